@@ -1,0 +1,33 @@
+# Sourced by every stage: the repository root as working directory, one virtual environment for all stages.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+ROOT=$PWD
+VENV=$ROOT/build/ci/venv
+CACHE=${KVROUTER_CI_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvrouter-ci}
+
+# The README's own commands, the N-th of the block after <!-- two commands -->.
+readme_command() {
+  awk '/<!-- two commands -->/ { seen = 1 } seen && /^\$ / { print substr($0, 3) } seen && /^```$/ { exit }' README.md |
+    sed -n "${1}p"
+}
+
+# Leaves the stage as skipped, with the reason that the summary shows.
+skip() {
+  echo "skip: $*"
+  exit 75
+}
+
+# Activates the environment that the README's commands install into; made fresh by the first stage.
+activate() {
+  [ -e "$VENV/bin/activate" ] || python3 -m venv "$VENV"
+  # shellcheck disable=SC1091
+  . "$VENV/bin/activate"
+}
+
+# Activates it with the development dependencies; installs them where a stage is run alone.
+activate_dev() {
+  activate
+  python -c 'import pytest, kvrouter' 2> /dev/null || python -m pip install --quiet '.[dev]'
+}
+
+step() { printf -- '--- %s\n' "$*"; }

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Real vLLM engines on the CPU behind the router and the store. The engines' environment (3.5 GB) is kept outside the
+# checkout, keyed by its pins; only tests need it.
+. "$(dirname "$0")/../lib.sh"
+activate_dev
+step "the engines' environment"
+KVROUTER_VLLM_PYTHON=$(tests/vllm/make_env.sh)
+export KVROUTER_VLLM_PYTHON
+step "tests/vllm"
+python -m pytest -m vllm tests/vllm --timeout 900 -o faulthandler_timeout=600 -v -s -rs

@@ -1,0 +1,55 @@
+# `make` lists the targets. Everything runs in the active virtual environment.
+.DEFAULT_GOAL := help
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline stubs vllm-env docker
+PYTHON ?= python
+FUZZ_SECONDS ?= 20
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+dev: ## install editable with every development dependency; C++ rebuilds itself on import
+	$(PYTHON) -m pip install scikit-build-core nanobind cmake ninja
+	$(PYTHON) -m pip install --no-build-isolation -Ceditable.rebuild=true -e '.[dev]'
+
+lint: ## style
+	ruff check .
+	ruff format --check .
+
+fmt: ## apply the style
+	ruff check --fix .
+	ruff format .
+
+types: ## mypy, strict
+	mypy
+
+test: ## unit, property, integration and fault tests; no engine, no container
+	$(PYTHON) -m pytest
+
+csrc-test: ## C++ tests under AddressSanitizer and UBSan
+	.ci/sanitize address,undefined build/asan
+
+csrc-tsan: ## C++ tests under ThreadSanitizer
+	.ci/sanitize thread build/tsan
+
+fuzz: ## fuzz the wire format for FUZZ_SECONDS per target
+	.ci/fuzz $(FUZZ_SECONDS)
+
+bench: ## the quick benchmarks; figures in build/
+	@mkdir -p build
+	$(PYTHON) -m benchmarks.chain_hash --quick --json build/chain_hash.json
+	$(PYTHON) -m benchmarks.store --quick --json build/store.json
+	$(PYTHON) -m benchmarks.wire --quick --json build/wire.json
+
+headline: ## cold and warm TTFT with real engines beside the seed's own proxy; ten minutes
+	$(PYTHON) -m benchmarks.headline --vllm-python "$$(tests/vllm/make_env.sh)" --json build/headline.json
+
+stubs: ## what the native modules offer, in build/stubs; tests/test_stubs.py holds the checked-in stubs to it
+	@mkdir -p build/stubs
+	$(PYTHON) -P -m nanobind.stubgen -q -m kvstore._core -o build/stubs/_core.pyi
+	$(PYTHON) -P -m nanobind.stubgen -q -m kvrouter._native -o build/stubs/_native.pyi
+
+vllm-env: ## the environment of the real engines that tests/vllm need; prints its python
+	@tests/vllm/make_env.sh
+
+docker: ## deploy/ for real: build, start, ask, stop (a private Docker engine where there is none)
+	.ci/stages/containers.sh

@@ -1,0 +1,249 @@
+"""What a request and a streamed event cost in router CPU, beside sglang-router in the same run.
+
+    python -m benchmarks.wire [--quick] [--json FILE]
+
+One core for the router under test, the other for load, mock engines and store. Samples of all
+routers are interleaved; figures are medians of CPU time over all threads (schedstat). Everything is
+on: policy, KV events, store and landing, metrics, one log line per request. Never a wall clock.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.wire_prompts import SHAPES, SIZES, Prompt, Shape, prompts
+from benchmarks.wire_stage import Answers, Router, Stage, set_stage
+
+PEER = "sglang-router"
+IDS, LEAST, TEXT = "ids, prefix", "text, least_tokens", "text, prefix"
+CONNECTIONS = 32
+WARM_UP_S = 0.7
+STREAMS = ((64, 50), (256, 20), (1000, 20))  # streams, events per second of each
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to look."""
+
+    rounds: int
+    request_s: float
+    stream_s: float
+
+
+QUICK = Effort(rounds=3, request_s=1.2, stream_s=2.5)
+FULL = Effort(rounds=7, request_s=3.0, stream_s=6.0)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Bodies and how they are sent; `unit` is what CPU is divided by."""
+
+    name: str
+    unit: str
+    bodies: Path
+    texts: tuple[str, ...]  # of the prompts; empty for token ids
+    connections: int
+    seconds: float
+    pace_per_s: int = 0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One router under one workload: medians over the rounds."""
+
+    router: str
+    workload: str
+    unit: str
+    router_us: float
+    store_us: float
+    tokenising_us: float  # spent in engines, beside router_us; measured with the router's tokenizer
+    per_s: float
+    latency_p50_us: float
+    samples: int
+
+
+# How often a text prompt is tokenised in engines: once per leg that is sent text.
+ENGINE_TOKENISINGS = {IDS: 0, LEAST: 1, TEXT: 0, PEER: 2}
+
+
+def _write(folder: Path, name: str, asked: Iterable[Prompt]) -> Path:
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(prompt.body + "\n" for prompt in asked))
+    return path
+
+
+def _request_workloads(folder: Path, effort: Effort, shape: Shape) -> list[Workload]:
+    made = []
+    for name, size in SIZES.items():
+        asked = prompts(shape, size)
+        path = _write(folder, f"{shape}-{size}", asked)
+        texts = tuple(prompt.text for prompt in asked if prompt.text)
+        made.append(Workload(name, "request", path, texts, CONNECTIONS, effort.request_s))
+    return made
+
+
+def _stream_workloads(folder: Path, effort: Effort, shape: Shape) -> list[Workload]:
+    made = []
+    for streams, pace in STREAMS:
+        count = int(pace * effort.stream_s)
+        asked = prompts(shape, SIZES["short"], max_tokens=count, stream=True)
+        path = _write(folder, f"{shape}-{streams}-streams", asked)
+        name = f"{streams} streams x {pace}/s"
+        made.append(Workload(name, "event", path, (), streams, 20 + effort.stream_s, pace))
+    return made
+
+
+def _plan(stage: Stage, folder: Path, effort: Effort) -> list[tuple[Router, str, Workload]]:
+    """Every sample of one round, in the order of one round: routers take turns per workload."""
+    requests = [_request_workloads(folder, effort, shape) for shape in SHAPES]
+    streams = [_stream_workloads(folder, effort, shape) for shape in SHAPES]
+    prefix, least, peer = stage.prefix, stage.least_tokens, stage.peer
+    plan: list[tuple[Router, str, Workload]] = []
+    for with_ids, with_text in zip(*requests, strict=True):
+        plan.append((prefix, IDS, with_ids))
+        plan.append((least, LEAST, with_text))
+        plan.append((prefix, TEXT, with_text))
+        if peer:
+            plan.append((peer, PEER, with_text))
+    for with_ids, with_text in zip(*streams, strict=True):
+        plan.append((prefix, IDS, with_ids))
+        plan.append((least, LEAST, with_text))
+        if peer:
+            plan.append((peer, PEER, with_text))
+    return plan
+
+
+def _measure(stage: Stage, effort: Effort, folder: Path) -> list[Cell]:
+    plan = _plan(stage, folder, effort)
+    seen: dict[tuple[str, Workload], list[Answers]] = defaultdict(list)
+    for router, _, workload in plan:
+        if workload.unit == "request":
+            stage.load(router, workload.bodies, workload.connections, WARM_UP_S)
+    for _ in range(effort.rounds):
+        for router, name, workload in plan:
+            try:
+                answers = stage.load(
+                    router,
+                    workload.bodies,
+                    workload.connections,
+                    workload.seconds,
+                    workload.pace_per_s,
+                )
+            except RuntimeError as error:  # one sample, not the run: the others still tell
+                stage.notes.append(f"a sample was lost: {str(error).splitlines()[0]}")
+                continue
+            seen[name, workload].append(answers)
+    return [
+        _cell(
+            router, workload, samples, ENGINE_TOKENISINGS[router] * _tokenising_us(stage, workload)
+        )
+        for (router, workload), samples in seen.items()
+    ]
+
+
+def _tokenising_us(stage: Stage, workload: Workload) -> float:
+    if stage.tokenizer is None or not workload.texts:
+        return 0.0
+    return statistics.median(stage.tokenizer.cost_us(workload.texts) for _ in range(5))
+
+
+def _cell(router: str, workload: Workload, samples: list[Answers], tokenising_us: float) -> Cell:
+    unit = workload.unit
+
+    def median(values: Iterable[float]) -> float:
+        return round(statistics.median(values), 2)
+
+    def units(answers: Answers) -> int:
+        return answers.events if unit == "event" else answers.answered
+
+    return Cell(
+        router,
+        workload.name,
+        unit,
+        tokenising_us=round(tokenising_us, 2),
+        router_us=median(a.router_s / units(a) * 1e6 for a in samples),
+        store_us=median(a.store_s / units(a) * 1e6 for a in samples),
+        per_s=median(units(a) / a.seconds for a in samples),
+        latency_p50_us=median(
+            a.first_event_p50_us if unit == "event" else a.latency_p50_us for a in samples
+        ),
+        samples=len(samples),
+    )
+
+
+def bars(cells: list[Cell]) -> dict[str, bool]:
+    """Ours at most 1.0x the peer's CPU, cell by cell; false where the peer is missing."""
+    prices = {(cell.router, cell.workload): cell.router_us for cell in cells}
+    return {
+        f"{ours}: {workload}": prices.get((ours, workload), float("inf"))
+        <= prices.get((PEER, workload), -1.0)
+        for workload in dict.fromkeys(cell.workload for cell in cells)
+        for ours in (IDS, LEAST)
+    }
+
+
+def _print(cells: list[Cell]) -> None:
+    peer = {cell.workload: cell.router_us for cell in cells if cell.router == PEER}
+    print(
+        f"{'CPU us per unit':<22}{'':<20}{'router':>9}{'ratio':>7}{'store':>8}{'tokenising':>12}"
+        f"{'per s':>9}"
+    )
+    for cell in sorted(cells, key=lambda cell: (cell.unit != "request", cell.workload)):
+        theirs = peer.get(cell.workload)
+        ratio = f"{cell.router_us / theirs:.2f}" if theirs else "-"
+        print(
+            f"{cell.workload:<22}{cell.router:<20}{cell.router_us:>9.1f}{ratio:>7}"
+            f"{cell.store_us:>8.1f}{cell.tokenising_us:>12.1f}{cell.per_s:>9.0f}"
+        )
+
+
+def run(effort: Effort) -> dict[str, Any]:
+    """Set the stage, measure, clear the stage; returns the report."""
+    with ExitStack() as cleanup:
+        folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="wire-")))
+        stage = cleanup.enter_context(set_stage(folder))
+        cells = _measure(stage, effort, folder)
+        notes = stage.notes
+    _print(cells)
+    held = bars(cells)
+    report: dict[str, Any] = {
+        "machine": {"python": platform.python_version(), "system": platform.platform()},
+        "effort": asdict(effort),
+        "notes": notes,
+        "cells": [asdict(cell) for cell in cells],
+        "bars": held,
+    }
+    for note in notes:
+        print(f"note: {note}")
+    for name, holds in held.items():
+        print(f"{'holds ' if holds else 'MISSED'}  {name} <= 1.0x {PEER}")
+    return report
+
+
+def main() -> int:
+    """Exit status: 0 when the figures were taken, whatever they say; 2 when they could not be."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.wire", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="under five minutes")
+    parser.add_argument("--json", type=Path, help="write every figure and the bars there")
+    arguments = parser.parse_args()
+    try:
+        report = run(QUICK if arguments.quick else FULL)
+    except RuntimeError as error:
+        print(f"wire: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""The stage of the wire benchmark: processes on their cores, and the CPU seconds that they use.
+
+The router under test has one core, everything else the other. Nothing here knows what is measured.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NATIVE = Path(__file__).resolve().parent / "native"
+START_DEADLINE_S = 40.0
+STOP_DEADLINE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Which core the router has, and which the load, the engines and the store share."""
+
+    router: int
+    rest: int
+
+    @classmethod
+    def pick(cls) -> "Cores":
+        """The last core for the router. On a single core both share it, and figures mean little."""
+        usable = sorted(os.sched_getaffinity(0))
+        return cls(router=usable[-1], rest=usable[0])
+
+
+@contextmanager
+def on_core(core: int) -> Iterator[None]:
+    """What is started inside inherits the core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def compile_native(name: str, folder: Path) -> Path:
+    """Compile benchmarks/native/NAME.c; returns the program. Needs a C compiler."""
+    program = folder / name
+    compiler = os.environ.get("CC", "cc")
+    source = str(NATIVE / f"{name}.c")
+    try:
+        subprocess.run([compiler, "-O2", "-o", str(program), source], check=True)
+    except FileNotFoundError as error:
+        raise RuntimeError(f"no C compiler ({compiler}): install one or set CC") from error
+    return program
+
+
+def _threads(pid: int) -> Iterator[Path]:
+    """Threads of a process and of its descendants."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        for task in tasks:
+            yield task
+            for child in (task / "children").read_text().split():
+                yield from _threads(int(child))
+    except (FileNotFoundError, ProcessLookupError):
+        return
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds that the live threads of a process and its descendants have used so far."""
+    total = 0
+    for task in _threads(pid):
+        try:
+            total += int((task / "schedstat").read_text().split()[0])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return total / 1e9
+
+
+class Process:
+    """A process on a core, its output in a file; a context manager that ends it."""
+
+    def __init__(self, name: str, command: list[str], core: int, folder: Path) -> None:
+        self.name = name
+        self._log = folder / f"{name}.log"
+        with on_core(core), self._log.open("wb") as log:
+            self.popen = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.popen.pid
+
+    def __enter__(self) -> "Process":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.popen.terminate()
+        try:
+            self.popen.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.pid, signal.SIGKILL)
+            self.popen.wait()
+
+    def output(self) -> str:
+        """What it has written so far."""
+        return self._log.read_text(errors="replace")
+
+    def await_output(self, mark: str) -> str:
+        """Wait until its output has the mark; returns the output."""
+        self.await_true(lambda: mark in self.output())
+        return self.output()
+
+    def await_answer(self, url: str) -> None:
+        """Wait until it answers 200 there."""
+        self.await_true(lambda: answers(url))
+
+    def await_true(self, seen: Callable[[], bool]) -> None:
+        """Wait until `seen`. Raises RuntimeError when the process or the deadline ends first."""
+        deadline = time.monotonic() + START_DEADLINE_S
+        while time.monotonic() < deadline and self.popen.poll() is None:
+            if seen():
+                return
+            time.sleep(0.05)
+        raise RuntimeError(f"{self.name} did not start: {self.output()[-2000:]}")
+
+
+def answers(url: str) -> bool:
+    """Whether a GET is answered 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def ask(url: str, body: str) -> dict[str, Any]:
+    """POST a JSON body; returns the JSON answer. Raises OSError where the status is an error."""
+    request = urllib.request.Request(
+        url, data=body.encode(), headers={"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        document: dict[str, Any] = json.load(answer)
+        return document
+
+
+def kvrouter(*arguments: str) -> list[str]:
+    """The command line of this installation's kvrouter."""
+    program = Path(sys.executable).with_name("kvrouter")
+    return [str(program), *arguments]

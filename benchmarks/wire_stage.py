@@ -1,0 +1,292 @@
+"""Who plays in the wire benchmark: mock engines, the store with their KV, our router, the peer.
+
+Ours and the peer see the same engines and the same load; the peer gets the text of the same size
+where it refuses token ids.
+"""
+
+import json
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import peers
+from benchmarks.wire_prompts import (
+    BLOCK_BYTES,
+    BLOCK_TOKENS,
+    MARK,
+    SHAPES,
+    SIZES,
+    KvEvents,
+    Shape,
+    fill_store,
+    manifest,
+    prompts,
+)
+from benchmarks.wire_rig import (
+    Cores,
+    Process,
+    ask,
+    compile_native,
+    cpu_s,
+    free_port,
+    kvrouter,
+    on_core,
+)
+from benchmarks.wire_saver import Saver
+from benchmarks.wire_text import TextTokenizer
+
+PREFILL, DECODE = 2, 2  # engines
+STORE_MEMORY = "512MiB"
+TRICKLE_S = 0.05
+IDLE_DEADLINE_S, IDLE_LOOK_S, IDLE_SHARE = 8.0, 0.1, 0.2
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What every player is started with."""
+
+    stack: ExitStack  # ends it
+    folder: Path  # its output
+    cores: Cores
+
+
+@dataclass(frozen=True)
+class Router:
+    """A router under test."""
+
+    process: Process
+    port: int
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One sample: what the load generator counted, and the CPU seconds spent meanwhile."""
+
+    seconds: float
+    answered: int
+    events: int
+    latency_p50_us: float
+    first_event_p50_us: float
+    router_s: float
+    store_s: float
+
+
+@dataclass
+class Stage:
+    """Everything that runs, and how to load it."""
+
+    engines: list[str]  # HOST:PORT
+    store: Process
+    load_program: Path
+    tokenizer: TextTokenizer | None
+    prefix: Router
+    least_tokens: Router
+    peer: Router | None
+    notes: list[str]
+    sent: int = 0  # requests so far: numbers are never used twice
+
+    def load(
+        self, router: Router, bodies: Path, connections: int, seconds: float, pace_per_s: int = 0
+    ) -> Answers:
+        """One sample: closed loop, or (with a pace) one paced stream per connection.
+
+        Raises:
+            RuntimeError: A request failed; figures of failing requests mean nothing.
+        """
+        command = [str(self.load_program), "-p", str(router.port), "-c", str(connections)]
+        command += [
+            "-t",
+            str(seconds),
+            "-s",
+            str(self.sent),
+            *(["-1"] if pace_per_s else []),
+            str(bodies),
+        ]
+        if pace_per_s:
+            self._set_pace(pace_per_s)
+        _await_idle(router)
+        before = cpu_s(router.process.pid), cpu_s(self.store.pid)
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        after = cpu_s(router.process.pid), cpu_s(self.store.pid)
+        counted = json.loads(done.stdout)
+        self.sent += counted["answered"] + counted["failed"] + connections
+        if counted["failed"] or not counted["answered"]:
+            log = router.process.output()[-1500:]
+            raise RuntimeError(
+                f"{router.process.name} failed under {bodies.name}: {counted}\n{log}"
+            )
+        return Answers(
+            seconds=counted["seconds"],
+            answered=counted["answered"],
+            events=counted["events"],
+            latency_p50_us=counted["latency_p50_us"],
+            first_event_p50_us=counted["first_event_p50_us"],
+            router_s=after[0] - before[0],
+            store_s=after[1] - before[1],
+        )
+
+    def _set_pace(self, pace_per_s: int) -> None:
+        url = f"http://{self.engines[0]}/gap/{1_000_000 // pace_per_s}"
+        with urllib.request.urlopen(url, timeout=5):
+            pass
+
+
+def _await_idle(router: Router) -> None:
+    """Wait until the router has done with what an earlier sample left behind."""
+    deadline = time.monotonic() + IDLE_DEADLINE_S
+    while time.monotonic() < deadline:
+        before = cpu_s(router.process.pid)
+        time.sleep(IDLE_LOOK_S)
+        if cpu_s(router.process.pid) - before < IDLE_SHARE * IDLE_LOOK_S:
+            return
+
+
+@contextmanager
+def set_stage(folder: Path) -> Iterator[Stage]:
+    """Start all of it, with the KV of every prompt in the store; end all of it."""
+    with ExitStack() as stack:
+        scene = Scene(stack, folder, Cores.pick())
+        stack.enter_context(on_core(scene.cores.rest))
+        load = compile_native("load", folder)
+        saver = stack.enter_context(Saver())
+        engines = stack.enter_context(_engines(scene, saver.port))
+        store, store_url = _store(scene)
+        notes: list[str] = []
+        tokenizer = _tokenizer(folder, notes)
+        sizes = SIZES.values()
+        asked = [p for size in sizes for shape in SHAPES for p in prompts(shape, size)]
+        chains = [prompt.tokens for prompt in asked if prompt.tokens]
+        fill_store(store_url, chains)
+        saver.start(store_url, asked)
+        local = ["--tokenizer", str(tokenizer.path)] if tokenizer else []
+        prefix, events_url = _ours(scene, engines, store_url, ["--policy", "prefix", *local])
+        least_tokens, _ = _ours(scene, engines, store_url, ["--policy", "least_tokens"])
+        stack.enter_context(_kv_events(events_url, engines, chains))
+        try:
+            peer = _peer(scene, engines)
+        except RuntimeError as error:
+            peer = None
+            notes.append(f"sglang-router is missing, so that its bars are false: {error}")
+        stage = Stage(engines, store, load, tokenizer, prefix, least_tokens, peer, notes)
+        _check(stage)
+        yield stage
+
+
+def _tokenizer(folder: Path, notes: list[str]) -> TextTokenizer | None:
+    try:
+        return TextTokenizer(folder)
+    except ImportError:
+        notes.append("no tokenizers package: the mock engines tokenise, at a price of nothing")
+        return None
+
+
+@contextmanager
+def _engines(scene: Scene, saver_port: int) -> Iterator[list[str]]:
+    program = compile_native("mock", scene.folder)
+    mock = manifest()
+    command = [str(program), "-k", mock.digest.hex(), "-r", mock.spec.root]
+    command += ["-t", str(BLOCK_TOKENS), "-n", str(saver_port), str(PREFILL), str(DECODE)]
+    with Process("mock", command, scene.cores.rest, scene.folder) as process:
+        ports = process.await_output("\n").split()
+        yield [f"127.0.0.1:{port}" for port in ports]
+
+
+def _store(scene: Scene) -> tuple[Process, str]:
+    port, http_port = free_port(), free_port()
+    command = kvrouter("store", "--port", str(port), "--http-port", str(http_port))
+    command += [
+        "--memory",
+        STORE_MEMORY,
+        "--granule",
+        str(BLOCK_BYTES),
+        "--unix-socket",
+        str(scene.folder / "store.sock"),
+    ]
+    store = scene.stack.enter_context(Process("store", command, scene.cores.rest, scene.folder))
+    store.await_answer(f"http://127.0.0.1:{http_port}/healthz")
+    return store, f"kv://127.0.0.1:{port}"
+
+
+def _ours(scene: Scene, engines: list[str], store: str, options: list[str]) -> tuple[Router, str]:
+    port, events = free_port(), f"tcp://127.0.0.1:{free_port()}"
+    command = kvrouter("serve", "--port", str(port), "--store", store, *options)
+    command += ["--prefill", *engines[:PREFILL], "--decode", *engines[PREFILL:]]
+    command += ["--kv-events-bind", events]
+    process = scene.stack.enter_context(
+        Process(options[1], command, scene.cores.router, scene.folder)
+    )
+    process.await_answer(f"http://127.0.0.1:{port}/health")
+    return Router(process, port), events
+
+
+def _peer(scene: Scene, engines: list[str]) -> Router:
+    python = peers.install(peers.SGLANG_ROUTER)
+    port, metrics_port = free_port(), free_port()
+    command = [str(python), "-m", peers.SGLANG_ROUTER.module, "--pd-disaggregation"]
+    for engine in engines[:PREFILL]:
+        command += ["--prefill", f"http://{engine}"]
+    for engine in engines[PREFILL:]:
+        command += ["--decode", f"http://{engine}"]
+    command += ["--policy", "cache_aware", "--worker-startup-check-interval", "1"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
+    process = scene.stack.enter_context(
+        Process("sglang-router", command, scene.cores.router, scene.folder)
+    )
+    router = Router(process, port)
+    body = prompts("text", SIZES["short"])[0].body
+    process.await_true(lambda: _asked(router, body))
+    return router
+
+
+@contextmanager
+def _kv_events(url: str, engines: list[str], chains: list[list[int]]) -> Iterator[None]:
+    """All prompts announced once, then new blocks all the time, as from engines at work."""
+    events = KvEvents(url, engines)
+    stop = threading.Event()
+
+    def publish() -> None:
+        stop.wait(0.5)  # a subscriber joins late; what is lost before is lost in life as well
+        events.announce(chains)
+        while not stop.wait(TRICKLE_S):
+            events.trickle()
+
+    thread = threading.Thread(target=publish, name="kv-events")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        events.close()
+
+
+def _asked(router: Router, body: str) -> bool:
+    try:
+        ask(f"http://127.0.0.1:{router.port}/v1/completions", body.replace(MARK, "9" * len(MARK)))
+    except OSError:
+        return False
+    return True
+
+
+def _check(stage: Stage) -> None:
+    """One request of each shape through each router, before anything is measured."""
+    shapes: list[tuple[Router, Shape]] = [
+        (stage.prefix, "ids"),
+        (stage.prefix, "text"),
+        (stage.least_tokens, "text"),
+    ]
+    for router, shape in shapes:
+        if not _asked(router, prompts(shape, SIZES["8 KiB"])[0].body):
+            log = router.process.output()[-2000:]
+            raise RuntimeError(f"{router.process.name} refuses a {shape} prompt: {log}")
+    peer = stage.peer
+    if peer and _asked(peer, prompts("ids", SIZES["short"])[0].body):
+        stage.notes.append("sglang-router took token ids here; its cells are of text all the same")
+    elif peer:
+        stage.notes.append("sglang-router refuses token ids: its cells are text of the same size")

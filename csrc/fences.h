@@ -1,0 +1,49 @@
+// Slots that nobody may have yet: a peer that is gone could still be writing them.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "file.h"
+#include "slab.h"
+
+namespace kv {
+
+// A fence is the read end of a pipe whose write end the peer closes after it has unmapped the pool
+// (wire.h, SHARED MEMORY). Whoever owns this polls the descriptors for a hang-up.
+class Fences {
+ public:
+  explicit Fences(Slab& slab) : slab_(slab) {}
+
+  // Keeps the slots out of use until lift(the id returned).
+  uint64_t raise(File fence, std::vector<Slot> slots) {
+    slots_ += slots.size();
+    fences_.emplace(++last_id_, Fence{std::move(fence), std::move(slots)});
+    return last_id_;
+  }
+  int descriptor(uint64_t id) const {
+    const auto found = fences_.find(id);
+    return found == fences_.end() ? -1 : found->second.file.get();
+  }
+  void lift(uint64_t id) {
+    const auto found = fences_.find(id);
+    if (found == fences_.end()) return;
+    for (const Slot& slot : found->second.slots) slab_.release(slot);
+    slots_ -= found->second.slots.size();
+    fences_.erase(found);
+  }
+  uint64_t slots() const { return slots_; }
+
+ private:
+  struct Fence {
+    File file;
+    std::vector<Slot> slots;
+  };
+  Slab& slab_;
+  uint64_t last_id_ = 0;
+  uint64_t slots_ = 0;
+  std::unordered_map<uint64_t, Fence> fences_;
+};
+
+}  // namespace kv

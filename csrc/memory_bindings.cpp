@@ -1,0 +1,244 @@
+// Bindings of pool mappings and of copies between pools, sockets and the caller's memory.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <cerrno>
+#include <cmath>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "bindings.h"
+#include "pool_mapping.h"
+#include "segments.h"
+#include "socket_io.h"
+
+namespace kv::python {
+namespace {
+
+using Indices = std::vector<size_t>;
+using Offsets = std::vector<uint64_t>;
+using Crcs = std::vector<uint32_t>;
+
+[[noreturn]] void throw_errno(int error) {
+  errno = error;
+  PyErr_SetFromErrno(PyExc_OSError);
+  throw nb::python_error();
+}
+
+// Segments, and the buffer they lie in if they were made over one.
+struct OwnedSegments {
+  Segments segments;
+  std::shared_ptr<Buffer> owner;  // dropped with the GIL held, as Python objects are
+};
+
+void finish(Segments& segments) {
+  const size_t count = segments.bases.size();
+  if (count == 0 || segments.strides.size() != count || segments.sizes.size() != count)
+    throw nb::value_error("bases, strides and sizes must have one and the same length, at least 1");
+  for (const size_t size : segments.sizes) {
+    if (size > SIZE_MAX / 2 - segments.block_bytes) throw nb::value_error("sizes are too large");
+    segments.block_bytes += size;
+  }
+  if (segments.block_bytes == 0) throw nb::value_error("a block has no bytes");
+}
+
+void init_segments(OwnedSegments* self, std::vector<uintptr_t> bases, std::vector<int64_t> strides,
+                   std::vector<size_t> sizes, std::optional<size_t> blocks, bool writable) {
+  Segments segments{std::move(bases), std::move(strides), std::move(sizes), blocks, writable, 0};
+  finish(segments);
+  new (self) OwnedSegments{std::move(segments), nullptr};
+}
+
+OwnedSegments segments_over(nb::handle object, size_t block_bytes, bool writable) {
+  auto buffer = std::make_shared<Buffer>(object, writable);
+  if (block_bytes == 0) throw nb::value_error("a block has no bytes");
+  Segments segments{{reinterpret_cast<uintptr_t>(buffer->data())},
+                    {static_cast<int64_t>(block_bytes)},
+                    {block_bytes},
+                    buffer->size() / block_bytes,
+                    writable,
+                    0};
+  finish(segments);
+  return {std::move(segments), std::move(buffer)};
+}
+
+// A mapping that can be given up. Whoever copies or slices takes a share of it first.
+class PoolView {
+ public:
+  PoolView(int fd, size_t size, bool writable, std::optional<int> fence_fd, bool prefault)
+      : size_(size), writable_(writable) {
+    int error = 0;
+    {
+      const ReleaseGil released(prefault);
+      mapping_ = PoolMapping::map(fd, size, writable, fence_fd.value_or(-1), prefault, error);
+    }
+    if (!mapping_) throw_errno(error);
+  }
+  void close() { mapping_.reset(); }
+  bool closed() const { return mapping_ == nullptr; }
+  size_t size() const { return size_; }
+  bool writable() const { return writable_; }
+  std::shared_ptr<PoolMapping> share() const {
+    if (!mapping_) throw nb::value_error("the pool view is closed");
+    return mapping_;
+  }
+
+ private:
+  std::shared_ptr<PoolMapping> mapping_;
+  size_t size_;
+  bool writable_;
+};
+
+struct PoolSlice {
+  std::shared_ptr<PoolMapping> mapping;
+  uint64_t offset;
+  size_t size;
+};
+
+PoolSlice slice(const PoolView& view, uint64_t offset, size_t size) {
+  auto mapping = view.share();
+  if (!mapping->holds(offset, size)) throw nb::index_error("a slice outside the pool");
+  return {std::move(mapping), offset, size};
+}
+
+int slice_buffer(PyObject* self, Py_buffer* view, int flags) {
+  const auto* slice = nb::inst_ptr<PoolSlice>(self);
+  return PyBuffer_FillInfo(view, self, slice->mapping->data() + slice->offset,
+                           static_cast<Py_ssize_t>(slice->size),
+                           /*readonly=*/1, flags);
+}
+
+PyType_Slot kSliceSlots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(slice_buffer)},
+                             {0, nullptr}};
+
+void check_indices(const Segments& segments, const Indices& indices) {
+  if (!segments.blocks) return;
+  for (const size_t index : indices)
+    if (index >= *segments.blocks) throw nb::index_error("a block index outside the segments");
+}
+
+void check_slots(const PoolMapping& mapping, const Segments& segments, const Indices& indices,
+                 const Offsets& offsets) {
+  check_indices(segments, indices);
+  if (offsets.size() != indices.size()) throw nb::value_error("one offset per index is needed");
+  for (const uint64_t offset : offsets)
+    if (!mapping.holds(offset, segments.block_bytes))
+      throw nb::index_error("a slot outside the pool");
+}
+
+void check_crcs(const std::optional<Crcs>& crcs, const Indices& indices) {
+  if (crcs && crcs->size() != indices.size())
+    throw nb::value_error("one CRC32C per index is needed");
+}
+
+void check_destination(const Segments& segments) {
+  if (!segments.writable) throw nb::value_error("the segments are not writable");
+}
+
+std::vector<bool> verdicts(const std::optional<Crcs>& wanted, const Crcs& found, size_t count) {
+  std::vector<bool> same(count, true);
+  if (wanted)
+    for (size_t i = 0; i < count; ++i) same[i] = (*wanted)[i] == found[i];
+  return same;
+}
+
+Crcs gather_into(const PoolView& view, const OwnedSegments& from, const Indices& indices,
+                 const Offsets& offsets) {
+  auto mapping = view.share();
+  if (!mapping->writable()) throw nb::value_error("the pool view is read-only");
+  check_slots(*mapping, from.segments, indices, offsets);
+  Crcs crcs;
+  const ReleaseGil released(true);
+  gather(mapping->data(), from.segments, indices, offsets, crcs);
+  mapping.reset();
+  return crcs;
+}
+
+std::vector<bool> scatter_from(const PoolView& view, const OwnedSegments& to,
+                               const Indices& indices, const Offsets& offsets,
+                               const std::optional<Crcs>& crcs) {
+  auto mapping = view.share();
+  check_destination(to.segments);
+  check_slots(*mapping, to.segments, indices, offsets);
+  check_crcs(crcs, indices);
+  Crcs found;
+  const ReleaseGil released(true);
+  scatter(mapping->data(), to.segments, indices, offsets, crcs.has_value(), found);
+  mapping.reset();
+  return verdicts(crcs, found, indices.size());
+}
+
+void check_io(IoResult result, int error) {
+  if (result == IoResult::kDone) return;
+  if (result == IoResult::kFailed) throw_errno(error);
+  const bool timeout = result == IoResult::kTimeout;
+  PyErr_SetString(timeout ? PyExc_TimeoutError : PyExc_ConnectionError,
+                  timeout ? "the store did not take or send the payload in time"
+                          : "the store closed the connection");
+  throw nb::python_error();
+}
+
+std::vector<bool> recv_into(int fd, const OwnedSegments& to, const Indices& indices,
+                            const std::optional<Crcs>& crcs, double deadline_s) {
+  check_destination(to.segments);
+  check_indices(to.segments, indices);
+  check_crcs(crcs, indices);
+  Crcs found;
+  IoResult result;
+  int error;
+  {
+    const ReleaseGil released(true);
+    result = recv_blocks(fd, to.segments, indices, deadline_s, crcs.has_value(), found);
+    error = errno;
+  }
+  check_io(result, error);
+  return verdicts(crcs, found, indices.size());
+}
+
+Crcs send_from(int fd, const OwnedSegments& from, const Indices& indices, double deadline_s,
+               const nb::bytes& prefix) {
+  check_indices(from.segments, indices);
+  Crcs crcs;
+  IoResult result;
+  int error;
+  {
+    const std::string_view head(prefix.c_str(), prefix.size());
+    const ReleaseGil released(true);
+    result = send_blocks(fd, head, from.segments, indices, deadline_s, crcs);
+    error = errno;
+  }
+  check_io(result, error);
+  return crcs;
+}
+
+}  // namespace
+
+void bind_memory(nb::module_& m) {
+  using namespace nb::literals;
+  nb::class_<OwnedSegments>(m, "Segments")
+      .def("__init__", init_segments, "bases"_a, "strides"_a, "sizes"_a, nb::kw_only(),
+           "blocks"_a = nb::none(), "writable"_a = true)
+      .def_static("over", segments_over, "buffer"_a, "block_bytes"_a, nb::kw_only(),
+                  "writable"_a = false)
+      .def_prop_ro("block_bytes", [](const OwnedSegments& s) { return s.segments.block_bytes; })
+      .def_prop_ro("blocks", [](const OwnedSegments& s) { return s.segments.blocks; })
+      .def_prop_ro("writable", [](const OwnedSegments& s) { return s.segments.writable; });
+  nb::class_<PoolView>(m, "PoolView")
+      .def(nb::init<int, size_t, bool, std::optional<int>, bool>(), "fd"_a, "size"_a, "writable"_a,
+           "fence_fd"_a = nb::none(), nb::kw_only(), "prefault"_a = false)
+      .def("close", &PoolView::close)
+      .def("slice", slice, "offset"_a, "size"_a)
+      .def_prop_ro("closed", &PoolView::closed)
+      .def_prop_ro("size", &PoolView::size)
+      .def_prop_ro("writable", &PoolView::writable);
+  nb::class_<PoolSlice>(m, "PoolSlice", nb::type_slots(kSliceSlots))
+      .def("__len__", [](const PoolSlice& s) { return s.size; });
+  m.def("gather", gather_into, "pool"_a, "segments"_a, "indices"_a, "offsets"_a);
+  m.def("scatter", scatter_from, "pool"_a, "segments"_a, "indices"_a, "offsets"_a, "crcs"_a.none());
+  m.def("recv_into", recv_into, "fd"_a, "segments"_a, "indices"_a, "crcs"_a.none(), "deadline_s"_a);
+  m.def("send_from", send_from, "fd"_a, "segments"_a, "indices"_a, "deadline_s"_a, nb::kw_only(),
+        "prefix"_a = nb::bytes("", 0));
+}
+
+}  // namespace kv::python

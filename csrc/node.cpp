@@ -1,0 +1,158 @@
+#include "node.h"
+
+#include <algorithm>
+
+namespace kv {
+
+using wire::Op;
+using wire::Status;
+
+Node::Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable_fd,
+           int writable_fd)
+    : options_(std::move(options)),
+      pool_(pool),
+      readable_fd_(readable_fd),
+      writable_fd_(writable_fd),
+      slab_(pool_bytes, options_.granule_bytes),
+      table_(slab_, std::make_unique<PrefixLru>()),
+      waits_(table_),
+      leases_(table_),
+      fences_(slab_) {}
+
+Session& Node::add_session(File socket, bool local) {
+  ++counters_.connections;
+  const uint64_t id = ++last_session_;
+  return *sessions_.emplace(id, std::make_unique<Session>(id, std::move(socket), local, now_))
+              .first->second;
+}
+
+Session* Node::find_session(uint64_t id) {
+  const auto found = sessions_.find(id);
+  return found == sessions_.end() ? nullptr : found->second.get();
+}
+
+std::optional<uint64_t> Node::end_session(uint64_t id) {
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end()) return std::nullopt;
+  // Out of sight first: nothing below may find it.
+  const std::unique_ptr<Session> session = std::move(found->second);
+  sessions_.erase(found);
+  waits_.drop_session(id);
+  leases_.drop_session(id);
+  session->put.reset();
+  std::vector<Slot> slots;
+  for (const PartKey& key : session->reservations)
+    if (const auto slot = table_.take_back(key.block, key.part_id, id, std::nullopt))
+      slots.push_back(*slot);
+  if (slots.empty()) return std::nullopt;
+  counters_.fenced += slots.size();
+  return fences_.raise(std::move(session->fence), std::move(slots));
+}
+
+template <class Body>
+bool Node::with(Session& session, const Header& header, const uint8_t* body,
+                bool (Node::*act)(Session&, const Header&, const Body&)) {
+  const std::optional<Body> request = wire::decode_body<Body>(body, header.body_bytes);
+  return request ? (this->*act)(session, header, *request)
+                 : refuse(session, header, "the body does not parse");
+}
+
+bool Node::dispatch(Session& session, const Header& header, const uint8_t* body) {
+  switch (header.op) {
+    case Op::kHello: return with(session, header, body, &Node::hello);
+    case Op::kRegister: return with(session, header, body, &Node::register_);
+    case Op::kManifests: return with(session, header, body, &Node::manifests);
+    case Op::kMatch: return with(session, header, body, &Node::match);
+    case Op::kReserve: return with(session, header, body, &Node::reserve);
+    case Op::kCommit: return with(session, header, body, &Node::commit);
+    case Op::kAbort: return with(session, header, body, &Node::abort);
+    case Op::kPut: return with(session, header, body, &Node::put);
+    case Op::kAcquire: return with(session, header, body, &Node::acquire);
+    case Op::kRelease: return with(session, header, body, &Node::release);
+    case Op::kGet: return with(session, header, body, &Node::get);
+    case Op::kWait: return with(session, header, body, &Node::wait);
+    case Op::kCancel: return with(session, header, body, &Node::cancel);
+    case Op::kDelete: return with(session, header, body, &Node::delete_);
+    case Op::kPurge: return with(session, header, body, &Node::purge_);
+    case Op::kStats: return with(session, header, body, &Node::stats_);
+  }
+  return refuse(session, header, "unknown op");
+}
+
+bool Node::handle(Session& session, const Header& header, const uint8_t* body) {
+  if (!session.greeted && header.op != Op::kHello)
+    return refuse(session, header, "the first request must be HELLO");
+  return dispatch(session, header, body);
+}
+
+void Node::queue(Session& session, Outgoing out) {
+  session.send(std::move(out), now_);
+  if (std::exchange(session.dirty, true)) return;
+  dirty_.push_back(session.id);
+}
+
+bool Node::fail(Session& session, const Header& header, Status status, std::string_view why) {
+  reply(session, header, wire::ErrorReply{why}, status);
+  return true;
+}
+
+bool Node::refuse(Session& session, const Header& header, std::string_view why) {
+  refuse_frame(session, header, Status::kBadRequest, why);
+  return false;
+}
+
+void Node::refuse_frame(Session& session, const Header& header, Status status,
+                        std::string_view why) {
+  ++counters_.bad_frames;
+  reply(session, header, wire::ErrorReply{why}, status);
+}
+
+const Manifest* Node::manifest_or_fail(Session& session, const Header& header, uint32_t id) {
+  const Manifest* manifest = registry_.find(id);
+  if (manifest == nullptr)
+    fail(session, header, Status::kUnknownManifest, "no such manifest is registered here");
+  return manifest;
+}
+
+uint64_t Node::purge() {
+  const uint64_t removed = table_.purge();
+  counters_.deleted += removed;
+  return removed;
+}
+
+std::vector<std::pair<const char*, uint64_t>> Node::stats() const {
+  const TableCounts& table = table_.counts();
+  const Counters& c = counters_;
+  return {{"pool_bytes", slab_.pool_bytes()},
+          {"free_bytes", slab_.free_bytes()},
+          {"used_bytes", slab_.pool_bytes() - slab_.free_bytes()},
+          {"blocks", table_.blocks()},
+          {"reserved_blocks", table.reserved_blocks},
+          {"fenced_blocks", fences_.slots()},
+          {"pinned_blocks", table.pinned_blocks},
+          {"leases", leases_.size()},
+          {"leased_blocks", leases_.blocks()},
+          {"waits", waits_.size()},
+          {"connections", sessions_.size()},
+          {"manifests", registry_.manifests().size()},
+          {"connections_total", c.connections},
+          {"hits_total", c.hits},
+          {"misses_total", c.misses},
+          {"puts_total", c.puts},
+          {"commits_total", c.commits},
+          {"aborts_total", c.aborts},
+          {"evictions_total", table.evictions},
+          {"deleted_total", c.deleted},
+          {"no_space_total", c.no_space},
+          {"corrupt_total", c.corrupt},
+          {"fenced_total", c.fenced},
+          {"bytes_in_total", c.bytes_in},
+          {"bytes_out_total", c.bytes_out},
+          {"refusals_total", c.refusals},
+          {"landed_total", c.landed},
+          {"landing_timeouts_total", c.landing_timeouts},
+          {"bad_frames_total", c.bad_frames},
+          {"stalled_total", c.stalled}};
+}
+
+}  // namespace kv

@@ -1,0 +1,177 @@
+// A store node without its sockets' loop: the state, and what each request does to it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "fences.h"
+#include "leases.h"
+#include "put_intake.h"
+#include "registry.h"
+#include "session.h"
+#include "slab.h"
+#include "table.h"
+#include "waits.h"
+#include "wire_codec.h"
+
+namespace kv {
+
+// What is counted and never goes down. Blocks unless the name says otherwise.
+struct Counters {
+  uint64_t connections = 0, puts = 0, commits = 0, aborts = 0, corrupt = 0, no_space = 0,
+           deleted = 0;
+  uint64_t hits = 0, misses = 0;  // of MATCH and ACQUIRE
+  uint64_t bytes_in = 0;          // committed
+  uint64_t bytes_out = 0;         // sent by GET, handed out by ACQUIRE
+  uint64_t refusals = 0;          // engines that refused to share
+  uint64_t landed = 0, landing_timeouts = 0;
+  uint64_t bad_frames = 0;  // connections ended for breaking the protocol
+  uint64_t stalled = 0;     // connections ended for being too slow
+  uint64_t fenced = 0;      // slots that had to be fenced
+};
+
+struct NodeOptions {
+  uint32_t granule_bytes = 16384;
+  uint32_t node = 0;
+  std::string unix_path;
+  std::string boot_id;
+  uint64_t epoch = 0;
+};
+
+// Requests are handled one at a time, by one thread. Nothing here blocks.
+class Node {
+ public:
+  static constexpr size_t kScratchBytes = 256u << 10;
+  static constexpr size_t kMaxReservations = 65536;  // of one connection
+  static constexpr uint64_t kMaxLeasedBlocks = 1u << 20;
+  static constexpr uint64_t kMaxWaits = 4096;
+  static constexpr uint64_t kMaxWaitHashes = 1u << 20;
+  static constexpr size_t kMaxRegistered = 64;  // engines or refusals of one connection
+
+  Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable_fd, int writable_fd);
+
+  // The time of what follows. Never goes back.
+  void set_now(TimePoint now) { now_ = now; }
+  TimePoint now() const { return now_; }
+
+  Session& add_session(File socket, bool local);
+  Session* find_session(uint64_t id);
+  const std::unordered_map<uint64_t, std::unique_ptr<Session>>& sessions() const {
+    return sessions_;
+  }
+  // Takes from a session all that is its own and forgets it. The id of a fence, if one had to be
+  // raised.
+  std::optional<uint64_t> end_session(uint64_t id);
+
+  // Handles a request whose header has been checked. False: the connection is to end (what is
+  // queued for it still goes out).
+  bool handle(Session& session, const wire::Header& header, const uint8_t* body);
+  // Queues the reply of a PUT whose payload has come in full.
+  void finish_put(Session& session);
+  // Counts a frame that breaks the protocol and queues the reply that says so.
+  void refuse_frame(Session& session, const wire::Header& header, wire::Status status,
+                    std::string_view why);
+
+  void expire_waits();
+  std::optional<TimePoint> next_deadline() const { return waits_.next_deadline(); }
+  uint64_t purge();
+  std::vector<std::pair<const char*, uint64_t>> stats() const;
+
+  // Sessions that have got output since the last call.
+  std::vector<uint64_t> take_dirty() { return std::exchange(dirty_, {}); }
+
+  Fences& fences() { return fences_; }
+  Counters& counters() { return counters_; }
+
+  // For PutIntake.
+  // Where bytes go that nobody wants. Made when first needed.
+  std::vector<uint8_t>& scratch() {
+    if (scratch_.empty()) scratch_.resize(kScratchBytes);
+    return scratch_;
+  }
+  uint8_t* pool_data() { return pool_; }
+  Table::Reserved reserve_one(const PartKey& key, const Hash& parent, uint64_t bytes,
+                              uint64_t session, bool& no_space);
+  bool commit_one(const PartKey& key, uint64_t session, const Slot& slot, uint32_t crc);
+  void give_back(const BlockKey& key, uint32_t part_id, uint64_t session);
+  void count_corrupt() { ++counters_.corrupt; }
+
+ private:
+  using Header = wire::Header;
+
+  template <class Body>
+  bool with(Session& session, const Header& header, const uint8_t* body,
+            bool (Node::*act)(Session&, const Header&, const Body&));
+  bool dispatch(Session& session, const Header& header, const uint8_t* body);
+
+  // ops_session.cpp
+  bool hello(Session& session, const Header& header, const wire::HelloRequest& request);
+  bool register_(Session& session, const Header& header, const wire::RegisterRequest& request);
+  bool refuse_to_share(Session& session, const Header& header,
+                       const wire::RegisterRequest& request);
+  bool manifests(Session& session, const Header& header, const wire::ManifestsRequest& request);
+  bool delete_(Session& session, const Header& header, const wire::BlocksRequest& request);
+  bool purge_(Session& session, const Header& header, const wire::EmptyRequest& request);
+  bool stats_(Session& session, const Header& header, const wire::EmptyRequest& request);
+
+  // ops_write.cpp
+  bool reserve(Session& session, const Header& header, const wire::WriteRequest& request);
+  bool commit(Session& session, const Header& header, const wire::CommitRequest& request);
+  bool abort(Session& session, const Header& header, const wire::AbortRequest& request);
+  bool put(Session& session, const Header& header, const wire::WriteRequest& request);
+
+  // ops_read.cpp
+  bool match(Session& session, const Header& header, const wire::BlocksRequest& request);
+  bool acquire(Session& session, const Header& header, const wire::ReadRequest& request);
+  bool release(Session& session, const Header& header, const wire::ReleaseRequest& request);
+  bool get(Session& session, const Header& header, const wire::ReadRequest& request);
+  bool wait(Session& session, const Header& header, const wire::WaitRequest& request);
+  bool cancel(Session& session, const Header& header, const wire::CancelRequest& request);
+  void answer_wait(const Wait& wait, wire::Status status);
+  void count_match(uint32_t hits, uint32_t asked);
+  std::vector<Block*> leading_run(uint32_t spec_id, const PartIds& parts, HashSpan hashes);
+
+  template <class Body>
+  void reply(Session& session, const Header& header, Body body,
+             wire::Status status = wire::Status::kOk, int fd = -1);
+  void queue(Session& session, Outgoing out);
+  // An error that the connection survives.
+  bool fail(Session& session, const Header& header, wire::Status status, std::string_view why);
+  // One that it does not.
+  bool refuse(Session& session, const Header& header, std::string_view why);
+  const Manifest* manifest_or_fail(Session& session, const Header& header, uint32_t id);
+
+  NodeOptions options_;
+  uint8_t* pool_;
+  int readable_fd_, writable_fd_;
+  TimePoint now_{};
+  Slab slab_;
+  Table table_;
+  Registry registry_;
+  Waits waits_;
+  Leases leases_;
+  Fences fences_;
+  Counters counters_;
+  uint64_t last_session_ = 0;
+  std::unordered_map<uint64_t, std::unique_ptr<Session>> sessions_;
+  std::vector<uint64_t> dirty_;
+  std::vector<uint8_t> scratch_;
+};
+
+template <class Body>
+void Node::reply(Session& session, const Header& header, Body body, wire::Status status, int fd) {
+  std::string frame = wire::encode_frame(header.op, status, header.request_id, body);
+  if (frame.empty()) {
+    wire::ErrorReply error{"the reply is longer than the protocol allows"};
+    frame = wire::encode_frame(header.op, wire::Status::kLimit, header.request_id, error);
+  }
+  queue(session, {std::move(frame), fd, {}, nullptr});
+}
+
+}  // namespace kv

@@ -1,0 +1,148 @@
+// MATCH, ACQUIRE, RELEASE, GET, WAIT, CANCEL.
+#include <algorithm>
+#include <chrono>
+
+#include "node.h"
+
+namespace kv {
+
+using wire::Status;
+
+void Node::count_match(uint32_t hits, uint32_t asked) {
+  counters_.hits += hits;
+  counters_.misses += asked - hits;
+}
+
+std::vector<Block*> Node::leading_run(uint32_t spec_id, const PartIds& parts, HashSpan hashes) {
+  std::vector<Block*> run;
+  for (uint32_t i = 0; i < hashes.count; ++i) {
+    Block* block = table_.find_complete({spec_id, hashes[i]}, parts);
+    if (block == nullptr) break;
+    table_.touch(*block);
+    run.push_back(block);
+  }
+  return run;
+}
+
+bool Node::match(Session& session, const Header& header, const wire::BlocksRequest& request) {
+  const Manifest* manifest = manifest_or_fail(session, header, request.manifest_id);
+  if (manifest == nullptr) return true;
+  const uint32_t blocks = table_.match(manifest->spec_id, manifest->part_ids, request.hashes, true);
+  count_match(blocks, request.hashes.count);
+  wire::MatchReply answer{blocks, {}};
+  if (blocks != 0) answer.places.push_back({blocks, options_.node, 0});
+  reply(session, header, std::move(answer));
+  return true;
+}
+
+bool Node::acquire(Session& session, const Header& header, const wire::ReadRequest& request) {
+  const Manifest* manifest = manifest_or_fail(session, header, request.manifest_id);
+  if (manifest == nullptr) return true;
+  const bool all = request.part == wire::kAllParts;
+  if (!all && request.part >= manifest->parts.size())
+    return refuse(session, header, "no such part");
+  const size_t wanted = all ? manifest->parts.size() : 1;
+  if (wanted * request.hashes.count > wire::kMaxSlots ||
+      leases_.blocks_of(session.id) + request.hashes.count > kMaxLeasedBlocks)
+    return fail(session, header, Status::kLimit,
+                "too many blocks in one lease, or leased by this connection");
+  // A block is leased only with all parts of the manifest, also where one part is asked for.
+  std::vector<Block*> run = leading_run(manifest->spec_id, manifest->part_ids, request.hashes);
+  count_match(static_cast<uint32_t>(run.size()), request.hashes.count);
+  wire::AcquireReply answer;
+  answer.blocks = static_cast<uint32_t>(run.size());
+  const ManifestPart* first = manifest->parts.data() + (all ? 0 : request.part);
+  for (size_t k = 0; k < wanted; ++k) answer.part_bytes.push_back(first[k].bytes);
+  for (Block* block : run) {
+    for (size_t k = 0; k < wanted; ++k) {
+      const Part& part = *block->find(first[k].part_id);
+      answer.offsets.push_back(part.slot.offset);
+      answer.generations.push_back(part.slot.generation);
+      answer.crcs.push_back(part.crc);
+      counters_.bytes_out += part.slot.bytes;
+    }
+  }
+  if (!run.empty()) answer.lease_id = leases_.acquire(session.id, std::move(run));
+  reply(session, header, std::move(answer));
+  return true;
+}
+
+bool Node::release(Session& session, const Header& header, const wire::ReleaseRequest& request) {
+  reply(session, header, wire::FlagReply{leases_.release(session.id, request.lease_id)});
+  return true;
+}
+
+bool Node::get(Session& session, const Header& header, const wire::ReadRequest& request) {
+  const Manifest* manifest = manifest_or_fail(session, header, request.manifest_id);
+  if (manifest == nullptr) return true;
+  if (request.part >= manifest->parts.size()) return refuse(session, header, "no such part");
+  const ManifestPart& part = manifest->parts[request.part];
+  std::vector<Block*> run = leading_run(manifest->spec_id, manifest->part_ids, request.hashes);
+  wire::GetReply answer{part.bytes, {}};
+  Outgoing out;
+  for (Block* block : run) {
+    const Part& stored = *block->find(part.part_id);
+    answer.crcs.push_back(stored.crc);
+    out.payload.push_back({pool_ + stored.slot.offset, part.bytes});
+  }
+  const uint64_t payload_bytes = part.bytes * run.size();
+  counters_.bytes_out += payload_bytes;
+  out.frame = wire::encode_frame(header.op, Status::kOk, header.request_id, answer, payload_bytes);
+  if (!run.empty()) out.pins = std::make_unique<PinnedRun>(table_, std::move(run));
+  queue(session, std::move(out));
+  return true;
+}
+
+bool Node::wait(Session& session, const Header& header, const wire::WaitRequest& request) {
+  if (request.upto > request.hashes.count)
+    return refuse(session, header, "upto is greater than the number of hashes");
+  if (waits_.has(session.id, header.request_id))
+    return refuse(session, header, "this request id waits already");
+  const Manifest* manifest = manifest_or_fail(session, header, request.manifest_id);
+  if (manifest == nullptr) return true;
+  if (session.waits >= kMaxWaits || session.wait_hashes + request.upto > kMaxWaitHashes)
+    return fail(session, header, Status::kLimit, "too many waits of this connection");
+  const auto deadline_ms =
+      std::chrono::milliseconds(std::min(request.deadline_ms, wire::kMaxDeadlineMs));
+  auto wait = std::make_unique<Wait>(
+      Wait{session.id, header.request_id, manifest->spec_id, manifest->part_ids,
+           std::vector<Hash>(request.hashes.data, request.hashes.data + request.upto),
+           request.lease != 0, now_ + deadline_ms, 0});
+  ++session.waits;
+  session.wait_hashes += request.upto;
+  if (const auto landed = waits_.add(std::move(wait))) answer_wait(*landed, Status::kOk);
+  return true;
+}
+
+bool Node::cancel(Session& session, const Header& header, const wire::CancelRequest& request) {
+  const auto wait = waits_.cancel(session.id, request.request_id);
+  if (wait) answer_wait(*wait, Status::kCancelled);
+  reply(session, header, wire::FlagReply{wait != nullptr});
+  return true;
+}
+
+void Node::answer_wait(const Wait& wait, Status status) {
+  Session* session = find_session(wait.session);
+  if (session == nullptr) return;
+  --session->waits;
+  session->wait_hashes -= wait.hashes.size();
+  wire::WaitReply answer;
+  // What landed counts as used: somebody is about to read it.
+  answer.blocks = table_.match(wait.spec_id, wait.parts, wait.span(), status == Status::kOk);
+  const bool leasable = leases_.blocks_of(wait.session) + answer.blocks <= kMaxLeasedBlocks;
+  if (status == Status::kOk && wait.lease && answer.blocks != 0 && leasable)
+    answer.lease_id =
+        leases_.acquire(wait.session, leading_run(wait.spec_id, wait.parts, wait.span()));
+  if (status == Status::kOk) ++counters_.landed;
+  if (status == Status::kTimeout) ++counters_.landing_timeouts;
+  Header header;
+  header.op = wire::Op::kWait;
+  header.request_id = wait.request_id;
+  reply(*session, header, answer, status);
+}
+
+void Node::expire_waits() {
+  for (const auto& wait : waits_.expired(now_)) answer_wait(*wait, Status::kTimeout);
+}
+
+}  // namespace kv

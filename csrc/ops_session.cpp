@@ -1,0 +1,140 @@
+// HELLO, REGISTER, MANIFESTS, DELETE, PURGE, STATS.
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+
+#include "node.h"
+
+namespace kv {
+
+using wire::PoolAccess;
+using wire::Status;
+
+namespace {
+
+// Of one manifest, in one page of MANIFESTS.
+constexpr size_t kMaxListedEngines = 1024;
+
+// The read end of a pipe: the one thing whose hang-up means that the other end is gone.
+bool is_fence(int fd) {
+  struct stat info{};
+  if (fd < 0 || fstat(fd, &info) != 0 || !S_ISFIFO(info.st_mode)) return false;
+  return (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY;
+}
+
+}  // namespace
+
+bool Node::hello(Session& session, const Header& header, const wire::HelloRequest& request) {
+  if (session.greeted) return refuse(session, header, "HELLO twice");
+  const bool wants_write = (request.flags & wire::kWantWrite) != 0;
+  const bool wants_pool = wants_write || (request.flags & wire::kWantPool) != 0;
+  File passed = std::move(session.passed_fd);
+  if (session.local && wants_pool) {
+    if (wants_write && !is_fence(passed.get()))
+      return refuse(session, header, "a writable pool needs the read end of a pipe as fence");
+    if (wants_write) session.fence = std::move(passed);
+    session.access = wants_write ? PoolAccess::kWrite : PoolAccess::kRead;
+  }
+  session.greeted = true;
+  session.name = request.name;
+  const int fd = session.access == PoolAccess::kWrite  ? writable_fd_
+                 : session.access == PoolAccess::kRead ? readable_fd_
+                                                       : -1;
+  reply(session, header,
+        wire::HelloReply{options_.epoch, session.id, slab_.pool_bytes(), options_.granule_bytes,
+                         options_.node, static_cast<uint8_t>(session.access), options_.unix_path,
+                         options_.boot_id},
+        Status::kOk, fd);
+  return true;
+}
+
+bool Node::register_(Session& session, const Header& header, const wire::RegisterRequest& request) {
+  if (!request.refusal.empty()) return refuse_to_share(session, header, request);
+  if (session.engines.size() >= kMaxRegistered)
+    return fail(session, header, Status::kLimit, "too many registrations");
+  const Registry::Outcome outcome = registry_.add(request, slab_.pool_bytes());
+  switch (outcome.status) {
+    case Status::kOk: break;
+    case Status::kConflict:
+      return fail(session, header, outcome.status,
+                  "the same digest is registered with other contents");
+    case Status::kLimit: return fail(session, header, outcome.status, "too many manifests");
+    default:
+      return refuse(session, header,
+                    "the parts of the manifest are empty, too large, or there twice");
+  }
+  const Manifest& manifest = *outcome.manifest;
+  session.engines[manifest.id] = request.engine;
+  wire::RegisterReply answer{manifest.id, manifest.spec_id, {}};
+  for (const ManifestPart& part : manifest.parts) answer.part_ids.push_back(part.part_id);
+  reply(session, header, std::move(answer));
+  return true;
+}
+
+bool Node::refuse_to_share(Session& session, const Header& header,
+                           const wire::RegisterRequest& request) {
+  if (session.refusals.size() >= kMaxRegistered)
+    return fail(session, header, Status::kLimit, "too many refusals");
+  ++counters_.refusals;
+  session.refusals.emplace_back(request.engine, request.refusal);
+  reply(session, header, wire::RegisterReply{});
+  return true;
+}
+
+bool Node::manifests(Session& session, const Header& header,
+                     const wire::ManifestsRequest& request) {
+  wire::ManifestsReply answer;
+  size_t bytes = 0;
+  const auto& all = registry_.manifests();
+  for (size_t i = request.after; i < all.size(); ++i) {
+    const Manifest& manifest = all[i];
+    wire::ManifestInfo info{manifest.id, manifest.spec_id, manifest.digest, manifest.doc, {}, {}};
+    for (const ManifestPart& part : manifest.parts) info.part_ids.push_back(part.part_id);
+    for (const auto& [id, peer] : sessions_)
+      if (const auto found = peer->engines.find(manifest.id);
+          found != peer->engines.end() && info.engines.size() < kMaxListedEngines)
+        info.engines.push_back({found->second});
+    bytes += 64 + manifest.doc.size() + 4 * info.part_ids.size();
+    for (const wire::Name& name : info.engines) bytes += 2 + name.text.size();
+    if (bytes > wire::kMaxBodyBytes / 2 && !answer.manifests.empty()) {
+      answer.more = 1;
+      break;
+    }
+    answer.manifests.push_back(std::move(info));
+  }
+  for (const auto& [id, peer] : sessions_) {
+    for (const auto& [engine, reason] : peer->refusals) {
+      bytes += 4 + engine.size() + reason.size();
+      if (request.after == 0 && bytes < wire::kMaxBodyBytes - 4 * wire::kMaxTextBytes)
+        answer.refusals.push_back({engine, reason});
+    }
+  }
+  reply(session, header, std::move(answer));
+  return true;
+}
+
+bool Node::delete_(Session& session, const Header& header, const wire::BlocksRequest& request) {
+  const Manifest* manifest = manifest_or_fail(session, header, request.manifest_id);
+  if (manifest == nullptr) return true;
+  uint64_t removed = 0;
+  for (uint32_t i = 0; i < request.hashes.count; ++i)
+    removed += table_.remove({manifest->spec_id, request.hashes[i]}) ? 1 : 0;
+  counters_.deleted += removed;
+  reply(session, header, wire::CountReply{removed});
+  return true;
+}
+
+bool Node::purge_(Session& session, const Header& header, const wire::EmptyRequest&) {
+  reply(session, header, wire::CountReply{purge()});
+  return true;
+}
+
+bool Node::stats_(Session& session, const Header& header, const wire::EmptyRequest&) {
+  wire::StatsReply answer;
+  for (const auto& [name, value] : stats()) answer.values.push_back({name, value});
+  reply(session, header, std::move(answer));
+  return true;
+}
+
+}  // namespace kv

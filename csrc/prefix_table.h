@@ -1,0 +1,85 @@
+// Which holder (an engine, by number) has which block: low 64 bits of a block hash -> set of holders.
+// Open addressing with linear probing, bounded; the clock hand evicts what was not used lately.
+// One thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+namespace kv {
+
+inline constexpr unsigned kMaxHolders = 127;
+inline constexpr size_t kHashBytes32 = 32;
+
+// A set of holders. Bit 127 is not a holder: it marks an entry that was used since the hand passed.
+struct HolderSet {
+  uint64_t low = 0;
+  uint64_t high = 0;
+
+  static HolderSet of(unsigned holder) {
+    return holder < 64 ? HolderSet{1ull << holder, 0} : HolderSet{0, 1ull << (holder - 64)};
+  }
+  bool empty() const { return (low | high) == 0; }
+  HolderSet operator&(const HolderSet& other) const { return {low & other.low, high & other.high}; }
+  HolderSet operator|(const HolderSet& other) const { return {low | other.low, high | other.high}; }
+  HolderSet operator~() const { return {~low, ~high}; }
+};
+
+struct HolderRun {
+  unsigned holder;
+  size_t blocks;
+};
+
+class PrefixTable {
+ public:
+  // At most `max_blocks` blocks are remembered; memory is 36 to 72 bytes for each.
+  explicit PrefixTable(size_t max_blocks);
+
+  // `holder` (below kMaxHolders) has these blocks.
+  void store(unsigned holder, const uint64_t* ids, size_t count);
+  // The same for blocks named by their 32-byte hashes.
+  void store_hashes(unsigned holder, const uint8_t* hashes, size_t count);
+  // `holder` no longer has these blocks; those it never had are ignored.
+  void remove(unsigned holder, const uint64_t* ids, size_t count);
+  // Leading blocks of the chain that each holder has; those with none are absent.
+  std::vector<HolderRun> match(const uint8_t* hashes, size_t count);
+  // Forget all that `holder` has: matches ignore it at once. Its number must not store again before
+  // a whole sweep has taken it out of the entries.
+  void retire(unsigned holder);
+  // Take retired holders out of at most `max_slots` slots. A sweep begins with the holders that are
+  // retired by then; returns true when it has seen every slot, and their numbers are free.
+  bool sweep(size_t max_slots);
+
+  size_t size() const { return size_; }
+  size_t slots() const { return mask_ + 1; }
+
+ private:
+  struct Entry {
+    uint64_t id;  // 0: empty (the id 0 is kept as 1)
+    HolderSet holders;
+  };
+
+  size_t place(uint64_t id) const;
+  size_t find(uint64_t id) const;  // its slot, or the empty one where it would be
+  void add(uint64_t id, HolderSet holder);
+  void erase(size_t slot);
+  void evict();
+
+  struct Free {
+    void operator()(Entry* entries) const { std::free(entries); }
+  };
+  std::unique_ptr<Entry[], Free> entries_;
+  size_t mask_;
+  size_t max_blocks_;
+  size_t size_ = 0;
+  size_t hand_ = 0;        // next slot that the clock looks at
+  HolderSet live_;         // holders that matches may name
+  HolderSet retired_;      // holders whose marks may still stand in entries
+  HolderSet dying_;        // those of them that the sweep under way takes out
+  size_t swept_ = 0;       // slots that it has seen
+};
+
+}  // namespace kv

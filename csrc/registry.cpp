@@ -1,0 +1,75 @@
+#include "registry.h"
+
+#include <algorithm>
+
+namespace kv {
+
+using wire::Status;
+
+const Manifest* Registry::find(uint32_t id) const {
+  return id == 0 || id > manifests_.size() ? nullptr : &manifests_[id - 1];
+}
+
+Status Registry::check(const wire::RegisterRequest& request, uint64_t most_part_bytes) const {
+  if (request.parts.empty()) return Status::kBadRequest;
+  const auto spec = spec_ids_.find({0, request.spec});
+  std::vector<Hash> digests;
+  for (const wire::PartSpec& part : request.parts) {
+    if (part.bytes == 0 || part.bytes > most_part_bytes) return Status::kBadRequest;
+    digests.push_back(part.digest);
+    if (spec == spec_ids_.end()) continue;
+    const auto known = parts_.find({spec->second, part.digest});
+    if (known != parts_.end() && known->second.bytes != part.bytes) return Status::kConflict;
+  }
+  const auto less = [](const Hash& a, const Hash& b) {
+    return std::lexicographical_compare(std::begin(a.bytes), std::end(a.bytes), std::begin(b.bytes),
+                                        std::end(b.bytes));
+  };
+  std::sort(digests.begin(), digests.end(), less);
+  const bool twice = std::adjacent_find(digests.begin(), digests.end()) != digests.end();
+  return twice ? Status::kBadRequest : Status::kOk;
+}
+
+bool Registry::agrees(const Manifest& known, const wire::RegisterRequest& request) const {
+  const auto spec = spec_ids_.find({0, request.spec});
+  if (spec == spec_ids_.end() || spec->second != known.spec_id ||
+      known.parts.size() != request.parts.size())
+    return false;
+  for (size_t i = 0; i < request.parts.size(); ++i) {
+    const auto part = parts_.find({known.spec_id, request.parts[i].digest});
+    if (part == parts_.end() || part->second.id != known.parts[i].part_id) return false;
+  }
+  return true;
+}
+
+Registry::Outcome Registry::add(const wire::RegisterRequest& request, uint64_t most_part_bytes) {
+  if (const Status status = check(request, most_part_bytes); status != Status::kOk)
+    return {status, nullptr};
+  if (const auto known = manifest_ids_.find({0, request.manifest}); known != manifest_ids_.end()) {
+    const Manifest& before = manifests_[known->second - 1];
+    return agrees(before, request) ? Outcome{Status::kOk, &before}
+                                   : Outcome{Status::kConflict, nullptr};
+  }
+  if (manifests_.size() >= kMaxManifests) return {Status::kLimit, nullptr};
+  const auto next_spec = static_cast<uint32_t>(spec_ids_.size() + 1);
+  const auto spec = spec_ids_.try_emplace({0, request.spec}, next_spec).first;
+  Manifest manifest{static_cast<uint32_t>(manifests_.size() + 1),
+                    spec->second,
+                    request.manifest,
+                    std::string(request.doc),
+                    {},
+                    {}};
+  for (const wire::PartSpec& part : request.parts) {
+    const KnownPart fresh{static_cast<uint32_t>(parts_.size() + 1), part.bytes};
+    const KnownPart& entry =
+        parts_.try_emplace({manifest.spec_id, part.digest}, fresh).first->second;
+    manifest.parts.push_back({entry.id, entry.bytes});
+    manifest.part_ids.push_back(entry.id);
+  }
+  std::sort(manifest.part_ids.begin(), manifest.part_ids.end());
+  manifest_ids_.emplace(BlockKey{0, request.manifest}, manifest.id);
+  manifests_.push_back(std::move(manifest));
+  return {Status::kOk, &manifests_.back()};
+}
+
+}  // namespace kv

@@ -1,0 +1,105 @@
+// kvrouter._native: what the router's hot path scans natively. Conversions only, no logic.
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "json_scan.h"
+#include "prefix_table.h"
+#include "router_bindings.h"
+#include "token_ids.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+nb::tuple scan_object(nb::bytes body, nb::str ids_key) {
+  const std::string_view text(static_cast<const char*>(body.data()), body.size());
+  const kv::JsonScan scan = kv::scan_json_object(text, ids_key.c_str());
+  if (scan.error != nullptr) {
+    const std::string what =
+        std::string(scan.error) + " at byte " + std::to_string(scan.error_at);
+    throw nb::value_error(what.c_str());
+  }
+  nb::dict spans;
+  for (const kv::JsonMember& m : scan.members) {
+    spans[nb::str(m.key.data(), m.key.size())] = nb::make_tuple(m.start, m.end);
+  }
+  nb::object ids = nb::none();
+  if (scan.has_ids) ids = nb::bytes(scan.ids.data(), scan.ids.size() * sizeof(uint32_t));
+  return nb::make_tuple(spans, ids);
+}
+
+nb::object find_token_ids(nb::bytes body, nb::str key) {
+  const std::string_view text(static_cast<const char*>(body.data()), body.size());
+  const kv::TokenIdsMember found = kv::find_token_ids(text, key.c_str());
+  if (found.end == 0) return nb::none();
+  return nb::make_tuple(found.start, found.end,
+                        nb::bytes(found.ids.data(), found.ids.size() * sizeof(uint32_t)));
+}
+
+unsigned checked_holder(unsigned holder) {
+  if (holder >= kv::kMaxHolders) throw nb::value_error("holders are numbered 0 to 126");
+  return holder;
+}
+
+// Whole items of `size` bytes in `data`; nanobind's bytes are contiguous and stay while we look.
+size_t items(nb::bytes data, size_t size) {
+  if (data.size() % size != 0) throw nb::value_error("not a whole number of items");
+  return data.size() / size;
+}
+
+const uint8_t* hashes_of(nb::bytes hashes) { return static_cast<const uint8_t*>(hashes.data()); }
+
+std::vector<uint64_t> ids_of(nb::bytes ids) {
+  std::vector<uint64_t> out(items(ids, sizeof(uint64_t)));
+  std::memcpy(out.data(), ids.data(), ids.size());
+  return out;
+}
+
+nb::list match(kv::PrefixTable& table, nb::bytes hashes) {
+  nb::list found;
+  for (const kv::HolderRun& run : table.match(hashes_of(hashes), items(hashes, kv::kHashBytes32))) {
+    found.append(nb::make_tuple(run.holder, run.blocks));
+  }
+  return found;
+}
+
+void bind_prefix_table(nb::module_& m) {
+  using kv::PrefixTable;
+  nb::class_<PrefixTable>(m, "PrefixTable")
+      .def(nb::init<size_t>(), nb::arg("max_blocks"))
+      .def("__len__", &PrefixTable::size)
+      .def("store",
+           [](PrefixTable& table, unsigned holder, nb::bytes ids) {
+             const std::vector<uint64_t> list = ids_of(ids);
+             table.store(checked_holder(holder), list.data(), list.size());
+           }, nb::arg("holder"), nb::arg("ids"))
+      .def("store_hashes",
+           [](PrefixTable& table, unsigned holder, nb::bytes hashes) {
+             const size_t count = items(hashes, kv::kHashBytes32);
+             table.store_hashes(checked_holder(holder), hashes_of(hashes), count);
+           }, nb::arg("holder"), nb::arg("hashes"))
+      .def("remove",
+           [](PrefixTable& table, unsigned holder, nb::bytes ids) {
+             const std::vector<uint64_t> list = ids_of(ids);
+             table.remove(checked_holder(holder), list.data(), list.size());
+           }, nb::arg("holder"), nb::arg("ids"))
+      .def("match", &match, nb::arg("hashes"))
+      .def("retire",
+           [](PrefixTable& table, unsigned holder) { table.retire(checked_holder(holder)); },
+           nb::arg("holder"))
+      .def("sweep", &PrefixTable::sweep, nb::arg("max_slots"));
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Native scanning for the router's hot path.";
+  m.def("scan_object", &scan_object, nb::arg("body"), nb::arg("ids_key") = "prompt");
+  m.def("find_token_ids", &find_token_ids, nb::arg("body"), nb::arg("key"));
+  bind_prefix_table(m);
+  kv::python::bind_http(m);
+}

@@ -1,0 +1,37 @@
+// Where blocks lie in a caller's memory, and the copies between there and a pool.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace kv {
+
+// Block i is the concatenation over k of sizes[k] bytes at bases[k] + i * strides[k].
+struct Segments {
+  std::vector<uintptr_t> bases;
+  std::vector<int64_t> strides;
+  std::vector<size_t> sizes;
+  std::optional<size_t> blocks;  // indices are checked against it where it is known
+  bool writable = true;
+  size_t block_bytes = 0;  // sum of sizes
+
+  uint8_t* at(size_t k, size_t block) const {
+    return reinterpret_cast<uint8_t*>(
+        bases[k] + static_cast<uintptr_t>(strides[k] * static_cast<int64_t>(block)));
+  }
+};
+
+// Copies each block into the pool at its offset; crcs[i] becomes the CRC32C of what was written.
+// The caller has checked indices and offsets.
+void gather(uint8_t* pool, const Segments& segments, const std::vector<size_t>& indices,
+            const std::vector<uint64_t>& offsets, std::vector<uint32_t>& crcs);
+
+// Copies slots into the caller's memory; crcs[i] becomes the CRC32C of what was written there.
+// Without `digest` it only copies and leaves crcs alone.
+void scatter(const uint8_t* pool, const Segments& segments, const std::vector<size_t>& indices,
+             const std::vector<uint64_t>& offsets, bool digest, std::vector<uint32_t>& crcs);
+
+}  // namespace kv

@@ -1,0 +1,100 @@
+// A store node: its listeners, its pool, and the one thread that serves every connection.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "file.h"
+#include "node.h"
+#include "pool.h"
+
+namespace kv {
+
+struct ServerOptions {
+  std::string host = "127.0.0.1";
+  uint16_t port = 0;      // 0: any
+  std::string unix_path;  // "": no Unix socket
+  uint64_t pool_bytes = 0;
+  uint32_t granule_bytes = 16384;  // power of two, 4..64 KiB
+  uint32_t node = 0;
+  bool prefault = false;
+  size_t max_connections = 1024;
+  double frame_deadline_s = 30.0;  // for a frame, a MiB of payload, or a MiB of replies
+  unsigned unix_mode = 0600;
+};
+
+// start() and stop() belong to one owner; stats() and purge() may be called from any thread while
+// that owner lets the server live.
+class Server {
+ public:
+  explicit Server(ServerOptions options);
+  ~Server();
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  // 0, or an errno: of the pool, of a listener, or EALREADY.
+  int start();
+  // Ends every connection and joins the thread. Idempotent.
+  void stop();
+
+  bool running() const { return running_; }
+  uint16_t port() const { return port_; }
+  uint64_t epoch() const { return epoch_; }
+  const ServerOptions& options() const { return options_; }
+  // Empty unless running.
+  std::vector<std::pair<std::string, uint64_t>> stats();
+  uint64_t purge();
+
+ private:
+  // What an epoll event is about stands in the low bits of its data, which one above.
+  enum Kind : uint64_t { kWake, kListenTcp, kListenUnix, kSession, kFence };
+  static constexpr unsigned kKindBits = 3;
+
+  // Two doors, so that the loop, which asks again at once, cannot keep a visitor out.
+  std::unique_lock<std::mutex> enter();
+  int open();
+  int watch(int fd, Kind kind, uint64_t id, uint32_t events);
+  void loop();
+  int timeout_ms() const;
+  void on_event(uint64_t data, uint32_t events);
+  void accept_all(const File& listener, bool local);
+
+  // server_sessions.cpp
+  void serve(Session& session, uint32_t events);
+  IoState read_some(Session& session);
+  IoState read_payload(Session& session, size_t& budget);
+  IoState read_frames(Session& session, size_t& budget);
+  enum class Parse { kMore, kHandled, kRefused };
+  Parse parse_frame(Session& session, size_t& missing);
+  void flush(Session& session);
+  void set_interest(Session& session);
+  void end(uint64_t id);
+  void flush_dirty();
+  void resume_queued();
+  void requeue(Session& session);
+  void sweep();
+
+  ServerOptions options_;
+  std::atomic<bool> running_{false};
+  std::atomic<bool> stopping_{false};
+  std::atomic<uint16_t> port_{0};
+  std::atomic<uint64_t> epoch_{0};
+  std::thread thread_;
+  std::mutex door_;   // held only while waiting for mutex_
+  std::mutex mutex_;  // guards node_; the loop holds it while it handles a batch of events
+  std::unique_ptr<Pool> pool_;
+  File epoll_, wake_, tcp_, unix_;
+  std::unique_ptr<Node> node_;
+  std::vector<uint64_t> queued_;  // sessions with input that is still to be looked at
+  bool accept_paused_ = false;    // no descriptors left; until the next sweep
+  TimePoint next_sweep_{};
+};
+
+}  // namespace kv

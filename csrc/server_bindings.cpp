@@ -1,0 +1,77 @@
+// Bindings of the server.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <cerrno>
+#include <string>
+
+#include "bindings.h"
+#include "server.h"
+
+namespace kv::python {
+namespace {
+
+using OptionalText = std::optional<std::string>;
+
+void init_server(Server* self, std::string host, uint16_t port, OptionalText unix_path,
+                 uint64_t pool_bytes, uint32_t granule_bytes, uint32_t node, bool prefault,
+                 size_t max_connections, double frame_deadline_s, unsigned unix_mode) {
+  if (!(frame_deadline_s > 0)) throw nb::value_error("frame_deadline_s must be positive");
+  if (pool_bytes == 0) throw nb::value_error("pool_bytes must be positive");
+  const bool power_of_two = (granule_bytes & (granule_bytes - 1)) == 0;
+  if (!power_of_two || granule_bytes < 4096 || granule_bytes > 65536)
+    throw nb::value_error("granule_bytes must be a power of two, 4..64 KiB");
+  new (self)
+      Server(ServerOptions{std::move(host), port, unix_path.value_or(""), pool_bytes, granule_bytes,
+                           node, prefault, max_connections, frame_deadline_s, unix_mode});
+}
+
+void start(Server& server) {
+  int error;
+  {
+    const nb::gil_scoped_release released;
+    error = server.start();
+  }
+  if (error == 0) return;
+  errno = error;
+  PyErr_SetFromErrno(PyExc_OSError);
+  throw nb::python_error();
+}
+
+nb::dict stats(Server& server) {
+  std::vector<std::pair<std::string, uint64_t>> values;
+  {
+    const nb::gil_scoped_release released;
+    values = server.stats();
+  }
+  nb::dict result;
+  for (const auto& [name, value] : values) result[name.c_str()] = value;
+  return result;
+}
+
+OptionalText unix_path(const Server& server) {
+  const std::string& path = server.options().unix_path;
+  return path.empty() ? OptionalText() : OptionalText(path);
+}
+
+}  // namespace
+
+void bind_server(nb::module_& m) {
+  using namespace nb::literals;
+  using Release = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<Server>(m, "StoreServer")
+      .def("__init__", init_server, nb::kw_only(), "host"_a = "127.0.0.1", "port"_a = 0,
+           "unix_path"_a = nb::none(), "pool_bytes"_a, "granule_bytes"_a = 16384, "node"_a = 0,
+           "prefault"_a = false, "max_connections"_a = 1024, "frame_deadline_s"_a = 30.0,
+           "unix_mode"_a = 0600)
+      .def("start", start)
+      .def("stop", &Server::stop, Release())
+      .def("stats", stats)
+      .def("purge", &Server::purge, Release())
+      .def_prop_ro("port", &Server::port)
+      .def_prop_ro("unix_path", unix_path)
+      .def_prop_ro("epoch", &Server::epoch)
+      .def_prop_ro("running", &Server::running);
+}
+
+}  // namespace kv::python

@@ -1,0 +1,190 @@
+// The server's loop, seen from one connection: what is read, handled and sent in one turn.
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+
+#include "put_intake.h"
+#include "server.h"
+
+namespace kv {
+
+using wire::HeaderError;
+using wire::Op;
+using wire::Status;
+
+namespace {
+
+// What one connection may have read or sent before the others get their turn.
+constexpr size_t kTurnBytes = 2u << 20;
+constexpr size_t kTurnFrames = 64;
+constexpr size_t kReadBytes = 16u << 10;       // when it is not known what comes
+constexpr size_t kReadMostBytes = 256u << 10;  // of a body that has been announced
+
+const char* why_refused(HeaderError error) {
+  switch (error) {
+    case HeaderError::kMagic: return "not a kvstore frame";
+    case HeaderError::kVersion: return "this server speaks version 1 of the protocol";
+    case HeaderError::kOp: return "unknown op";
+    default: return "a header field is out of range";
+  }
+}
+
+// A request's own limits, beyond those of any header.
+bool is_request(const wire::Header& header) {
+  return header.status == Status::kOk && header.body_bytes <= wire::max_body_bytes(header.op) &&
+         (header.op == Op::kPut || header.payload_bytes == 0);
+}
+
+}  // namespace
+
+void Server::serve(Session& session, uint32_t events) {
+  const uint64_t id = session.id;
+  if ((events & EPOLLERR) != 0) return end(id);
+  if ((events & (EPOLLIN | EPOLLHUP)) != 0) {
+    if (session.paused || session.closing) {
+      // It is not being read; a peer that is gone would be reported for ever.
+      if ((events & EPOLLHUP) != 0) return end(id);
+    }
+    if (!session.paused && read_some(session) == IoState::kEnded) return end(id);
+  }
+  if ((events & EPOLLOUT) != 0) flush(session);
+}
+
+IoState Server::read_some(Session& session) {
+  if (session.closing) {
+    // What a refused peer still sends is dropped, so that it can read why.
+    iovec span{node_->scratch().data(), node_->scratch().size()};
+    size_t received = 0;
+    const IoState state = session.receive_into(&span, 1, received);
+    return state == IoState::kOpen ? IoState::kWouldBlock : state;
+  }
+  size_t budget = kTurnBytes;
+  IoState state = IoState::kOpen;
+  while (state == IoState::kOpen && !session.closing && !session.paused) {
+    if (budget == 0) {
+      requeue(session);
+      return IoState::kOpen;
+    }
+    state = session.put != nullptr ? read_payload(session, budget) : read_frames(session, budget);
+  }
+  return state;
+}
+
+IoState Server::read_payload(Session& session, size_t& budget) {
+  PutIntake& put = *session.put;
+  size_t received = put.feed(session.input.data(), session.input.size());
+  session.input.consume(received);
+  IoState state = IoState::kOpen;
+  if (!put.done()) {
+    iovec spans[2];
+    const size_t count = put.spans(spans);
+    spans[0].iov_len = std::min(spans[0].iov_len, std::max<size_t>(budget, 1));
+    size_t fresh = 0;
+    const bool whole = spans[0].iov_len + (count == 2 ? spans[1].iov_len : 0) <= budget;
+    state = session.receive_into(spans, whole ? count : 1, fresh);
+    if (fresh != 0) put.filled(fresh);
+    received += fresh;
+  }
+  budget -= std::min(budget, received);
+  session.payload_progress(received, node_->now());
+  if (put.done()) {
+    node_->finish_put(session);
+    session.input_progress(node_->now());
+  }
+  return state;
+}
+
+// One frame, or one read.
+IoState Server::read_frames(Session& session, size_t& budget) {
+  size_t missing = 0;
+  switch (parse_frame(session, missing)) {
+    case Parse::kHandled:
+      session.input_progress(node_->now());
+      session.paused = session.output_full();
+      budget -= std::min(budget, kTurnBytes / kTurnFrames);
+      return IoState::kOpen;
+    case Parse::kRefused: session.closing = true; return IoState::kOpen;
+    case Parse::kMore: break;
+  }
+  const bool idle = session.input.size() == 0 && session.greeted;
+  size_t received = 0;
+  const IoState state = session.receive(std::clamp(missing, kReadBytes, kReadMostBytes), received);
+  // The time for a frame starts with its first byte.
+  if (idle && received != 0) session.input_progress(node_->now());
+  budget -= std::min(budget, received);
+  return state;
+}
+
+Server::Parse Server::parse_frame(Session& session, size_t& missing) {
+  const size_t have = session.input.size();
+  missing = wire::kHeaderBytes;
+  if (have < wire::kHeaderBytes) return Parse::kMore;
+  wire::Header header;
+  const HeaderError error = wire::read_header(session.input.data(), header);
+  if (error != HeaderError::kNone || !is_request(header)) {
+    const bool version = error == HeaderError::kVersion;
+    node_->refuse_frame(session, header,
+                        version ? Status::kUnsupportedVersion : Status::kBadRequest,
+                        why_refused(error));
+    return Parse::kRefused;
+  }
+  const size_t frame = wire::kHeaderBytes + header.body_bytes;
+  missing = frame - std::min(frame, have);
+  if (have < frame) return Parse::kMore;
+  const bool go_on = node_->handle(session, header, session.input.data() + wire::kHeaderBytes);
+  session.input.consume(frame);
+  return go_on ? Parse::kHandled : Parse::kRefused;
+}
+
+void Server::requeue(Session& session) {
+  if (std::exchange(session.queued, true)) return;
+  queued_.push_back(session.id);
+}
+
+void Server::resume_queued() {
+  for (const uint64_t id : std::exchange(queued_, {})) {
+    Session* session = node_->find_session(id);
+    if (session == nullptr) continue;
+    session->queued = false;
+    if (!session->paused && read_some(*session) == IoState::kEnded) end(id);
+  }
+}
+
+void Server::flush_dirty() {
+  for (const uint64_t id : node_->take_dirty()) {
+    Session* session = node_->find_session(id);
+    if (session == nullptr) continue;
+    session->dirty = false;
+    flush(*session);
+  }
+}
+
+void Server::flush(Session& session) {
+  if (session.flush(kTurnBytes, node_->now()) == IoState::kEnded) return end(session.id);
+  if (session.paused && session.output_relieved()) {
+    session.paused = false;
+    requeue(session);
+  }
+  if (session.closing && !session.output_pending()) session.finish_closing(node_->now());
+  set_interest(session);
+}
+
+void Server::set_interest(Session& session) {
+  const uint32_t wanted = (session.paused ? 0u : uint32_t{EPOLLIN}) |
+                          (session.output_pending() ? uint32_t{EPOLLOUT} : 0u);
+  if (wanted == session.interest) return;
+  session.interest = wanted;
+  epoll_event event{};
+  event.events = wanted;
+  event.data.u64 = (session.id << kKindBits) | kSession;
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, session.socket(), &event) != 0) end(session.id);
+}
+
+void Server::end(uint64_t id) {
+  const std::optional<uint64_t> fence = node_->end_session(id);
+  // Should epoll not take it, the slots stay out of use: memory lost, no byte wrong.
+  if (fence) watch(node_->fences().descriptor(*fence), kFence, *fence, 0);
+}
+
+}  // namespace kv

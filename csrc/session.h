@@ -1,0 +1,151 @@
+// One connection: its bytes in and out, and what belongs to it and dies with it.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "file.h"
+#include "table.h"
+#include "waits.h"
+#include "wire.h"
+
+namespace kv {
+
+class PutIntake;
+
+// Blocks that stay where they are while this lives.
+class PinnedRun {
+ public:
+  PinnedRun(Table& table, std::vector<Block*> blocks) : table_(table), blocks_(std::move(blocks)) {
+    for (Block* block : blocks_) table_.pin(*block);
+  }
+  ~PinnedRun() {
+    for (Block* block : blocks_) table_.unpin(*block);
+  }
+  PinnedRun(const PinnedRun&) = delete;
+  PinnedRun& operator=(const PinnedRun&) = delete;
+
+ private:
+  Table& table_;
+  std::vector<Block*> blocks_;
+};
+
+// A reply on its way: a frame, then perhaps a payload straight from the pool.
+struct Outgoing {
+  std::string frame;
+  int fd = -1;  // goes along with the first byte; not owned
+  std::vector<iovec> payload;
+  std::unique_ptr<PinnedRun> pins;
+};
+
+struct PartKey {
+  BlockKey block;
+  uint32_t part_id = 0;
+  bool operator==(const PartKey&) const = default;
+};
+struct PartKeyHash {
+  size_t operator()(const PartKey& key) const { return BlockKeyHash{}(key.block) + key.part_id; }
+};
+
+enum class IoState { kOpen, kWouldBlock, kEnded };
+
+// Bytes received and not yet understood.
+class Input {
+ public:
+  const uint8_t* data() const { return bytes_.data() + begin_; }
+  size_t size() const { return end_ - begin_; }
+  void consume(size_t bytes);
+  // Room for `bytes` more; to be followed by added().
+  uint8_t* room(size_t bytes);
+  void added(size_t bytes) { end_ += bytes; }
+
+ private:
+  std::vector<uint8_t> bytes_;
+  size_t begin_ = 0, end_ = 0;
+};
+
+class Session {
+ public:
+  // More output than this waiting: no request is read until half of it has been taken.
+  static constexpr size_t kMaxOutputBytes = 8u << 20;
+  static constexpr size_t kMaxOutputs = 1024;
+
+  Session(uint64_t id, File socket, bool local, TimePoint now);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Receives into `input` (about `want` bytes) or, if given, into `spans`; sets `received`.
+  IoState receive(size_t want, size_t& received);
+  IoState receive_into(iovec* spans, size_t count, size_t& received);
+  // Sends what the socket takes. kOpen: all is sent, or `budget` bytes are.
+  IoState flush(size_t budget, TimePoint now);
+
+  void send(Outgoing out, TimePoint now);
+  bool output_pending() const { return !output_.empty(); }
+  bool output_full() const {
+    return output_bytes_ > kMaxOutputBytes || output_.size() > kMaxOutputs;
+  }
+  bool output_relieved() const {
+    return output_bytes_ <= kMaxOutputBytes / 2 && output_.size() <= kMaxOutputs / 2;
+  }
+
+  // A request begins or is complete: its time starts anew.
+  void input_progress(TimePoint now) { input_since_ = now, payload_since_mark_ = 0; }
+  // Each MiB of payload gives it time for the next.
+  void payload_progress(size_t received, TimePoint now);
+  // Its output is sent: tells the peer that no more will come. It has a second to take it.
+  void finish_closing(TimePoint now);
+  bool stalled(TimePoint now, std::chrono::duration<double> deadline) const;
+  int socket() const { return socket_.get(); }
+
+  const uint64_t id;
+  const bool local;  // over a Unix socket
+
+  // What the peer has told.
+  bool greeted = false;
+  std::string name;
+  wire::PoolAccess access = wire::PoolAccess::kNone;
+  std::map<uint32_t, std::string> engines;  // by manifest id
+  std::vector<std::pair<std::string, std::string>> refusals;
+
+  // What it holds.
+  File passed_fd;  // came with its first bytes
+  File fence;
+  std::unordered_set<PartKey, PartKeyHash> reservations;
+  uint64_t waits = 0, wait_hashes = 0;
+
+  // Where it stands.
+  Input input;
+  std::unique_ptr<PutIntake> put;
+  bool closing = false;   // nothing more is read; ends when its output is sent
+  bool paused = false;    // its output is full
+  bool dirty = false;     // has output that the loop has not tried to send
+  bool queued = false;    // has input that the loop has not looked at
+  uint32_t interest = 0;  // what epoll was told
+
+ private:
+  void advance(size_t sent);
+  size_t gather(std::vector<iovec>& spans, size_t budget) const;
+
+  File socket_;
+  std::deque<Outgoing> output_;
+  size_t output_bytes_ = 0;                              // frames only: payloads are the pool's
+  size_t frame_sent_ = 0, span_at_ = 0, span_sent_ = 0;  // of the first
+  uint64_t sent_since_mark_ = 0, payload_since_mark_ = 0;
+  TimePoint input_since_;
+  std::optional<TimePoint> closed_at_;
+  std::optional<TimePoint> output_since_;
+};
+
+}  // namespace kv

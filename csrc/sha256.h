@@ -1,0 +1,28 @@
+// SHA-256 (FIPS 180-4), from the OpenSSL that the process has or can load, else our own.
+//
+// libcrypto is opened at run time (its SHA256_* functions are a stable ABI), so that the wheel
+// links against no OpenSSL; its assembly is about 1.5 times as fast as portable code.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kv {
+
+inline constexpr size_t kSha256Bytes = 32;
+
+// Writes the digest of `size` bytes to `out` (32 bytes).
+void sha256(const void* data, size_t size, uint8_t* out);
+
+// The same for a message in a buffer of size + kSha256Room bytes, which is padded in place: one
+// pass over whole chunks, a tenth faster for messages of a few hundred bytes.
+inline constexpr size_t kSha256Room = 72;
+void sha256_padding(uint8_t* data, size_t size, uint8_t* out);
+
+// "libcrypto" or "portable".
+const char* sha256_backend();
+
+// The fallback, for tests.
+void sha256_portable(const void* data, size_t size, uint8_t* out);
+
+}  // namespace kv

@@ -1,0 +1,163 @@
+#include "socket_io.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+
+#include "crc32c.h"
+
+namespace kv {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr size_t kMaxSpans = 256;
+// Small enough to be in the L2 cache for its CRC, large enough for the syscall not to matter.
+constexpr size_t kChunkBytes = 256u << 10;
+
+Clock::time_point after(double seconds) {
+  const double bounded = std::clamp(seconds, 0.0, 86400.0);
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(bounded));
+}
+
+// Walks over the bytes of blocks in order, as spans of the caller's memory.
+class Walk {
+ public:
+  Walk(const Segments& segments, const std::vector<size_t>& indices)
+      : segments_(segments), indices_(indices) {
+    skip_empty();
+  }
+  bool done() const { return block_ == indices_.size(); }
+  size_t block() const { return block_; }
+
+  // The next bytes that lie together, at most `most`.
+  iovec span(size_t most) const {
+    return {segments_.at(segment_, indices_[block_]) + offset_,
+            std::min(most, segments_.sizes[segment_] - offset_)};
+  }
+  // Steps over `bytes` <= the span's. True if that ended a block.
+  bool step(size_t bytes) {
+    const size_t before = block_;
+    offset_ += bytes;
+    skip_empty();
+    return block_ != before;
+  }
+
+ private:
+  void skip_empty() {
+    while (block_ < indices_.size() && offset_ == segments_.sizes[segment_]) {
+      offset_ = 0;
+      if (++segment_ == segments_.sizes.size()) segment_ = 0, ++block_;
+    }
+  }
+
+  const Segments& segments_;
+  const std::vector<size_t>& indices_;
+  size_t block_ = 0, segment_ = 0, offset_ = 0;
+};
+
+// Waits until `fd` is ready for `events`. kDone if it is (or has failed: the next call will tell).
+IoResult wait_ready(int fd, short events, Clock::time_point deadline) {
+  while (true) {
+    const auto left = std::chrono::duration<double, std::milli>(deadline - Clock::now()).count();
+    if (left <= 0) return IoResult::kTimeout;
+    pollfd waiting{fd, events, 0};
+    const int ready = poll(&waiting, 1, static_cast<int>(std::ceil(left)));
+    if (ready > 0) return IoResult::kDone;
+    if (ready < 0 && errno != EINTR) return IoResult::kFailed;
+  }
+}
+
+// What a failed send or recv means: kDone to try again.
+IoResult after_error(int fd, short events, Clock::time_point deadline) {
+  if (errno == EINTR) return IoResult::kDone;
+  if (errno == EAGAIN || errno == EWOULDBLOCK) return wait_ready(fd, events, deadline);
+  return errno == EPIPE || errno == ECONNRESET ? IoResult::kClosed : IoResult::kFailed;
+}
+
+IoResult send_all(int fd, std::vector<iovec>& spans, Clock::time_point deadline) {
+  size_t first = 0;
+  while (first < spans.size()) {
+    msghdr message{};
+    message.msg_iov = &spans[first];
+    message.msg_iovlen = spans.size() - first;
+    ssize_t sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0) {
+      const IoResult result = after_error(fd, POLLOUT, deadline);
+      if (result != IoResult::kDone) return result;
+      continue;
+    }
+    for (; first < spans.size() && static_cast<size_t>(sent) >= spans[first].iov_len; ++first)
+      sent -= static_cast<ssize_t>(spans[first].iov_len);
+    if (sent > 0) {
+      spans[first].iov_base = static_cast<uint8_t*>(spans[first].iov_base) + sent;
+      spans[first].iov_len -= static_cast<size_t>(sent);
+    }
+  }
+  return IoResult::kDone;
+}
+
+}  // namespace
+
+IoResult recv_blocks(int fd, const Segments& segments, const std::vector<size_t>& indices,
+                     double deadline_s, bool digest, std::vector<uint32_t>& crcs) {
+  const auto deadline = after(deadline_s);
+  crcs.assign(indices.size(), 0);
+  std::vector<iovec> spans;
+  for (Walk walk(segments, indices); !walk.done();) {
+    spans.clear();
+    Walk ahead = walk;
+    for (size_t bytes = 0; !ahead.done() && spans.size() < kMaxSpans && bytes < kChunkBytes;) {
+      spans.push_back(ahead.span(kChunkBytes - bytes));
+      bytes += spans.back().iov_len;
+      ahead.step(spans.back().iov_len);
+    }
+    msghdr message{};
+    message.msg_iov = spans.data();
+    message.msg_iovlen = spans.size();
+    ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT);
+    if (got == 0) return IoResult::kClosed;
+    if (got < 0) {
+      const IoResult result = after_error(fd, POLLIN, deadline);
+      if (result != IoResult::kDone) return result;
+      continue;
+    }
+    while (got > 0) {
+      const iovec span = walk.span(static_cast<size_t>(got));
+      uint32_t& crc = crcs[walk.block()];
+      if (digest) crc = crc32c(span.iov_base, span.iov_len, crc);
+      walk.step(span.iov_len);
+      got -= static_cast<ssize_t>(span.iov_len);
+    }
+  }
+  return IoResult::kDone;
+}
+
+IoResult send_blocks(int fd, std::string_view prefix, const Segments& segments,
+                     const std::vector<size_t>& indices, double deadline_s,
+                     std::vector<uint32_t>& crcs) {
+  const auto deadline = after(deadline_s);
+  crcs.assign(indices.size(), 0);
+  std::vector<iovec> spans;
+  if (!prefix.empty()) spans.push_back({const_cast<char*>(prefix.data()), prefix.size()});
+  for (Walk walk(segments, indices); !walk.done() || !spans.empty(); spans.clear()) {
+    for (size_t bytes = 0; !walk.done() && spans.size() < kMaxSpans && bytes < kChunkBytes;) {
+      const iovec span = walk.span(kChunkBytes - bytes);
+      uint32_t& crc = crcs[walk.block()];
+      crc = crc32c(span.iov_base, span.iov_len, crc);
+      spans.push_back(span);
+      bytes += span.iov_len;
+      if (walk.step(span.iov_len)) spans.push_back({&crc, sizeof crc});
+    }
+    const IoResult result = send_all(fd, spans, deadline);
+    if (result != IoResult::kDone) return result;
+  }
+  return IoResult::kDone;
+}
+
+}  // namespace kv

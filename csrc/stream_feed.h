@@ -1,0 +1,64 @@
+// A streamed answer on its way through: where its chunk frames end, and what it tells by the way.
+// Frames are passed on as they came; one that has not come whole is held back, so that what the
+// client sees always ends between two frames (engines send an event per frame).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kv {
+
+inline constexpr size_t kMaxFrameBytes = size_t{8} << 20;
+
+// Times between events, by upper bounds; the last count is of those above all bounds.
+class GapCounts {
+ public:
+  explicit GapCounts(std::vector<double> bounds);
+  void observe(double gap_s, uint64_t times);
+  const std::vector<uint64_t>& counts() const { return counts_; }
+  double sum_s() const { return sum_s_; }
+
+ private:
+  std::vector<double> bounds_;
+  std::vector<uint64_t> counts_;
+  double sum_s_ = 0;
+};
+
+class StreamFeed {
+ public:
+  enum class State : uint8_t { kOpen, kEnded, kBad };
+
+  // Take the next bytes of a chunked body, at `now_s` of a monotonic clock. True: pass them on as
+  // they are. False: pass on what `frames` gives, and look at `state`.
+  bool take(std::string_view data, double now_s);
+
+  // Whole frames to be passed on after `take` gave false, without the last, empty one.
+  const std::string& frames() const { return out_; }
+
+  // Count a piece of body that comes without frames.
+  void note(std::string_view payload, double now_s);
+
+  void count_into(GapCounts* gaps) { gaps_ = gaps; }
+  State state() const { return state_; }
+  uint64_t events() const { return events_; }
+  double first_s() const { return first_s_; }
+  double last_s() const { return last_s_; }
+  const std::string& tail() const { return tail_; }
+
+ private:
+  size_t scan(std::string_view text);  // bytes of whole frames; sets `state_`
+  void see(std::string_view payload);
+
+  GapCounts* gaps_ = nullptr;
+  State state_ = State::kOpen;
+  uint64_t events_ = 0;
+  uint64_t fresh_ = 0;  // events of the piece at hand
+  double first_s_ = 0, last_s_ = 0;
+  bool newline_ = false;  // the body so far ends with one that closes no event yet
+  std::string held_, out_, tail_;
+};
+
+}  // namespace kv

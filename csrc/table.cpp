@@ -1,0 +1,260 @@
+#include "table.h"
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+namespace kv {
+namespace {
+
+// Eviction for one slot ends after this much more than it needs: what is left is too scattered, and
+// emptying the pool would not be worth one block.
+constexpr uint64_t kEvictFactor = 16;
+constexpr uint64_t kEvictBytes = 64u << 20;
+
+struct HashKeys {
+  uint64_t word[4];
+  HashKeys() {
+    std::random_device random;
+    for (uint64_t& k : word) k = (uint64_t{random()} << 32) | random();
+  }
+};
+
+__extension__ using Wide = unsigned __int128;
+
+uint64_t fold(uint64_t a, uint64_t b) {
+  const Wide product = static_cast<Wide>(a) * b;
+  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+}
+
+bool before(const Part& part, uint32_t part_id) { return part.part_id < part_id; }
+
+}  // namespace
+
+size_t BlockKeyHash::operator()(const BlockKey& key) const {
+  static const HashKeys keys;
+  uint64_t word[4];
+  std::memcpy(word, key.hash.bytes, sizeof word);
+  return fold(word[0] ^ keys.word[0], word[1] ^ keys.word[1]) ^
+         fold(word[2] ^ keys.word[2] ^ key.spec_id, word[3] ^ keys.word[3]);
+}
+
+Part* Block::find(uint32_t part_id) {
+  const auto at = std::lower_bound(parts.begin(), parts.end(), part_id, before);
+  return at != parts.end() && at->part_id == part_id ? &*at : nullptr;
+}
+
+Table::Table(Slab& slab, std::unique_ptr<EvictionPolicy> policy)
+    : slab_(slab), policy_(std::move(policy)) {}
+Table::~Table() = default;
+
+Table::Reserved Table::reserve(const BlockKey& key, const std::optional<BlockKey>& parent,
+                               uint32_t part_id, uint64_t bytes, uint64_t session) {
+  const auto found = blocks_.find(key);
+  Block* block = found == blocks_.end() ? nullptr : found->second.get();
+  if (block != nullptr) {
+    if (const Part* part = block->find(part_id)) {
+      if (!part->committed()) return {BlockStatus::kBusy, {}};
+      policy_->on_hit(*block);
+      return {BlockStatus::kExists, {}};
+    }
+  }
+  // The block stands in the table, and counts as being written, before room is made for it: neither
+  // it nor the prefix it hangs on can be what goes.
+  if (block == nullptr) block = &insert(key, parent);
+  ++block->reserved;
+  refresh(*block);
+  const std::optional<Slot> slot = allocate(bytes);
+  if (!slot) {
+    --block->reserved;
+    refresh(*block);
+    drop_if_empty(*block);
+    return {BlockStatus::kNoSpace, {}};
+  }
+  const auto at = std::lower_bound(block->parts.begin(), block->parts.end(), part_id, before);
+  block->parts.insert(at, Part{part_id, 0, session, *slot});
+  ++counts_.reserved_blocks;
+  return {BlockStatus::kGranted, *slot};
+}
+
+BlockStatus Table::commit(const BlockKey& key, uint32_t part_id, uint64_t session,
+                          uint32_t generation, uint32_t crc) {
+  const auto found = blocks_.find(key);
+  Part* part = found == blocks_.end() ? nullptr : found->second->find(part_id);
+  if (part == nullptr || part->writer != session || part->slot.generation != generation)
+    return BlockStatus::kGone;
+  part->writer = 0;
+  part->crc = crc;
+  --counts_.reserved_blocks;
+  --found->second->reserved;
+  refresh(*found->second);
+  return BlockStatus::kOk;
+}
+
+std::optional<Slot> Table::take_back(const BlockKey& key, uint32_t part_id, uint64_t session,
+                                     std::optional<uint32_t> generation) {
+  const auto found = blocks_.find(key);
+  Part* part = found == blocks_.end() ? nullptr : found->second->find(part_id);
+  if (part == nullptr || part->writer != session) return std::nullopt;
+  if (generation && part->slot.generation != *generation) return std::nullopt;
+  Block& block = *found->second;
+  const Slot slot = part->slot;
+  block.parts.erase(block.parts.begin() + (part - block.parts.data()));
+  --counts_.reserved_blocks;
+  --block.reserved;
+  refresh(block);
+  drop_if_empty(block);
+  return slot;
+}
+
+Block* Table::find_complete(const BlockKey& key, const PartIds& parts) {
+  const auto found = blocks_.find(key);
+  if (found == blocks_.end()) return nullptr;
+  Block* block = found->second.get();
+  for (const uint32_t part_id : parts) {
+    const Part* part = block->find(part_id);
+    if (part == nullptr || !part->committed()) return nullptr;
+  }
+  return block;
+}
+
+uint32_t Table::match(uint32_t spec_id, const PartIds& parts, HashSpan hashes, bool touch) {
+  uint32_t run = 0;
+  for (; run < hashes.count; ++run) {
+    Block* block = find_complete({spec_id, hashes[run]}, parts);
+    if (block == nullptr) break;
+    if (touch) policy_->on_hit(*block);
+  }
+  return run;
+}
+
+void Table::pin(Block& block) {
+  if (block.pins++ == 0) ++counts_.pinned_blocks;
+  refresh(block);
+}
+
+void Table::unpin(Block& block) {
+  if (--block.pins == 0) --counts_.pinned_blocks;
+  if (block.resident) return refresh(block);
+  if (block.pins != 0) return;
+  const auto found = leaving_.find(&block);
+  discard(std::move(found->second));
+  leaving_.erase(found);
+}
+
+bool Table::remove(const BlockKey& key) {
+  const auto found = blocks_.find(key);
+  if (found == blocks_.end() || found->second->reserved == found->second->parts.size())
+    return false;
+  remove_committed(*found->second);
+  return true;
+}
+
+uint64_t Table::purge() {
+  std::vector<BlockKey> keys;
+  keys.reserve(blocks_.size());
+  for (const auto& [key, block] : blocks_) keys.push_back(key);
+  uint64_t removed = 0;
+  for (const BlockKey& key : keys) removed += remove(key) ? 1 : 0;
+  return removed;
+}
+
+// What is being written goes on in a new block of the same name; readers keep the old one.
+void Table::remove_committed(Block& block) {
+  const auto first_writing = std::stable_partition(
+      block.parts.begin(), block.parts.end(), [](const Part& part) { return part.committed(); });
+  std::vector<Part> writing(first_writing, block.parts.end());
+  block.parts.erase(first_writing, block.parts.end());
+  const BlockKey key = block.key;
+  const std::optional<BlockKey> parent = block.parent;
+  discard(take_out(block));
+  if (writing.empty()) return;
+  Block& next = insert(key, parent);
+  next.reserved = static_cast<uint32_t>(writing.size());
+  next.parts = std::move(writing);
+  refresh(next);
+}
+
+Block& Table::insert(const BlockKey& key, const std::optional<BlockKey>& parent) {
+  auto made = std::make_unique<Block>();
+  Block& block = *made;
+  block.key = key;
+  block.parent = parent;
+  block.resident = true;
+  blocks_.emplace(key, std::move(made));
+  if (const auto waiting = orphans_.find(key); waiting != orphans_.end()) {
+    block.children = waiting->second;
+    orphans_.erase(waiting);
+    if (parent && descends_from(*parent, key)) block.parent.reset();
+  }
+  policy_->on_insert(block);
+  if (!block.parent) return block;
+  const auto above = blocks_.find(*block.parent);
+  if (above == blocks_.end()) ++orphans_[*block.parent];
+  else ++above->second->children, refresh(*above->second);
+  return block;
+}
+
+// Whether the resident blocks from `key` upwards, or the last parent they name, are `ancestor`.
+bool Table::descends_from(BlockKey key, const BlockKey& ancestor) const {
+  while (key != ancestor) {
+    const auto found = blocks_.find(key);
+    if (found == blocks_.end() || !found->second->parent) return false;
+    key = *found->second->parent;
+  }
+  return true;
+}
+
+std::unique_ptr<Block> Table::take_out(Block& block) {
+  auto found = blocks_.find(block.key);
+  std::unique_ptr<Block> taken = std::move(found->second);
+  blocks_.erase(found);
+  policy_->on_remove(block);
+  block.resident = block.evictable = false;
+  if (block.children != 0) orphans_[block.key] += block.children;
+  if (!block.parent) return taken;
+  const auto above = blocks_.find(*block.parent);
+  if (above != blocks_.end()) {
+    --above->second->children;
+    refresh(*above->second);
+  } else if (const auto orphans = orphans_.find(*block.parent); --orphans->second == 0) {
+    orphans_.erase(orphans);
+  }
+  return taken;
+}
+
+// Releases the slots of a block that is out of the table, now or when its last pin goes.
+void Table::discard(std::unique_ptr<Block> block) {
+  if (block->pins != 0) {
+    Block* key = block.get();
+    leaving_.emplace(key, std::move(block));
+    return;
+  }
+  for (const Part& part : block->parts) slab_.release(part.slot);
+}
+
+std::optional<Slot> Table::allocate(uint64_t bytes) {
+  const uint64_t most = kEvictFactor * bytes + kEvictBytes;
+  for (uint64_t evicted = 0;;) {
+    if (std::optional<Slot> slot = slab_.allocate(bytes)) return slot;
+    Block* victim = evicted < most ? policy_->victim() : nullptr;
+    if (victim == nullptr) return std::nullopt;
+    for (const Part& part : victim->parts) evicted += part.slot.bytes;
+    discard(take_out(*victim));
+    ++counts_.evictions;
+  }
+}
+
+void Table::refresh(Block& block) {
+  const bool evictable = block.resident && block.children == 0 && block.pins == 0 &&
+                         block.reserved == 0 && !block.parts.empty();
+  if (evictable == block.evictable) return;
+  block.evictable = evictable;
+  policy_->on_evictable(block, evictable);
+}
+
+void Table::drop_if_empty(Block& block) {
+  if (block.parts.empty() && block.reserved == 0) discard(take_out(block));
+}
+
+}  // namespace kv

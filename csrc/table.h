@@ -1,0 +1,125 @@
+// Which blocks there are, what parts they have, and who holds them. Knows neither sockets nor
+// bytes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "eviction.h"
+#include "slab.h"
+#include "wire.h"
+
+namespace kv {
+
+using wire::BlockStatus;
+using wire::Hash;
+using wire::HashSpan;
+
+struct BlockKey {
+  uint32_t spec_id = 0;
+  Hash hash{};
+  bool operator==(const BlockKey&) const = default;
+};
+
+// Keyed: clients choose the hashes.
+struct BlockKeyHash {
+  size_t operator()(const BlockKey& key) const;
+};
+
+struct Part {
+  uint32_t part_id = 0;
+  uint32_t crc = 0;
+  uint64_t writer = 0;  // session that has it reserved; 0 = committed
+  Slot slot;
+  bool committed() const { return writer == 0; }
+};
+
+struct Block {
+  BlockKey key;
+  std::optional<BlockKey> parent;
+  std::vector<Part> parts;  // by part_id
+  uint32_t children = 0;    // resident blocks whose parent this is
+  uint32_t reserved = 0;    // parts that are being written
+  uint32_t pins = 0;        // leases and sends; its slots do not move or go
+  bool resident = false;    // in the table; else it waits for its last pin
+  bool evictable = false;
+  uint64_t last_use = 0;  // the policy's
+
+  Part* find(uint32_t part_id);
+};
+
+struct TableCounts {
+  uint64_t reserved_blocks = 0;  // parts being written
+  uint64_t pinned_blocks = 0;
+  uint64_t evictions = 0;
+};
+
+// The parts a manifest needs, ascending.
+using PartIds = std::vector<uint32_t>;
+
+// Blocks with their parts in slots of a slab. Not thread-safe; one loop owns it.
+//
+// Invariants: a part is found by readers only after commit; a (block, part) is reserved by at most
+// one session; a slot is released exactly once, and never while a pin or a writer is on it; no block
+// is its own ancestor, whatever parents clients name, so that there is always a leaf to evict.
+class Table {
+ public:
+  Table(Slab& slab, std::unique_ptr<EvictionPolicy> policy);
+  ~Table();
+
+  struct Reserved {
+    BlockStatus status = BlockStatus::kNoSpace;
+    Slot slot;
+  };
+  // GRANTED with a slot for `session` to fill, EXISTS, BUSY, or NO_SPACE if eviction does not help.
+  Reserved reserve(const BlockKey& key, const std::optional<BlockKey>& parent, uint32_t part_id,
+                   uint64_t bytes, uint64_t session);
+  // OK, or GONE if `session` has no such reservation of that generation.
+  BlockStatus commit(const BlockKey& key, uint32_t part_id, uint64_t session, uint32_t generation,
+                     uint32_t crc);
+  // Ends a reservation and gives its slot to the caller, who releases it now or when it is safe.
+  std::optional<Slot> take_back(const BlockKey& key, uint32_t part_id, uint64_t session,
+                                std::optional<uint32_t> generation);
+
+  // The resident block if it has all `parts` committed, else null.
+  Block* find_complete(const BlockKey& key, const PartIds& parts);
+  // How many leading blocks are complete; with `touch` they count as used.
+  uint32_t match(uint32_t spec_id, const PartIds& parts, HashSpan hashes, bool touch);
+  void touch(Block& block) { policy_->on_hit(block); }
+  void pin(Block& block);
+  void unpin(Block& block);
+
+  // Forgets what is committed of a block; what is being written stays. False if there was nothing.
+  bool remove(const BlockKey& key);
+  uint64_t purge();
+
+  uint64_t blocks() const { return blocks_.size(); }
+  const TableCounts& counts() const { return counts_; }
+
+ private:
+  using BlockMap = std::unordered_map<BlockKey, std::unique_ptr<Block>, BlockKeyHash>;
+
+  Block& insert(const BlockKey& key, const std::optional<BlockKey>& parent);
+  bool descends_from(BlockKey key, const BlockKey& ancestor) const;
+  std::unique_ptr<Block> take_out(Block& block);
+  void discard(std::unique_ptr<Block> block);
+  void remove_committed(Block& block);
+  std::optional<Slot> allocate(uint64_t bytes);
+  void refresh(Block& block);
+  void drop_if_empty(Block& block);
+
+  Slab& slab_;
+  std::unique_ptr<EvictionPolicy> policy_;
+  BlockMap blocks_;
+  // Children of blocks that are not resident (yet, or any more).
+  std::unordered_map<BlockKey, uint32_t, BlockKeyHash> orphans_;
+  // Taken out of the table while pinned: unpin() ends them.
+  std::unordered_map<Block*, std::unique_ptr<Block>> leaving_;
+  TableCounts counts_;
+};
+
+}  // namespace kv

@@ -1,0 +1,61 @@
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "crc32c.h"
+
+namespace {
+
+std::mt19937_64 rng(7);
+
+std::vector<uint8_t> random_bytes(size_t size) {
+  std::vector<uint8_t> bytes(size);
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(rng());
+  return bytes;
+}
+
+void gives_the_check_values_of_rfc_3720() {
+  CHECK(kv::crc32c("123456789", 9) == 0xE3069283);
+  const std::vector<uint8_t> zeros(32, 0), ones(32, 0xFF);
+  CHECK(kv::crc32c(zeros.data(), zeros.size()) == 0x8A9136AA);
+  CHECK(kv::crc32c(ones.data(), ones.size()) == 0x62A8AB43);
+  CHECK(kv::crc32c_portable("123456789", 9) == 0xE3069283);
+  CHECK(kv::crc32c(nullptr, 0) == 0);
+}
+
+void every_implementation_gives_the_same_at_any_size_and_alignment() {
+  const auto bytes = random_bytes(70'000);
+  for (int i = 0; i < 600; ++i) {
+    const size_t at = rng() % 64;
+    const size_t size = i < 300 ? static_cast<size_t>(i) : rng() % 69'000;
+    const auto init = static_cast<uint32_t>(i % 3 == 0 ? 0 : rng());
+    const uint32_t wanted = kv::crc32c_portable(bytes.data() + at, size, init);
+    CHECK(kv::crc32c(bytes.data() + at, size, init) == wanted);
+    std::vector<uint8_t> copy(size + 1, 0xAA);
+    CHECK(kv::copy_crc32c(copy.data(), bytes.data() + at, size, init) == wanted);
+    CHECK(size == 0 || std::memcmp(copy.data(), bytes.data() + at, size) == 0);
+    CHECK(copy[size] == 0xAA);
+  }
+}
+
+void combines_as_if_the_bytes_had_stood_together() {
+  const auto bytes = random_bytes(50'000);
+  for (int i = 0; i < 200; ++i) {
+    const size_t size = rng() % bytes.size();
+    const size_t cut = size == 0 ? 0 : rng() % size;
+    const uint32_t a = kv::crc32c(bytes.data(), cut);
+    const uint32_t b = kv::crc32c(bytes.data() + cut, size - cut);
+    CHECK(kv::crc32c_combine(a, b, size - cut) == kv::crc32c(bytes.data(), size));
+    CHECK(kv::crc32c(bytes.data() + cut, size - cut, a) == kv::crc32c(bytes.data(), size));
+  }
+}
+
+}  // namespace
+
+int main() {
+  gives_the_check_values_of_rfc_3720();
+  every_implementation_gives_the_same_at_any_size_and_alignment();
+  combines_as_if_the_bytes_had_stood_together();
+}

@@ -1,0 +1,109 @@
+// The scanners of the router's hot path under sanitizers: any bytes, cut anywhere, are taken or
+// refused, never read beyond. What they mean is held in tests/router/native.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <random>
+#include <string>
+#include <string_view>
+
+#include "check.h"
+#include "http_scan.h"
+#include "json_scan.h"
+#include "stream_feed.h"
+
+namespace {
+
+// A copy without a byte to spare, so that a read beyond its end is an error of the sanitizer.
+struct Exact {
+  explicit Exact(std::string_view text) : data(new char[text.size()]), size(text.size()) {
+    text.copy(data.get(), size);
+  }
+  std::string_view view() const { return {data.get(), size}; }
+  std::unique_ptr<char[]> data;
+  size_t size;
+};
+
+constexpr kv::HttpLimits kLimits{4096, 32};
+
+void scan_all(std::string_view text) {
+  const Exact exact(text);
+  kv::HttpMessage request, answer, head;
+  kv::scan_plain_request(exact.view(), kLimits, request);
+  kv::scan_plain_answer(exact.view(), kLimits, answer);
+  kv::scan_chunked_head(exact.view(), kLimits, head);
+  kv::scan_json_object(exact.view(), "prompt");
+}
+
+void test_mutated_messages_are_taken_or_refused() {
+  const std::string seeds[] = {
+      "POST /v1/completions?a=b HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}",
+      "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nServer: u\r\n\r\nok",
+      "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+      "{\"model\":\"m\",\"prompt\":[1,2,4294967295],\"a\":{\"b\":[\"\\u00e9\\n\",1.5e3,null]}}",
+  };
+  std::mt19937 random(7);
+  for (const std::string& seed : seeds) {
+    for (size_t cut = 0; cut <= seed.size(); ++cut) scan_all(std::string_view(seed).substr(0, cut));
+    for (int i = 0; i < 20000; ++i) {
+      std::string text = seed;
+      for (uint32_t k = random() % 4; k > 0; --k) text[random() % text.size()] = static_cast<char>(random());
+      if (random() % 4 == 0) text.resize(random() % text.size());
+      scan_all(text);
+    }
+  }
+}
+
+void test_streams_cut_anywhere_come_out_whole() {
+  std::mt19937 random(11);
+  for (int round = 0; round < 5000; ++round) {
+    std::string frames;
+    for (uint32_t k = random() % 6; k > 0; --k) {
+      const std::string payload(1 + random() % 30, random() % 3 == 0 ? '\n' : 'x');
+      char size[16];
+      std::snprintf(size, sizeof size, "%zx\r\n", payload.size());
+      frames += size + payload + "\r\n";
+    }
+    const std::string whole = frames + "0\r\n\r\n";
+    kv::GapCounts gaps({0.1, 1.0});
+    kv::StreamFeed feed;
+    feed.count_into(&gaps);
+    std::string out;
+    for (size_t at = 0; at < whole.size();) {
+      const size_t piece = std::min<size_t>(1 + random() % 20, whole.size() - at);
+      const Exact exact(std::string_view(whole).substr(at, piece));
+      if (feed.take(exact.view(), static_cast<double>(at))) {
+        out += exact.view();
+      } else {
+        out += feed.frames();
+      }
+      at += piece;
+    }
+    CHECK(feed.state() == kv::StreamFeed::State::kEnded);
+    CHECK(out == frames);
+  }
+}
+
+void test_any_bytes_leave_a_feed_open_ended_or_bad() {
+  std::mt19937 random(13);
+  for (int round = 0; round < 20000; ++round) {
+    kv::StreamFeed feed;
+    for (int piece = 0; piece < 3 && feed.state() == kv::StreamFeed::State::kOpen; ++piece) {
+      std::string text(random() % 24, ' ');
+      for (char& c : text) c = "0123af\r\n;x"[random() % 10];
+      const Exact exact(text);
+      feed.take(exact.view(), 1.0);
+      feed.note(exact.view(), 2.0);
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  test_mutated_messages_are_taken_or_refused();
+  test_streams_cut_anywhere_come_out_whole();
+  test_any_bytes_leave_a_feed_open_ended_or_bad();
+  return 0;
+}

@@ -1,0 +1,70 @@
+// Landings that are waited for. Takes the time as an argument and tells what is to be answered.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "registry.h"
+#include "table.h"
+
+namespace kv {
+
+using TimePoint = std::chrono::steady_clock::time_point;
+
+struct Wait {
+  uint64_t session = 0;
+  uint64_t request_id = 0;
+  uint32_t spec_id = 0;
+  PartIds parts;
+  std::vector<Hash> hashes;  // the first `upto` of the request
+  bool lease = false;
+  TimePoint deadline;
+  uint32_t reached = 0;  // blocks before it were complete when looked at last
+
+  HashSpan span() const { return {hashes.data(), static_cast<uint32_t>(hashes.size())}; }
+};
+
+// Each wait stands at the first of its blocks that is missing, and is looked at again only when
+// something of that block has been committed.
+class Waits {
+ public:
+  using Ended = std::vector<std::unique_ptr<Wait>>;
+
+  explicit Waits(Table& table) : table_(table) {}
+
+  // Whether (session, request) waits already.
+  bool has(uint64_t session, uint64_t request_id) const {
+    return waits_.contains({session, request_id});
+  }
+  // The wait itself if it has landed already, else null: it is kept.
+  std::unique_ptr<Wait> add(std::unique_ptr<Wait> wait);
+  // The waits that landed because a part of this block was committed.
+  Ended committed(const BlockKey& key);
+  Ended expired(TimePoint now);
+  std::unique_ptr<Wait> cancel(uint64_t session, uint64_t request_id);
+  void drop_session(uint64_t session);
+
+  std::optional<TimePoint> next_deadline() const;
+  size_t size() const { return waits_.size(); }
+
+ private:
+  using Id = std::pair<uint64_t, uint64_t>;  // session, request
+
+  bool landed(Wait& wait) const;
+  void stand(Wait& wait);
+  std::unique_ptr<Wait> take(Id id);
+
+  Table& table_;
+  std::map<Id, std::unique_ptr<Wait>> waits_;
+  std::unordered_multimap<BlockKey, Id, BlockKeyHash> standing_;
+  std::set<std::pair<TimePoint, Id>> deadlines_;
+};
+
+}  // namespace kv

@@ -1,0 +1,167 @@
+// The protocol between kvstore clients and a store node. This header is its specification.
+//
+// TRANSPORT. A byte stream (TCP or a Unix socket). All integers are little-endian. Every frame is
+//
+//     header (32 bytes) | body (body_bytes) | payload (payload_bytes)
+//
+//     offset  0  u32 magic          "KVR1"
+//             4  u8  version        kVersion
+//             5  u8  op             Op
+//             6  u16 status         Status; 0 in a request
+//             8  u64 request_id     chosen by the client; the reply carries it
+//            16  u32 body_bytes     <= max_body_bytes(op) in a request, <= kMaxBodyBytes in a reply
+//            20  u32 reserved       0
+//            24  u64 payload_bytes  0 except in a PUT request and a GET reply
+//
+// One request has one reply. Replies may come in another order than the requests: WAIT is answered
+// when the blocks land. The first request of a connection is HELLO; anything else before it, a
+// header that breaks the rules above, and a body that does not parse to its last byte are answered
+// with BAD_REQUEST (or UNSUPPORTED_VERSION) and end the connection.
+//
+// VERIFICATION. The header is checked before a byte of the body is kept, body memory grows with the
+// bytes that have come (never with the length that was announced), and each count in a body is
+// checked against the bytes left before anything is allocated for it.
+//
+// FIELDS of a body, in the order of the `fields` function of its struct in wire_requests.h and
+// wire_replies.h:
+//     u8 u16 u32 u64     integers                    digest      32 raw bytes
+//     text               u16 length, UTF-8           blob        u32 length, bytes
+//     list of X          u32 count, then count X     hashes      list of digest
+//
+// ERRORS. A reply whose status is not OK has one `text` as its body (ErrorReply), except the reply
+// of WAIT: LANDED is OK, and TIMEOUT and CANCELLED carry a WaitReply too. Any error reply to a PUT
+// ends the connection: its payload is on the way and will not be read.
+//
+// SHARED MEMORY. A HELLO with kWantPool over a Unix socket is answered with the pool's memfd
+// (SCM_RIGHTS, with the first byte of the reply): re-opened read-only, or read-write with
+// kWantWrite. A HELLO with kWantWrite carries the read end of a pipe along (SCM_RIGHTS, with its
+// first byte): the FENCE. The client closes the write end only after it has unmapped the pool; when
+// the process dies the kernel does so after its memory map is gone. Slots that a vanished
+// connection might still be writing stay out of use until the fence's write end is closed.
+//
+// PAYLOADS. PUT: for each block of `hashes` the part's bytes and their CRC32C (u32), also for
+// blocks that turn out to exist. GET: the bytes of the leading run of blocks, whose CRC32Cs are in
+// the body of the reply.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace kv::wire {
+
+static_assert(std::endian::native == std::endian::little, "kvcore is written for little-endian");
+
+inline constexpr uint32_t kMagic = 0x3152564B;  // "KVR1"
+inline constexpr uint8_t kVersion = 1;
+inline constexpr size_t kHeaderBytes = 32;
+inline constexpr size_t kHashBytes = 32;
+inline constexpr uint32_t kMaxBodyBytes = 4u << 20;
+inline constexpr uint32_t kMaxDocBytes = 64u << 10;
+inline constexpr uint32_t kMaxTextBytes = 1024;
+inline constexpr uint32_t kMaxHashes = 16384;  // blocks in one request
+inline constexpr uint32_t kMaxParts = 1024;    // parts of one manifest
+inline constexpr uint32_t kMaxSlots = 131072;  // blocks x parts in one ACQUIRE
+inline constexpr uint32_t kMaxDeadlineMs = 3600u * 1000;
+inline constexpr uint16_t kAllParts = 0xFFFF;
+
+enum class Op : uint8_t {
+  kHello = 1,      // who the client is; what the server is; the pool's memfd
+  kRegister = 2,   // a manifest, its spec and its parts, by an engine
+  kManifests = 3,  // what is registered, and by whom
+  kMatch = 4,      // the longest leading run of blocks whose parts are all committed
+  kReserve = 5,    // slots to write one part of several blocks into (shared memory only)
+  kCommit = 6,     // make reserved parts visible
+  kAbort = 7,      // give reserved slots back; the client no longer writes them
+  kPut = 8,        // reserve, send and commit in one request
+  kAcquire = 9,    // match, and a lease on what matched
+  kRelease = 10,   // end a lease
+  kGet = 11,       // the bytes of one part of a leading run of blocks
+  kWait = 12,      // answered when the first `upto` blocks have landed, or at the deadline
+  kCancel = 13,    // end a WAIT
+  kDelete = 14,    // forget blocks
+  kPurge = 15,     // forget all blocks
+  kStats = 16,     // gauges and counters
+};
+
+enum class Status : uint16_t {
+  kOk = 0,
+  kBadRequest = 1,
+  kUnsupportedVersion = 2,
+  kUnknownManifest = 3,  // not registered with this server (it may have restarted)
+  kLimit = 4,            // a limit of the server; nothing was done
+  kNotAllowed = 5,       // e.g. RESERVE without a writable pool and a fence
+  kConflict = 6,         // REGISTER: a part digest that is known with another size
+  kTimeout = 7,
+  kCancelled = 8,
+};
+
+// What became of one block of a request.
+enum class BlockStatus : uint8_t {
+  kOk = 0,       // COMMIT: visible. ABORT: freed. get_into: read and verified.
+  kGranted = 1,  // RESERVE: the slot is the caller's until COMMIT or ABORT
+  kStored = 2,   // PUT: visible
+  kExists = 3,   // RESERVE, PUT: committed already
+  kBusy = 4,     // RESERVE, PUT: another writer has it reserved
+  kNoSpace = 5,  // RESERVE, PUT: no slot, even after eviction
+  kCorrupt = 6,  // PUT: the bytes do not match their CRC32C; not stored. get_into: the same, found
+                 // by the reader
+  kGone = 7,     // COMMIT, ABORT: no such reservation of this connection (any more)
+  kMissing = 8,  // get_into: not in the store
+};
+
+enum HelloFlags : uint32_t { kWantPool = 1, kWantWrite = 2 };
+enum class PoolAccess : uint8_t { kNone = 0, kRead = 1, kWrite = 2 };
+
+struct Hash {
+  uint8_t bytes[kHashBytes];
+  bool operator==(const Hash&) const = default;
+};
+static_assert(sizeof(Hash) == kHashBytes && alignof(Hash) == 1);
+
+// Hashes that lie in someone else's memory (a frame body, a caller's buffer).
+struct HashSpan {
+  const Hash* data = nullptr;
+  uint32_t count = 0;
+  const Hash& operator[](size_t i) const { return data[i]; }
+};
+
+struct Header {
+  uint8_t version = kVersion;
+  Op op{};
+  Status status = Status::kOk;
+  uint64_t request_id = 0;
+  uint32_t body_bytes = 0;
+  uint64_t payload_bytes = 0;
+};
+
+enum class HeaderError { kNone, kMagic, kVersion, kOp, kBodyTooLong, kReserved };
+
+// The payload of a PUT: each block's bytes and their CRC32C.
+constexpr uint64_t put_payload_bytes(uint64_t block_bytes, uint64_t blocks) {
+  return (block_bytes + sizeof(uint32_t)) * blocks;
+}
+
+// The most that the body of a request of this op may have.
+constexpr uint32_t max_body_bytes(Op op) {
+  constexpr uint32_t hashes = kMaxHashes * kHashBytes + 64;
+  switch (op) {
+    case Op::kHello: return kMaxTextBytes + 64;
+    case Op::kRegister: return kMaxDocBytes + kMaxParts * 40 + 2 * kMaxTextBytes + 128;
+    case Op::kMatch:
+    case Op::kDelete:
+    case Op::kReserve:
+    case Op::kPut:
+    case Op::kAcquire:
+    case Op::kGet:
+    case Op::kWait: return hashes + 64;
+    case Op::kCommit:
+    case Op::kAbort: return hashes + kMaxHashes * 8 + 64;
+    default: return 16;
+  }
+}
+
+}  // namespace kv::wire
+
+#include "wire_replies.h"   // IWYU pragma: export
+#include "wire_requests.h"  // IWYU pragma: export

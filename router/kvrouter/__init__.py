@@ -1,0 +1,1 @@
+"""The OpenAI-compatible router between clients and prefill and decode engines."""

@@ -1,0 +1,106 @@
+"""Native scanning for the router's hot path."""
+
+from collections.abc import Sequence
+
+def scan_object(body: bytes, ids_key: str = "prompt") -> tuple[dict[str, tuple[int, int]], bytes | None]:
+    """Validate one JSON object in a single pass, without building it.
+
+    Returns (spans, ids). `spans`: start and end in `body` of the value of each top-level member, in the order
+    of the text. `ids`: the items of the member `ids_key` as native uint32, where it is a non-empty array of
+    integers 0..2**32-1; else None.
+
+    ValueError, with the byte offset: not one JSON object (RFC 8259) in UTF-8, a top-level name that occurs
+    twice, a lone surrogate, more than 128 levels or 1024 members.
+    """
+
+def scan_request(
+    data: bytes, head_bytes: int, fields: int
+) -> tuple[str, str, str, dict[str, str], bytes, bool] | None:
+    """One whole plain request of HTTP/1.1: (method, path, query, headers by lower-case name, body, keep-alive).
+
+    None where `data` is anything else, be it only unusual: incomplete, more than one request, chunked, with an
+    expectation or upgrade, a method other than GET and POST, a head of more than `head_bytes` or `fields` lines.
+    """
+
+def scan_answer(
+    data: bytes, head_bytes: int, fields: int
+) -> tuple[int, list[tuple[bytes, bytes]], bytes, bool] | None:
+    """One whole plain answer of HTTP/1.1 with a content-length: (status, headers, body, keep-alive); else None."""
+
+def scan_chunked(
+    data: bytes, head_bytes: int, fields: int
+) -> tuple[int, list[tuple[bytes, bytes]], bytes, bool] | None:
+    """The whole head of an answer with a chunked body: (status, headers, what has come of the body, keep-alive)."""
+
+class GapCounts:
+    """Times between events of streams, counted by upper bounds in seconds; shared by many feeds, one thread."""
+
+    def __init__(self, bounds: Sequence[float]) -> None: ...
+    def observe(self, gap_s: float, times: int = 1) -> None: ...
+    @property
+    def counts(self) -> list[int]:
+        """Per bound, and last those above all bounds; not cumulative."""
+
+    @property
+    def sum_s(self) -> float: ...
+
+class StreamFeed:
+    """A chunked body on its way through: finds where its frames end, counts its server-sent events.
+
+    A frame that has not come whole is held back (8 MiB at most), so that what is passed on ends between frames.
+    """
+
+    def __init__(self) -> None: ...
+    def take(self, data: bytes) -> bytes | None:
+        """`data` itself if it may be passed on as it is; None: pass on `frames()`, look at `ended` and `bad`."""
+
+    def frames(self) -> bytes: ...
+    def note(self, payload: bytes) -> None:
+        """Count a piece of body that came without frames."""
+
+    def count_into(self, gaps: GapCounts) -> None: ...
+    @property
+    def ended(self) -> bool: ...
+    @property
+    def bad(self) -> bool: ...
+    @property
+    def events(self) -> int:
+        """Without the end mark `data: [DONE]`."""
+
+    @property
+    def first_s(self) -> float:
+        """When the first whole frame came, on the monotonic clock; 0.0 before."""
+
+    @property
+    def last_s(self) -> float: ...
+    @property
+    def tail(self) -> bytes:
+        """The last bytes of the body, about 1 KiB."""
+
+def find_token_ids(body: bytes, key: str) -> tuple[int, int, bytes] | None:
+    """Find the first member `key`, at any depth of a JSON text, whose value is a non-empty array of token ids.
+
+    Returns (start, end, ids): where the array lies in `body`, and its items as native uint32. The text is not
+    validated otherwise.
+    """
+
+class PrefixTable:
+    """Which holder (numbered 0 to 126) has which block; a block is the low 64 bits of its hash.
+
+    Bounded: beyond `max_blocks` those not used lately are forgotten. Ids are native uint64, hashes 32 bytes each,
+    both one after the other. One thread at a time. ValueError: a holder's number, or no whole number of items.
+    """
+
+    def __init__(self, max_blocks: int) -> None: ...
+    def __len__(self) -> int: ...
+    def store(self, holder: int, ids: bytes) -> None: ...
+    def store_hashes(self, holder: int, hashes: bytes) -> None: ...
+    def remove(self, holder: int, ids: bytes) -> None: ...
+    def match(self, hashes: bytes) -> list[tuple[int, int]]:
+        """(holder, leading blocks of the chain that it has), without those that have none."""
+
+    def retire(self, holder: int) -> None:
+        """Forget all that it has; its number must not store again before a whole sweep."""
+
+    def sweep(self, max_slots: int) -> bool:
+        """Take retired holders out of some slots; True when the numbers retired at its begin are free."""

@@ -1,0 +1,283 @@
+"""Puts the router together, opens its port and takes it down again. Decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import time
+from typing import TYPE_CHECKING, Final
+
+import orjson
+import uvloop
+
+from kvrouter import log as request_log
+from kvrouter.budget import Admission, RecomputeBudget
+from kvrouter.chains import Chains
+from kvrouter.engine import BreakerState, Role
+from kvrouter.families import FAMILIES
+from kvrouter.handover import Handover
+from kvrouter.http.client import Deadlines
+from kvrouter.http.routes import Routes
+from kvrouter.http.server import HttpServer
+from kvrouter.http.watch import Watch
+from kvrouter.kv_events import EventLedger, EventSubscriber
+from kvrouter.landing import StoreView
+from kvrouter.leg import Legs
+from kvrouter.metrics import CONTENT_TYPE, Metrics
+from kvrouter.models import ModelNames, models_body
+from kvrouter.policies import make_policy
+from kvrouter.pool import Pool
+from kvrouter.prefix_index import PrefixIndex
+from kvrouter.probe import Prober
+from kvrouter.readings import Readings
+from kvrouter.serve import Router
+from kvrouter.sharing import Sharing
+from kvrouter.survey import Survey
+from kvrouter.tokens import LocalTokenizer, TokenizerUnavailable, TokenSource
+from kvstore.aio import AsyncStoreClient
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvrouter.config import RouterSettings
+    from kvrouter.http.exchange import Exchange
+    from kvrouter.log import RequestLog
+
+GRACE_S: Final = 30.0
+CONNECT_S: Final = 5.0
+STORE_DEADLINE_S: Final = 2.0
+"""A store that does not answer for so long is given up, until it can be connected again."""
+STORE_WAIT_S: Final = 2.0
+"""How long the start waits for the store, which may also come later."""
+_TICK_S: Final = 0.25
+_SWEEP_S: Final = 0.1
+_CIRCUIT: Final = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 1.0, BreakerState.OPEN: 2.0}
+
+log = logging.getLogger(__name__)
+
+
+class App:
+    """One router. `start`, then `close`; both on the running loop.
+
+    Args:
+        settings: of `kvrouter serve`.
+        lines: takes a line per request, or None.
+
+    Raises:
+        TokenizerUnavailable: `--tokenizer` cannot be loaded.
+    """
+
+    def __init__(self, settings: RouterSettings, lines: RequestLog | None = None) -> None:
+        self.settings = settings
+        self._lines = lines
+        self._started_s = int(time.time())
+        self.metrics = Metrics()
+        self.pool = Pool()
+        for role, addresses in ((Role.PREFILL, settings.prefill), (Role.DECODE, settings.decode)):
+            for address in addresses:
+                self.pool.add(address, role)
+        self._families = {
+            name: family(own_connectors=settings.store is None) for name, family in FAMILIES.items()
+        }
+        self._policy = make_policy(settings.policy)
+        self._index = PrefixIndex(settings.index_blocks)
+        self._models = ModelNames(settings.model)
+        self._ledger: EventLedger | None = None
+        if settings.kv_events_bind is not None:
+            self._ledger = EventLedger(self._index, self.pool.find, lambda: self.pool.domain)
+        self._client: AsyncStoreClient | None = None
+        if settings.store is not None:
+            self._client = AsyncStoreClient(
+                settings.store, name="router", deadline_s=STORE_DEADLINE_S
+            )
+        self._store = StoreView(self._client) if self._client is not None else None
+        self._budget = RecomputeBudget(settings.recompute_budget_tokens)
+        self._tokenizer = LocalTokenizer(settings.tokenizer) if settings.tokenizer else None
+        self._subscriber: EventSubscriber | None = None
+        self._watch: Watch | None = None
+        self._legs: Legs | None = None
+        self._tokens: TokenSource | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+        self.server: HttpServer | None = None
+        self._prober = Prober(
+            self.pool,
+            self._families.__getitem__,
+            interval_s=settings.health_interval_s,
+            timeout_s=settings.health_timeout_s,
+            model=settings.model,
+            learn=self._store.learn if self._store is not None else None,
+        )
+        self._sharing = Sharing(
+            self.pool, self._store.difference if self._store is not None else _manifests_differ
+        )
+
+    async def start(self) -> int:
+        """Open the port and ask every engine once; returns the port.
+
+        Raises:
+            OSError: an address cannot be bound.
+        """
+        settings = self.settings
+        self._watch = Watch(asyncio.get_running_loop(), _TICK_S)
+        deadlines = Deadlines(CONNECT_S, settings.request_timeout_s, settings.request_timeout_s)
+        self._legs = Legs(self.pool, self._families, self._watch, deadlines, self.metrics)
+        watchers = (self._models, self._policy, self._index, self._legs, self._sharing)
+        for watcher in (*watchers, self._ledger):
+            if watcher is not None:
+                self.pool.watch(watcher)
+        if settings.kv_events_bind is not None and self._ledger is not None:
+            self._subscriber = EventSubscriber(settings.kv_events_bind, self._ledger)
+        if self._client is not None:
+            self._client.start()
+            await self._client.wait_connected(STORE_WAIT_S)
+        tokens = self._tokens = TokenSource(self._legs.post, self._tokenizer)
+        router = self._router(self._legs, tokens)
+        self._expose(tokens)
+        routes = [
+            ("POST", "/v1/completions", router.completions),
+            ("POST", "/v1/chat/completions", router.chat),
+            ("GET", "/v1/models", self._list_models),
+            ("GET", "/health", self._health),
+            ("GET", "/metrics", self._metrics_page),
+        ]
+        self.server = HttpServer(Routes(routes).handle)
+        port = await self.server.listen(settings.host, settings.port)
+        self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
+        await self._prober.start(self.pool.all())
+        return port
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Let requests under way end within `grace_s`, then give everything back. Idempotent."""
+        if self.server is not None:
+            await self.server.close(grace_s)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeper
+        await self._prober.close()
+        if self._subscriber is not None:
+            self._subscriber.close()
+        if self._tokens is not None:
+            self._tokens.close()
+        if self._legs is not None:
+            self._legs.close()
+        if self._client is not None:
+            await self._client.close()
+        if self._watch is not None:
+            self._watch.close()
+        if self._lines is not None:
+            self._lines.flush()
+
+    def _router(self, legs: Legs, tokens: TokenSource) -> Router:
+        settings, chains = self.settings, Chains()
+        survey = Survey(
+            legs=legs,
+            tokens=tokens,
+            chains=chains,
+            index=self._index,
+            ledger=self._ledger,
+            store=self._store,
+            needs_hashes=self._policy.needs_hashes,
+            prefill_threshold=settings.prefill_threshold,
+        )
+        return Router(
+            pool=self.pool,
+            policy=self._policy,
+            survey=survey,
+            legs=legs,
+            handover=Handover(self._store, chains, settings.landing_timeout_s, self.metrics),
+            budget=self._budget,
+            admission=Admission(settings.max_concurrent_requests),
+            metrics=self.metrics,
+            log=self._lines,
+            models=self._models,
+            split=bool(settings.prefill),
+        )
+
+    def _expose(self, tokens: TokenSource) -> None:
+        """Let a scrape see what other objects count and know."""
+        counts: dict[str, Mapping[str, int]] = {"tokenize": tokens.counts}
+        if self._store is not None:
+            counts["store_view"] = self._store.counts
+        if self._ledger is not None:
+            counts["kv_event"] = self._ledger.counts
+        readings = Readings(self.pool, self._index, self._budget, self._sharing, self._ledger)
+        for reading in (*readings.all(), *readings.counters(counts)):
+            self.metrics.add(reading)
+
+    async def _sweep(self) -> None:
+        """Take what gone engines held out of the index, a little at a time."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self._index.sweep()
+
+    # -- endpoints
+
+    async def _list_models(self, exchange: Exchange) -> None:
+        exchange.respond(200, models_body(self.pool.all(), self._started_s))
+
+    async def _health(self, exchange: Exchange) -> None:
+        """200 while requests can be served, also where that means computing without reuse."""
+        lacking = []
+        if self.settings.prefill and not self.pool.engines(Role.PREFILL):
+            lacking.append("no prefill engine is available: decode engines compute prompts")
+        if self._client is not None and not self._client.connected:
+            lacking.append("the store is not connected")
+        if not self.pool.engines(Role.DECODE):
+            reason = {"status": "unavailable", "reason": "no decode engine is available"}
+            exchange.respond(503, orjson.dumps(reason), headers=[("retry-after", "1")])
+            return
+        status = "degraded" if lacking else "ok"
+        exchange.respond(200, orjson.dumps({"status": status, "lacking": lacking}))
+
+    async def _metrics_page(self, exchange: Exchange) -> None:
+        exchange.respond(200, self.metrics.page(), content_type=CONTENT_TYPE)
+
+
+def _manifests_differ(one: str, other: str) -> str:
+    return f"manifests {one[:12]} and {other[:12]}"
+
+
+def run(settings: RouterSettings) -> int:
+    """Serve until SIGINT or SIGTERM; returns the exit code.
+
+    Raises:
+        OSError: an address cannot be bound.
+    """
+    lines = request_log.set_up(settings.log_level)
+    try:
+        app = App(settings, lines)
+    except TokenizerUnavailable as error:
+        log.error("%s", error)
+        return 2
+    uvloop.run(_main(app))
+    return 0
+
+
+def _quiet_collector() -> None:
+    """What start-up made stays: walking it again and again would only stop requests for a while.
+
+    Requests leave no cycles behind, so the young generation may grow between two walks.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+async def _main(app: App) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        port = await app.start()
+        _quiet_collector()
+        print(f"kvrouter ready: http://{app.settings.host}:{port}", flush=True)
+        await stop.wait()
+        log.info("closing: requests under way get %g s", GRACE_S)
+        await app.close(GRACE_S)
+    finally:
+        await app.close()

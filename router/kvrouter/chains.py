@@ -1,0 +1,119 @@
+"""Block hashes of prompts, remembering the latest chains.
+
+What a prompt shares with one of them is not hashed again, so that the next turn of a session costs
+its new tokens only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from kvstore import _core
+from kvstore.chain import HASH_BYTES
+
+if TYPE_CHECKING:
+    from kvrouter.engine import HashDomain
+
+    Key = tuple[bytes, HashDomain, tuple[str, str] | None, str | None]
+
+ID_BYTES: Final = 4
+LEAST_BLOCKS: Final = 8
+"""A shorter chain is hashed sooner than it is looked up."""
+
+
+class Chains:
+    """Hashes prompts as vLLM's `sha256_cbor` does (`kvstore.chain`).
+
+    One chain is remembered per first block (and domain, adapter, salt): the latest.
+
+    Args:
+        max_bytes: bound of the token ids and hashes that are remembered; the chains used longest
+            ago are forgotten.
+
+    Attributes:
+        reused_blocks: hashes that were taken from memory; only grows.
+    """
+
+    def __init__(self, max_bytes: int = 64 << 20) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._known: OrderedDict[Key, tuple[bytes, bytes]] = OrderedDict()
+        self.reused_blocks = 0
+
+    def hashes(
+        self,
+        ids: bytes,
+        domain: HashDomain,
+        adapter: tuple[str, str] | None = None,
+        salt: str | None = None,
+    ) -> bytes:
+        """The chain of a prompt: 32 bytes per whole block.
+
+        Args:
+            ids: its token ids as native uint32.
+            domain: block size and root.
+            adapter: name and path of the LoRA adapter.
+            salt: the request's `cache_salt`.
+        """
+        width = domain.block_tokens * ID_BYTES
+        blocks = len(ids) // width
+        if blocks < LEAST_BLOCKS:
+            return _hash(memoryview(ids), domain, adapter, salt)
+        key = (ids[:width], domain, adapter, salt)
+        known = self._known.get(key)
+        if known is None:
+            hashes = _hash(memoryview(ids), domain, adapter, salt)
+        else:
+            self._known.move_to_end(key)
+            shared = _shared_blocks(ids, known[0], width)
+            self.reused_blocks += shared
+            hashes = known[1][: shared * HASH_BYTES]
+            if shared == blocks:
+                return hashes
+            rest = memoryview(ids)[shared * width :]
+            hashes += _hash(rest, domain, adapter, salt, parent=hashes[-HASH_BYTES:])
+        self._remember(key, ids[: blocks * width], hashes)
+        return hashes
+
+    def _remember(self, key: Key, ids: bytes, hashes: bytes) -> None:
+        size = len(ids) + len(hashes)
+        if size > self._max_bytes // 4:
+            return
+        self._bytes += size - sum(map(len, self._known.get(key, ())))
+        self._known[key] = (ids, hashes)
+        while self._bytes > self._max_bytes:
+            _, oldest = self._known.popitem(last=False)
+            self._bytes -= sum(map(len, oldest))
+
+
+def _hash(
+    ids: memoryview,
+    domain: HashDomain,
+    adapter: tuple[str, str] | None,
+    salt: str | None,
+    *,
+    parent: bytes | None = None,
+) -> bytes:
+    return _core.chain_hashes(
+        ids.cast("I"),
+        domain.block_tokens,
+        root=domain.root,
+        parent=parent,
+        lora=adapter,
+        cache_salt=salt,
+    )
+
+
+def _shared_blocks(one: bytes, other: bytes, width: int) -> int:
+    """Leading blocks that are equal; the first one is known to be."""
+    low, high = 1, min(len(one), len(other)) // width
+    if one[: high * width] == other[: high * width]:
+        return high
+    while low < high:  # the first `low` are equal, and no more than the first `high` can be
+        middle = (low + high + 1) // 2
+        if one[low * width : middle * width] == other[low * width : middle * width]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

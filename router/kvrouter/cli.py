@@ -1,0 +1,91 @@
+"""The `kvrouter` command: finds the command and hands over to `kvrouter.commands`.
+
+Imports nothing heavy, so that `kvrouter --help` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: where its settings model and its `run(settings) -> int | None` are."""
+
+    name: str
+    help: str
+    settings: str
+    run: str
+
+
+COMMANDS: Final = (
+    Command(
+        "serve",
+        "run the router before pools of prefill and decode engines",
+        "kvrouter.config:RouterSettings",
+        "kvrouter.app:run",
+    ),
+    Command(
+        "store",
+        "run a node of the KV store",
+        "kvstore.config:StoreSettings",
+        "kvstore.serve:run",
+    ),
+    Command(
+        "sim",
+        "run a simulated engine that moves and checks real KV bytes, without a GPU",
+        "kvrouter.sim.config:SimSettings",
+        "kvrouter.sim.serve:run",
+    ),
+    Command(
+        "demo",
+        "run store, engines and router on this machine, send them requests, kill one",
+        "kvrouter.demo.config:DemoSettings",
+        "kvrouter.demo.run:run",
+    ),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `kvrouter`; returns the exit code: 0 well, 1 failed while running, 2 wrong use."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    command = next((c for c in COMMANDS if args and c.name == args[0]), None)
+    if command is not None:
+        code: int = imported("kvrouter.commands:run_command")(command, args[1:])
+        return code
+    if args and args[0] == "config":
+        code = imported("kvrouter.commands:run_config")(COMMANDS, args[1:])
+        return code
+    _top_parser().parse_args(args)
+    return 2
+
+
+def _top_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvrouter", description=f"{metadata.metadata('kvrouter')['Summary']}."
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"kvrouter {metadata.version('kvrouter')}"
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for each in COMMANDS:
+        subparsers.add_parser(each.name, help=each.help)
+    subparsers.add_parser("config", help="show a command's settings and whence they came")
+    return parser
+
+
+def imported(path: str) -> Any:
+    """What `MODULE:NAME` names, imported now."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Settings of the router: flags > environment > YAML file > default.
+
+Read once at start; nothing else in kvrouter reads the environment.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from kvrouter.engine import parse_address
+from kvstore.address import parse_url
+
+
+def _split(value: Any) -> Any:
+    """A list may be written `a,b` or `a b` (environment), or as a list (flags, YAML)."""
+    if isinstance(value, str):
+        return value.replace(",", " ").split()
+    if isinstance(value, list):
+        return [
+            part for item in value for part in (_split(item) if isinstance(item, str) else [item])
+        ]
+    return value
+
+
+Addresses = Annotated[list[str], NoDecode, BeforeValidator(_split)]
+
+
+class RouterSettings(BaseSettings):
+    """Settings of `kvrouter serve`.
+
+    A field `some_name` is the flag `--some-name`, the environment's `KVROUTER_SOME_NAME` and the
+    YAML file's `some_name`; `json_schema_extra={"flags": [...]}` adds spellings of the flag.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="KVROUTER_", extra="forbid")
+
+    prefill: Addresses = Field(
+        default_factory=list,
+        description="Engines for prefill legs, as URL or HOST:PORT; repeat it or give a list. "
+        "An engine named here and under --decode takes both legs.",
+    )
+    decode: Addresses = Field(
+        default_factory=list,
+        description="Engines for decode legs, as URL or HOST:PORT; repeat it or give a list.",
+    )
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(
+        default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one."
+    )
+    model: str | None = Field(
+        default=None,
+        description="Name of the one model to serve; requests for others are answered 404. "
+        "By default every model that the engines' /v1/models name.",
+    )
+    store: str | None = Field(
+        default=None,
+        description="KV store that the engines' connectors use, as kv://HOST:PORT. Without it the "
+        "router awaits no landing; the engines' own connectors still hand KV over.",
+    )
+    policy: Literal["round_robin", "least_tokens", "prefix"] = Field(
+        default="prefix",
+        description="How engines are chosen: round_robin in turn, least_tokens by tokens under "
+        "way, prefix also by what each engine and the store already hold.",
+    )
+    prefill_threshold: int = Field(
+        default=0,
+        ge=0,
+        description="Skip the prefill leg where no more tokens than this are missing on the "
+        "decode engine.",
+    )
+    kv_events_bind: str | None = Field(
+        default=None,
+        description="Address on which KV events are taken, as tcp://HOST:PORT. Engines connect "
+        "their publisher to it with the topic kv@HOST:PORT, their own address as given here.",
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        description="A tokenizer.json, or the directory of a model that has one, to tokenise text "
+        "prompts in the router (needs kvrouter[tokenizers]). By default an engine's /tokenize "
+        "is asked.",
+    )
+    landing_timeout_s: float = Field(
+        default=2.0,
+        gt=0,
+        le=600,
+        description="Seconds to wait, after the prefill leg's answer, for its KV to be in the "
+        "store.",
+        json_schema_extra={"flags": ["--landing-timeout"]},
+    )
+    request_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="Seconds that an engine may take until the first byte of its answer, and "
+        "between two bytes of it.",
+        json_schema_extra={"flags": ["--request-timeout"]},
+    )
+    max_concurrent_requests: int = Field(
+        default=4096,
+        ge=1,
+        description="Requests under way at a time; further ones are answered 429.",
+    )
+    recompute_budget_tokens: int = Field(
+        default=131072,
+        ge=0,
+        description="Prompt tokens that decode engines may compute at a time because their KV did "
+        "not land; requests beyond it are answered 429 with Retry-After.",
+        json_schema_extra={"flags": ["--recompute-budget"]},
+    )
+    index_blocks: int = Field(
+        default=1_000_000,
+        ge=1024,
+        description="Blocks that the index of the engines' caches remembers, about 150 bytes each.",
+    )
+    health_interval_s: float = Field(
+        default=2.0, gt=0, description="Seconds between two health checks of an engine."
+    )
+    health_timeout_s: float = Field(
+        default=5.0, gt=0, description="Seconds that an engine may take to answer a health check."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severity that is logged."
+    )
+
+    @field_validator("prefill", "decode")
+    @classmethod
+    def _addresses(cls, value: list[str]) -> list[str]:
+        return list(dict.fromkeys(parse_address(item) for item in value))
+
+    @field_validator("store")
+    @classmethod
+    def _store_url(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_url(value)
+        return value
+
+    @field_validator("kv_events_bind")
+    @classmethod
+    def _events_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if parts.scheme == "ipc" or (
+            parts.scheme == "tcp" and parts.hostname and ":" in parts.netloc
+        ):
+            return value
+        raise ValueError(f"kv_events_bind {value!r}: give it as tcp://HOST:PORT or ipc:///PATH")
+
+    @model_validator(mode="after")
+    def _some_engine(self) -> RouterSettings:
+        if not self.decode:
+            raise ValueError(
+                "no engine for decode legs: give --decode URL (a --prefill URL beside it)"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""The demo: store, engines and router on one machine, a workload, a killed engine, and figures."""

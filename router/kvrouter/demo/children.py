@@ -1,0 +1,156 @@
+"""The processes of the demo: each is started here and ends with us, however we end. By pid only."""
+
+import asyncio
+import ctypes
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvrouter.demo.config import child_environment
+
+__all__ = ["Child", "ChildFailed", "Children"]
+
+START_S = 20.0
+STOP_S = 5.0
+_LOG_TAIL_LINES = 15
+_PR_SET_PDEATHSIG = 1
+
+
+class ChildFailed(Exception):
+    """A process did not start; the message holds the end of its log."""
+
+
+@dataclass(eq=False)
+class Child:
+    """A process that said it is ready. `urls` are those it named, by their scheme."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    urls: dict[str, str]
+    killed: bool = False
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    @property
+    def http(self) -> str:
+        """Where it serves HTTP."""
+        return self.urls["http"]
+
+
+def _dies_with(parent: int) -> Callable[[], None]:
+    """For the child, before it becomes somebody else: SIGKILL when the demo's process is gone."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def tie() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return tie
+
+
+class Children:
+    """Starts `kvrouter` commands and stops them all; an async context."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: list[Child] = []
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._drains: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> "Children":
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    async def start(self, name: str, *arguments: str) -> Child:
+        """Run `kvrouter ARGUMENTS` until it names its URLs.
+
+        Raises ChildFailed where it ends before, or takes too long.
+        """
+        log = self._folder / f"{name}.log"
+        with log.open("wb") as stderr:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "kvrouter.cli", *arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=stderr,
+                env=child_environment(),
+                start_new_session=True,
+                preexec_fn=_dies_with(os.getpid()),
+            )
+        self._processes.append(process)
+        try:
+            async with asyncio.timeout(START_S):
+                urls = await _announced(process)
+        except TimeoutError:
+            urls = {}
+        if not urls:
+            raise ChildFailed(f"{name} did not start:\n{_tail(log)}")
+        child = Child(name, process, urls)
+        self._started.append(child)
+        self._drains.append(asyncio.create_task(_drain(process)))
+        return child
+
+    def last_words(self, child: Child) -> str:
+        """The end of what a process logged."""
+        return _tail(self._folder / f"{child.name}.log")
+
+    def unexpected_deaths(self) -> Sequence[str]:
+        """Names of processes that are gone although nobody killed them."""
+        return [
+            child.name
+            for child in self._started
+            if child.process.returncode is not None and not child.killed
+        ]
+
+    async def kill(self, child: Child) -> None:
+        """SIGKILL, as a machine that loses power; returns when the process is gone."""
+        child.killed = True
+        child.process.kill()
+        await child.process.wait()
+
+    async def stop(self) -> None:
+        """End all of them, the last one first, and wait: no process is left behind."""
+        for process in reversed(self._processes):
+            if process.returncode is None:
+                process.terminate()
+        for process in self._processes:
+            try:
+                async with asyncio.timeout(STOP_S):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        for drain in self._drains:
+            drain.cancel()
+        await asyncio.gather(*self._drains, return_exceptions=True)
+
+
+async def _announced(process: asyncio.subprocess.Process) -> dict[str, str]:
+    """The URLs on the first line that has any; {} where the process ended before."""
+    assert process.stdout is not None
+    while line := await process.stdout.readline():
+        found = re.findall(r"\b(http|kv)(://[\w.\[\]:-]+:\d+)", line.decode(errors="replace"))
+        if found:
+            return {scheme: scheme + rest for scheme, rest in found}
+    return {}
+
+
+async def _drain(process: asyncio.subprocess.Process) -> None:
+    assert process.stdout is not None
+    while await process.stdout.read(65536):
+        continue
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+    return "\n".join(f"  {line}" for line in lines) or "  (it said nothing)"

@@ -1,0 +1,43 @@
+"""Settings of the demo: flags > environment (KVROUTER_DEMO_*) > YAML file > these defaults."""
+
+import os
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+__all__ = ["DemoSettings", "child_environment"]
+
+
+class DemoSettings(BaseSettings):
+    """How much the demo does, and whether it stays."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="KVROUTER_DEMO_", extra="forbid", frozen=True, validate_default=True
+    )
+
+    keep: bool = Field(
+        default=False, description="leave everything up after the figures, until Ctrl-C"
+    )
+    port: int = Field(
+        default=0, ge=0, le=65535, description="port of the router; 0 takes a free one"
+    )
+    documents: int = Field(
+        default=4, ge=1, le=64, description="long texts that conversations are about"
+    )
+    conversations: int = Field(
+        default=16, ge=1, le=1024, description="conversations, spread over the documents"
+    )
+    turns: int = Field(default=3, ge=1, le=16, description="turns of each conversation")
+    concurrency: int = Field(default=8, ge=1, le=256, description="conversations at a time")
+    answer_tokens: int = Field(default=24, ge=1, le=1024, description="tokens of each answer")
+    prefill_time_per_token_us: int = Field(
+        default=150,
+        ge=0,
+        le=100_000,
+        description="microseconds that computing a prompt token takes",
+    )
+
+
+def child_environment() -> dict[str, str]:
+    """The environment for what the demo starts: ours without settings of kvrouter's commands."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}

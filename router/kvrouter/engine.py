@@ -1,0 +1,222 @@
+"""An engine as the router knows it: its address, what it serves, what it holds, how it fares.
+
+Pure state, no I/O: `probe` learns, `pool` counts, `policies` read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from kvstore.chain import root_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Role(StrEnum):
+    """Which legs an engine may be given."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+    def serves(self, leg: Role) -> bool:
+        """Whether an engine of this role may be given `leg` (PREFILL or DECODE)."""
+        return self is Role.BOTH or self is leg
+
+
+class Failure(StrEnum):
+    """Why a leg failed, as far as the engine is to blame for it."""
+
+    REFUSED = "refused"  # nobody listens: the process is gone
+    CONNECT = "connect"  # no connection within its deadline
+    BROKEN = "broken"  # the connection broke before or within the answer
+    TIMEOUT = "timeout"  # no answer, or no further byte of it, within its deadline
+    STATUS = "status"  # a 5xx
+    ANSWER = "answer"  # an answer that is not what the protocol says
+
+
+class BreakerState(StrEnum):
+    """CLOSED lets all pass, OPEN none, HALF_OPEN one at a time."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+@dataclass(frozen=True, slots=True)
+class HashDomain:
+    """What gives block hashes their meaning: tokens per block, and the 32-byte root of chains."""
+
+    block_tokens: int
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What one engine says it is, learnt by probes when it joins.
+
+    Attributes:
+        models: names it serves, its own first.
+        max_model_len: tokens of the longest sequence, or None where it does not tell.
+        block_tokens: tokens of one KV block, or None where it does not tell.
+        manifest: hex digest of the set of parts it needs (kvstore's connector tells), or None.
+        root: 32-byte root of its block hashes, or None where only the default can be assumed.
+        adapters: (name, path) of the LoRA adapters among its models.
+        refusal: why its connector shares no KV at all, or None where it does.
+    """
+
+    models: tuple[str, ...]
+    max_model_len: int | None = None
+    block_tokens: int | None = None
+    manifest: str | None = None
+    root: bytes | None = None
+    adapters: tuple[tuple[str, str], ...] = ()
+    refusal: str | None = None
+    domain: HashDomain | None = field(init=False, compare=False, repr=False, default=None)
+    """The domain of its block hashes; None where it does not tell its block size."""
+
+    def __post_init__(self) -> None:
+        if self.block_tokens is not None:
+            domain = HashDomain(self.block_tokens, self.root or root_hash(None))
+            object.__setattr__(self, "domain", domain)
+
+    def __str__(self) -> str:
+        block = f"blocks of {self.block_tokens} tokens" if self.block_tokens else "unknown blocks"
+        kv = f"manifest {self.manifest[:12]}" if self.manifest else "no connector of kvstore"
+        return f"{', '.join(self.models)}; {block}; {kv}"
+
+    def adapter(self, model: str) -> tuple[str, str] | None:
+        """Name and path of the adapter that `model` names, as block hashes have them."""
+        return next((adapter for adapter in self.adapters if adapter[0] == model), None)
+
+
+@dataclass(slots=True)
+class Breaker:
+    """Circuit breaker of one engine: a synchronous state machine over an injected clock.
+
+    `threshold` failures in a row open it for `cooldown_s`, doubled each time the trial request
+    fails, up to `max_cooldown_s`. After the cooldown one trial at a time passes.
+    """
+
+    clock: Callable[[], float]
+    threshold: int = 3
+    cooldown_s: float = 1.0
+    max_cooldown_s: float = 30.0
+    _failures: int = 0
+    _opened: int = 0
+    _retry_at: float = 0.0
+    _trial: bool = False
+
+    @property
+    def state(self) -> BreakerState:
+        """The state at this moment of the clock."""
+        if not self._opened:
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if self.clock() < self._retry_at else BreakerState.HALF_OPEN
+
+    def allows(self) -> bool:
+        """Whether a request may be sent now. Changes nothing."""
+        if not self._opened:
+            return True
+        return not self._trial and self.clock() >= self._retry_at
+
+    def began(self) -> None:
+        """Note that a request was sent: in HALF_OPEN it is the trial, others wait for it."""
+        if self._opened:
+            self._trial = True
+
+    def ended(self) -> None:
+        """Note that a request ended without a verdict (its client left): trials are free again."""
+        self._trial = False
+
+    def succeeded(self) -> None:
+        """Note a good answer: closes the breaker and forgets the failures."""
+        self._failures = self._opened = 0
+        self._trial = False
+
+    def failed(self) -> bool:
+        """Note a failure; returns whether this one opened the breaker."""
+        self._failures += 1
+        if self._opened and not self._trial:
+            return False  # a request sent before it opened: it tells nothing new
+        if not self._opened and self._failures < self.threshold:
+            return False
+        wait_s = min(self.cooldown_s * 2.0**self._opened, self.max_cooldown_s)
+        self._retry_at = self.clock() + wait_s
+        self._opened += 1
+        self._trial = False
+        return True
+
+
+@dataclass(eq=False, slots=True)
+class Engine:
+    """One engine. Compared and hashed by identity; owned by the pool, which alone changes counts.
+
+    Attributes:
+        address: `HOST:PORT`, its one name in metrics, logs and topics of KV events.
+        role: which legs it may be given.
+        family: dialect it speaks, a name in `kvrouter.families.FAMILIES`.
+        identity: what it said when it joined; None while it has not.
+        requests: requests under way on it from this router.
+        tokens: tokens under way on it, as reserved.
+    """
+
+    address: str
+    role: Role
+    family: str = "vllm"
+    identity: Identity | None = None
+    breaker: Breaker | None = None
+    requests: int = 0
+    tokens: int = 0
+    host: str = field(init=False)
+    port: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.host, self.port = split_address(self.address)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Engine {self.address} {self.role}: {self.requests} requests, {self.tokens} tokens>"
+        )
+
+    @property
+    def url(self) -> str:
+        """Base URL, without a slash at its end."""
+        return f"http://{self.address}"
+
+    @property
+    def manifest(self) -> str | None:
+        """Hex digest of its manifest, None where unknown."""
+        return self.identity.manifest if self.identity else None
+
+
+def parse_address(text: str) -> str:
+    """Bring an engine as users write it (URL or HOST:PORT) to its one form `HOST:PORT`.
+
+    Raises:
+        ValueError: with a sentence that names the remedy.
+    """
+    text = text.strip()
+    parts = urlsplit(text if "://" in text else f"http://{text}")
+    if parts.scheme != "http":
+        raise ValueError(f"engine {text!r}: only http:// is spoken; give http://HOST:PORT")
+    if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
+        raise ValueError(f"engine {text!r}: give only http://HOST:PORT, without path or user")
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if not parts.hostname or not port:
+        raise ValueError(f"engine {text!r}: give it as http://HOST:PORT or HOST:PORT")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{host}:{port}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split `HOST:PORT` or `[V6]:PORT` into host without brackets and port."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

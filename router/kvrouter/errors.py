@@ -1,0 +1,87 @@
+"""Errors as clients see them: OpenAI's error object, whole or as a frame of a stream."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import orjson
+
+_TYPES: Mapping[int, str] = MappingProxyType(
+    {
+        400: "BadRequestError",
+        401: "AuthenticationError",
+        404: "NotFoundError",
+        405: "MethodNotAllowedError",
+        413: "PayloadTooLargeError",
+        429: "RateLimitError",
+        502: "BadGatewayError",
+        503: "ServiceUnavailableError",
+        504: "GatewayTimeoutError",
+    }
+)
+"""OpenAI's `type` by status, in vLLM's spelling where it has one."""
+
+DONE_FRAME = b"data: [DONE]\n\n"
+
+
+class ApiError(Exception):
+    """A refusal or failure that is told to the client as OpenAI's error object.
+
+    Attributes:
+        status: HTTP status, 4xx or 5xx.
+        message: one sentence; it never holds a secret or an engine's stack trace.
+        kind: OpenAI's `type`; derived from the status by default.
+        param: the body's parameter that is wrong, if one is.
+        code: OpenAI's `code`; the status by default, as vLLM has it.
+        retry_after_s: seconds for the `Retry-After` header, if trying again can help.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str | None = None,
+        param: str | None = None,
+        code: str | int | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind or _TYPES.get(status, "InternalServerError")
+        self.param = param
+        self.code: str | int = status if code is None else code
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> bytes:
+        """The JSON of the whole answer."""
+        error = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        return orjson.dumps({"error": error})
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Headers that go with it: `Retry-After` where it has one."""
+        if self.retry_after_s is None:
+            return ()
+        return (("retry-after", str(self.retry_after_s)),)
+
+    def frame(self) -> bytes:
+        """The error as server-sent events, for a stream that has begun: error, then the end."""
+        return b"data: " + self.body() + b"\n\n" + DONE_FRAME
+
+
+def bad_request(message: str, param: str | None = None) -> ApiError:
+    """400: the body is wrong; `param` names the parameter."""
+    return ApiError(400, message, param=param)
+
+
+def model_not_found(model: str) -> ApiError:
+    """404: no engine serves `model`."""
+    shown = model if len(model) <= 200 else model[:200] + "..."
+    return ApiError(
+        404, f"The model `{shown}` does not exist.", param="model", code="model_not_found"
+    )

@@ -1,0 +1,97 @@
+"""The seam of engine families: how the two legs of a request are spelt for one kind of engine.
+
+A family never does I/O and never re-serialises a body: it splices the client's own bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from kvrouter.openai import Request
+
+
+class BadAnswer(Exception):
+    """An engine's answer is not what its family's protocol says; `Failure.ANSWER`."""
+
+
+@dataclass(slots=True)  # not frozen: that would triple what it costs to make one per request
+class Handoff:
+    """What the answer of a prefill leg (or of a probe) tells. Nobody changes it.
+
+    Attributes:
+        prompt_token_ids: the raw JSON array of the prompt's token ids, as the engine wrote it;
+            None where it was not asked for or the engine does not tell.
+        ids: the same as native uint32.
+        transfer_params: the raw JSON object `kv_transfer_params` that the decode leg must carry
+            verbatim (engines' own connectors); None for store-type engines.
+        manifest: hex digest of the engine's manifest, None without kvstore's connector.
+        blocks: leading blocks of the prompt that are or will be in the store.
+        block_tokens: tokens per block, 0 where not told.
+        root: root of the engine's block hashes, None where not told.
+        refusal: why the engine's connector shares no KV; None where it does.
+        prompt_tokens: of usage; None where absent.
+        cached_tokens: of usage, 0 where the engine says null; None where usage is absent.
+    """
+
+    prompt_token_ids: bytes | None = None
+    ids: bytes | None = None
+    transfer_params: bytes | None = None
+    manifest: str | None = None
+    blocks: int = 0
+    block_tokens: int = 0
+    root: bytes | None = None
+    refusal: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class Family(Protocol):
+    """Dialect of one kind of engine."""
+
+    name: ClassVar[str]
+
+    def __init__(self, *, own_connectors: bool = False) -> None: ...
+
+    def single_leg(self, request: Request) -> str | None:
+        """Why `request` must not be split in two legs (e.g. "echo"), or None if it may."""
+
+    def hashable(self, request: Request) -> bool:
+        """Whether its block hashes follow from its token ids, cache salt and adapter alone."""
+
+    def tokenize_body(self, request: Request) -> bytes:
+        """Body of POST /tokenize for a prompt that is text or messages."""
+
+    def prefill_body(
+        self, request: Request, *, prompt_ids: bytes | None = None, want_ids: bool = False
+    ) -> bytes:
+        """Body of the prefill leg.
+
+        Args:
+            request: as parsed, with its original bytes.
+            prompt_ids: JSON array of token ids to send in place of a text prompt.
+            want_ids: ask the engine to return the prompt's token ids.
+        """
+
+    def decode_body(
+        self, request: Request, handoff: Handoff | None, *, prompt_ids: bytes | None = None
+    ) -> bytes:
+        """Body of the decode leg.
+
+        Args:
+            request: as parsed, with its original bytes.
+            handoff: from the prefill leg's answer; None where there was no such leg.
+            prompt_ids: JSON array of token ids to send in place of a text prompt; by default
+                those of the hand-off.
+        """
+
+    def read_prefill_answer(self, body: bytes) -> Handoff:
+        """Read the prefill leg's answer.
+
+        Raises:
+            BadAnswer: it is not a completion's JSON.
+        """
+
+    def probe_body(self, model: str) -> bytes:
+        """Body of a POST /v1/completions of one token, whose answer tells who the engine is."""

@@ -1,0 +1,221 @@
+"""vLLM's dialect: store-type connectors, and those that hand over by `kv_transfer_params` (NIXL).
+
+Sources: vllm/entrypoints/openai/*/protocol.py of vLLM 0.32; the rewrite table of the prefill leg is
+the union of what the known P/D proxies had to learn (docs/router.md names each member).
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import orjson
+
+from kvrouter._native import find_token_ids
+from kvrouter.families.base import BadAnswer, Handoff
+from kvrouter.families.splice import pick, splice
+from kvstore.chain import HASH_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvrouter.openai import Request
+
+SET_ON_PREFILL: Final[Mapping[str, bytes]] = MappingProxyType(
+    {
+        "max_tokens": b"1",
+        "stream": b"false",
+        "ignore_eos": b"true",  # an EOS as first token would end the leg as "stop", without KV
+    }
+)
+DROPPED_ON_PREFILL: Final = frozenset(
+    {
+        "stream_options",
+        "min_tokens",  # would exceed max_tokens: 400
+        "n",
+        "best_of",
+        "stop",  # nothing may end the leg before its token
+        "stop_token_ids",
+        "bad_words",
+        "logprobs",
+        "top_logprobs",
+        "response_format",  # a grammar compiled for a token that is thrown away
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
+        "return_token_ids",
+    }
+)
+"""With `RESERVED` all that a prefill leg changes. What is not named is kept: `tools`,
+`chat_template_kwargs` and the like change the prompt, `cache_salt` its block hashes."""
+
+RESERVED: Final = frozenset(
+    {
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "disaggregated_params",
+    }
+)
+"""Members that steer KV transfers: a client's are left out of both legs (sglang issue 40125)."""
+
+SINGLE_LEG: Final = ("echo", "prompt_logprobs", "use_beam_search", "prompt_embeds")
+"""Members that, unless null, false or empty, need the whole prompt computed where it is decoded."""
+
+MEDIA: Final = (b'"image', b'"input_audio"', b'"audio_', b'"video', b'"input_image"')
+"""Beginnings of the types of message content whose block hashes depend on more than tokens."""
+
+NIXL_PREFILL: Final = (
+    b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
+    b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
+)
+IDS_KEY: Final = "prompt_token_ids"
+_LEFT_OUT: Final = DROPPED_ON_PREFILL | RESERVED
+_FALSY: Final = (b"null", b"false", b"[]", b'""')
+
+
+class Vllm:
+    """Engines of the vLLM family.
+
+    Args:
+        own_connectors: engines hand KV over themselves (no store is given): the prefill leg asks
+            for it, and what it answers goes to the decode leg verbatim.
+    """
+
+    name: ClassVar[str] = "vllm"
+
+    def __init__(self, *, own_connectors: bool = False) -> None:
+        self._own_connectors = own_connectors
+
+    def single_leg(self, request: Request) -> str | None:
+        """The first of `SINGLE_LEG` that the request has set."""
+        body, spans = request.body, request.spans
+        for key in SINGLE_LEG:
+            span = spans.get(key)
+            if span is not None and body[span[0] : span[1]] not in _FALSY:
+                return key
+        return None
+
+    def hashable(self, request: Request) -> bool:
+        """Whether block hashes follow from token ids alone (and salt and adapter): no media."""
+        span = request.spans.get("messages")
+        if span is None:
+            return True
+        return not any(request.body.find(mark, *span) >= 0 for mark in MEDIA)
+
+    def prefill_body(
+        self, request: Request, *, prompt_ids: bytes | None = None, want_ids: bool = False
+    ) -> bytes:
+        """See `Family.prefill_body`."""
+        spans = request.spans
+        changes: dict[str, bytes | None] = dict.fromkeys(_LEFT_OUT & spans.keys())
+        changes.update(SET_ON_PREFILL)
+        if "max_completion_tokens" in spans:
+            changes["max_completion_tokens"] = b"1"
+        if want_ids:
+            changes["return_token_ids"] = b"true"
+        transfer = NIXL_PREFILL if self._own_connectors else None
+        self._put_ids(request, changes, prompt_ids, transfer)
+        return splice(request.body, spans, changes)
+
+    def decode_body(
+        self, request: Request, handoff: Handoff | None, *, prompt_ids: bytes | None = None
+    ) -> bytes:
+        """See `Family.decode_body`."""
+        transfer = handoff.transfer_params if handoff else None
+        if prompt_ids is None and handoff is not None:
+            prompt_ids = handoff.prompt_token_ids
+        steered = RESERVED & request.spans.keys()
+        if transfer is None and prompt_ids is None and not steered:
+            return request.body
+        changes: dict[str, bytes | None] = dict.fromkeys(steered)
+        self._put_ids(request, changes, prompt_ids, transfer)
+        return splice(request.body, request.spans, changes)
+
+    def _put_ids(
+        self,
+        request: Request,
+        changes: dict[str, bytes | None],
+        ids: bytes | None,
+        transfer: bytes | None,
+    ) -> None:
+        """Set prompt and transfer parameters. A chat takes ids within the latter (vLLM 0.32 on)."""
+        if ids is not None and request.kind == "completion":
+            changes["prompt"] = ids
+        elif ids is not None and self.hashable(request):
+            rest = b"," + transfer[1:] if transfer and transfer != b"{}" else b"}"
+            transfer = b'{"prompt_token_ids":' + ids + rest
+        if transfer is not None:
+            changes["kv_transfer_params"] = transfer
+
+    def tokenize_body(self, request: Request) -> bytes:
+        """Body of POST /tokenize for the prompt of a request that is not token ids already."""
+        kept = _TOKENIZE_CHAT if request.kind == "chat" else _TOKENIZE_TEXT
+        return pick(request.body, request.spans, kept)
+
+    def read_prefill_answer(self, body: bytes) -> Handoff:
+        """See `Family.read_prefill_answer`."""
+        found = find_token_ids(body, IDS_KEY)
+        rest = body
+        if found is not None:
+            rest = body[: found[0]] + b"null" + body[found[1] :]
+        try:
+            answer = orjson.loads(rest)
+            if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list):
+                raise BadAnswer("no completion")
+            handoff = self._handoff(answer)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise BadAnswer(f"prefill answer: {error}") from None
+        if found is not None:
+            handoff.prompt_token_ids, handoff.ids = body[found[0] : found[1]], found[2]
+        return handoff
+
+    def _handoff(self, answer: dict[str, Any]) -> Handoff:
+        params = answer.get("kv_transfer_params") or {}
+        store = params.get("kvstore") or {}
+        usage = answer.get("usage") or {}
+        cached = None
+        if usage:
+            cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+        root = bytes.fromhex(store["root"]) if store.get("root") else None
+        if root is not None and len(root) != HASH_BYTES:
+            raise BadAnswer(f"a root of {len(root)} bytes")
+        foreign = self._own_connectors and params and not store
+        return Handoff(
+            transfer_params=orjson.dumps(params) if foreign else None,
+            manifest=store.get("manifest") or None,
+            blocks=max(0, int(store.get("blocks") or 0)),
+            block_tokens=max(0, int(store.get("block_tokens") or 0)),
+            root=root,
+            refusal=str(store["refusal"])[:500] if store.get("refusal") else None,
+            prompt_tokens=usage.get("prompt_tokens"),
+            cached_tokens=cached,
+        )
+
+    def probe_body(self, model: str) -> bytes:
+        """One token after one token: the smallest request that every model takes."""
+        probe = {"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
+        return orjson.dumps(probe)
+
+
+_TOKENIZE_TEXT: Final = frozenset({"model", "prompt", "add_special_tokens"})
+_TOKENIZE_CHAT: Final = frozenset(
+    {
+        "model",
+        "messages",
+        "tools",
+        "add_generation_prompt",
+        "continue_final_message",
+        "add_special_tokens",
+        "chat_template",
+        "chat_template_kwargs",
+        "media_io_kwargs",
+        "mm_processor_kwargs",
+    }
+)

@@ -1,0 +1,148 @@
+"""Asks one engine over kept connections. Retries nothing but a connection that had gone stale."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kvrouter.engine import Failure
+from kvrouter.http.answer import Answer, UpstreamError
+from kvrouter.http.link import Link
+from kvrouter.http.watch import Watch
+
+__all__ = ["Answer", "Deadlines", "Upstream", "UpstreamError"]
+
+_KEEP_S = 4.0  # uvicorn, which vLLM's server is, closes an idle connection after 5 s
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds that an engine may take, per request."""
+
+    connect_s: float = 5.0
+    first_byte_s: float = 600.0
+    idle_s: float = 120.0
+
+
+class Upstream:
+    """Connections to one engine, kept between requests.
+
+    Owned by whoever made it, who must `close` it. `send` may be called concurrently; each call
+    has a connection of its own. The number of connections is bounded by the requests under way.
+
+    Args:
+        host: name or address.
+        port: TCP port.
+        watch: checks the deadlines; shared by all upstreams of one loop.
+        idle_links: connections kept at most while nothing is asked on them.
+    """
+
+    def __init__(self, host: str, port: int, watch: Watch, *, idle_links: int = 1024) -> None:
+        self._host = host
+        self._port = port
+        self._watch = watch
+        self._idle_links = idle_links
+        self._idle: list[Link] = []
+        self._closed = False
+
+    @property
+    def idle(self) -> int:
+        """Connections kept open that nobody uses."""
+        return len(self._idle)
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        fields: bytes = b"",
+        body: Sequence[bytes] = (),
+        deadlines: Deadlines,
+    ) -> Answer:
+        """Send a request and return its answer when its head is there.
+
+        Args:
+            method: HTTP method.
+            path: path and query.
+            fields: header lines of this request, each with its line end; not checked.
+            body: pieces of the body, sent one after another without being joined.
+            deadlines: for connecting and for the first byte.
+
+        Raises:
+            UpstreamError: the engine could not be reached or gave no answer in time. A cancelled
+                call closes its connection.
+        """
+        head = b"%bcontent-length: %d\r\n%b\r\n" % (
+            _request_head(method, path, self._host, self._port),
+            sum(map(len, body)),
+            fields,
+        )
+        link = self._take()
+        while True:
+            fresh = link is None
+            if link is None:
+                link = await self._connect(deadlines)
+            answer = link.ask((head, *body), deadlines.first_byte_s)
+            try:
+                await answer.head()
+            except UpstreamError as error:
+                if fresh or not error.stale:
+                    raise
+                link = None
+            except BaseException:
+                answer.close()
+                raise
+            else:
+                return answer
+
+    def close(self) -> None:
+        """Close what is idle; connections in use close when their answers end."""
+        self._closed = True
+        idle, self._idle = self._idle, []
+        for link in idle:
+            link.abort()
+
+    def _take(self) -> Link | None:
+        while self._idle:
+            link = self._idle.pop()
+            if link.usable():
+                return link
+        return None
+
+    async def _connect(self, deadlines: Deadlines) -> Link:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(deadlines.connect_s):
+                _, link = await loop.create_connection(
+                    lambda: Link(loop, free=self._free, gone=self._gone), self._host, self._port
+                )
+        except TimeoutError:
+            raise UpstreamError(
+                Failure.CONNECT, f"no connection within {deadlines.connect_s:g} s"
+            ) from None
+        except ConnectionRefusedError:
+            raise UpstreamError(Failure.REFUSED, "the connection was refused") from None
+        except OSError as error:
+            raise UpstreamError(Failure.CONNECT, f"no connection: {error.strerror}") from None
+        self._watch.add(link)
+        return link
+
+    def _free(self, link: Link) -> None:
+        if self._closed or len(self._idle) >= self._idle_links:
+            link.abort()
+            return
+        link.rest(_KEEP_S)
+        self._idle.append(link)
+
+    def _gone(self, link: Link) -> None:
+        self._watch.discard(link)
+        if link in self._idle:
+            self._idle.remove(link)
+
+
+@lru_cache(maxsize=4096)
+def _request_head(method: str, path: str, host: str, port: int) -> bytes:
+    shown = f"[{host}]" if ":" in host else host
+    return (
+        f"{method} {path} HTTP/1.1\r\nhost: {shown}:{port}\r\naccept-encoding: identity\r\n"
+    ).encode("latin-1")

@@ -1,0 +1,116 @@
+"""HTTP/1.1 server: listens, bounds and drains connections. Knows nothing of OpenAI or engines."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from email.utils import formatdate
+
+from kvrouter.http.connection import Connection
+from kvrouter.http.exchange import Exchange
+from kvrouter.http.limits import Limits
+from kvrouter.http.watch import Watch
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+_BACKLOG = 4096
+
+
+class HttpServer:
+    """Serves each request with one task of `handler(exchange)`.
+
+    The handler's task is cancelled as soon as its client leaves, whether it awaits an engine or
+    writes. A handler that raises becomes a 500, or a cut-off answer when it had started. Requests
+    pipelined on one connection are served one after another.
+    """
+
+    def __init__(self, handler: Handler, limits: Limits | None = None) -> None:
+        self.handler = handler
+        self.limits = limits or Limits()
+        self.date_line = b""
+        self.draining = False
+        self._date_s = 0
+        self._connections: set[Connection] = set()
+        self._server: asyncio.Server | None = None
+        self._watch: Watch | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open or still have a handler that is ending."""
+        return len(self._connections)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on; raises RuntimeError when it does not listen."""
+        if self._server is None or not self._server.sockets:
+            raise RuntimeError("the server does not listen")
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def listen(self, host: str, port: int) -> int:
+        """Accept connections on `host` and `port` (0: any free one); returns the port.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        loop = asyncio.get_running_loop()
+        self._watch = Watch(loop, self.limits.tick_s)
+        self._server = await loop.create_server(
+            lambda: Connection(self, loop), host, port, backlog=_BACKLOG
+        )
+        return self.port
+
+    async def serve_forever(self) -> None:
+        """Return when the server stops listening."""
+        if self._server is not None:
+            await self._server.serve_forever()
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Stop listening; answers under way get `grace_s` to end, then are cut off."""
+        self.draining = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.drain()
+        await self._wait_empty(grace_s)
+        for connection in list(self._connections):
+            connection.abort()
+        await self._wait_empty(5.0)
+        if self._watch is not None:
+            self._watch.close()
+
+    def joined(self, connection: Connection) -> bool:
+        """A connection was made: false when there are too many."""
+        if self.draining or len(self._connections) >= self.limits.connections:
+            return False
+        self._connections.add(connection)
+        self._empty.clear()
+        if self._watch is not None:
+            self._watch.add(connection)
+        return True
+
+    def left(self, connection: Connection) -> None:
+        """A connection and its handler are both over."""
+        self._connections.discard(connection)
+        if self._watch is not None:
+            self._watch.discard(connection)
+        if not self._connections:
+            self._empty.set()
+
+    def date(self) -> bytes:
+        """The `date` header line of RFC 9110 6.6.1, made anew at most once per second."""
+        now = int(time.time())
+        if now != self._date_s:
+            self._date_s = now
+            self.date_line = f"date: {formatdate(now, usegmt=True)}\r\n".encode("ascii")
+        return self.date_line
+
+    async def _wait_empty(self, deadline_s: float) -> None:
+        if not self._connections or deadline_s <= 0:
+            await asyncio.sleep(0)
+            return
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._empty.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,141 @@
+"""The KV events of vLLM as messages: decoding only, no state.
+
+Source: vllm/distributed/kv_events.py of vLLM 0.32 (map-encoded events) and its versions before
+(array-encoded ones). A message is three frames: topic, sequence number (8 bytes big-endian), and
+msgpack `[ts, [event...], data_parallel_rank]`. Fields that came later have defaults.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, Final
+
+import msgspec
+
+LOW64: Final = (1 << 64) - 1
+
+Id = int | bytes
+
+
+class BadMessage(ValueError):
+    """Frames that are no KV event message."""
+
+
+class _Stored(msgspec.Struct, tag="BlockStored", gc=False):
+    block_hashes: list[Id]
+    parent_block_hash: Id | None
+    token_ids: msgspec.Raw
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[Any] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+
+
+class _Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
+    block_hashes: list[Id]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _Cleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
+    pass
+
+
+class _StoredArray(_Stored, tag="BlockStored", array_like=True, gc=False):
+    pass
+
+
+class _RemovedArray(_Removed, tag="BlockRemoved", array_like=True, gc=False):
+    pass
+
+
+class _ClearedArray(_Cleared, tag="AllBlocksCleared", array_like=True, gc=False):
+    pass
+
+
+class _Batch(msgspec.Struct, array_like=True, gc=False):
+    ts: float
+    events: list[msgspec.Raw]
+    data_parallel_rank: int | None = None
+
+
+Stored = _Stored
+Removed = _Removed
+Cleared = _Cleared
+Event = Stored | Removed | Cleared
+
+_batches: Final = msgspec.msgpack.Decoder(_Batch)
+_maps: Final = msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared)
+_arrays: Final = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
+_tokens: Final = msgspec.msgpack.Decoder(list[int])
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False):
+    """One message: its events in order, and how many of it were of unknown kinds."""
+
+    rank: int
+    events: list[Event]
+    unknown: int
+
+
+def decode_sequence(frame: bytes) -> int:
+    """The sequence number of a message.
+
+    Raises:
+        BadMessage: not 8 bytes.
+    """
+    if len(frame) != 8:
+        raise BadMessage(f"sequence number of {len(frame)} bytes")
+    return int.from_bytes(frame, "big")
+
+
+def decode_batch(payload: bytes) -> Batch:
+    """The events of a message, whichever of the two encodings each has.
+
+    Raises:
+        BadMessage: the payload is no such array.
+    """
+    try:
+        batch = _batches.decode(payload)
+    except msgspec.DecodeError as error:
+        raise BadMessage(str(error)) from None
+    events: list[Event] = []
+    unknown = 0
+    for raw in batch.events:
+        try:
+            events.append((_maps if _is_map(memoryview(raw)[0]) else _arrays).decode(raw))
+        except msgspec.DecodeError:
+            unknown += 1
+    return Batch(batch.data_parallel_rank or 0, events, unknown)
+
+
+def decode_tokens(event: Stored) -> list[int]:
+    """The token ids of a stored event, decoded only where they are needed.
+
+    Raises:
+        BadMessage: not a list of integers.
+    """
+    try:
+        return _tokens.decode(event.token_ids)
+    except msgspec.DecodeError as error:
+        raise BadMessage(str(error)) from None
+
+
+def low_ids(names: list[Id]) -> array[int]:
+    """`low_id` of each, quickly where all are integers as vLLM publishes them."""
+    try:
+        return array("Q", names)  # type: ignore[arg-type]
+    except (TypeError, OverflowError):
+        return array("Q", map(low_id, names))
+
+
+def low_id(block: Id) -> int:
+    """Low 64 bits of a block's name: the name itself where the engine publishes integers."""
+    return block & LOW64 if isinstance(block, int) else int.from_bytes(block[-8:], "big")
+
+
+def _is_map(first: int) -> bool:
+    return first >> 4 == 0x8 or first in (0xDE, 0xDF)  # fixmap, map16, map32 of msgpack

@@ -1,0 +1,224 @@
+"""One leg of a request: asks one engine in its family's words and tells the pool how it went.
+
+It never chooses an engine and never tries another one: that is `serve`'s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvrouter.engine import Failure, Role
+from kvrouter.families.base import BadAnswer
+from kvrouter.http.client import Answer, Deadlines, Upstream, UpstreamError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvrouter.engine import Engine
+    from kvrouter.families.base import Family, Handoff
+    from kvrouter.http.watch import Watch
+    from kvrouter.metrics import Metrics
+    from kvrouter.openai import Kind, Request
+    from kvrouter.pool import Pool
+
+MAX_ANSWER_BYTES: Final = 64 << 20
+MAX_ERROR_BYTES: Final = 1 << 20
+PATHS: Final[Mapping[Kind, str]] = {
+    "completion": "/v1/completions",
+    "chat": "/v1/chat/completions",
+}
+_TOKENIZE_DEADLINES: Final = Deadlines(connect_s=2.0, first_byte_s=5.0, idle_s=5.0)
+_POST_FIELDS: Final = b"content-type: application/json\r\n"
+
+
+class LegFailed(Exception):
+    """An engine did not do its leg; another one may."""
+
+    def __init__(self, engine: Engine, failure: Failure, message: str) -> None:
+        super().__init__(f"{engine.address}: {message}")
+        self.engine = engine
+        self.failure = failure
+
+
+class Refused(Exception):
+    """An engine refused the request itself (4xx): its answer is the client's answer."""
+
+    def __init__(self, status: int, body: bytes, content_type: str) -> None:
+        super().__init__(f"refused with {status}")
+        self.status = status
+        self.body = body
+        self.content_type = content_type
+
+
+class Legs:
+    """Sends legs. Owns the connections to all engines; `close` ends those that are idle.
+
+    Args:
+        pool: is told which engines fail and which do well.
+        families: dialects by name.
+        watch: checks deadlines.
+        deadlines: of every leg.
+        metrics: counts failures.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        families: Mapping[str, Family],
+        watch: Watch,
+        deadlines: Deadlines,
+        metrics: Metrics,
+    ) -> None:
+        self._pool = pool
+        self._families = families
+        self._watch = watch
+        self._metrics = metrics
+        self._upstreams: dict[Engine, Upstream] = {}
+        self.deadlines = deadlines
+
+    def family(self, engine: Engine) -> Family:
+        """The dialect of `engine`."""
+        return self._families[engine.family]
+
+    async def prefill(
+        self,
+        engine: Engine,
+        request: Request,
+        fields: bytes,
+        *,
+        prompt_ids: bytes | None,
+        want_ids: bool,
+    ) -> Handoff:
+        """Do the prefill leg on `engine`; cancelling closes its connection, which ends it there.
+
+        Raises:
+            LegFailed: the engine is to blame.
+            Refused: the request is.
+        """
+        family = self.family(engine)
+        body = family.prefill_body(request, prompt_ids=prompt_ids, want_ids=want_ids)
+        answer = await self._ask(engine, Role.PREFILL, PATHS[request.kind], fields, body)
+        try:
+            raw = answer.whole(MAX_ANSWER_BYTES)
+            if raw is None:
+                raw = await answer.read(MAX_ANSWER_BYTES, self.deadlines.idle_s)
+            handoff = family.read_prefill_answer(raw)
+        except UpstreamError as error:
+            raise self.failed(engine, Role.PREFILL, error.failure, str(error)) from None
+        except BadAnswer as error:
+            raise self.failed(engine, Role.PREFILL, Failure.ANSWER, str(error)) from None
+        self._pool.succeeded(engine)
+        return handoff
+
+    async def decode(
+        self,
+        engine: Engine,
+        request: Request,
+        fields: bytes,
+        handoff: Handoff | None,
+        *,
+        prompt_ids: bytes | None,
+    ) -> Answer:
+        """Begin the decode leg: the answer's body has begun, or is there whole if not a stream.
+
+        The caller must take the answer to its end or close it.
+
+        Raises:
+            LegFailed: the engine is to blame, and the client has seen nothing of its answer.
+            Refused: the request is.
+        """
+        body = self.family(engine).decode_body(request, handoff, prompt_ids=prompt_ids)
+        answer = await self._ask(engine, Role.DECODE, PATHS[request.kind], fields, body)
+        try:
+            if not request.stream:
+                return answer
+            content_type = answer.header(b"content-type") or ""
+            if not content_type.startswith("text/event-stream"):
+                raise UpstreamError(Failure.ANSWER, f"a stream of {content_type[:80]!r}")
+            await answer.first_piece(self.deadlines.first_byte_s)
+        except UpstreamError as error:
+            answer.close()
+            raise self.failed(engine, Role.DECODE, error.failure, str(error)) from None
+        return answer
+
+    async def read(self, engine: Engine, answer: Answer) -> bytes:
+        """The whole body of a decode leg's answer.
+
+        Raises:
+            LegFailed: it broke off or did not come in time.
+        """
+        try:
+            return await answer.read(MAX_ANSWER_BYTES, self.deadlines.idle_s)
+        except UpstreamError as error:
+            raise self.failed(engine, Role.DECODE, error.failure, str(error)) from None
+
+    async def post(self, engine: Engine, path: str, body: bytes) -> bytes:
+        """The body of the engine's 200 to a POST; for calls that are no legs.
+
+        Raises:
+            OSError: no answer came.
+            ValueError: the answer is not a 200.
+        """
+        upstream = self._upstream(engine)
+        try:
+            answer = await upstream.send(
+                "POST", path, fields=_POST_FIELDS, body=(body,), deadlines=_TOKENIZE_DEADLINES
+            )
+            content = await answer.read(MAX_ANSWER_BYTES, _TOKENIZE_DEADLINES.idle_s)
+        except UpstreamError as error:
+            raise OSError(str(error)) from None
+        if answer.status != 200:
+            raise ValueError(f"{path} answers {answer.status}")
+        return content
+
+    def failed(self, engine: Engine, leg: Role, failure: Failure, message: str) -> LegFailed:
+        """Count a failed leg and tell the pool; returns what to raise."""
+        self._metrics.upstream_errors.add(1, leg.value, failure.value)
+        self._pool.failed(engine, failure)
+        return LegFailed(engine, failure, message)
+
+    def engine_joined(self, engine: Engine) -> None:
+        """Nothing yet: connections are made when needed."""
+
+    def engine_left(self, engine: Engine) -> None:
+        """Its idle connections close; those in use end with their legs."""
+        upstream = self._upstreams.pop(engine, None)
+        if upstream is not None:
+            upstream.close()
+
+    def close(self) -> None:
+        """Close every idle connection."""
+        for engine in list(self._upstreams):
+            self.engine_left(engine)
+
+    def _upstream(self, engine: Engine) -> Upstream:
+        upstream = self._upstreams.get(engine)
+        if upstream is None:
+            upstream = Upstream(engine.host, engine.port, self._watch)
+            self._upstreams[engine] = upstream
+        return upstream
+
+    async def _ask(
+        self, engine: Engine, leg: Role, path: str, fields: bytes, body: bytes
+    ) -> Answer:
+        try:
+            answer = await self._upstream(engine).send(
+                "POST", path, fields=fields, body=(body,), deadlines=self.deadlines
+            )
+        except UpstreamError as error:
+            raise self.failed(engine, leg, error.failure, str(error)) from None
+        if answer.status == 200:
+            return answer
+        try:
+            content = await answer.read(MAX_ERROR_BYTES, self.deadlines.idle_s)
+        except UpstreamError as error:
+            raise self.failed(engine, leg, error.failure, str(error)) from None
+        if answer.status == 429:  # full, not ill
+            self._metrics.upstream_errors.add(1, leg.value, "full")
+            raise LegFailed(engine, Failure.STATUS, "it is full")
+        if 400 <= answer.status < 500:
+            self._pool.succeeded(engine)
+            content_type = answer.header(b"content-type") or "application/json"
+            raise Refused(answer.status, content, content_type)
+        message = f"it answers {answer.status}"
+        raise self.failed(engine, leg, Failure.STATUS, message)

@@ -1,0 +1,239 @@
+"""What the router counts and times, and how Prometheus reads it. Costs a list index per event.
+
+prometheus_client's own counters take a lock and a label lookup each; one loop needs neither, so
+values are plain numbers here and become its metric families only when somebody scrapes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from kvrouter._native import GapCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+# Buckets of vLLM (vllm/v1/metrics/loggers.py), so that panels made for it fit.
+TTFT_BUCKETS: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0,
+    2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+GAP_BUCKETS: Final = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0,
+    2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+REQUEST_BUCKETS: Final = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0,
+    60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+OVERHEAD_BUCKETS: Final = (
+    0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0,
+)  # fmt: skip
+
+
+class Histogram:
+    """A histogram without labels, observed from one thread."""
+
+    __slots__ = ("_bounds", "_counts", "_sum", "help", "name")
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self.name = name
+        self.help = text
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count `value`, `times` times."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    @property
+    def count(self) -> int:
+        """Observations so far."""
+        return sum(self._counts)
+
+    def family(self) -> Metric:
+        """As Prometheus has it: cumulative buckets."""
+        total, buckets = 0, []
+        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+            total += count
+            buckets.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
+        return HistogramMetricFamily(self.name, self.help, buckets=buckets, sum_value=self._sum)
+
+
+class Gaps(Histogram):
+    """Times between events of streams, counted natively where the streams pass."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        super().__init__(name, text, bounds)
+        self.counts = GapCounts(list(bounds))
+
+    def family(self) -> Metric:
+        """As Prometheus has it."""
+        self._counts, self._sum = self.counts.counts, self.counts.sum_s
+        return super().family()
+
+
+class Tally:
+    """A counter with labels, from one thread; the values of its labels must be bounded."""
+
+    __slots__ = ("counts", "help", "labels", "name")
+
+    def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
+        self.name = name
+        self.help = text
+        self.labels = tuple(labels)
+        self.counts: Counter[tuple[str, ...]] = Counter()
+
+    def add(self, amount: float = 1, *labels: str) -> None:
+        """Add `amount` to the series of these label values."""
+        self.counts[labels] += amount  # type: ignore[assignment]
+
+    def family(self) -> Metric:
+        """As Prometheus has it."""
+        family = CounterMetricFamily(self.name, self.help, labels=self.labels)
+        if not self.labels:
+            family.add_metric((), self.counts[()])
+        else:
+            for labels, count in self.counts.items():
+                family.add_metric(labels, count)
+        return family
+
+
+Row = tuple[tuple[str, ...], float]
+
+
+class Reading:
+    """A gauge, or a counter that another object keeps, read when scraped.
+
+    Series of what is gone disappear by themselves.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        read: Callable[[], Iterable[Row]],
+        labels: Sequence[str] = (),
+        *,
+        grows: bool = False,
+    ) -> None:
+        self.name = name
+        self.help = text
+        self.labels = tuple(labels)
+        self._read = read
+        self._grows = grows
+
+    def family(self) -> Metric:
+        """As Prometheus has it."""
+        family: CounterMetricFamily | GaugeMetricFamily
+        kind = CounterMetricFamily if self._grows else GaugeMetricFamily
+        family = kind(self.name, self.help, labels=self.labels)
+        for labels, value in self._read():
+            family.add_metric(labels, value)
+        return family
+
+
+class Metrics(Collector):
+    """All metrics of one router. Names follow vLLM's (`vllm:` -> `kvrouter:`) where it has them."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self._name_times()
+        self._name_counts()
+        self._more: list[Reading | Tally] = [
+            Reading(
+                "kvrouter:num_requests_running",
+                "Requests under way.",
+                lambda: [((), float(self.running))],
+            )
+        ]
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def _name_times(self) -> None:
+        self.ttft = Histogram(
+            "kvrouter:time_to_first_token_seconds",
+            "From the request's arrival to the first byte of its answer.",
+            TTFT_BUCKETS,
+        )
+        self.gaps = Gaps(
+            "kvrouter:inter_token_latency_seconds", "Between two events of a stream.", GAP_BUCKETS
+        )
+        self.e2e = Histogram(
+            "kvrouter:e2e_request_latency_seconds",
+            "From the request's arrival to the end of its answer.",
+            REQUEST_BUCKETS,
+        )
+        self.prefill = Histogram(
+            "kvrouter:request_prefill_time_seconds", "Prefill legs.", REQUEST_BUCKETS
+        )
+        self.decode = Histogram(
+            "kvrouter:request_decode_time_seconds", "Decode legs.", REQUEST_BUCKETS
+        )
+        self.handoff = Histogram(
+            "kvrouter:handoff_seconds",
+            "From the prefill leg's answer to the landing of its KV.",
+            TTFT_BUCKETS,
+        )
+        self.overhead = Histogram(
+            "kvrouter:coordinator_overhead_seconds",
+            "From the request's arrival to its first leg.",
+            OVERHEAD_BUCKETS,
+        )
+
+    def _name_counts(self) -> None:
+        self.success = Tally(
+            "kvrouter:request_success", "Requests answered well.", ["finished_reason"]
+        )
+        self.errors = Tally("kvrouter:request_errors", "Requests not answered well.", ["code"])
+        self.upstream_errors = Tally(
+            "kvrouter:upstream_errors", "Legs that failed.", ["leg", "reason"]
+        )
+        self.plans = Tally("kvrouter:plans", "Plans by their reason.", ["why"])
+        self.landings = Tally("kvrouter:landings", "Awaited landings.", ["outcome"])
+        self.handoff_missing = Tally(
+            "kvrouter:handoff_missing", "Prefill legs whose answer named no KV."
+        )
+        self.prompt_tokens = Tally("kvrouter:prompt_tokens", "Prompt tokens of plans.")
+        self.generation_tokens = Tally(
+            "kvrouter:generation_tokens", "Tokens generated, or events where usage is not told."
+        )
+        self.hit_tokens = Tally(
+            "kvrouter:prefix_hit_tokens",
+            "Prompt tokens that the decode engine or the store held at planning.",
+            ["source"],
+        )
+        self.usage_mismatch = Tally(
+            "kvrouter:usage_mismatch", "Answers whose legs counted different prompt tokens."
+        )
+
+    def add(self, metric: Reading | Tally) -> None:
+        """Expose one more metric."""
+        self._more.append(metric)
+
+    def collect(self) -> Iterator[Metric]:
+        """For Prometheus' registry."""
+        for metric in (*vars(self).values(), *self._more):
+            if isinstance(metric, Histogram | Tally | Reading):
+                yield metric.family()
+
+    def page(self) -> bytes:
+        """The text that a scrape gets."""
+        return generate_latest(self._registry)

@@ -1,0 +1,272 @@
+"""Reads what routing needs of an OpenAI request and keeps its bytes. Judges nothing else of it.
+
+Rules and wording follow vllm/entrypoints/openai/{completion,chat_completion}/protocol.py of
+vLLM 0.32; what is not read here, the engine judges itself.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import orjson
+
+from kvrouter import _native
+from kvrouter.errors import ApiError, bad_request
+
+Kind = Literal["completion", "chat"]
+Span = tuple[int, int]
+
+BYTES_PER_TOKEN: Final = 4
+"""Bytes of text per token, where nobody has counted."""
+_DEFAULT_COMPLETION_TOKENS: Final = 16
+_MAX_DIGITS: Final = 18
+_RARE: Final = frozenset({"stream_options", "n", "best_of", "cache_salt"})
+
+
+@dataclass(slots=True)
+class Request:
+    """One completion or chat request.
+
+    Attributes:
+        kind: which endpoint it came to.
+        body: the client's bytes.
+        spans: start and end in `body` of the value of each top-level member.
+        model: as asked for; None where the body names none.
+        stream: whether the client wants server-sent events.
+        max_tokens: how many tokens at most; None: as many as fit.
+        ids: the prompt's token ids as native uint32, where it was given so.
+        prompt_tokens: tokens of the prompt, counted if `ids`, else estimated from its length.
+        cache_salt: what keeps its blocks apart from others' with the same tokens.
+    """
+
+    kind: Kind
+    body: bytes
+    spans: dict[str, Span]
+    model: str | None
+    stream: bool
+    max_tokens: int | None
+    ids: bytes | None
+    prompt_tokens: int
+    cache_salt: str | None = None
+
+    def raw(self, key: str) -> bytes | None:
+        """The JSON of a top-level member, None if it is absent or null."""
+        return _raw(self.body, self.spans, key)
+
+    @property
+    def text(self) -> str | None:
+        """The prompt, where it is a text that every tokenizer reads with its default tokens."""
+        if self.kind != "completion" or self.ids is not None:
+            return None
+        raw = self.raw("prompt")
+        if raw is None or not raw.startswith(b'"') or "add_special_tokens" in self.spans:
+            return None
+        text: str = orjson.loads(raw)
+        return text
+
+
+def parse(body: bytes, kind: Kind) -> Request:
+    """Read a request's body.
+
+    Raises:
+        ApiError: 400, in OpenAI's shape and vLLM's wording where it has one.
+    """
+    try:
+        spans, ids = _native.scan_object(body)
+    except ValueError as error:
+        raise bad_request(f"The body is not a JSON object that can be served: {error}.") from None
+    model = _text(body, spans, "model")
+    stream = _flag(body, spans, "stream") if "stream" in spans else False
+    salt = None
+    if not _RARE.isdisjoint(spans):
+        salt = _check_rare(body, spans, stream)
+    if kind == "chat":
+        ids = None
+        size = _messages_bytes(body, spans)
+    else:
+        size = 0 if ids is not None else _prompt_bytes(body, spans)
+    counted = len(ids) // 4 if ids is not None else max(1, size // BYTES_PER_TOKEN)
+    max_tokens = _max_tokens(body, spans, kind)
+    return Request(kind, body, spans, model, stream, max_tokens, ids, counted, salt)
+
+
+def _check_rare(body: bytes, spans: dict[str, Span], stream: bool) -> str | None:
+    """Check the members that few requests have; returns the salt."""
+    if not stream and _raw(body, spans, "stream_options") is not None:
+        raise bad_request(
+            "Stream options can only be defined when `stream=True`.", "stream_options"
+        )
+    _check_single(body, spans)
+    salt = _text(body, spans, "cache_salt")
+    if salt == "":
+        raise bad_request(
+            "Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt"
+        )
+    return salt
+
+
+def _raw(body: bytes, spans: dict[str, Span], key: str) -> bytes | None:
+    span = spans.get(key)
+    if span is None:
+        return None
+    raw = body[span[0] : span[1]]
+    return None if raw == b"null" else raw
+
+
+def _text(body: bytes, spans: dict[str, Span], key: str) -> str | None:
+    raw = _raw(body, spans, key)
+    if raw is None:
+        return None
+    if not raw.startswith(b'"'):
+        raise bad_request(f"`{key}` must be a string.", key)
+    text: str = orjson.loads(raw)
+    return text
+
+
+def _flag(body: bytes, spans: dict[str, Span], key: str) -> bool:
+    raw = _raw(body, spans, key)
+    if raw is None or raw == b"false":
+        return False
+    if raw != b"true":
+        raise bad_request(f"`{key}` must be true or false.", key)
+    return True
+
+
+def _count(body: bytes, spans: dict[str, Span], key: str) -> int | None:
+    raw = _raw(body, spans, key)
+    if raw is None:
+        return None
+    if not raw.removeprefix(b"-").isdigit() or len(raw) > _MAX_DIGITS:
+        raise bad_request(f"`{key}` must be an integer.", key)
+    return int(raw)
+
+
+def _check_single(body: bytes, spans: dict[str, Span]) -> None:
+    for key in ("n", "best_of"):
+        if key not in spans:
+            continue
+        count = _count(body, spans, key)
+        if count is not None and count != 1:
+            raise bad_request(f"`{key}` must be 1: several choices are not served yet.", key)
+
+
+def _max_tokens(body: bytes, spans: dict[str, Span], kind: Kind) -> int | None:
+    count = _count(body, spans, "max_tokens")
+    if kind == "chat" and "max_completion_tokens" in spans:
+        newer = _count(body, spans, "max_completion_tokens")
+        count = count if newer is None else newer
+    if count is None:
+        return _DEFAULT_COMPLETION_TOKENS if kind == "completion" else None
+    if count < 1:
+        raise bad_request(f"max_tokens must be at least 1, got {count}.", "max_tokens")
+    low = _count(body, spans, "min_tokens") if "min_tokens" in spans else None
+    if low is not None and low > count:
+        raise bad_request(
+            f"min_tokens must be less than or equal to max_tokens={count}, got {low}.",
+            "min_tokens",
+        )
+    return count
+
+
+def _messages_bytes(body: bytes, spans: dict[str, Span]) -> int:
+    span = spans.get("messages")
+    if span is None or body[span[0]] != ord("["):
+        raise bad_request("`messages` must be a list of messages.", "messages")
+    return span[1] - span[0]
+
+
+def _prompt_bytes(body: bytes, spans: dict[str, Span]) -> int:
+    """Length of a text prompt in bytes.
+
+    Raises:
+        ApiError: 400: there is no prompt, or not one.
+    """
+    raw = _raw(body, spans, "prompt")
+    if raw is None:
+        embeds = _raw(body, spans, "prompt_embeds")
+        if embeds is not None:
+            return len(embeds)
+        raise bad_request("A `prompt` is needed.", "prompt")
+    if raw.startswith(b'"'):
+        if len(raw) == 2:
+            raise bad_request("The `prompt` must not be empty.", "prompt")
+        return len(raw) - 2
+    raise _prompt_error(raw)
+
+
+def _prompt_error(raw: bytes) -> ApiError:
+    if not raw.startswith(b"["):
+        return bad_request("`prompt` must be a string or a list of token ids.", "prompt")
+    first = raw[1:].lstrip()[:1]
+    if first in (b'"', b"["):
+        return bad_request("Lists of prompts are not served yet; send one prompt.", "prompt")
+    if first == b"]":
+        return bad_request("The `prompt` must not be empty.", "prompt")
+    return bad_request("Token ids in `prompt` must be integers of 0 to 4294967295.", "prompt")
+
+
+def tidy_answer(body: bytes, cached_tokens: int | None) -> bytes:
+    """The decode leg's whole answer as the client may see it; `body` itself where nothing differs.
+
+    Transfer parameters are left out, and cached tokens are those of the prefill leg: the decode
+    engine counts what it loaded from the store as cached (vllm-router issue 193).
+    """
+    if cached_tokens is not None:
+        told = _CACHED.search(body)
+        if told is not None and int(told[1]) != cached_tokens:
+            body = b"%b%d%b" % (body[: told.start(1)], cached_tokens, body[told.end(1) :])
+    at = body.rfind(_TRANSFER)
+    if at < 0:
+        return body
+    cut = _without_last(body, at)
+    if cut is not None:
+        return cut
+    try:
+        answer = orjson.loads(body)
+        answer.pop("kv_transfer_params", None)
+    except (ValueError, AttributeError):
+        return body
+    return orjson.dumps(answer)
+
+
+def _without_last(body: bytes, at: int) -> bytes | None:
+    """The object of `body` without its member that begins at `at`, if that is its last one.
+
+    It is in vLLM's answers, so that long ones (logprobs) need not be read and written again.
+    """
+    if body[at - 1 : at] != b"," or not body.endswith(b"}"):
+        return None
+    try:
+        orjson.loads(body[at + len(_TRANSFER) : -1])
+    except ValueError:
+        return None
+    return body[: at - 1] + b"}"
+
+
+def answer_usage(body: bytes) -> tuple[int | None, int | None, str]:
+    """Prompt tokens, completion tokens and finish reason of a whole answer.
+
+    Found by the keys' last places, without reading the answer: text cannot fake them, for a quote
+    within a JSON string is escaped.
+    """
+    at = body.rfind(b'"finish_reason":')
+    reason = _FINISH_REASON.match(body, at) if at >= 0 else None
+    return (
+        _number_after(body, b'"prompt_tokens":'),
+        _number_after(body, b'"completion_tokens":'),
+        reason[1].decode("ascii") if reason else "unknown",
+    )
+
+
+def _number_after(body: bytes, key: bytes) -> int | None:
+    at = body.rfind(key)
+    found = _NUMBER.match(body, at + len(key)) if at >= 0 else None
+    return int(found[1]) if found else None
+
+
+_TRANSFER: Final = b'"kv_transfer_params":'
+_CACHED: Final = re.compile(rb'"prompt_tokens_details":\s*\{[^{}]*"cached_tokens":\s*(\d{1,12})')
+_NUMBER: Final = re.compile(rb"\s*(\d{1,12})")
+_FINISH_REASON: Final = re.compile(rb'"finish_reason":\s*"([a-z_]{1,32})"')

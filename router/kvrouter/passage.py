@@ -1,0 +1,119 @@
+"""One request on its way through the router: what is known of it and what it holds.
+
+Pure bookkeeping: it sends nothing and waits for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import count
+from secrets import token_hex
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvrouter.budget import Grant
+    from kvrouter.engine import HashDomain
+    from kvrouter.families.base import Handoff
+    from kvrouter.http.exchange import Exchange
+    from kvrouter.landing import Held
+    from kvrouter.openai import Request
+    from kvrouter.plan import Plan
+    from kvrouter.tokens import Tokens
+
+FORWARDED: Final = (
+    "authorization",
+    "traceparent",
+    "tracestate",
+    "baggage",
+    "x-session-id",
+    "x-data-parallel-rank",
+)
+"""Headers of the client that both legs carry, besides the request's id."""
+_SANE_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+class RequestIds:
+    """Mints ids that no other router mints."""
+
+    def __init__(self) -> None:
+        self._prefix = token_hex(8)
+        self._numbers = count(1)
+
+    def of(self, headers: Mapping[str, str]) -> str:
+        """The client's own `x-request-id` if it is sane, else a new one."""
+        given = headers.get("x-request-id")
+        if given is not None and _SANE_ID.fullmatch(given):
+            return given
+        return f"{self._prefix}-{next(self._numbers):x}"
+
+
+@dataclass(slots=True)
+class Passage:
+    """What is known of one request, and what it holds until it is settled.
+
+    Attributes:
+        exchange: where its answer goes.
+        request_id: as in the header of both legs and of the answer.
+        fields: header lines that both legs carry.
+        hashable: whether block hashes follow from token ids (and salt and adapter) alone.
+        adapter: name and path of the LoRA adapter that its model is.
+        hashes: its chain of 32-byte block hashes, once somebody needed it.
+        started_s: its arrival, on the monotonic clock; the other times are on it too.
+        attempts: decode engines that were asked.
+        outcome: a word for metrics and the log: a finish reason, or why there is none.
+    """
+
+    exchange: Exchange
+    request_id: str
+    fields: bytes
+    started_s: float
+    request: Request | None = None
+    tokens: Tokens | None = None
+    domain: HashDomain | None = None
+    hashable: bool = False
+    adapter: tuple[str, str] | None = None
+    hashes: bytes | None = None
+    plan: Plan | None = None
+    handoff: Handoff | None = None
+    landed_blocks: int | None = None
+    lease: Held | None = None
+    grant: Grant | None = None
+    prefill_engine: str | None = None
+    decode_engine: str | None = None
+    attempts: int = 0
+    planned_s: float = 0.0
+    first_s: float = 0.0
+    generated: int = 0
+    outcome: str = "unknown"
+    error: str | None = None
+
+    @property
+    def prompt_ids(self) -> bytes | None:
+        """Token ids, as JSON, that both legs get in place of a text prompt."""
+        return self.tokens.json if self.tokens is not None else None
+
+    def began(self, now_s: float) -> None:
+        """The answer's first byte came: its prompt is in the engine, no KV needs holding."""
+        self.first_s = now_s
+        self.release()
+
+    def release(self) -> None:
+        """Give back lease and grant. Idempotent."""
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            lease.release()
+        grant, self.grant = self.grant, None
+        if grant is not None:
+            grant.release()
+
+
+def leg_fields(request_id: str, headers: Mapping[str, str]) -> bytes:
+    """Header lines for both legs of a request. The parser has refused line breaks in values."""
+    lines = f"content-type: application/json\r\nx-request-id: {request_id}\r\n"
+    for name in FORWARDED:
+        if name in headers:
+            lines += f"{name}: {headers[name]}\r\n"
+    return lines.encode("latin-1")

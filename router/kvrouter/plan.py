@@ -1,0 +1,114 @@
+"""What routing decides upon (RouteInputs) and what it decides (Plan); arithmetic, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kvrouter.engine import Engine
+
+
+@dataclass(slots=True)  # not frozen: that would triple what it costs to make one per request
+class RouteInputs:
+    """One request as a policy sees it. Nobody changes it.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt; an estimate unless `exact`.
+        decode: engines that may decode it; never empty.
+        prefill: engines that may prefill it; may be empty.
+        exact: whether `prompt_tokens` was counted, not estimated from the text's length.
+        block_tokens: tokens per block, or 0 where no engine told: then nothing can match.
+        hashes: its chain of 32-byte block hashes, or None where nobody asked for it.
+        matches: leading blocks that an engine's own cache holds, by its KV events (absent: none).
+        guesses: the same where the router only knows what it sent there: good enough to choose
+            by, not to skip a prefill leg by, since the engine may have evicted them long ago.
+        store_blocks: leading blocks that the store holds whole, by the hex digest of a manifest.
+        prefill_threshold: the prefill leg is skipped where no more tokens than this are missing.
+        split: whether it may have two legs at all (False: e.g. it asks for prompt logprobs).
+    """
+
+    prompt_tokens: int
+    decode: Sequence[Engine]
+    prefill: Sequence[Engine] = ()
+    exact: bool = False
+    block_tokens: int = 0
+    hashes: bytes | None = None
+    matches: Mapping[Engine, int] = field(default_factory=dict)
+    guesses: Mapping[Engine, int] = field(default_factory=dict)
+    store_blocks: Mapping[str, int] = field(default_factory=dict)
+    prefill_threshold: int = 0
+    split: bool = True
+
+
+@dataclass(slots=True)
+class Plan:
+    """Where the legs go. Nobody changes it.
+
+    Attributes:
+        prefill: engine of the prefill leg, or None: decode computes what is missing.
+        decode: engine of the decode leg.
+        missing_tokens: tokens that a prefill leg would spare the decode engine.
+        why: the reason in a word or three, for the log line and a metric's label; from a
+            bounded set: "prefill", "little missing", "no prefill engine", "not splittable",
+            "manifests differ", "shares no KV",
+            "same engine".
+    """
+
+    prefill: Engine | None
+    decode: Engine
+    missing_tokens: int
+    why: str
+
+
+def held_tokens(inputs: RouteInputs, engine: Engine) -> tuple[int, int]:
+    """Leading tokens of the prompt that `engine` holds itself, and that it holds or could load."""
+    own = inputs.matches.get(engine, 0)
+    manifest = engine.manifest
+    stored = inputs.store_blocks.get(manifest, 0) if manifest is not None else 0
+    usable = usable_blocks(inputs.prompt_tokens, inputs.block_tokens)
+    own = min(own, usable)
+    return own * inputs.block_tokens, min(max(own, stored), usable) * inputs.block_tokens
+
+
+def usable_blocks(prompt_tokens: int, block_tokens: int) -> int:
+    """Blocks whose KV can be reused: an engine always computes at least the last token itself."""
+    if block_tokens <= 0 or prompt_tokens <= 0:
+        return 0
+    return (prompt_tokens - 1) // block_tokens
+
+
+def missing_tokens(inputs: RouteInputs, decode: Engine) -> int:
+    """Tokens that a prefill leg would spare `decode`.
+
+    Only whole blocks can be handed over, so an exact prompt of less than a block and a token
+    misses nothing. An estimated size cannot rule a block out and counts whole.
+    """
+    block_tokens = inputs.block_tokens
+    if not inputs.exact or not block_tokens:
+        return inputs.prompt_tokens
+    usable = (inputs.prompt_tokens - 1) // block_tokens
+    if not inputs.matches and not inputs.store_blocks:
+        return usable * block_tokens
+    return usable * block_tokens - held_tokens(inputs, decode)[1]
+
+
+def shares(prefill: Engine, decode: Engine) -> bool:
+    """Whether KV of `prefill` is KV to `decode`: equal manifests, or one that nobody knows.
+
+    An engine whose connector refuses to share does so with nobody.
+    """
+    mine, theirs = prefill.identity, decode.identity
+    if mine is None or theirs is None:
+        return True
+    if mine.refusal is not None or theirs.refusal is not None:
+        return False
+    return mine.manifest == theirs.manifest or None in (mine.manifest, theirs.manifest)
+
+
+def partners(prefill: Sequence[Engine], decode: Engine) -> Sequence[Engine]:
+    """Those other prefill engines whose KV `decode` can load."""
+    able = [e for e in prefill if e is not decode and shares(e, decode)]
+    return prefill if len(able) == len(prefill) else able

@@ -1,0 +1,75 @@
+"""The seam of routing policies. A policy knows no asyncio and does no I/O: simulators run it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from kvrouter.plan import Plan, missing_tokens, partners
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvrouter.engine import Engine, Role
+    from kvrouter.plan import RouteInputs
+
+    Choose = Callable[[RouteInputs, Sequence[Engine], Role], Engine]
+
+
+class Policy(Protocol):
+    """Chooses the engines of both legs.
+
+    Implementations are synchronous, touch only what they are given, and must choose among the
+    candidates of the inputs. One instance serves one router; calls come from one thread.
+    """
+
+    name: ClassVar[str]
+    """As in `--policy`."""
+    needs_hashes: ClassVar[bool]
+    """Whether `RouteInputs.hashes` and `.matches` change what it decides (costs a tokenising)."""
+
+    def plan(self, inputs: RouteInputs) -> Plan:
+        """Decide. `inputs.decode` is not empty; never raises for valid inputs."""
+
+    def engine_joined(self, engine: Engine) -> None:
+        """`engine` may appear among candidates from now on."""
+
+    def engine_left(self, engine: Engine) -> None:
+        """`engine` will not appear until it joins again."""
+
+    def leg_done(self, engine: Engine, leg: Role, computed_tokens: int) -> None:
+        """A leg on `engine` ended well, having computed that many prompt tokens."""
+
+
+def in_turn(candidates: Sequence[Engine], turn: int) -> Sequence[Engine]:
+    """The same engines, beginning with another one each turn: so that equals share the load."""
+    first = turn % len(candidates)
+    return [*candidates[first:], *candidates[:first]] if first else candidates
+
+
+def decide(
+    inputs: RouteInputs, decode: Engine, choose: Callable[[Sequence[Engine]], Engine]
+) -> Plan:
+    """The part that all policies share: given the decode engine, prefill or not, and why.
+
+    Args:
+        inputs: the request.
+        decode: the engine already chosen for the decode leg.
+        choose: picks the prefill engine from a sequence that is not empty.
+    """
+    missing = missing_tokens(inputs, decode)
+    if not inputs.split:
+        return Plan(None, decode, missing, "not splittable")
+    if missing <= inputs.prefill_threshold:
+        return Plan(None, decode, missing, "little missing")
+    if not inputs.prefill:
+        return Plan(None, decode, missing, "no prefill engine")
+    able = partners(inputs.prefill, decode)
+    if not able:
+        return Plan(None, decode, missing, _why_alone(inputs, decode))
+    return Plan(choose(able), decode, missing, "prefill")
+
+
+def _why_alone(inputs: RouteInputs, decode: Engine) -> str:
+    if decode.identity is not None and decode.identity.refusal is not None:
+        return "shares no KV"
+    return "same engine" if decode in inputs.prefill else "manifests differ"

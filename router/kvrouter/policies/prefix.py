@@ -1,0 +1,78 @@
+"""The engine that would be done first: tokens under way plus tokens still to compute or bring.
+
+A cost, not a threshold: an engine that holds the prefix wins only while its queue is shorter than
+what computing the rest elsewhere takes, so a popular prefix cannot make a hot spot.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, ClassVar
+
+from kvrouter.plan import usable_blocks
+from kvrouter.policies.base import decide, in_turn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvrouter.engine import Engine, Role
+    from kvrouter.plan import Plan, RouteInputs
+
+LOAD_COST = 0.05
+"""Cost of bringing one token's KV from the store, in tokens computed (issue 2's bars: a warm
+prompt may take 1.3x of one that is in the engine's cache; loading was 1/20 of computing there)."""
+
+
+class Prefix:
+    """Least cost in tokens to be computed; equals take turns."""
+
+    name: ClassVar[str] = "prefix"
+    needs_hashes: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def plan(self, inputs: RouteInputs) -> Plan:
+        """Take the cheapest engine of each role."""
+        self._turn += 1
+        price = pricing(inputs)
+
+        def cheapest(candidates: Sequence[Engine]) -> Engine:
+            if len(candidates) == 1:
+                return candidates[0]
+            return min(in_turn(candidates, self._turn), key=price)
+
+        return decide(inputs, cheapest(inputs.decode), cheapest)
+
+    def engine_joined(self, engine: Engine) -> None:
+        """Nothing to remember: what engines hold stands in the index."""
+
+    def engine_left(self, engine: Engine) -> None:
+        """Nothing to forget: the index is told itself."""
+
+    def leg_done(self, engine: Engine, leg: Role, computed_tokens: int) -> None:
+        """Nothing to learn."""
+
+
+def pricing(inputs: RouteInputs) -> Callable[[Engine], float]:
+    """A function of the engine: what this prompt costs there, up to a constant of the request.
+
+    In tokens to compute before it is prefilled: those under way, less those that the engine holds;
+    those that it would load from the store cost LOAD_COST each. It runs for every candidate of
+    every request, hence the locals.
+    """
+    block_tokens, stored = inputs.block_tokens, inputs.store_blocks
+    held = {**inputs.guesses, **inputs.matches} if inputs.guesses else inputs.matches
+    usable = usable_blocks(inputs.prompt_tokens, block_tokens)
+    if not usable or not (held or stored):
+        return attrgetter("tokens")
+
+    def price(engine: Engine) -> float:
+        own = min(held.get(engine, 0), usable)
+        identity = engine.identity
+        manifest = identity.manifest if identity else None
+        loadable = min(stored.get(manifest, 0), usable) - own if manifest else 0
+        blocks = own + (1 - LOAD_COST) * loadable if loadable > 0 else own
+        return engine.tokens - blocks * block_tokens
+
+    return price

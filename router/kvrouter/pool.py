@@ -1,0 +1,198 @@
+"""The pool of engines: who has joined, who may be asked, and what is under way on each.
+
+A synchronous state machine over an injected clock; it does no I/O. Health checks (`probe`) and
+legs (`serve`) tell it what happened, policies read what it lends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Protocol
+
+from kvrouter.engine import Breaker, BreakerState, Engine, Failure, HashDomain, Identity, Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+
+class Watcher(Protocol):
+    """Is told when an engine joins or leaves the pool: policies, the index, metrics."""
+
+    def engine_joined(self, engine: Engine) -> None:
+        """`engine` may be asked from now on; its `identity` is known."""
+
+    def engine_left(self, engine: Engine) -> None:
+        """`engine` is gone: forget what it held."""
+
+
+class Ticket:
+    """One leg's place on an engine, from `Pool.reserve`; its owner must release it once or more.
+
+    Release is idempotent, so that it may stand in a `finally` beside an earlier release.
+    """
+
+    __slots__ = ("_pool", "engine", "tokens")
+
+    def __init__(self, pool: Pool, engine: Engine, tokens: int) -> None:
+        self._pool: Pool | None = pool
+        self.engine = engine
+        self.tokens = tokens
+
+    def release(self) -> None:
+        """Give the place back; later calls do nothing."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool._released(self.engine, self.tokens)
+
+
+class Pool:
+    """Engines by address, with their health, breakers and load.
+
+    Args:
+        clock: seconds, monotonic; injected by tests.
+        watchers: told of each join and leave, in this order.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, watchers: Iterable[Watcher] = ()
+    ) -> None:
+        self._clock = clock
+        self._watchers = list(watchers)
+        self._engines: dict[str, Engine] = {}
+        self._ready: dict[tuple[Role, str | None], tuple[Engine, ...]] = {}
+        self._unsettled: set[Engine] = set()
+        self._domain: HashDomain | None = None
+
+    def add(self, address: str, role: Role, family: str = "vllm") -> Engine:
+        """Name an engine to be probed; it may be asked only after `join`.
+
+        The same address named under the other role becomes an engine for both legs.
+        """
+        engine = self._engines.get(address)
+        if engine is None:
+            engine = Engine(address, role, family, breaker=Breaker(self._clock))
+            self._engines[address] = engine
+        elif engine.role is not role:
+            engine.role = Role.BOTH
+            self._ready.clear()
+        return engine
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell `watcher` of joins and leaves from now on."""
+        self._watchers.append(watcher)
+
+    def all(self) -> tuple[Engine, ...]:
+        """Every engine that was named, joined or not."""
+        return tuple(self._engines.values())
+
+    def find(self, address: str) -> Engine | None:
+        """The engine of that `HOST:PORT`, if it was named."""
+        return self._engines.get(address)
+
+    def join(self, engine: Engine, identity: Identity) -> bool:
+        """`engine` answered its probes and is `identity`; returns whether it was away before.
+
+        An engine that is in the pool under another identity leaves first: it was restarted, and
+        what it held is gone.
+        """
+        if engine.identity == identity:
+            return False
+        if engine.identity is not None:
+            self.leave(engine)
+        engine.identity = identity
+        engine.breaker = Breaker(self._clock)
+        self._unsettled.discard(engine)
+        self._changed()
+        for watcher in self._watchers:
+            watcher.engine_joined(engine)
+        return True
+
+    def leave(self, engine: Engine) -> bool:
+        """`engine` is gone; returns whether it was in the pool. Tickets stay valid."""
+        if engine.identity is None:
+            return False
+        engine.identity = None
+        self._unsettled.discard(engine)
+        self._changed()
+        for watcher in self._watchers:
+            watcher.engine_left(engine)
+        return True
+
+    def engines(self, role: Role, model: str | None = None) -> Sequence[Engine]:
+        """Engines that may be given the leg `role` now, for `model` (None: any model)."""
+        key = (role, model)
+        ready = self._ready.get(key)
+        if ready is None:
+            ready = self._ready[key] = tuple(
+                e
+                for e in self._engines.values()
+                if e.identity is not None
+                and e.role.serves(role)
+                and (model is None or model in e.identity.models)
+            )
+        if not self._unsettled:
+            return ready
+        return tuple(e for e in ready if e.breaker is None or e.breaker.allows())
+
+    @property
+    def domain(self) -> HashDomain | None:
+        """The hash domain that most joined engines are in, decode engines before others.
+
+        None while no engine tells one.
+        """
+        return self._domain
+
+    def models(self) -> tuple[str, ...]:
+        """Names of all models that a joined engine serves, each once, in order of joining."""
+        names = (m for e in self._engines.values() if e.identity for m in e.identity.models)
+        return tuple(dict.fromkeys(names))
+
+    def reserve(self, engine: Engine, tokens: int) -> Ticket:
+        """Count one request of `tokens` on `engine` until the ticket is released."""
+        engine.requests += 1
+        engine.tokens += tokens
+        if engine in self._unsettled and engine.breaker is not None:
+            engine.breaker.began()
+        return Ticket(self, engine, tokens)
+
+    def succeeded(self, engine: Engine) -> None:
+        """A leg on `engine` was answered well."""
+        if engine in self._unsettled:
+            self._unsettled.discard(engine)
+            if engine.breaker is not None:
+                engine.breaker.succeeded()
+
+    def failed(self, engine: Engine, reason: Failure) -> bool:
+        """A leg on `engine` failed for `reason`; returns whether it may no longer be asked.
+
+        REFUSED means that its process is gone: it leaves at once, and joins again by its probe.
+        Anything else counts in its breaker.
+        """
+        if reason is Failure.REFUSED:
+            return self.leave(engine)
+        if engine.identity is None or engine.breaker is None:
+            return False
+        self._unsettled.add(engine)
+        return engine.breaker.failed()
+
+    def state(self, engine: Engine) -> BreakerState | None:
+        """Its breaker's state, or None while it is not in the pool."""
+        if engine.identity is None or engine.breaker is None:
+            return None
+        return engine.breaker.state
+
+    def _changed(self) -> None:
+        self._ready.clear()
+        told: dict[bool, Counter[HashDomain]] = {True: Counter(), False: Counter()}
+        for engine in self._engines.values():
+            if engine.identity is not None and engine.identity.domain is not None:
+                told[engine.role.serves(Role.DECODE)][engine.identity.domain] += 1
+        votes = told[True] or told[False]
+        self._domain = votes.most_common(1)[0][0] if votes else None
+
+    def _released(self, engine: Engine, tokens: int) -> None:
+        engine.requests -= 1
+        engine.tokens -= tokens
+        if engine in self._unsettled and engine.breaker is not None:
+            engine.breaker.ended()

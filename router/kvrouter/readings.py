@@ -1,0 +1,113 @@
+"""Metrics that are read off the router's state when somebody scrapes. Changes nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from kvrouter.engine import BreakerState
+from kvrouter.metrics import Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from kvrouter.budget import RecomputeBudget
+    from kvrouter.kv_events import EventLedger
+    from kvrouter.metrics import Row
+    from kvrouter.pool import Pool
+    from kvrouter.prefix_index import PrefixIndex
+    from kvrouter.sharing import Sharing
+
+_CIRCUIT: Final = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 1.0, BreakerState.OPEN: 2.0}
+
+
+class Readings:
+    """What pool, index, budget and event ledger say of themselves."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        index: PrefixIndex,
+        budget: RecomputeBudget,
+        sharing: Sharing,
+        ledger: EventLedger | None,
+    ) -> None:
+        self._pool = pool
+        self._index = index
+        self._budget = budget
+        self._sharing = sharing
+        self._ledger = ledger
+
+    def all(self) -> Iterator[Reading]:
+        """The gauges."""
+        for name, text, read, *labels in (
+            ("worker_up", "Engines in the pool.", self._ups, "engine", "role"),
+            (
+                "circuit_state",
+                "Breakers: 0 closed, 1 half open, 2 open.",
+                self._circuits,
+                "engine",
+            ),
+            ("worker_requests", "Legs under way.", self._loads, "engine"),
+            ("kv_index_blocks", "Blocks in the index of the engines' caches.", self._blocks),
+            (
+                "kv_index_state",
+                "Whether an engine tells by KV events what it holds, and how it names blocks.",
+                self._index_states,
+                "engine",
+                "state",
+            ),
+            (
+                "recompute_tokens",
+                "Prompt tokens that decode engines compute for want of their KV.",
+                self._recomputed,
+            ),
+            (
+                "sharing_refused",
+                "Prefill and decode engines of which the one cannot load the other's KV.",
+                self._refusals,
+                "prefill",
+                "decode",
+            ),
+        ):
+            yield Reading(f"kvrouter:{name}", text, read, labels)
+
+    def counters(self, counts: Mapping[str, Mapping[str, int]]) -> Iterator[Reading]:
+        """Counters that other objects keep, by kind; each is exposed under its key."""
+        for name, counter in counts.items():
+            read = partial(_rows, counter)
+            yield Reading(f"kvrouter:{name}", "Outcomes by kind.", read, ["kind"], grows=True)
+
+    def _ups(self) -> Iterator[Row]:
+        for engine in self._pool.all():
+            yield (engine.address, engine.role.value), float(engine.identity is not None)
+
+    def _circuits(self) -> Iterator[Row]:
+        for engine in self._pool.all():
+            state = self._pool.state(engine)
+            if state is not None:
+                yield (engine.address,), _CIRCUIT[state]
+
+    def _loads(self) -> Iterator[Row]:
+        for engine in self._pool.all():
+            yield (engine.address,), float(engine.requests)
+
+    def _blocks(self) -> Iterator[Row]:
+        yield (), float(len(self._index))
+
+    def _index_states(self) -> Iterator[Row]:
+        for engine in self._pool.all():
+            naming = self._ledger.naming(engine) if self._ledger is not None else None
+            yield (engine.address, naming.value if naming is not None else "guessed"), 1.0
+
+    def _recomputed(self) -> Iterator[Row]:
+        yield (), float(self._budget.tokens)
+
+    def _refusals(self) -> Iterator[Row]:
+        for prefill, decode, _ in self._sharing.refused():
+            yield (prefill.address, decode.address), 1.0
+
+
+def _rows(counter: Mapping[str, int]) -> Iterator[Row]:
+    for kind, count in counter.items():
+        yield (kind,), float(count)

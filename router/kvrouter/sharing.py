@@ -1,0 +1,67 @@
+"""Which prefill engines' KV which decode engines can load, and why not: told in log and metrics.
+
+Only tells; that nothing is handed over between those that cannot share is `plan.partners`' doing.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from kvrouter.engine import Role
+from kvrouter.plan import shares
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kvrouter.engine import Engine
+    from kvrouter.pool import Pool
+
+log = logging.getLogger(__name__)
+
+
+class Sharing:
+    """A watcher of the pool that compares each engine that joins with those that are there.
+
+    Args:
+        pool: the engines.
+        difference: says in a few words what differs between two manifests (hex digests).
+    """
+
+    def __init__(self, pool: Pool, difference: Callable[[str, str], str]) -> None:
+        self._pool = pool
+        self._difference = difference
+
+    def engine_joined(self, engine: Engine) -> None:
+        """Log every engine with which it could share KV by its role, but does not."""
+        identity = engine.identity
+        if identity is not None and identity.refusal is not None:
+            log.warning("engine %s shares no KV: %s", engine.address, identity.refusal)
+            return
+        for prefill, decode, reason in self.refused():
+            if engine in (prefill, decode):
+                log.warning(
+                    "engines %s and %s share no KV, prompts of the latter are not prefilled on the "
+                    "former: %s",
+                    prefill.address,
+                    decode.address,
+                    reason,
+                )
+
+    def engine_left(self, engine: Engine) -> None:
+        """Nothing is kept."""
+
+    def refused(self) -> Iterator[tuple[Engine, Engine, str]]:
+        """Pairs of a prefill and a decode engine that share no KV, and why."""
+        here = [e for e in self._pool.all() if e.identity is not None]
+        for prefill in here:
+            for decode in here:
+                able = prefill.role.serves(Role.PREFILL) and decode.role.serves(Role.DECODE)
+                if able and prefill is not decode and not shares(prefill, decode):
+                    yield prefill, decode, self._reason(prefill, decode)
+
+    def _reason(self, prefill: Engine, decode: Engine) -> str:
+        for engine in (prefill, decode):
+            if engine.identity is not None and engine.identity.refusal is not None:
+                return f"{engine.address}: {engine.identity.refusal}"
+        return self._difference(prefill.manifest or "", decode.manifest or "")

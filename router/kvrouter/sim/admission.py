@@ -1,0 +1,96 @@
+"""Which requests of a simulated engine run and which wait: first come, first served. No clock."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvrouter.sim.block_cache import Allocation, BlockCache
+
+__all__ = ["Admission", "QueueFull"]
+
+
+class QueueFull(Exception):
+    """As many requests wait as may."""
+
+
+@dataclass(eq=False)
+class _Waiter:
+    hashes: Sequence[bytes]
+    blocks: int
+    admitted: asyncio.Future[Allocation]
+
+
+class Admission:
+    """Hands out the slots of a cache to at most `max_running` requests at a time."""
+
+    def __init__(
+        self,
+        cache: BlockCache,
+        max_running: int,
+        max_waiting: int,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._cache = cache
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        self._changed = changed
+        self._waiters: deque[_Waiter] = deque()
+        self.running = 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._waiters)
+
+    async def enter(self, hashes: Sequence[bytes], blocks: int) -> Allocation:
+        """The slots of a request, once there is room; pair it with `leave`.
+
+        Raises QueueFull at once where too many wait. A cancelled caller leaves the queue.
+        """
+        if not self._waiters:
+            allocation = self._try(hashes, blocks)
+            if allocation is not None:
+                return allocation
+        if len(self._waiters) >= self._max_waiting:
+            raise QueueFull
+        waiter = _Waiter(hashes, blocks, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        self._changed()
+        try:
+            return await waiter.admitted
+        except asyncio.CancelledError:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+                self._pump()
+            elif waiter.admitted.done() and not waiter.admitted.cancelled():
+                self.leave(waiter.admitted.result())
+            raise
+
+    def leave(self, allocation: Allocation) -> None:
+        """A request is over: its slots are free for the next ones."""
+        self._cache.release(allocation)
+        self.running -= 1
+        self._pump()
+
+    def _pump(self) -> None:
+        while self._waiters:
+            head = self._waiters[0]
+            if head.admitted.cancelled():
+                self._waiters.popleft()
+                continue
+            allocation = self._try(head.hashes, head.blocks)
+            if allocation is None:
+                break
+            self._waiters.popleft()
+            head.admitted.set_result(allocation)
+        self._changed()
+
+    def _try(self, hashes: Sequence[bytes], blocks: int) -> Allocation | None:
+        if self.running >= self._max_running:
+            return None
+        allocation = self._cache.allocate(hashes, blocks)
+        if allocation is not None:
+            self.running += 1
+            self._changed()
+        return allocation

@@ -1,0 +1,140 @@
+"""Which blocks an engine holds, and in which slots. Pure: it moves no bytes and knows no clock.
+
+As in vLLM: a request gets all its slots when it is admitted, those of its cached prefix shared with
+others; a slot gets a name when its block is full and computed; a named slot that no request uses
+stays until its place is needed, the least recently used first and a block before its parent.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["Allocation", "BlockCache", "Cleared", "Event", "Removed", "Stored"]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Blocks became available, one the child of the other."""
+
+    parent: bytes | None
+    hashes: tuple[bytes, ...]
+    token_ids: tuple[int, ...]
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True)
+class Removed:
+    """Blocks are gone."""
+
+    hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """The cache was emptied."""
+
+
+Event = Stored | Removed | Cleared
+
+
+@dataclass
+class Allocation:
+    """The slots of one request, in the order of its blocks. Release it exactly once."""
+
+    slots: list[int]
+    cached_blocks: int
+    released: bool = field(default=False, compare=False)
+
+
+class BlockCache:
+    """Slots 0..capacity-1, each free, held by requests, or cached under a block's hash."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._free = list(range(capacity - 1, -1, -1))
+        self._slot_of: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+        self._users: dict[int, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._removed: list[bytes] = []
+
+    @property
+    def held_blocks(self) -> int:
+        """Slots that running requests hold."""
+        return len(self._users)
+
+    def matched(self, hashes: Sequence[bytes]) -> int:
+        """How many leading blocks are here."""
+        for index, block_hash in enumerate(hashes):
+            if block_hash not in self._slot_of:
+                return index
+        return len(hashes)
+
+    def allocate(self, hashes: Sequence[bytes], blocks: int) -> Allocation | None:
+        """Slots for a request of `blocks` blocks, of which the leading `hashes` may be cached.
+
+        None where there is no room now; then nothing has changed.
+        """
+        cached = self.matched(hashes[:blocks])
+        slots = [self._slot_of[block_hash] for block_hash in hashes[:cached]]
+        idle_taken = sum(1 for slot in slots if slot in self._idle)
+        if blocks - cached > len(self._free) + len(self._idle) - idle_taken:
+            return None
+        for slot in slots:
+            self._hold(slot)
+        for _ in range(blocks - cached):
+            slot = self._free.pop() if self._free else self._evict()
+            self._hold(slot)
+            slots.append(slot)
+        return Allocation(slots, cached)
+
+    def name(self, allocation: Allocation, index: int, block_hash: bytes) -> bool:
+        """Block `index` of a request is full: others may use it. False where one is here already.
+
+        The request keeps its own copy either way.
+        """
+        slot = allocation.slots[index]
+        if block_hash in self._slot_of:
+            return False
+        self._slot_of[block_hash] = slot
+        self._hash_of[slot] = block_hash
+        return True
+
+    def release(self, allocation: Allocation) -> None:
+        """A request is over. Its named blocks stay cached, the last one the first to go."""
+        if allocation.released:
+            raise ValueError("an allocation is released once")
+        allocation.released = True
+        for slot in reversed(allocation.slots):
+            self._users[slot] -= 1
+            if self._users[slot]:
+                continue
+            del self._users[slot]
+            if slot in self._hash_of:
+                self._idle[slot] = None
+            else:
+                self._free.append(slot)
+
+    def clear(self) -> int:
+        """Forget every block that no request holds; says how many."""
+        gone = len(self._idle)
+        while self._idle:
+            self._free.append(self._evict())
+        return gone
+
+    def take_removed(self) -> tuple[bytes, ...]:
+        """The blocks that were evicted since the last call."""
+        removed = tuple(self._removed)
+        self._removed.clear()
+        return removed
+
+    def _hold(self, slot: int) -> None:
+        self._idle.pop(slot, None)
+        self._users[slot] = self._users.get(slot, 0) + 1
+
+    def _evict(self) -> int:
+        slot, _ = self._idle.popitem(last=False)
+        block_hash = self._hash_of.pop(slot)
+        del self._slot_of[block_hash]
+        self._removed.append(block_hash)
+        return slot

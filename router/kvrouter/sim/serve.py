@@ -1,0 +1,222 @@
+"""HTTP side of a simulated engine: vLLM's endpoints over the router's own HTTP server.
+
+Every request is one task; a client that leaves cancels it, and its slots are free at once.
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from random import Random
+
+import orjson
+import uvloop
+
+from kvrouter.http.exchange import Exchange
+from kvrouter.http.server import HttpServer
+from kvrouter.sim.admission import QueueFull
+from kvrouter.sim.answers import StreamWriter, error_body, models_body
+from kvrouter.sim.block_cache import Event
+from kvrouter.sim.config import SimSettings
+from kvrouter.sim.engine import SimEngine
+from kvrouter.sim.events import EventPublisher
+from kvrouter.sim.failures import Failure, FailureInjection
+from kvrouter.sim.generation import Generation
+from kvrouter.sim.requests import Kind, RequestError, parse_request, parse_tokenize
+
+__all__ = ["SimServer", "run"]
+
+log = logging.getLogger("kvrouter.sim")
+VLLM_VERSION = "0.32.0"
+_EVENT_STREAM = ("content-type", "text/event-stream; charset=utf-8")
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_GRACE_S = 1.0
+
+Route = Callable[[Exchange], Awaitable[None]]
+
+
+class SimServer:
+    """One engine behind one port. `start`, then `close`."""
+
+    def __init__(self, settings: SimSettings) -> None:
+        self.settings = settings
+        self._http = HttpServer(self._handle)
+        self._engine: SimEngine | None = None
+        self._publisher: EventPublisher | None = None
+        self._started_s = int(time.time())
+        seed = time.time_ns() if settings.seed is None else settings.seed
+        self._failures = FailureInjection(
+            settings.failure_injection_rate, settings.failure_types, Random(seed)
+        )
+        self._routes: dict[tuple[str, str], Route] = {
+            ("GET", "/health"): self._health,
+            ("GET", "/ping"): self._health,
+            ("GET", "/version"): self._version,
+            ("GET", "/metrics"): self._metrics,
+            ("GET", "/v1/models"): self._models,
+            ("POST", "/tokenize"): self._tokenize,
+            ("POST", "/reset_prefix_cache"): self._reset,
+            ("POST", "/v1/completions"): self._completions,
+            ("POST", "/v1/chat/completions"): self._chat,
+        }
+
+    @property
+    def engine(self) -> SimEngine:
+        """The engine; RuntimeError before `start`."""
+        if self._engine is None:
+            raise RuntimeError("the simulated engine has not been started")
+        return self._engine
+
+    async def start(self) -> int:
+        """Listen, and tell the store and the router about this engine; returns the port.
+
+        Raises OSError where the address is taken.
+        """
+        port = await self._http.listen(self.settings.host, self.settings.port)
+        name = self.settings.advertise or f"{self.settings.host}:{port}"
+        endpoint = self.settings.events_endpoint
+        if endpoint is not None:
+            topic = self.settings.kv_events_config.topic or f"kv@{name}"
+            if name.startswith(("0.0.0.0:", ":::")):
+                log.warning("no router knows an engine as %s: give --advertise HOST:PORT", name)
+            self._publisher = EventPublisher(endpoint, topic, self.settings.block_size)
+        self._engine = SimEngine(self.settings, name=name, publish=self._publish)
+        await self._engine.start()
+        return port
+
+    async def close(self) -> None:
+        """Stop listening, cut what still streams after a moment, give everything back."""
+        await self._http.close(_GRACE_S)
+        if self._engine is not None:
+            await self._engine.close()
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def _publish(self, events: list[Event]) -> None:
+        if self._publisher is not None:
+            self._publisher.publish(events)
+
+    async def _handle(self, exchange: Exchange) -> None:
+        route = self._routes.get((exchange.method, exchange.path))
+        if route is None or self._engine is None:
+            known = any(path == exchange.path for _, path in self._routes)
+            status, kind = (405, "Method Not Allowed") if known else (404, "Not Found")
+            refusal = RequestError(kind, status=status, type=kind)
+            exchange.respond(status, error_body(refusal, status))
+            return
+        try:
+            await route(exchange)
+        except RequestError as error:
+            exchange.respond(error.status, error_body(error, error.status))
+        except QueueFull:
+            busy = RequestError("Too many requests wait.", status=429, type="TooManyRequestsError")
+            exchange.respond(429, error_body(busy, 429), headers=[("retry-after", "1")])
+
+    async def _health(self, exchange: Exchange) -> None:
+        exchange.respond(200)
+
+    async def _version(self, exchange: Exchange) -> None:
+        exchange.respond(200, orjson.dumps({"version": VLLM_VERSION, "simulator": "kvrouter"}))
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        exchange.respond(200, self.engine.metrics.exposition(), content_type=_METRICS_TYPE)
+
+    async def _models(self, exchange: Exchange) -> None:
+        settings = self.settings
+        body = models_body(
+            settings.served_names, settings.model, settings.context_tokens, self._started_s
+        )
+        exchange.respond(200, body)
+
+    async def _tokenize(self, exchange: Exchange) -> None:
+        tokens = parse_tokenize(exchange.body, self.engine.tokenizer, self.settings.served_names)
+        answer = {
+            "count": len(tokens),
+            "max_model_len": self.settings.context_tokens,
+            "tokens": tokens,
+            "token_strs": None,
+        }
+        exchange.respond(200, orjson.dumps(answer))
+
+    async def _reset(self, exchange: Exchange) -> None:
+        self.engine.reset_cache()
+        exchange.respond(200)
+
+    async def _completions(self, exchange: Exchange) -> None:
+        await self._generate(exchange, "completion")
+
+    async def _chat(self, exchange: Exchange) -> None:
+        await self._generate(exchange, "chat")
+
+    async def _generate(self, exchange: Exchange, kind: Kind) -> None:
+        settings, engine = self.settings, self.engine
+        request = parse_request(
+            exchange.body, kind, engine.tokenizer, settings.served_names, settings.context_tokens
+        )
+        failure = self._failures.draw()
+        if failure is not None:
+            self._fail(exchange, failure)
+            return
+        generation = await engine.admit(request)
+        generation.answer.name = exchange.headers.get("x-request-id") or generation.answer.name
+        try:
+            if request.stream:
+                await _stream(exchange, generation)
+            else:
+                await generation.prefill()
+                while not generation.done:
+                    await generation.next_token()
+                exchange.respond(200, generation.answer.body())
+        finally:
+            generation.close()
+
+    def _fail(self, exchange: Exchange, failure: Failure) -> None:
+        self.engine.metrics.injected.inc()
+        exchange.respond(failure.status, error_body(failure, failure.status))
+
+
+async def _stream(exchange: Exchange, generation: Generation) -> None:
+    writer = StreamWriter(generation.answer)
+    await generation.prefill()
+    exchange.start(200, [_EVENT_STREAM])
+    exchange.write(writer.opening())
+    while not generation.done:
+        token, text = await generation.next_token()
+        exchange.write(writer.token(token, text, generation.done))
+        if exchange.paused:
+            await exchange.drain()
+    exchange.write(writer.closing())
+    exchange.end()
+
+
+async def _serve(settings: SimSettings) -> int:
+    server = SimServer(settings)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        port = await server.start()
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        print(
+            f"kvrouter sim: cannot listen on {where}: {error}; pick another --port", file=sys.stderr
+        )
+        await server.close()
+        return 2
+    print(
+        f"kvrouter sim: {settings.role} engine of {settings.model} "
+        f"listening on http://{settings.host}:{port}",
+        flush=True,
+    )
+    await stop.wait()
+    await server.close()
+    return 0
+
+
+def run(settings: SimSettings) -> int:
+    """Serve until SIGINT or SIGTERM; the exit status."""
+    logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(message)s")
+    return uvloop.run(_serve(settings))

@@ -1,0 +1,159 @@
+"""What a plan needs to know of a request: its tokens, its block hashes, and who holds them.
+
+Asks only what the policy or the threshold can use; without an answer the request goes on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvrouter.plan import RouteInputs, usable_blocks
+from kvstore.chain import HASH_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kvrouter.chains import Chains
+    from kvrouter.engine import Engine, HashDomain
+    from kvrouter.kv_events import EventLedger
+    from kvrouter.landing import StoreView
+    from kvrouter.leg import Legs
+    from kvrouter.passage import Passage
+    from kvrouter.prefix_index import PrefixIndex
+    from kvrouter.tokens import TokenSource
+
+_NONE: Final[Mapping[Engine, int]] = {}
+_NOTHING: Final[Mapping[str, int]] = {}
+
+
+class Survey:
+    """Gathers `RouteInputs`.
+
+    Args:
+        legs: knows each engine's family.
+        tokens: finds token ids of texts and chats.
+        chains: hashes prompts.
+        index: what engines hold.
+        ledger: who tells of its own cache, or None where no events are taken.
+        store: the store, or None.
+        needs_hashes: whether the policy wants to know who holds what.
+        prefill_threshold: see `RouteInputs`.
+    """
+
+    def __init__(
+        self,
+        *,
+        legs: Legs,
+        tokens: TokenSource,
+        chains: Chains,
+        index: PrefixIndex,
+        ledger: EventLedger | None,
+        store: StoreView | None,
+        needs_hashes: bool,
+        prefill_threshold: int,
+    ) -> None:
+        self._legs = legs
+        self._tokens = tokens
+        self._chains = chains
+        self._index = index
+        self._ledger = ledger
+        self._store = store
+        self._needs_hashes = needs_hashes
+        self._threshold = prefill_threshold
+        self._turn = 0  # whose turn it is to tokenise
+
+    async def inputs(
+        self, passage: Passage, model: str, decode: Sequence[Engine], prefill: Sequence[Engine]
+    ) -> RouteInputs:
+        """All that the policy may look at; fills `passage.tokens`, `.domain` and `.hashes`."""
+        request = passage.request
+        assert request is not None
+        engine = decode[0]
+        family, identity = self._legs.family(engine), engine.identity
+        if identity is not None and identity.domain is not None:
+            passage.domain = identity.domain
+            passage.adapter = identity.adapter(model)
+            passage.hashable = family.hashable(request)
+        if self._needs_hashes and passage.hashable and request.ids is None:
+            body = family.tokenize_body(request)
+            self._turn += 1
+            asked = decode[self._turn % len(decode)]
+            passage.tokens = await self._tokens.tokens(asked, model, body, request.text)
+        ids = request.ids
+        if passage.tokens is not None:
+            ids = passage.tokens.ids
+            request.prompt_tokens = len(passage.tokens)
+        matches, guesses, stored = _NONE, _NONE, _NOTHING
+        if self._needs_hashes and passage.hashable and ids is not None:
+            hashes = passage.hashes = hash_prompt(self._chains, passage, ids)
+            matches, guesses = self._told(self._index.match(hashes))
+            stored = await self._stored(passage, hashes, decode, matches)
+        return RouteInputs(
+            prompt_tokens=request.prompt_tokens,
+            decode=decode,
+            prefill=prefill,
+            exact=ids is not None,
+            block_tokens=passage.domain.block_tokens if passage.domain is not None else 0,
+            hashes=passage.hashes,
+            matches=matches,
+            guesses=guesses,
+            store_blocks=stored,
+            prefill_threshold=self._threshold,
+            split=family.single_leg(request) is None,
+        )
+
+    def _told(
+        self, found: Mapping[Engine, int]
+    ) -> tuple[Mapping[Engine, int], Mapping[Engine, int]]:
+        """What engines tell by events, apart from what the router only believes."""
+        ledger = self._ledger
+        if ledger is None or not found:
+            return _NONE, found
+        guesses = {e: blocks for e, blocks in found.items() if ledger.naming(e) is None}
+        if not guesses:
+            return found, _NONE
+        return {e: blocks for e, blocks in found.items() if e not in guesses}, guesses
+
+    def computed(self, engine: Engine, hashes: bytes | None) -> None:
+        """`engine` has these blocks now: believed where it does not tell by events itself."""
+        if (
+            hashes
+            and self._needs_hashes
+            and (self._ledger is None or self._ledger.naming(engine) is None)
+        ):
+            self._index.credit(engine, hashes)
+
+    async def _stored(
+        self,
+        passage: Passage,
+        hashes: bytes,
+        decode: Sequence[Engine],
+        matches: Mapping[Engine, int],
+    ) -> Mapping[str, int]:
+        """What the store holds, per manifest; not asked where an engine holds all itself."""
+        request, domain = passage.request, passage.domain
+        if self._store is None or request is None or domain is None:
+            return _NOTHING
+        usable = usable_blocks(request.prompt_tokens, domain.block_tokens)
+        if not usable or (matches and max(matches.get(e, 0) for e in decode) >= usable):
+            return _NOTHING
+        wanted = hashes[: usable * HASH_BYTES]
+        manifests = {e.manifest for e in decode if e.manifest is not None}
+        return {m: await self._store.match(m, wanted) for m in manifests}
+
+
+def hash_prompt(
+    chains: Chains, passage: Passage, ids: bytes, told: HashDomain | None = None
+) -> bytes:
+    """The chain of block hashes of a prompt, 32 bytes per whole block.
+
+    Args:
+        chains: hashes it.
+        passage: knows salt, adapter and hash domain.
+        ids: the prompt's token ids as native uint32.
+        told: the domain, where an engine's answer told another one than its introduction.
+    """
+    domain = told or passage.domain
+    if domain is None or passage.request is None:
+        return b""
+    return chains.hashes(ids, domain, passage.adapter, passage.request.cache_salt)

@@ -1,0 +1,469 @@
+"""The native core: hashing, CRC32C, copies, the wire codec of csrc/wire.h, and the server.
+
+Whatever copies, hashes more than 4 KiB or waits releases the GIL. ValueError: an argument or a frame
+that breaks the rules. `Buffer` arguments are C-contiguous and are not kept beyond the call unless said.
+"""
+
+import enum
+from collections.abc import Sequence
+from typing import TypeAlias, final
+
+from typing_extensions import Buffer
+
+# ---------------------------------------------------------------- hashing
+
+def root_hash(seed: str | None = None) -> bytes:
+    """Return vLLM's NONE_HASH for `sha256_cbor`: sha256(cbor(seed or "vllm-none-hash"))."""
+
+def chain_hashes(
+    tokens: Buffer | Sequence[int],
+    block_tokens: int,
+    *,
+    root: bytes,
+    parent: bytes | None = None,
+    lora: tuple[str, str] | None = None,
+    cache_salt: str | None = None,
+) -> bytes:
+    """Return the 32-byte hashes of the full blocks of `tokens`, concatenated.
+
+    `tokens`: uint32, int32 or int64 items, or a sequence of ints, each 0..2**32-1. A partial last block has
+    no hash. `parent` continues a chain; `cache_salt` enters the first block of a chain only (parent None),
+    `lora` (name, path) each block. ValueError for a token out of range or another item type.
+    """
+
+def low64(hashes: Buffer) -> list[int]:
+    """Return the last 8 bytes, big-endian, of each 32-byte hash: the ids of KV events."""
+
+def sha256(data: Buffer) -> bytes: ...
+def sha256_backend() -> str:
+    """Return "libcrypto" or "portable": what SHA-256 runs on in this process."""
+
+# ---------------------------------------------------------------- CRC32C
+
+def crc32c(data: Buffer, init: int = 0) -> int:
+    """Return the CRC32C (Castagnoli, RFC 3720) of `data`, continuing from `init`."""
+
+def crc32c_combine(a: int, b: int, len_b: int) -> int:
+    """Return the CRC32C of A+B from crc32c(A), crc32c(B) and len(B)."""
+
+def copy_crc32c(dst: Buffer, src: Buffer) -> int:
+    """Copy `src` to the start of the writable `dst` and return the CRC32C of the bytes copied."""
+
+def crc32c_backend() -> str:
+    """Return "sse4.2" or "portable"."""
+
+# ---------------------------------------------------------------- memory
+
+@final
+class Segments:
+    """Where blocks lie in the caller's memory.
+
+    Block i is the concatenation over k of `sizes[k]` bytes at `bases[k] + i * strides[k]` (one k per KV tensor
+    of a layer, say). With `blocks`, an index >= blocks is an IndexError; without, the caller vouches for it,
+    as for the memory itself, which must outlive every use.
+    """
+
+    def __init__(
+        self,
+        bases: Sequence[int],
+        strides: Sequence[int],
+        sizes: Sequence[int],
+        *,
+        blocks: int | None = None,
+        writable: bool = True,
+    ) -> None: ...
+    @staticmethod
+    def over(buffer: Buffer, block_bytes: int, *, writable: bool = False) -> Segments:
+        """Return the segments of the blocks that lie one after the other in `buffer` (kept alive)."""
+
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def blocks(self) -> int | None: ...
+    @property
+    def writable(self) -> bool: ...
+
+@final
+class PoolView:
+    """A mapping of a server's pool. Takes ownership of `fence_fd` (write end of the fence), not of `fd`.
+
+    The memory is unmapped, and then the fence closed, when the view is closed or dropped AND the last copy
+    in progress and the last slice are gone. The mapping is not inherited by forked children. OSError.
+    """
+
+    def __init__(
+        self, fd: int, size: int, writable: bool, fence_fd: int | None = None, *, prefault: bool = False
+    ) -> None: ...
+    def close(self) -> None:
+        """Give the mapping up. Never blocks; later use is a ValueError."""
+
+    def slice(self, offset: int, size: int) -> PoolSlice:
+        """Return read-only bytes of the pool without a copy: memoryview(pool.slice(...))."""
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def writable(self) -> bool: ...
+
+@final
+class PoolSlice(Buffer):
+    """Read-only bytes in a pool, by the buffer protocol; keeps the mapping alive."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __len__(self) -> int: ...
+
+def gather(
+    pool: PoolView, segments: Segments, indices: Sequence[int], offsets: Sequence[int]
+) -> list[int]:
+    """Copy blocks `indices` of the caller's memory into the slots at `offsets`; return the CRC32C of each."""
+
+def scatter(
+    pool: PoolView,
+    segments: Segments,
+    indices: Sequence[int],
+    offsets: Sequence[int],
+    crcs: Sequence[int] | None,
+) -> list[bool]:
+    """Copy slots into the caller's memory; return whether the bytes copied match `crcs` (True without)."""
+
+def recv_into(
+    fd: int,
+    segments: Segments,
+    indices: Sequence[int],
+    crcs: Sequence[int] | None,
+    deadline_s: float,
+) -> list[bool]:
+    """Receive the payload of a GET reply straight into the caller's memory.
+
+    `fd`: a stream socket, blocking or not; nothing of the payload may have been read. Returns whether each
+    block matches its CRC32C. TimeoutError after `deadline_s` seconds, ConnectionError if the peer closed; then the
+    connection is of no more use.
+    """
+
+def send_from(
+    fd: int,
+    segments: Segments,
+    indices: Sequence[int],
+    deadline_s: float,
+    *,
+    prefix: bytes = b"",
+) -> list[int]:
+    """Send `prefix` (an encoded PUT) and its payload from the caller's memory; return the CRC32C of each block.
+
+    Each block is followed by its CRC32C, computed in the pass that sends it. Errors as recv_into.
+    """
+
+def put_payload_bytes(block_bytes: int, blocks: int) -> int:
+    """Return the payload_bytes of a PUT of `blocks` blocks: bytes and CRC32C of each."""
+
+# ---------------------------------------------------------------- wire codec (specification: csrc/wire.h)
+
+HEADER_BYTES: int
+VERSION: int
+MAX_BODY_BYTES: int
+MAX_DOC_BYTES: int
+MAX_TEXT_BYTES: int
+MAX_HASHES: int
+MAX_PARTS: int
+MAX_SLOTS: int
+MAX_DEADLINE_MS: int
+
+class Op(enum.IntEnum):
+    HELLO = 1
+    REGISTER = 2
+    MANIFESTS = 3
+    MATCH = 4
+    RESERVE = 5
+    COMMIT = 6
+    ABORT = 7
+    PUT = 8
+    ACQUIRE = 9
+    RELEASE = 10
+    GET = 11
+    WAIT = 12
+    CANCEL = 13
+    DELETE = 14
+    PURGE = 15
+    STATS = 16
+
+class Status(enum.IntEnum):
+    OK = 0
+    BAD_REQUEST = 1
+    UNSUPPORTED_VERSION = 2
+    UNKNOWN_MANIFEST = 3
+    LIMIT = 4
+    NOT_ALLOWED = 5
+    CONFLICT = 6
+    TIMEOUT = 7
+    CANCELLED = 8
+
+class BlockStatus(enum.IntEnum):
+    OK = 0
+    GRANTED = 1
+    STORED = 2
+    EXISTS = 3
+    BUSY = 4
+    NO_SPACE = 5
+    CORRUPT = 6
+    GONE = 7
+    MISSING = 8
+
+class PoolAccess(enum.IntEnum):
+    NONE = 0
+    READ = 1
+    WRITE = 2
+
+def encode_hello(request_id: int, *, name: str = "", want_pool: bool = False, want_write: bool = False) -> bytes: ...
+def encode_register(
+    request_id: int,
+    *,
+    spec: bytes,
+    manifest: bytes,
+    engine: str,
+    refusal: str,
+    doc: bytes,
+    parts: Sequence[tuple[bytes, int]],
+) -> bytes: ...
+def encode_manifests(request_id: int, after: int = 0) -> bytes: ...
+def encode_match(request_id: int, manifest_id: int, hashes: Buffer) -> bytes: ...
+def encode_reserve(request_id: int, manifest_id: int, part: int, parent: bytes | None, hashes: Buffer) -> bytes: ...
+def encode_commit(
+    request_id: int, manifest_id: int, part: int, hashes: Buffer, generations: Sequence[int], crcs: Sequence[int]
+) -> bytes: ...
+def encode_abort(
+    request_id: int, manifest_id: int, part: int, hashes: Buffer, generations: Sequence[int]
+) -> bytes: ...
+def encode_put(
+    request_id: int, manifest_id: int, part: int, parent: bytes | None, hashes: Buffer, block_bytes: int
+) -> bytes:
+    """Encode header and body of a PUT; send_from(..., prefix=it) sends it with its payload."""
+
+def encode_acquire(request_id: int, manifest_id: int, part: int | None, hashes: Buffer) -> bytes:
+    """`part` None: all parts of the manifest."""
+
+def encode_release(request_id: int, lease_id: int) -> bytes: ...
+def encode_get(request_id: int, manifest_id: int, part: int, hashes: Buffer) -> bytes: ...
+def encode_wait(
+    request_id: int, manifest_id: int, hashes: Buffer, upto: int, deadline_ms: int, lease: bool = False
+) -> bytes: ...
+def encode_cancel(request_id: int, wait_request_id: int) -> bytes: ...
+def encode_delete(request_id: int, manifest_id: int, hashes: Buffer) -> bytes: ...
+def encode_purge(request_id: int) -> bytes: ...
+def encode_stats(request_id: int) -> bytes: ...
+
+@final
+class Header:
+    @property
+    def op(self) -> Op: ...
+    @property
+    def status(self) -> Status: ...
+    @property
+    def request_id(self) -> int: ...
+    @property
+    def body_bytes(self) -> int: ...
+    @property
+    def payload_bytes(self) -> int: ...
+
+def decode_header(data: Buffer, offset: int = 0) -> Header:
+    """Decode the header of a reply at `offset`. ValueError if it breaks a rule; the connection is of no more use."""
+
+@final
+class HelloReply:
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def session(self) -> int: ...
+    @property
+    def pool_bytes(self) -> int: ...
+    @property
+    def granule_bytes(self) -> int: ...
+    @property
+    def node(self) -> int: ...
+    @property
+    def access(self) -> PoolAccess: ...
+    @property
+    def unix_path(self) -> str: ...
+    @property
+    def boot_id(self) -> str: ...
+
+@final
+class RegisterReply:
+    @property
+    def manifest_id(self) -> int: ...
+    @property
+    def spec_id(self) -> int: ...
+    @property
+    def part_ids(self) -> list[int]: ...
+
+@final
+class ManifestInfo:
+    @property
+    def manifest_id(self) -> int: ...
+    @property
+    def spec_id(self) -> int: ...
+    @property
+    def digest(self) -> bytes: ...
+    @property
+    def doc(self) -> bytes: ...
+    @property
+    def engines(self) -> list[str]: ...
+    @property
+    def part_ids(self) -> list[int]: ...
+
+@final
+class ManifestsReply:
+    @property
+    def more(self) -> bool:
+        """Whether to ask again with `after` = the last manifest_id of this page."""
+
+    @property
+    def manifests(self) -> list[ManifestInfo]: ...
+    @property
+    def refusals(self) -> list[tuple[str, str]]:
+        """(engine, reason) of the living connections; in the first page only."""
+
+@final
+class MatchReply:
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def places(self) -> list[tuple[int, int, int]]:
+        """(leading blocks, node, tier) of each place."""
+
+@final
+class ReserveReply:
+    @property
+    def statuses(self) -> bytes:
+        """One BlockStatus per hash."""
+
+    @property
+    def offsets(self) -> list[int]: ...
+    @property
+    def generations(self) -> list[int]: ...
+
+@final
+class StatusesReply:
+    """COMMIT, ABORT, PUT."""
+
+    @property
+    def statuses(self) -> bytes:
+        """One BlockStatus per hash."""
+
+@final
+class AcquireReply:
+    """Slot k of block i stands at i * len(part_bytes) + k of the three lists (new lists at each access)."""
+
+    @property
+    def lease_id(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def part_bytes(self) -> list[int]: ...
+    @property
+    def offsets(self) -> list[int]: ...
+    @property
+    def generations(self) -> list[int]: ...
+    @property
+    def crcs(self) -> list[int]: ...
+
+@final
+class GetReply:
+    @property
+    def part_bytes(self) -> int: ...
+    @property
+    def crcs(self) -> list[int]:
+        """One per block of the leading run; the payload (recv_into) has their bytes."""
+
+@final
+class WaitReply:
+    @property
+    def landed(self) -> bool: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def lease_id(self) -> int: ...
+
+@final
+class FlagReply:
+    """RELEASE: held throughout. CANCEL: the WAIT was pending."""
+
+    @property
+    def flag(self) -> bool: ...
+
+@final
+class CountReply:
+    """DELETE, PURGE: blocks forgotten."""
+
+    @property
+    def count(self) -> int: ...
+
+@final
+class StatsReply:
+    @property
+    def values(self) -> dict[str, int]: ...
+
+@final
+class ErrorReply:
+    @property
+    def message(self) -> str: ...
+
+_Reply: TypeAlias = (
+    HelloReply | RegisterReply | ManifestsReply | MatchReply | ReserveReply | StatusesReply | AcquireReply
+    | GetReply | WaitReply | FlagReply | CountReply | StatsReply | ErrorReply
+)
+
+def decode_reply(header: Header, data: Buffer, offset: int = 0) -> _Reply:
+    """Decode the body that stands at `offset` of `data`: the reply type of header.op, or ErrorReply.
+
+    ErrorReply if header.status is not OK (except WAIT's TIMEOUT and CANCELLED: a WaitReply). ValueError if the
+    body does not parse to its last byte; the connection is of no more use.
+    """
+
+# ---------------------------------------------------------------- server
+
+@final
+class StoreServer:
+    """A store node: TCP and Unix listeners, one thread of its own, one pool. Not started by the constructor.
+
+    `port` 0 takes a free one. `pool_bytes` is rounded up to granules (power of two, 4..64 KiB). `prefault`
+    touches the whole pool in start(). A frame that is not complete, or a reply that is not taken, within
+    `frame_deadline_s` seconds (per MiB of payload) ends its connection. `unix_path`: created with `unix_mode`, removed by
+    stop(); a stale socket file is replaced, a living one is an OSError.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        unix_path: str | None = None,
+        pool_bytes: int,
+        granule_bytes: int = 16384,
+        node: int = 0,
+        prefault: bool = False,
+        max_connections: int = 1024,
+        frame_deadline_s: float = 30.0,
+        unix_mode: int = 0o600,
+    ) -> None: ...
+    def start(self) -> None:
+        """Map the pool, bind and start the thread. OSError."""
+
+    def stop(self) -> None:
+        """Close every connection, join the thread, give the pool back. Idempotent."""
+
+    def stats(self) -> dict[str, int]:
+        """Return gauges and *_total counters (Node::stats in csrc/node.cpp)."""
+
+    def purge(self) -> int:
+        """Forget all blocks; return how many. Leased bytes stay valid until released."""
+
+    @property
+    def port(self) -> int: ...
+    @property
+    def unix_path(self) -> str | None: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def running(self) -> bool: ...

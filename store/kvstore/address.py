@@ -1,0 +1,56 @@
+"""Where a store is: its URL, and what its HELLO says of shorter ways to it. Opens nothing."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+__all__ = ["Address", "Kind", "local_boot_id", "nearer_path", "parse_url"]
+
+Kind = Literal["shm", "unix", "tcp"]
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A TCP endpoint (host, port) or a Unix socket (path)."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"kv+unix://{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"kv://{host}:{self.port}"
+
+
+def parse_url(url: str) -> Address:
+    """The address that kv://HOST:PORT or kv+unix:///PATH names. ValueError tells the remedy."""
+    remedy = f"store address {url!r} is not understood; write kv://HOST:PORT or kv+unix:///PATH"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(remedy) from error
+    if parts.scheme == "kv+unix" and parts.path and not parts.netloc:
+        return Address(path=parts.path)
+    bare = parts.path in {"", "/"} and not parts.query and not parts.username
+    if parts.scheme == "kv" and parts.hostname and port and bare:
+        return Address(host=parts.hostname, port=port)
+    raise ValueError(remedy)
+
+
+def local_boot_id() -> str:
+    """What names this running kernel; a server that says the same runs on this host."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def nearer_path(hello_path: str, hello_boot_id: str) -> str:
+    """The Unix socket that a HELLO names, if it can be reached from here; else ''."""
+    here = hello_boot_id != "" and hello_boot_id == local_boot_id()
+    return hello_path if here and hello_path and Path(hello_path).is_socket() else ""

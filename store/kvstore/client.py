@@ -1,0 +1,366 @@
+"""The blocking client of the store: for engines, safe in threads. No call outlives its deadline."""
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from kvstore import _core
+from kvstore._core import (
+    AcquireReply,
+    BlockStatus,
+    CountReply,
+    ManifestsReply,
+    MatchReply,
+    Segments,
+    StatsReply,
+    WaitReply,
+)
+from kvstore.address import parse_url
+from kvstore.answers import (
+    Match,
+    Place,
+    PutResult,
+    Refusal,
+    RegisteredManifest,
+    Registration,
+    understood,
+)
+from kvstore.block import Manifest
+from kvstore.connection import Access, Channel, Deadline
+from kvstore.errors import CorruptBlock
+from kvstore.lease import Landing, Lease, Reservation
+from kvstore.route import TransportName
+from kvstore.session import Session
+from kvstore.spans import batches, check_span, check_upto, hashes_of, parent_of
+from kvstore.transports import transport_of
+from kvstore.transports.base import Read, Target, Write
+from kvstore.transports.shm import reserve
+
+__all__ = ["StoreClient", "TransportName"]
+
+MAX_WAIT_S = _core.MAX_DEADLINE_MS / 1000
+
+
+class StoreClient:
+    """A client of one store node.
+
+    `url` is kv://HOST:PORT or kv+unix:///PATH of the node's socket. `transport` 'auto' takes shared
+    memory where the node's Unix socket and pool can be reached, else its Unix socket, else TCP.
+    With `verify`, the digest of every block that is read is checked. Each operation ends within
+    `deadline_s` seconds, and one second more for each 64 MiB of payload. Construction does not
+    connect: the first operation does, and later ones reconnect by themselves where the node went
+    away, also to a node that was restarted (manifests are then registered again).
+
+    hashes: the chain from block 0 on, 32 bytes per block; a span says which of them are meant.
+    Raises (every operation): StoreUnavailable where no answer came (at once while the node is known
+    to be away), StoreRefused where the node said no, StoreClosed after `close`, ValueError where
+    the arguments do not fit together.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        transport: TransportName = "auto",
+        verify: bool = True,
+        deadline_s: float = 2.0,
+        name: str = "",
+    ) -> None:
+        self.url = url
+        self.verify = verify
+        self.deadline_s = deadline_s
+        self._session = Session(parse_url(url), transport, name)
+
+    @property
+    def transport(self) -> str:
+        """'shm', 'unix' or 'tcp': how bytes travel; '' before the first operation."""
+        way = self._session.route.known
+        return way.kind if way else ""
+
+    def register(self, manifest: Manifest, engine: str = "", refusal: str = "") -> Registration:
+        """Tell the node what an engine needs; with `refusal`, why it shares nothing.
+
+        It is told again to a restarted node. The engine is listed while this client is connected.
+        """
+        deadline = Deadline(self.deadline_s)
+        self._session.registry.remember(manifest, engine, refusal)
+        return self._session.operate(
+            Access.READ, deadline, lambda c: self._session.registry.announce(c, manifest, deadline)
+        )
+
+    def manifests(self) -> list[RegisteredManifest]:
+        """What is registered with the node, and by which living engines."""
+        deadline = Deadline(self.deadline_s)
+        return self._session.operate(Access.READ, deadline, lambda c: _manifests(c, deadline))
+
+    def refusals(self) -> list[Refusal]:
+        """Which living engines share nothing, and why."""
+        deadline = Deadline(self.deadline_s)
+
+        def action(channel: Channel) -> list[Refusal]:
+            reply = channel.call(_core.encode_manifests(channel.next_id()), deadline)
+            assert isinstance(reply, ManifestsReply)
+            return [Refusal(engine, reason) for engine, reason in reply.refusals]
+
+        return self._session.operate(Access.READ, deadline, action)
+
+    def match(self, manifest: Manifest, hashes: bytes) -> Match:
+        """How many leading blocks the node has in full, and where."""
+        deadline = Deadline(self.deadline_s)
+
+        def action(channel: Channel) -> Match:
+            manifest_id = self._session.registry.id_of(channel, manifest, deadline)
+            frame = _core.encode_match(channel.next_id(), manifest_id, hashes)
+            reply = channel.call(frame, deadline)
+            assert isinstance(reply, MatchReply)
+            return Match(reply.blocks, tuple(Place(*place) for place in reply.places))
+
+        return self._session.operate(Access.READ, deadline, action)
+
+    def put(  # noqa: PLR0917
+        self,
+        manifest: Manifest,
+        part: int,
+        hashes: bytes,
+        span: range,
+        segments: Segments,
+        indices: Sequence[int],
+    ) -> PutResult:
+        """Store one part of the blocks in `span`, read from `segments` at `indices` (one each).
+
+        Blocks become visible when they are whole. What exists is left as it is. After the first
+        block without space the rest is not tried.
+        """
+        check_span(manifest, part, hashes, span, segments, indices)
+        block_bytes = segments.block_bytes
+        deadline = Deadline(self.deadline_s, block_bytes * len(span))
+        statuses: list[BlockStatus] = []
+        for batch in batches(span, block_bytes):
+            first = batch.start - span.start
+            chosen = indices[first : first + len(batch)]
+            statuses += self._put(manifest, part, hashes, batch, (segments, chosen, deadline))
+            if statuses[-1] == BlockStatus.NO_SPACE:
+                break
+        statuses += [BlockStatus.NO_SPACE] * (len(span) - len(statuses))
+        return PutResult(tuple(statuses))
+
+    def get_into(  # noqa: PLR0917
+        self,
+        manifest: Manifest,
+        part: int,
+        hashes: bytes,
+        span: range,
+        segments: Segments,
+        indices: Sequence[int],
+    ) -> list[BlockStatus]:
+        """Read one part of the blocks in `span` into `segments` at `indices`: a status for each.
+
+        OK, MISSING or CORRUPT. A block is missing unless all parts of the manifest are there, and
+        after the first missing block all are. A corrupt one is also deleted from the node. The
+        memory of a block that is not OK holds anything.
+        """
+        check_span(manifest, part, hashes, span, segments, indices)
+        block_bytes = segments.block_bytes
+        deadline = Deadline(self.deadline_s, block_bytes * len(span))
+        statuses: list[BlockStatus] = []
+        for batch in batches(span, block_bytes):
+            first = batch.start - span.start
+            chosen = indices[first : first + len(batch)]
+            statuses += self._get(manifest, part, hashes, batch, (segments, chosen, deadline))
+            if statuses[-1] == BlockStatus.MISSING:
+                break
+        statuses += [BlockStatus.MISSING] * (len(span) - len(statuses))
+        return statuses
+
+    def reserve(self, manifest: Manifest, part: int, hashes: bytes, span: range) -> Reservation:
+        """Ask for slots of one part of the blocks in `span`, to fill and commit. 'shm' only."""
+        deadline = Deadline(self.deadline_s)
+
+        def action(channel: Channel) -> Reservation:
+            manifest_id = self._session.registry.id_of(channel, manifest, deadline)
+            chosen, parent = hashes_of(hashes, span), parent_of(hashes, span)
+            target = Target(manifest_id, part, parent, chosen)
+            reply = reserve(channel, target, deadline)
+            lane = self._session.lane_of(channel)
+            return Reservation(lane, channel, target, reply, self.deadline_s)
+
+        return self._session.operate(Access.WRITE, deadline, action)
+
+    def acquire(self, manifest: Manifest, hashes: bytes, part: int | None = None) -> Lease:
+        """A lease on the leading blocks that the node has: of one part, or of all."""
+        deadline = Deadline(self.deadline_s)
+        parts = range(len(manifest.parts)) if part is None else (part,)
+
+        def action(channel: Channel) -> Lease:
+            manifest_id = self._session.registry.id_of(channel, manifest, deadline)
+            frame = _core.encode_acquire(channel.next_id(), manifest_id, part, hashes)
+            reply = channel.call(frame, deadline)
+            assert isinstance(reply, AcquireReply)
+            lease = self._lease(channel, manifest, hashes, reply.blocks, reply.lease_id)
+            return lease.at(reply, parts)
+
+        return self._session.operate(Access.READ, deadline, action)
+
+    def wait(
+        self, manifest: Manifest, hashes: bytes, upto: int, deadline_s: float, lease: bool = False
+    ) -> Landing:
+        """Wait until the first `upto` blocks are there in full, at most `deadline_s` seconds.
+
+        With `lease`, a landing takes a lease on them in the same step.
+        """
+        check_upto(hashes, upto)
+        wait_s = min(deadline_s, MAX_WAIT_S)
+        deadline = Deadline(self.deadline_s + wait_s)
+        end = deadline.at - self.deadline_s
+
+        def action(channel: Channel) -> Landing:
+            manifest_id = self._session.registry.id_of(channel, manifest, deadline)
+            wait_ms = max(0, round((end - time.monotonic()) * 1000))
+            frame = _core.encode_wait(channel.next_id(), manifest_id, hashes, upto, wait_ms, lease)
+            reply = channel.call(frame, deadline)
+            assert isinstance(reply, WaitReply)
+            if not (reply.landed and lease):
+                return Landing(reply.landed, reply.blocks)
+            taken = self._lease(channel, manifest, hashes, upto, reply.lease_id)
+            return Landing(True, reply.blocks, taken)
+
+        return self._session.operate(Access.READ, deadline, action, without_leases=True)
+
+    def delete(self, manifest: Manifest, hashes: bytes) -> int:
+        """Forget blocks (all their parts); how many the node had."""
+        deadline = Deadline(self.deadline_s)
+
+        def action(channel: Channel) -> int:
+            manifest_id = self._session.registry.id_of(channel, manifest, deadline)
+            frame = _core.encode_delete(channel.next_id(), manifest_id, hashes)
+            return _count(channel, frame, deadline)
+
+        return self._session.operate(Access.READ, deadline, action)
+
+    def purge(self) -> int:
+        """Forget all blocks; how many there were."""
+        deadline = Deadline(self.deadline_s)
+        return self._session.operate(
+            Access.READ,
+            deadline,
+            lambda c: _count(c, _core.encode_purge(c.next_id()), deadline),
+        )
+
+    def stats(self) -> dict[str, int]:
+        """The node's gauges, and its counters (names in _total)."""
+        deadline = Deadline(self.deadline_s)
+
+        def action(channel: Channel) -> dict[str, int]:
+            reply = channel.call(_core.encode_stats(channel.next_id()), deadline)
+            assert isinstance(reply, StatsReply)
+            return reply.values
+
+        return self._session.operate(Access.READ, deadline, action)
+
+    def close(self) -> None:
+        """End all connections, and with them leases and reservations. Wakes threads that wait."""
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _put(
+        self,
+        manifest: Manifest,
+        part: int,
+        hashes: bytes,
+        span: range,
+        memory: tuple[Segments, Sequence[int], Deadline],
+    ) -> list[BlockStatus]:
+        segments, indices, deadline = memory
+
+        def action(channel: Channel) -> list[BlockStatus]:
+            manifest_id = self._session.registry.id_of(channel, manifest, deadline)
+            chosen, parent = hashes_of(hashes, span), parent_of(hashes, span)
+            write = Write(manifest_id, part, parent, chosen, segments, indices)
+            return transport_of(channel).put(channel, write, deadline)
+
+        return self._session.operate(Access.WRITE, deadline, action)
+
+    def _get(
+        self,
+        manifest: Manifest,
+        part: int,
+        hashes: bytes,
+        span: range,
+        memory: tuple[Segments, Sequence[int], Deadline],
+    ) -> list[BlockStatus]:
+        segments, indices, deadline = memory
+
+        def action(channel: Channel) -> list[BlockStatus]:
+            manifest_id = self._session.registry.id_of(channel, manifest, deadline)
+            chosen = hashes_of(hashes, span)
+            read = Read(manifest_id, part, chosen, segments, indices, self.verify)
+            statuses = transport_of(channel).get_into(channel, read, deadline)
+            corrupt = [k for k, status in enumerate(statuses) if status == BlockStatus.CORRUPT]
+            if corrupt:
+                doomed = b"".join(hashes_of(chosen, range(k, k + 1)) for k in corrupt)
+                frame = _core.encode_delete(channel.next_id(), manifest_id, doomed)
+                _count(channel, frame, deadline)
+            return statuses
+
+        return self._session.operate(Access.READ, deadline, action)
+
+    def _lease(
+        self, channel: Channel, manifest: Manifest, hashes: bytes, blocks: int, lease_id: int
+    ) -> Lease:
+        source = _LeasedBlocks(self, manifest, hashes)
+        return Lease(blocks, lease_id, source, self._session.lane_of(channel), channel)
+
+
+class _LeasedBlocks:
+    """What a lease asks for where the pool is not mapped, and where a digest is wrong."""
+
+    def __init__(self, client: StoreClient, manifest: Manifest, hashes: bytes) -> None:
+        self.verify = client.verify
+        self.deadline_s = client.deadline_s
+        self._client = client
+        self._manifest = manifest
+        self._hashes = hashes
+
+    def fetch(self, part: int, index: int) -> memoryview:
+        size = self._manifest.parts[part].block_bytes
+        buffer = bytearray(size)
+        segments = Segments.over(buffer, size, writable=True)
+        span = range(index, index + 1)
+        status = self._client.get_into(self._manifest, part, self._hashes, span, segments, [0])
+        if status != [BlockStatus.OK]:
+            raise CorruptBlock(f"block {index} could not be read back: {status[0].name}")
+        return memoryview(buffer).toreadonly()
+
+    def discard(self, index: int) -> None:
+        self._client.delete(self._manifest, hashes_of(self._hashes, range(index, index + 1)))
+
+
+def _count(channel: Channel, frame: bytes, deadline: Deadline) -> int:
+    reply = channel.call(frame, deadline)
+    assert isinstance(reply, CountReply)
+    return reply.count
+
+
+def _manifests(channel: Channel, deadline: Deadline) -> list[RegisteredManifest]:
+    found: list[RegisteredManifest] = []
+    after, more = 0, True
+    while more:
+        frame = _core.encode_manifests(channel.next_id(), after)
+        reply = channel.call(frame, deadline)
+        assert isinstance(reply, ManifestsReply)
+        infos = reply.manifests
+        found += understood(infos)
+        more = reply.more and bool(infos)
+        after = infos[-1].manifest_id if infos else after
+    return found

@@ -1,0 +1,88 @@
+"""Settings of a store node: flags > environment (KVROUTER_STORE_*) > YAML file > these defaults."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ByteSize, Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+__all__ = ["KIB", "StoreSettings"]
+
+KIB = 1024
+MIB = 1024 * KIB
+MIN_POOL_BYTES = MIB
+
+
+class StoreSettings(BaseSettings):
+    """One store node: where it listens and how much memory it holds."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="KVROUTER_STORE_", extra="forbid", frozen=True, validate_default=True
+    )
+
+    host: str = Field(
+        default="127.0.0.1", description="address to listen on, for clients and for HTTP"
+    )
+    port: int = Field(
+        default=7400,
+        ge=0,
+        le=65535,
+        description="port for clients; 0 takes a free one",
+        json_schema_extra={"flags": ["--service-port"]},
+    )
+    http_port: int = Field(
+        default=7480,
+        ge=0,
+        le=65535,
+        description="port of /healthz, /metrics, /stats, /purge; 0 takes a free one",
+        json_schema_extra={"flags": ["--manage-port"]},
+    )
+    memory: ByteSize = Field(
+        default=ByteSize(512 * MIB), description="size of the pool of KV blocks, as 8GiB or 512MiB"
+    )
+    unix_socket: str = Field(
+        default="",
+        description="path of the Unix socket through which clients of this host map the pool; "
+        "empty: one is made in the run-time directory, 'none': no Unix socket",
+    )
+    granule: ByteSize = Field(
+        default=ByteSize(16 * KIB), description="unit of allocation in the pool: 4KiB to 64KiB"
+    )
+    prefault: bool = Field(
+        default=False,
+        description="touch the whole pool at the start, so that no first write pays for it",
+    )
+    log_level: Literal["error", "warning", "info", "debug"] = Field(
+        default="info", description="how much is logged"
+    )
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _level_in_any_case(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
+    @field_validator("memory")
+    @classmethod
+    def _a_pool_of_some_size(cls, value: ByteSize) -> ByteSize:
+        if value < MIN_POOL_BYTES:
+            raise ValueError("the pool needs at least 1MiB, as in --memory 512MiB")
+        return value
+
+    @field_validator("granule")
+    @classmethod
+    def _a_power_of_two(cls, value: ByteSize) -> ByteSize:
+        if not 4 * KIB <= value <= 64 * KIB or value & (value - 1):
+            raise ValueError("the granule is 4KiB, 8KiB, 16KiB, 32KiB or 64KiB")
+        return value
+
+    def unix_path(self) -> Path | None:
+        """Where the Unix socket is to be; None where there shall be none."""
+        if self.unix_socket == "none":
+            return None
+        if self.unix_socket:
+            return Path(self.unix_socket)
+        base = os.environ.get("XDG_RUNTIME_DIR", "")
+        if not os.access(base, os.W_OK):  # also where the variable outlived its folder
+            base = f"/tmp/kvstore-{os.getuid()}"
+        return Path(base) / f"kvstore-{self.port or f'pid-{os.getpid()}'}.sock"

@@ -1,0 +1,1 @@
+"""Connectors that run inside engines."""

@@ -1,0 +1,49 @@
+"""What the connector's scheduler side tells the workers in one step. Plain picklable data."""
+
+from dataclasses import dataclass, field
+
+__all__ = ["LoadOrder", "SaveOrder", "StepPlan"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """Load blocks `first`.. of a chain into `block_ids` before the request is computed.
+
+    hashes: the chain from block 0 to the last block wanted, 32 bytes each.
+    """
+
+    request_id: str
+    hashes: bytes
+    first: int
+    block_ids: tuple[int, ...]
+
+    @property
+    def span(self) -> range:
+        """Which blocks of the chain are meant."""
+        return range(self.first, self.first + len(self.block_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOrder:
+    """Save blocks `first`.. of a chain, which this step completes, from `block_ids`."""
+
+    request_id: str
+    hashes: bytes
+    first: int
+    block_ids: tuple[int, ...]
+
+    @property
+    def span(self) -> range:
+        """Which blocks of the chain are meant."""
+        return range(self.first, self.first + len(self.block_ids))
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One engine step. `idle`: no tokens are computed in it, the engine only waits for loads."""
+
+    manifest_doc: bytes
+    replicas: int = 1
+    loads: list[LoadOrder] = field(default_factory=list)
+    saves: list[SaveOrder] = field(default_factory=list)
+    idle: bool = False

@@ -1,0 +1,123 @@
+"""The connector's settings, and what it refuses to start with. Knows vLLM's configuration only.
+
+A setting is a key of `kv_connector_extra_config` in --kv-transfer-config. A refusal at start is one
+sentence with the flag to set; a model whose KV cannot be shared is no refusal at start: the engine
+runs without sharing (`vllm_identity.sharing_refusal`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from kvstore.client import TransportName
+from kvstore.connectors.vllm_versions import VERSIONS, facts_of
+from kvstore.errors import KVStoreError
+
+__all__ = ["ConnectorRefused", "ConnectorSettings", "SaveScope", "check_start"]
+
+SaveScope = Literal["none", "prompt", "all"]
+
+
+class ConnectorRefused(KVStoreError, ValueError):
+    """The engine cannot start with this connector as configured; the message says what to set."""
+
+
+@dataclass(frozen=True)
+class ConnectorSettings:
+    """What `kv_connector_extra_config` may hold.
+
+    url: the store, kv://HOST:PORT (required).
+    transport: 'auto', 'shm', 'unix' or 'tcp'.
+    verify: check the digest of every loaded block.
+    deadline_s: seconds within which each operation on the store ends.
+    save: which computed blocks go to the store: 'none', 'prompt', or 'all' (generated ones too).
+        Left out: 'all', for kv_role kv_consumer 'none'.
+    name: what the store lists this engine as. Left out: host and process id.
+    model, weights_revision: what is served, where the files cannot tell (see vllm_identity).
+    """
+
+    url: str
+    transport: TransportName = "auto"
+    verify: bool = True
+    deadline_s: float = 2.0
+    save: SaveScope = "all"
+    name: str = ""
+    model: str = ""
+    weights_revision: str = ""
+
+    @classmethod
+    def parse(cls, extra: Mapping[str, Any], kv_role: str) -> "ConnectorSettings":
+        """The settings in `extra`. Raises ConnectorRefused on an unknown key or a bad value."""
+        known = {field.name for field in fields(cls)}
+        for key in extra:
+            if key not in known:
+                raise _refused(f"{key!r} is not a setting; use {', '.join(sorted(known))}")
+        if not extra.get("url"):
+            raise _refused('"url" is missing; set it to the store, such as "kv://127.0.0.1:7400"')
+        values: dict[str, Any] = {"save": "none" if kv_role == "kv_consumer" else "all", **extra}
+        _one_of("save", values["save"], get_args(SaveScope))
+        _one_of("transport", values.get("transport", "auto"), get_args(TransportName))
+        if not isinstance(values.get("verify", True), bool):
+            raise _refused('"verify" must be true or false')
+        deadline = values.get("deadline_s", 2.0)
+        if isinstance(deadline, bool) or not isinstance(deadline, int | float) or deadline <= 0:
+            raise _refused('"deadline_s" must be a positive number of seconds')
+        for key in ("url", "name", "model", "weights_revision"):
+            if not isinstance(values.get(key, ""), str):
+                raise _refused(f'"{key}" must be a string')
+        return cls(**values)
+
+
+def check_start(vllm_config: Any, version: str) -> ConnectorSettings:
+    """The settings of an engine that may start. Raises ConnectorRefused, with the flag to set."""
+    facts = facts_of(version)
+    if facts is None:
+        tested = ", ".join(row.series for row in VERSIONS)
+        raise ConnectorRefused(
+            f"KVStoreConnector was not tested with vLLM {version}: install a vLLM of series "
+            f"{tested}, or a newer kvrouter"
+        )
+    transfer = vllm_config.kv_transfer_config
+    settings = ConnectorSettings.parse(transfer.kv_connector_extra_config, transfer.kv_role)
+    for complaint in _complaints(vllm_config, facts.hash_algo):
+        raise ConnectorRefused(f"KVStoreConnector cannot work so: {complaint}")
+    return settings
+
+
+def _complaints(vllm_config: Any, hash_algo: str) -> list[str]:
+    """What stands in the way, each with the flag that removes it."""
+    cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
+    found = []
+    if vllm_config.device_config.device_type != "cpu":
+        found.append(
+            "it copies KV from host memory, and this engine's lies on "
+            f"{vllm_config.device_config.device_type}; start a CPU build of vLLM, or set "
+            '"kv_connector":"OffloadingConnector" in --kv-transfer-config on this engine'
+        )
+    if not cache.enable_prefix_caching:
+        found.append("blocks have no names without prefix caching; set --enable-prefix-caching")
+    if cache.prefix_caching_hash_algo != hash_algo:
+        found.append(
+            f"block hashes are {cache.prefix_caching_hash_algo!r}, which nobody else computes; "
+            f"set --prefix-caching-hash-algo {hash_algo}"
+        )
+    if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
+        found.append(
+            "a block lost from the store would fail its request; set "
+            '"kv_load_failure_policy":"recompute" in --kv-transfer-config'
+        )
+    if parallel.pipeline_parallel_size != 1:
+        found.append("a rank must hold all layers; set --pipeline-parallel-size 1")
+    if parallel.decode_context_parallel_size != 1:
+        found.append("a rank must hold all tokens; set --decode-context-parallel-size 1")
+    return found
+
+
+def _refused(text: str) -> ConnectorRefused:
+    return ConnectorRefused(f"kv_connector_extra_config in --kv-transfer-config: {text}")
+
+
+def _one_of(key: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        choices = ", ".join(map(str, allowed))
+        raise _refused(f'"{key}" is {value!r}; use one of {choices}')

@@ -1,0 +1,43 @@
+"""What differs between vLLM versions, in one table. Imports no vLLM.
+
+A version that is not listed has not been tested: the connector refuses to start with it.
+"""
+
+from dataclasses import dataclass
+
+__all__ = ["VERSIONS", "VllmFacts", "facts_of"]
+
+
+@dataclass(frozen=True)
+class VllmFacts:
+    """What must be known of one series of versions.
+
+    `hash_algo`: the value of --prefix-caching-hash-algo whose chain kvstore computes too.
+    `hash_function`: the function behind that value.
+    `root_seed`: the function that says which seed an engine's chains begin with, given the former.
+    `cpu_isa`: the function that names the instruction set which orders a block's bytes on a CPU.
+    Functions are named as "module:attribute".
+    """
+
+    series: str
+    hash_algo: str
+    hash_function: str
+    root_seed: str
+    cpu_isa: str
+
+
+VERSIONS: tuple[VllmFacts, ...] = (
+    VllmFacts(
+        series="0.32",
+        hash_algo="sha256_cbor",
+        hash_function="vllm.utils.hashing:sha256_cbor",
+        root_seed="vllm.v1.core.kv_cache_utils:resolve_none_hash_seed",
+        cpu_isa="vllm.v1.attention.backends.cpu_attn:_get_attn_isa",
+    ),
+)
+
+
+def facts_of(version: str) -> VllmFacts | None:
+    """The row for a version string such as '0.32.0+cpu', or None where none was tested."""
+    series = ".".join(version.partition("+")[0].split(".")[:2])
+    return next((facts for facts in VERSIONS if facts.series == series), None)

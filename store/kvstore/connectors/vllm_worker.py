@@ -1,0 +1,223 @@
+"""The worker's side of the vLLM connector: copies blocks between KV cache and store. Plans nothing.
+
+Saves happen inside the step that completes a block, so its content cannot change under the copy.
+Loads run on one thread between steps: vLLM hands the blocks of a loading request to nobody else
+until the load is reported, finished or aborted. On a CPU the worker runs steps one after the other,
+so a block that is loaded now cannot still be written by an earlier step.
+"""
+
+import logging
+import queue
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kvstore._core import Segments
+from kvstore.answers import BlockStatus
+from kvstore.block import Manifest
+from kvstore.connectors.link import StoreLink
+from kvstore.connectors.vllm_plan import LoadOrder, SaveOrder, StepPlan
+from kvstore.connectors.vllm_settings import ConnectorRefused
+
+__all__ = ["WorkerSide", "cache_segments"]
+
+BATCH_BYTES = 64 << 20  # so that one operation fits its deadline on a slow link
+IDLE_WAIT_S = 0.005  # a step without tokens waits for a load instead of spinning
+
+
+def cache_segments(kv_caches: Mapping[str, Any], num_blocks: int) -> Segments:
+    """Where the blocks lie: one run of bytes per layer (or several layers, where they adjoin).
+
+    `kv_caches` are vLLM's tensors by layer, block index outermost; the caller keeps them alive.
+    Raises ConnectorRefused where a block is not one run of host memory in each layer.
+    """
+    runs: list[tuple[int, int, int]] = []
+    for name in sorted(kv_caches, key=_layer_order):
+        base, stride, size = _run(name, kv_caches[name], num_blocks)
+        if runs and runs[-1][1] == stride and runs[-1][0] + runs[-1][2] == base:
+            runs[-1] = (runs[-1][0], stride, runs[-1][2] + size)
+        else:
+            runs.append((base, stride, size))
+    return Segments(
+        [base for base, _, _ in runs],
+        [stride for _, stride, _ in runs],
+        [size for _, _, size in runs],
+    )
+
+
+def _layer_order(name: str) -> tuple[tuple[int, str], ...]:
+    """Layers in the model's order on every engine: numbers in names compare as numbers."""
+    pieces = re.split(r"(\d+)", name)
+    return tuple((int(piece), "") if piece.isdigit() else (-1, piece) for piece in pieces)
+
+
+def _run(name: str, cache: Any, num_blocks: int) -> tuple[int, int, int]:
+    """(address of block 0, bytes from block to block, bytes of a block) of one layer's tensor.
+
+    vLLM's attention kernels may cut a block into several of theirs; those must then adjoin.
+    """
+    if cache.device.type != "cpu":
+        raise ConnectorRefused(
+            f"the KV cache of {name} lies on {cache.device.type}, and this connector copies "
+            "from host memory; start a CPU build of vLLM"
+        )
+    per_block, odd = divmod(cache.shape[0], num_blocks)
+    dense = cache[0].is_contiguous() and (per_block == 1 or cache.stride(0) == cache[0].numel())
+    if odd or not dense:
+        raise ConnectorRefused(
+            f"a block of {name} is not one run of memory (shape {tuple(cache.shape)}, strides "
+            f"{cache.stride()}); leave VLLM_KV_CACHE_LAYOUT unset"
+        )
+    element = cache.element_size() * per_block
+    return cache.data_ptr(), cache.stride(0) * element, cache[0].numel() * element
+
+
+class WorkerSide:
+    """Saves and loads for one rank. Made once per worker process; shutdown() ends its thread.
+
+    open_link: makes the link once the first plan has told the manifest.
+    """
+
+    def __init__(
+        self, rank: int, open_link: Callable[[Manifest], StoreLink], log: logging.Logger
+    ) -> None:
+        self._rank = rank
+        self._open_link = open_link
+        self._log = log
+        self._segments: Segments | None = None
+        self._caches: Mapping[str, Any] = {}
+        self._link: StoreLink | None = None
+        self._part = 0
+        self._owns = True
+        self._orders: queue.SimpleQueue[LoadOrder | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Condition()
+        self._loading = 0
+        self._finished: set[str] = set()
+        self._failed: set[int] = set()
+        self._failed_now: set[int] = set()
+        self._idle = False
+        self._mismatch = False
+
+    def register(self, kv_caches: Mapping[str, Any], num_blocks: int) -> None:
+        """Take the engine's KV cache. Raises ConnectorRefused where its layout cannot be copied."""
+        self._segments = cache_segments(kv_caches, num_blocks)
+        self._caches = kv_caches  # keeps the memory alive that the segments point to
+
+    def start_loads(self, plan: StepPlan) -> None:
+        """Hand this step's loads to the thread. The first step, whatever it is, finds the store."""
+        self._idle = plan.idle
+        if self._segments is not None:
+            self._attach(plan)
+        if not plan.loads:
+            return
+        with self._ended:
+            self._loading += len(plan.loads)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="kvstore-loads", daemon=True)
+            self._thread.start()
+        for order in plan.loads:
+            self._orders.put(order)
+
+    def save(self, plan: StepPlan) -> None:
+        """Copy the blocks that this step completed. Returns when the copies are done."""
+        if not plan.saves:
+            return
+        link, segments = self._attach(plan), self._segments
+        if link is None or segments is None or not self._owns:
+            return
+        for order in plan.saves:
+            self._save_one(link, segments, order)
+
+    def finished_loads(self) -> set[str]:
+        """Requests whose load ended, well or not; their failed blocks are reported right after."""
+        with self._ended:
+            if self._idle and self._loading and not self._finished:
+                self._ended.wait(IDLE_WAIT_S)
+            finished, self._finished = self._finished, set()
+            self._failed_now |= self._failed
+            self._failed = set()
+        return finished
+
+    def failed_blocks(self) -> set[int]:
+        """Block ids whose bytes must not be used, of the loads that `finished_loads` gave."""
+        failed, self._failed_now = self._failed_now, set()
+        return failed
+
+    def shutdown(self, deadline_s: float = 5.0) -> None:
+        """End the thread and the link; a load under way ends first, within its deadline."""
+        if self._thread is not None:
+            self._orders.put(None)
+            self._thread.join(deadline_s)
+        if self._link is not None:
+            self._link.close()
+
+    def _attach(self, plan: StepPlan) -> StoreLink | None:
+        """The link for the manifest that the scheduler told; None where it is not this cache's."""
+        if self._link is None and not self._mismatch:
+            manifest = Manifest.from_doc(plan.manifest_doc)
+            self._part = self._rank // plan.replicas
+            self._owns = self._rank % plan.replicas == 0
+            told = manifest.parts[self._part].block_bytes
+            held = self._segments.block_bytes if self._segments is not None else 0
+            if told == held:
+                self._link = self._open_link(manifest)
+            else:
+                self._mismatch = True
+                self._log.error(
+                    "KV is not shared: a block has %d bytes, the manifest says %d", held, told
+                )
+        return self._link
+
+    def _save_one(self, link: StoreLink, segments: Segments, order: SaveOrder) -> None:
+        for span in _batches(order.span, segments.block_bytes):
+            ids = order.block_ids[span.start - order.first : span.stop - order.first]
+            result = link.put(self._part, order.hashes, span, segments, ids)
+            if result is None:
+                return
+            if result.refused:
+                self._log.debug("%s: %s", order.request_id, result.statuses)
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            failed: Sequence[int] = order.block_ids
+            try:
+                failed = self._load_one(order)
+            except Exception:
+                self._log.exception("loading for %s failed; it is recomputed", order.request_id)
+            finally:
+                with self._ended:
+                    self._loading -= 1
+                    self._finished.add(order.request_id)
+                    self._failed.update(failed)
+                    self._ended.notify_all()
+
+    def _load_one(self, order: LoadOrder) -> Sequence[int]:
+        """Load; the block ids from the first bad one on (a chain is of no use behind a gap)."""
+        link, segments = self._link, self._segments
+        if link is None or segments is None:
+            return order.block_ids
+        good = 0
+        for span in _batches(order.span, segments.block_bytes):
+            ids = order.block_ids[span.start - order.first : span.stop - order.first]
+            statuses = link.get_into(self._part, order.hashes, span, segments, ids)
+            bad = next((i for i, status in enumerate(statuses) if status is not BlockStatus.OK), -1)
+            if bad >= 0:
+                good += bad
+                self._log.warning(
+                    "%s: block %d of %d is %s; it is recomputed from there",
+                    order.request_id,
+                    order.first + good,
+                    order.span.stop,
+                    statuses[bad].name.lower(),
+                )
+                return order.block_ids[good:]
+            good += len(span)
+        return ()
+
+
+def _batches(span: range, block_bytes: int) -> list[range]:
+    """The span cut into runs of at most BATCH_BYTES (and at least one block)."""
+    step = max(1, BATCH_BYTES // block_bytes)
+    return [span[at : at + step] for at in range(0, len(span), step)]

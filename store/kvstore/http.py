@@ -1,0 +1,152 @@
+"""The HTTP side of a store node (Quart): health, metrics, stats, purge, self-test. Moves no KV.
+
+Errors have OpenAI's shape. InfiniStore's paths are kept: POST /purge, GET /kvmap_len, /selftest.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from quart import Quart, Response, jsonify
+from werkzeug.exceptions import HTTPException
+
+from kvstore.answers import Refusal, RegisteredManifest
+from kvstore.errors import KVStoreError
+
+__all__ = ["StatsCollector", "StoreNode", "Visitor", "create_app"]
+
+SELFTEST_DEADLINE_S = 10.0
+
+
+class StoreNode(Protocol):
+    """What the HTTP side needs of the server."""
+
+    def stats(self) -> dict[str, int]:
+        """Gauges, and counters whose names end in _total."""
+        ...
+
+    def purge(self) -> int:
+        """Drop every block that is not leased; how many went."""
+        ...
+
+
+class Visitor(Protocol):
+    """What a client of the node sees and can do. Each call takes a connection of its own."""
+
+    def selftest(self) -> None:
+        """Put, get and delete a block; raises where something is wrong."""
+        ...
+
+    def manifests(self) -> list[RegisteredManifest]:
+        """What is registered, and by which living engines."""
+        ...
+
+    def refusals(self) -> list[Refusal]:
+        """Which living engines share nothing, and why."""
+        ...
+
+
+class StatsCollector:
+    """The server's stats as Prometheus metrics named kvstore:NAME."""
+
+    def __init__(self, node: StoreNode, visitor: Visitor) -> None:
+        self._node = node
+        self._visitor = visitor
+
+    def collect(self) -> Iterator[Metric]:
+        """One family per stat; read when scraped."""
+        for name, value in sorted(self._node.stats().items()):
+            words = name.removesuffix("_total").replace("_", " ")
+            if name.endswith("_total"):
+                yield CounterMetricFamily(f"kvstore:{name}", f"Store: {words}.", value=value)
+            else:
+                yield GaugeMetricFamily(f"kvstore:{name}", f"Store: {words}, now.", value=value)
+        refused = GaugeMetricFamily(
+            "kvstore:sharing_refused",
+            "Engines that are connected and share nothing.",
+            labels=["engine", "reason"],
+        )
+        with contextlib.suppress(KVStoreError):  # the other figures do not depend on it
+            for refusal in self._visitor.refusals():
+                refused.add_metric([refusal.engine, refusal.reason], 1)
+        yield refused
+
+
+def create_app(node: StoreNode, visitor: Visitor) -> Quart:
+    """The app of one node."""
+    app = Quart("kvstore")
+    registry = CollectorRegistry()
+    registry.register(StatsCollector(node, visitor))
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return jsonify(status="ok")
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        text = await asyncio.to_thread(generate_latest, registry)
+        return Response(text, content_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/stats")
+    async def stats() -> Response:
+        return jsonify(node.stats())
+
+    @app.post("/purge")
+    async def purge() -> Response:
+        return jsonify(status="ok", num=node.purge())
+
+    @app.get("/kvmap_len")
+    async def kvmap_len() -> Response:
+        return jsonify(len=node.stats()["blocks"])
+
+    @app.get("/engines")
+    async def engines() -> Response:
+        manifests = await asyncio.to_thread(visitor.manifests)
+        refusals = await asyncio.to_thread(visitor.refusals)
+        return jsonify(
+            manifests=[_described(one) for one in manifests],
+            refusals=[{"engine": one.engine, "reason": one.reason} for one in refusals],
+        )
+
+    @app.get("/selftest")
+    @app.get("/selftest/<int:number>")
+    async def run_selftest(number: int = 1) -> Response | tuple[Response, int]:
+        started = time.perf_counter()
+        try:
+            async with asyncio.timeout(SELFTEST_DEADLINE_S):
+                await asyncio.to_thread(visitor.selftest)
+        except Exception as error:
+            return _error(500, f"self-test failed: {error}", "selftest_failed")
+        return jsonify(status="ok", number=number, seconds=time.perf_counter() - started)
+
+    _answer_errors(app)
+    return app
+
+
+def _answer_errors(app: Quart) -> None:
+    @app.errorhandler(KVStoreError)
+    async def store_error(error: KVStoreError) -> tuple[Response, int]:
+        return _error(503, str(error), "store_error")
+
+    @app.errorhandler(HTTPException)
+    async def http_error(error: HTTPException) -> tuple[Response, int]:
+        return _error(error.code or 500, error.description or error.name, "invalid_request_error")
+
+
+def _described(one: RegisteredManifest) -> dict[str, object]:
+    return {
+        "manifest": one.digest.hex(),
+        "engines": one.engines,
+        "block_bytes": one.manifest.block_bytes,
+        **one.manifest.as_dict(),
+    }
+
+
+def _error(status: int, message: str, kind: str) -> tuple[Response, int]:
+    body = {"message": message, "type": kind, "param": None, "code": status}
+    return jsonify(error=body), status

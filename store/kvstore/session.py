@@ -1,0 +1,109 @@
+"""What stands behind a blocking client: the way to the node, its connections, and one retry."""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from kvstore.address import Address
+from kvstore.connection import Access, Channel, Deadline, LinkLost
+from kvstore.errors import DeadlineExceeded, StoreClosed, StoreUnavailable, UnknownManifest
+from kvstore.lane import Lane
+from kvstore.registry import Registry
+from kvstore.route import Route, TransportName
+
+__all__ = ["Session"]
+
+T = TypeVar("T")
+LONGEST_REST_S = 5.0
+
+
+class Session:
+    """Runs actions on connections to one node, whichever life of it. Safe in threads."""
+
+    def __init__(self, address: Address, wish: TransportName, name: str) -> None:
+        self.route = Route(address, wish, name)
+        self.registry = Registry()
+        self._name = name
+        self._rest_until = 0.0
+        self._lanes = {access: Lane(functools.partial(self._connect, access)) for access in Access}
+
+    def operate(
+        self,
+        access: Access,
+        deadline: Deadline,
+        action: Callable[[Channel], T],
+        *,
+        without_leases: bool = False,
+    ) -> T:
+        """Run `action` on a connection with that access to the pool (none needed without a pool).
+
+        A link that turns out broken and a node that has forgotten the manifest are met by one more
+        try: every action may be done twice.
+        """
+        try:
+            return self._try(access, deadline, action, without_leases)
+        except UnknownManifest:
+            self.registry.forget_ids()
+        except LinkLost:
+            deadline.left_s()
+        return self._try(access, deadline, action, without_leases)
+
+    def lane_of(self, channel: Channel) -> Lane:
+        """The lane that the channel belongs to."""
+        for lane in self._lanes.values():
+            if lane.owns(channel):
+                return lane
+        raise StoreClosed("the store client was closed")
+
+    def close(self) -> None:
+        """End every connection."""
+        for lane in self._lanes.values():
+            lane.close()
+
+    def _try(
+        self,
+        access: Access,
+        deadline: Deadline,
+        action: Callable[[Channel], T],
+        without_leases: bool,
+    ) -> T:
+        started = time.monotonic()
+        if started < self._rest_until:
+            pause_s = self._rest_until - started
+            raise StoreUnavailable(f"the store did not answer; next try in {pause_s:.2f} s")
+        try:
+            way = self.route.find(deadline)
+            lane = self._lanes[access if way.kind == "shm" else Access.NONE]
+            channel = lane.take(deadline, without_leases=without_leases)
+            try:
+                return action(channel)
+            except UnknownManifest:
+                channel.announced.clear()
+                raise
+            finally:
+                lane.give(channel)
+        except DeadlineExceeded:
+            # As long as was lost: callers of a node that hangs wait at most half of their time.
+            now = time.monotonic()
+            self._rest_until = now + min(now - started, LONGEST_REST_S)
+            raise
+
+    def _connect(self, access: Access, deadline: Deadline) -> Channel:
+        """Connect along the known way; where it leads nowhere any more, look for another, once."""
+        way = self.route.find(deadline)
+        try:
+            channel = Channel(way.address, deadline, name=self._name, access=access)
+        except DeadlineExceeded:
+            raise
+        except StoreUnavailable:
+            self.route.forget(way)
+            way = self.route.find(deadline)
+            access = access if way.kind == "shm" else Access.NONE
+            channel = Channel(way.address, deadline, name=self._name, access=access)
+        try:
+            self.registry.announce_all(channel, deadline)
+        except BaseException:
+            channel.discard()
+            raise
+        return channel

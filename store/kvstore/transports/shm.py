@@ -1,0 +1,120 @@
+"""Shared memory: the pool is mapped, a block is copied once, its digest computed in the same pass.
+
+A put is RESERVE, copy, COMMIT; a get is ACQUIRE, copy, RELEASE. Only the mapping of a put is
+writable, and its server keeps the slots of a vanished writer until the fence says that it is gone.
+"""
+
+from collections.abc import Sequence
+
+from kvstore import _core
+from kvstore._core import (
+    AcquireReply,
+    BlockStatus,
+    FlagReply,
+    PoolView,
+    ReserveReply,
+    StatusesReply,
+)
+from kvstore.connection import Channel, Deadline
+from kvstore.transports.base import STATUSES, Read, Target, Write
+
+__all__ = ["SharedMemory"]
+
+HASH_BYTES = 32
+
+
+class SharedMemory:
+    """Transport over the mapped pool of a server on this host."""
+
+    def put(self, channel: Channel, write: Write, deadline: Deadline) -> list[BlockStatus]:
+        """Reserve slots, copy into them, commit."""
+        reserved = reserve(channel, write, deadline)
+        statuses = [STATUSES[code] for code in reserved.statuses]
+        chosen = [k for k, status in enumerate(statuses) if status is BlockStatus.GRANTED]
+        if not chosen:
+            return statuses
+        hashes, generations = write.hashes, reserved.generations
+        offsets, indices = reserved.offsets, write.indices
+        if len(chosen) < len(statuses):
+            hashes = b"".join(hashes[k * HASH_BYTES : (k + 1) * HASH_BYTES] for k in chosen)
+            generations = [generations[k] for k in chosen]
+            offsets = [offsets[k] for k in chosen]
+            indices = [indices[k] for k in chosen]
+        try:
+            crcs = _core.gather(_pool(channel), write.segments, indices, offsets)
+        except (ValueError, IndexError):
+            abort(channel, write, hashes, generations, deadline)
+            raise
+        committed = commit(channel, write, hashes, generations, crcs, deadline=deadline)
+        for k, code in zip(chosen, committed.statuses, strict=True):
+            status = STATUSES[code]
+            statuses[k] = BlockStatus.STORED if status is BlockStatus.OK else status
+        return statuses
+
+    def get_into(self, channel: Channel, read: Read, deadline: Deadline) -> list[BlockStatus]:
+        """Take a lease on the leading run, copy it out, give the lease back."""
+        frame = _core.encode_acquire(channel.next_id(), read.manifest_id, read.part, read.hashes)
+        held = channel.call(frame, deadline)
+        assert isinstance(held, AcquireReply)
+        statuses = [BlockStatus.MISSING] * len(read.indices)
+        if not held.blocks:
+            return statuses
+        crcs = held.crcs if read.verify else None
+        indices = read.indices[: held.blocks]
+        try:
+            intact = _core.scatter(_pool(channel), read.segments, indices, held.offsets, crcs)
+        finally:
+            frame = _core.encode_release(channel.next_id(), held.lease_id)
+            released = channel.call(frame, deadline)
+        assert isinstance(released, FlagReply)
+        if released.flag:
+            statuses[: held.blocks] = [
+                BlockStatus.OK if good else BlockStatus.CORRUPT for good in intact
+            ]
+        return statuses
+
+
+def reserve(channel: Channel, target: Target, deadline: Deadline) -> ReserveReply:
+    """Ask for slots to write `target.hashes` into."""
+    frame = _core.encode_reserve(
+        channel.next_id(), target.manifest_id, target.part, target.parent, target.hashes
+    )
+    reply = channel.call(frame, deadline)
+    assert isinstance(reply, ReserveReply)
+    return reply
+
+
+def commit(
+    channel: Channel,
+    target: Target,
+    hashes: bytes,
+    generations: Sequence[int],
+    crcs: Sequence[int],
+    *,
+    deadline: Deadline,
+) -> StatusesReply:
+    """Make written slots visible."""
+    frame = _core.encode_commit(
+        channel.next_id(), target.manifest_id, target.part, hashes, generations, crcs
+    )
+    reply = channel.call(frame, deadline)
+    assert isinstance(reply, StatusesReply)
+    return reply
+
+
+def abort(
+    channel: Channel, target: Target, hashes: bytes, generations: Sequence[int], deadline: Deadline
+) -> StatusesReply:
+    """Give reserved slots back."""
+    frame = _core.encode_abort(
+        channel.next_id(), target.manifest_id, target.part, hashes, generations
+    )
+    reply = channel.call(frame, deadline)
+    assert isinstance(reply, StatusesReply)
+    return reply
+
+
+def _pool(channel: Channel) -> PoolView:
+    if channel.pool is None or channel.broken:
+        channel.lost(ConnectionError("the mapping of the pool was given up"))
+    return channel.pool

@@ -1,0 +1,69 @@
+"""What the HTTP side asks of its node as a client does. Leaves no block behind."""
+
+import os
+from hashlib import sha256
+
+from kvstore._core import BlockStatus, Segments
+from kvstore.answers import Refusal, RegisteredManifest
+from kvstore.block import CacheSpec, Layout, Manifest, Part
+from kvstore.client import StoreClient
+from kvstore.errors import KVStoreError
+
+__all__ = ["Visit"]
+
+BLOCK_BYTES = 64 << 10
+BLOCKS = 2
+DEADLINE_S = 4.0
+
+
+class Visit:
+    """Visits the node at `url`, each time on a connection of its own."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def manifests(self) -> list[RegisteredManifest]:
+        """What is registered, and by which living engines."""
+        with self._client() as client:
+            return client.manifests()
+
+    def refusals(self) -> list[Refusal]:
+        """Which living engines share nothing, and why."""
+        with self._client() as client:
+            return client.refusals()
+
+    def selftest(self) -> None:
+        """Put, get, compare and delete. KVStoreError where a block does not come back as it was."""
+        manifest = _manifest()
+        seed = os.urandom(16)
+        hashes = b"".join(sha256(seed + bytes([k])).digest() for k in range(BLOCKS))
+        sent, received = os.urandom(BLOCK_BYTES * BLOCKS), bytearray(BLOCK_BYTES * BLOCKS)
+        span, indices = range(BLOCKS), list(range(BLOCKS))
+        with self._client() as client:
+            source = Segments.over(sent, BLOCK_BYTES)
+            stored = client.put(manifest, 0, hashes, span, source, indices)
+            if stored.stored != BLOCKS:
+                raise KVStoreError(f"blocks were not stored: {stored.statuses}")
+            try:
+                sink = Segments.over(received, BLOCK_BYTES, writable=True)
+                statuses = client.get_into(manifest, 0, hashes, span, sink, indices)
+            finally:
+                client.delete(manifest, hashes)
+        if statuses != [BlockStatus.OK] * BLOCKS or received != sent:
+            raise KVStoreError(f"blocks did not come back as they were put: {statuses}")
+
+    def _client(self) -> StoreClient:
+        return StoreClient(self._url, transport="tcp", deadline_s=DEADLINE_S, name="http side")
+
+
+def _manifest() -> Manifest:
+    spec = CacheSpec(
+        model="kvstore-selftest",
+        weights_revision="",
+        kv_dtype="uint8",
+        block_tokens=1,
+        hash_algo="sha256_cbor",
+        root="00" * 32,
+    )
+    layout = Layout.opaque("kvstore-selftest")
+    return Manifest(spec, (Part((0, 1), (0, 1), 0, BLOCK_BYTES, layout),))

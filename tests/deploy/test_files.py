@@ -1,0 +1,73 @@
+"""What deploy/ promises, read from its files: no engine needed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvrouter.cli import COMMANDS
+from kvrouter.commands import load_settings
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, dict[str, Any]]:
+    project: dict[str, Any] = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())
+    assert project["name"] == "kvrouter"
+    found: dict[str, dict[str, Any]] = project["services"]
+    return found
+
+
+def words(command: str | list[str]) -> list[str]:
+    return command.split() if isinstance(command, str) else command
+
+
+def test_every_command_line_is_one_that_kvrouter_takes(
+    services: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for service in services.values():
+        for name, value in service.get("environment", {}).items():
+            monkeypatch.setenv(name, value)
+        name, *flags = words(service["command"])
+        command = next(each for each in COMMANDS if each.name == name)
+        assert load_settings(command, flags).settings.host == "0.0.0.0"
+
+
+def test_the_router_waits_for_everything_it_needs(services: dict[str, dict[str, Any]]) -> None:
+    healthy = {"condition": "service_healthy"}
+    others = {name for name in services if name != "router"}
+    assert services["router"]["depends_on"] == dict.fromkeys(others, healthy)
+    for engine in others - {"store"}:
+        assert services[engine]["depends_on"] == {"store": healthy}
+
+
+def test_only_the_router_is_published_and_only_on_loopback(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    assert set(published) == {"router"}
+    assert all(port.startswith("127.0.0.1:") for port in published["router"])
+    assert all(port.endswith(":8000") for port in published["router"])
+
+
+def test_engines_advertise_the_address_that_the_router_is_given(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    flags = words(services["router"]["command"])
+    told = {word for word in flags if word.startswith(("prefill-", "decode-"))}
+    advertised = {
+        service["environment"]["KVROUTER_SIM_ADVERTISE"]
+        for name, service in services.items()
+        if name.startswith(("prefill", "decode"))
+    }
+    assert told == advertised
+
+
+def test_the_image_runs_as_somebody_who_is_not_root_and_pulls_no_frontend() -> None:
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    assert not any(line.startswith("# syntax") for line in lines)
+    last_stage = lines[max(at for at, line in enumerate(lines) if line.startswith("FROM")) :]
+    users = [line.split()[1] for line in last_stage if line.startswith("USER")]
+    assert users == ["10001"]

@@ -1,0 +1,91 @@
+"""A client that stops for ever at one step of a put or get, for its parent to kill there.
+
+python -m tests.fakes.doomed_client URL TRANSPORT put|get STEP
+
+Prints "step N NAME" and stops when it comes to step STEP; with STEP -1 prints all steps and ends.
+"""
+
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tests.fakes.store import Memory, chain_of, manifest_of
+
+from kvstore import _core
+from kvstore.client import StoreClient
+from kvstore.connection import Channel
+
+BLOCK = 64 << 10
+BLOCKS = 4
+MANIFEST = manifest_of(BLOCK)
+CHAIN = chain_of(BLOCKS)
+
+
+class Steps:
+    """Counts the moments around each message and each copy."""
+
+    def __init__(self, stop_at: int) -> None:
+        self._stop_at = stop_at
+        self._count = 0
+
+    def reached(self, name: str) -> bool:
+        """Whether to stop at this step."""
+        here = self._count == self._stop_at
+        if here or self._stop_at < 0:
+            print(f"step {self._count} {name}", flush=True)
+        self._count += 1
+        return here
+
+    def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with a step before and after it."""
+
+        def stepped(*args: Any, **kwargs: Any) -> Any:
+            if self.reached(f"before {name}"):
+                signal.pause()
+            result = function(*args, **kwargs)
+            if self.reached(f"after {name}"):
+                signal.pause()
+            return result
+
+        return stepped
+
+    def during(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, with a step in the middle of it: it is done over and over again."""
+        stepped = self.around(name, function)
+
+        def repeated(*args: Any, **kwargs: Any) -> Any:
+            if self.reached(f"during {name}"):
+                while True:
+                    function(*args, **kwargs)
+            return stepped(*args, **kwargs)
+
+        return repeated
+
+
+def main() -> None:
+    url, transport, operation, stop_at = sys.argv[1:]
+    steps = Steps(int(stop_at))
+    names: Any = Channel
+    names.send = steps.around("send", Channel.send)
+    names.receive = steps.around("receive", Channel.receive)
+    names.receive_before_payload = steps.around("receive", Channel.receive_before_payload)
+    core: Any = _core
+    core.gather = steps.during("copy", _core.gather)
+    core.scatter = steps.during("copy", _core.scatter)
+    core.send_from = steps.around("payload", _core.send_from)
+    core.recv_into = steps.around("payload", _core.recv_into)
+    memory = Memory(BLOCKS, BLOCK)
+    span = range(BLOCKS)
+    wanted: Any = transport
+    client = StoreClient(url, transport=wanted)
+    if operation == "put":
+        memory.holds(CHAIN)
+        client.put(MANIFEST, 0, CHAIN, span, memory.segments, span)
+    else:
+        client.get_into(MANIFEST, 0, CHAIN, span, memory.segments, span)
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""An engine in vLLM's dialect that does as a test says: answers, hangs, dies; tells who left."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from kvrouter.http.exchange import Exchange
+from kvrouter.http.head import SSE_HEADERS
+from kvrouter.http.limits import Limits
+from kvrouter.http.routes import Routes
+from kvrouter.http.server import HttpServer
+from kvstore.chain import root_hash
+
+Json = dict[str, Any]
+BLOCK_TOKENS = 16
+PATIENCE_S = 10.0
+
+
+class FakeEngine:
+    """One engine on a free port.
+
+    Attributes:
+        mode: what it does with a completion: "ok"; "500"; "drop" (the connection breaks before the
+            answer); "drop_head" (after the head, before a byte); "drop_mid" (after two events, or
+            half an answer); "hang" (never answers); "hang_mid" (two events, then nothing);
+            "garbage".
+        requests: bodies of completions and chats, in order; `headers` stand beside them.
+        began: every completion's body as it begins.
+        left: a mark for every completion whose client left before its end.
+        manifest: hex digest that its connector hands over, with the prompt's whole blocks.
+        connections: how many connections were ever made to it.
+    """
+
+    def __init__(self, model: str = "m") -> None:
+        self.model = model
+        self.mode = "ok"
+        self.manifest: str | None = None
+        self.cached_tokens: int | None = None
+        self.event_bytes = 0
+        self.events: int | None = None
+        self.requests: list[Json] = []
+        self.headers: list[dict[str, str]] = []
+        self.began: asyncio.Queue[Json] = asyncio.Queue()
+        self.left: asyncio.Queue[None] = asyncio.Queue()
+        self.paused = asyncio.Event()
+        self.peers: set[str] = set()
+        self.port = 0
+        self._server: HttpServer | None = None
+        self._routes = Routes(
+            [
+                ("GET", "/health", self._health),
+                ("GET", "/v1/models", self._models),
+                ("POST", "/tokenize", self._tokenize),
+                ("POST", "/v1/completions", self._completions),
+                ("POST", "/v1/chat/completions", self._completions),
+            ]
+        )
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self._server = HttpServer(self._routes.handle, Limits(tick_s=0.02))
+        self.port = await self._server.listen("127.0.0.1", self.port)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.close()
+            self._server = None
+
+    async def next_began(self) -> Json:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.began.get()
+
+    async def next_left(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.left.get()
+
+    async def _health(self, exchange: Exchange) -> None:
+        exchange.respond(200)
+
+    async def _models(self, exchange: Exchange) -> None:
+        card = {"id": self.model, "object": "model", "max_model_len": 4096}
+        exchange.respond(200, json.dumps({"object": "list", "data": [card]}).encode())
+
+    async def _tokenize(self, exchange: Exchange) -> None:
+        ids = self._prompt_ids(json.loads(exchange.body))
+        exchange.respond(200, json.dumps({"count": len(ids), "tokens": ids}).encode())
+
+    async def _completions(self, exchange: Exchange) -> None:
+        body: Json = json.loads(exchange.body)
+        probe = body.get("prompt") == [1] and body.get("max_tokens") == 1
+        if not probe:
+            self.peers.add(exchange.peer)
+            self.requests.append(body)
+            self.headers.append(exchange.headers)
+            self.began.put_nowait(body)
+        try:
+            await self._answer(exchange, body, "ok" if probe else self.mode)
+        except asyncio.CancelledError:
+            if exchange.closed:
+                self.left.put_nowait(None)
+            raise
+
+    async def _answer(self, exchange: Exchange, body: Json, mode: str) -> None:
+        problem = self._problem(body)
+        if problem is not None:
+            exchange.respond(problem[0], json.dumps({"error": problem[1]}).encode())
+        elif mode == "500":
+            exchange.respond(500, b'{"error": {"message": "CUDA error", "code": 500}}')
+        elif mode == "drop":
+            exchange.abort()
+        elif mode == "hang":
+            await asyncio.Event().wait()
+        elif body.get("stream"):
+            await self._stream(exchange, body, mode)
+        else:
+            self._whole(exchange, body, mode)
+
+    def _problem(self, body: Json) -> tuple[int, Json] | None:
+        """VLLM's own rules, those that a careless prefill leg breaks."""
+        if body.get("model") != self.model:
+            message = f"The model `{body.get('model')}` does not exist."
+            return 404, {"message": message, "type": "NotFoundError", "code": 404}
+        if body.get("stream_options") and not body.get("stream"):
+            return 400, {"message": "stream_options without stream", "code": 400}
+        if (body.get("min_tokens") or 0) > (body.get("max_tokens") or 16):
+            return 400, {"message": "min_tokens above max_tokens", "code": 400}
+        if (body.get("temperature") or 0) > 2:
+            return 400, {"message": "temperature above 2", "param": "temperature", "code": 400}
+        return None
+
+    async def _stream(self, exchange: Exchange, body: Json, mode: str) -> None:
+        exchange.start(200, SSE_HEADERS)
+        if mode == "drop_head":
+            exchange.abort()
+            return
+        count = self.events if self.events is not None else body.get("max_tokens") or 16
+        for i in range(count):
+            if i == 2 and mode == "drop_mid":
+                exchange.write(b'data: {"id": "half an ev')
+                exchange.abort()
+                return
+            if i == 2 and mode == "hang_mid":
+                await asyncio.Event().wait()
+            exchange.write(self.event(i, last=i == count - 1))
+            if exchange.paused:
+                self.paused.set()
+            await exchange.drain()
+        exchange.write(b"data: [DONE]\n\n")
+        exchange.end()
+
+    def _whole(self, exchange: Exchange, body: Json, mode: str) -> None:
+        if mode == "garbage":
+            exchange.respond(200, b"not JSON")
+            return
+        if mode in ("drop_head", "drop_mid"):
+            exchange.start(200)
+            exchange.write(b"" if mode == "drop_head" else b'{"id": "c')
+            exchange.abort()
+            return
+        exchange.respond(200, json.dumps(self.answer(body)).encode())
+
+    def event(self, i: int, *, last: bool) -> bytes:
+        choice = {"index": 0, "text": f" t{i}", "finish_reason": "length" if last else None}
+        event = {"id": "cmpl-1", "model": self.model, "choices": [choice]}
+        if self.event_bytes:
+            event["padding"] = "x" * self.event_bytes
+        return b"data: %b\n\n" % json.dumps(event).encode()
+
+    def answer(self, body: Json) -> Json:
+        ids = self._prompt_ids(body)
+        tokens = body.get("max_tokens") or 16
+        text = "".join(f" t{i}" for i in range(tokens))
+        choice: Json = {"index": 0, "text": text, "finish_reason": "length"}
+        if "messages" in body:
+            choice["message"] = {"role": "assistant", "content": text}
+        answer: Json = {
+            "id": "cmpl-1",
+            "object": "text_completion",
+            "created": 1,
+            "model": self.model,
+            "choices": [choice],
+            "usage": {
+                "prompt_tokens": len(ids),
+                "total_tokens": len(ids) + tokens,
+                "completion_tokens": tokens,
+            },
+        }
+        if self.cached_tokens is not None:
+            details = {"cached_tokens": self.cached_tokens}
+            answer["usage"]["prompt_tokens_details"] = details
+        if body.get("return_token_ids"):
+            answer["prompt_token_ids"] = ids
+        if self.manifest is not None:
+            told = {
+                "manifest": self.manifest,
+                "blocks": len(ids) // BLOCK_TOKENS,
+                "block_tokens": BLOCK_TOKENS,
+                "root": root_hash(None).hex(),
+            }
+            answer["kv_transfer_params"] = {"kvstore": told}
+        return answer
+
+    def _prompt_ids(self, body: Json) -> list[int]:
+        """One token per character."""
+        prompt = body.get("prompt")
+        if isinstance(prompt, list):
+            return prompt
+        if isinstance(prompt, str):
+            return [ord(c) for c in prompt]
+        return [ord(c) for c in json.dumps(body.get("messages"))]
+
+
+@asynccontextmanager
+async def engines(count: int, model: str = "m") -> AsyncIterator[list[FakeEngine]]:
+    """That many engines, started."""
+    made = [FakeEngine(model) for _ in range(count)]
+    try:
+        for engine in made:
+            await engine.start()
+        yield made
+    finally:
+        for engine in made:
+            await engine.stop()

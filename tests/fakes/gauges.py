@@ -1,0 +1,19 @@
+"""What a store holds for its clients: it has to go back to where it was when they are gone."""
+
+from tests.fakes.store import eventually
+
+from kvstore._core import StoreServer
+
+HELD = ("reserved_blocks", "fenced_blocks", "leases", "leased_blocks", "waits", "connections")
+
+
+def held(server: StoreServer) -> dict[str, int]:
+    stats = server.stats()
+    return {name: stats[name] for name in HELD}
+
+
+def assert_gauges_return(server: StoreServer, before: dict[str, int]) -> None:
+    eventually(lambda: held(server) == before)
+    assert held(server) == before
+    stats = server.stats()
+    assert stats["free_bytes"] + stats["used_bytes"] == stats["pool_bytes"]

@@ -1,0 +1,174 @@
+"""What tests of the store share: small manifests, chains, memory, and a node in its own process."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kvstore import _core
+from kvstore._core import Segments
+from kvstore.address import parse_url
+from kvstore.block import CacheSpec, Layout, Manifest, Part
+from kvstore.client import StoreClient
+from kvstore.connection import Access, Channel, Deadline
+
+HASH_BYTES = 32
+PATIENCE_S = 20.0
+
+
+def manifest_of(block_bytes: int = 4096, *, parts: int = 1, model: str = "tiny") -> Manifest:
+    spec = CacheSpec(model, "r1", "float32", 16, "sha256_cbor", "11" * 32)
+    layout = Layout.opaque("test engine", {"blocks": "whole"})
+    ranks = (Part((0, 2), (k, k + 1), 0, block_bytes, layout) for k in range(parts))
+    return Manifest(spec, tuple(ranks))
+
+
+def chain_of(blocks: int, seed: str = "a") -> bytes:
+    """The hashes of `blocks` consecutive blocks; another seed is another chain."""
+    found, parent = [], hashlib.sha256(seed.encode()).digest()
+    for _ in range(blocks):
+        parent = hashlib.sha256(parent).digest()
+        found.append(parent)
+    return b"".join(found)
+
+
+def content_of(hash_: bytes, size: int) -> bytes:
+    """The bytes that belong to a block: a function of its hash, so that any reader can check."""
+    return hashlib.shake_128(hash_).digest(size)
+
+
+class Memory:
+    """An engine's memory: `blocks` blocks that a test fills and looks at."""
+
+    def __init__(self, blocks: int, block_bytes: int) -> None:
+        self.block_bytes = block_bytes
+        self.data = bytearray(blocks * block_bytes)
+        self.segments = Segments.over(self.data, block_bytes, writable=True)
+
+    def __getitem__(self, index: int) -> bytes:
+        at = index * self.block_bytes
+        return bytes(self.data[at : at + self.block_bytes])
+
+    def __setitem__(self, index: int, value: bytes) -> None:
+        at = index * self.block_bytes
+        self.data[at : at + self.block_bytes] = value
+
+    def holds(self, hashes: bytes) -> Self:
+        """Block k gets what belongs to the k-th hash."""
+        for k in range(len(hashes) // HASH_BYTES):
+            self[k] = content_of(hashes[k * HASH_BYTES : (k + 1) * HASH_BYTES], self.block_bytes)
+        return self
+
+
+def put_chain(client: StoreClient, manifest: Manifest, hashes: bytes, part: int = 0) -> int:
+    """Put every block of the chain with the bytes that belong to it; how many were stored."""
+    blocks = len(hashes) // HASH_BYTES
+    memory = Memory(blocks, manifest.parts[part].block_bytes).holds(hashes)
+    span = range(blocks)
+    return client.put(manifest, part, hashes, span, memory.segments, span).stored
+
+
+def overwrite_stored(unix_path: str, manifest: Manifest, hashes: bytes, data: bytes) -> None:
+    """Change the bytes of the first block where they lie in the pool, behind the store's back."""
+    deadline = Deadline(PATIENCE_S)
+    address = parse_url(f"kv+unix://{unix_path}")
+    channel = Channel(address, deadline, name="vandal", access=Access.WRITE)
+    with StoreClient(f"kv+unix://{unix_path}", transport="unix") as client:
+        manifest_id = client.register(manifest).manifest_id
+        frame = _core.encode_acquire(channel.next_id(), manifest_id, 0, hashes)
+        held = channel.call(frame, deadline)
+        assert isinstance(held, _core.AcquireReply)
+        assert channel.pool is not None
+        source = Segments.over(data, len(data))
+        _core.gather(channel.pool, source, [0], [held.offsets[0]])
+    channel.discard()
+
+
+def eventually(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
+    """Whether the condition becomes true: for what another thread or process is about to do."""
+    end = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+class StoreProcess:
+    """A store node as `kvrouter store` runs it, to be killed and started again where it was."""
+
+    def __init__(self, folder: Path, memory: str = "64MiB") -> None:
+        self.unix_path = str(folder / "s.sock")
+        self._memory = memory
+        self.port = self.http_port = 0
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"kv://127.0.0.1:{self.port}"
+
+    @property
+    def http_url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> Self:
+        command = [sys.executable, "-c", RUN, "--port", str(self.port), "--memory", self._memory]
+        command += ["--http-port", str(self.http_port), "--unix-socket", self.unix_path]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        ready = dict(word.split(":", 1) for word in line.split()[2:])
+        self.port = int(ready["kv"].rsplit(":", 1)[1])
+        self.http_port = int(ready["http"].rsplit(":", 1)[1])
+        return self
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        return self.end(signal.SIGTERM)
+
+    def end(self, number: signal.Signals) -> int:
+        """Send the signal and wait; the exit code."""
+        if self._process is None:
+            return 0
+        process, self._process = self._process, None
+        os.kill(process.pid, number)
+        code = process.wait(PATIENCE_S)
+        assert process.stdout is not None
+        process.stdout.close()
+        return code
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+RUN = """
+import sys
+from kvstore.config import StoreSettings
+from kvstore.serve import run
+flags = sys.argv[1:]
+names = [flag[2:].replace("-", "_") for flag in flags[::2]]
+sys.exit(run(StoreSettings(**dict(zip(names, flags[1::2])))))
+"""

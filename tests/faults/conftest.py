@@ -1,0 +1,20 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore._core import StoreServer
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[StoreServer]:
+    """A node with a pool of 4 MiB, in this process."""
+    node = StoreServer(unix_path=str(tmp_path / "s.sock"), pool_bytes=4 << 20)
+    node.start()
+    yield node
+    node.stop()
+
+
+@pytest.fixture
+def url(server: StoreServer) -> str:
+    return f"kv://127.0.0.1:{server.port}"

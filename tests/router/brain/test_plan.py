@@ -1,0 +1,60 @@
+import pytest
+
+from kvrouter.engine import Engine, Identity, Role
+from kvrouter.plan import RouteInputs, held_tokens, missing_tokens, partners, usable_blocks
+
+
+def engine(port: int, manifest: str | None = None) -> Engine:
+    made = Engine(f"e:{port}", Role.BOTH)
+    made.identity = Identity(("m",), manifest=manifest)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "blocks"), [(0, 0), (1, 0), (16, 0), (17, 1), (32, 1), (33, 2)]
+)
+def test_the_last_token_is_always_computed_so_its_block_is_not_usable(
+    prompt_tokens: int, blocks: int
+) -> None:
+    assert usable_blocks(prompt_tokens, 16) == blocks
+
+
+def test_a_prompt_of_less_than_a_block_and_a_token_misses_nothing() -> None:
+    decode = engine(1)
+    assert missing_tokens(RouteInputs(16, [decode], exact=True, block_tokens=16), decode) == 0
+    assert missing_tokens(RouteInputs(17, [decode], exact=True, block_tokens=16), decode) == 16
+
+
+def test_an_estimated_size_cannot_rule_a_block_out() -> None:
+    decode = engine(1)
+    assert missing_tokens(RouteInputs(3, [decode], block_tokens=16), decode) == 3
+
+
+def test_what_the_engine_holds_and_what_it_could_load_is_not_missing() -> None:
+    decode = engine(1, "d")
+    inputs = RouteInputs(
+        100,
+        [decode],
+        exact=True,
+        block_tokens=16,
+        matches={decode: 1},
+        store_blocks={"d": 4, "other": 6},
+    )
+    assert held_tokens(inputs, decode) == (16, 64)
+    assert missing_tokens(inputs, decode) == 96 - 64
+
+
+def test_a_match_beyond_the_usable_blocks_counts_only_up_to_them() -> None:
+    decode = engine(1)
+    inputs = RouteInputs(32, [decode], exact=True, block_tokens=16, matches={decode: 2})
+    assert held_tokens(inputs, decode) == (16, 16)
+    assert missing_tokens(inputs, decode) == 0
+
+
+def test_engines_of_different_manifests_are_no_partners() -> None:
+    decode, same, other, silent = engine(1, "x"), engine(2, "x"), engine(3, "y"), engine(4)
+    assert partners([same, other, silent, decode], decode) == [same, silent]
+    refusing = engine(5, "x")
+    refusing.identity = Identity(("m",), manifest="x", refusal="why")
+    assert partners([same, refusing], decode) == [same]
+    assert partners([same], refusing) == []

@@ -1,0 +1,164 @@
+"""The contract that every policy keeps, and what is particular to each."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvrouter.engine import Engine, Identity, Role
+from kvrouter.plan import RouteInputs, held_tokens, missing_tokens, shares
+from kvrouter.policies import POLICIES, make_policy
+from kvrouter.policies.prefix import LOAD_COST, pricing
+
+if TYPE_CHECKING:
+    from kvrouter.policies.base import Policy
+
+NAMES = sorted(POLICIES)
+MANIFESTS = (None, "x", "y")
+
+
+def engine(port: int, role: Role, tokens: int = 0, manifest: str | None = None) -> Engine:
+    made = Engine(f"e:{port}", role, tokens=tokens)
+    made.identity = Identity(("m",), manifest=manifest)
+    return made
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> RouteInputs:
+    def engines(role: Role, least: int) -> list[Engine]:
+        specs = st.tuples(st.integers(0, 100_000), st.sampled_from(MANIFESTS))
+        drawn = draw(st.lists(specs, min_size=least, max_size=5))
+        return [engine(port, role, *spec) for port, spec in enumerate(drawn, 1)]
+
+    decode, prefill = engines(Role.DECODE, 1), engines(Role.PREFILL, 0)
+    blocks = st.integers(0, 40)
+    return RouteInputs(
+        prompt_tokens=draw(st.integers(1, 600)),
+        decode=decode,
+        prefill=prefill,
+        exact=draw(st.booleans()),
+        block_tokens=draw(st.sampled_from([0, 16])),
+        matches={e: draw(blocks) for e in [*decode, *prefill] if draw(st.booleans())},
+        store_blocks={"x": draw(blocks)},
+        prefill_threshold=draw(st.integers(0, 300)),
+        split=draw(st.booleans()),
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(request=inputs())
+def test_every_policy_chooses_among_the_candidates_and_splits_by_one_rule(
+    name: str, request: RouteInputs
+) -> None:
+    plan = make_policy(name).plan(request)
+    assert plan.decode in request.decode
+    assert plan.missing_tokens == missing_tokens(request, plan.decode)
+    able = [e for e in request.prefill if e is not plan.decode and shares(e, plan.decode)]
+    wanted = request.split and plan.missing_tokens > request.prefill_threshold
+    assert (plan.prefill is not None) == (wanted and bool(able))
+    if plan.prefill is not None:
+        assert plan.prefill in able
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_policy_says_why_in_words_of_a_bounded_set(name: str) -> None:
+    policy = make_policy(name)
+    d, p = engine(1, Role.DECODE, manifest="x"), engine(2, Role.PREFILL, manifest="x")
+    other = engine(3, Role.PREFILL, manifest="y")
+    assert policy.plan(RouteInputs(50, [d], [p])).why == "prefill"
+    assert policy.plan(RouteInputs(50, [d], [p], prefill_threshold=50)).why == "little missing"
+    assert policy.plan(RouteInputs(50, [d])).why == "no prefill engine"
+    assert policy.plan(RouteInputs(50, [d], [other])).why == "manifests differ"
+    assert policy.plan(RouteInputs(50, [d], [p], split=False)).why == "not splittable"
+    assert policy.plan(RouteInputs(50, [d], [d])).why == "same engine"
+    silent = engine(4, Role.DECODE)
+    silent.identity = Identity(("m",), manifest="x", refusal="sliding window")
+    assert policy.plan(RouteInputs(50, [silent], [p])).why == "shares no KV"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_policy_spreads_equal_requests_over_equal_engines(name: str) -> None:
+    policy: Policy = make_policy(name)
+    decode = [engine(n, Role.DECODE) for n in range(1, 4)]
+    prefill = [engine(n, Role.PREFILL) for n in range(4, 7)]
+    plans = [policy.plan(RouteInputs(100, decode, prefill)) for _ in range(6)]
+    assert {plan.decode for plan in plans} == set(decode)
+    assert {plan.prefill for plan in plans} == set(prefill)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_policy_bears_engines_that_come_and_go(name: str) -> None:
+    policy = make_policy(name)
+    first, second = engine(1, Role.DECODE), engine(2, Role.DECODE)
+    policy.engine_joined(first)
+    policy.engine_joined(second)
+    policy.plan(RouteInputs(10, [first, second]))
+    policy.engine_left(first)
+    policy.leg_done(second, Role.DECODE, 10)
+    assert policy.plan(RouteInputs(10, [second])).decode is second
+
+
+@given(loads=st.lists(st.integers(0, 50), min_size=1, max_size=6), turns=st.integers(0, 7))
+def test_least_tokens_takes_an_engine_with_the_fewest_tokens(loads: list[int], turns: int) -> None:
+    policy = make_policy("least_tokens")
+    decode = [engine(n, Role.DECODE, load) for n, load in enumerate(loads, 1)]
+    for _ in range(turns):
+        policy.plan(RouteInputs(1, decode))
+    assert policy.plan(RouteInputs(1, decode)).decode.tokens == min(loads)
+
+
+def test_prefix_prefers_the_engine_that_holds_more() -> None:
+    decode = [engine(n, Role.DECODE) for n in range(1, 4)]
+    matches = {decode[0]: 1, decode[1]: 5, decode[2]: 3}
+    request = RouteInputs(160, decode, exact=True, block_tokens=16, matches=matches)
+    policy = make_policy("prefix")
+    assert {policy.plan(request).decode for _ in range(5)} == {decode[1]}
+
+
+def test_prefix_chooses_by_guesses_too_but_does_not_skip_a_leg_by_them() -> None:
+    first, second = engine(1, Role.DECODE), engine(2, Role.DECODE)
+    prefill = engine(3, Role.PREFILL)
+    request = RouteInputs(
+        160, [first, second], [prefill], exact=True, block_tokens=16, guesses={second: 9}
+    )
+    policy = make_policy("prefix")
+    plans = [policy.plan(request) for _ in range(4)]
+    assert {plan.decode for plan in plans} == {second}
+    assert {plan.prefill for plan in plans} == {prefill}
+    assert plans[0].missing_tokens == 144
+
+
+def test_prefix_leaves_a_holder_whose_queue_is_longer_than_computing_anew() -> None:
+    holder, idle = engine(1, Role.DECODE, tokens=1000), engine(2, Role.DECODE)
+    request = RouteInputs(160, [holder, idle], exact=True, block_tokens=16, matches={holder: 9})
+    assert make_policy("prefix").plan(request).decode is idle
+
+
+def test_prefix_counts_blocks_in_the_store_as_cheap_but_not_free() -> None:
+    holder = engine(1, Role.DECODE, manifest="x")
+    loader = engine(2, Role.DECODE, manifest="x")
+    stranger = engine(3, Role.DECODE, manifest="y")
+    request = RouteInputs(
+        161,
+        [holder, loader, stranger],
+        exact=True,
+        block_tokens=16,
+        matches={holder: 10},
+        store_blocks={"x": 10},
+    )
+    prices = [pricing(request)(e) for e in request.decode]
+    assert prices == [-160, -160 + 160 * LOAD_COST, 0]
+
+
+def cost(request: RouteInputs, engine: Engine) -> float:
+    """The definition: tokens under way, plus those to compute, plus LOAD_COST of those to load."""
+    own, reachable = held_tokens(request, engine)
+    return engine.tokens + (request.prompt_tokens - reachable) + LOAD_COST * (reachable - own)
+
+
+@given(request=inputs())
+def test_prefix_never_takes_a_costlier_engine(request: RouteInputs) -> None:
+    plan = make_policy("prefix").plan(request)
+    least = min(cost(request, e) for e in request.decode)
+    assert cost(request, plan.decode) == pytest.approx(least, abs=1e-6)

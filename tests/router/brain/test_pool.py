@@ -1,0 +1,191 @@
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.router.brain.conftest import Clock, joined
+
+from kvrouter.engine import BreakerState, Engine, Failure, HashDomain, Identity, Role
+from kvrouter.pool import Pool, Ticket
+from kvstore.chain import root_hash
+
+
+class Diary:
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, str]] = []
+
+    def engine_joined(self, engine: Engine) -> None:
+        self.entries.append(("joined", engine.address))
+
+    def engine_left(self, engine: Engine) -> None:
+        self.entries.append(("left", engine.address))
+
+
+def test_an_engine_is_asked_only_after_it_joined(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = pool.add("a:1", Role.DECODE)
+    assert list(pool.engines(Role.DECODE)) == []
+    pool.join(engine, Identity(("m",)))
+    assert list(pool.engines(Role.DECODE)) == [engine]
+
+
+def test_an_engine_is_asked_only_for_legs_of_its_role(clock: Clock) -> None:
+    pool = Pool(clock)
+    joined(pool, "a:1", Role.PREFILL)
+    assert list(pool.engines(Role.DECODE)) == []
+
+
+def test_an_address_named_under_both_roles_is_one_engine_for_both_legs(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.PREFILL)
+    assert pool.add("a:1", Role.DECODE) is engine
+    assert list(pool.engines(Role.DECODE)) == list(pool.engines(Role.PREFILL)) == [engine]
+
+
+def test_an_engine_is_asked_only_for_models_that_it_serves(clock: Clock) -> None:
+    pool = Pool(clock)
+    joined(pool, "a:1", Role.DECODE, models=("x", "x-lora"))
+    second = joined(pool, "b:1", Role.DECODE, models=("y", "x"))
+    assert list(pool.engines(Role.DECODE, "y")) == [second]
+    assert pool.models() == ("x", "x-lora", "y")
+
+
+def test_joins_and_leaves_are_told_once_each(clock: Clock) -> None:
+    diary = Diary()
+    pool = Pool(clock, [diary])
+    engine = joined(pool, "a:1", Role.DECODE)
+    assert not pool.join(engine, Identity(("m",), None, 16))
+    assert pool.leave(engine)
+    assert not pool.leave(engine)
+    assert diary.entries == [("joined", "a:1"), ("left", "a:1")]
+
+
+def test_an_engine_with_a_new_identity_was_restarted_and_held_nothing(clock: Clock) -> None:
+    diary = Diary()
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.DECODE, manifest="one")
+    pool.watch(diary)
+    pool.join(engine, Identity(("m",), None, 16, "two"))
+    assert diary.entries == [("left", "a:1"), ("joined", "a:1")]
+
+
+def test_a_refused_connection_takes_the_engine_out_at_once(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.DECODE)
+    assert pool.failed(engine, Failure.REFUSED)
+    assert list(pool.engines(Role.DECODE)) == []
+    assert pool.state(engine) is None
+
+
+def test_an_engine_whose_breaker_is_open_is_not_asked_until_its_trial(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.DECODE)
+    for _ in range(3):
+        pool.failed(engine, Failure.STATUS)
+    assert list(pool.engines(Role.DECODE)) == []
+    assert pool.state(engine) is BreakerState.OPEN
+    clock.pass_s(1.0)
+    assert list(pool.engines(Role.DECODE)) == [engine]
+    trial = pool.reserve(engine, 1)
+    assert list(pool.engines(Role.DECODE)) == []
+    pool.succeeded(engine)
+    trial.release()
+    assert pool.state(engine) is BreakerState.CLOSED
+
+
+def test_a_leg_that_fails_after_its_engine_left_changes_nothing(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.DECODE)
+    pool.leave(engine)
+    assert not pool.failed(engine, Failure.BROKEN)
+    pool.join(engine, Identity(("m",)))
+    assert list(pool.engines(Role.DECODE)) == [engine]
+
+
+def test_a_ticket_counts_until_its_first_release(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.DECODE)
+    ticket = pool.reserve(engine, 100)
+    assert (engine.requests, engine.tokens) == (1, 100)
+    ticket.release()
+    ticket.release()
+    assert (engine.requests, engine.tokens) == (0, 0)
+
+
+def test_the_hash_domain_is_that_of_most_engines_decode_engines_first(clock: Clock) -> None:
+    pool = Pool(clock)
+    assert pool.domain is None
+    joined(pool, "a:1", Role.PREFILL, block_tokens=None)
+    assert pool.domain is None
+    joined(pool, "b:1", Role.PREFILL, block_tokens=64)
+    assert pool.domain == HashDomain(64, root_hash(None))
+    joined(pool, "c:1", Role.PREFILL)
+    joined(pool, "d:1", Role.PREFILL)
+    assert pool.domain == HashDomain(16, root_hash(None))
+    decode = joined(pool, "e:1", Role.DECODE, block_tokens=32)
+    assert pool.domain == HashDomain(32, root_hash(None))
+    pool.leave(decode)
+    assert pool.domain == HashDomain(16, root_hash(None))
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Whatever joins, leaves, fails and is reserved: counts are exact and nobody gone is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.pool = Pool(self.clock)
+        roles = (Role.PREFILL, Role.DECODE, Role.BOTH)
+        self.all = [self.pool.add(f"e:{port}", role) for port, role in enumerate(roles, 1)]
+        self.tickets: list[Ticket] = []
+
+    @rule(which=st.integers(0, 2), manifest=st.sampled_from(["x", "y"]))
+    def join(self, which: int, manifest: str) -> None:
+        self.pool.join(self.all[which], Identity(("m",), manifest=manifest))
+
+    @rule(which=st.integers(0, 2))
+    def leave(self, which: int) -> None:
+        self.pool.leave(self.all[which])
+
+    @rule(which=st.integers(0, 2), tokens=st.integers(0, 1000))
+    def reserve(self, which: int, tokens: int) -> None:
+        self.tickets.append(self.pool.reserve(self.all[which], tokens))
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data(), again=st.booleans())
+    def release(self, data: st.DataObject, again: bool) -> None:
+        ticket = self.tickets.pop(data.draw(st.integers(0, len(self.tickets) - 1)))
+        ticket.release()
+        if again:
+            ticket.release()
+
+    @rule(which=st.integers(0, 2), reason=st.sampled_from(list(Failure)))
+    def fail(self, which: int, reason: Failure) -> None:
+        self.pool.failed(self.all[which], reason)
+
+    @rule(which=st.integers(0, 2))
+    def succeed(self, which: int) -> None:
+        self.pool.succeeded(self.all[which])
+
+    @rule(seconds=st.floats(0.0, 40.0))
+    def wait(self, seconds: float) -> None:
+        self.clock.pass_s(seconds)
+
+    @invariant()
+    def counts_are_those_of_open_tickets(self) -> None:
+        for engine in self.all:
+            mine = [ticket.tokens for ticket in self.tickets if ticket.engine is engine]
+            assert (engine.requests, engine.tokens) == (len(mine), sum(mine))
+
+    @invariant()
+    def only_joined_engines_that_may_be_asked_are_candidates(self) -> None:
+        for role in (Role.PREFILL, Role.DECODE):
+            expected = [
+                e
+                for e in self.all
+                if e.identity and e.role.serves(role) and e.breaker and e.breaker.allows()
+            ]
+            assert list(self.pool.engines(role, "m")) == expected
+            assert list(self.pool.engines(role, "other")) == []
+
+
+TestPoolMachine = PoolMachine.TestCase
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,255 @@
+"""Probes against a small engine of aiohttp, on a free port."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from kvrouter.engine import Engine, Identity, Role
+from kvrouter.families.vllm import Vllm
+from kvrouter.pool import Pool
+from kvrouter.probe import Prober
+from kvstore.chain import root_hash
+
+ROOT = root_hash("seed")
+
+
+@dataclass
+class FakeEngine:
+    """Answers probes; what it says can be changed while it runs."""
+
+    healthy: bool = True
+    models: Any = field(
+        default_factory=lambda: [
+            {"id": "m", "root": "/m", "parent": None, "max_model_len": 4096},
+            {"id": "lora", "root": "/adapters/l", "parent": "m"},
+        ]
+    )
+    params: Any = field(
+        default_factory=lambda: {
+            "kvstore": {"manifest": "cd" * 32, "blocks": 0, "block_tokens": 32, "root": ROOT.hex()}
+        }
+    )
+    metrics: str = ""
+    completion_status: int = 200
+    hang: bool = False
+    hang_completion: bool = False
+    may_complete: asyncio.Event = field(default_factory=asyncio.Event)
+    probes: list[Any] = field(default_factory=list)
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/health", self.health)
+        app.router.add_get("/v1/models", self.list_models)
+        app.router.add_get("/metrics", self.tell_metrics)
+        app.router.add_post("/v1/completions", self.complete)
+        return app
+
+    async def health(self, request: web.Request) -> web.Response:
+        if self.hang:
+            await asyncio.sleep(3600)
+        return web.Response(status=200 if self.healthy else 503, text="ill" * 200)
+
+    async def list_models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": self.models})
+
+    async def tell_metrics(self, request: web.Request) -> web.Response:
+        return web.Response(text=self.metrics)
+
+    async def complete(self, request: web.Request) -> web.Response:
+        self.probes.append(await request.json())
+        if self.hang_completion:
+            await self.may_complete.wait()
+        answer = {"choices": [{"text": "a"}], "kv_transfer_params": self.params}
+        return web.json_response(answer, status=self.completion_status)
+
+
+@dataclass
+class Bench:
+    fake: FakeEngine
+    pool: Pool
+    engine: Engine
+    runner: web.AppRunner
+
+    def prober(self, **options: Any) -> Prober:
+        settings: dict[str, Any] = {"interval_s": 0.01, "timeout_s": 5.0} | options
+        return Prober(self.pool, lambda name: Vllm(), **settings)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    fake, pool = FakeEngine(), Pool()
+    runner = web.AppRunner(fake.app(), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    yield Bench(fake, pool, pool.add(f"127.0.0.1:{port}", Role.DECODE), runner)
+    await runner.cleanup()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_an_engine_introduces_itself_when_it_joins(bench: Bench) -> None:
+    prober = bench.prober()
+    await prober.start([bench.engine])
+    await prober.close()
+    assert bench.engine.identity == Identity(
+        ("m", "lora"), 4096, 32, "cd" * 32, ROOT, (("lora", "/adapters/l"),)
+    )
+    assert [probe["max_tokens"] for probe in bench.fake.probes] == [1]
+
+
+async def test_a_manifest_is_learnt_before_its_engine_joins(bench: Bench) -> None:
+    learnt: list[tuple[str, bool]] = []
+
+    async def learn(manifest: str) -> None:
+        learnt.append((manifest, bench.engine.identity is not None))
+
+    bench.fake.params["kvstore"]["refusal"] = "two groups"
+    prober = bench.prober(learn=learn)
+    await prober.start([bench.engine])
+    await prober.close()
+    assert learnt == [("cd" * 32, False)]
+    assert bench.engine.identity is not None
+    assert bench.engine.identity.refusal == "two groups"
+
+
+async def test_without_our_connector_the_block_size_is_read_from_metrics(bench: Bench) -> None:
+    bench.fake.params = None
+    bench.fake.metrics = (
+        "# HELP vllm:cache_config_info x\n"
+        'vllm:cache_config_info{block_size="64",cache_dtype="auto",engine="0"} 1.0\n'
+    )
+    prober = bench.prober()
+    await prober.start([bench.engine])
+    await prober.close()
+    assert bench.engine.identity == Identity(
+        ("m", "lora"), 4096, 64, adapters=(("lora", "/adapters/l"),)
+    )
+
+
+async def test_an_engine_that_tells_nothing_of_blocks_joins_all_the_same(bench: Bench) -> None:
+    bench.fake.params, bench.fake.models = None, [{"id": "m"}]
+    prober = bench.prober()
+    await prober.start([bench.engine])
+    await prober.close()
+    assert bench.engine.identity == Identity(("m",))
+
+
+async def test_an_engine_that_is_down_at_the_start_may_come_later(bench: Bench) -> None:
+    bench.fake.healthy = False
+    prober = bench.prober()
+    await prober.start([bench.engine])
+    assert list(bench.pool.engines(Role.DECODE)) == []
+    bench.fake.healthy = True
+    await until(lambda: list(bench.pool.engines(Role.DECODE)) == [bench.engine])
+    await prober.close()
+
+
+async def test_an_engine_that_falls_ill_leaves_and_comes_back_when_it_is_well(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    prober = bench.prober()
+    await prober.start([bench.engine])
+    bench.fake.healthy = False
+    await until(lambda: bench.engine.identity is None)
+    bench.fake.healthy = True
+    bench.fake.params = None
+    await until(lambda: bench.engine.identity is not None)
+    assert bench.engine.manifest is None
+    await prober.close()
+    assert caplog.text.count("is not available: /health answers 503") == 1
+
+
+async def test_an_engine_whose_port_is_closed_is_told_of_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    await bench.runner.cleanup()
+    prober = bench.prober()
+    await prober.start([bench.engine])
+    problems = [await prober.check(bench.engine) for _ in range(3)]
+    await prober.close()
+    assert all(problem and "/health" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"models": []}, "/v1/models names no model"),
+        ({"models": "x"}, "/v1/models is not OpenAI's list"),
+        ({"models": [{"name": "m"}]}, "/v1/models is not OpenAI's list"),
+        ({"completion_status": 500}, "/v1/completions answers 500"),
+        ({"params": {"kvstore": {"root": "zz"}}}, "prefill answer"),
+        ({"healthy": False}, "/health answers 503: illill"),
+    ],
+)
+async def test_what_is_wrong_with_an_engine_is_told(
+    bench: Bench, change: dict[str, Any], problem: str
+) -> None:
+    for name, value in change.items():
+        setattr(bench.fake, name, value)
+    prober = bench.prober()
+    await prober.start([])
+    told = await prober.check(bench.engine)
+    await prober.close()
+    assert told is not None
+    assert problem in told
+    assert len(told) < 300
+    assert bench.engine.identity is None
+
+
+async def test_an_engine_that_hangs_is_given_up_after_the_deadline(bench: Bench) -> None:
+    bench.fake.hang = True
+    prober = bench.prober(timeout_s=0.05)
+    await prober.start([])
+    told = await prober.check(bench.engine)
+    await prober.close()
+    assert told == "/health does not answer within 0.05 s"
+
+
+async def test_the_start_does_not_wait_for_an_engine_that_hangs(bench: Bench) -> None:
+    bench.fake.hang_completion = True
+    prober = bench.prober(timeout_s=0.05)
+    async with asyncio.timeout(5):
+        await prober.start([bench.engine])
+    assert bench.engine.identity is None
+    bench.fake.may_complete.set()
+    await until(lambda: bench.engine.identity is not None)
+    await prober.close()
+
+
+async def test_an_answer_without_end_is_not_read_to_its_end(bench: Bench) -> None:
+    bench.fake.params = None
+    bench.fake.metrics = "x" * (5 << 20)
+    prober = bench.prober()
+    await prober.start([bench.engine])
+    await prober.close()
+    assert bench.engine.identity is not None
+    assert bench.engine.identity.block_tokens is None
+
+
+async def test_with_one_model_named_others_are_not_served(bench: Bench) -> None:
+    prober = bench.prober(model="lora")
+    await prober.start([bench.engine])
+    assert bench.pool.models() == ("lora",)
+    await prober.close()
+    prober = bench.prober(model="gpt")
+    bench.pool.leave(bench.engine)
+    await prober.start([])
+    assert await prober.check(bench.engine) == "it serves m, lora, not --model gpt"
+    await prober.close()
+
+
+async def test_the_probe_names_the_model_it_serves(bench: Bench) -> None:
+    prober = bench.prober(model="lora")
+    await prober.start([bench.engine])
+    await prober.close()
+    assert json.dumps(bench.fake.probes[0]["model"]) == '"lora"'

@@ -1,0 +1,93 @@
+"""Share or refuse: who hands KV to whom, and that the reason is told."""
+
+import pytest
+from tests.router.brain.conftest import Clock, joined
+from tests.router.brain.test_landing import MANIFEST, NAME, FakeStore
+
+from kvrouter.engine import Engine, Identity, Role
+from kvrouter.landing import StoreView
+from kvrouter.pool import Pool
+from kvrouter.sharing import Sharing
+from kvstore.block import CacheSpec, Layout, Manifest, Part
+from kvstore.chain import root_hash
+
+HALVES = Manifest(
+    CacheSpec("m", "r1", "bfloat16", 16, "sha256_cbor", root_hash(None).hex()),
+    tuple(Part((0, 2), (head, head + 1), 0, 32, Layout.opaque("fake")) for head in (0, 1)),
+)
+
+
+@pytest.fixture
+def pool(clock: Clock) -> Pool:
+    made = Pool(clock)
+    made.watch(Sharing(made, lambda one, other: f"{one} and {other}"))
+    return made
+
+
+def refused(pool: Pool) -> list[tuple[str, str, str]]:
+    pairs = Sharing(pool, lambda one, other: f"{one} and {other}").refused()
+    return [(prefill.address, decode.address, reason) for prefill, decode, reason in pairs]
+
+
+def test_engines_of_one_manifest_share_and_nothing_is_told(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    joined(pool, "p:1", Role.PREFILL, manifest="x")
+    joined(pool, "d:1", Role.DECODE, manifest="x")
+    assert refused(pool) == []
+    assert caplog.text == ""
+
+
+def test_engines_of_different_manifests_are_told_with_the_difference(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    joined(pool, "p:1", Role.PREFILL, manifest="x")
+    joined(pool, "p:2", Role.PREFILL, manifest="y")
+    joined(pool, "d:1", Role.DECODE, manifest="y")
+    assert refused(pool) == [("p:1", "d:1", "x and y")]
+    assert caplog.text.count("share no KV") == 1
+    assert "x and y" in caplog.text
+
+
+def test_an_engine_whose_connector_refuses_shares_with_nobody(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    joined(pool, "p:1", Role.PREFILL, manifest="x")
+    engine = pool.add("d:1", Role.DECODE)
+    pool.join(engine, Identity(("m",), manifest="x", refusal="sliding window"))
+    assert refused(pool) == [("p:1", "d:1", "d:1: sliding window")]
+    assert caplog.text.count("sliding window") == 1
+
+
+def test_an_engine_for_both_legs_is_not_compared_with_itself(pool: Pool) -> None:
+    engine = pool.add("b:1", Role.BOTH)
+    pool.join(engine, Identity(("m",), manifest="x", refusal="why"))
+    assert refused(pool) == []
+
+
+def test_an_engine_that_left_is_told_of_no_more(pool: Pool) -> None:
+    engine = joined(pool, "p:1", Role.PREFILL, manifest="x")
+    joined(pool, "d:1", Role.DECODE, manifest="y")
+    pool.leave(engine)
+    assert refused(pool) == []
+
+
+async def test_the_difference_names_what_differs(clock: Clock) -> None:
+    view = StoreView(FakeStore(registered=[MANIFEST, HALVES]), clock)
+    other = HALVES.digest.hex()
+    assert view.difference(NAME, other) == f"manifests {NAME[:12]} and {other[:12]}"
+    await view.learn(NAME)
+    assert view.difference(NAME, other) == "parts: 1 and 2; spec.kv_dtype: float32 and bfloat16"
+
+
+async def test_a_store_that_is_away_keeps_no_engine_from_joining(clock: Clock) -> None:
+    view = StoreView(FakeStore(away=True), clock)
+    await view.learn(NAME)
+    assert "manifests" in view.difference(NAME, "other")
+
+
+def test_engines_are_named_by_what_matters_of_them() -> None:
+    identity = Identity(("m", "l"), None, 16, "ab" * 32)
+    assert str(identity) == "m, l; blocks of 16 tokens; manifest abababababab"
+    assert str(Identity(("m",))) == "m; unknown blocks; no connector of kvstore"
+    assert repr(Engine("e:1", Role.BOTH)) == "<Engine e:1 both: 0 requests, 0 tokens>"

@@ -1,0 +1,374 @@
+"""The pooled client of engines, against servers that answer byte by byte as a test says."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import pytest_asyncio
+
+from kvrouter.engine import Failure
+from kvrouter.http.client import Deadlines, Upstream, UpstreamError
+from kvrouter.http.watch import Watch
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-A: b\r\n\r\nok"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+SOON = Deadlines(connect_s=5, first_byte_s=0.05, idle_s=0.05)
+LATER = Deadlines(connect_s=5, first_byte_s=20, idle_s=20)
+Script = Callable[["Peer"], Awaitable[None]]
+
+
+class Peer:
+    """The server's side of one connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.gone = asyncio.Event()
+
+    async def request(self) -> bytes:
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        return head + await self.reader.readexactly(length)
+
+    async def say(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def end(self) -> None:
+        """Wait until the other side has left."""
+        with contextlib.suppress(ConnectionError):
+            await self.reader.read()
+        self.gone.set()
+
+    async def left(self) -> None:
+        async with asyncio.timeout(10):
+            await self.gone.wait()
+
+
+class Sink:
+    """Takes bodies; as a client of HTTP/1.1 it takes frames as they are."""
+
+    def __init__(self, *, frames: bool = False) -> None:
+        self.data = b""
+        self.pieces: asyncio.Queue[bytes] = asyncio.Queue()
+        self.paused = False
+        self._frames = frames
+
+    @property
+    def passer(self) -> Callable[[bytes], None] | None:
+        return self.write if self._frames else None
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+        self.pieces.put_nowait(data)
+
+
+Start = Callable[..., Awaitable[tuple[Upstream, list[Peer]]]]
+
+
+@pytest_asyncio.fixture
+async def start() -> AsyncIterator[Start]:
+    """Plays the given scripts, one per connection in turn; the last one again and again."""
+    watch = Watch(asyncio.get_running_loop(), 0.01)
+    servers: list[asyncio.Server] = []
+    upstreams: list[Upstream] = []
+    peers: list[Peer] = []
+
+    async def begin(*scripts: Script) -> tuple[Upstream, list[Peer]]:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            peer = Peer(reader, writer)
+            peers.append(peer)
+            try:
+                await scripts[min(len(peers), len(scripts)) - 1](peer)
+            finally:
+                writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        servers.append(server)
+        upstream = Upstream("127.0.0.1", server.sockets[0].getsockname()[1], watch)
+        upstreams.append(upstream)
+        return upstream, peers
+
+    yield begin
+    for upstream in upstreams:
+        upstream.close()
+    for server in servers:
+        server.close()
+    for peer in peers:
+        peer.writer.transport.abort()
+    watch.close()
+
+
+async def answers_ok(peer: Peer) -> None:
+    while True:
+        await peer.request()
+        await peer.say(OK)
+
+
+async def hangs(peer: Peer) -> None:
+    await peer.request()
+    await peer.end()
+
+
+async def leaves(peer: Peer) -> None:
+    await peer.request()
+
+
+def saying(*pieces: bytes) -> Script:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        for piece in pieces:
+            await peer.say(piece)
+            await asyncio.sleep(0.01)  # so that they arrive apart
+        await peer.end()
+
+    return script
+
+
+async def test_a_connection_is_used_again(start: Start) -> None:
+    upstream, peers = await start(answers_ok)
+    for _ in range(3):
+        answer = await upstream.send("POST", "/p", body=(b"{", b"}"), deadlines=LATER)
+        assert await answer.read(100, 5) == b"ok"
+        assert (answer.status, answer.header(b"x-a")) == (200, "b")
+    assert len(peers) == 1
+    assert upstream.idle == 1
+
+
+async def test_concurrent_requests_have_a_connection_each(start: Start) -> None:
+    upstream, peers = await start(answers_ok)
+    sends = (upstream.send("POST", "/", body=(b"",), deadlines=LATER) for _ in range(5))
+    for answer in await asyncio.gather(*sends):
+        assert await answer.read(100, 5) == b"ok"
+    assert len(peers) == upstream.idle == 5
+
+
+async def test_a_connection_that_had_gone_stale_is_replaced_once(start: Start) -> None:
+    async def once(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(OK)
+        await peer.request()  # and closes without a byte
+
+    upstream, peers = await start(once, answers_ok)
+    for _ in range(2):
+        answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+        assert await answer.read(100, 5) == b"ok"
+    assert len(peers) == 2
+
+
+async def test_a_new_connection_that_breaks_is_not_tried_again(start: Start) -> None:
+    upstream, peers = await start(leaves)
+    with pytest.raises(UpstreamError) as caught:
+        await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    assert caught.value.failure is Failure.BROKEN
+    assert len(peers) == 1
+
+
+async def test_nobody_listening_is_told_apart() -> None:
+    watch = Watch(asyncio.get_running_loop(), 0.01)
+    with pytest.raises(UpstreamError) as caught:
+        await Upstream("127.0.0.1", 1, watch).send("GET", "/", deadlines=LATER)
+    assert caught.value.failure is Failure.REFUSED
+
+
+async def test_an_answer_that_does_not_begin_times_out_and_the_engine_sees_it(
+    start: Start,
+) -> None:
+    upstream, peers = await start(hangs)
+    with pytest.raises(UpstreamError) as caught:
+        await upstream.send("POST", "/", body=(b"",), deadlines=SOON)
+    assert caught.value.failure is Failure.TIMEOUT
+    await peers[0].left()
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab",),
+        (CHUNKED + b"2\r\nab\r\n",),
+        (b"HTTP/1.1 200 OK\r\n\r\nab",),
+    ],
+)
+async def test_a_body_that_stops_times_out(start: Start, pieces: tuple[bytes, ...]) -> None:
+    upstream, peers = await start(saying(*pieces))
+    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    with pytest.raises(UpstreamError) as caught:
+        await answer.read(100, 0.05)
+    assert caught.value.failure is Failure.TIMEOUT
+    await peers[0].left()
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (OK,),
+        (OK[:9], OK[9:30], OK[30:]),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + OK,),
+        (CHUNKED + b"1\r\no\r\n1\r\nk\r\n0\r\n\r\n",),
+        (CHUNKED + b"1\r\no", b"\r\n1\r\nk\r\n0\r\n", b"\r\n"),
+        (CHUNKED[:20], CHUNKED[20:] + b"2\r\nok\r\n0\r\n\r\n"),
+    ],
+)
+async def test_an_answer_may_come_in_any_pieces(start: Start, pieces: tuple[bytes, ...]) -> None:
+    upstream, _ = await start(saying(*pieces))
+    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    assert await answer.read(100, 5) == b"ok"
+    assert upstream.idle == 1
+
+
+async def test_a_body_without_a_length_ends_with_its_connection(start: Start) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(b"HTTP/1.1 200 OK\r\nServer: x\r\n\r\no")
+        await peer.say(b"k")
+
+    upstream, _ = await start(script)
+    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    assert await answer.read(100, 5) == b"ok"
+    assert upstream.idle == 0
+
+
+@pytest.mark.parametrize("said", [b"SSH-2.0\r\n\r\n", b"HTTP/1.1 2x0 OK\r\n\r\n"])
+async def test_what_is_not_http_is_the_engines_fault(start: Start, said: bytes) -> None:
+    upstream, _ = await start(saying(said))
+    with pytest.raises(UpstreamError) as caught:
+        await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    assert caught.value.failure is Failure.ANSWER
+
+
+@pytest.mark.parametrize("said", [b"zz\r\n", b"2\r\nabc\r\n"])
+async def test_what_is_not_chunked_is_the_engines_fault(start: Start, said: bytes) -> None:
+    upstream, _ = await start(saying(CHUNKED + b"1\r\nx\r\n", said))
+    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    with pytest.raises(UpstreamError) as caught:
+        await answer.read(100, 5)
+    assert caught.value.failure is Failure.ANSWER
+
+
+async def test_an_answer_beyond_its_limit_is_given_up(start: Start) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 999999\r\n\r\n"
+    upstream, peers = await start(saying(head, b"x" * 500, b"x" * 600))
+    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    with pytest.raises(UpstreamError, match="too large"):
+        await answer.read(1000, 5)
+    await peers[0].left()
+
+
+async def test_cancelling_a_send_closes_its_connection(start: Start) -> None:
+    upstream, peers = await start(hangs)
+    task = asyncio.create_task(upstream.send("POST", "/", body=(b"",), deadlines=LATER))
+    while not peers:
+        await asyncio.sleep(0)
+    task.cancel()
+    await peers[0].left()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("frames", [False, True])
+async def test_a_relay_passes_pieces_on_as_they_come(start: Start, frames: bool) -> None:
+    go = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(CHUNKED + b"2\r\nab\r\n")
+        await go.wait()
+        await peer.say(b"1\r\nc")
+        await peer.say(b"\r\n0\r\n\r\n")
+        await peer.end()
+
+    upstream, _ = await start(script)
+    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    await answer.first_piece(5)
+    sink = Sink(frames=frames)
+    task = asyncio.create_task(answer.relay_to(sink, 5))
+    async with asyncio.timeout(5):
+        await sink.pieces.get()
+        go.set()
+        await task
+    assert sink.data == (b"2\r\nab\r\n1\r\nc\r\n" if frames else b"abc")
+    assert upstream.idle == 1
+
+
+async def test_half_a_frame_is_not_passed_on_when_the_engine_dies(start: Start) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(CHUNKED + b"2\r\nab\r\n9\r\nhalf")
+
+    upstream, _ = await start(script)
+    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    sink = Sink(frames=True)
+    with pytest.raises(UpstreamError) as caught:
+        await answer.relay_to(sink, 5)
+    assert caught.value.failure is Failure.BROKEN
+    assert sink.data == b"2\r\nab\r\n"
+
+
+async def test_an_engine_is_not_read_while_the_sink_is_paused_nor_does_time_run(
+    start: Start,
+) -> None:
+    sent = 0
+
+    async def floods(peer: Peer) -> None:
+        nonlocal sent
+        await peer.request()
+        await peer.say(CHUNKED)
+        for _ in range(512):
+            await peer.say(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+            sent += 65536
+        await peer.say(b"0\r\n\r\n")
+        await peer.end()
+
+    upstream, _ = await start(floods)
+    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    sink = Sink()
+    sink.paused = True
+    task = asyncio.create_task(answer.relay_to(sink, 20))
+    before = -1
+    while before != sent or not sent:
+        before = sent
+        await asyncio.sleep(0.1)
+    assert sent < 512 * 65536
+    upstream._watch.sweep(asyncio.get_running_loop().time() + 1000)
+    await asyncio.sleep(0)
+    assert not task.done()
+    answer.resume()
+    async with asyncio.timeout(20):
+        await task
+    assert len(sink.data) == 512 * 65536
+
+
+async def test_a_stream_that_is_never_asked_for_is_not_read_without_bound(start: Start) -> None:
+    sent = 0
+
+    async def floods(peer: Peer) -> None:
+        nonlocal sent
+        await peer.request()
+        await peer.say(CHUNKED)
+        while True:
+            await peer.say(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+            sent += 65536
+
+    upstream, _ = await start(floods)
+    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    before = -1
+    while before != sent or not sent:
+        before = sent
+        await asyncio.sleep(0.1)
+    assert sent < 64 << 20
+    answer.close()
+
+
+async def test_an_idle_connection_on_which_a_byte_comes_is_dropped(start: Start) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(OK + b"more")
+        await peer.end()
+
+    upstream, peers = await start(script, answers_ok)
+    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    assert await answer.read(100, 5) == b"ok"
+    await peers[0].left()
+    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    assert await answer.read(100, 5) == b"ok"

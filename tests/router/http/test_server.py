@@ -1,0 +1,377 @@
+"""The HTTP server, over real sockets."""
+
+import asyncio
+
+import pytest
+
+from kvrouter.http.exchange import Exchange
+from kvrouter.http.head import SSE_HEADERS
+from kvrouter.http.routes import Routes
+
+from .conftest import GET, Dial, Serve, hello, post
+
+
+async def test_a_request_reaches_the_handler_whole(serve: Serve, dial: Dial) -> None:
+    seen: list[Exchange] = []
+
+    async def handler(exchange: Exchange) -> None:
+        seen.append(exchange)
+        exchange.respond(200, b"ok", content_type="text/plain", headers=[("x-a", "b")])
+
+    server = await serve(handler)
+    wire = await dial(server)
+    wire.send(b"POST /p/q?a=b HTTP/1.1\r\nHost: h\r\nX-One: 1\r\nx-one: 2\r\n")
+    wire.send(b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\nTrail: x\r\n\r\n")
+    status, headers, body = await wire.answer()
+    assert (status, body) == (200, b"ok")
+    assert headers["content-type"] == "text/plain"
+    assert headers["x-a"] == "b"
+    assert headers["date"].endswith("GMT")
+    (exchange,) = seen
+    assert (exchange.method, exchange.path, exchange.query) == ("POST", "/p/q", "a=b")
+    assert exchange.headers["x-one"] == "1, 2"
+    assert "trail" not in exchange.headers
+    assert exchange.body == b"abcde"
+    assert exchange.peer.startswith("127.0.0.1:")
+
+
+async def test_a_connection_is_kept_for_the_next_request(serve: Serve, dial: Dial) -> None:
+    server = await serve(hello)
+    wire = await dial(server)
+    for _ in range(3):
+        wire.send(GET)
+        assert (await wire.answer())[2] == b'"hello"'
+    assert server.connections == 1
+
+
+async def test_connection_close_and_http_1_0_end_the_connection(serve: Serve, dial: Dial) -> None:
+    server = await serve(hello)
+    for request in (b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n", b"GET / HTTP/1.0\r\n\r\n"):
+        wire = await dial(server)
+        wire.send(request)
+        status, headers, _ = await wire.answer()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await wire.at_end()
+
+
+async def test_pipelined_requests_are_answered_one_after_another_in_order(
+    serve: Serve, dial: Dial
+) -> None:
+    running = 0
+
+    async def handler(exchange: Exchange) -> None:
+        nonlocal running
+        running += 1
+        assert running == 1
+        await asyncio.sleep(0)
+        exchange.respond(200, exchange.path.encode())
+        running -= 1
+
+    server = await serve(handler, pipelined=2)
+    wire = await dial(server)
+    wire.send(b"".join(b"GET /%d HTTP/1.1\r\nX-N: %d\r\n\r\n" % (i, i) for i in range(20)))
+    for i in range(20):
+        assert (await wire.answer())[2] == b"/%d" % i
+
+
+async def test_a_stream_is_chunked_and_whole(serve: Serve, dial: Dial) -> None:
+    async def handler(exchange: Exchange) -> None:
+        exchange.start(200, SSE_HEADERS)
+        for i in range(3):
+            exchange.write(b"data: %d\n\n" % i)
+            await asyncio.sleep(0)
+        exchange.write(b"x" * 100_000)
+        exchange.end()
+
+    server = await serve(handler)
+    wire = await dial(server)
+    for _ in range(2):
+        wire.send(GET)
+        status, headers, body = await wire.answer()
+        assert status == 200
+        assert headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert headers["cache-control"] == "no-cache"
+        assert headers["x-accel-buffering"] == "no"
+        assert body == b"data: 0\n\ndata: 1\n\ndata: 2\n\n" + b"x" * 100_000
+
+
+@pytest.mark.parametrize("pieces", [[], [b"abc"], [b"a", b"bc"], [b"x" * 50_000]])
+async def test_a_head_that_is_held_goes_with_the_first_bytes(
+    serve: Serve, dial: Dial, pieces: list[bytes]
+) -> None:
+    async def handler(exchange: Exchange) -> None:
+        exchange.start(200, hold=True)
+        for piece in pieces:
+            exchange.write(piece)
+        exchange.end()
+
+    server = await serve(handler)
+    wire = await dial(server)
+    for _ in range(2):
+        wire.send(GET)
+        assert (await wire.answer())[2] == b"".join(pieces)
+
+
+async def test_a_stream_to_http_1_0_ends_with_the_connection(serve: Serve, dial: Dial) -> None:
+    async def handler(exchange: Exchange) -> None:
+        exchange.start(200)
+        exchange.write(b"abc")
+        exchange.end()
+
+    server = await serve(handler)
+    wire = await dial(server)
+    wire.send(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+    _, headers, body = await wire.answer()
+    assert "transfer-encoding" not in headers
+    assert body == b"abc"
+
+
+async def test_a_client_that_leaves_cancels_the_handler_at_once(serve: Serve, dial: Dial) -> None:
+    events: asyncio.Queue[str] = asyncio.Queue()
+
+    async def handler(exchange: Exchange) -> None:
+        exchange.on_close(lambda: events.put_nowait("closed"))
+        events.put_nowait("began")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            assert exchange.closed
+            events.put_nowait("cancelled")
+
+    server = await serve(handler)
+    wire = await dial(server)
+    wire.send(post(b"{}"))
+    async with asyncio.timeout(5):
+        assert await events.get() == "began"
+        wire.writer.close()
+        assert await events.get() == "closed"
+        assert await events.get() == "cancelled"
+
+
+async def test_a_handler_that_fails_is_a_500_or_a_cut_off_answer(serve: Serve, dial: Dial) -> None:
+    async def handler(exchange: Exchange) -> None:
+        if exchange.path == "/late":
+            exchange.start(200)
+            exchange.write(b"abc")
+        raise LookupError("a secret")
+
+    server = await serve(handler)
+    wire = await dial(server)
+    wire.send(GET)
+    status, headers, body = await wire.answer()
+    assert (status, headers["connection"]) == (500, "close")
+    assert b"secret" not in body
+    wire = await dial(server)
+    wire.send(b"GET /late HTTP/1.1\r\n\r\n")
+    _, headers = await wire.head()
+    with pytest.raises((asyncio.IncompleteReadError, ValueError)):
+        await wire.body(headers)
+
+
+async def test_a_handler_that_does_not_end_its_answer_cuts_it_off(serve: Serve, dial: Dial) -> None:
+    async def handler(exchange: Exchange) -> None:
+        exchange.start(200)
+
+    server = await serve(handler)
+    wire = await dial(server)
+    wire.send(GET)
+    await wire.head()
+    assert await wire.at_end()
+
+
+async def test_a_slow_reader_pauses_the_producer_and_memory_stays_bounded(
+    serve: Serve, dial: Dial
+) -> None:
+    written = 0
+    paused = asyncio.Event()
+    chunk = b"x" * 65536
+
+    async def handler(exchange: Exchange) -> None:
+        nonlocal written
+        exchange.start(200)
+        for _ in range(1024):
+            exchange.write(chunk)
+            written += len(chunk)
+            if exchange.paused:
+                paused.set()
+            await exchange.drain()
+        exchange.end()
+
+    server = await serve(handler, write_buffer_bytes=65536)
+    wire = await dial(server)
+    wire.send(GET)
+    async with asyncio.timeout(10):
+        await paused.wait()
+    assert written < 32 * 1024 * 1024
+    _, headers = await wire.head()
+    assert len(await wire.body(headers)) == 1024 * 65536
+
+
+async def test_a_reader_that_stops_is_dropped_after_its_deadline(serve: Serve, dial: Dial) -> None:
+    ended = asyncio.Event()
+
+    async def handler(exchange: Exchange) -> None:
+        exchange.start(200)
+        try:
+            while True:
+                exchange.write(b"x" * 65536)
+                await exchange.drain()
+        finally:
+            ended.set()
+
+    server = await serve(handler, write_timeout_s=0.05, write_buffer_bytes=65536)
+    wire = await dial(server)
+    wire.send(GET)
+    async with asyncio.timeout(10):
+        await ended.wait()
+    wire.close()
+
+
+@pytest.mark.parametrize("sent", [b"GET / HT", b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\nabc"])
+async def test_a_request_that_stays_half_written_is_a_408(
+    serve: Serve, dial: Dial, sent: bytes
+) -> None:
+    server = await serve(hello, head_timeout_s=0.02, body_timeout_s=0.02)
+    wire = await dial(server)
+    wire.send(sent)
+    status, headers, _ = await wire.answer()
+    assert (status, headers["connection"]) == (408, "close")
+    assert await wire.at_end()
+
+
+async def test_an_idle_connection_is_closed_quietly(serve: Serve, dial: Dial) -> None:
+    server = await serve(hello, idle_timeout_s=0.02)
+    wire = await dial(server)
+    assert await wire.at_end()
+    wire = await dial(server)
+    wire.send(GET)
+    await wire.answer()
+    assert await wire.at_end()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nA: " + b"x" * 3000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nA: " + b"x" * 9000, 431),
+        (b"GET / HTTP/1.1\r\n" + b"".join(b"A%d: x\r\n" % i for i in range(20)) + b"\r\n", 431),
+        (b"GET /" + b"x" * 9000, 431),
+        (b"POST / HTTP/1.1\r\nContent-Length: 1001\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3ea\r\n" + b"x" * 1002, 413),
+    ],
+)
+async def test_what_breaks_the_limits_is_refused(
+    serve: Serve, dial: Dial, sent: bytes, status: int
+) -> None:
+    server = await serve(hello, head_bytes=2048, headers=16, body_bytes=1000)
+    wire = await dial(server)
+    wire.send(sent)
+    got, headers, body = await wire.answer()
+    assert (got, headers["connection"]) == (status, "close")
+    assert b'"error"' in body
+    assert await wire.at_end()
+
+
+async def test_too_many_connections_are_told_so(serve: Serve, dial: Dial) -> None:
+    server = await serve(hello, connections=1)
+    first = await dial(server)
+    first.send(GET)
+    await first.answer()
+    second = await dial(server)
+    assert (await second.answer())[0] == 503
+    first.send(GET)
+    assert (await first.answer())[0] == 200
+
+
+async def test_an_expectation_is_answered_before_the_body_comes(serve: Serve, dial: Dial) -> None:
+    server = await serve(hello)
+    wire = await dial(server)
+    wire.send(b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+    assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    wire.send(b"{}")
+    assert (await wire.answer())[0] == 200
+
+
+async def test_an_upgrade_is_served_as_a_plain_request(serve: Serve, dial: Dial) -> None:
+    server = await serve(hello)
+    wire = await dial(server)
+    wire.send(b"GET / HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n")
+    status, headers, _ = await wire.answer()
+    assert (status, headers["connection"]) == (200, "close")
+
+
+async def test_closing_lets_an_answer_end_and_refuses_new_connections(
+    serve: Serve, dial: Dial
+) -> None:
+    began, go = asyncio.Event(), asyncio.Event()
+
+    async def handler(exchange: Exchange) -> None:
+        began.set()
+        await go.wait()
+        exchange.respond(200, b"done")
+
+    server = await serve(handler)
+    idle = await dial(server)
+    busy = await dial(server)
+    busy.send(GET)
+    await began.wait()
+    closing = asyncio.create_task(server.close(grace_s=10))
+    assert await idle.at_end()
+    go.set()
+    status, headers, body = await busy.answer()
+    assert (status, headers["connection"], body) == (200, "close", b"done")
+    await closing
+    assert server.connections == 0
+
+
+async def test_closing_cuts_off_what_outlives_the_grace(serve: Serve, dial: Dial) -> None:
+    began, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def handler(exchange: Exchange) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    server = await serve(handler)
+    wire = await dial(server)
+    wire.send(GET)
+    await began.wait()
+    await server.close(grace_s=0.02)
+    assert cancelled.is_set()
+    assert await wire.at_end()
+
+
+async def test_routes_know_paths_and_methods(serve: Serve, dial: Dial) -> None:
+    server = await serve(Routes([("GET", "/x", hello), ("POST", "/y", hello)]).handle)
+    wire = await dial(server)
+    wire.send(GET)
+    assert (await wire.answer())[0] == 200
+    wire.send(b"GET /y HTTP/1.1\r\n\r\n")
+    status, headers, _ = await wire.answer()
+    assert (status, headers["allow"]) == (405, "POST")
+    wire.send(b"GET /z HTTP/1.1\r\n\r\n")
+    assert (await wire.answer())[0] == 404
+    wire.send(b"HEAD /x HTTP/1.1\r\n\r\n")
+    status, headers = await wire.head()
+    assert (status, headers["content-length"]) == (200, "7")
+    wire.send(GET)
+    assert (await wire.answer())[2] == b'"hello"'
+
+
+@pytest.mark.parametrize("value", ["a\r\nb: c", "a\nb", "a\0"])
+async def test_a_header_cannot_be_forged_through_its_value(
+    serve: Serve, dial: Dial, value: str
+) -> None:
+    async def handler(exchange: Exchange) -> None:
+        with pytest.raises(ValueError, match="line break"):
+            exchange.respond(200, b"", headers=[("x-a", value)])
+
+    server = await serve(handler)
+    wire = await dial(server)
+    wire.send(GET)
+    assert await wire.at_end()

@@ -1,0 +1,106 @@
+"""The scanner of request bodies, held against orjson."""
+
+from __future__ import annotations
+
+from array import array
+
+import orjson
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from kvrouter._native import scan_object
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+ESCAPES = rb'{"a":"\u00e9\ud83d\ude00\"\\\/\b\f\n\r\t","\u0070rompt" : [1 , 2]  }'
+
+
+def values(body: bytes) -> dict[str, object]:
+    spans, _ = scan_object(body)
+    return {key: orjson.loads(body[start:end]) for key, (start, end) in spans.items()}
+
+
+@given(st.dictionaries(st.text(), JSON, max_size=6), st.booleans())
+def test_spans_hold_each_members_value(document: dict[str, object], indent: bool) -> None:
+    body = orjson.dumps(document, option=orjson.OPT_INDENT_2 if indent else None)
+    assert values(body) == orjson.loads(body)
+    assert list(scan_object(body)[0]) == list(orjson.loads(body))
+
+
+@given(st.dictionaries(st.text(max_size=3), JSON, max_size=3), st.data())
+def test_what_orjson_refuses_is_refused_after_a_mutation(
+    document: dict[str, object], data: st.DataObject
+) -> None:
+    body = bytearray(orjson.dumps(document))
+    for _ in range(data.draw(st.integers(1, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        expected = orjson.loads(body)
+    except orjson.JSONDecodeError as refusal:
+        assume("infinity" not in str(refusal))  # beyond a float, yet a number of RFC 8259
+        expected = None
+    if isinstance(expected, dict):
+        try:
+            assert values(bytes(body)) == expected
+        except ValueError as refusal:
+            assert "twice" in str(refusal)  # noqa: PT017 - orjson keeps the last of two
+    else:
+        with pytest.raises(ValueError, match="at byte"):
+            scan_object(bytes(body))
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1), st.booleans())
+def test_token_ids_come_as_an_array(ids: list[int], indent: bool) -> None:
+    body = orjson.dumps({"model": "m", "prompt": ids}, option=orjson.OPT_INDENT_2 if indent else 0)
+    found = scan_object(body)[1]
+    assert found is not None
+    assert array("I", found).tolist() == ids
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [b"[]", b'"text"', b'["a"]', b"[[1,2]]", b"[1,-2]", b"[4294967296]", b"[1,2.0]", b"[1,[2]]"],
+)
+def test_another_prompt_gives_no_token_ids(prompt: bytes) -> None:
+    spans, ids = scan_object(b'{"prompt":' + prompt + b"}")
+    assert ids is None
+    assert spans["prompt"] == (10, 10 + len(prompt))
+
+
+@pytest.mark.parametrize(
+    "bad", [b"[01]", b"[1,]", b"[1 2]", b"[1", b"[,1]", b"[1.]", b"[99999999999x]"]
+)
+def test_a_broken_array_is_refused(bad: bytes) -> None:
+    with pytest.raises(ValueError, match="at byte"):
+        scan_object(b'{"prompt":' + bad + b"}")
+
+
+def test_escaped_names_are_decoded() -> None:
+    spans, ids = scan_object(ESCAPES)
+    assert list(spans) == ["a", "prompt"]
+    assert ids == array("I", [1, 2]).tobytes()
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"1", b'{"a":1}x', b'{"a":1,"a":2}', b'{"a":"\\ud800"}']
+)
+def test_anything_but_one_object_with_distinct_names_is_refused(body: bytes) -> None:
+    with pytest.raises(ValueError, match="at byte"):
+        scan_object(body)
+
+
+def test_depth_and_members_are_limited() -> None:
+    deep = b'{"a":' + b"[" * 200 + b"]" * 200 + b"}"
+    with pytest.raises(ValueError, match="deeply"):
+        scan_object(deep)
+    wide = orjson.dumps({str(i): i for i in range(1025)})
+    with pytest.raises(ValueError, match="many"):
+        scan_object(wide)

@@ -1,0 +1,94 @@
+"""A whole router before fake engines, and a client for it."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest_asyncio
+from tests.fakes.engine import FakeEngine, engines
+
+from kvrouter.app import App
+from kvrouter.config import RouterSettings
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Site:
+    """A router, its engines and a client.
+
+    Ends only well if nothing of any request is left behind.
+    """
+
+    app: App
+    port: int
+    prefill: list[FakeEngine]
+    decode: list[FakeEngine]
+    http: aiohttp.ClientSession
+    more: list[FakeEngine] = field(default_factory=list)
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    async def post(
+        self, body: Json | bytes, path: str = "/v1/completions", **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.http.post(self.url(path), data=data, headers=headers) as answer:
+            fields = {name.lower(): value for name, value in answer.headers.items()}
+            return answer.status, fields, await answer.read()
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        async with self.http.get(self.url(path)) as answer:
+            return answer.status, await answer.read()
+
+
+Open = Callable[..., Awaitable[Site]]
+
+
+@pytest_asyncio.fixture
+async def site() -> AsyncIterator[Open]:
+    """Opens one site: `prefill` and `decode` engines, and settings of the router."""
+    opened: list[Site] = []
+    held = []
+
+    async def open_site(prefill: int = 1, decode: int = 1, **settings: Any) -> Site:
+        context = engines(prefill + decode)
+        made = await context.__aenter__()
+        held.append(context)
+        prepare = settings.pop("prepare", None)
+        if prepare is not None:
+            prepare(made)
+        app = App(
+            RouterSettings(
+                prefill=[e.address for e in made[:prefill]],
+                decode=[e.address for e in made[prefill:]],
+                port=0,
+                health_interval_s=0.05,
+                **{"policy": "round_robin", **settings},
+            )
+        )
+        port = await app.start()
+        site = Site(app, port, made[:prefill], made[prefill:], aiohttp.ClientSession())
+        opened.append(site)
+        return site
+
+    yield open_site
+    for each in opened:
+        await each.http.close()
+        await each.app.close()
+        assert each.app.metrics.running == 0
+        assert all(e.requests == 0 and e.tokens == 0 for e in each.app.pool.all())
+    for context in held:
+        await context.__aexit__(None, None, None)
+
+
+def text(**more: Any) -> Json:
+    return {"model": "m", "prompt": "Hello, you there", "max_tokens": 4, **more}
+
+
+def chat(**more: Any) -> Json:
+    messages = [{"role": "user", "content": "Hello"}]
+    return {"model": "m", "messages": messages, "max_tokens": 4, **more}

@@ -1,0 +1,113 @@
+"""From the prefill leg to the decode leg through a real node of the store."""
+
+import asyncio
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
+from tests.fakes.store import StoreProcess, eventually, manifest_of, put_chain
+
+from kvstore.chain import hash_tokens, root_hash
+from kvstore.client import StoreClient
+
+from .conftest import Open, text
+
+MANIFEST = manifest_of()
+IDS = list(range(100, 100 + 3 * BLOCK_TOKENS + 5))
+HASHES = hash_tokens(array("I", IDS), BLOCK_TOKENS, root=root_hash(None)).data
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StoreProcess]:
+    with StoreProcess(tmp_path) as started:
+        yield started
+
+
+def announce(engines: list[FakeEngine]) -> None:
+    for engine in engines:
+        engine.manifest = MANIFEST.digest.hex()
+
+
+def store_blocks(node: StoreProcess, blocks: int) -> None:
+    with StoreClient(node.url) as client:
+        client.register(MANIFEST)
+        if blocks:
+            put_chain(client, MANIFEST, HASHES[: 32 * blocks])
+
+
+def await_stat(node: StoreProcess, name: str, value: int) -> None:
+    with StoreClient(node.url) as client:
+        assert eventually(lambda: client.stats()[name] == value)
+
+
+async def test_decode_waits_for_the_landing_and_the_lease_is_given_back(
+    site: Open, node: StoreProcess
+) -> None:
+    await asyncio.to_thread(store_blocks, node, 0)
+    here = await site(store=node.url, landing_timeout_s=30, prepare=announce)
+    task = asyncio.create_task(here.post(text(prompt=IDS)))
+    await here.prefill[0].next_began()
+    assert here.decode[0].requests == []
+    await asyncio.to_thread(store_blocks, node, 3)
+    status, _, _ = await task
+    assert status == 200
+    assert len(here.decode[0].requests) == 1
+    _, body = await here.get("/metrics")
+    assert b'kvrouter:landings_total{outcome="landed"} 1.0' in body
+    assert b"kvrouter:recompute_tokens 0.0" in body
+    await asyncio.to_thread(await_stat, node, "leases", 0)
+
+
+async def test_what_the_store_holds_already_takes_no_prefill_leg(
+    site: Open, node: StoreProcess
+) -> None:
+    await asyncio.to_thread(store_blocks, node, 3)
+    here = await site(store=node.url, policy="prefix", prepare=announce)
+    assert (await here.post(text(prompt=IDS)))[0] == 200
+    assert here.prefill[0].requests == []
+    _, body = await here.get("/metrics")
+    assert b'kvrouter:prefix_hit_tokens_total{source="store"} 48.0' in body
+
+
+async def test_what_does_not_land_is_recomputed_within_the_budget(
+    site: Open, node: StoreProcess
+) -> None:
+    await asyncio.to_thread(store_blocks, node, 1)
+    here = await site(store=node.url, landing_timeout_s=0.1, prepare=announce)
+    assert (await here.post(text(prompt=IDS)))[0] == 200
+    assert len(here.decode[0].requests) == 1
+
+
+async def test_what_does_not_land_and_has_no_budget_waits(site: Open, node: StoreProcess) -> None:
+    await asyncio.to_thread(store_blocks, node, 1)
+    here = await site(
+        store=node.url, landing_timeout_s=0.1, recompute_budget_tokens=0, prepare=announce
+    )
+    status, headers, _ = await here.post(text(prompt=IDS))
+    assert (status, headers["retry-after"]) == (429, "1")
+    assert here.decode[0].requests == []
+
+
+async def test_a_store_that_dies_fails_no_request(site: Open, node: StoreProcess) -> None:
+    await asyncio.to_thread(store_blocks, node, 3)
+    here = await site(store=node.url, prepare=announce)
+    assert (await here.post(text(prompt=IDS)))[0] == 200
+    node.kill()
+    for _ in range(3):
+        assert (await here.post(text(prompt=IDS)))[0] == 200
+    assert len(here.decode[0].requests) == 4
+
+
+async def test_a_client_that_leaves_during_the_landing_ends_the_wait(
+    site: Open, node: StoreProcess
+) -> None:
+    await asyncio.to_thread(store_blocks, node, 0)
+    here = await site(store=node.url, landing_timeout_s=60, prepare=announce)
+    task = asyncio.create_task(here.post(text(prompt=IDS)))
+    await here.prefill[0].next_began()
+    await asyncio.to_thread(await_stat, node, "waits", 1)
+    task.cancel()
+    await asyncio.to_thread(await_stat, node, "waits", 0)
+    assert here.decode[0].requests == []

@@ -1,0 +1,117 @@
+"""Who runs and who waits, and that a cancelled request gives back what it had."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kvrouter.sim.admission import Admission, QueueFull
+from kvrouter.sim.block_cache import BlockCache
+from kvrouter.sim.store_link import in_thread
+
+
+async def settled() -> None:
+    """Let every task that can run do so."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_requests_are_admitted_in_the_order_in_which_they_came() -> None:
+    admission = Admission(BlockCache(4), max_running=1, max_waiting=9)
+    first = await admission.enter([], 1)
+    order: list[int] = []
+
+    async def enter(number: int) -> None:
+        allocation = await admission.enter([], 1)
+        order.append(number)
+        admission.leave(allocation)
+
+    tasks = [asyncio.create_task(enter(number)) for number in range(3)]
+    await settled()
+    assert (admission.running, admission.waiting, order) == (1, 3, [])
+    admission.leave(first)
+    await asyncio.gather(*tasks)
+    assert order == [0, 1, 2]
+    assert (admission.running, admission.waiting) == (0, 0)
+
+
+async def test_a_small_request_does_not_overtake_a_large_one() -> None:
+    admission = Admission(BlockCache(4), max_running=9, max_waiting=9)
+    holder = await admission.enter([], 2)
+    large = asyncio.create_task(admission.enter([], 4))
+    await settled()
+    small = asyncio.create_task(admission.enter([], 1))
+    await settled()
+    assert not small.done()
+    admission.leave(holder)
+    admission.leave(await large)
+    admission.leave(await small)
+    assert admission.running == 0
+
+
+async def test_one_too_many_is_turned_away_at_once() -> None:
+    admission = Admission(BlockCache(4), max_running=1, max_waiting=0)
+    holder = await admission.enter([], 1)
+    with pytest.raises(QueueFull):
+        await admission.enter([], 1)
+    admission.leave(holder)
+    admission.leave(await admission.enter([], 1))
+
+
+async def test_a_waiter_that_leaves_lets_the_next_one_in() -> None:
+    admission = Admission(BlockCache(4), max_running=9, max_waiting=9)
+    holder = await admission.enter([], 2)
+    large = asyncio.create_task(admission.enter([], 4))
+    await settled()
+    small = asyncio.create_task(admission.enter([], 1))
+    await settled()
+    large.cancel()
+    admission.leave(await small)
+    admission.leave(holder)
+    assert (admission.running, admission.waiting) == (0, 0)
+
+
+async def test_a_waiter_cancelled_just_as_it_is_admitted_gives_its_slots_back() -> None:
+    cache = BlockCache(2)
+    admission = Admission(cache, max_running=1, max_waiting=9)
+    holder = await admission.enter([], 1)
+    waiting = asyncio.create_task(admission.enter([], 1))
+    await settled()
+    admission.leave(holder)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert (admission.running, cache.held_blocks) == (0, 0)
+
+
+async def test_a_cancelled_waiter_is_passed_over() -> None:
+    admission = Admission(BlockCache(2), max_running=1, max_waiting=9)
+    holder = await admission.enter([], 1)
+    waiting = asyncio.create_task(admission.enter([], 1))
+    await settled()
+    waiting.cancel()
+    admission.leave(holder)
+    await settled()
+    assert (admission.running, admission.waiting) == (0, 0)
+
+
+async def test_cancelled_work_in_a_thread_is_waited_for_before_its_memory_is_free() -> None:
+    began, go_on, over = threading.Event(), threading.Event(), threading.Event()
+
+    def copy() -> None:
+        began.set()
+        go_on.wait(10)
+        over.set()
+
+    with ThreadPoolExecutor(1) as executor:
+        task = asyncio.create_task(in_thread(executor, copy))
+        await asyncio.to_thread(began.wait, 10)
+        task.cancel()
+        await settled()
+        assert not task.done()
+        task.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert over.is_set()

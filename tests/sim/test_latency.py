@@ -1,0 +1,89 @@
+"""The latency model: llm-d-inference-sim's rules."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from kvrouter.sim.config import Duration, SimSettings
+from kvrouter.sim.latency import LatencyModel, latency_model
+
+
+def test_a_constant_first_token_hides_the_time_per_token() -> None:
+    model = LatencyModel(Random(1), first_token_s=0.1, prefill_per_token_s=1.0)
+    assert model.prefill(4000, 0, running=1) == 0.1
+
+
+def test_loaded_kv_costs_the_transfer_instead_of_a_constant_prefill() -> None:
+    model = LatencyModel(Random(1), first_token_s=0.1, transfer_s=0.01)
+    assert model.transfer(4096, running=1) == 0.01
+    assert model.prefill(10, 4096, running=1) == 0.0
+
+
+def test_nothing_loaded_costs_no_transfer() -> None:
+    assert LatencyModel(Random(1), transfer_s=0.01).transfer(0, running=1) == 0.0
+
+
+def test_a_prefill_per_token_counts_only_what_is_computed() -> None:
+    model = LatencyModel(Random(1), prefill_overhead_s=0.01, prefill_per_token_s=0.001)
+    assert model.prefill(100, 4000, running=1) == pytest.approx(0.11)
+
+
+def test_a_full_engine_is_slower_by_the_factor_and_an_idle_one_is_not() -> None:
+    model = LatencyModel(Random(1), between_tokens_s=0.01, factor_under_load=3.0, max_running=5)
+    assert model.next_token(running=1) == pytest.approx(0.01)
+    assert model.next_token(running=3) == pytest.approx(0.02)
+    assert model.next_token(running=5) == pytest.approx(0.03)
+
+
+@given(st.integers(), st.floats(0.001, 10))
+def test_no_draw_leaves_70_percent_of_the_mean(seed: int, mean: float) -> None:
+    model = LatencyModel(Random(seed), between_tokens_s=mean, between_tokens_spread_s=mean)
+    assert 0.3 * mean - 1e-9 <= model.next_token(running=1) <= 1.7 * mean + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("100ms", 0.1), ("1.5s", 1.5), ("1m30s", 90), ("250us", 0.00025), ("7", 0.007), (7, 0.007)],
+)
+def test_a_duration_is_read_as_go_writes_it(text: str | int, seconds: float) -> None:
+    assert Duration.parse(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-5", "1s2", "5 parsecs", "nan", "inf"])
+def test_anything_else_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="duration"):
+        Duration.parse(text)
+
+
+def test_a_default_in_seconds_stays_in_seconds() -> None:
+    assert SimSettings(model="m").store_deadline == 2.0
+
+
+def test_a_spread_over_30_percent_is_refused_by_the_name_of_its_flag() -> None:
+    with pytest.raises(ValidationError, match="--inter-token-latency-std-dev is more than 30"):
+        SimSettings(
+            model="m",
+            inter_token_latency=Duration(0.01),
+            inter_token_latency_std_dev=Duration(0.004),
+        )
+
+
+def test_a_cache_smaller_than_one_request_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ValidationError, match="raise one or lower the other"):
+        SimSettings(model="m", kv_cache_size=4, block_size=16, max_model_len=1000)
+
+
+def test_every_latency_flag_reaches_the_model() -> None:
+    flags = [
+        *("time_to_first_token", "inter_token_latency", "prefill_overhead"),
+        *("prefill_time_per_token", "prefill_time_std_dev", "kv_cache_transfer_latency"),
+        *("kv_cache_transfer_time_per_token", "kv_cache_transfer_time_std_dev"),
+    ]
+    plain = latency_model(SimSettings(model="m", seed=1))
+    for flag in flags:
+        changed = latency_model(SimSettings(model="m", seed=1, **{flag: "5ms"}))  # type: ignore[arg-type]
+        named = {k: v for k, v in vars(changed).items() if k != "random"}
+        assert named != {k: v for k, v in vars(plain).items() if k != "random"}, flag

@@ -1,0 +1,43 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore._core import StoreServer
+from kvstore.client import StoreClient, TransportName
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[StoreServer]:
+    """A node with a pool of 16 MiB, in this process."""
+    node = StoreServer(unix_path=str(tmp_path / "s.sock"), pool_bytes=16 * MIB)
+    node.start()
+    yield node
+    node.stop()
+
+
+@pytest.fixture
+def url(server: StoreServer) -> str:
+    return f"kv://127.0.0.1:{server.port}"
+
+
+@pytest.fixture
+def connect(url: str) -> Iterator[Callable[..., StoreClient]]:
+    """Makes clients of the node, closed when the test ends."""
+    made: list[StoreClient] = []
+
+    def connect(transport: TransportName = "auto", **options: object) -> StoreClient:
+        client = StoreClient(url, transport=transport, **options)  # type: ignore[arg-type]
+        made.append(client)
+        return client
+
+    yield connect
+    for client in made:
+        client.close()
+
+
+@pytest.fixture
+def client(connect: Callable[..., StoreClient]) -> StoreClient:
+    return connect()

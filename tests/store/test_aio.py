@@ -1,0 +1,188 @@
+"""The asyncio client: pipelined, kept up in the background, and nothing left behind by a caller."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from tests.fakes.link import Link
+from tests.fakes.store import chain_of, manifest_of, put_chain
+
+from kvstore._core import StoreServer
+from kvstore.aio import AsyncStoreClient
+from kvstore.client import StoreClient
+from kvstore.errors import StoreClosed, StoreRefused, StoreUnavailable
+
+MANIFEST = manifest_of(4096)
+PATIENCE_S = 10.0
+
+
+@pytest.fixture
+async def aio(url: str) -> AsyncIterator[AsyncStoreClient]:
+    async with AsyncStoreClient(url, name="router") as client:
+        yield client
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_the_control_operations_answer(aio: AsyncStoreClient, client: StoreClient) -> None:
+    put_chain(client, MANIFEST, chain_of(3))
+    assert (await aio.match(MANIFEST, chain_of(4))).blocks == 3
+    lease = await aio.acquire(MANIFEST, chain_of(4))
+    assert lease.blocks == 3
+    assert (await aio.stats())["leases"] == 1
+    assert await lease.release_and_ask(1) is True
+    assert await lease.release_and_ask(1) is False
+    assert await aio.delete(MANIFEST, chain_of(3)[64:]) == 1
+    assert await aio.purge() == 2
+
+
+async def test_a_match_tells_the_places(aio: AsyncStoreClient, client: StoreClient) -> None:
+    put_chain(client, MANIFEST, chain_of(2))
+    match = await aio.match(MANIFEST, chain_of(2))
+    assert [(place.blocks, place.tier) for place in match.places] == [(2, 0)]
+
+
+async def test_many_requests_share_one_connection(
+    aio: AsyncStoreClient, client: StoreClient, server: StoreServer
+) -> None:
+    put_chain(client, MANIFEST, chain_of(2))
+    before = server.stats()["connections"]
+    chains = [chain_of(2, "a" if k % 2 else "b") for k in range(200)]
+    matches = await asyncio.gather(*(aio.match(MANIFEST, chain) for chain in chains))
+    assert [match.blocks for match in matches] == [2 if k % 2 else 0 for k in range(200)]
+    assert server.stats()["connections"] == before
+
+
+async def test_a_landing_is_pushed_while_others_are_asked(
+    aio: AsyncStoreClient, client: StoreClient, server: StoreServer
+) -> None:
+    waiting = asyncio.create_task(aio.wait(MANIFEST, chain_of(2), 2, 10, lease=True))
+    await until(lambda: server.stats()["waits"] == 1)
+    assert (await aio.match(MANIFEST, chain_of(2))).blocks == 0
+    await asyncio.to_thread(put_chain, client, MANIFEST, chain_of(2))
+    landing = await waiting
+    assert landing.landed
+    assert landing.lease is not None
+    assert server.stats()["leases"] == 1
+    landing.lease.release()
+    await until(lambda: server.stats()["leases"] == 0)
+
+
+async def test_a_wait_ends_at_its_deadline(aio: AsyncStoreClient) -> None:
+    landing = await aio.wait(MANIFEST, chain_of(2), 2, 0.05)
+    assert (landing.landed, landing.blocks, landing.lease) == (False, 0, None)
+
+
+async def test_a_cancelled_wait_is_cancelled_at_the_node(
+    aio: AsyncStoreClient, server: StoreServer
+) -> None:
+    waiting = asyncio.create_task(aio.wait(MANIFEST, chain_of(2), 2, 60))
+    await until(lambda: server.stats()["waits"] == 1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await until(lambda: server.stats()["waits"] == 0)
+    assert aio.connected
+    assert (await aio.match(MANIFEST, chain_of(1))).blocks == 0
+
+
+async def test_a_cancelled_acquire_leaves_no_lease(
+    aio: AsyncStoreClient, client: StoreClient, server: StoreServer
+) -> None:
+    put_chain(client, MANIFEST, chain_of(2))
+    await aio.match(MANIFEST, chain_of(2))
+    acquiring = asyncio.create_task(aio.acquire(MANIFEST, chain_of(2)))
+    await asyncio.sleep(0)  # it has sent its request, and no reply can have been read
+    acquiring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await acquiring
+    await aio.stats()  # its reply comes after that of the acquire
+    await until(lambda: server.stats()["leases"] == 0)
+    assert aio.connected
+
+
+async def test_a_refusal_by_the_node_is_reported(aio: AsyncStoreClient) -> None:
+    with pytest.raises((StoreRefused, ValueError)):
+        await aio.match(MANIFEST, b"short")
+    assert aio.connected
+
+
+async def test_without_a_node_operations_fail_at_once(url: str, server: StoreServer) -> None:
+    server.stop()
+    client = AsyncStoreClient(url)
+    client.start()
+    with pytest.raises(StoreUnavailable):
+        await client.match(MANIFEST, chain_of(1))
+    assert not client.connected
+    await client.close()
+    with pytest.raises(StoreClosed):
+        await client.match(MANIFEST, chain_of(1))
+
+
+async def test_it_comes_back_to_a_restarted_node(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+    node = StoreServer(unix_path=path, pool_bytes=1 << 20)
+    node.start()
+    async with AsyncStoreClient(f"kv+unix://{path}") as client:
+        await client.register(MANIFEST, engine="router")
+        waiting = asyncio.create_task(client.wait(MANIFEST, chain_of(1), 1, 60))
+        await until(lambda: node.stats()["waits"] == 1)
+        epoch = client.epoch
+        node.stop()
+        with pytest.raises(StoreUnavailable):
+            await waiting
+        node = StoreServer(unix_path=path, pool_bytes=1 << 20)
+        node.start()
+        await until(lambda: client.connected)
+        assert client.epoch != epoch
+        (listed,) = await client.manifests()
+        assert listed.engines == ("router",)
+    node.stop()
+
+
+async def test_a_link_that_stalls_is_given_up_and_replaced(server: StoreServer) -> None:
+    assert server.unix_path is not None
+    with Link(server.unix_path) as link:
+        async with AsyncStoreClient(link.url, deadline_s=0.2) as client:
+            await client.match(MANIFEST, chain_of(1))
+            link.stall()
+            with pytest.raises(StoreUnavailable):
+                await client.match(MANIFEST, chain_of(1))
+            link.resume()
+            await until(lambda: client.connected)
+            assert (await client.match(MANIFEST, chain_of(1))).blocks == 0
+
+
+async def test_a_reply_in_pieces_is_put_together(server: StoreServer, client: StoreClient) -> None:
+    for k in range(20):
+        client.register(manifest_of(4096, model=f"model {k}"), engine="e")
+    async with AsyncStoreClient(f"kv+unix://{server.unix_path}") as aio:
+        link = aio._link
+        assert link is not None
+        whole = link.data_received
+
+        def in_pieces(data: bytes) -> None:
+            for at in range(0, len(data), 7):
+                whole(data[at : at + 7])
+
+        link.data_received = in_pieces  # type: ignore[method-assign]
+        assert len(await aio.manifests()) == 20
+
+
+async def test_a_socket_of_another_node_is_not_taken_for_its_own(
+    server: StoreServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "alike.sock"
+    far = StoreServer(unix_path=str(path), pool_bytes=1 << 20)
+    far.start()
+    path.rename(tmp_path / "elsewhere.sock")
+    with Link(server.unix_path or "", listen_path=path):
+        async with AsyncStoreClient(f"kv://127.0.0.1:{far.port}") as aio:
+            assert aio.epoch == far.epoch
+            assert (await aio.match(MANIFEST, chain_of(1))).blocks == 0
+    far.stop()

@@ -1,0 +1,147 @@
+"""The node as a process: its addresses, its HTTP side, its end."""
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fakes.store import StoreProcess, chain_of, manifest_of, put_chain
+
+from kvstore._core import StoreServer
+from kvstore.answers import Refusal
+from kvstore.client import StoreClient
+from kvstore.http import create_app
+from kvstore.visit import Visit
+
+MANIFEST = manifest_of(4096)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreProcess]:
+    with StoreProcess(tmp_path_factory.mktemp("node")) as node:
+        yield node
+
+
+def ask(node: StoreProcess, path: str, method: str = "GET") -> tuple[int, str]:
+    request = urllib.request.Request(node.http_url + path, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def ask_json(node: StoreProcess, path: str, method: str = "GET") -> Any:
+    status, body = ask(node, path, method)
+    assert status == 200, body
+    return json.loads(body)
+
+
+def test_a_node_that_serves_is_healthy(node: StoreProcess) -> None:
+    assert ask_json(node, "/healthz") == {"status": "ok"}
+
+
+def test_the_self_test_moves_blocks_and_leaves_none(node: StoreProcess) -> None:
+    before = ask_json(node, "/stats")
+    assert ask_json(node, "/selftest")["status"] == "ok"
+    assert ask_json(node, "/selftest/7")["number"] == 7
+    after = ask_json(node, "/stats")
+    assert after["puts_total"] > before["puts_total"]
+    assert after["blocks"] == before["blocks"]
+
+
+def test_stats_are_flat_and_metrics_say_the_same(node: StoreProcess) -> None:
+    stats = ask_json(node, "/stats")
+    assert stats["free_bytes"] + stats["used_bytes"] == stats["pool_bytes"] == 64 << 20
+    assert {"reserved_blocks", "leases", "fenced_blocks"} <= set(stats)
+    assert all(isinstance(value, int) for value in stats.values())
+    _, text = ask(node, "/metrics")
+    lines = text.splitlines()
+    assert f"kvstore:pool_bytes {float(64 << 20)}" in [_plain(line) for line in lines]
+    assert "# TYPE kvstore:evictions_total counter" in lines
+    assert "# TYPE kvstore:free_bytes gauge" in lines
+
+
+def test_purge_forgets_blocks_and_says_how_many(node: StoreProcess) -> None:
+    with StoreClient(node.url) as client:
+        put_chain(client, MANIFEST, chain_of(5))
+    assert ask_json(node, "/kvmap_len") == {"len": 5}
+    assert ask_json(node, "/purge", "POST") == {"status": "ok", "num": 5}
+    assert ask_json(node, "/kvmap_len") == {"len": 0}
+
+
+def test_engines_are_listed_with_what_they_share_or_why_they_do_not(node: StoreProcess) -> None:
+    reason = "its sliding window drops blocks"
+    with StoreClient(node.url) as one, StoreClient(node.url) as other:
+        one.register(MANIFEST, engine="http://e:1")
+        other.register(manifest_of(512), engine="http://e:2", refusal=reason)
+        listed = ask_json(node, "/engines")
+        (mine,) = [m for m in listed["manifests"] if m["manifest"] == MANIFEST.digest.hex()]
+        assert mine["engines"] == ["http://e:1"]
+        assert mine["spec"]["model"] == "tiny"
+        assert listed["refusals"] == [{"engine": "http://e:2", "reason": reason}]
+        assert one.refusals() == other.refusals() == [Refusal("http://e:2", reason)]
+        _, text = ask(node, "/metrics")
+    sample = f'kvstore:sharing_refused{{engine="http://e:2",reason="{reason}"}} 1.0'
+    assert sample in text.splitlines()
+
+
+def test_errors_have_the_shape_of_openai(node: StoreProcess) -> None:
+    for path, method, status in (("/nowhere", "GET", 404), ("/purge", "GET", 405)):
+        code, body = ask(node, path, method)
+        assert code == status
+        error = json.loads(body)["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["code"] == status
+
+
+async def test_a_self_test_that_fails_is_an_error_with_its_reason(server: StoreServer) -> None:
+    class Broken(Visit):
+        def selftest(self) -> None:
+            raise RuntimeError("block 1 came back wrong")
+
+    client = create_app(server, Broken("kv://127.0.0.1:1")).test_client()
+    answer = await client.get("/selftest")
+    assert answer.status_code == 500
+    assert "block 1 came back wrong" in (await answer.get_json())["error"]["message"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_node_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    node = StoreProcess(tmp_path).start()
+    with StoreClient(node.url) as client:
+        put_chain(client, MANIFEST, chain_of(2))
+        assert Path(node.unix_path).is_socket()
+        assert node.end(number) == 0
+    assert not Path(node.unix_path).exists()
+
+
+def test_a_taken_port_is_one_sentence_with_the_remedy(node: StoreProcess, tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("kvrouter")), "store", "--port", str(node.port)]
+    command += ["--http-port", "0", "--unix-socket", str(tmp_path / "t.sock")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert "choose a free --port" in done.stderr
+
+
+def test_a_pool_that_the_machine_cannot_hold_is_refused(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("kvrouter")), "store", "--memory", "4PiB"]
+    command += ["--port", "0", "--http-port", "0", "--unix-socket", str(tmp_path / "t.sock")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "a --memory that this machine has" in done.stderr
+
+
+def _plain(line: str) -> str:
+    """A sample with its value in one spelling, whatever the exposition chose."""
+    name, _, value = line.rpartition(" ")
+    return line if line.startswith("#") else f"{name} {float(value)}"

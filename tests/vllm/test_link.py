@@ -1,0 +1,88 @@
+"""An engine goes on without its store, at once, and finds it again."""
+
+import logging
+from typing import Any, cast
+
+import pytest
+from tests.vllm.fakes import FakeClient, chain_of
+
+from kvstore.answers import BlockStatus
+from kvstore.block import CacheSpec, Layout, Manifest, Part
+from kvstore.connectors.link import StoreLink
+from kvstore.errors import DeadlineExceeded, StoreRefused, StoreUnavailable
+
+SPEC = CacheSpec("tiny", "r1", "float32", 16, "sha256_cbor", "00" * 32)
+MANIFEST = Manifest(SPEC, (Part((0, 4), (0, 2), 0, 4096, Layout.opaque("test")),))
+NOWHERE = cast("Any", None)
+
+
+@pytest.fixture
+def client() -> FakeClient:
+    return FakeClient()
+
+
+@pytest.fixture
+def link(client: FakeClient) -> StoreLink:
+    log = logging.getLogger("link")
+    return StoreLink(cast("Any", client), MANIFEST, log, engine="e1", refusal="why")
+
+
+def test_without_a_store_nothing_matches_nothing_is_stored_and_every_get_misses(
+    client: FakeClient, link: StoreLink
+) -> None:
+    client.failure = StoreUnavailable("away")
+    hashes = b"".join(chain_of(3))
+    assert link.match(hashes) == 0
+    assert link.put(0, hashes, range(3), NOWHERE, [0, 1, 2]) is None
+    assert link.get_into(0, hashes, range(1, 3), NOWHERE, [1, 2]) == [BlockStatus.MISSING] * 2
+
+
+def test_only_the_first_operation_of_an_outage_waits(client: FakeClient, link: StoreLink) -> None:
+    client.failure = DeadlineExceeded("hung")
+    for _ in range(5):
+        link.match(b"")
+    assert client.calls == ["match"]
+    assert link.away
+
+
+def test_the_store_is_used_again_after_a_sign_of_life(
+    client: FakeClient, link: StoreLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.held.update(chain_of(2))
+    client.failure = StoreUnavailable("away")
+    assert not link.beat()
+    assert not link.beat()
+    client.failure = None
+    assert link.match(b"".join(chain_of(2))) == 0
+    assert link.beat()
+    assert link.match(b"".join(chain_of(2))) == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "the store is away, going on without it: away",
+        "the store is back",
+    ]
+
+
+def test_an_engine_registers_once_and_says_why_it_shares_nothing(
+    client: FakeClient, link: StoreLink
+) -> None:
+    client.failure = StoreUnavailable("not up yet")
+    link.beat()
+    client.failure = None
+    link.beat()
+    link.beat()
+    assert client.registered == [("e1", "why")]
+
+
+def test_a_refused_operation_does_not_make_the_store_away(
+    client: FakeClient, link: StoreLink
+) -> None:
+    client.failure = StoreRefused("too many hashes")
+    assert link.match(b"") == 0
+    assert not link.away
+
+
+def test_closing_ends_the_thread_and_the_client(client: FakeClient, link: StoreLink) -> None:
+    link.start()
+    link.close()
+    assert client.closed
+    assert not link._thread.is_alive()

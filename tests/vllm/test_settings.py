@@ -1,0 +1,90 @@
+"""What the connector refuses to start with, each in a sentence that names the flag to set."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvstore.connectors.vllm_settings import ConnectorRefused, ConnectorSettings, check_start
+from kvstore.connectors.vllm_versions import VERSIONS, facts_of
+
+URL = {"url": "kv://127.0.0.1:7400"}
+
+
+def engine(**changes: Any) -> SimpleNamespace:
+    """vLLM's configuration of an engine that may start, with changes ('section.name': value)."""
+    sections: dict[str, dict[str, Any]] = {
+        "kv_transfer_config": {
+            "kv_connector_extra_config": dict(URL),
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+        },
+        "cache_config": {"enable_prefix_caching": True, "prefix_caching_hash_algo": "sha256_cbor"},
+        "parallel_config": {"pipeline_parallel_size": 1, "decode_context_parallel_size": 1},
+        "device_config": {"device_type": "cpu"},
+    }
+    for name, value in changes.items():
+        section, _, key = name.partition("__")
+        sections[section][key] = value
+    return SimpleNamespace(**{key: SimpleNamespace(**value) for key, value in sections.items()})
+
+
+def test_an_engine_with_the_flags_set_may_start() -> None:
+    assert check_start(engine(), "0.32.0+cpu").url == URL["url"]
+
+
+@pytest.mark.parametrize(
+    ("change", "remedy"),
+    [
+        ({"cache_config__prefix_caching_hash_algo": "sha256"}, "hash-algo sha256_cbor"),
+        ({"cache_config__enable_prefix_caching": False}, "--enable-prefix-caching"),
+        ({"kv_transfer_config__kv_load_failure_policy": "fail"}, '"recompute"'),
+        ({"device_config__device_type": "cuda"}, "OffloadingConnector"),
+        ({"parallel_config__pipeline_parallel_size": 2}, "--pipeline-parallel-size 1"),
+        ({"parallel_config__decode_context_parallel_size": 2}, "--decode-context-parallel-size 1"),
+        ({"kv_transfer_config__kv_connector_extra_config": {}}, '"url"'),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_flag_to_set(
+    change: dict[str, Any], remedy: str
+) -> None:
+    with pytest.raises(ConnectorRefused) as refused:
+        check_start(engine(**change), "0.32.0")
+    assert remedy in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_untested_vllm_is_refused() -> None:
+    with pytest.raises(ConnectorRefused, match=r"0\.31\.2"):
+        check_start(engine(), "0.31.2")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"uri": "kv://127.0.0.1:7400"},
+        {"save": "some"},
+        {"transport": "rdma"},
+        {"verify": "no"},
+        {"deadline_s": 0},
+        {"deadline_s": True},
+        {"name": 7},
+    ],
+)
+def test_a_setting_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConnectorRefused, match=next(iter(wrong))):
+        ConnectorSettings.parse({**URL, **wrong}, "kv_both")
+
+
+@pytest.mark.parametrize(
+    ("role", "save"), [("kv_both", "all"), ("kv_producer", "all"), ("kv_consumer", "none")]
+)
+def test_a_consumer_saves_only_when_told(role: str, save: str) -> None:
+    assert ConnectorSettings.parse(URL, role).save == save
+    assert ConnectorSettings.parse({**URL, "save": "prompt"}, role).save == "prompt"
+
+
+def test_every_version_in_the_table_is_found_by_its_series() -> None:
+    for row in VERSIONS:
+        assert facts_of(f"{row.series}.7+cpu") is row
+    assert facts_of("0.3") is None
