@@ -2,7 +2,6 @@
 
 #include "token_ids.h"
 
-#include <algorithm>
 #include <cstring>
 #include <unordered_set>
 
@@ -152,34 +151,16 @@ class Scanner {
     }
   }
 
-  // An array of token ids goes to `ids`; any other value, also one that begins so, is just scanned.
+  // An array of token ids goes to `ids`; any other value is just scanned.
   bool ids_or_value() {
-    if (!at('[')) return value(1);
-    ++p_;
-    space();
-    if (at(']')) return ++p_, true;
-    out_.ids.reserve(std::min<size_t>(static_cast<size_t>(end_ - p_) / 2, 1u << 16));
-    const char* p = p_;  // in a register: the loop is the cost of a long prompt
-    for (;;) {
-      uint32_t id = 0;
-      const char* after = parse_token_id(p, end_, &id);
-      if (after == nullptr) break;
-      out_.ids.push_back(id);
-      if (*after == ',' && end_ - after > 1 && is_digit(static_cast<unsigned char>(after[1]))) {
-        p = after + 1;
-        continue;
-      }
-      p_ = after;
-      space();
-      if (at(']')) return ++p_, out_.has_ids = true;
-      if (!at(',')) return fail("expected ',' or ']'");
-      ++p_;
-      space();
-      p = p_;
+    const char* after = parse_token_ids(p_, end_, out_.ids);
+    out_.has_ids = after != nullptr;
+    if (after == nullptr) {
+      out_.ids.clear();
+      return value(1);
     }
-    p_ = p;
-    out_.ids.clear();
-    return items(1);
+    p_ = after;
+    return true;
   }
 
   bool digits() {

@@ -1,5 +1,7 @@
 #include "prefix_table.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -32,10 +34,16 @@ void append_runs(std::vector<HolderRun>& runs, HolderSet holders, size_t blocks)
 
 PrefixTable::PrefixTable(size_t max_blocks)
     : mask_(std::bit_ceil(max_blocks + max_blocks / 2 + 2) - 1), max_blocks_(max_blocks) {
-  // calloc, so that memory of a table that stays small is never touched.
-  entries_.reset(static_cast<Entry*>(std::calloc(mask_ + 1, sizeof(Entry))));
-  if (!entries_) throw std::bad_alloc();
+  // Zeroed by the kernel when first touched. In huge pages, where there are any: lookups go all over
+  // the table, and each would miss the TLB.
+  const size_t bytes = (mask_ + 1) * sizeof(Entry);
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  madvise(memory, bytes, MADV_HUGEPAGE);
+  entries_ = std::unique_ptr<Entry[], Unmap>(static_cast<Entry*>(memory), Unmap{bytes});
 }
+
+void PrefixTable::Unmap::operator()(Entry* entries) const { munmap(entries, bytes); }
 
 // Ids are bits of SHA-256, but other engines' may be anything: one multiplication mixes them.
 size_t PrefixTable::place(uint64_t id) const {

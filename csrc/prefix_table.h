@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <vector>
 
@@ -68,10 +67,11 @@ class PrefixTable {
   void erase(size_t slot);
   void evict();
 
-  struct Free {
-    void operator()(Entry* entries) const { std::free(entries); }
+  struct Unmap {
+    size_t bytes;
+    void operator()(Entry* entries) const;
   };
-  std::unique_ptr<Entry[], Free> entries_;
+  std::unique_ptr<Entry[], Unmap> entries_;
   size_t mask_;
   size_t max_blocks_;
   size_t size_ = 0;

@@ -1,6 +1,7 @@
 // kvrouter._native: what the router's hot path scans natively. Conversions only, no logic.
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -14,6 +15,8 @@
 namespace nb = nanobind;
 
 namespace {
+
+constexpr size_t kStep = 256;  // bytes compared by one call of the C library
 
 nb::tuple scan_object(nb::bytes body, nb::str ids_key) {
   const std::string_view text(static_cast<const char*>(body.data()), body.size());
@@ -38,6 +41,16 @@ nb::object find_token_ids(nb::bytes body, nb::str key) {
   if (found.end == 0) return nb::none();
   return nb::make_tuple(found.start, found.end,
                         nb::bytes(found.ids.data(), found.ids.size() * sizeof(uint32_t)));
+}
+
+size_t shared_bytes(nb::bytes one, nb::bytes other) {
+  const auto* a = static_cast<const char*>(one.data());
+  const auto* b = static_cast<const char*>(other.data());
+  const size_t size = std::min(one.size(), other.size());
+  size_t at = 0;
+  while (at + kStep <= size && std::memcmp(a + at, b + at, kStep) == 0) at += kStep;
+  while (at < size && a[at] == b[at]) ++at;
+  return at;
 }
 
 unsigned checked_holder(unsigned holder) {
@@ -100,6 +113,7 @@ NB_MODULE(_native, m) {
   m.doc() = "Native scanning for the router's hot path.";
   m.def("scan_object", &scan_object, nb::arg("body"), nb::arg("ids_key") = "prompt");
   m.def("find_token_ids", &find_token_ids, nb::arg("body"), nb::arg("key"));
+  m.def("shared_bytes", &shared_bytes, nb::arg("one"), nb::arg("other"));
   bind_prefix_table(m);
   kv::python::bind_http(m);
 }

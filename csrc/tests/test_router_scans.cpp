@@ -41,6 +41,8 @@ void test_mutated_messages_are_taken_or_refused() {
       "POST /v1/completions?a=b HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}",
       "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nServer: u\r\n\r\nok",
       "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+      "{\"prompt\":[12345,1,98765432, 7,10000,20000,30000,40000,50000,60000,70000,80000,90000,1234567,"
+      "11111, 22222,33333,44444,55555,66666,77777,88888,99999,0,123456789,4294967295,5,6]}",
       "{\"model\":\"m\",\"prompt\":[1,2,4294967295],\"a\":{\"b\":[\"\\u00e9\\n\",1.5e3,null]}}",
   };
   std::mt19937 random(7);

@@ -84,6 +84,9 @@ def find_token_ids(body: bytes, key: str) -> tuple[int, int, bytes] | None:
     validated otherwise.
     """
 
+def shared_bytes(one: bytes, other: bytes) -> int:
+    """How many leading bytes are equal."""
+
 class PrefixTable:
     """Which holder (numbered 0 to 126) has which block; a block is the low 64 bits of its hash.
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
+from kvrouter._native import shared_bytes
 from kvstore import _core
 from kvstore.chain import HASH_BYTES
 
 if TYPE_CHECKING:
     from kvrouter.engine import HashDomain
 
-    Key = tuple[bytes, HashDomain, tuple[str, str] | None, str | None]
+    Key = tuple[bytes, int, bytes, tuple[str, str] | None, str | None]
 
 ID_BYTES: Final = 4
 LEAST_BLOCKS: Final = 8
@@ -60,31 +61,34 @@ class Chains:
         blocks = len(ids) // width
         if blocks < LEAST_BLOCKS:
             return _hash(memoryview(ids), domain, adapter, salt)
-        key = (ids[:width], domain, adapter, salt)
+        key = (ids[:width], domain.block_tokens, domain.root, adapter, salt)
         known = self._known.get(key)
-        if known is None:
-            hashes = _hash(memoryview(ids), domain, adapter, salt)
-        else:
-            self._known.move_to_end(key)
-            shared = _shared_blocks(ids, known[0], width)
+        if known is not None:
+            shared = shared_bytes(ids, known[0]) // width
             self.reused_blocks += shared
             hashes = known[1][: shared * HASH_BYTES]
             if shared == blocks:
+                self._known.move_to_end(key)
                 return hashes
-            rest = memoryview(ids)[shared * width :]
-            hashes += _hash(rest, domain, adapter, salt, parent=hashes[-HASH_BYTES:])
-        self._remember(key, ids[: blocks * width], hashes)
+            ids_left = memoryview(ids)[shared * width :]
+            hashes += _hash(ids_left, domain, adapter, salt, parent=hashes[-HASH_BYTES:])
+        else:
+            hashes = _hash(memoryview(ids), domain, adapter, salt)
+        self._remember(key, ids, hashes)
         return hashes
 
     def _remember(self, key: Key, ids: bytes, hashes: bytes) -> None:
         size = len(ids) + len(hashes)
         if size > self._max_bytes // 4:
             return
-        self._bytes += size - sum(map(len, self._known.get(key, ())))
+        before = self._known.pop(key, None)
+        if before is not None:
+            self._bytes -= len(before[0]) + len(before[1])
+        self._bytes += size
         self._known[key] = (ids, hashes)
         while self._bytes > self._max_bytes:
             _, oldest = self._known.popitem(last=False)
-            self._bytes -= sum(map(len, oldest))
+            self._bytes -= len(oldest[0]) + len(oldest[1])
 
 
 def _hash(
@@ -103,17 +107,3 @@ def _hash(
         lora=adapter,
         cache_salt=salt,
     )
-
-
-def _shared_blocks(one: bytes, other: bytes, width: int) -> int:
-    """Leading blocks that are equal; the first one is known to be."""
-    low, high = 1, min(len(one), len(other)) // width
-    if one[: high * width] == other[: high * width]:
-        return high
-    while low < high:  # the first `low` are equal, and no more than the first `high` can be
-        middle = (low + high + 1) // 2
-        if one[low * width : middle * width] == other[low * width : middle * width]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

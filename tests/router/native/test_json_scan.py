@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvrouter._native import scan_object
+from kvrouter._native import scan_object, shared_bytes
 
 JSON = st.recursive(
     st.none()
@@ -65,6 +65,34 @@ def test_token_ids_come_as_an_array(ids: list[int], indent: bool) -> None:
     assert array("I", found).tolist() == ids
 
 
+SEPARATORS = st.sampled_from([",", ",", ",", ", ", ", ", ",  ", " ,", ",\n", " , "])
+LENGTHS = st.integers(1, 10).flatmap(lambda digits: st.integers(0, min(10**digits, 2**32) - 1))
+
+
+@given(st.lists(st.tuples(LENGTHS, SEPARATORS), min_size=1, max_size=120), st.data())
+def test_long_arrays_are_read_as_orjson_reads_them_mutated_or_not(
+    items: list[tuple[int, str]], data: st.DataObject
+) -> None:
+    text = "".join(f"{number}{separator}" for number, separator in items[:-1]) + str(items[-1][0])
+    array_text = bytearray(b"[" + text.encode() + b"]")
+    for _ in range(data.draw(st.integers(0, 2))):
+        place = data.draw(st.integers(1, len(array_text) - 1))
+        array_text[place] = data.draw(st.sampled_from(b"0123456789,, ]x-."))
+    body = b'{"prompt":' + bytes(array_text) + b',"max_tokens":16,"temperature":0.0}' + b" " * 80
+    try:
+        expected = orjson.loads(body)["prompt"]
+    except orjson.JSONDecodeError:
+        with pytest.raises(ValueError, match="at byte"):
+            scan_object(body)
+        return
+    found = scan_object(body)[1]
+    if all(type(each) is int and 0 <= each < 2**32 for each in expected) and expected:
+        assert found is not None
+        assert array("I", found).tolist() == expected
+    else:
+        assert found is None
+
+
 @pytest.mark.parametrize(
     "prompt",
     [b"[]", b'"text"', b'["a"]', b"[[1,2]]", b"[1,-2]", b"[4294967296]", b"[1,2.0]", b"[1,[2]]"],
@@ -104,3 +132,13 @@ def test_depth_and_members_are_limited() -> None:
     wide = orjson.dumps({str(i): i for i in range(1025)})
     with pytest.raises(ValueError, match="many"):
         scan_object(wide)
+
+
+@given(st.binary(max_size=2000), st.integers(0, 2000), st.binary(max_size=3), st.binary(max_size=3))
+def test_shared_bytes_end_where_the_first_differs(
+    head: bytes, length: int, one: bytes, other: bytes
+) -> None:
+    one, other = head[:length] + one, head + other
+    pairs = zip(one, other, strict=False)
+    expected = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    assert shared_bytes(one, other) == expected
