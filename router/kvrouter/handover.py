@@ -55,12 +55,19 @@ class Handover:
         upto = min(handoff.blocks, len(hashes) // HASH_BYTES)
         if not upto:
             return self._missing(passage, handoff, 0)
+        # The last block that was there already stands for all before it, which are not sent again:
+        # no block goes from the store before those that follow it.
+        held = passage.stored.get(handoff.manifest, 0) if passage.stored else 0
+        first = max(0, min(held, upto) - 1)
         begun_s = monotonic()
         landing = await self._store.wait(
-            handoff.manifest, hashes[: upto * HASH_BYTES], upto, self._timeout_s
+            handoff.manifest,
+            hashes[first * HASH_BYTES : upto * HASH_BYTES],
+            upto - first,
+            self._timeout_s,
         )
         passage.lease = landing.lease
-        passage.landed_blocks = landing.blocks
+        passage.landed_blocks = first + landing.blocks if landing.blocks else 0
         self._metrics.handoff.observe(monotonic() - begun_s)
         self._metrics.landings.add(1, landing.outcome.value)
         if landing.outcome is Outcome.LANDED:

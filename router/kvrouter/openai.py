@@ -213,7 +213,7 @@ def tidy_answer(body: bytes, cached_tokens: int | None) -> bytes:
     Transfer parameters are left out, and cached tokens are those of the prefill leg: the decode
     engine counts what it loaded from the store as cached (vllm-router issue 193).
     """
-    if cached_tokens is not None:
+    if cached_tokens is not None and b'"cached_tokens"' in body:
         told = _CACHED.search(body)
         if told is not None and int(told[1]) != cached_tokens:
             body = b"%b%d%b" % (body[: told.start(1)], cached_tokens, body[told.end(1) :])

@@ -61,6 +61,7 @@ class Passage:
         hashable: whether block hashes follow from token ids (and salt and adapter) alone.
         adapter: name and path of the LoRA adapter that its model is.
         hashes: its chain of 32-byte block hashes, once somebody needed it.
+        stored: leading blocks that the store held, by manifest, if it was asked.
         started_s: its arrival, on the monotonic clock; the other times are on it too.
         attempts: decode engines that were asked.
         outcome: a word for metrics and the log: a finish reason, or why there is none.
@@ -76,6 +77,7 @@ class Passage:
     hashable: bool = False
     adapter: tuple[str, str] | None = None
     hashes: bytes | None = None
+    stored: Mapping[str, int] | None = None
     plan: Plan | None = None
     handoff: Handoff | None = None
     landed_blocks: int | None = None

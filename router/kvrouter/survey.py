@@ -65,7 +65,7 @@ class Survey:
     async def inputs(
         self, passage: Passage, model: str, decode: Sequence[Engine], prefill: Sequence[Engine]
     ) -> RouteInputs:
-        """All that the policy may look at; fills `passage.tokens`, `.domain` and `.hashes`."""
+        """All that the policy may look at; fills what `passage` knows of it."""
         request = passage.request
         assert request is not None
         engine = decode[0]
@@ -83,11 +83,11 @@ class Survey:
         if passage.tokens is not None:
             ids = passage.tokens.ids
             request.prompt_tokens = len(passage.tokens)
-        matches, guesses, stored = _NONE, _NONE, _NOTHING
+        matches, guesses = _NONE, _NONE
         if self._needs_hashes and passage.hashable and ids is not None:
             hashes = passage.hashes = hash_prompt(self._chains, passage, ids)
             matches, guesses = self._told(self._index.match(hashes))
-            stored = await self._stored(passage, hashes, decode, matches)
+            passage.stored = await self._stored(passage, hashes, decode, matches)
         return RouteInputs(
             prompt_tokens=request.prompt_tokens,
             decode=decode,
@@ -97,7 +97,7 @@ class Survey:
             hashes=passage.hashes,
             matches=matches,
             guesses=guesses,
-            store_blocks=stored,
+            store_blocks=passage.stored or _NOTHING,
             prefill_threshold=self._threshold,
             split=family.single_leg(request) is None,
         )

@@ -37,6 +37,14 @@ def store_blocks(node: StoreProcess, blocks: int) -> None:
             put_chain(client, MANIFEST, HASHES[: 32 * blocks])
 
 
+def replace_second_by_third(node: StoreProcess) -> None:
+    with StoreClient(node.url) as client:
+        client.register(MANIFEST)
+        assert client.delete(MANIFEST, HASHES[32:64]) == 1
+        put_chain(client, MANIFEST, HASHES[64:])
+        assert client.stats()["waits"] == 1
+
+
 def await_stat(node: StoreProcess, name: str, value: int) -> None:
     with StoreClient(node.url) as client:
         assert eventually(lambda: client.stats()[name] == value)
@@ -58,6 +66,40 @@ async def test_decode_waits_for_the_landing_and_the_lease_is_given_back(
     assert b'kvrouter:landings_total{outcome="landed"} 1.0' in body
     assert b"kvrouter:recompute_tokens 0.0" in body
     await asyncio.to_thread(await_stat, node, "leases", 0)
+
+
+async def test_a_landing_waits_only_for_what_the_store_did_not_hold(
+    site: Open, node: StoreProcess
+) -> None:
+    await asyncio.to_thread(store_blocks, node, 2)
+    here = await site(store=node.url, policy="prefix", landing_timeout_s=30, prepare=announce)
+    task = asyncio.create_task(here.post(text(prompt=IDS)))
+    await here.prefill[0].next_began()
+    await asyncio.to_thread(await_stat, node, "waits", 1)
+    assert here.decode[0].requests == []
+    await asyncio.to_thread(store_blocks, node, 3)
+    assert (await task)[0] == 200
+    _, body = await here.get("/metrics")
+    assert b'kvrouter:landings_total{outcome="landed"} 1.0' in body
+    assert b"kvrouter:recompute_tokens 0.0" in body
+
+
+async def test_a_prefix_that_goes_meanwhile_is_missed(site: Open, node: StoreProcess) -> None:
+    await asyncio.to_thread(store_blocks, node, 2)
+    here = await site(
+        store=node.url,
+        policy="prefix",
+        landing_timeout_s=30,
+        recompute_budget_tokens=0,
+        prepare=announce,
+    )
+    task = asyncio.create_task(here.post(text(prompt=IDS)))
+    await here.prefill[0].next_began()
+    await asyncio.to_thread(await_stat, node, "waits", 1)
+    await asyncio.to_thread(replace_second_by_third, node)
+    assert here.decode[0].requests == []
+    await asyncio.to_thread(store_blocks, node, 3)
+    assert (await task)[0] == 200
 
 
 async def test_what_the_store_holds_already_takes_no_prefill_leg(
