@@ -6,9 +6,8 @@ background. Operations fail at once while there is none. One event loop, not saf
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from kvstore import _core
 from kvstore._core import (
@@ -67,8 +66,7 @@ class AsyncLease:
         return reply.flag
 
 
-@dataclass(frozen=True, slots=True)
-class AsyncLanding:
+class AsyncLanding(NamedTuple):
     """The outcome of a wait. `landed` is False after a time-out; `blocks` are matched now."""
 
     landed: bool
@@ -173,7 +171,7 @@ class AsyncStoreClient:
         frame = _core.encode_match(request_id, manifest_id, hashes)
         reply = await link.ask(request_id, frame, self.deadline_s)
         assert isinstance(reply, MatchReply)
-        return Match(reply.blocks, tuple(Place(*place) for place in reply.places))
+        return Match(reply.blocks, tuple(map(Place._make, reply.places)))
 
     async def acquire(
         self, manifest: Manifest, hashes: bytes, part: int | None = None

@@ -21,12 +21,13 @@ __all__ = ["AsyncLink"]
 HEADER_BYTES = _core.HEADER_BYTES
 MAX_BUFFERED_BYTES = 1 << 20
 TELL_SOON_S = 0.02
+TICK_S = 0.05
 
 
 @dataclass(slots=True)
 class _Pending:
     answer: "asyncio.Future[Reply]"
-    timer: asyncio.TimerHandle
+    due_s: float  # on the loop's clock
 
 
 class AsyncLink(asyncio.Protocol):
@@ -44,6 +45,7 @@ class AsyncLink(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self._flushing = False
         self._unsent_timer: asyncio.TimerHandle | None = None
+        self._tick: asyncio.TimerHandle | None = None
         self._rest = b""
         self._header: Header | None = None
 
@@ -78,9 +80,11 @@ class AsyncLink(asyncio.Protocol):
             raise LinkLost("the link to the store broke")
         if transport.get_write_buffer_size() > MAX_BUFFERED_BYTES:
             raise DeadlineExceeded("the store does not take requests as fast as they come")
-        answer: asyncio.Future[Reply] = self._loop.create_future()
-        timer = self._loop.call_later(deadline_s, self._expire, request_id)
-        self._pending[request_id] = _Pending(answer, timer)
+        loop = self._loop
+        answer: asyncio.Future[Reply] = loop.create_future()
+        self._pending[request_id] = _Pending(answer, loop.time() + deadline_s)
+        if self._tick is None:
+            self._tick = loop.call_later(TICK_S, self._look)
         self._send(frame)
         try:
             return await answer
@@ -139,10 +143,10 @@ class AsyncLink(asyncio.Protocol):
             self.lost.set_result(None)
         pending, self._pending = self._pending, {}
         self._unsent.clear()
-        if self._unsent_timer is not None:
-            self._unsent_timer.cancel()
+        for timer in (self._unsent_timer, self._tick):
+            if timer is not None:
+                timer.cancel()
         for one in pending.values():
-            one.timer.cancel()
             if not one.answer.done():
                 one.answer.set_exception(LinkLost(f"the link to the store broke: {error}"))
 
@@ -175,7 +179,6 @@ class AsyncLink(asyncio.Protocol):
         if pending is None:
             self._give_back(header, reply)
             return
-        pending.timer.cancel()
         if pending.answer.done():
             self._give_back(header, reply)
         elif isinstance(reply, ErrorReply):
@@ -188,7 +191,6 @@ class AsyncLink(asyncio.Protocol):
         pending = self._pending.pop(request_id, None)
         if pending is None:
             return
-        pending.timer.cancel()
         self._orphans.add(request_id)
         cancel_id = self.next_id()
         self.tell(cancel_id, _core.encode_cancel(cancel_id, request_id))
@@ -203,11 +205,16 @@ class AsyncLink(asyncio.Protocol):
         elif header.op == Op.HELLO:
             raise ValueError("a second HELLO")
 
-    def _expire(self, request_id: int) -> None:
-        pending = self._pending.pop(request_id, None)
-        if pending is None:
-            return
-        if not pending.answer.done():
-            late = DeadlineExceeded("the store did not answer within the deadline")
-            pending.answer.set_exception(late)
-        self.close()
+    def _look(self) -> None:
+        """Give the connection up if a reply is late. One timer for all: they are many and short."""
+        self._tick = None
+        now_s = self._loop.time()
+        late = [one for one in self._pending.values() if one.due_s <= now_s]
+        for one in late:
+            if not one.answer.done():
+                error = DeadlineExceeded("the store did not answer within the deadline")
+                one.answer.set_exception(error)
+        if late:
+            self.close()
+        elif self._pending:
+            self._tick = self._loop.call_later(TICK_S, self._look)

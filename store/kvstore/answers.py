@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvstore._core import BlockStatus, ManifestInfo
 from kvstore.block import Manifest
@@ -48,8 +49,7 @@ class Refusal:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):  # quicker to make than a frozen dataclass, as Match is: one per request
     """The first `blocks` blocks lie on node `node` in tier `tier` (0 memory, 1 disk, 2 remote)."""
 
     blocks: int
@@ -57,8 +57,7 @@ class Place:
     tier: int
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """The longest leading run of blocks whose full manifest is committed, and where it lies."""
 
     blocks: int

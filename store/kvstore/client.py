@@ -114,7 +114,7 @@ class StoreClient:
             frame = _core.encode_match(channel.next_id(), manifest_id, hashes)
             reply = channel.call(frame, deadline)
             assert isinstance(reply, MatchReply)
-            return Match(reply.blocks, tuple(Place(*place) for place in reply.places))
+            return Match(reply.blocks, tuple(map(Place._make, reply.places)))
 
         return self._session.operate(Access.READ, deadline, action)
 
