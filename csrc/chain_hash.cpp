@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 #include <vector>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include "sha256.h"
+#include "token_cbor.h"
 
 namespace kv {
 namespace {
@@ -13,7 +17,6 @@ namespace {
 enum Major : uint8_t { kUnsigned = 0, kBytes = 2, kText = 3, kArray = 4 };
 constexpr uint8_t kNull = 0xF6;
 constexpr size_t kMaxHead = 9;
-constexpr size_t kMaxTokenBytes = 5;
 
 uint8_t* put_head(uint8_t* at, Major major, uint64_t n) {
   const auto top = static_cast<uint8_t>(major << 5);
@@ -31,69 +34,6 @@ uint8_t* put_text(uint8_t* at, std::string_view text) {
   at = put_head(at, kText, text.size());
   if (!text.empty()) std::memcpy(at, text.data(), text.size());
   return at + text.size();
-}
-
-// Clones need ifunc: GCC on glibc, and no sanitizer, which would not be ready when they are picked.
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define KV_VECTOR_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define KV_VECTOR_CLONES
-#endif
-
-// put_head(at, kUnsigned, token) for kRun tokens, in two passes: the first, without branches and in
-// a form that compilers vectorise, finds bytes and lengths; the second stores them. Token ids are
-// unpredictable: a mispredicted length per token would cost as much as hashing it.
-constexpr size_t kRun = 32;
-
-template <class Token>
-inline __attribute__((always_inline)) uint8_t* put_run(uint8_t* at, const Token* tokens,
-                                                       size_t count, uint32_t& out_of_range) {
-  uint32_t values[kRun], heads[kRun], shifts[kRun], sizes[kRun];
-  uint32_t bad = 0;
-  for (size_t k = 0; k < kRun; ++k) {
-    const auto token = static_cast<uint32_t>(tokens[k]);
-    // A negative id has its upper half set after the conversion.
-    if constexpr (sizeof(Token) == 8)
-      bad |= static_cast<uint32_t>(static_cast<uint64_t>(tokens[k]) >> 32);
-    if constexpr (std::is_same_v<Token, int32_t>) bad |= token >> 31;
-    const uint32_t one = token > 23, two = token > 0xFF, four = token > 0xFFFF;
-    values[k] = __builtin_bswap32(token) >> (24 - 8 * two - 16 * four);
-    heads[k] = 0x18 * one + two + four;
-    shifts[k] = 8 * one;
-    sizes[k] = 1 + one + two + 2 * four;
-  }
-  out_of_range |= bad;
-  for (size_t k = 0; k < count; ++k) {
-    const uint64_t word = (static_cast<uint64_t>(values[k]) << shifts[k]) | heads[k];
-    std::memcpy(at, &word, sizeof word);
-    at += sizes[k];
-  }
-  return at;
-}
-
-template <class Token>
-inline __attribute__((always_inline)) uint8_t* put_all(uint8_t* at, const Token* tokens,
-                                                       size_t count, uint32_t& out_of_range) {
-  for (; count >= kRun; tokens += kRun, count -= kRun) at = put_run(at, tokens, kRun, out_of_range);
-  if (count == 0) return at;
-  Token padded[kRun] = {};
-  std::copy_n(tokens, count, padded);
-  return put_run(at, padded, count, out_of_range);
-}
-
-// Append the encoded tokens at `at`, which has 8 bytes more than they need.
-KV_VECTOR_CLONES uint8_t* put_tokens(uint8_t* at, const uint32_t* tokens, size_t count,
-                                     uint32_t& bad) {
-  return put_all(at, tokens, count, bad);
-}
-KV_VECTOR_CLONES uint8_t* put_tokens(uint8_t* at, const int32_t* tokens, size_t count,
-                                     uint32_t& bad) {
-  return put_all(at, tokens, count, bad);
-}
-KV_VECTOR_CLONES uint8_t* put_tokens(uint8_t* at, const int64_t* tokens, size_t count,
-                                     uint32_t& bad) {
-  return put_all(at, tokens, count, bad);
 }
 
 // What follows the token ids of a block: null, or the list of what else tells blocks apart.
@@ -114,42 +54,59 @@ std::vector<uint8_t> encode_extra(const std::optional<Lora>& lora,
   return bytes;
 }
 
+constexpr int kBeforeParent = 0x205883;  // heads of an array of 3 and of 32 bytes
+constexpr size_t kRoom = std::max(kSha256Room, kTokenCborRoom);
+
 // The encoded form of one block: what stands before its token ids is written once, the parent last.
 class EncodedBlock {
  public:
   EncodedBlock(size_t block_tokens, size_t most_extra)
-      : bytes_(1 + 2 + kHashBytes + kMaxHead + block_tokens * kMaxTokenBytes + most_extra +
-               kSha256Room),
-        parent_(put_head(put_head(bytes_.data(), kArray, 3), kBytes, kHashBytes)),
-        ids_(put_head(parent_ + kHashBytes, kArray, block_tokens)) {}
+      : bytes_(1 + 2 + kHashBytes + kMaxHead + block_tokens * kTokenCborBytes + most_extra +
+               kRoom),
+        ids_head_(put_head(put_head(bytes_.data(), kArray, 3), kBytes, kHashBytes) + kHashBytes),
+        ids_(put_head(ids_head_, kArray, block_tokens)) {}
 
   // Pointers into its bytes survive a move, not a copy.
   EncodedBlock(EncodedBlock&&) = default;
 
   template <class Token>
-  void set(const Token* tokens, size_t count, const std::vector<uint8_t>& extra, uint32_t& bad) {
+  void set(const Token* tokens, size_t count, const std::vector<uint8_t>& extra, bool& bad) {
     end_ = put_tokens(ids_, tokens, count, bad);
     if (extra.size() == 1) *end_++ = extra[0];  // null, as nearly always
     else end_ = std::copy(extra.begin(), extra.end(), end_);
   }
 
   void hash(const uint8_t* parent, uint8_t* out) {
-    std::memcpy(parent_, parent, kHashBytes);
+    put_parent(parent);
     sha256_padding(bytes_.data(), static_cast<size_t>(end_ - bytes_.data()), out);
   }
 
  private:
+  // On x86 in stores of 16 bytes that SHA-256 loads as they were stored. A parent is the digest that
+  // was just computed: loads that straddle its stores would wait for the cache at every block.
+  void put_parent(const uint8_t* parent) {
+#if defined(__SSE2__)
+    auto* out = reinterpret_cast<__m128i*>(bytes_.data());
+    const auto* in = reinterpret_cast<const __m128i*>(parent);
+    const __m128i first = _mm_loadu_si128(in), second = _mm_loadu_si128(in + 1);
+    const __m128i after = _mm_loadu_si128(reinterpret_cast<const __m128i*>(ids_head_));
+    const __m128i before = _mm_cvtsi32_si128(kBeforeParent);
+    _mm_storeu_si128(out, _mm_or_si128(before, _mm_slli_si128(first, 3)));
+    _mm_storeu_si128(out + 1, _mm_or_si128(_mm_srli_si128(first, 13), _mm_slli_si128(second, 3)));
+    _mm_storeu_si128(out + 2, _mm_or_si128(_mm_srli_si128(second, 13), _mm_slli_si128(after, 3)));
+#else
+    std::memcpy(bytes_.data() + 3, parent, kHashBytes);
+#endif
+  }
+
   std::vector<uint8_t> bytes_;
-  uint8_t* parent_;
+  uint8_t* ids_head_;
   uint8_t* ids_;
   uint8_t* end_ = nullptr;
 };
 
-// Blocks are encoded a group at a time before the group is hashed: the two kinds of code do not
-// push each other out of the processor's front end at every block, and SHA-256 never waits for
-// bytes that are still on their way from the store buffer to the cache.
-constexpr size_t kGroup = 16;
-
+// Every block is encoded before the one ahead of it is hashed: SHA-256 is a chain of latencies in
+// whose shadow the encoding runs, and never waits for bytes that are still on their way to the cache.
 template <class Token>
 bool hash_blocks(const Token* tokens, size_t blocks, size_t block_tokens, const ChainStart& start,
                  uint8_t* out) {
@@ -160,19 +117,16 @@ bool hash_blocks(const Token* tokens, size_t blocks, size_t block_tokens, const 
   const auto first_extra = encode_extra(start.lora, salted ? start.cache_salt : std::nullopt);
   const auto extra = encode_extra(start.lora, std::nullopt);
   const size_t most_extra = std::max(first_extra.size(), extra.size());
-  std::vector<EncodedBlock> group;
-  group.reserve(kGroup);
-  while (group.size() < std::min(kGroup, blocks)) group.emplace_back(block_tokens, most_extra);
-  uint32_t bad = 0;
+  EncodedBlock pair[] = {{block_tokens, most_extra}, {block_tokens, most_extra}};
+  bool bad = false;
   const uint8_t* parent = first_of_chain ? start.root : start.parent;
-  for (size_t done = 0; done < blocks;) {
-    const size_t count = std::min(kGroup, blocks - done);
-    for (size_t i = 0; i < count; ++i, tokens += block_tokens)
-      group[i].set(tokens, block_tokens, done + i == 0 ? first_extra : extra, bad);
-    for (size_t i = 0; i < count; ++i, parent = out, out += kHashBytes) group[i].hash(parent, out);
-    done += count;
+  pair[0].set(tokens, block_tokens, first_extra, bad);
+  for (size_t i = 0; i < blocks; ++i, parent = out, out += kHashBytes) {
+    tokens += block_tokens;
+    if (i + 1 < blocks) pair[(i + 1) % 2].set(tokens, block_tokens, extra, bad);
+    pair[i % 2].hash(parent, out);
   }
-  return bad == 0;
+  return !bad;
 }
 
 }  // namespace

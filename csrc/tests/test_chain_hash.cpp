@@ -6,6 +6,7 @@
 #include "chain_hash.h"
 #include "check.h"
 #include "sha256.h"
+#include "token_cbor.h"
 
 namespace {
 
@@ -112,9 +113,40 @@ void ids_outside_32_bits_are_refused() {
   CHECK(!kv::chain_hashes({negative.data(), 1, kv::TokenType::kInt32}, 1, start, out));
 }
 
+template <class Token>
+void check_encodings_agree(int64_t least, int64_t most) {
+  for (size_t count = 0; count < 80; ++count) {
+    std::vector<Token> tokens(count);
+    for (Token& token : tokens) {
+      const auto span = static_cast<uint64_t>(most - least) >> (rng() % 40);
+      token = static_cast<Token>(least + static_cast<int64_t>(span ? rng() % span : 0));
+    }
+    const size_t room = count * kv::kTokenCborBytes + kv::kTokenCborRoom;
+    std::vector<uint8_t> one(room), other(room);
+    bool bad = false, also_bad = false;
+    const uint8_t* end = kv::put_tokens(one.data(), tokens.data(), count, bad);
+    const uint8_t* also_end = kv::put_tokens_portable(other.data(), tokens.data(), count, also_bad);
+    CHECK(bad == also_bad);
+    const auto size = static_cast<size_t>(end - one.data());
+    CHECK(bad || size == static_cast<size_t>(also_end - other.data()));
+    CHECK(bad || std::memcmp(one.data(), other.data(), size) == 0);
+  }
+}
+
+void token_ids_are_encoded_alike_on_every_processor() {
+  for (int round = 0; round < 50; ++round) {
+    check_encodings_agree<uint32_t>(0, UINT32_MAX);
+    check_encodings_agree<int32_t>(0, INT32_MAX);
+    check_encodings_agree<int32_t>(-5, INT32_MAX);
+    check_encodings_agree<int64_t>(0, UINT32_MAX);
+    check_encodings_agree<int64_t>(-5, int64_t{1} << 34);
+  }
+}
+
 }  // namespace
 
 int main() {
+  token_ids_are_encoded_alike_on_every_processor();
   sha256_gives_the_examples_of_fips_180();
   sha256_is_the_same_whoever_computes_it();
   a_chain_gives_vllms_names();
