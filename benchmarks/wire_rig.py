@@ -91,6 +91,18 @@ def cpu_s(pid: int) -> float:
     return total / 1e9
 
 
+def loop_ms(core: int) -> float:
+    """CPU milliseconds of one fixed loop on `core`: how fast the machine is just now."""
+    with on_core(core):
+        begun_s = time.thread_time()
+        _fixed_loop()
+        return (time.thread_time() - begun_s) * 1e3
+
+
+def _fixed_loop() -> dict[str, int]:
+    return {str(number): number for number in range(100_000)}
+
+
 class Process:
     """A process on a core, its output in a file; a context manager that ends it."""
 

@@ -11,7 +11,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import peers
@@ -35,6 +35,7 @@ from benchmarks.wire_rig import (
     cpu_s,
     free_port,
     kvrouter,
+    loop_ms,
     on_core,
 )
 from benchmarks.wire_saver import Saver
@@ -88,7 +89,9 @@ class Stage:
     least_tokens: Router
     peer: Router | None
     notes: list[str]
+    router_core: int
     sent: int = 0  # requests so far: numbers are never used twice
+    loops_ms: list[float] = field(default_factory=list)  # of a fixed loop, before each sample
 
     def load(
         self, router: Router, bodies: Path, connections: int, seconds: float, pace_per_s: int = 0
@@ -110,6 +113,7 @@ class Stage:
         if pace_per_s:
             self._set_pace(pace_per_s)
         _await_idle(router)
+        self.loops_ms.append(loop_ms(self.router_core))
         before = cpu_s(router.process.pid), cpu_s(self.store.pid)
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         after = cpu_s(router.process.pid), cpu_s(self.store.pid)
@@ -172,7 +176,17 @@ def set_stage(folder: Path) -> Iterator[Stage]:
         except RuntimeError as error:
             peer = None
             notes.append(f"sglang-router is missing, so that its bars are false: {error}")
-        stage = Stage(engines, store, load, tokenizer, prefix, least_tokens, peer, notes)
+        stage = Stage(
+            engines,
+            store,
+            load,
+            tokenizer,
+            prefix,
+            least_tokens,
+            peer,
+            notes,
+            router_core=scene.cores.router,
+        )
         _check(stage)
         yield stage
 
