@@ -14,7 +14,7 @@ Node::Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable
       readable_fd_(readable_fd),
       writable_fd_(writable_fd),
       slab_(pool_bytes, options_.granule_bytes),
-      table_(slab_, std::make_unique<PrefixLru>()),
+      table_(slab_, make_eviction_policy(options_.eviction)),
       waits_(table_),
       leases_(table_),
       fences_(slab_) {}

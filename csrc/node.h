@@ -42,6 +42,7 @@ struct NodeOptions {
   std::string unix_path;
   std::string boot_id;
   uint64_t epoch = 0;
+  std::string eviction{eviction_policies().front()};
 };
 
 // Requests are handled one at a time, by one thread. Nothing here blocks.
@@ -57,7 +58,10 @@ class Node {
   Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable_fd, int writable_fd);
 
   // The time of what follows. Never goes back.
-  void set_now(TimePoint now) { now_ = now; }
+  void set_now(TimePoint now) {
+    now_ = now;
+    table_.set_now(std::chrono::duration<double>(now.time_since_epoch()).count());
+  }
   TimePoint now() const { return now_; }
 
   Session& add_session(File socket, bool local);

@@ -1,9 +1,10 @@
-#include "eviction.h"
+#include "prefix_lru.h"
+
 #include "table.h"
 
 namespace kv {
 
-void PrefixLru::on_insert(Block& block) { block.last_use = ++tick_; }
+void PrefixLru::on_insert(Block& block, const Block*) { block.last_use = ++tick_; }
 
 void PrefixLru::on_hit(Block& block) {
   // Only leaves stand in the set: a hit on a long prefix moves one of them.

@@ -97,7 +97,7 @@ int Server::open() {
   const auto lock = enter();
   node_ =
       std::make_unique<Node>(NodeOptions{options_.granule_bytes, options_.node, options_.unix_path,
-                                         read_boot_id(), epoch_},
+                                         read_boot_id(), epoch_, options_.eviction},
                              pool_->data(), pool_bytes, pool_->readable_fd(), pool_->writable_fd());
   return 0;
 }

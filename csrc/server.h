@@ -28,6 +28,7 @@ struct ServerOptions {
   size_t max_connections = 1024;
   double frame_deadline_s = 30.0;  // for a frame, a MiB of payload, or a MiB of replies
   unsigned unix_mode = 0600;
+  std::string eviction{eviction_policies().front()};
 };
 
 // start() and stop() belong to one owner; stats() and purge() may be called from any thread while

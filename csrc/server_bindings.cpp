@@ -6,6 +6,7 @@
 #include <string>
 
 #include "bindings.h"
+#include "eviction.h"
 #include "server.h"
 
 namespace kv::python {
@@ -15,15 +16,18 @@ using OptionalText = std::optional<std::string>;
 
 void init_server(Server* self, std::string host, uint16_t port, OptionalText unix_path,
                  uint64_t pool_bytes, uint32_t granule_bytes, uint32_t node, bool prefault,
-                 size_t max_connections, double frame_deadline_s, unsigned unix_mode) {
+                 size_t max_connections, double frame_deadline_s, unsigned unix_mode,
+                 std::string eviction) {
   if (!(frame_deadline_s > 0)) throw nb::value_error("frame_deadline_s must be positive");
   if (pool_bytes == 0) throw nb::value_error("pool_bytes must be positive");
   const bool power_of_two = (granule_bytes & (granule_bytes - 1)) == 0;
   if (!power_of_two || granule_bytes < 4096 || granule_bytes > 65536)
     throw nb::value_error("granule_bytes must be a power of two, 4..64 KiB");
+  if (make_eviction_policy(eviction) == nullptr) throw nb::value_error("no such eviction policy");
   new (self)
       Server(ServerOptions{std::move(host), port, unix_path.value_or(""), pool_bytes, granule_bytes,
-                           node, prefault, max_connections, frame_deadline_s, unix_mode});
+                           node, prefault, max_connections, frame_deadline_s, unix_mode,
+                           std::move(eviction)});
 }
 
 void start(Server& server) {
@@ -58,12 +62,15 @@ OptionalText unix_path(const Server& server) {
 
 void bind_server(nb::module_& m) {
   using namespace nb::literals;
+  nb::list policies;
+  for (const std::string_view name : eviction_policies()) policies.append(nb::str(name.data(), name.size()));
+  m.attr("EVICTION_POLICIES") = nb::tuple(policies);
   using Release = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Server>(m, "StoreServer")
       .def("__init__", init_server, nb::kw_only(), "host"_a = "127.0.0.1", "port"_a = 0,
            "unix_path"_a = nb::none(), "pool_bytes"_a, "granule_bytes"_a = 16384, "node"_a = 0,
            "prefault"_a = false, "max_connections"_a = 1024, "frame_deadline_s"_a = 30.0,
-           "unix_mode"_a = 0600)
+           "unix_mode"_a = 0600, "eviction"_a = std::string(eviction_policies().front()))
       .def("start", start)
       .def("stop", &Server::stop, Release())
       .def("stats", stats)

@@ -187,11 +187,14 @@ Block& Table::insert(const BlockKey& key, const std::optional<BlockKey>& parent)
     orphans_.erase(waiting);
     if (parent && descends_from(*parent, key)) block.parent.reset();
   }
-  policy_->on_insert(block);
-  if (!block.parent) return block;
-  const auto above = blocks_.find(*block.parent);
-  if (above == blocks_.end()) ++orphans_[*block.parent];
-  else ++above->second->children, refresh(*above->second);
+  Block* above = nullptr;
+  if (block.parent) {
+    const auto resident = blocks_.find(*block.parent);
+    if (resident == blocks_.end()) ++orphans_[*block.parent];
+    else above = resident->second.get();
+  }
+  policy_->on_insert(block, above);
+  if (above != nullptr) ++above->children, refresh(*above);
   return block;
 }
 

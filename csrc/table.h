@@ -38,7 +38,7 @@ struct Part {
   bool committed() const { return writer == 0; }
 };
 
-struct Block {
+struct Block : EvictionMark {
   BlockKey key;
   std::optional<BlockKey> parent;
   std::vector<Part> parts;  // by part_id
@@ -47,7 +47,6 @@ struct Block {
   uint32_t pins = 0;        // leases and sends; its slots do not move or go
   bool resident = false;    // in the table; else it waits for its last pin
   bool evictable = false;
-  uint64_t last_use = 0;  // the policy's
 
   Part* find(uint32_t part_id);
 };
@@ -90,6 +89,8 @@ class Table {
   // How many leading blocks are complete; with `touch` they count as used.
   uint32_t match(uint32_t spec_id, const PartIds& parts, HashSpan hashes, bool touch);
   void touch(Block& block) { policy_->on_hit(block); }
+  // Seconds on a clock that never goes back.
+  void set_now(double now_s) { policy_->set_now(now_s); }
   void pin(Block& block);
   void unpin(Block& block);
 

@@ -423,6 +423,9 @@ def decode_reply(header: Header, data: Buffer, offset: int = 0) -> _Reply:
 
 # ---------------------------------------------------------------- server
 
+EVICTION_POLICIES: tuple[str, ...]
+"""Who goes when the pool is full, the default first."""
+
 @final
 class StoreServer:
     """A store node: TCP and Unix listeners, one thread of its own, one pool. Not started by the constructor.
@@ -430,7 +433,7 @@ class StoreServer:
     `port` 0 takes a free one. `pool_bytes` is rounded up to granules (power of two, 4..64 KiB). `prefault`
     touches the whole pool in start(). A frame that is not complete, or a reply that is not taken, within
     `frame_deadline_s` seconds (per MiB of payload) ends its connection. `unix_path`: created with `unix_mode`, removed by
-    stop(); a stale socket file is replaced, a living one is an OSError.
+    stop(); a stale socket file is replaced, a living one is an OSError. `eviction`: one of EVICTION_POLICIES.
     """
 
     def __init__(
@@ -446,6 +449,7 @@ class StoreServer:
         max_connections: int = 1024,
         frame_deadline_s: float = 30.0,
         unix_mode: int = 0o600,
+        eviction: str = "density",
     ) -> None: ...
     def start(self) -> None:
         """Map the pool, bind and start the thread. OSError."""

@@ -7,6 +7,8 @@ from typing import Literal
 from pydantic import ByteSize, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from kvstore._core import EVICTION_POLICIES
+
 __all__ = ["KIB", "StoreSettings"]
 
 KIB = 1024
@@ -53,6 +55,10 @@ class StoreSettings(BaseSettings):
         default=False,
         description="touch the whole pool at the start, so that no first write pays for it",
     )
+    eviction: str = Field(
+        default=EVICTION_POLICIES[0],
+        description=f"who goes when the pool is full: {', '.join(EVICTION_POLICIES)}",
+    )
     log_level: Literal["error", "warning", "info", "debug"] = Field(
         default="info", description="how much is logged"
     )
@@ -61,6 +67,13 @@ class StoreSettings(BaseSettings):
     @classmethod
     def _level_in_any_case(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
+
+    @field_validator("eviction")
+    @classmethod
+    def _a_policy_that_there_is(cls, value: str) -> str:
+        if value not in EVICTION_POLICIES:
+            raise ValueError(f"the eviction policy is one of {', '.join(EVICTION_POLICIES)}")
+        return value
 
     @field_validator("memory")
     @classmethod

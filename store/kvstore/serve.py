@@ -84,6 +84,7 @@ def _start_store(settings: StoreSettings) -> StoreServer:
         pool_bytes=int(settings.memory),
         granule_bytes=int(settings.granule),
         prefault=settings.prefault,
+        eviction=settings.eviction,
     )
     server.start()
     return server

@@ -25,7 +25,14 @@ def test_log_levels_are_taken_in_any_case(level: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"memory": "1KiB"}, {"granule": "5000"}, {"granule": "128KiB"}, {"port": 70000}]
+    "wrong",
+    [
+        {"memory": "1KiB"},
+        {"granule": "5000"},
+        {"granule": "128KiB"},
+        {"port": 70000},
+        {"eviction": "fifo"},
+    ],
 )
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
