@@ -37,7 +37,7 @@ std::optional<uint64_t> Node::end_session(uint64_t id) {
   // Out of sight first: nothing below may find it.
   const std::unique_ptr<Session> session = std::move(found->second);
   sessions_.erase(found);
-  waits_.drop_session(id);
+  counters_.landings[Landing::kGone] += waits_.drop_session(id);
   leases_.drop_session(id);
   session->put.reset();
   std::vector<Slot> slots;
@@ -80,9 +80,15 @@ bool Node::dispatch(Session& session, const Header& header, const uint8_t* body)
 }
 
 bool Node::handle(Session& session, const Header& header, const uint8_t* body) {
-  if (!session.greeted && header.op != Op::kHello)
-    return refuse(session, header, "the first request must be HELLO");
-  return dispatch(session, header, body);
+  const auto begun = std::chrono::steady_clock::now();
+  const bool go_on = session.greeted || header.op == Op::kHello
+                         ? dispatch(session, header, body)
+                         : refuse(session, header, "the first request must be HELLO");
+  const auto spent = std::chrono::steady_clock::now() - begun;
+  // A PUT is counted when its payload has come.
+  if (session.put != nullptr) session.put->add_time(spent);
+  else count_time(header.op, spent);
+  return go_on;
 }
 
 void Node::queue(Session& session, Outgoing out) {
@@ -116,43 +122,8 @@ const Manifest* Node::manifest_or_fail(Session& session, const Header& header, u
 
 uint64_t Node::purge() {
   const uint64_t removed = table_.purge();
-  counters_.deleted += removed;
+  counters_.purged += removed;
   return removed;
-}
-
-std::vector<std::pair<const char*, uint64_t>> Node::stats() const {
-  const TableCounts& table = table_.counts();
-  const Counters& c = counters_;
-  return {{"pool_bytes", slab_.pool_bytes()},
-          {"free_bytes", slab_.free_bytes()},
-          {"used_bytes", slab_.pool_bytes() - slab_.free_bytes()},
-          {"blocks", table_.blocks()},
-          {"reserved_blocks", table.reserved_blocks},
-          {"fenced_blocks", fences_.slots()},
-          {"pinned_blocks", table.pinned_blocks},
-          {"leases", leases_.size()},
-          {"leased_blocks", leases_.blocks()},
-          {"waits", waits_.size()},
-          {"connections", sessions_.size()},
-          {"manifests", registry_.manifests().size()},
-          {"connections_total", c.connections},
-          {"hits_total", c.hits},
-          {"misses_total", c.misses},
-          {"puts_total", c.puts},
-          {"commits_total", c.commits},
-          {"aborts_total", c.aborts},
-          {"evictions_total", table.evictions},
-          {"deleted_total", c.deleted},
-          {"no_space_total", c.no_space},
-          {"corrupt_total", c.corrupt},
-          {"fenced_total", c.fenced},
-          {"bytes_in_total", c.bytes_in},
-          {"bytes_out_total", c.bytes_out},
-          {"refusals_total", c.refusals},
-          {"landed_total", c.landed},
-          {"landing_timeouts_total", c.landing_timeouts},
-          {"bad_frames_total", c.bad_frames},
-          {"stalled_total", c.stalled}};
 }
 
 }  // namespace kv

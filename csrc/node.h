@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "counters.h"
 #include "fences.h"
 #include "leases.h"
 #include "put_intake.h"
@@ -21,20 +22,6 @@
 #include "wire_codec.h"
 
 namespace kv {
-
-// What is counted and never goes down. Blocks unless the name says otherwise.
-struct Counters {
-  uint64_t connections = 0, puts = 0, commits = 0, aborts = 0, corrupt = 0, no_space = 0,
-           deleted = 0;
-  uint64_t hits = 0, misses = 0;  // of MATCH and ACQUIRE
-  uint64_t bytes_in = 0;          // committed
-  uint64_t bytes_out = 0;         // sent by GET, handed out by ACQUIRE
-  uint64_t refusals = 0;          // engines that refused to share
-  uint64_t landed = 0, landing_timeouts = 0;
-  uint64_t bad_frames = 0;  // connections ended for breaking the protocol
-  uint64_t stalled = 0;     // connections ended for being too slow
-  uint64_t fenced = 0;      // slots that had to be fenced
-};
 
 struct NodeOptions {
   uint32_t granule_bytes = 16384;
@@ -78,6 +65,10 @@ class Node {
   bool handle(Session& session, const wire::Header& header, const uint8_t* body);
   // Queues the reply of a PUT whose payload has come in full.
   void finish_put(Session& session);
+  // Counts an operation that took the server this long.
+  void count_time(wire::Op op, std::chrono::nanoseconds spent) {
+    counters_.operation(op).observe(static_cast<uint64_t>(spent.count()));
+  }
   // Counts a frame that breaks the protocol and queues the reply that says so.
   void refuse_frame(Session& session, const wire::Header& header, wire::Status status,
                     std::string_view why);
@@ -85,7 +76,7 @@ class Node {
   void expire_waits();
   std::optional<TimePoint> next_deadline() const { return waits_.next_deadline(); }
   uint64_t purge();
-  std::vector<std::pair<const char*, uint64_t>> stats() const;
+  StatList::Values stats() const;
 
   // Sessions that have got output since the last call.
   std::vector<uint64_t> take_dirty() { return std::exchange(dirty_, {}); }
@@ -102,7 +93,8 @@ class Node {
   uint8_t* pool_data() { return pool_; }
   Table::Reserved reserve_one(const PartKey& key, const Hash& parent, uint64_t bytes,
                               uint64_t session, bool& no_space);
-  bool commit_one(const PartKey& key, uint64_t session, const Slot& slot, uint32_t crc);
+  bool commit_one(const PartKey& key, uint64_t session, const Slot& slot, uint32_t crc,
+                  Transport transport);
   void give_back(const BlockKey& key, uint32_t part_id, uint64_t session);
   void count_corrupt() { ++counters_.corrupt; }
 
@@ -138,6 +130,7 @@ class Node {
   bool wait(Session& session, const Header& header, const wire::WaitRequest& request);
   bool cancel(Session& session, const Header& header, const wire::CancelRequest& request);
   void answer_wait(const Wait& wait, wire::Status status);
+  void count_landing(const Wait& wait, wire::Status status);
   void count_match(uint32_t hits, uint32_t asked);
   std::vector<Block*> leading_run(uint32_t spec_id, const PartIds& parts, HashSpan hashes);
 

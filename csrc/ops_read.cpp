@@ -59,7 +59,9 @@ bool Node::acquire(Session& session, const Header& header, const wire::ReadReque
       answer.offsets.push_back(part.slot.offset);
       answer.generations.push_back(part.slot.generation);
       answer.crcs.push_back(part.crc);
-      counters_.bytes_out += part.slot.bytes;
+      // Who has not mapped the pool gets no bytes.
+      if (session.access != wire::PoolAccess::kNone)
+        counters_.bytes_out[Transport::kShm] += part.slot.bytes;
     }
   }
   if (!run.empty()) answer.lease_id = leases_.acquire(session.id, std::move(run));
@@ -86,7 +88,7 @@ bool Node::get(Session& session, const Header& header, const wire::ReadRequest& 
     out.payload.push_back({pool_ + stored.slot.offset, part.bytes});
   }
   const uint64_t payload_bytes = part.bytes * run.size();
-  counters_.bytes_out += payload_bytes;
+  counters_.bytes_out[session.stream()] += payload_bytes;
   out.frame = wire::encode_frame(header.op, Status::kOk, header.request_id, answer, payload_bytes);
   if (!run.empty()) out.pins = std::make_unique<PinnedRun>(table_, std::move(run));
   queue(session, std::move(out));
@@ -107,7 +109,7 @@ bool Node::wait(Session& session, const Header& header, const wire::WaitRequest&
   auto wait = std::make_unique<Wait>(
       Wait{session.id, header.request_id, manifest->spec_id, manifest->part_ids,
            std::vector<Hash>(request.hashes.data, request.hashes.data + request.upto),
-           request.lease != 0, now_ + deadline_ms, 0});
+           request.lease != 0, now_ + deadline_ms, 0, now_});
   ++session.waits;
   session.wait_hashes += request.upto;
   if (const auto landed = waits_.add(std::move(wait))) answer_wait(*landed, Status::kOk);
@@ -133,12 +135,24 @@ void Node::answer_wait(const Wait& wait, Status status) {
   if (status == Status::kOk && wait.lease && answer.blocks != 0 && leasable)
     answer.lease_id =
         leases_.acquire(wait.session, leading_run(wait.spec_id, wait.parts, wait.span()));
-  if (status == Status::kOk) ++counters_.landed;
-  if (status == Status::kTimeout) ++counters_.landing_timeouts;
+  count_landing(wait, status);
   Header header;
   header.op = wire::Op::kWait;
   header.request_id = wait.request_id;
   reply(*session, header, answer, status);
+}
+
+void Node::count_landing(const Wait& wait, Status status) {
+  switch (status) {
+    case Status::kOk: {
+      const std::chrono::nanoseconds waited = now_ - wait.since;
+      counters_.landing_waits.observe(static_cast<uint64_t>(waited.count()));
+      ++counters_.landings[Landing::kLanded];
+      return;
+    }
+    case Status::kTimeout: ++counters_.landings[Landing::kTimeout]; return;
+    default: ++counters_.landings[Landing::kCancelled]; return;
+  }
 }
 
 void Node::expire_waits() {

@@ -132,7 +132,8 @@ bool Node::purge_(Session& session, const Header& header, const wire::EmptyReque
 
 bool Node::stats_(Session& session, const Header& header, const wire::EmptyRequest&) {
   wire::StatsReply answer;
-  for (const auto& [name, value] : stats()) answer.values.push_back({name, value});
+  const StatList::Values values = stats();
+  for (const auto& [name, value] : values) answer.values.push_back({name, value});
   reply(session, header, std::move(answer));
   return true;
 }

@@ -38,11 +38,12 @@ Table::Reserved Node::reserve_one(const PartKey& key, const Hash& parent, uint64
   return reserved;
 }
 
-bool Node::commit_one(const PartKey& key, uint64_t session, const Slot& slot, uint32_t crc) {
+bool Node::commit_one(const PartKey& key, uint64_t session, const Slot& slot, uint32_t crc,
+                      Transport transport) {
   if (table_.commit(key.block, key.part_id, session, slot.generation, crc) != BlockStatus::kOk)
     return false;
   ++counters_.commits;
-  counters_.bytes_in += slot.bytes;
+  counters_.bytes_in[transport] += slot.bytes;
   for (const auto& landed : waits_.committed(key.block)) answer_wait(*landed, Status::kOk);
   return true;
 }
@@ -90,7 +91,8 @@ bool Node::commit(Session& session, const Header& header, const wire::CommitRequ
     const PartKey key{{manifest->spec_id, request.hashes[i]}, part.part_id};
     const bool done =
         session.reservations.contains(key) &&
-        commit_one(key, session.id, {0, part.bytes, request.generations[i]}, request.crcs[i]);
+        commit_one(key, session.id, {0, part.bytes, request.generations[i]}, request.crcs[i],
+                   Transport::kShm);
     if (done) session.reservations.erase(key);
     answer.statuses.push_back(static_cast<uint8_t>(done ? BlockStatus::kOk : BlockStatus::kGone));
   }
@@ -133,7 +135,7 @@ bool Node::put(Session& session, const Header& header, const wire::WriteRequest&
   const ManifestPart& part = manifest->parts[request.part];
   if (header.payload_bytes != wire::put_payload_bytes(part.bytes, request.hashes.count))
     return refuse(session, header, "the payload is not one part and its CRC32C per hash");
-  session.put = std::make_unique<PutIntake>(*this, session.id, header.request_id, manifest->spec_id,
+  session.put = std::make_unique<PutIntake>(*this, session, header.request_id, manifest->spec_id,
                                             part.part_id, part.bytes, request);
   if (session.put->done()) finish_put(session);
   return true;

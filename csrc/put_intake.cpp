@@ -8,10 +8,11 @@
 
 namespace kv {
 
-PutIntake::PutIntake(Node& node, uint64_t session, uint64_t request_id, uint32_t spec_id,
+PutIntake::PutIntake(Node& node, const Session& session, uint64_t request_id, uint32_t spec_id,
                      uint32_t part_id, uint64_t part_bytes, const wire::WriteRequest& request)
     : node_(node),
-      session_(session),
+      session_(session.id),
+      transport_(session.stream()),
       request_id_(request_id),
       spec_id_(spec_id),
       part_id_(part_id),
@@ -84,7 +85,7 @@ void PutIntake::end_block() {
     std::memcpy(&wanted, trailer_, sizeof wanted);
     const bool intact = wanted == crc_;
     statuses_[block_] = static_cast<uint8_t>(intact ? BlockStatus::kStored : BlockStatus::kCorrupt);
-    if (intact) node_.commit_one({key(block_), part_id_}, session_, slot_, crc_);
+    if (intact) node_.commit_one({key(block_), part_id_}, session_, slot_, crc_, transport_);
     else node_.give_back(key(block_), part_id_, session_), node_.count_corrupt();
   }
   begun_ = false;

@@ -3,6 +3,7 @@
 
 #include <sys/uio.h>
 
+#include <chrono>
 #include <cstdint>
 #include <vector>
 
@@ -20,8 +21,8 @@ class Node;
 class PutIntake {
  public:
   // `request` has been checked against the manifest; `part_bytes` are of each block.
-  PutIntake(Node& node, uint64_t session, uint64_t request_id, uint32_t spec_id, uint32_t part_id,
-            uint64_t part_bytes, const wire::WriteRequest& request);
+  PutIntake(Node& node, const Session& session, uint64_t request_id, uint32_t spec_id,
+            uint32_t part_id, uint64_t part_bytes, const wire::WriteRequest& request);
   ~PutIntake();
   PutIntake(const PutIntake&) = delete;
   PutIntake& operator=(const PutIntake&) = delete;
@@ -35,6 +36,9 @@ class PutIntake {
   size_t feed(const uint8_t* data, size_t size);
 
   uint64_t request_id() const { return request_id_; }
+  // Time that the server has spent on it.
+  void add_time(std::chrono::nanoseconds spent) { spent_ += spent; }
+  std::chrono::nanoseconds spent() const { return spent_; }
   std::vector<uint8_t> take_statuses() { return std::move(statuses_); }
 
  private:
@@ -44,6 +48,7 @@ class PutIntake {
 
   Node& node_;
   uint64_t session_;
+  Transport transport_;
   uint64_t request_id_;
   uint32_t spec_id_;
   uint32_t part_id_;
@@ -52,6 +57,7 @@ class PutIntake {
   std::vector<Hash> hashes_;
   std::vector<uint8_t> statuses_;
   bool no_space_ = false;
+  std::chrono::nanoseconds spent_{0};
 
   size_t block_ = 0;
   bool begun_ = false;    // the current block has been looked up

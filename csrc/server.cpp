@@ -121,12 +121,9 @@ void Server::stop() {
   running_ = false;
 }
 
-std::vector<std::pair<std::string, uint64_t>> Server::stats() {
+StatList::Values Server::stats() {
   const auto lock = enter();
-  std::vector<std::pair<std::string, uint64_t>> values;
-  if (node_ == nullptr) return values;
-  for (const auto& [name, value] : node_->stats()) values.emplace_back(name, value);
-  return values;
+  return node_ == nullptr ? StatList::Values() : node_->stats();
 }
 
 uint64_t Server::purge() {

@@ -50,7 +50,7 @@ class Server {
   uint64_t epoch() const { return epoch_; }
   const ServerOptions& options() const { return options_; }
   // Empty unless running.
-  std::vector<std::pair<std::string, uint64_t>> stats();
+  StatList::Values stats();
   uint64_t purge();
 
  private:

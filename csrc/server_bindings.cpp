@@ -43,7 +43,7 @@ void start(Server& server) {
 }
 
 nb::dict stats(Server& server) {
-  std::vector<std::pair<std::string, uint64_t>> values;
+  StatList::Values values;
   {
     const nb::gil_scoped_release released;
     values = server.stats();

@@ -72,6 +72,7 @@ IoState Server::read_some(Session& session) {
 }
 
 IoState Server::read_payload(Session& session, size_t& budget) {
+  const auto begun = std::chrono::steady_clock::now();
   PutIntake& put = *session.put;
   size_t received = put.feed(session.input.data(), session.input.size());
   session.input.consume(received);
@@ -88,7 +89,9 @@ IoState Server::read_payload(Session& session, size_t& budget) {
   }
   budget -= std::min(budget, received);
   session.payload_progress(received, node_->now());
+  put.add_time(std::chrono::steady_clock::now() - begun);
   if (put.done()) {
+    node_->count_time(Op::kPut, put.spent());
     node_->finish_put(session);
     session.input_progress(node_->now());
   }

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "counters.h"
 #include "file.h"
 #include "table.h"
 #include "waits.h"
@@ -108,6 +109,12 @@ class Session {
   void finish_closing(TimePoint now);
   bool stalled(TimePoint now, std::chrono::duration<double> deadline) const;
   int socket() const { return socket_.get(); }
+  // How it moves the bytes of blocks, as far as it has told.
+  Transport transport() const {
+    return access == wire::PoolAccess::kNone ? stream() : Transport::kShm;
+  }
+  // How its PUT and GET do.
+  Transport stream() const { return local ? Transport::kUnix : Transport::kTcp; }
 
   const uint64_t id;
   const bool local;  // over a Unix socket

@@ -42,13 +42,15 @@ std::unique_ptr<Wait> Waits::cancel(uint64_t session, uint64_t request_id) {
   return has(session, request_id) ? take({session, request_id}) : nullptr;
 }
 
-void Waits::drop_session(uint64_t session) {
+size_t Waits::drop_session(uint64_t session) {
+  size_t dropped = 0;
   for (auto at = waits_.lower_bound({session, 0});
-       at != waits_.end() && at->first.first == session;) {
+       at != waits_.end() && at->first.first == session; ++dropped) {
     const Id id = at->first;
     ++at;
     take(id);
   }
+  return dropped;
 }
 
 std::optional<TimePoint> Waits::next_deadline() const {

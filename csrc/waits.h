@@ -27,6 +27,7 @@ struct Wait {
   bool lease = false;
   TimePoint deadline;
   uint32_t reached = 0;  // blocks before it were complete when looked at last
+  TimePoint since{};
 
   HashSpan span() const { return {hashes.data(), static_cast<uint32_t>(hashes.size())}; }
 };
@@ -49,7 +50,8 @@ class Waits {
   Ended committed(const BlockKey& key);
   Ended expired(TimePoint now);
   std::unique_ptr<Wait> cancel(uint64_t session, uint64_t request_id);
-  void drop_session(uint64_t session);
+  // How many it had.
+  size_t drop_session(uint64_t session);
 
   std::optional<TimePoint> next_deadline() const;
   size_t size() const { return waits_.size(); }

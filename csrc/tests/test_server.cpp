@@ -112,6 +112,8 @@ void a_landing_is_pushed_to_whoever_waits() {
   WaitRequest brief{1, 4, 20, 0, span_of(more)};
   CHECK(waiter.send(encode_frame(Op::kWait, Status::kOk, 100, brief)));
   CHECK(waiter.expect<WaitReply>(Op::kWait, Status::kTimeout).blocks == 3);
+  CHECK(node.gauge("landings_total.landed") == 1 && node.gauge("landings_total.timeout") == 1);
+  CHECK(node.gauge("landing_wait_ns.le_inf") == 1);
 }
 
 void a_connection_takes_its_leases_and_waits_with_it() {
@@ -128,6 +130,7 @@ void a_connection_takes_its_leases_and_waits_with_it() {
   CHECK(node.gauge("leases") == 1 && node.gauge("waits") == 1);
   client.close();
   node.is_empty_after_purge();
+  CHECK(node.gauge("landings_total.gone") == 1 && node.gauge("landings_total") == 1);
 }
 
 void a_half_sent_put_leaves_what_was_complete_and_nothing_else() {

@@ -458,7 +458,7 @@ class StoreServer:
         """Close every connection, join the thread, give the pool back. Idempotent."""
 
     def stats(self) -> dict[str, int]:
-        """Return gauges and *_total counters (Node::stats in csrc/node.cpp)."""
+        """Return gauges, *_total counters and times (Node::stats; names: Stat in csrc/wire_replies.h)."""
 
     def purge(self) -> int:
         """Forget all blocks; return how many. Leased bytes stay valid until released."""

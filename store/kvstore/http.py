@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from quart import Quart, Response, jsonify
 from werkzeug.exceptions import HTTPException
 
 from kvstore.answers import Refusal, RegisteredManifest
 from kvstore.errors import KVStoreError
+from kvstore.metrics import SHARING_REFUSED, node_metrics
 
 __all__ = ["StatsCollector", "StoreNode", "Visitor", "create_app"]
 
@@ -27,7 +28,7 @@ class StoreNode(Protocol):
     """What the HTTP side needs of the server."""
 
     def stats(self) -> dict[str, int]:
-        """Gauges, and counters whose names end in _total."""
+        """Gauges, counters and times, named as csrc/wire_replies.h says."""
         ...
 
     def purge(self) -> int:
@@ -52,24 +53,17 @@ class Visitor(Protocol):
 
 
 class StatsCollector:
-    """The server's stats as Prometheus metrics named kvstore:NAME."""
+    """What `/metrics` says: the node's stats, and which engines share nothing."""
 
     def __init__(self, node: StoreNode, visitor: Visitor) -> None:
         self._node = node
         self._visitor = visitor
 
     def collect(self) -> Iterator[Metric]:
-        """One family per stat; read when scraped."""
-        for name, value in sorted(self._node.stats().items()):
-            words = name.removesuffix("_total").replace("_", " ")
-            if name.endswith("_total"):
-                yield CounterMetricFamily(f"kvstore:{name}", f"Store: {words}.", value=value)
-            else:
-                yield GaugeMetricFamily(f"kvstore:{name}", f"Store: {words}, now.", value=value)
+        """Every family of kvstore.metrics; read when scraped."""
+        yield from node_metrics(self._node.stats())
         refused = GaugeMetricFamily(
-            "kvstore:sharing_refused",
-            "Engines that are connected and share nothing.",
-            labels=["engine", "reason"],
+            SHARING_REFUSED.name, SHARING_REFUSED.help, labels=SHARING_REFUSED.labels
         )
         with contextlib.suppress(KVStoreError):  # the other figures do not depend on it
             for refusal in self._visitor.refusals():

@@ -187,7 +187,7 @@ def test_overwritten_bytes_are_caught_and_computed_again(cluster: Cluster) -> No
     sources = gained(cluster.decode, lambda: got.append(answer(cluster.decode.address, question)))
     assert got[0].tokens == expected.tokens
     cluster.decode.wait_log("is corrupt")
-    assert cluster.store.stats()["deleted_total"] > 0
+    assert cluster.store.stats()["evictions_total.deleted"] > 0
     print(f"decode engine after the overwriting: {sources}")
 
 

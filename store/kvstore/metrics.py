@@ -1,0 +1,167 @@
+"""The metrics of a store node: each with its name, help and labels here and nowhere else.
+
+`python -m kvstore.metrics` prints the table of docs/store.md. The values are the node's stats.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+__all__ = ["FAMILIES", "SHARING_REFUSED", "Family", "metrics_table", "node_metrics"]
+
+NS_PER_S: Final = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric.
+
+    Args:
+        stat: what the node's stats call it. Its ending says what it is: `_total` a counter, `_ns` a
+            histogram of times, anything else a gauge.
+        help: what it tells; names the values of its labels where they are few.
+        labels: of its series.
+    """
+
+    stat: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Literal["counter", "gauge", "histogram"]:
+        """Its type, as Prometheus calls it."""
+        if self.stat.endswith("_ns"):
+            return "histogram"
+        return "counter" if self.stat.endswith("_total") else "gauge"
+
+    @property
+    def name(self) -> str:
+        """Its name as it is scraped; times are in seconds."""
+        stat = self.stat
+        return (
+            f"kvstore:{stat.removesuffix('_ns')}_seconds"
+            if self.kind == "histogram"
+            else (f"kvstore:{stat}")
+        )
+
+    def metric(self, values: Mapping[str, int]) -> Metric:
+        """The family with its samples; `values` by series, "" where it has no labels."""
+        if self.kind == "histogram":
+            return self._histogram(values)
+        kind = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
+        family = kind(self.name, self.help, labels=self.labels)
+        for series, value in values.items():
+            if bool(series) == bool(self.labels):  # the sum of its series is theirs to tell
+                family.add_metric([series] if series else [], value)
+        return family
+
+    def _histogram(self, values: Mapping[str, int]) -> Metric:
+        family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+        buckets: dict[str, list[tuple[str, float]]] = defaultdict(list)
+        for key, value in values.items():
+            series, _, field = key.rpartition(".")
+            if field == "sum":
+                family.add_metric([series] if series else [], buckets[series], value / NS_PER_S)
+            else:
+                buckets[series].append((_bound(field.removeprefix("le_")), value))
+        return family
+
+
+FAMILIES: Final = (
+    Family("pool_bytes", "Size of the pool."),
+    Family("used_bytes", "Bytes of the pool that blocks have, committed or being written."),
+    Family("free_bytes", "Bytes of the pool that no block has."),
+    Family("blocks", "Blocks that can be matched or are being written."),
+    Family("reserved_blocks", "Parts of blocks that are being written."),
+    Family(
+        "fenced_blocks",
+        "Slots whose writer lost its connection and may still reach them; not in use until it has "
+        "let the pool go.",
+    ),
+    Family("pinned_blocks", "Blocks that cannot be evicted: leased or being sent."),
+    Family("leases", "Leases held."),
+    Family("leased_blocks", "Blocks under leases; one under two counts twice."),
+    Family("waits", "Requests that wait for a prefix to land."),
+    Family(
+        "connections", "Connections, by how they move blocks: shm, unix or tcp.", ("transport",)
+    ),
+    Family("manifests", "Manifests registered since the node started."),
+    Family("connections_total", "Connections accepted."),
+    Family("bytes_in_total", "Bytes of blocks committed over shm, unix or tcp.", ("transport",)),
+    Family(
+        "bytes_out_total",
+        "Bytes of blocks given to readers: sent over unix or tcp, leased to who maps the pool "
+        "(shm).",
+        ("transport",),
+    ),
+    Family("hits_total", "Blocks asked for and found, in the tier memory.", ("tier",)),
+    Family(
+        "misses_total",
+        "Blocks asked for that the tier memory did not have, or that follow one it did not have.",
+        ("tier",),
+    ),
+    Family(
+        "evictions_total",
+        "Blocks that went: for want of room (capacity), deleted by a client, which one does "
+        "whose digest of a block does not match, or purged.",
+        ("reason",),
+    ),
+    Family("puts_total", "Requests that committed blocks, in full or in part."),
+    Family("commits_total", "Parts of blocks committed."),
+    Family("aborts_total", "Parts of blocks whose writer gave them up."),
+    Family("no_space_total", "Requests to write for which eviction did not make enough room."),
+    Family("corrupt_total", "Blocks not stored, since their bytes did not match their digest."),
+    Family("fenced_total", "Slots that had to be fenced."),
+    Family(
+        "landings_total",
+        "Waits for a prefix that ended: landed, timeout, cancelled, or gone with their connection.",
+        ("outcome",),
+    ),
+    Family("landing_wait_ns", "Time that waits which landed took; at once counts too."),
+    Family(
+        "operation_ns",
+        "Time that the server spent on requests of each kind, with the payload of a put and "
+        "without the sending of replies; the count is that of the requests.",
+        ("operation",),
+    ),
+    Family("refusals_total", "Times that an engine said that it shares nothing."),
+    Family("bad_frames_total", "Connections ended for breaking the protocol."),
+    Family("stalled_total", "Connections ended for being too slow."),
+)
+SHARING_REFUSED: Final = Family(
+    "sharing_refused", "Engines that are connected and share nothing.", ("engine", "reason")
+)
+
+
+def node_metrics(stats: Mapping[str, int]) -> Iterable[Metric]:
+    """The families with what a node's stats say; one that they lack has no samples."""
+    values: dict[str, dict[str, int]] = defaultdict(dict)
+    for key, value in stats.items():
+        stat, _, series = key.partition(".")
+        values[stat][series] = value
+    return [family.metric(values[family.stat]) for family in FAMILIES]
+
+
+def metrics_table() -> str:
+    """The metrics as a table in Markdown."""
+    rows = ["| Metric | Type | Labels | Tells |", "|---|---|---|---|"]
+    for family in (*FAMILIES, SHARING_REFUSED):
+        labels = ", ".join(f"`{label}`" for label in family.labels)
+        rows.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} |")
+    return "\n".join(rows) + "\n"
+
+
+def _bound(ns: str) -> str:
+    return "+Inf" if ns == "inf" else str(int(ns) / NS_PER_S)
+
+
+if __name__ == "__main__":
+    print(metrics_table(), end="")
