@@ -73,6 +73,14 @@ class Node {
   void refuse_frame(Session& session, const wire::Header& header, wire::Status status,
                     std::string_view why);
 
+  // From now on nothing new is to begin.
+  void drain() { draining_ = true; }
+  bool draining() const { return draining_; }
+  // Answers every wait when nobody writes: nothing can land any more.
+  void end_hopeless_waits();
+  // Sessions of which nothing is under way.
+  std::vector<uint64_t> idle_sessions() const;
+
   void expire_waits();
   std::optional<TimePoint> next_deadline() const { return waits_.next_deadline(); }
   uint64_t purge();
@@ -155,6 +163,7 @@ class Node {
   Leases leases_;
   Fences fences_;
   Counters counters_;
+  bool draining_ = false;
   uint64_t last_session_ = 0;
   std::unordered_map<uint64_t, std::unique_ptr<Session>> sessions_;
   std::vector<uint64_t> dirty_;

@@ -20,6 +20,7 @@ StatList::Values Node::stats() const {
       .add("leased_blocks", leases_.blocks())
       .add("waits", waits_.size())
       .add_each("connections", kTransportNames, connections.values)
+      .add("draining", draining_ ? 1 : 0)
       .add("manifests", registry_.manifests().size())
       .add("connections_total", c.connections)
       .add_each("hits_total", kTierNames, {c.hits})

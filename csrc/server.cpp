@@ -88,7 +88,9 @@ int Server::open() {
     if (const int error = listen_unix(options_.unix_path, options_.unix_mode, unix_)) return error;
   epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
   wake_.reset(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  if (!epoll_ || !wake_) return errno;
+  // Made now: a node that has run out of descriptors can still be drained.
+  drained_.reset(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!epoll_ || !wake_ || !drained_) return errno;
   if (const int error = watch(wake_.get(), kWake, 0, EPOLLIN)) return error;
   if (const int error = watch(tcp_.get(), kListenTcp, 0, EPOLLIN)) return error;
   if (unix_)
@@ -105,12 +107,11 @@ int Server::open() {
 void Server::stop() {
   if (thread_.joinable()) {
     stopping_ = true;
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof one);
+    wake();
     thread_.join();
   }
   if (unix_) unlink(options_.unix_path.c_str());
-  for (File* file : {&tcp_, &unix_, &epoll_, &wake_}) file->reset();
+  for (File* file : {&tcp_, &unix_, &epoll_, &wake_, &drained_}) file->reset();
   {
     const auto lock = enter();
     node_.reset();
@@ -161,7 +162,9 @@ void Server::loop() {
     resume_queued();
     node_->expire_waits();
     if (node_->now() >= next_sweep_) sweep();
+    if (node_->draining()) node_->end_hopeless_waits();
     flush_dirty();
+    if (node_->draining()) end_idle();
   }
 }
 
@@ -209,7 +212,7 @@ void Server::sweep() {
     ++node_->counters().stalled;
     end(id);
   }
-  if (accept_paused_) {
+  if (accept_paused_ && !node_->draining()) {
     accept_paused_ = false;
     watch(tcp_.get(), kListenTcp, 0, EPOLLIN);
     if (unix_) watch(unix_.get(), kListenUnix, 0, EPOLLIN);

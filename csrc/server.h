@@ -45,6 +45,13 @@ class Server {
   // Ends every connection and joins the thread. Idempotent.
   void stop();
 
+  // Takes no connection any more, and ends each one when nothing of it is under way: no request or
+  // reply, no reservation, no lease. Waits end by TIMEOUT once nobody writes. Returns a descriptor
+  // that can be read when the last connection has gone; the server's own, until stop(). -1 unless
+  // running. Idempotent.
+  int drain();
+  bool draining();
+
   bool running() const { return running_; }
   uint16_t port() const { return port_; }
   uint64_t epoch() const { return epoch_; }
@@ -63,6 +70,7 @@ class Server {
   int open();
   int watch(int fd, Kind kind, uint64_t id, uint32_t events);
   void loop();
+  void wake() { signal(wake_); }
   int timeout_ms() const;
   void on_event(uint64_t data, uint32_t events);
   void accept_all(const File& listener, bool local);
@@ -82,6 +90,10 @@ class Server {
   void requeue(Session& session);
   void sweep();
 
+  // server_drain.cpp
+  void end_idle();
+  static void signal(const File& event);
+
   ServerOptions options_;
   std::atomic<bool> running_{false};
   std::atomic<bool> stopping_{false};
@@ -91,7 +103,7 @@ class Server {
   std::mutex door_;   // held only while waiting for mutex_
   std::mutex mutex_;  // guards node_; the loop holds it while it handles a batch of events
   std::unique_ptr<Pool> pool_;
-  File epoll_, wake_, tcp_, unix_;
+  File epoll_, wake_, tcp_, unix_, drained_;
   std::unique_ptr<Node> node_;
   std::vector<uint64_t> queued_;  // sessions with input that is still to be looked at
   bool accept_paused_ = false;    // no descriptors left; until the next sweep

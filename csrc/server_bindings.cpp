@@ -42,6 +42,16 @@ void start(Server& server) {
   throw nb::python_error();
 }
 
+int drain(Server& server) {
+  int descriptor;
+  {
+    const nb::gil_scoped_release released;
+    descriptor = server.drain();
+  }
+  if (descriptor < 0) throw nb::value_error("only a server that runs can be drained");
+  return descriptor;
+}
+
 nb::dict stats(Server& server) {
   StatList::Values values;
   {
@@ -73,11 +83,13 @@ void bind_server(nb::module_& m) {
            "unix_mode"_a = 0600, "eviction"_a = std::string(eviction_policies().front()))
       .def("start", start)
       .def("stop", &Server::stop, Release())
+      .def("drain", drain)
       .def("stats", stats)
       .def("purge", &Server::purge, Release())
       .def_prop_ro("port", &Server::port)
       .def_prop_ro("unix_path", unix_path)
       .def_prop_ro("epoch", &Server::epoch)
+      .def_prop_ro("draining", &Server::draining, Release())
       .def_prop_ro("running", &Server::running);
 }
 

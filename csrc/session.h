@@ -108,6 +108,8 @@ class Session {
   // Its output is sent: tells the peer that no more will come. It has a second to take it.
   void finish_closing(TimePoint now);
   bool stalled(TimePoint now, std::chrono::duration<double> deadline) const;
+  // No request or reply is under way, and nothing is reserved or waited for.
+  bool idle() const;
   int socket() const { return socket_.get(); }
   // How it moves the bytes of blocks, as far as it has told.
   Transport transport() const {

@@ -38,6 +38,12 @@ Waits::Ended Waits::expired(TimePoint now) {
   return ended;
 }
 
+Waits::Ended Waits::all() {
+  Ended ended;
+  while (!waits_.empty()) ended.push_back(take(waits_.begin()->first));
+  return ended;
+}
+
 std::unique_ptr<Wait> Waits::cancel(uint64_t session, uint64_t request_id) {
   return has(session, request_id) ? take({session, request_id}) : nullptr;
 }

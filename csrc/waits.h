@@ -49,6 +49,7 @@ class Waits {
   // The waits that landed because a part of this block was committed.
   Ended committed(const BlockKey& key);
   Ended expired(TimePoint now);
+  Ended all();  // and none is left
   std::unique_ptr<Wait> cancel(uint64_t session, uint64_t request_id);
   // How many it had.
   size_t drop_session(uint64_t session);

@@ -39,6 +39,10 @@
 // the process dies the kernel does so after its memory map is gone. Slots that a vanished
 // connection might still be writing stay out of use until the fence's write end is closed.
 //
+// LEAVING. A server that is about to stop accepts no connection, and ends each one as soon as nothing
+// of it is under way: no request or reply, no reservation, no lease. When nobody writes any more it
+// answers WAITs with TIMEOUT, since nothing can land.
+//
 // PAYLOADS. PUT: for each block of `hashes` the part's bytes and their CRC32C (u32), also for
 // blocks that turn out to exist. GET: the bytes of the leading run of blocks, whose CRC32Cs are in
 // the body of the reply.

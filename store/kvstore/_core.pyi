@@ -454,6 +454,14 @@ class StoreServer:
     def start(self) -> None:
         """Map the pool, bind and start the thread. OSError."""
 
+    def drain(self) -> int:
+        """Accept no connection any more and end each when nothing of it is under way.
+
+        Under way are requests, replies, reservations and leases; waits end by TIMEOUT once nobody
+        writes. Returns a descriptor that can be read when the last connection has gone; the
+        server's own until stop(). Idempotent. ValueError unless running.
+        """
+
     def stop(self) -> None:
         """Close every connection, join the thread, give the pool back. Idempotent."""
 
@@ -469,5 +477,8 @@ class StoreServer:
     def unix_path(self) -> str | None: ...
     @property
     def epoch(self) -> int: ...
+    @property
+    def draining(self) -> bool:
+        """Whether drain() has been called since start()."""
     @property
     def running(self) -> bool: ...

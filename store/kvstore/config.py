@@ -59,6 +59,12 @@ class StoreSettings(BaseSettings):
         default=EVICTION_POLICIES[0],
         description=f"who goes when the pool is full: {', '.join(EVICTION_POLICIES)}",
     )
+    drain_timeout: float = Field(
+        default=5.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds that SIGTERM leaves to what is under way: puts, leases, replies",
+    )
     log_level: Literal["error", "warning", "info", "debug"] = Field(
         default="info", description="how much is logged"
     )

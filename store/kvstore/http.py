@@ -27,6 +27,11 @@ SELFTEST_DEADLINE_S = 10.0
 class StoreNode(Protocol):
     """What the HTTP side needs of the server."""
 
+    @property
+    def draining(self) -> bool:
+        """Whether it lets what is under way end before it leaves."""
+        ...
+
     def stats(self) -> dict[str, int]:
         """Gauges, counters and times, named as csrc/wire_replies.h says."""
         ...
@@ -78,8 +83,10 @@ def create_app(node: StoreNode, visitor: Visitor) -> Quart:
     registry.register(StatsCollector(node, visitor))
 
     @app.get("/healthz")
-    async def healthz() -> Response:
-        return jsonify(status="ok")
+    async def healthz() -> tuple[Response, int]:
+        if node.draining:
+            return jsonify(status="draining"), 503
+        return jsonify(status="ok"), 200
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -93,6 +93,7 @@ FAMILIES: Final = (
     Family(
         "connections", "Connections, by how they move blocks: shm, unix or tcp.", ("transport",)
     ),
+    Family("draining", "1 while the node lets what is under way end before it leaves, else 0."),
     Family("manifests", "Manifests registered since the node started."),
     Family("connections_total", "Connections accepted."),
     Family("bytes_in_total", "Bytes of blocks committed over shm, unix or tcp.", ("transport",)),

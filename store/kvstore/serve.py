@@ -1,18 +1,20 @@
 """`kvrouter store`: one store node and its HTTP side, until SIGTERM or SIGINT."""
 
 import asyncio
+import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
 
 from hypercorn.asyncio import serve as serve_http
 from hypercorn.config import Config
 from pydantic import ByteSize
+from quart import Quart
 
 from kvstore._core import StoreServer
 from kvstore.config import StoreSettings
+from kvstore.drain import Signals, drain
 from kvstore.http import create_app
 from kvstore.visit import Visit
 
@@ -20,7 +22,7 @@ __all__ = ["run"]
 
 log = logging.getLogger("kvstore")
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-DRAIN_S = 3.0
+HTTP_GRACE_S = 3.0
 
 
 def run(settings: StoreSettings) -> int:
@@ -37,10 +39,7 @@ def run(settings: StoreSettings) -> int:
 
 
 async def _serve(settings: StoreSettings) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    signals = Signals()
     door = _listen(settings.host, settings.http_port)
     try:
         server = _start_store(settings)
@@ -59,12 +58,32 @@ async def _serve(settings: StoreSettings) -> None:
         )
         config = Config()
         config.bind = [f"fd://{door.detach()}"]
-        config.graceful_timeout = DRAIN_S
+        config.graceful_timeout = HTTP_GRACE_S
         config.errorlog = logging.getLogger("kvstore.http")
-        await serve_http(app, config, shutdown_trigger=stop.wait)
-        log.info("stopping")
+        await _serve_until_left(app, config, server, settings, signals)
     finally:
         server.stop()
+
+
+async def _serve_until_left(
+    app: Quart, config: Config, server: StoreServer, settings: StoreSettings, signals: Signals
+) -> None:
+    """Serve HTTP, also while the node drains: it says so in /healthz."""
+
+    async def left() -> None:
+        await signals.leave.wait()
+        await drain(server, settings.drain_timeout, signals.at_once)
+
+    http = asyncio.ensure_future(serve_http(app, config, shutdown_trigger=left))
+    at_once = asyncio.ensure_future(signals.at_once.wait())
+    await asyncio.wait({http, at_once}, return_when=asyncio.FIRST_COMPLETED)
+    at_once.cancel()
+    if http.done():
+        return http.result()
+    config.graceful_timeout = 0
+    http.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await http
 
 
 def _start_store(settings: StoreSettings) -> StoreServer:

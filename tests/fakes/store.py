@@ -103,9 +103,11 @@ def eventually(condition: Callable[[], bool], patience_s: float = PATIENCE_S) ->
 class StoreProcess:
     """A store node as `kvrouter store` runs it, to be killed and started again where it was."""
 
-    def __init__(self, folder: Path, memory: str = "64MiB") -> None:
+    def __init__(self, folder: Path, memory: str = "64MiB", *flags: str) -> None:
         self.unix_path = str(folder / "s.sock")
+        self._log = folder / "store.log"
         self._memory = memory
+        self._flags = flags
         self.port = self.http_port = 0
         self._process: subprocess.Popen[str] | None = None
 
@@ -125,7 +127,10 @@ class StoreProcess:
     def start(self) -> Self:
         command = [sys.executable, "-c", RUN, "--port", str(self.port), "--memory", self._memory]
         command += ["--http-port", str(self.http_port), "--unix-socket", self.unix_path]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, *self._flags], stdout=subprocess.PIPE, stderr=log, text=True
+            )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         ready = dict(word.split(":", 1) for word in line.split()[2:])
@@ -145,8 +150,22 @@ class StoreProcess:
         """Send the signal and wait; the exit code."""
         if self._process is None:
             return 0
+        os.kill(self._process.pid, number)
+        return self.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send the signal and leave it at that."""
+        os.kill(self.pid, number)
+
+    @property
+    def log(self) -> str:
+        """What it has written to stderr."""
+        return self._log.read_text()
+
+    def wait(self) -> int:
+        """Wait for its end; the exit code."""
+        assert self._process is not None
         process, self._process = self._process, None
-        os.kill(process.pid, number)
         code = process.wait(PATIENCE_S)
         assert process.stdout is not None
         process.stdout.close()

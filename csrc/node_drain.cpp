@@ -1,0 +1,32 @@
+// What a node that leaves lets end, and what it waits for.
+#include <sys/socket.h>
+
+#include "node.h"
+
+namespace kv {
+
+using wire::Status;
+
+void Node::end_hopeless_waits() {
+  for (const auto& [id, session] : sessions_)
+    if (session->put != nullptr || !session->reservations.empty()) return;
+  for (const auto& wait : waits_.all()) answer_wait(*wait, Status::kTimeout);
+}
+
+std::vector<uint64_t> Node::idle_sessions() const {
+  std::vector<uint64_t> idle;
+  for (const auto& [id, session] : sessions_)
+    if (session->idle() && leases_.blocks_of(id) == 0) idle.push_back(id);
+  return idle;
+}
+
+bool Session::idle() const {
+  if (output_pending()) return false;
+  if (closing) return true;
+  if (put != nullptr || input.size() != 0 || !reservations.empty() || waits != 0) return false;
+  // A request that has come but has not been looked at is under way.
+  char next;
+  return recv(socket_.get(), &next, sizeof next, MSG_PEEK | MSG_DONTWAIT) <= 0;
+}
+
+}  // namespace kv
