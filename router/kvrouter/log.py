@@ -1,4 +1,4 @@
-"""One line per request, JSON in a pipe and plain on a terminal; and the set-up of `logging`.
+"""One line per request, JSON in a pipe and plain on a terminal, as `kvstore.log` has the others.
 
 Lines are gathered and written a few times a second: a write per request would cost a system call.
 """
@@ -12,6 +12,8 @@ from time import time
 from typing import TYPE_CHECKING, Final
 
 import orjson
+
+from kvstore.log import log_to_stderr
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -63,35 +65,12 @@ class RequestLog:
             logging.getLogger(__name__).debug("request log: %s", error)
 
 
-class JsonFormatter(logging.Formatter):
-    """Records as one JSON object per line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line of `record`."""
-        fields = {
-            "time": round(record.created, 3),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(fields).decode()
-
-
 def set_up(level: str) -> RequestLog | None:
     """Configure `logging` for this process, to stderr.
 
     Returns:
         the log of requests, or None where `level` is above info.
     """
-    plain = sys.stderr.isatty()
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-        if plain
-        else JsonFormatter()
-    )
-    number = logging.getLevelNamesMapping()[level.upper()]
-    logging.basicConfig(level=number, handlers=[handler], force=True)
-    return RequestLog(sys.stderr, plain=plain) if number <= logging.INFO else None
+    plain = log_to_stderr(level)
+    wanted = logging.getLogger().isEnabledFor(logging.INFO)
+    return RequestLog(sys.stderr, plain=plain) if wanted else None

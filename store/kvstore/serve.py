@@ -16,6 +16,7 @@ from kvstore._core import StoreServer
 from kvstore.config import StoreSettings
 from kvstore.drain import Signals, drain
 from kvstore.http import create_app
+from kvstore.log import log_to_stderr
 from kvstore.visit import Visit
 
 __all__ = ["run"]
@@ -27,9 +28,7 @@ HTTP_GRACE_S = 3.0
 
 def run(settings: StoreSettings) -> int:
     """Serve until told to stop. Returns the exit code: 0, or 2 where it could not start."""
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_to_stderr(settings.log_level)
     try:
         asyncio.run(_serve(settings))
     except (OSError, MemoryError) as error:
