@@ -347,6 +347,21 @@ void many_clients_at_once_see_only_whole_blocks() {
   node.is_empty_after_purge();
 }
 
+void a_server_that_drains_ends_the_idle_and_waits_for_the_others() {
+  Node node;
+  Client idle = Client::tcp(node.server.port()), reader = Client::tcp(node.server.port());
+  idle.greet();
+  reader.greet();
+  reader.put(1, 1);
+  const auto hashes = chain(1, 1);
+  const auto lease = reader.ask<AcquireReply>(Op::kAcquire, ReadRequest{1, 0, span_of(hashes)});
+  pollfd drained{node.server.drain(), POLLIN, 0};
+  CHECK(drained.fd >= 0 && !idle.receive() && access(socket_path().c_str(), F_OK) != 0);
+  CHECK(poll(&drained, 1, 0) == 0 && reader.match(1) == 1 && node.gauge("draining") == 1);
+  CHECK(reader.ask<FlagReply>(Op::kRelease, ReleaseRequest{lease.lease_id}).flag == 1);
+  CHECK(poll(&drained, 1, 20'000) == 1 && node.gauge("connections") == 0);
+}
+
 void it_stops_starts_again_and_refuses_what_it_cannot_have() {
   Node node;
   const uint64_t epoch = node.server.epoch();
@@ -377,5 +392,6 @@ int main() {
   slow_and_silent_peers_are_let_go();
   noise_leaves_the_server_as_it_was();
   many_clients_at_once_see_only_whole_blocks();
+  a_server_that_drains_ends_the_idle_and_waits_for_the_others();
   it_stops_starts_again_and_refuses_what_it_cannot_have();
 }

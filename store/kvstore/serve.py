@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Iterable
 
 from hypercorn.asyncio import serve as serve_http
 from hypercorn.config import Config
@@ -15,6 +16,7 @@ from quart import Quart
 from kvstore._core import StoreServer
 from kvstore.config import StoreSettings
 from kvstore.drain import Signals, drain
+from kvstore.host import Advice, advice, read_files
 from kvstore.http import create_app
 from kvstore.log import log_to_stderr
 from kvstore.visit import Visit
@@ -104,8 +106,17 @@ def _start_store(settings: StoreSettings) -> StoreServer:
         prefault=settings.prefault,
         eviction=settings.eviction,
     )
+    # Read before the pool takes its part; what may end the process is said before it does.
+    lacks = advice(read_files(), int(settings.memory))
+    _tell(one for one in lacks if one.level >= logging.WARNING)
     server.start()
+    _tell(one for one in lacks if one.level < logging.WARNING)
     return server
+
+
+def _tell(lacks: Iterable[Advice]) -> None:
+    for one in lacks:
+        log.log(one.level, "%s", one.sentence)
 
 
 def _listen(host: str, port: int) -> socket.socket:

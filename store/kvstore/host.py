@@ -1,0 +1,121 @@
+"""What the host lacks for a pool, in sentences of advice; `advice` is a function of files alone."""
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from pydantic import ByteSize
+
+__all__ = ["FILES", "Advice", "advice", "read_files"]
+
+MEMINFO: Final = "/proc/meminfo"
+LIMITS: Final = "/proc/self/limits"
+SHMEM_HUGE: Final = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+NUMA_NODES: Final = "/sys/devices/system/node/online"
+CGROUP: Final = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
+FILES: Final = (MEMINFO, LIMITS, SHMEM_HUGE, NUMA_NODES, *(path for two in CGROUP for path in two))
+NO_HUGE_PAGES: Final = frozenset({"never", "deny"})
+
+
+class Advice(NamedTuple):
+    """One sentence, and how much it matters: a level of `logging`."""
+
+    level: int
+    sentence: str
+
+
+def read_files(root: Path = Path("/")) -> dict[str, str]:
+    """The contents of those of FILES that can be read."""
+    found = {}
+    for name in FILES:
+        try:
+            found[name] = (root / name.lstrip("/")).read_text()
+        except OSError:
+            continue
+    return found
+
+
+def advice(files: Mapping[str, str], pool_bytes: int) -> list[Advice]:
+    """What to do about memory, its pinning, huge pages and NUMA nodes for a pool of this size.
+
+    A file that is not there is no evidence of a lack, but for that of huge pages.
+    """
+    return [
+        *_memory(files, pool_bytes),
+        *_pinning(files, pool_bytes),
+        *_huge_pages(files),
+        *_numa_nodes(files),
+    ]
+
+
+def _memory(files: Mapping[str, str], pool_bytes: int) -> Iterator[Advice]:
+    rooms = [room for room in (_available(files), _left_in_cgroup(files)) if room is not None]
+    if rooms and min(rooms) < pool_bytes:
+        yield Advice(
+            logging.WARNING,
+            f"a pool of {_size(pool_bytes)} does not fit into the {_size(min(rooms))} of memory "
+            "that are free here, and the kernel ends processes when it fills: give a smaller "
+            "--memory",
+        )
+
+
+def _available(files: Mapping[str, str]) -> int | None:
+    kib = re.search(r"^MemAvailable:\s+(\d+) kB", files.get(MEMINFO, ""), re.MULTILINE)
+    return int(kib[1]) * 1024 if kib else None
+
+
+def _left_in_cgroup(files: Mapping[str, str]) -> int | None:
+    for limit, usage in CGROUP:
+        most = files.get(limit, "").strip()
+        if most.isdecimal():  # not "max"
+            used = files.get(usage, "").strip()
+            return max(0, int(most) - (int(used) if used.isdecimal() else 0))
+    return None
+
+
+def _pinning(files: Mapping[str, str], pool_bytes: int) -> Iterator[Advice]:
+    limit = re.search(r"^Max locked memory\s+(\S+)", files.get(LIMITS, ""), re.MULTILINE)
+    if limit and limit[1].isdecimal() and int(limit[1]) < pool_bytes:
+        yield Advice(
+            logging.INFO,
+            f"the memlock limit of {_size(int(limit[1]))} is less than the pool, so that engines "
+            "under it cannot pin what they map: raise it with `ulimit -l unlimited` or "
+            "LimitMEMLOCK=infinity",
+        )
+
+
+def _huge_pages(files: Mapping[str, str]) -> Iterator[Advice]:
+    modes = re.search(r"\[(\w+)\]", files.get(SHMEM_HUGE, ""))
+    if modes is None:
+        yield Advice(
+            logging.INFO, "this kernel has no huge pages for shared memory: the pool has small ones"
+        )
+    elif modes[1] in NO_HUGE_PAGES:
+        yield Advice(
+            logging.INFO,
+            f"huge pages for shared memory are off ({modes[1]}), so that copies miss the TLB more "
+            f"often: as root, `echo advise > {SHMEM_HUGE}`",
+        )
+
+
+def _numa_nodes(files: Mapping[str, str]) -> Iterator[Advice]:
+    spans = re.findall(r"(\d+)(?:-(\d+))?", files.get(NUMA_NODES, ""))
+    nodes = sum(int(last or first) - int(first) + 1 for first, last in spans)
+    if nodes > 1:
+        yield Advice(
+            logging.INFO,
+            f"this host has {nodes} NUMA nodes and the pool is bound to none: run a store node for "
+            "each under `numactl --cpunodebind=N --membind=N`",
+        )
+
+
+def _size(size_bytes: int) -> str:
+    return ByteSize(size_bytes).human_readable()
