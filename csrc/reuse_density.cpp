@@ -13,9 +13,10 @@ constexpr double kSameUse_s = 1.0;
 constexpr unsigned kLeastEpochBits = 6;
 constexpr size_t kEpochsPerPool = 8;  // at least so many epochs pass while the pool is used once
 constexpr size_t kGonePerBlock = 2;   // names remembered for each block in memory
-constexpr uint64_t kLeastBetweenLearning = 1024;
+constexpr uint64_t kLeastBetweenLearning = 4096;  // uses: it takes a millisecond
 constexpr double kDecay = 0.95;  // of what was counted, each time something is learned
 constexpr double kPrior = 0.5;   // what a kind is believed to be, in epochs that were seen
+constexpr double kMostPrior = 0.9;
 constexpr double kLost = 0.02;   // a future that so few live to see counts no more
 
 size_t depth_class(uint32_t depth, size_t classes) {
@@ -196,7 +197,9 @@ void ReuseDensity::lengthen_epochs() {
   }
 }
 
-void ReuseDensity::learn() {
+// How many of all blocks of an age are used again in an epoch; at ages that were hardly seen, as if
+// use got less likely with age.
+ReuseDensity::PerAge<double> ReuseDensity::usual_hazard(double believed) const {
   PerAge<double> reuses{}, exposure{}, hazard{};
   double all_reuses = 0, all_exposure = 0;
   for (const Kind& kind : kinds_) {
@@ -205,32 +208,43 @@ void ReuseDensity::learn() {
       all_reuses += kind.reuses[age], all_exposure += kind.exposure[age];
     }
   }
-  if (all_exposure <= 0) return;
-  // A kind that was hardly seen is taken for all kinds together, and those, at ages that were hardly
-  // seen, for blocks whose use gets less likely with age.
-  const double believed = kPrior * static_cast<double>(uint64_t{1} << epoch_bits_);
-  const double mean = all_reuses / all_exposure;
+  const double mean = all_exposure > 0 ? all_reuses / all_exposure : kMostPrior;
   for (size_t age = 0; age < kAges; ++age) {
-    const double prior = std::min(0.9, mean / static_cast<double>(age + 1));
+    const double prior = std::min(kMostPrior, mean / static_cast<double>(age + 1));
     hazard[age] = (reuses[age] + believed * prior) / (exposure[age] + believed);
   }
+  return hazard;
+}
+
+// Per age, the most uses per epoch that any moment of giving up would bring, of blocks of which
+// `used` are used again at each age.
+ReuseDensity::PerAge<double> ReuseDensity::best_futures(const PerAge<double>& used) {
+  PerAge<double> density{};
+  for (size_t age = 0; age < kAges; ++age) {
+    double uses = 0, time = 0, alive = 1;
+    for (size_t at = age; at < kAges && alive > kLost; ++at) {
+      uses += alive * used[at];
+      time += alive * (1 - used[at] / 2);
+      density[age] = std::max(density[age], uses / time);
+      alive *= 1 - used[at];
+    }
+  }
+  return density;
+}
+
+// A kind that was hardly seen is taken for all kinds together.
+void ReuseDensity::learn() {
+  const double believed = kPrior * static_cast<double>(uint64_t{1} << epoch_bits_);
+  const PerAge<double> usual = usual_hazard(believed);
   for (Kind& kind : kinds_) {
-    PerAge<double> used{};  // the share of those alive at an age that is used at it
+    PerAge<double> used{};
     for (size_t age = 0; age < kAges; ++age) {
-      const double rate = (kind.reuses[age] + believed * hazard[age]) / (kind.exposure[age] + believed);
-      used[age] = 1 - std::exp(-rate);
+      const double hazard =
+          (kind.reuses[age] + believed * usual[age]) / (kind.exposure[age] + believed);
+      used[age] = 1 - std::exp(-hazard);
       kind.reuses[age] *= kDecay, kind.exposure[age] *= kDecay;
     }
-    for (size_t age = 0; age < kAges; ++age) {
-      double best = 0, uses = 0, time = 0, alive = 1;
-      for (size_t at = age; at < kAges && alive > kLost; ++at) {
-        uses += alive * used[at];
-        time += alive * (1 - used[at] / 2);
-        best = std::max(best, uses / time);
-        alive *= 1 - used[at];
-      }
-      kind.density[age] = best;
-    }
+    kind.density = best_futures(used);
   }
 }
 

@@ -75,6 +75,8 @@ class ReuseDensity final : public EvictionPolicy {
   void advance();
   void end_epoch();
   void lengthen_epochs();
+  PerAge<double> usual_hazard(double believed) const;
+  static PerAge<double> best_futures(const PerAge<double>& used);
   void learn();
   void rank();
   void forget_oldest();
