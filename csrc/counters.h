@@ -74,9 +74,10 @@ struct Counters {
   CountsBy<Transport, kTransportNames.size()> bytes_out;  // of GET, and of ACQUIRE by mappers
   uint64_t refusals = 0;                                  // engines that refused to share
   CountsBy<Landing, kLandingNames.size()> landings;       // waits that ended
-  uint64_t bad_frames = 0;  // connections ended for breaking the protocol
-  uint64_t stalled = 0;     // connections ended for being too slow
-  uint64_t fenced = 0;      // slots that had to be fenced
+  uint64_t bad_frames = 0;    // connections ended for breaking the protocol
+  uint64_t unauthorized = 0;  // HELLOs and HTTP requests without a token of this node
+  uint64_t stalled = 0;       // connections ended for being too slow
+  uint64_t fenced = 0;        // slots that had to be fenced
   Histogram<kLandingBounds> landing_waits;  // of those that landed
   std::array<Histogram<kOperationBounds>, kOpNames.size()> operations;
 

@@ -120,6 +120,12 @@ const Manifest* Node::manifest_or_fail(Session& session, const Header& header, u
   return manifest;
 }
 
+std::optional<uint32_t> Node::admit(std::string_view token) {
+  const std::optional<uint32_t> tenant = options_.tenants.find(token);
+  if (!tenant) ++counters_.unauthorized;
+  return tenant;
+}
+
 uint64_t Node::purge() {
   const uint64_t removed = table_.purge();
   counters_.purged += removed;

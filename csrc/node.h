@@ -18,6 +18,7 @@
 #include "session.h"
 #include "slab.h"
 #include "table.h"
+#include "tenants.h"
 #include "waits.h"
 #include "wire_codec.h"
 
@@ -30,6 +31,7 @@ struct NodeOptions {
   std::string boot_id;
   uint64_t epoch = 0;
   std::string eviction{eviction_policies().front()};
+  Tenants tenants{};
 };
 
 // Requests are handled one at a time, by one thread. Nothing here blocks.
@@ -72,6 +74,9 @@ class Node {
   // Counts a frame that breaks the protocol and queues the reply that says so.
   void refuse_frame(Session& session, const wire::Header& header, wire::Status status,
                     std::string_view why);
+
+  // The tenant with this token, or nothing, which is counted.
+  std::optional<uint32_t> admit(std::string_view token);
 
   // From now on nothing new is to begin.
   void drain() { draining_ = true; }

@@ -27,6 +27,10 @@ bool is_fence(int fd) {
 
 bool Node::hello(Session& session, const Header& header, const wire::HelloRequest& request) {
   if (session.greeted) return refuse(session, header, "HELLO twice");
+  if (!admit(request.token)) {
+    fail(session, header, Status::kUnauthorized, "it needs a token, and this is none of its");
+    return false;
+  }
   const bool wants_write = (request.flags & wire::kWantWrite) != 0;
   const bool wants_pool = wants_write || (request.flags & wire::kWantPool) != 0;
   File passed = std::move(session.passed_fd);

@@ -99,7 +99,8 @@ int Server::open() {
   const auto lock = enter();
   node_ =
       std::make_unique<Node>(NodeOptions{options_.granule_bytes, options_.node, options_.unix_path,
-                                         read_boot_id(), epoch_, options_.eviction},
+                                         read_boot_id(), epoch_, options_.eviction,
+                                         Tenants(options_.tenants)},
                              pool_->data(), pool_bytes, pool_->readable_fd(), pool_->writable_fd());
   return 0;
 }
@@ -130,6 +131,11 @@ StatList::Values Server::stats() {
 uint64_t Server::purge() {
   const auto lock = enter();
   return node_ == nullptr ? 0 : node_->purge();
+}
+
+bool Server::admits(std::string_view token) {
+  const auto lock = enter();
+  return node_ != nullptr && node_->admit(token).has_value();
 }
 
 int Server::watch(int fd, Kind kind, uint64_t id, uint32_t events) {

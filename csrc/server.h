@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -29,6 +30,7 @@ struct ServerOptions {
   double frame_deadline_s = 30.0;  // for a frame, a MiB of payload, or a MiB of replies
   unsigned unix_mode = 0600;
   std::string eviction{eviction_policies().front()};
+  std::vector<TenantOptions> tenants{};  // none: nobody is asked for a token
 };
 
 // start() and stop() belong to one owner; stats() and purge() may be called from any thread while
@@ -59,6 +61,9 @@ class Server {
   // Empty unless running.
   StatList::Values stats();
   uint64_t purge();
+  // Whether this is a token of the node, or it asks for none. What is not is counted. False unless
+  // running.
+  bool admits(std::string_view token);
 
  private:
   // What an epoll event is about stands in the low bits of its data, which one above.

@@ -1,6 +1,9 @@
 // Bindings of the server.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
 #include <cerrno>
 #include <string>
@@ -13,21 +16,23 @@ namespace kv::python {
 namespace {
 
 using OptionalText = std::optional<std::string>;
+using TenantTokens = std::vector<std::pair<std::string, std::string>>;
 
 void init_server(Server* self, std::string host, uint16_t port, OptionalText unix_path,
                  uint64_t pool_bytes, uint32_t granule_bytes, uint32_t node, bool prefault,
                  size_t max_connections, double frame_deadline_s, unsigned unix_mode,
-                 std::string eviction) {
+                 std::string eviction, const TenantTokens& tenants) {
   if (!(frame_deadline_s > 0)) throw nb::value_error("frame_deadline_s must be positive");
   if (pool_bytes == 0) throw nb::value_error("pool_bytes must be positive");
   const bool power_of_two = (granule_bytes & (granule_bytes - 1)) == 0;
   if (!power_of_two || granule_bytes < 4096 || granule_bytes > 65536)
     throw nb::value_error("granule_bytes must be a power of two, 4..64 KiB");
   if (make_eviction_policy(eviction) == nullptr) throw nb::value_error("no such eviction policy");
-  new (self)
-      Server(ServerOptions{std::move(host), port, unix_path.value_or(""), pool_bytes, granule_bytes,
-                           node, prefault, max_connections, frame_deadline_s, unix_mode,
-                           std::move(eviction)});
+  ServerOptions options{std::move(host), port, unix_path.value_or(""), pool_bytes, granule_bytes,
+                        node, prefault, max_connections, frame_deadline_s, unix_mode,
+                        std::move(eviction)};
+  for (const auto& [name, token] : tenants) options.tenants.push_back({name, token});
+  new (self) Server(std::move(options));
 }
 
 void start(Server& server) {
@@ -80,11 +85,13 @@ void bind_server(nb::module_& m) {
       .def("__init__", init_server, nb::kw_only(), "host"_a = "127.0.0.1", "port"_a = 0,
            "unix_path"_a = nb::none(), "pool_bytes"_a, "granule_bytes"_a = 16384, "node"_a = 0,
            "prefault"_a = false, "max_connections"_a = 1024, "frame_deadline_s"_a = 30.0,
-           "unix_mode"_a = 0600, "eviction"_a = std::string(eviction_policies().front()))
+           "unix_mode"_a = 0600, "eviction"_a = std::string(eviction_policies().front()),
+           "tenants"_a = TenantTokens())
       .def("start", start)
       .def("stop", &Server::stop, Release())
       .def("drain", drain)
       .def("stats", stats)
+      .def("admits", &Server::admits, "token"_a, Release())
       .def("purge", &Server::purge, Release())
       .def_prop_ro("port", &Server::port)
       .def_prop_ro("unix_path", unix_path)

@@ -24,7 +24,7 @@ constexpr size_t kReadMostBytes = 256u << 10;  // of a body that has been announ
 const char* why_refused(HeaderError error) {
   switch (error) {
     case HeaderError::kMagic: return "not a kvstore frame";
-    case HeaderError::kVersion: return "this server speaks version 1 of the protocol";
+    case HeaderError::kVersion: return "this server speaks version 2 of the protocol";
     case HeaderError::kOp: return "unknown op";
     default: return "a header field is out of range";
   }
@@ -125,11 +125,13 @@ Server::Parse Server::parse_frame(Session& session, size_t& missing) {
   if (have < wire::kHeaderBytes) return Parse::kMore;
   wire::Header header;
   const HeaderError error = wire::read_header(session.input.data(), header);
-  if (error != HeaderError::kNone || !is_request(header)) {
+  // Of nobody who has not said HELLO is more than that kept.
+  const bool early = error == HeaderError::kNone && !session.greeted && header.op != Op::kHello;
+  if (error != HeaderError::kNone || early || !is_request(header)) {
     const bool version = error == HeaderError::kVersion;
     node_->refuse_frame(session, header,
                         version ? Status::kUnsupportedVersion : Status::kBadRequest,
-                        why_refused(error));
+                        early ? "the first request must be HELLO" : why_refused(error));
     return Parse::kRefused;
   }
   const size_t frame = wire::kHeaderBytes + header.body_bytes;

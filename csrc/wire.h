@@ -14,8 +14,8 @@
 //            24  u64 payload_bytes  0 except in a PUT request and a GET reply
 //
 // One request has one reply. Replies may come in another order than the requests: WAIT is answered
-// when the blocks land. The first request of a connection is HELLO; anything else before it, a
-// header that breaks the rules above, and a body that does not parse to its last byte are answered
+// when the blocks land. The first request of a connection is HELLO; anything else before it (which
+// is refused by its header, before its body has come), a header that breaks the rules above, and a body that does not parse to its last byte are answered
 // with BAD_REQUEST (or UNSUPPORTED_VERSION) and end the connection.
 //
 // VERIFICATION. The header is checked before a byte of the body is kept, body memory grows with the
@@ -27,6 +27,10 @@
 //     u8 u16 u32 u64     integers                    digest      32 raw bytes
 //     text               u16 length, UTF-8           blob        u32 length, bytes
 //     list of X          u32 count, then count X     hashes      list of digest
+//
+// TOKENS. A server with tokens takes a HELLO only with one of them; without tokens it ignores what
+// HELLO carries. A missing and a wrong token are answered alike, with UNAUTHORIZED, and end the
+// connection. Tokens travel as they are: the network between the two is trusted with them.
 //
 // ERRORS. A reply whose status is not OK has one `text` as its body (ErrorReply), except the reply
 // of WAIT: LANDED is OK, and TIMEOUT and CANCELLED carry a WaitReply too. Any error reply to a PUT
@@ -57,12 +61,13 @@ namespace kv::wire {
 static_assert(std::endian::native == std::endian::little, "kvcore is written for little-endian");
 
 inline constexpr uint32_t kMagic = 0x3152564B;  // "KVR1"
-inline constexpr uint8_t kVersion = 1;
+inline constexpr uint8_t kVersion = 2;
 inline constexpr size_t kHeaderBytes = 32;
 inline constexpr size_t kHashBytes = 32;
 inline constexpr uint32_t kMaxBodyBytes = 4u << 20;
 inline constexpr uint32_t kMaxDocBytes = 64u << 10;
 inline constexpr uint32_t kMaxTextBytes = 1024;
+inline constexpr uint32_t kMaxTokenBytes = 512;
 inline constexpr uint32_t kMaxHashes = 16384;  // blocks in one request
 inline constexpr uint32_t kMaxParts = 1024;    // parts of one manifest
 inline constexpr uint32_t kMaxSlots = 131072;  // blocks x parts in one ACQUIRE
@@ -98,6 +103,7 @@ enum class Status : uint16_t {
   kConflict = 6,         // REGISTER: a part digest that is known with another size
   kTimeout = 7,
   kCancelled = 8,
+  kUnauthorized = 9,  // HELLO: no token, or not one of this server's; the connection ends
 };
 
 // What became of one block of a request.
@@ -150,7 +156,7 @@ constexpr uint64_t put_payload_bytes(uint64_t block_bytes, uint64_t blocks) {
 constexpr uint32_t max_body_bytes(Op op) {
   constexpr uint32_t hashes = kMaxHashes * kHashBytes + 64;
   switch (op) {
-    case Op::kHello: return kMaxTextBytes + 64;
+    case Op::kHello: return kMaxTextBytes + kMaxTokenBytes + 64;
     case Op::kRegister: return kMaxDocBytes + kMaxParts * 40 + 2 * kMaxTextBytes + 128;
     case Op::kMatch:
     case Op::kDelete:

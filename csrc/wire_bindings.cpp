@@ -43,9 +43,10 @@ void check_lengths(HashSpan hashes, const U32s& values) {
   if (values.size() != hashes.count) throw nb::value_error("one value per hash is needed");
 }
 
-nb::bytes hello(uint64_t id, const std::string& name, bool want_pool, bool want_write) {
+nb::bytes hello(uint64_t id, const std::string& name, const std::string& token, bool want_pool,
+                bool want_write) {
   const uint32_t flags = (want_pool ? kWantPool : 0u) | (want_write ? kWantPool | kWantWrite : 0u);
-  return frame(Op::kHello, id, HelloRequest{flags, name});
+  return frame(Op::kHello, id, HelloRequest{flags, name, token});
 }
 
 nb::bytes register_(uint64_t id, const nb::bytes& spec, const nb::bytes& manifest,
@@ -158,7 +159,8 @@ void bind_enums(nb::module_& m) {
       .value("NOT_ALLOWED", Status::kNotAllowed)
       .value("CONFLICT", Status::kConflict)
       .value("TIMEOUT", Status::kTimeout)
-      .value("CANCELLED", Status::kCancelled);
+      .value("CANCELLED", Status::kCancelled)
+      .value("UNAUTHORIZED", Status::kUnauthorized);
   nb::enum_<BlockStatus>(m, "BlockStatus", nb::is_arithmetic())
       .value("OK", BlockStatus::kOk)
       .value("GRANTED", BlockStatus::kGranted)
@@ -181,6 +183,7 @@ void bind_constants(nb::module_& m) {
   m.attr("MAX_BODY_BYTES") = kMaxBodyBytes;
   m.attr("MAX_DOC_BYTES") = kMaxDocBytes;
   m.attr("MAX_TEXT_BYTES") = kMaxTextBytes;
+  m.attr("MAX_TOKEN_BYTES") = kMaxTokenBytes;
   m.attr("MAX_HASHES") = kMaxHashes;
   m.attr("MAX_PARTS") = kMaxParts;
   m.attr("MAX_SLOTS") = kMaxSlots;
@@ -194,8 +197,8 @@ void bind_wire(nb::module_& m) {
   bind_constants(m);
   bind_enums(m);
   m.def("put_payload_bytes", wire::put_payload_bytes, "block_bytes"_a, "blocks"_a);
-  m.def("encode_hello", hello, "request_id"_a, nb::kw_only(), "name"_a = "", "want_pool"_a = false,
-        "want_write"_a = false);
+  m.def("encode_hello", hello, "request_id"_a, nb::kw_only(), "name"_a = "", "token"_a = "",
+        "want_pool"_a = false, "want_write"_a = false);
   m.def("encode_register", register_, "request_id"_a, nb::kw_only(), "spec"_a, "manifest"_a,
         "engine"_a, "refusal"_a, "doc"_a, "parts"_a);
   m.def(

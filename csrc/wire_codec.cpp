@@ -38,7 +38,7 @@ HeaderError read_header(const uint8_t* data, Header& header) {
   if (raw.version != kVersion) return HeaderError::kVersion;
   if (raw.op < static_cast<uint8_t>(Op::kHello) || raw.op > static_cast<uint8_t>(Op::kStats))
     return HeaderError::kOp;
-  if (raw.status > static_cast<uint16_t>(Status::kCancelled) || raw.reserved != 0)
+  if (raw.status > static_cast<uint16_t>(Status::kUnauthorized) || raw.reserved != 0)
     return HeaderError::kReserved;
   return raw.body_bytes > kMaxBodyBytes ? HeaderError::kBodyTooLong : HeaderError::kNone;
 }

@@ -15,9 +15,10 @@ namespace kv::wire {
 struct HelloRequest {
   uint32_t flags = 0;  // HelloFlags
   std::string_view name;
+  std::string_view token{};  // blob <= kMaxTokenBytes: opaque, never logged; "" without one
   template <class V>
   bool fields(V& v) {
-    return v.u32(flags) && v.text(name);
+    return v.u32(flags) && v.text(name) && v.blob(token, kMaxTokenBytes);
   }
 };
 

@@ -48,21 +48,32 @@ std::vector<std::string> fuzz_seeds() {
   std::vector<std::string> seeds;
   for (const std::string& request : fuzz::requests()) {
     all += request;
-    // The first byte tells how the peer may write.
+    // The first byte: 1 lets the peer write the pool, 2 has the node ask for a token.
     seeds.push_back("\1" + fuzz::requests()[0] + fuzz::requests()[1] + request);
+    seeds.push_back("\2" + request);
   }
   seeds.push_back('\0' + all);
   seeds.push_back('\1' + all);
+  seeds.push_back('\3' + all);
   return seeds;
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   static std::vector<uint8_t> pool(kPoolBytes);
-  Node node({4096, 0, "", "", 1}, pool.data(), pool.size(), -1, -1);
+  const bool with_tokens = (data[0] & 2) != 0;
+  const std::vector<TenantOptions> tenants{{"one", fuzz::kToken}};
+  Node node({.granule_bytes = 4096,
+             .epoch = 1,
+             .tenants = with_tokens ? Tenants(tenants) : Tenants()},
+            pool.data(), pool.size(), -1, -1);
   Session& session = node.add_session(File(), true);
   if ((data[0] & 1) != 0) session.access = wire::PoolAccess::kWrite;
   feed(node, session, data + 1, size - 1);
+  // Without the token in its bytes, a peer changes nothing.
+  const std::string_view bytes(reinterpret_cast<const char*>(data), size);
+  if (with_tokens && bytes.find(fuzz::kToken) == bytes.npos)
+    expect(!session.greeted && gauge(node, "manifests") == 0 && gauge(node, "blocks") == 0);
   node.set_now(TimePoint{} + std::chrono::hours(2));
   node.expire_waits();
   expect(gauge(node, "waits") == 0);

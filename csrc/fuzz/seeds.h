@@ -13,6 +13,8 @@ using namespace wire;
 
 inline constexpr uint64_t kPartBytes = 40;
 
+inline constexpr const char* kToken = "a token of the fuzzed node";
+
 inline Hash hash_of(uint8_t i) {
   Hash hash{};
   hash.bytes[0] = i;
@@ -32,7 +34,7 @@ inline std::vector<std::string> requests() {
   RegisterRequest refusal{hash_of(9), hash_of(8), "engine", "why", "", {}};
   const uint64_t payload_bytes = put_payload_bytes(kPartBytes, 3);
   return {
-      frame(Op::kHello, HelloRequest{0, "fuzz"}),
+      frame(Op::kHello, HelloRequest{0, "fuzz", kToken}),
       frame(Op::kRegister, manifest),
       frame(Op::kRegister, refusal),
       frame(Op::kManifests, ManifestsRequest{0}),

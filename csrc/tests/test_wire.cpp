@@ -33,9 +33,9 @@ void headers_are_checked_field_by_field() {
     return read_header(reinterpret_cast<const uint8_t*>(bad.data()), header);
   };
   CHECK(error_with(0, 'k') == HeaderError::kMagic);
-  CHECK(error_with(4, 2) == HeaderError::kVersion);
+  CHECK(error_with(4, 1) == HeaderError::kVersion);
   CHECK(error_with(5, 0) == HeaderError::kOp && error_with(5, 17) == HeaderError::kOp);
-  CHECK(error_with(6, 9) == HeaderError::kReserved && error_with(20, 1) == HeaderError::kReserved);
+  CHECK(error_with(6, 10) == HeaderError::kReserved && error_with(20, 1) == HeaderError::kReserved);
   CHECK(error_with(19, 1) == HeaderError::kBodyTooLong);
 }
 
@@ -75,6 +75,8 @@ void texts_are_short_and_utf8() {
   const std::string text(kMaxTextBytes + 1, 'x');
   HelloRequest request{0, text};
   CHECK(encode_frame(Op::kHello, Status::kOk, 1, request).empty());
+  HelloRequest with_token{0, "", std::string_view(text).substr(0, kMaxTokenBytes + 1)};
+  CHECK(encode_frame(Op::kHello, Status::kOk, 1, with_token).empty());
 }
 
 void every_request_fits_its_own_limit() {
@@ -89,7 +91,7 @@ void every_request_fits_its_own_limit() {
   CHECK(fits(Op::kCommit, CommitRequest{1, 0, span, values, values}));
   CHECK(fits(Op::kWait, WaitRequest{1, 1, 1, 1, span}) && fits(Op::kGet, ReadRequest{1, 0, span}));
   const std::string text(kMaxTextBytes, 'x'), doc(kMaxDocBytes, 'x');
-  CHECK(fits(Op::kHello, HelloRequest{0, text}));
+  CHECK(fits(Op::kHello, HelloRequest{0, text, std::string_view(text).substr(0, kMaxTokenBytes)}));
   CHECK(fits(Op::kRegister,
              RegisterRequest{{}, {}, text, text, doc, std::vector<PartSpec>(kMaxParts)}));
 }

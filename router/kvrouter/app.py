@@ -91,7 +91,10 @@ class App:
         self._client: AsyncStoreClient | None = None
         if settings.store is not None:
             self._client = AsyncStoreClient(
-                settings.store, name="router", deadline_s=STORE_DEADLINE_S
+                settings.store,
+                name="router",
+                token=settings.store_token.get_secret_value(),
+                deadline_s=STORE_DEADLINE_S,
             )
         self._store = StoreView(self._client) if self._client is not None else None
         self._budget = RecomputeBudget(settings.recompute_budget_tokens)

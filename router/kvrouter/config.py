@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from kvrouter.engine import parse_address
 from kvstore.address import parse_url
+from kvstore.config import StoreToken  # noqa: TC001 (pydantic reads it)
 
 
 def _split(value: Any) -> Any:
@@ -60,6 +61,11 @@ class RouterSettings(BaseSettings):
         default=None,
         description="KV store that the engines' connectors use, as kv://HOST:PORT. Without it the "
         "router awaits no landing; the engines' own connectors still hand KV over.",
+    )
+    store_token: StoreToken = Field(
+        default=SecretStr(""),
+        description="token of the store, where it asks for one; better given in the environment "
+        "than as a flag, which others can see.",
     )
     policy: Literal["round_robin", "least_tokens", "prefix"] = Field(
         default="prefix",

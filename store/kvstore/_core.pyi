@@ -165,6 +165,7 @@ VERSION: int
 MAX_BODY_BYTES: int
 MAX_DOC_BYTES: int
 MAX_TEXT_BYTES: int
+MAX_TOKEN_BYTES: int
 MAX_HASHES: int
 MAX_PARTS: int
 MAX_SLOTS: int
@@ -198,6 +199,7 @@ class Status(enum.IntEnum):
     CONFLICT = 6
     TIMEOUT = 7
     CANCELLED = 8
+    UNAUTHORIZED = 9
 
 class BlockStatus(enum.IntEnum):
     OK = 0
@@ -215,7 +217,9 @@ class PoolAccess(enum.IntEnum):
     READ = 1
     WRITE = 2
 
-def encode_hello(request_id: int, *, name: str = "", want_pool: bool = False, want_write: bool = False) -> bytes: ...
+def encode_hello(
+    request_id: int, *, name: str = "", token: str = "", want_pool: bool = False, want_write: bool = False
+) -> bytes: ...
 def encode_register(
     request_id: int,
     *,
@@ -434,6 +438,7 @@ class StoreServer:
     touches the whole pool in start(). A frame that is not complete, or a reply that is not taken, within
     `frame_deadline_s` seconds (per MiB of payload) ends its connection. `unix_path`: created with `unix_mode`, removed by
     stop(); a stale socket file is replaced, a living one is an OSError. `eviction`: one of EVICTION_POLICIES.
+    `tenants`: names and tokens; clients must then show one of the tokens.
     """
 
     def __init__(
@@ -450,6 +455,7 @@ class StoreServer:
         frame_deadline_s: float = 30.0,
         unix_mode: int = 0o600,
         eviction: str = "density",
+        tenants: Sequence[tuple[str, str]] = (),
     ) -> None: ...
     def start(self) -> None:
         """Map the pool, bind and start the thread. OSError."""
@@ -467,6 +473,12 @@ class StoreServer:
 
     def stats(self) -> dict[str, int]:
         """Return gauges, *_total counters and times (Node::stats; names: Stat in csrc/wire_replies.h)."""
+
+    def admits(self, token: str) -> bool:
+        """Tell whether this is a token of the node, or it asks for none. False unless running.
+
+        Takes the same time whatever the tokens have in common. What is not admitted is counted.
+        """
 
     def purge(self) -> int:
         """Forget all blocks; return how many. Leased bytes stay valid until released."""

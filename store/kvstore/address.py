@@ -27,7 +27,15 @@ class Address:
 
 
 def parse_url(url: str) -> Address:
-    """The address that kv://HOST:PORT or kv+unix:///PATH names. ValueError tells the remedy."""
+    """The address that kv://HOST:PORT or kv+unix:///PATH names. ValueError tells the remedy.
+
+    No URL holds a token: URLs stand in logs, and in the list of processes.
+    """
+    if "@" in url:
+        raise ValueError(
+            "a store address holds no token: write kv://HOST:PORT, and give the token as a setting "
+            "of its own (KVROUTER_STORE_TOKEN)"
+        )
     remedy = f"store address {url!r} is not understood; write kv://HOST:PORT or kv+unix:///PATH"
     try:
         parts = urlsplit(url)
@@ -36,7 +44,7 @@ def parse_url(url: str) -> Address:
         raise ValueError(remedy) from error
     if parts.scheme == "kv+unix" and parts.path and not parts.netloc:
         return Address(path=parts.path)
-    bare = parts.path in {"", "/"} and not parts.query and not parts.username
+    bare = parts.path in {"", "/"} and not parts.query
     if parts.scheme == "kv" and parts.hostname and port and bare:
         return Address(host=parts.hostname, port=port)
     raise ValueError(remedy)

@@ -6,6 +6,7 @@ background. Operations fail at once while there is none. One event loop, not saf
 
 import asyncio
 import contextlib
+import logging
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -25,12 +26,14 @@ from kvstore.aio_link import AsyncLink
 from kvstore.answers import Match, Place, RegisteredManifest, Registration, understood
 from kvstore.backoff import BackOff
 from kvstore.block import Manifest
-from kvstore.errors import KVStoreError, StoreClosed, StoreUnavailable
+from kvstore.credentials import check_token
+from kvstore.errors import KVStoreError, StoreClosed, StoreUnavailable, Unauthorized
 from kvstore.registry import register_frame
 from kvstore.spans import check_upto
 
 __all__ = ["AsyncLanding", "AsyncLease", "AsyncStoreClient"]
 
+log = logging.getLogger(__name__)
 MAX_WAIT_S = _core.MAX_DEADLINE_MS / 1000
 
 
@@ -78,15 +81,20 @@ class AsyncStoreClient:
     """A client of one store node. `async with` starts it and ends it.
 
     Operations raise StoreUnavailable (at once while there is no connection, else within
-    `deadline_s`), StoreRefused where the node says no, StoreClosed after `close`. A cancelled
+    `deadline_s`), StoreRefused where the node says no (Unauthorized while it wants another `token`,
+    which is a ValueError where it cannot be any), StoreClosed after `close`. A cancelled
     operation leaves nothing behind at the node.
     """
 
-    def __init__(self, url: str, *, name: str = "", deadline_s: float = 2.0) -> None:
+    def __init__(
+        self, url: str, *, name: str = "", token: str = "", deadline_s: float = 2.0
+    ) -> None:
         self.url = url
         self.deadline_s = deadline_s
         self._address = parse_url(url)
         self._name = name
+        self._token = check_token(token)
+        self._unauthorized: Unauthorized | None = None
         self._link: AsyncLink | None = None
         self._remembered: dict[bytes, tuple[Manifest, str, str]] = {}
         self._keeper: asyncio.Task[None] | None = None
@@ -233,6 +241,8 @@ class AsyncStoreClient:
             return link
         if self._closed:
             raise StoreClosed("the store client is closed")
+        if self._unauthorized is not None:
+            raise Unauthorized(str(self._unauthorized), self._unauthorized.status)
         raise StoreUnavailable(f"there is no connection to the store at {self.url}")
 
     async def _count(self, link: AsyncLink, request_id: int, frame: bytes) -> int:
@@ -262,11 +272,13 @@ class AsyncStoreClient:
             try:
                 async with asyncio.timeout(self.deadline_s):
                     link = await self._connect(loop)
-            except (OSError, TimeoutError, KVStoreError):
+            except (OSError, TimeoutError, KVStoreError) as error:
+                self._note(error)
                 backoff.failed(loop.time())
                 await asyncio.sleep(backoff.remaining_s(loop.time()))
                 continue
             backoff.succeeded()
+            self._unauthorized = None
             self._link = link
             self._up.set()
             try:
@@ -275,10 +287,17 @@ class AsyncStoreClient:
                 self._up.clear()
                 link.close()
 
+    def _note(self, error: BaseException) -> None:
+        """Remember, and log once, that the node wants another token: nothing else mends it."""
+        refused = error if isinstance(error, Unauthorized) else None
+        if refused is not None and self._unauthorized is None:
+            log.warning("%s: %s", self.url, refused)
+        self._unauthorized = refused
+
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> AsyncLink:
         link = await self._reach(loop, self._address)
         try:
-            hello = await link.greet(self._name, self.deadline_s)
+            hello = await link.greet(self._name, self._token, self.deadline_s)
             path = nearer_path(hello.unix_path, hello.boot_id) if self._address.host else ""
             nearer = await self._reach_socket(loop, path, hello.epoch) if path else None
             if nearer is not None:
@@ -300,7 +319,7 @@ class AsyncStoreClient:
         except OSError:
             return None
         try:
-            hello = await link.greet(self._name, self.deadline_s)
+            hello = await link.greet(self._name, self._token, self.deadline_s)
         except BaseException as error:
             link.close()
             if isinstance(error, KVStoreError):

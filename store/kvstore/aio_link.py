@@ -59,10 +59,10 @@ class AsyncLink(asyncio.Protocol):
         self._request_id += 1
         return self._request_id
 
-    async def greet(self, name: str, deadline_s: float) -> HelloReply:
+    async def greet(self, name: str, token: str, deadline_s: float) -> HelloReply:
         """Say HELLO."""
         request_id = self.next_id()
-        frame = _core.encode_hello(request_id, name=name)
+        frame = _core.encode_hello(request_id, name=name, token=token)
         hello = await self.ask(request_id, frame, deadline_s)
         assert isinstance(hello, HelloReply)
         self.epoch = hello.epoch

@@ -28,6 +28,7 @@ from kvstore.answers import (
 )
 from kvstore.block import Manifest
 from kvstore.connection import Access, Channel, Deadline
+from kvstore.credentials import check_token
 from kvstore.errors import CorruptBlock
 from kvstore.lease import Landing, Lease, Reservation
 from kvstore.route import TransportName
@@ -52,10 +53,12 @@ class StoreClient:
     connect: the first operation does, and later ones reconnect by themselves where the node went
     away, also to a node that was restarted (manifests are then registered again).
 
+    `token`: one of the node's, where it asks for one. ValueError where it cannot be any.
+
     hashes: the chain from block 0 on, 32 bytes per block; a span says which of them are meant.
     Raises (every operation): StoreUnavailable where no answer came (at once while the node is known
-    to be away), StoreRefused where the node said no, StoreClosed after `close`, ValueError where
-    the arguments do not fit together.
+    to be away), StoreRefused where the node said no (Unauthorized: it wants a token), StoreClosed
+    after `close`, ValueError where the arguments do not fit together.
     """
 
     def __init__(
@@ -66,11 +69,12 @@ class StoreClient:
         verify: bool = True,
         deadline_s: float = 2.0,
         name: str = "",
+        token: str = "",
     ) -> None:
         self.url = url
         self.verify = verify
         self.deadline_s = deadline_s
-        self._session = Session(parse_url(url), transport, name)
+        self._session = Session(parse_url(url), transport, name, check_token(token))
 
     @property
     def transport(self) -> str:

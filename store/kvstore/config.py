@@ -1,19 +1,31 @@
-"""Settings of a store node: flags > environment (KVROUTER_STORE_*) > YAML file > these defaults."""
+"""Settings of a store node: flags > environment (KVROUTER_STORE_*) > YAML file > these defaults.
+
+And the type of the one setting that all clients of a node have: their token.
+"""
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ByteSize, Field, field_validator
+from pydantic import BeforeValidator, ByteSize, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kvstore._core import EVICTION_POLICIES
+from kvstore.credentials import check_token
 
-__all__ = ["KIB", "StoreSettings"]
+__all__ = ["KIB", "StoreSettings", "StoreToken"]
 
 KIB = 1024
 MIB = 1024 * KIB
 MIN_POOL_BYTES = MIB
+
+
+def _secret(value: Any) -> SecretStr:
+    given = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+    return SecretStr(check_token(given))
+
+
+StoreToken = Annotated[SecretStr, BeforeValidator(_secret)]
 
 
 class StoreSettings(BaseSettings):
@@ -47,6 +59,15 @@ class StoreSettings(BaseSettings):
         default="",
         description="path of the Unix socket through which clients of this host map the pool; "
         "empty: one is made in the run-time directory, 'none': no Unix socket",
+    )
+    token_file: str = Field(
+        default="",
+        description="file of the tenants' tokens, TENANT:TOKEN on each line; clients and HTTP must "
+        "then show one of them. Others must not be able to read it",
+    )
+    insecure: bool = Field(
+        default=False,
+        description="serve without tokens on an address that other hosts reach",
     )
     granule: ByteSize = Field(
         default=ByteSize(16 * KIB), description="unit of allocation in the pool: 4KiB to 64KiB"

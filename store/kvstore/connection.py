@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, NoReturn
 from kvstore import _core
 from kvstore._core import ErrorReply, Header, HelloReply, PoolAccess, PoolView, Status
 from kvstore.address import Address
-from kvstore.errors import DeadlineExceeded, StoreRefused, StoreUnavailable, UnknownManifest
+from kvstore.errors import (
+    DeadlineExceeded,
+    StoreRefused,
+    StoreUnavailable,
+    Unauthorized,
+    UnknownManifest,
+)
 
 if TYPE_CHECKING:
     from kvstore._core import _Reply as Reply
@@ -74,7 +80,13 @@ class Channel:
     """
 
     def __init__(
-        self, address: Address, deadline: Deadline, *, name: str, access: Access = Access.NONE
+        self,
+        address: Address,
+        deadline: Deadline,
+        *,
+        name: str,
+        token: str = "",
+        access: Access = Access.NONE,
     ) -> None:
         self.lock = threading.Lock()
         self.owner_pid = os.getpid()
@@ -88,7 +100,7 @@ class Channel:
         self._socket = _connect(address, deadline)
         self._fd = self._socket.fileno()
         try:
-            self.hello = self._greet(name, access, deadline)
+            self.hello = self._greet(name, token, access, deadline)
         except BaseException:
             self.discard()
             raise
@@ -177,10 +189,10 @@ class Channel:
         self.close()
         self._socket.close()
 
-    def _greet(self, name: str, access: Access, deadline: Deadline) -> HelloReply:
+    def _greet(self, name: str, token: str, access: Access, deadline: Deadline) -> HelloReply:
         want_pool, want_write = access != Access.NONE, access == Access.WRITE
         frame = _core.encode_hello(
-            self.next_id(), name=name, want_pool=want_pool, want_write=want_write
+            self.next_id(), name=name, token=token, want_pool=want_pool, want_write=want_write
         )
         if not want_pool:
             return _expect_hello(self.call(frame, deadline))
@@ -310,6 +322,9 @@ def refused(status: Status, message: str) -> StoreRefused:
     """The exception that a reply with this status means."""
     if status == Status.UNKNOWN_MANIFEST:
         return UnknownManifest(message, status.name)
+    if status == Status.UNAUTHORIZED:
+        remedy = "give this client a token of the store (KVROUTER_STORE_TOKEN)"
+        return Unauthorized(f"the store refused: {message}; {remedy}", status.name)
     return StoreRefused(f"the store refused: {message}", status.name)
 
 

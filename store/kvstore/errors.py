@@ -4,6 +4,7 @@ KVStoreError
  +- StoreUnavailable     no answer: the server is away, the link was cut, or the deadline passed
  |   +- DeadlineExceeded   the server is there, but did not answer in time
  +- StoreRefused         the server answered, and said no
+ |   +- Unauthorized       the server asks for a token, and was shown none of its
  |   +- UnknownManifest    the manifest was never registered with this server
  +- CorruptBlock         the bytes of a block do not match their digest
  +- LeaseLost            a lease or reservation is not held any more
@@ -20,6 +21,7 @@ __all__ = [
     "StoreClosed",
     "StoreRefused",
     "StoreUnavailable",
+    "Unauthorized",
     "UnknownManifest",
 ]
 
@@ -42,6 +44,10 @@ class StoreRefused(KVStoreError):
     def __init__(self, message: str, status: str = "") -> None:
         super().__init__(message)
         self.status = status
+
+
+class Unauthorized(StoreRefused):
+    """The server serves only clients with a token, and this one has none of its."""
 
 
 class UnknownManifest(StoreRefused):

@@ -135,6 +135,7 @@ FAMILIES: Final = (
     ),
     Family("refusals_total", "Times that an engine said that it shares nothing."),
     Family("bad_frames_total", "Connections ended for breaking the protocol."),
+    Family("unauthorized_total", "Clients and HTTP requests without a token of the node."),
     Family("stalled_total", "Connections ended for being too slow."),
 )
 SHARING_REFUSED: Final = Family(

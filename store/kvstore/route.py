@@ -26,12 +26,13 @@ class Way:
 class Route:
     """Finds the way and remembers it until `forget`. Safe in threads."""
 
-    def __init__(self, address: Address, wish: TransportName, name: str) -> None:
+    def __init__(self, address: Address, wish: TransportName, name: str, token: str) -> None:
         if wish == "tcp" and address.path:
             raise ValueError(f"transport 'tcp' cannot be had at {address}; use kv://HOST:PORT")
         self._address = address
         self._wish = wish
         self._name = name
+        self._token = token
         self._way: Way | None = None
         self._backoff = BackOff()
         self._lock = threading.Lock()
@@ -93,7 +94,7 @@ class Route:
 
     def _path_here(self, deadline: Deadline) -> tuple[str, int]:
         """The path of the server's Unix socket, if it runs on this host; and the server's epoch."""
-        probe = Channel(self._address, deadline, name=self._name)
+        probe = Channel(self._address, deadline, name=self._name, token=self._token)
         try:
             hello = probe.hello
             return nearer_path(hello.unix_path, hello.boot_id), hello.epoch
@@ -106,7 +107,7 @@ class Route:
         A path means another socket in another container: the epoch tells whose it is.
         """
         try:
-            probe = Channel(local, deadline, name=self._name, access=Access.READ)
+            probe = Channel(local, deadline, name=self._name, token=self._token, access=Access.READ)
         except (StoreUnavailable, OSError):
             if self._address.path:
                 raise

@@ -16,9 +16,11 @@ from quart import Quart
 from kvstore._core import StoreServer
 from kvstore.config import StoreSettings
 from kvstore.drain import Signals, drain
+from kvstore.guard import bearer, require_token
 from kvstore.host import Advice, advice, read_files
 from kvstore.http import create_app
 from kvstore.log import log_to_stderr
+from kvstore.safety import StartRefused, TenantToken, tokens_of
 from kvstore.visit import Visit
 
 __all__ = ["run"]
@@ -32,18 +34,21 @@ def run(settings: StoreSettings) -> int:
     """Serve until told to stop. Returns the exit code: 0, or 2 where it could not start."""
     log_to_stderr(settings.log_level)
     try:
-        asyncio.run(_serve(settings))
+        asyncio.run(_serve(settings, tokens_of(settings)))
+    except StartRefused as error:
+        print(f"kvrouter store: {error}", file=sys.stderr)
+        return 2
     except (OSError, MemoryError) as error:
         print(f"kvrouter store: {_remedy(settings, error)}", file=sys.stderr)
         return 2
     return 0
 
 
-async def _serve(settings: StoreSettings) -> None:
+async def _serve(settings: StoreSettings, tenants: list[TenantToken]) -> None:
     signals = Signals()
     door = _listen(settings.host, settings.http_port)
     try:
-        server = _start_store(settings)
+        server = _start_store(settings, tenants)
     except BaseException:
         door.close()
         raise
@@ -51,7 +56,8 @@ async def _serve(settings: StoreSettings) -> None:
         url = f"kv://{_host_in_url(settings.host)}:{server.port}"
         http_port = door.getsockname()[1]
         own_url = url.replace(settings.host, ANY_ADDRESS.get(settings.host, settings.host))
-        app = create_app(server, Visit(own_url))
+        app = create_app(server, Visit(own_url, bearer if tenants else str))
+        require_token(app, server.admits)
         print(
             f"kvstore ready: {url} http://{_host_in_url(settings.host)}:{http_port} "
             f"unix:{server.unix_path or 'none'} pool:{settings.memory.human_readable()}",
@@ -87,7 +93,7 @@ async def _serve_until_left(
         await http
 
 
-def _start_store(settings: StoreSettings) -> StoreServer:
+def _start_store(settings: StoreSettings, tenants: list[TenantToken]) -> StoreServer:
     path = settings.unix_path()
     if path is not None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -105,6 +111,7 @@ def _start_store(settings: StoreSettings) -> StoreServer:
         granule_bytes=int(settings.granule),
         prefault=settings.prefault,
         eviction=settings.eviction,
+        tenants=tenants,
     )
     # Read before the pool takes its part; what may end the process is said before it does.
     lacks = advice(read_files(), int(settings.memory))

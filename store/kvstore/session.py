@@ -10,7 +10,7 @@ from kvstore.connection import Access, Channel, Deadline, LinkLost
 from kvstore.errors import DeadlineExceeded, StoreClosed, StoreUnavailable, UnknownManifest
 from kvstore.lane import Lane
 from kvstore.registry import Registry
-from kvstore.route import Route, TransportName
+from kvstore.route import Route, TransportName, Way
 
 __all__ = ["Session"]
 
@@ -21,10 +21,11 @@ LONGEST_REST_S = 5.0
 class Session:
     """Runs actions on connections to one node, whichever life of it. Safe in threads."""
 
-    def __init__(self, address: Address, wish: TransportName, name: str) -> None:
-        self.route = Route(address, wish, name)
+    def __init__(self, address: Address, wish: TransportName, name: str, token: str) -> None:
+        self.route = Route(address, wish, name, token)
         self.registry = Registry()
         self._name = name
+        self._token = token
         self._rest_until = 0.0
         self._lanes = {access: Lane(functools.partial(self._connect, access)) for access in Access}
 
@@ -93,17 +94,20 @@ class Session:
         """Connect along the known way; where it leads nowhere any more, look for another, once."""
         way = self.route.find(deadline)
         try:
-            channel = Channel(way.address, deadline, name=self._name, access=access)
+            channel = self._channel(way, deadline, access)
         except DeadlineExceeded:
             raise
         except StoreUnavailable:
             self.route.forget(way)
             way = self.route.find(deadline)
             access = access if way.kind == "shm" else Access.NONE
-            channel = Channel(way.address, deadline, name=self._name, access=access)
+            channel = self._channel(way, deadline, access)
         try:
             self.registry.announce_all(channel, deadline)
         except BaseException:
             channel.discard()
             raise
         return channel
+
+    def _channel(self, way: Way, deadline: Deadline, access: Access) -> Channel:
+        return Channel(way.address, deadline, name=self._name, token=self._token, access=access)

@@ -1,6 +1,7 @@
 """What the HTTP side asks of its node as a client does. Leaves no block behind."""
 
 import os
+from collections.abc import Callable
 from hashlib import sha256
 
 from kvstore._core import BlockStatus, Segments
@@ -17,10 +18,14 @@ DEADLINE_S = 4.0
 
 
 class Visit:
-    """Visits the node at `url`, each time on a connection of its own."""
+    """Visits the node at `url`, each time on a connection of its own.
 
-    def __init__(self, url: str) -> None:
+    token: gives the token of whoever a visit is made for, at the time of the visit.
+    """
+
+    def __init__(self, url: str, token: Callable[[], str] = str) -> None:
         self._url = url
+        self._token = token
 
     def manifests(self) -> list[RegisteredManifest]:
         """What is registered, and by which living engines."""
@@ -53,7 +58,13 @@ class Visit:
             raise KVStoreError(f"blocks did not come back as they were put: {statuses}")
 
     def _client(self) -> StoreClient:
-        return StoreClient(self._url, transport="tcp", deadline_s=DEADLINE_S, name="http side")
+        return StoreClient(
+            self._url,
+            transport="tcp",
+            deadline_s=DEADLINE_S,
+            name="http side",
+            token=self._token(),
+        )
 
 
 def _manifest() -> Manifest:

@@ -9,7 +9,7 @@ from tests.vllm.fakes import FakeClient, chain_of
 from kvstore.answers import BlockStatus
 from kvstore.block import CacheSpec, Layout, Manifest, Part
 from kvstore.connectors.link import StoreLink
-from kvstore.errors import DeadlineExceeded, StoreRefused, StoreUnavailable
+from kvstore.errors import DeadlineExceeded, StoreRefused, StoreUnavailable, Unauthorized
 
 SPEC = CacheSpec("tiny", "r1", "float32", 16, "sha256_cbor", "00" * 32)
 MANIFEST = Manifest(SPEC, (Part((0, 4), (0, 2), 0, 4096, Layout.opaque("test")),))
@@ -43,6 +43,16 @@ def test_only_the_first_operation_of_an_outage_waits(client: FakeClient, link: S
         link.match(b"")
     assert client.calls == ["match"]
     assert link.away
+
+
+def test_a_store_that_wants_another_token_is_as_good_as_away_and_told_once(
+    client: FakeClient, link: StoreLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.failure = Unauthorized("it needs a token", "UNAUTHORIZED")
+    for _ in range(5):
+        assert link.match(b"") == 0
+    assert client.calls == ["match"]
+    assert caplog.text.count("it needs a token") == 1
 
 
 def test_the_store_is_used_again_after_a_sign_of_life(

@@ -54,6 +54,30 @@ def test_what_cannot_work_is_refused_with_the_flag_to_set(
     assert "\n" not in str(refused.value)
 
 
+def test_the_token_is_taken_from_the_configuration_or_the_environment_and_shown_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given, inherited = "g" * 32, "i" * 32
+    assert ConnectorSettings.parse(URL, "kv_both").token == ""
+    monkeypatch.setenv("KVROUTER_STORE_TOKEN", inherited)
+    assert ConnectorSettings.parse(URL, "kv_both").token == inherited
+    settings = ConnectorSettings.parse(URL | {"token": given}, "kv_both")
+    assert settings.token == given
+    assert given not in repr(settings)
+
+
+def test_a_token_that_cannot_be_one_is_refused_without_repeating_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConnectorRefused, match='"token"') as refused:
+        ConnectorSettings.parse(URL | {"token": "too short"}, "kv_both")
+    assert "too short" not in str(refused.value)
+    monkeypatch.setenv("KVROUTER_STORE_TOKEN", "too short")
+    with pytest.raises(ConnectorRefused, match="KVROUTER_STORE_TOKEN") as refused:
+        ConnectorSettings.parse(URL, "kv_both")
+    assert "too short" not in str(refused.value)
+
+
 def test_an_untested_vllm_is_refused() -> None:
     with pytest.raises(ConnectorRefused, match=r"0\.31\.2"):
         check_start(engine(), "0.31.2")

@@ -8,11 +8,21 @@ import json
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from kvrouter.sim.failures import FAILURES
+from kvstore.address import parse_url
+from kvstore.config import StoreToken
 
 __all__ = ["Duration", "KVEventsConfig", "SimSettings"]
 
@@ -94,6 +104,11 @@ class SimSettings(BaseSettings):
     )
     store: str | None = Field(
         default=None, description="KV store to load from and save to, kv://HOST:PORT"
+    )
+    store_token: StoreToken = Field(
+        default=SecretStr(""),
+        description="token of the store, where it asks for one; better given in the environment "
+        "than as a flag, which others can see",
     )
     store_deadline: Duration = Field(
         default=Duration(2), description="how long one operation of the store may take, as 2s"
@@ -208,8 +223,8 @@ class SimSettings(BaseSettings):
     @field_validator("store")
     @classmethod
     def _store_url(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith(("kv://", "kv+unix://")):
-            raise ValueError(f"store {value!r}: give it as kv://HOST:PORT")
+        if value is not None:
+            parse_url(value)
         return value
 
     @field_validator("failure_types")

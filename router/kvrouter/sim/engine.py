@@ -144,7 +144,12 @@ class SimEngine:
         settings = self.settings
         if settings.store is None:
             return None
-        client = StoreClient(settings.store, deadline_s=settings.store_deadline, name=name)
+        client = StoreClient(
+            settings.store,
+            deadline_s=settings.store_deadline,
+            name=name,
+            token=settings.store_token.get_secret_value(),
+        )
         return StoreLink(
             client,
             self.manifest,

@@ -14,7 +14,7 @@ from kvstore._core import Segments
 from kvstore.answers import BlockStatus, PutResult
 from kvstore.block import Manifest
 from kvstore.client import StoreClient
-from kvstore.errors import KVStoreError, StoreClosed, StoreRefused
+from kvstore.errors import KVStoreError, StoreClosed, StoreRefused, Unauthorized
 
 __all__ = ["StoreLink"]
 
@@ -110,6 +110,9 @@ class StoreLink:
             return without
         try:
             return operation()
+        except Unauthorized as error:  # of no use until somebody gives one of the two a token
+            self._lost(error)
+            return without
         except StoreRefused as error:
             self._log.warning("the store refused: %s", error)
             return without

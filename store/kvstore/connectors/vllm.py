@@ -192,4 +192,5 @@ def _client(settings: ConnectorSettings, name: str) -> StoreClient:
         verify=settings.verify,
         deadline_s=settings.deadline_s,
         name=name,
+        token=settings.token,
     )

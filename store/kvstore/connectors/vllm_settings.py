@@ -6,11 +6,13 @@ runs without sharing (`vllm_identity.sharing_refusal`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from kvstore.client import TransportName
+from kvstore.connectors.config import TOKEN_VARIABLE, token_of_environment
 from kvstore.connectors.vllm_versions import VERSIONS, facts_of
+from kvstore.credentials import check_token
 from kvstore.errors import KVStoreError
 
 __all__ = ["ConnectorRefused", "ConnectorSettings", "SaveScope", "check_start"]
@@ -33,6 +35,7 @@ class ConnectorSettings:
     save: which computed blocks go to the store: 'none', 'prompt', or 'all' (generated ones too).
         Left out: 'all', for kv_role kv_consumer 'none'.
     name: what the store lists this engine as. Left out: host and process id.
+    token: of the store, where it asks for one. Left out: KVROUTER_STORE_TOKEN of the environment.
     model, weights_revision: what is served, where the files cannot tell (see vllm_identity).
     """
 
@@ -42,13 +45,14 @@ class ConnectorSettings:
     deadline_s: float = 2.0
     save: SaveScope = "all"
     name: str = ""
+    token: str = field(default="", repr=False)
     model: str = ""
     weights_revision: str = ""
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any], kv_role: str) -> "ConnectorSettings":
         """The settings in `extra`. Raises ConnectorRefused on an unknown key or a bad value."""
-        known = {field.name for field in fields(cls)}
+        known = {each.name for each in fields(cls)}
         for key in extra:
             if key not in known:
                 raise _refused(f"{key!r} is not a setting; use {', '.join(sorted(known))}")
@@ -62,9 +66,10 @@ class ConnectorSettings:
         deadline = values.get("deadline_s", 2.0)
         if isinstance(deadline, bool) or not isinstance(deadline, int | float) or deadline <= 0:
             raise _refused('"deadline_s" must be a positive number of seconds')
-        for key in ("url", "name", "model", "weights_revision"):
+        for key in ("url", "name", "token", "model", "weights_revision"):
             if not isinstance(values.get(key, ""), str):
                 raise _refused(f'"{key}" must be a string')
+        values["token"] = _token(values.get("token", ""))
         return cls(**values)
 
 
@@ -115,6 +120,14 @@ def _complaints(vllm_config: Any, hash_algo: str) -> list[str]:
 
 def _refused(text: str) -> ConnectorRefused:
     return ConnectorRefused(f"kv_connector_extra_config in --kv-transfer-config: {text}")
+
+
+def _token(given: str) -> str:
+    try:
+        return check_token(given or token_of_environment())
+    except ValueError as error:
+        source = '"token"' if given else TOKEN_VARIABLE
+        raise _refused(f"{source} cannot be used: {error}") from None
 
 
 def _one_of(key: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -1,0 +1,32 @@
+"""Who may use a node's HTTP side: with tokens, whoever sends one as `Authorization: Bearer`."""
+
+from collections.abc import Callable
+
+from quart import Quart, Response, has_request_context, jsonify, request
+
+__all__ = ["OPEN_PATHS", "bearer", "require_token"]
+
+# What tells nothing but that the process serves; a supervisor has no token.
+OPEN_PATHS = frozenset({"/healthz"})
+
+
+def bearer() -> str:
+    """The token that came with the HTTP request being served; '' without one."""
+    if not has_request_context():
+        return ""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def require_token(app: Quart, admits: Callable[[str], bool]) -> None:
+    """Answer 401 to every request, but those to OPEN_PATHS, whose token `admits` does not take."""
+
+    @app.before_request
+    async def check() -> tuple[Response, int] | None:
+        if request.path in OPEN_PATHS or admits(bearer()):
+            return None
+        message = "this node needs a token: send it as Authorization: Bearer TOKEN"
+        error = {"message": message, "type": "unauthorized", "param": None, "code": 401}
+        answer = jsonify(error=error)
+        answer.headers["WWW-Authenticate"] = 'Bearer realm="kvstore"'
+        return answer, 401
