@@ -4,25 +4,53 @@ And the type of the one setting that all clients of a node have: their token.
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field, SecretStr, field_validator
+from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kvstore._core import EVICTION_POLICIES
 from kvstore.credentials import check_token
 
-__all__ = ["KIB", "StoreSettings", "StoreToken"]
+__all__ = ["KIB", "FileMode", "StoreSettings", "StoreToken"]
 
 KIB = 1024
 MIB = 1024 * KIB
 MIN_POOL_BYTES = MIB
+MODE = re.compile(r"0?[67][0-7][0-7]")
 
 
 def _secret(value: Any) -> SecretStr:
     given = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
     return SecretStr(check_token(given))
+
+
+class FileMode(int):
+    """Permissions of a file, written as four octal digits."""
+
+    def __str__(self) -> str:
+        return f"{int(self):04o}"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
+        """Take text, or what is a FileMode already; show text."""
+        shown = core_schema.plain_serializer_function_ser_schema(str)
+        return core_schema.no_info_plain_validator_function(cls.read, serialization=shown)
+
+    @classmethod
+    def read(cls, value: object) -> "FileMode":
+        """The mode that is written. ValueError where it is none that lets the owner in.
+
+        A bare number is refused: YAML reads 0660 as 432, and nobody means that.
+        """
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str) and MODE.fullmatch(value):
+            return cls(value, 8)
+        raise ValueError("write four octal digits in quotes that let the owner in, as '0660'")
 
 
 StoreToken = Annotated[SecretStr, BeforeValidator(_secret)]
@@ -59,6 +87,11 @@ class StoreSettings(BaseSettings):
         default="",
         description="path of the Unix socket through which clients of this host map the pool; "
         "empty: one is made in the run-time directory, 'none': no Unix socket",
+    )
+    unix_socket_mode: FileMode = Field(
+        default=FileMode(0o600),
+        description="who may use the Unix socket, as octal digits: 0600 this user, 0660 its group "
+        "too; whoever may, maps the pool",
     )
     token_file: str = Field(
         default="",

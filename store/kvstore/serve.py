@@ -111,6 +111,7 @@ def _start_store(settings: StoreSettings, tenants: list[TenantToken]) -> StoreSe
         granule_bytes=int(settings.granule),
         prefault=settings.prefault,
         eviction=settings.eviction,
+        unix_mode=int(settings.unix_socket_mode),
         tenants=tenants,
     )
     # Read before the pool takes its part; what may end the process is said before it does.

@@ -131,6 +131,13 @@ def test_a_node_without_tokens_takes_no_notice_of_one(tmp_path: Path) -> None:
             assert ask(node, "GET", path, "Bearer x")[0] == 200
 
 
+@pytest.mark.parametrize("mode", ["0600", "0660", "0666"])
+def test_the_socket_has_the_mode_that_was_asked_for(tmp_path: Path, mode: str) -> None:
+    flags = () if mode == "0600" else ("--unix-socket-mode", mode)
+    with StoreProcess(tmp_path, "64MiB", *flags) as node:
+        assert oct(Path(node.unix_path).stat().st_mode & 0o7777) == oct(int(mode, 8))
+
+
 def test_without_either_it_says_what_to_give_and_exits_with_2() -> None:
     sentence = failed_start("--host", "0.0.0.0")
     assert "--token-file" in sentence

@@ -55,6 +55,22 @@ def test_a_unix_socket_can_be_named_or_left_out() -> None:
     assert StoreSettings.model_validate({"port": 7401}).unix_path() is not None
 
 
+@pytest.mark.parametrize(
+    ("text", "mode"), [("0600", 0o600), ("0660", 0o660), ("660", 0o660), ("0777", 0o777)]
+)
+def test_the_mode_of_the_socket_is_written_in_octal(text: str, mode: int) -> None:
+    settings = StoreSettings.model_validate({"unix_socket_mode": text})
+    assert settings.unix_socket_mode == mode
+    assert settings.model_dump(mode="json")["unix_socket_mode"] == f"{mode:04o}"
+    assert StoreSettings().unix_socket_mode == 0o600
+
+
+@pytest.mark.parametrize("wrong", [432, 660, "", "rw", "0400", "0066", "1600", "0o660", "00600"])
+def test_a_mode_that_is_a_number_or_keeps_the_owner_out_is_refused(wrong: object) -> None:
+    with pytest.raises(ValidationError, match="as '0660'"):
+        StoreSettings.model_validate({"unix_socket_mode": wrong})
+
+
 def test_a_run_time_folder_that_is_not_there_is_not_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
