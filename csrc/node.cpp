@@ -15,6 +15,7 @@ Node::Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable
       writable_fd_(writable_fd),
       slab_(pool_bytes, options_.granule_bytes),
       table_(slab_, make_eviction_policy(options_.eviction)),
+      registry_(options_.tenants.count()),
       waits_(table_),
       leases_(table_),
       fences_(slab_) {}
@@ -114,7 +115,7 @@ void Node::refuse_frame(Session& session, const Header& header, Status status,
 }
 
 const Manifest* Node::manifest_or_fail(Session& session, const Header& header, uint32_t id) {
-  const Manifest* manifest = registry_.find(id);
+  const Manifest* manifest = registry_.find(session.tenant, id);
   if (manifest == nullptr)
     fail(session, header, Status::kUnknownManifest, "no such manifest is registered here");
   return manifest;
@@ -126,8 +127,14 @@ std::optional<uint32_t> Node::admit(std::string_view token) {
   return tenant;
 }
 
-uint64_t Node::purge() {
-  const uint64_t removed = table_.purge();
+uint64_t Node::purge(std::optional<uint32_t> tenant) {
+  uint64_t removed = 0;
+  if (tenant) {
+    const std::unordered_set<uint32_t> specs = registry_.specs_of(*tenant);
+    removed = table_.purge(&specs);
+  } else {
+    removed = table_.purge();
+  }
   counters_.purged += removed;
   return removed;
 }

@@ -88,7 +88,8 @@ class Node {
 
   void expire_waits();
   std::optional<TimePoint> next_deadline() const { return waits_.next_deadline(); }
-  uint64_t purge();
+  // Forgets the blocks of a tenant, or everybody's; how many.
+  uint64_t purge(std::optional<uint32_t> tenant = std::nullopt);
   StatList::Values stats() const;
 
   // Sessions that have got output since the last call.

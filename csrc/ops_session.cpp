@@ -27,20 +27,23 @@ bool is_fence(int fd) {
 
 bool Node::hello(Session& session, const Header& header, const wire::HelloRequest& request) {
   if (session.greeted) return refuse(session, header, "HELLO twice");
-  if (!admit(request.token)) {
+  const std::optional<uint32_t> tenant = admit(request.token);
+  if (!tenant) {
     fail(session, header, Status::kUnauthorized, "it needs a token, and this is none of its");
     return false;
   }
   const bool wants_write = (request.flags & wire::kWantWrite) != 0;
   const bool wants_pool = wants_write || (request.flags & wire::kWantPool) != 0;
   File passed = std::move(session.passed_fd);
-  if (session.local && wants_pool) {
+  // Whoever maps the pool sees all of it: of several tenants nobody does.
+  if (session.local && wants_pool && options_.tenants.count() <= 1) {
     if (wants_write && !is_fence(passed.get()))
       return refuse(session, header, "a writable pool needs the read end of a pipe as fence");
     if (wants_write) session.fence = std::move(passed);
     session.access = wants_write ? PoolAccess::kWrite : PoolAccess::kRead;
   }
   session.greeted = true;
+  session.tenant = *tenant;
   session.name = request.name;
   const int fd = session.access == PoolAccess::kWrite  ? writable_fd_
                  : session.access == PoolAccess::kRead ? readable_fd_
@@ -57,7 +60,7 @@ bool Node::register_(Session& session, const Header& header, const wire::Registe
   if (!request.refusal.empty()) return refuse_to_share(session, header, request);
   if (session.engines.size() >= kMaxRegistered)
     return fail(session, header, Status::kLimit, "too many registrations");
-  const Registry::Outcome outcome = registry_.add(request, slab_.pool_bytes());
+  const Registry::Outcome outcome = registry_.add(session.tenant, request, slab_.pool_bytes());
   switch (outcome.status) {
     case Status::kOk: break;
     case Status::kConflict:
@@ -93,6 +96,7 @@ bool Node::manifests(Session& session, const Header& header,
   const auto& all = registry_.manifests();
   for (size_t i = request.after; i < all.size(); ++i) {
     const Manifest& manifest = all[i];
+    if (manifest.tenant != session.tenant) continue;
     wire::ManifestInfo info{manifest.id, manifest.spec_id, manifest.digest, manifest.doc, {}, {}};
     for (const ManifestPart& part : manifest.parts) info.part_ids.push_back(part.part_id);
     for (const auto& [id, peer] : sessions_)
@@ -108,6 +112,7 @@ bool Node::manifests(Session& session, const Header& header,
     answer.manifests.push_back(std::move(info));
   }
   for (const auto& [id, peer] : sessions_) {
+    if (peer->tenant != session.tenant) continue;
     for (const auto& [engine, reason] : peer->refusals) {
       bytes += 4 + engine.size() + reason.size();
       if (request.after == 0 && bytes < wire::kMaxBodyBytes - 4 * wire::kMaxTextBytes)
@@ -130,7 +135,7 @@ bool Node::delete_(Session& session, const Header& header, const wire::BlocksReq
 }
 
 bool Node::purge_(Session& session, const Header& header, const wire::EmptyRequest&) {
-  reply(session, header, wire::CountReply{purge()});
+  reply(session, header, wire::CountReply{purge(session.tenant)});
   return true;
 }
 

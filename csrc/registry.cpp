@@ -6,13 +6,27 @@ namespace kv {
 
 using wire::Status;
 
-const Manifest* Registry::find(uint32_t id) const {
-  return id == 0 || id > manifests_.size() ? nullptr : &manifests_[id - 1];
+Registry::Registry(size_t tenants)
+    : most_each_(std::max(kMaxManifests / static_cast<uint32_t>(std::max<size_t>(tenants, 1)),
+                          kLeastManifests)) {}
+
+const Manifest* Registry::find(uint32_t tenant, uint32_t id) const {
+  if (id == 0 || id > manifests_.size()) return nullptr;
+  const Manifest& manifest = manifests_[id - 1];
+  return manifest.tenant == tenant ? &manifest : nullptr;
 }
 
-Status Registry::check(const wire::RegisterRequest& request, uint64_t most_part_bytes) const {
+std::unordered_set<uint32_t> Registry::specs_of(uint32_t tenant) const {
+  std::unordered_set<uint32_t> specs;
+  for (const Manifest& manifest : manifests_)
+    if (manifest.tenant == tenant) specs.insert(manifest.spec_id);
+  return specs;
+}
+
+Status Registry::check(uint32_t tenant, const wire::RegisterRequest& request,
+                       uint64_t most_part_bytes) const {
   if (request.parts.empty()) return Status::kBadRequest;
-  const auto spec = spec_ids_.find({0, request.spec});
+  const auto spec = spec_ids_.find({tenant, request.spec});
   std::vector<Hash> digests;
   for (const wire::PartSpec& part : request.parts) {
     if (part.bytes == 0 || part.bytes > most_part_bytes) return Status::kBadRequest;
@@ -31,7 +45,7 @@ Status Registry::check(const wire::RegisterRequest& request, uint64_t most_part_
 }
 
 bool Registry::agrees(const Manifest& known, const wire::RegisterRequest& request) const {
-  const auto spec = spec_ids_.find({0, request.spec});
+  const auto spec = spec_ids_.find({known.tenant, request.spec});
   if (spec == spec_ids_.end() || spec->second != known.spec_id ||
       known.parts.size() != request.parts.size())
     return false;
@@ -42,18 +56,21 @@ bool Registry::agrees(const Manifest& known, const wire::RegisterRequest& reques
   return true;
 }
 
-Registry::Outcome Registry::add(const wire::RegisterRequest& request, uint64_t most_part_bytes) {
-  if (const Status status = check(request, most_part_bytes); status != Status::kOk)
+Registry::Outcome Registry::add(uint32_t tenant, const wire::RegisterRequest& request,
+                                uint64_t most_part_bytes) {
+  if (const Status status = check(tenant, request, most_part_bytes); status != Status::kOk)
     return {status, nullptr};
-  if (const auto known = manifest_ids_.find({0, request.manifest}); known != manifest_ids_.end()) {
+  if (const auto known = manifest_ids_.find({tenant, request.manifest});
+      known != manifest_ids_.end()) {
     const Manifest& before = manifests_[known->second - 1];
     return agrees(before, request) ? Outcome{Status::kOk, &before}
                                    : Outcome{Status::kConflict, nullptr};
   }
-  if (manifests_.size() >= kMaxManifests) return {Status::kLimit, nullptr};
+  if (count_of_[tenant] >= most_each_) return {Status::kLimit, nullptr};
   const auto next_spec = static_cast<uint32_t>(spec_ids_.size() + 1);
-  const auto spec = spec_ids_.try_emplace({0, request.spec}, next_spec).first;
+  const auto spec = spec_ids_.try_emplace({tenant, request.spec}, next_spec).first;
   Manifest manifest{static_cast<uint32_t>(manifests_.size() + 1),
+                    tenant,
                     spec->second,
                     request.manifest,
                     std::string(request.doc),
@@ -67,7 +84,8 @@ Registry::Outcome Registry::add(const wire::RegisterRequest& request, uint64_t m
     manifest.part_ids.push_back(entry.id);
   }
   std::sort(manifest.part_ids.begin(), manifest.part_ids.end());
-  manifest_ids_.emplace(BlockKey{0, request.manifest}, manifest.id);
+  manifest_ids_.emplace(BlockKey{tenant, request.manifest}, manifest.id);
+  ++count_of_[tenant];
   manifests_.push_back(std::move(manifest));
   return {Status::kOk, &manifests_.back()};
 }

@@ -128,9 +128,12 @@ StatList::Values Server::stats() {
   return node_ == nullptr ? StatList::Values() : node_->stats();
 }
 
-uint64_t Server::purge() {
+uint64_t Server::purge(std::optional<std::string_view> token) {
   const auto lock = enter();
-  return node_ == nullptr ? 0 : node_->purge();
+  if (node_ == nullptr) return 0;
+  if (!token) return node_->purge();
+  const std::optional<uint32_t> tenant = node_->admit(*token);
+  return tenant ? node_->purge(*tenant) : 0;
 }
 
 bool Server::admits(std::string_view token) {

@@ -60,7 +60,8 @@ class Server {
   const ServerOptions& options() const { return options_; }
   // Empty unless running.
   StatList::Values stats();
-  uint64_t purge();
+  // Forgets all blocks, or those of the tenant with this token (none for no tenant's); how many.
+  uint64_t purge(std::optional<std::string_view> token = std::nullopt);
   // Whether this is a token of the node, or it asks for none. What is not is counted. False unless
   // running.
   bool admits(std::string_view token);

@@ -92,7 +92,7 @@ void bind_server(nb::module_& m) {
       .def("drain", drain)
       .def("stats", stats)
       .def("admits", &Server::admits, "token"_a, Release())
-      .def("purge", &Server::purge, Release())
+      .def("purge", &Server::purge, "token"_a = nb::none(), Release())
       .def_prop_ro("port", &Server::port)
       .def_prop_ro("unix_path", unix_path)
       .def_prop_ro("epoch", &Server::epoch)

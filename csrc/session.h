@@ -123,6 +123,7 @@ class Session {
 
   // What the peer has told.
   bool greeted = false;
+  uint32_t tenant = 0;  // whose token it showed; 0 where none is asked for
   std::string name;
   wire::PoolAccess access = wire::PoolAccess::kNone;
   std::map<uint32_t, std::string> engines;  // by manifest id

@@ -150,10 +150,11 @@ bool Table::remove(const BlockKey& key) {
   return true;
 }
 
-uint64_t Table::purge() {
+uint64_t Table::purge(const std::unordered_set<uint32_t>* specs) {
   std::vector<BlockKey> keys;
   keys.reserve(blocks_.size());
-  for (const auto& [key, block] : blocks_) keys.push_back(key);
+  for (const auto& [key, block] : blocks_)
+    if (specs == nullptr || specs->contains(key.spec_id)) keys.push_back(key);
   uint64_t removed = 0;
   for (const BlockKey& key : keys) removed += remove(key) ? 1 : 0;
   return removed;

@@ -96,7 +96,8 @@ class Table {
 
   // Forgets what is committed of a block; what is being written stays. False if there was nothing.
   bool remove(const BlockKey& key);
-  uint64_t purge();
+  // All blocks, or those of some specs. How many.
+  uint64_t purge(const std::unordered_set<uint32_t>* specs = nullptr);
 
   uint64_t blocks() const { return blocks_.size(); }
   const TableCounts& counts() const { return counts_; }

@@ -24,6 +24,7 @@ class Tenants {
 
   // Nobody is asked for a token.
   bool open() const { return digests_.empty(); }
+  size_t count() const { return digests_.size(); }
   // The tenant whose token this is, counted from 1; 0 for everybody where the node is open; else
   // nothing. How long it takes tells nothing of the tokens: digests are compared, all of them, to
   // their last byte.

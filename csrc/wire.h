@@ -32,6 +32,11 @@
 // HELLO carries. A missing and a wrong token are answered alike, with UNAUTHORIZED, and end the
 // connection. Tokens travel as they are: the network between the two is trusted with them.
 //
+// TENANTS. The token says whose connection it is. What a tenant registers, its blocks under the
+// specs that it registered, and the ids of both are its own: another tenant's ids are unknown to it
+// (UNKNOWN_MANIFEST), the same spec and hashes name other blocks, MANIFESTS and PURGE are of its
+// own. STATS are the node's. A server of several tenants hands its pool to nobody.
+//
 // ERRORS. A reply whose status is not OK has one `text` as its body (ErrorReply), except the reply
 // of WAIT: LANDED is OK, and TIMEOUT and CANCELLED carry a WaitReply too. Any error reply to a PUT
 // ends the connection: its payload is on the way and will not be read.
@@ -89,7 +94,7 @@ enum class Op : uint8_t {
   kWait = 12,      // answered when the first `upto` blocks have landed, or at the deadline
   kCancel = 13,    // end a WAIT
   kDelete = 14,    // forget blocks
-  kPurge = 15,     // forget all blocks
+  kPurge = 15,     // forget all blocks of the tenant
   kStats = 16,     // gauges and counters
 };
 

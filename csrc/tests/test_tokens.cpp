@@ -10,9 +10,12 @@ using namespace kv::test;
 
 const std::string kFirst = "the token of the first tenant", kSecond = "the second one's";
 
+std::string socket_path() { return "/tmp/kvcore-tokens-" + std::to_string(getpid()) + ".sock"; }
+
 struct Node {
   Node()
-      : server({.pool_bytes = 1u << 20,
+      : server({.unix_path = socket_path(),
+                .pool_bytes = 1u << 20,
                 .granule_bytes = 4096,
                 .tenants = {{"first", kFirst}, {"second", kSecond}}}) {
     CHECK(server.start() == 0);
@@ -90,6 +93,87 @@ void others_may_ask_whether_a_token_is_one_of_the_nodes() {
   CHECK(!node.server.admits(kFirst));
 }
 
+Client of_tenant(Node& node, const std::string& token) {
+  Client client = Client::tcp(node.server.port());
+  client.ask<HelloReply>(Op::kHello, HelloRequest{0, "test", token});
+  return client;
+}
+
+RegisterReply enrolled(Client& client) {
+  RegisterRequest request{name(1), name(2), "engine", "", "doc", {{name(3), kPartBytes}}};
+  return client.ask<RegisterReply>(Op::kRegister, request);
+}
+
+void a_tenant_finds_neither_the_blocks_nor_the_ids_of_another() {
+  Node node;
+  Client first = of_tenant(node, kFirst), second = of_tenant(node, kSecond);
+  CHECK(enrolled(first).manifest_id == 1 && enrolled(second).manifest_id == 2);
+  CHECK(first.put(1, 3).size() == 3 && first.match(3) == 3);
+  const auto hashes = chain(1, 3);
+  // By its own id of the same manifest it finds nothing; the other's id is none.
+  CHECK(second.ask<MatchReply>(Op::kMatch, BlocksRequest{2, span_of(hashes)}).blocks == 0);
+  CHECK(second.ask<AcquireReply>(Op::kAcquire, ReadRequest{2, kAllParts, span_of(hashes)}).blocks ==
+        0);
+  CHECK(second.ask<CountReply>(Op::kDelete, BlocksRequest{2, span_of(hashes)}).count == 0);
+  CHECK(second.ask<CountReply>(Op::kPurge, EmptyRequest{}).count == 0);
+  const auto refused = [&](Op op, auto body) {
+    CHECK(second.send(encode_frame(op, Status::kOk, 77, body)));
+    second.expect<ErrorReply>(op, Status::kUnknownManifest);
+  };
+  refused(Op::kMatch, BlocksRequest{1, span_of(hashes)});
+  refused(Op::kAcquire, ReadRequest{1, kAllParts, span_of(hashes)});
+  refused(Op::kGet, ReadRequest{1, 0, span_of(hashes)});
+  refused(Op::kDelete, BlocksRequest{1, span_of(hashes)});
+  refused(Op::kWait, WaitRequest{1, 1, 1000, 1, span_of(hashes)});
+  refused(Op::kCommit, CommitRequest{1, 0, span_of(hashes), {1, 1, 1}, {1, 1, 1}});
+  refused(Op::kAbort, AbortRequest{1, 0, span_of(hashes), {1, 1, 1}});
+  CHECK(first.match(3) == 3);
+  const auto listed = second.ask<ManifestsReply>(Op::kManifests, ManifestsRequest{0});
+  CHECK(listed.manifests.size() == 1 && listed.manifests[0].manifest_id == 2);
+  CHECK(listed.manifests[0].engines.size() == 1);
+}
+
+void a_lease_or_a_wait_of_one_tenant_is_not_ended_by_another() {
+  Node node;
+  Client first = of_tenant(node, kFirst), second = of_tenant(node, kSecond);
+  enrolled(first), enrolled(second);
+  first.put(1, 1);
+  const auto one = chain(1, 1), next = chain(5, 1);
+  const auto lease =
+      first.ask<AcquireReply>(Op::kAcquire, ReadRequest{1, kAllParts, span_of(one)}).lease_id;
+  WaitRequest wait{1, 1, 60'000, 0, span_of(next)};
+  CHECK(first.send(encode_frame(Op::kWait, Status::kOk, 500, wait)));
+  CHECK(first.match(1) == 1);  // the wait has been taken in
+  CHECK(second.ask<FlagReply>(Op::kRelease, ReleaseRequest{lease}).flag == 0);
+  CHECK(second.ask<FlagReply>(Op::kCancel, CancelRequest{500}).flag == 0);
+  // The same block of the other tenant is no landing.
+  WriteRequest write{2, 0, {}, span_of(next)};
+  std::string frame = encode_frame(Op::kPut, Status::kOk, 9, write, put_payload_bytes(kPartBytes, 1));
+  const std::string bytes = bytes_of(5);
+  const uint32_t crc = crc32c(bytes.data(), bytes.size());
+  frame += bytes + std::string(reinterpret_cast<const char*>(&crc), sizeof crc);
+  CHECK(second.send(frame));
+  CHECK(second.expect<StatusesReply>(Op::kPut).statuses ==
+        std::vector<uint8_t>{static_cast<uint8_t>(BlockStatus::kStored)});
+  CHECK(node.gauge("waits") == 1 && node.gauge("leases") == 1);
+}
+
+void of_several_tenants_nobody_maps_the_pool() {
+  Node node;
+  Client client = Client::unix_socket(socket_path());
+  const auto reply = client.ask<HelloReply>(Op::kHello, HelloRequest{kWantPool, "test", kFirst});
+  CHECK(reply.access == static_cast<uint8_t>(PoolAccess::kNone) && !client.take_fd());
+}
+
+void purging_by_a_token_is_of_its_tenant() {
+  Node node;
+  Client first = of_tenant(node, kFirst);
+  enrolled(first);
+  first.put(1, 3);
+  CHECK(node.server.purge(kSecond) == 0 && node.server.purge("nobody's") == 0);
+  CHECK(first.match(3) == 3 && node.server.purge(kFirst) == 3 && first.match(3) == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -99,4 +183,8 @@ int main() {
   a_missing_and_a_wrong_token_are_answered_alike_and_end_the_connection();
   a_stranger_is_refused_by_the_header_of_anything_but_hello();
   others_may_ask_whether_a_token_is_one_of_the_nodes();
+  a_tenant_finds_neither_the_blocks_nor_the_ids_of_another();
+  a_lease_or_a_wait_of_one_tenant_is_not_ended_by_another();
+  of_several_tenants_nobody_maps_the_pool();
+  purging_by_a_token_is_of_its_tenant();
 }

@@ -103,25 +103,40 @@ RegisterRequest manifest(uint8_t digest, uint8_t part, uint64_t bytes) {
 
 void the_same_digest_means_the_same_manifest() {
   Registry registry;
-  const auto first = registry.add(manifest(1, 1, 64), 4096);
+  const auto first = registry.add(0, manifest(1, 1, 64), 4096);
   CHECK(first.status == Status::kOk && first.manifest->id == 1);
-  CHECK(registry.add(manifest(1, 1, 64), 4096).manifest->id == 1);
-  CHECK(registry.add(manifest(2, 1, 64), 4096).manifest->part_ids == PartIds{1});
-  CHECK(registry.add(manifest(3, 1, 65), 4096).status == Status::kConflict);
-  CHECK(registry.add(manifest(1, 2, 64), 4096).status == Status::kConflict);
-  CHECK(registry.manifests().size() == 2 && registry.find(3) == nullptr &&
-        registry.find(0) == nullptr);
+  CHECK(registry.add(0, manifest(1, 1, 64), 4096).manifest->id == 1);
+  CHECK(registry.add(0, manifest(2, 1, 64), 4096).manifest->part_ids == PartIds{1});
+  CHECK(registry.add(0, manifest(3, 1, 65), 4096).status == Status::kConflict);
+  CHECK(registry.add(0, manifest(1, 2, 64), 4096).status == Status::kConflict);
+  CHECK(registry.manifests().size() == 2 && registry.find(0, 3) == nullptr &&
+        registry.find(0, 0) == nullptr);
 }
 
 void manifests_that_make_no_sense_are_refused() {
   Registry registry;
-  CHECK(registry.add(manifest(1, 1, 0), 4096).status == Status::kBadRequest);
-  CHECK(registry.add(manifest(1, 1, 4097), 4096).status == Status::kBadRequest);
+  CHECK(registry.add(0, manifest(1, 1, 0), 4096).status == Status::kBadRequest);
+  CHECK(registry.add(0, manifest(1, 1, 4097), 4096).status == Status::kBadRequest);
   RegisterRequest request = manifest(1, 1, 64);
   request.parts.push_back(request.parts[0]);
-  CHECK(registry.add(request, 4096).status == Status::kBadRequest);
+  CHECK(registry.add(0, request, 4096).status == Status::kBadRequest);
   request.parts.clear();
-  CHECK(registry.add(request, 4096).status == Status::kBadRequest);
+  CHECK(registry.add(0, request, 4096).status == Status::kBadRequest);
+}
+
+void what_a_tenant_registers_is_its_own() {
+  Registry registry(100);
+  const Manifest one = *registry.add(1, manifest(1, 1, 64), 4096).manifest;
+  const Manifest two = *registry.add(2, manifest(1, 1, 128), 4096).manifest;  // no conflict
+  CHECK(one.id != two.id && one.spec_id != two.spec_id && one.part_ids != two.part_ids);
+  CHECK(registry.find(1, one.id) != nullptr && registry.find(2, one.id) == nullptr);
+  CHECK(registry.find(2, two.id) != nullptr && registry.find(0, two.id) == nullptr);
+  CHECK(registry.specs_of(1).contains(one.spec_id) && registry.specs_of(1).size() == 1);
+  CHECK(registry.specs_of(3).empty());
+  for (uint8_t i = 2; i <= Registry::kLeastManifests; ++i)
+    CHECK(registry.add(1, manifest(i, 1, 64), 4096).status == Status::kOk);
+  CHECK(registry.add(1, manifest(99, 1, 64), 4096).status == Status::kLimit);
+  CHECK(registry.add(2, manifest(99, 1, 128), 4096).status == Status::kOk);
 }
 
 void there_is_an_end_to_manifests() {
@@ -130,9 +145,9 @@ void there_is_an_end_to_manifests() {
     RegisterRequest request = manifest(0, 1, 64);
     request.manifest.bytes[5] = static_cast<uint8_t>(i),
     request.manifest.bytes[6] = static_cast<uint8_t>(i >> 8);
-    CHECK(registry.add(request, 4096).status == Status::kOk);
+    CHECK(registry.add(0, request, 4096).status == Status::kOk);
   }
-  CHECK(registry.add(manifest(9, 1, 64), 4096).status == Status::kLimit);
+  CHECK(registry.add(0, manifest(9, 1, 64), 4096).status == Status::kLimit);
 }
 
 }  // namespace
@@ -145,5 +160,6 @@ int main() {
   every_request_fits_its_own_limit();
   the_same_digest_means_the_same_manifest();
   manifests_that_make_no_sense_are_refused();
+  what_a_tenant_registers_is_its_own();
   there_is_an_end_to_manifests();
 }

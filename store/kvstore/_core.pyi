@@ -480,8 +480,11 @@ class StoreServer:
         Takes the same time whatever the tokens have in common. What is not admitted is counted.
         """
 
-    def purge(self) -> int:
-        """Forget all blocks; return how many. Leased bytes stay valid until released."""
+    def purge(self, token: str | None = None) -> int:
+        """Forget all blocks, or those of the tenant with this token; return how many.
+
+        Leased bytes stay valid until released.
+        """
 
     @property
     def port(self) -> int: ...

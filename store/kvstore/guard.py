@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 from quart import Quart, Response, has_request_context, jsonify, request
 
-__all__ = ["OPEN_PATHS", "bearer", "require_token"]
+from kvstore._core import StoreServer
+
+__all__ = ["OPEN_PATHS", "TenantsNode", "bearer", "require_token"]
 
 # What tells nothing but that the process serves; a supervisor has no token.
 OPEN_PATHS = frozenset({"/healthz"})
@@ -16,6 +18,26 @@ def bearer() -> str:
         return ""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
+
+
+class TenantsNode:
+    """A node of tenants, as its HTTP side sees it: what is forgotten is the caller's own."""
+
+    def __init__(self, server: StoreServer) -> None:
+        self._server = server
+
+    @property
+    def draining(self) -> bool:
+        """Whether the node lets what is under way end before it leaves."""
+        return self._server.draining
+
+    def stats(self) -> dict[str, int]:
+        """The whole node's gauges and counters."""
+        return self._server.stats()
+
+    def purge(self) -> int:
+        """Forget the blocks of the tenant whose token came with the request; how many."""
+        return self._server.purge(bearer())
 
 
 def require_token(app: Quart, admits: Callable[[str], bool]) -> None:

@@ -16,7 +16,7 @@ from quart import Quart
 from kvstore._core import StoreServer
 from kvstore.config import StoreSettings
 from kvstore.drain import Signals, drain
-from kvstore.guard import bearer, require_token
+from kvstore.guard import TenantsNode, bearer, require_token
 from kvstore.host import Advice, advice, read_files
 from kvstore.http import create_app
 from kvstore.log import log_to_stderr
@@ -56,7 +56,8 @@ async def _serve(settings: StoreSettings, tenants: list[TenantToken]) -> None:
         url = f"kv://{_host_in_url(settings.host)}:{server.port}"
         http_port = door.getsockname()[1]
         own_url = url.replace(settings.host, ANY_ADDRESS.get(settings.host, settings.host))
-        app = create_app(server, Visit(own_url, bearer if tenants else str))
+        node = TenantsNode(server) if tenants else server
+        app = create_app(node, Visit(own_url, bearer if tenants else str))
         require_token(app, server.admits)
         print(
             f"kvstore ready: {url} http://{_host_in_url(settings.host)}:{http_port} "
