@@ -64,6 +64,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const bool with_tokens = (data[0] & 2) != 0;
   const std::vector<TenantOptions> tenants{{"one", fuzz::kToken}};
   Node node({.granule_bytes = 4096,
+             .unix_path = "",
+             .boot_id = "",
              .epoch = 1,
              .tenants = with_tokens ? Tenants(tenants) : Tenants()},
             pool.data(), pool.size(), -1, -1);

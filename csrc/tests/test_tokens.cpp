@@ -56,7 +56,7 @@ void a_peer_with_a_token_is_served() {
 void a_missing_and_a_wrong_token_are_answered_alike_and_end_the_connection() {
   Node node;
   std::string first_answer;
-  for (const std::string token : {std::string(), kFirst + "x", std::string(kMaxTokenBytes, 'x')}) {
+  for (const std::string& token : {std::string(), kFirst + "x", std::string(kMaxTokenBytes, 'x')}) {
     Client client = Client::tcp(node.server.port());
     HelloRequest hello{0, "stranger", token};
     // What is sent along with it is never looked at.
