@@ -23,14 +23,12 @@ struct DiskRequest {
   // The caller's until the completion: read from the disk, or written by it, without a copy. Under
   // O_DIRECT it, `offset` and `bytes` are multiples of DiskFile::kAlignment.
   uint8_t* data = nullptr;
-  uint64_t bytes = 0;  // at most kMaxDiskBytes
+  uint64_t bytes = 0;
 };
-
-inline constexpr uint64_t kMaxDiskBytes = 1u << 30;  // of one request
 
 struct DiskCompletion {
   uint64_t id = 0;
-  int error = 0;      // 0: all bytes; else an errno. A read that meets the end of the file is EIO.
+  int error = 0;  // 0: all bytes; else an errno. A read that meets the end of the file is EIO.
   uint64_t ns = 0;  // from submit() until the completion was seen
 };
 
