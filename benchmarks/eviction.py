@@ -30,7 +30,8 @@ from typing import Any
 from kvstore._core import EVICTION_POLICIES
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("eviction", "prefix_lru", "s3_fifo", "reuse_density", "table", "slab")
+POLICIES = ("eviction", "prefix_lru", "s3_fifo", "reuse_density")
+SOURCES = (*POLICIES, "quotas", "table", "table_holds", "slab")
 PERCENT = (1, 2, 5, 10, 20, 40)
 BLOCK_TOKENS = 512  # of both traces
 QUADRATIC_TOKENS = 20_000  # where attention costs as much as the rest of the model, 8B to 70B

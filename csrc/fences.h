@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "file.h"
-#include "slab.h"
+#include "table.h"
 
 namespace kv {
 
@@ -14,7 +14,7 @@ namespace kv {
 // (wire.h, SHARED MEMORY). Whoever owns this polls the descriptors for a hang-up.
 class Fences {
  public:
-  explicit Fences(Slab& slab) : slab_(slab) {}
+  explicit Fences(Table& table) : table_(table) {}
 
   // Keeps the slots out of use until lift(the id returned).
   uint64_t raise(File fence, std::vector<Slot> slots) {
@@ -29,7 +29,7 @@ class Fences {
   void lift(uint64_t id) {
     const auto found = fences_.find(id);
     if (found == fences_.end()) return;
-    for (const Slot& slot : found->second.slots) slab_.release(slot);
+    for (const Slot& slot : found->second.slots) table_.release(slot);
     slots_ -= found->second.slots.size();
     fences_.erase(found);
   }
@@ -40,7 +40,7 @@ class Fences {
     File file;
     std::vector<Slot> slots;
   };
-  Slab& slab_;
+  Table& table_;
   uint64_t last_id_ = 0;
   uint64_t slots_ = 0;
   std::unordered_map<uint64_t, Fence> fences_;

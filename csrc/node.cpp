@@ -7,18 +7,29 @@ namespace kv {
 using wire::Op;
 using wire::Status;
 
+namespace {
+
+Quotas quotas_of(const NodeOptions& options, uint64_t pool_bytes, uint64_t most_pins) {
+  const auto make = [name = options.eviction] { return make_eviction_policy(name); };
+  if (options.tenants.open()) return Quotas(make());
+  return {pool_bytes, options.tenants.quotas(), make, most_pins};
+}
+
+}  // namespace
+
 Node::Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable_fd,
            int writable_fd)
     : options_(std::move(options)),
       pool_(pool),
       readable_fd_(readable_fd),
       writable_fd_(writable_fd),
+      tenant_counts_(options_.tenants.count() + 1),
       slab_(pool_bytes, options_.granule_bytes),
-      table_(slab_, make_eviction_policy(options_.eviction)),
+      table_(slab_, quotas_of(options_, pool_bytes, options_.limits.pins)),
       registry_(options_.tenants.count()),
       waits_(table_),
       leases_(table_),
-      fences_(slab_) {}
+      fences_(table_) {}
 
 Session& Node::add_session(File socket, bool local) {
   ++counters_.connections;
@@ -40,6 +51,12 @@ std::optional<uint64_t> Node::end_session(uint64_t id) {
   sessions_.erase(found);
   counters_.landings[Landing::kGone] += waits_.drop_session(id);
   leases_.drop_session(id);
+  if (session->greeted) {
+    TenantCounts& counts = counts_of(*session);
+    --counts.connections;
+    counts.waits -= session->waits;
+    counts.wait_hashes -= session->wait_hashes;
+  }
   session->put.reset();
   std::vector<Slot> slots;
   for (const PartKey& key : session->reservations)
@@ -101,6 +118,11 @@ void Node::queue(Session& session, Outgoing out) {
 bool Node::fail(Session& session, const Header& header, Status status, std::string_view why) {
   reply(session, header, wire::ErrorReply{why}, status);
   return true;
+}
+
+bool Node::limit(Session& session, const Header& header, std::string_view why) {
+  ++counts_of(session).limited;
+  return fail(session, header, Status::kLimit, why);
 }
 
 bool Node::refuse(Session& session, const Header& header, std::string_view why) {

@@ -18,6 +18,7 @@
 #include "session.h"
 #include "slab.h"
 #include "table.h"
+#include "tenant_limits.h"
 #include "tenants.h"
 #include "waits.h"
 #include "wire_codec.h"
@@ -32,6 +33,7 @@ struct NodeOptions {
   uint64_t epoch = 0;
   std::string eviction{eviction_policies().front()};
   Tenants tenants{};
+  TenantLimits limits{};
 };
 
 // Requests are handled one at a time, by one thread. Nothing here blocks.
@@ -90,7 +92,8 @@ class Node {
   std::optional<TimePoint> next_deadline() const { return waits_.next_deadline(); }
   // Forgets the blocks of a tenant, or everybody's; how many.
   uint64_t purge(std::optional<uint32_t> tenant = std::nullopt);
-  StatList::Values stats() const;
+  // Of the node, and of each tenant or of this one.
+  StatList::Values stats(std::optional<uint32_t> tenant = std::nullopt) const;
 
   // Sessions that have got output since the last call.
   std::vector<uint64_t> take_dirty() { return std::exchange(dirty_, {}); }
@@ -145,7 +148,7 @@ class Node {
   bool cancel(Session& session, const Header& header, const wire::CancelRequest& request);
   void answer_wait(const Wait& wait, wire::Status status);
   void count_landing(const Wait& wait, wire::Status status);
-  void count_match(uint32_t hits, uint32_t asked);
+  void count_match(const Session& session, uint32_t hits, uint32_t asked);
   std::vector<Block*> leading_run(uint32_t spec_id, const PartIds& parts, HashSpan hashes);
 
   template <class Body>
@@ -154,6 +157,10 @@ class Node {
   void queue(Session& session, Outgoing out);
   // An error that the connection survives.
   bool fail(Session& session, const Header& header, wire::Status status, std::string_view why);
+  // LIMIT, for what its tenant has already.
+  bool limit(Session& session, const Header& header, std::string_view why);
+  TenantCounts& counts_of(const Session& session) { return tenant_counts_[session.tenant]; }
+  void count_wait(Session& session, uint64_t hashes, bool begins);
   // One that it does not.
   bool refuse(Session& session, const Header& header, std::string_view why);
   const Manifest* manifest_or_fail(Session& session, const Header& header, uint32_t id);
@@ -162,6 +169,7 @@ class Node {
   uint8_t* pool_;
   int readable_fd_, writable_fd_;
   TimePoint now_{};
+  std::vector<TenantCounts> tenant_counts_;  // by tenant
   Slab slab_;
   Table table_;
   Registry registry_;

@@ -3,7 +3,25 @@
 
 namespace kv {
 
-StatList::Values Node::stats() const {
+namespace {
+
+// Each series, by the name of its tenant.
+void add_tenant(StatList& list, const std::string& name, const TenantUse& use,
+                const TenantCounts& counts, uint64_t quota_bytes) {
+  list.add("tenant_used_bytes." + name, use.used_bytes)
+      .add("tenant_held_bytes." + name, use.held_bytes)
+      .add("tenant_blocks." + name, use.blocks)
+      .add("tenant_connections." + name, counts.connections)
+      .add("tenant_evictions_total." + name, use.evictions)
+      .add("tenant_hits_total." + name, counts.hits)
+      .add("tenant_misses_total." + name, counts.misses)
+      .add("tenant_limited_total." + name, counts.limited);
+  if (quota_bytes != 0) list.add("tenant_quota_bytes." + name, quota_bytes);
+}
+
+}  // namespace
+
+StatList::Values Node::stats(std::optional<uint32_t> tenant) const {
   const TableCounts& table = table_.counts();
   const Counters& c = counters_;
   CountsBy<Transport, kTransportNames.size()> connections;
@@ -42,6 +60,11 @@ StatList::Values Node::stats() const {
       .add_times("landing_wait_ns", c.landing_waits);
   for (size_t i = 0; i < kOpNames.size(); ++i)
     list.add_times(std::string("operation_ns.") + kOpNames[i], c.operations[i]);
+  const Tenants& tenants = options_.tenants;
+  for (uint32_t i = 1; i <= tenants.count(); ++i)
+    if (!tenant || *tenant == i)
+      add_tenant(list, tenants.names()[i - 1], table_.quotas().use(i), tenant_counts_[i],
+                 tenants.quotas()[i - 1]);
   return list.take();
 }
 

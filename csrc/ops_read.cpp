@@ -8,9 +8,11 @@ namespace kv {
 
 using wire::Status;
 
-void Node::count_match(uint32_t hits, uint32_t asked) {
+void Node::count_match(const Session& session, uint32_t hits, uint32_t asked) {
   counters_.hits += hits;
   counters_.misses += asked - hits;
+  counts_of(session).hits += hits;
+  counts_of(session).misses += asked - hits;
 }
 
 std::vector<Block*> Node::leading_run(uint32_t spec_id, const PartIds& parts, HashSpan hashes) {
@@ -28,7 +30,7 @@ bool Node::match(Session& session, const Header& header, const wire::BlocksReque
   const Manifest* manifest = manifest_or_fail(session, header, request.manifest_id);
   if (manifest == nullptr) return true;
   const uint32_t blocks = table_.match(manifest->spec_id, manifest->part_ids, request.hashes, true);
-  count_match(blocks, request.hashes.count);
+  count_match(session, blocks, request.hashes.count);
   wire::MatchReply answer{blocks, {}};
   if (blocks != 0) answer.places.push_back({blocks, options_.node, 0});
   reply(session, header, std::move(answer));
@@ -48,7 +50,7 @@ bool Node::acquire(Session& session, const Header& header, const wire::ReadReque
                 "too many blocks in one lease, or leased by this connection");
   // A block is leased only with all parts of the manifest, also where one part is asked for.
   std::vector<Block*> run = leading_run(manifest->spec_id, manifest->part_ids, request.hashes);
-  count_match(static_cast<uint32_t>(run.size()), request.hashes.count);
+  count_match(session, static_cast<uint32_t>(run.size()), request.hashes.count);
   wire::AcquireReply answer;
   answer.blocks = static_cast<uint32_t>(run.size());
   const ManifestPart* first = manifest->parts.data() + (all ? 0 : request.part);
@@ -65,6 +67,10 @@ bool Node::acquire(Session& session, const Header& header, const wire::ReadReque
     }
   }
   if (!run.empty()) answer.lease_id = leases_.acquire(session.id, std::move(run));
+  if (!table_.quotas().within_limits(session.tenant)) {
+    leases_.release(session.id, answer.lease_id);
+    return limit(session, header, "the tenant would hold more blocks than it may");
+  }
   reply(session, header, std::move(answer));
   return true;
 }
@@ -88,9 +94,13 @@ bool Node::get(Session& session, const Header& header, const wire::ReadRequest& 
     out.payload.push_back({pool_ + stored.slot.offset, part.bytes});
   }
   const uint64_t payload_bytes = part.bytes * run.size();
+  if (!run.empty()) out.pins = std::make_unique<PinnedRun>(table_, std::move(run));
+  if (!table_.quotas().within_limits(session.tenant)) {
+    out.pins.reset();
+    return limit(session, header, "the tenant would hold more blocks than it may");
+  }
   counters_.bytes_out[session.stream()] += payload_bytes;
   out.frame = wire::encode_frame(header.op, Status::kOk, header.request_id, answer, payload_bytes);
-  if (!run.empty()) out.pins = std::make_unique<PinnedRun>(table_, std::move(run));
   queue(session, std::move(out));
   return true;
 }
@@ -104,16 +114,26 @@ bool Node::wait(Session& session, const Header& header, const wire::WaitRequest&
   if (manifest == nullptr) return true;
   if (session.waits >= kMaxWaits || session.wait_hashes + request.upto > kMaxWaitHashes)
     return fail(session, header, Status::kLimit, "too many waits of this connection");
+  const TenantCounts& counts = counts_of(session);
+  if (counts.waits >= options_.limits.waits ||
+      counts.wait_hashes + request.upto > options_.limits.wait_hashes)
+    return limit(session, header, "too many waits of this tenant");
   const auto deadline_ms =
       std::chrono::milliseconds(std::min(request.deadline_ms, wire::kMaxDeadlineMs));
   auto wait = std::make_unique<Wait>(
       Wait{session.id, header.request_id, manifest->spec_id, manifest->part_ids,
            std::vector<Hash>(request.hashes.data, request.hashes.data + request.upto),
            request.lease != 0, now_ + deadline_ms, 0, now_});
-  ++session.waits;
-  session.wait_hashes += request.upto;
+  count_wait(session, request.upto, true);
   if (const auto landed = waits_.add(std::move(wait))) answer_wait(*landed, Status::kOk);
   return true;
+}
+
+void Node::count_wait(Session& session, uint64_t hashes, bool begins) {
+  const uint64_t sign = begins ? 1 : ~uint64_t{0};  // modulo 2^64: minus one
+  TenantCounts& counts = counts_of(session);
+  session.waits += sign, session.wait_hashes += sign * hashes;
+  counts.waits += sign, counts.wait_hashes += sign * hashes;
 }
 
 bool Node::cancel(Session& session, const Header& header, const wire::CancelRequest& request) {
@@ -126,8 +146,7 @@ bool Node::cancel(Session& session, const Header& header, const wire::CancelRequ
 void Node::answer_wait(const Wait& wait, Status status) {
   Session* session = find_session(wait.session);
   if (session == nullptr) return;
-  --session->waits;
-  session->wait_hashes -= wait.hashes.size();
+  count_wait(*session, wait.hashes.size(), false);
   wire::WaitReply answer;
   // What landed counts as used: somebody is about to read it.
   answer.blocks = table_.match(wait.spec_id, wait.parts, wait.span(), status == Status::kOk);
@@ -135,6 +154,10 @@ void Node::answer_wait(const Wait& wait, Status status) {
   if (status == Status::kOk && wait.lease && answer.blocks != 0 && leasable)
     answer.lease_id =
         leases_.acquire(wait.session, leading_run(wait.spec_id, wait.parts, wait.span()));
+  if (answer.lease_id != 0 && !table_.quotas().within_limits(session->tenant)) {
+    leases_.release(wait.session, std::exchange(answer.lease_id, 0));
+    ++counts_of(*session).limited;
+  }
   count_landing(wait, status);
   Header header;
   header.op = wire::Op::kWait;

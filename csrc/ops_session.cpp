@@ -32,6 +32,11 @@ bool Node::hello(Session& session, const Header& header, const wire::HelloReques
     fail(session, header, Status::kUnauthorized, "it needs a token, and this is none of its");
     return false;
   }
+  if (tenant_counts_[*tenant].connections >= options_.limits.connections) {
+    ++tenant_counts_[*tenant].limited;
+    fail(session, header, Status::kLimit, "the tenant has as many connections as it may");
+    return false;
+  }
   const bool wants_write = (request.flags & wire::kWantWrite) != 0;
   const bool wants_pool = wants_write || (request.flags & wire::kWantPool) != 0;
   File passed = std::move(session.passed_fd);
@@ -44,6 +49,7 @@ bool Node::hello(Session& session, const Header& header, const wire::HelloReques
   }
   session.greeted = true;
   session.tenant = *tenant;
+  ++counts_of(session).connections;
   session.name = request.name;
   const int fd = session.access == PoolAccess::kWrite  ? writable_fd_
                  : session.access == PoolAccess::kRead ? readable_fd_
@@ -66,12 +72,13 @@ bool Node::register_(Session& session, const Header& header, const wire::Registe
     case Status::kConflict:
       return fail(session, header, outcome.status,
                   "the same digest is registered with other contents");
-    case Status::kLimit: return fail(session, header, outcome.status, "too many manifests");
+    case Status::kLimit: return limit(session, header, "too many manifests");
     default:
       return refuse(session, header,
                     "the parts of the manifest are empty, too large, or there twice");
   }
   const Manifest& manifest = *outcome.manifest;
+  table_.quotas().own(manifest.spec_id, session.tenant);
   session.engines[manifest.id] = request.engine;
   wire::RegisterReply answer{manifest.id, manifest.spec_id, {}};
   for (const ManifestPart& part : manifest.parts) answer.part_ids.push_back(part.part_id);
@@ -141,7 +148,7 @@ bool Node::purge_(Session& session, const Header& header, const wire::EmptyReque
 
 bool Node::stats_(Session& session, const Header& header, const wire::EmptyRequest&) {
   wire::StatsReply answer;
-  const StatList::Values values = stats();
+  const StatList::Values values = stats(session.tenant);
   for (const auto& [name, value] : values) answer.values.push_back({name, value});
   reply(session, header, std::move(answer));
   return true;

@@ -49,7 +49,8 @@ bool Node::commit_one(const PartKey& key, uint64_t session, const Slot& slot, ui
 }
 
 void Node::give_back(const BlockKey& key, uint32_t part_id, uint64_t session) {
-  if (const auto slot = table_.take_back(key, part_id, session, std::nullopt)) slab_.release(*slot);
+  if (const auto slot = table_.take_back(key, part_id, session, std::nullopt))
+    table_.release(*slot);
   ++counters_.aborts;
 }
 
@@ -115,7 +116,7 @@ bool Node::abort(Session& session, const Header& header, const wire::AbortReques
     if (session.reservations.contains(key))
       slot = table_.take_back(key.block, part_id, session.id, request.generations[i]);
     if (slot) {
-      slab_.release(*slot);
+      table_.release(*slot);
       session.reservations.erase(key);
       ++counters_.aborts;
     }

@@ -96,11 +96,13 @@ int Server::open() {
   if (unix_)
     if (const int error = watch(unix_.get(), kListenUnix, 0, EPOLLIN)) return error;
   epoch_ = random_epoch();
+  const TenantLimits limits = options_.limits.value_or(
+      TenantLimits::of(options_.tenants.size(), options_.max_connections));
   const auto lock = enter();
   node_ =
       std::make_unique<Node>(NodeOptions{options_.granule_bytes, options_.node, options_.unix_path,
                                          read_boot_id(), epoch_, options_.eviction,
-                                         Tenants(options_.tenants)},
+                                         Tenants(options_.tenants), limits},
                              pool_->data(), pool_bytes, pool_->readable_fd(), pool_->writable_fd());
   return 0;
 }

@@ -31,6 +31,7 @@ struct ServerOptions {
   unsigned unix_mode = 0600;
   std::string eviction{eviction_policies().front()};
   std::vector<TenantOptions> tenants{};  // none: nobody is asked for a token
+  std::optional<TenantLimits> limits{};  // of each tenant; else those of TenantLimits::of
 };
 
 // start() and stop() belong to one owner; stats() and purge() may be called from any thread while

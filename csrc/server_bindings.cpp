@@ -1,4 +1,5 @@
 // Bindings of the server.
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -17,11 +18,27 @@ namespace {
 
 using OptionalText = std::optional<std::string>;
 using TenantTokens = std::vector<std::pair<std::string, std::string>>;
+using TenantQuotas = std::map<std::string, uint64_t>;
+
+std::vector<TenantOptions> tenants_with(const TenantTokens& tokens, TenantQuotas quotas,
+                                        uint64_t pool_bytes) {
+  std::vector<TenantOptions> tenants;
+  uint64_t left = pool_bytes;
+  for (const auto& [name, token] : tokens) {
+    const auto quota = quotas.extract(name);
+    const uint64_t quota_bytes = quota.empty() ? 0 : quota.mapped();
+    if (quota_bytes > left) throw nb::value_error("the quotas are more than the pool");
+    left -= quota_bytes;
+    tenants.push_back({name, token, quota_bytes});
+  }
+  if (!quotas.empty()) throw nb::value_error("a quota is of none of the tenants");
+  return tenants;
+}
 
 void init_server(Server* self, std::string host, uint16_t port, OptionalText unix_path,
                  uint64_t pool_bytes, uint32_t granule_bytes, uint32_t node, bool prefault,
                  size_t max_connections, double frame_deadline_s, unsigned unix_mode,
-                 std::string eviction, const TenantTokens& tenants) {
+                 std::string eviction, const TenantTokens& tenants, TenantQuotas quotas) {
   if (!(frame_deadline_s > 0)) throw nb::value_error("frame_deadline_s must be positive");
   if (pool_bytes == 0) throw nb::value_error("pool_bytes must be positive");
   const bool power_of_two = (granule_bytes & (granule_bytes - 1)) == 0;
@@ -31,7 +48,7 @@ void init_server(Server* self, std::string host, uint16_t port, OptionalText uni
   ServerOptions options{std::move(host), port, unix_path.value_or(""), pool_bytes, granule_bytes,
                         node, prefault, max_connections, frame_deadline_s, unix_mode,
                         std::move(eviction)};
-  for (const auto& [name, token] : tenants) options.tenants.push_back({name, token});
+  options.tenants = tenants_with(tenants, std::move(quotas), pool_bytes);
   new (self) Server(std::move(options));
 }
 
@@ -86,7 +103,7 @@ void bind_server(nb::module_& m) {
            "unix_path"_a = nb::none(), "pool_bytes"_a, "granule_bytes"_a = 16384, "node"_a = 0,
            "prefault"_a = false, "max_connections"_a = 1024, "frame_deadline_s"_a = 30.0,
            "unix_mode"_a = 0600, "eviction"_a = std::string(eviction_policies().front()),
-           "tenants"_a = TenantTokens())
+           "tenants"_a = TenantTokens(), "quotas"_a = TenantQuotas())
       .def("start", start)
       .def("stop", &Server::stop, Release())
       .def("drain", drain)

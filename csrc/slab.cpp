@@ -28,7 +28,7 @@ std::optional<Slot> Slab::allocate(uint64_t bytes) {
   mark(*first, count, false);
   free_granules_ -= count;
   cursor_ = *first + count == granules_ ? 0 : *first + count;
-  return Slot{*first * granule_bytes_, bytes, ++generations_[*first]};
+  return Slot{*first * granule_bytes_, bytes, ++generations_[*first], 0};
 }
 
 void Slab::release(const Slot& slot) {

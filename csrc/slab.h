@@ -12,6 +12,7 @@ struct Slot {
   uint64_t offset = 0;  // in the pool, a multiple of the granule
   uint64_t bytes = 0;   // as asked for; the slot has them rounded up to granules
   uint32_t generation = 0;
+  uint32_t tenant = 0;  // whose it is; the table's business, not the slab's
 };
 
 // Hands out slots of a pool it never touches. First fit; not thread-safe.
@@ -29,6 +30,8 @@ class Slab {
 
   uint64_t pool_bytes() const { return granules_ * granule_bytes_; }
   uint64_t free_bytes() const { return free_granules_ * granule_bytes_; }
+  // What a slot of so many bytes takes up.
+  uint64_t rounded(uint64_t bytes) const { return granules_of(bytes) * granule_bytes_; }
   uint64_t granules_of(uint64_t bytes) const {
     return (bytes + granule_bytes_ - 1) / granule_bytes_;
   }

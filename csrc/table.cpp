@@ -45,7 +45,8 @@ Part* Block::find(uint32_t part_id) {
 }
 
 Table::Table(Slab& slab, std::unique_ptr<EvictionPolicy> policy)
-    : slab_(slab), policy_(std::move(policy)) {}
+    : Table(slab, Quotas(std::move(policy))) {}
+Table::Table(Slab& slab, Quotas quotas) : slab_(slab), quotas_(std::move(quotas)) {}
 Table::~Table() = default;
 
 Table::Reserved Table::reserve(const BlockKey& key, const std::optional<BlockKey>& parent,
@@ -55,7 +56,7 @@ Table::Reserved Table::reserve(const BlockKey& key, const std::optional<BlockKey
   if (block != nullptr) {
     if (const Part* part = block->find(part_id)) {
       if (!part->committed()) return {BlockStatus::kBusy, {}};
-      policy_->on_hit(*block);
+      touch(*block);
       return {BlockStatus::kExists, {}};
     }
   }
@@ -64,7 +65,9 @@ Table::Reserved Table::reserve(const BlockKey& key, const std::optional<BlockKey
   if (block == nullptr) block = &insert(key, parent);
   ++block->reserved;
   refresh(*block);
-  const std::optional<Slot> slot = allocate(bytes);
+  // It and what it hangs on are held from here on.
+  const bool may = quotas_.within_limits(block->tenant, slab_.rounded(bytes));
+  const std::optional<Slot> slot = may ? allocate(*block, bytes) : std::nullopt;
   if (!slot) {
     --block->reserved;
     refresh(*block);
@@ -73,6 +76,7 @@ Table::Reserved Table::reserve(const BlockKey& key, const std::optional<BlockKey
   }
   const auto at = std::lower_bound(block->parts.begin(), block->parts.end(), part_id, before);
   block->parts.insert(at, Part{part_id, 0, session, *slot});
+  if (block->held) quotas_.hold(block->tenant, slab_.rounded(bytes));
   ++counts_.reserved_blocks;
   return {BlockStatus::kGranted, *slot};
 }
@@ -100,6 +104,7 @@ std::optional<Slot> Table::take_back(const BlockKey& key, uint32_t part_id, uint
   Block& block = *found->second;
   const Slot slot = part->slot;
   block.parts.erase(block.parts.begin() + (part - block.parts.data()));
+  if (block.held) quotas_.let_go(block.tenant, slab_.rounded(slot.bytes));
   --counts_.reserved_blocks;
   --block.reserved;
   refresh(block);
@@ -123,18 +128,20 @@ uint32_t Table::match(uint32_t spec_id, const PartIds& parts, HashSpan hashes, b
   for (; run < hashes.count; ++run) {
     Block* block = find_complete({spec_id, hashes[run]}, parts);
     if (block == nullptr) break;
-    if (touch) policy_->on_hit(*block);
+    if (touch) block->policy->on_hit(*block);
   }
   return run;
 }
 
 void Table::pin(Block& block) {
   if (block.pins++ == 0) ++counts_.pinned_blocks;
+  ++quotas_.use(block.tenant).pins;
   refresh(block);
 }
 
 void Table::unpin(Block& block) {
   if (--block.pins == 0) --counts_.pinned_blocks;
+  --quotas_.use(block.tenant).pins;
   if (block.resident) return refresh(block);
   if (block.pins != 0) return;
   const auto found = leaving_.find(&block);
@@ -166,6 +173,7 @@ void Table::remove_committed(Block& block) {
       block.parts.begin(), block.parts.end(), [](const Part& part) { return part.committed(); });
   std::vector<Part> writing(first_writing, block.parts.end());
   block.parts.erase(first_writing, block.parts.end());
+  if (block.held) quotas_.let_go(block.tenant, bytes_of(writing));
   const BlockKey key = block.key;
   const std::optional<BlockKey> parent = block.parent;
   discard(take_out(block));
@@ -182,19 +190,23 @@ Block& Table::insert(const BlockKey& key, const std::optional<BlockKey>& parent)
   block.key = key;
   block.parent = parent;
   block.resident = true;
+  block.tenant = quotas_.tenant_of(key.spec_id);
+  block.policy = &quotas_.policy_of(block.tenant);
+  ++quotas_.use(block.tenant).blocks;
   blocks_.emplace(key, std::move(made));
   if (const auto waiting = orphans_.find(key); waiting != orphans_.end()) {
-    block.children = waiting->second;
+    block.children = waiting->second.children;
+    block.held_children = waiting->second.held;
     orphans_.erase(waiting);
     if (parent && descends_from(*parent, key)) block.parent.reset();
   }
   Block* above = nullptr;
   if (block.parent) {
     const auto resident = blocks_.find(*block.parent);
-    if (resident == blocks_.end()) ++orphans_[*block.parent];
+    if (resident == blocks_.end()) ++orphans_[*block.parent].children;
     else above = resident->second.get();
   }
-  policy_->on_insert(block, above);
+  block.policy->on_insert(block, above);
   if (above != nullptr) ++above->children, refresh(*above);
   return block;
 }
@@ -213,15 +225,17 @@ std::unique_ptr<Block> Table::take_out(Block& block) {
   auto found = blocks_.find(block.key);
   std::unique_ptr<Block> taken = std::move(found->second);
   blocks_.erase(found);
-  policy_->on_remove(block);
+  block.policy->on_remove(block);
+  --quotas_.use(block.tenant).blocks;
   block.resident = block.evictable = false;
-  if (block.children != 0) orphans_[block.key] += block.children;
+  if (block.children != 0) orphans_[block.key] = {block.children, block.held_children};
+  if (block.held) forget_held(block);
   if (!block.parent) return taken;
   const auto above = blocks_.find(*block.parent);
   if (above != blocks_.end()) {
     --above->second->children;
     refresh(*above->second);
-  } else if (const auto orphans = orphans_.find(*block.parent); --orphans->second == 0) {
+  } else if (const auto orphans = orphans_.find(*block.parent); --orphans->second.children == 0) {
     orphans_.erase(orphans);
   }
   return taken;
@@ -234,27 +248,40 @@ void Table::discard(std::unique_ptr<Block> block) {
     leaving_.emplace(key, std::move(block));
     return;
   }
-  for (const Part& part : block->parts) slab_.release(part.slot);
+  if (block->held) quotas_.let_go(block->tenant, bytes_of(block->parts));
+  for (const Part& part : block->parts) release(part.slot);
 }
 
-std::optional<Slot> Table::allocate(uint64_t bytes) {
+void Table::release(const Slot& slot) {
+  quotas_.gave(slot.tenant, slab_.rounded(slot.bytes));
+  slab_.release(slot);
+}
+
+std::optional<Slot> Table::allocate(const Block& block, uint64_t bytes) {
   const uint64_t most = kEvictFactor * bytes + kEvictBytes;
   for (uint64_t evicted = 0;;) {
-    if (std::optional<Slot> slot = slab_.allocate(bytes)) return slot;
-    Block* victim = evicted < most ? policy_->victim() : nullptr;
+    if (std::optional<Slot> slot = slab_.allocate(bytes)) {
+      slot->tenant = block.tenant;
+      quotas_.took(block.tenant, slab_.rounded(bytes));
+      return slot;
+    }
+    Block* victim =
+        evicted < most ? quotas_.victim(block.tenant, slab_.rounded(bytes)) : nullptr;
     if (victim == nullptr) return std::nullopt;
     for (const Part& part : victim->parts) evicted += part.slot.bytes;
-    discard(take_out(*victim));
+    ++quotas_.use(victim->tenant).evictions;
     ++counts_.evictions;
+    discard(take_out(*victim));
   }
 }
 
 void Table::refresh(Block& block) {
   const bool evictable = block.resident && block.children == 0 && block.pins == 0 &&
                          block.reserved == 0 && !block.parts.empty();
+  if (quotas_.limited()) settle_held(block);
   if (evictable == block.evictable) return;
   block.evictable = evictable;
-  policy_->on_evictable(block, evictable);
+  block.policy->on_evictable(block, evictable);
 }
 
 void Table::drop_if_empty(Block& block) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "eviction.h"
+#include "quotas.h"
 #include "slab.h"
 #include "wire.h"
 
@@ -47,6 +48,11 @@ struct Block : EvictionMark {
   uint32_t pins = 0;        // leases and sends; its slots do not move or go
   bool resident = false;    // in the table; else it waits for its last pin
   bool evictable = false;
+  // Where tenants have limits: pinned, being written, or before such a block in its chain.
+  bool held = false;
+  uint32_t held_children = 0;
+  uint32_t tenant = 0;               // whose it is: that of its spec
+  EvictionPolicy* policy = nullptr;  // of the tenant's share
 
   Part* find(uint32_t part_id);
 };
@@ -67,14 +73,18 @@ using PartIds = std::vector<uint32_t>;
 // is its own ancestor, whatever parents clients name, so that there is always a leaf to evict.
 class Table {
  public:
+  // All blocks are everybody's, ranked by one policy.
   Table(Slab& slab, std::unique_ptr<EvictionPolicy> policy);
+  // Blocks are of the tenants to whom `quotas` says that their specs belong.
+  Table(Slab& slab, Quotas quotas);
   ~Table();
 
   struct Reserved {
     BlockStatus status = BlockStatus::kNoSpace;
     Slot slot;
   };
-  // GRANTED with a slot for `session` to fill, EXISTS, BUSY, or NO_SPACE if eviction does not help.
+  // GRANTED with a slot for `session` to fill, EXISTS, BUSY, or NO_SPACE if eviction does not help or
+  // the block's tenant would hold more than it may.
   Reserved reserve(const BlockKey& key, const std::optional<BlockKey>& parent, uint32_t part_id,
                    uint64_t bytes, uint64_t session);
   // OK, or GONE if `session` has no such reservation of that generation.
@@ -83,14 +93,16 @@ class Table {
   // Ends a reservation and gives its slot to the caller, who releases it now or when it is safe.
   std::optional<Slot> take_back(const BlockKey& key, uint32_t part_id, uint64_t session,
                                 std::optional<uint32_t> generation);
+  // Ends a slot that take_back() gave.
+  void release(const Slot& slot);
 
   // The resident block if it has all `parts` committed, else null.
   Block* find_complete(const BlockKey& key, const PartIds& parts);
   // How many leading blocks are complete; with `touch` they count as used.
   uint32_t match(uint32_t spec_id, const PartIds& parts, HashSpan hashes, bool touch);
-  void touch(Block& block) { policy_->on_hit(block); }
+  void touch(Block& block) { block.policy->on_hit(block); }
   // Seconds on a clock that never goes back.
-  void set_now(double now_s) { policy_->set_now(now_s); }
+  void set_now(double now_s) { quotas_.set_now(now_s); }
   void pin(Block& block);
   void unpin(Block& block);
 
@@ -101,6 +113,8 @@ class Table {
 
   uint64_t blocks() const { return blocks_.size(); }
   const TableCounts& counts() const { return counts_; }
+  Quotas& quotas() { return quotas_; }
+  const Quotas& quotas() const { return quotas_; }
 
  private:
   using BlockMap = std::unordered_map<BlockKey, std::unique_ptr<Block>, BlockKeyHash>;
@@ -110,15 +124,25 @@ class Table {
   std::unique_ptr<Block> take_out(Block& block);
   void discard(std::unique_ptr<Block> block);
   void remove_committed(Block& block);
-  std::optional<Slot> allocate(uint64_t bytes);
+  std::optional<Slot> allocate(const Block& block, uint64_t bytes);
   void refresh(Block& block);
   void drop_if_empty(Block& block);
 
+  // table_holds.cpp: what cannot go, counted where tenants have limits.
+  struct Orphans {
+    uint32_t children = 0;
+    uint32_t held = 0;
+  };
+  uint64_t bytes_of(const std::vector<Part>& parts) const;
+  void settle_held(Block& block);
+  Block* tell_parent(const Block& child, bool held);
+  void forget_held(Block& block);
+
   Slab& slab_;
-  std::unique_ptr<EvictionPolicy> policy_;
+  Quotas quotas_;
   BlockMap blocks_;
   // Children of blocks that are not resident (yet, or any more).
-  std::unordered_map<BlockKey, uint32_t, BlockKeyHash> orphans_;
+  std::unordered_map<BlockKey, Orphans, BlockKeyHash> orphans_;
   // Taken out of the table while pinned: unpin() ends them.
   std::unordered_map<Block*, std::unique_ptr<Block>> leaving_;
   TableCounts counts_;

@@ -24,7 +24,11 @@ uint32_t equal_mask(const wire::Hash& a, const wire::Hash& b) {
 }  // namespace
 
 Tenants::Tenants(const std::vector<TenantOptions>& options) {
-  for (const TenantOptions& one : options) digests_.push_back(digest_of(one.token));
+  for (const TenantOptions& one : options) {
+    digests_.push_back(digest_of(one.token));
+    names_.push_back(one.name);
+    quotas_.push_back(one.quota_bytes);
+  }
 }
 
 std::optional<uint32_t> Tenants::find(std::string_view token) const {

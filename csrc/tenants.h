@@ -14,9 +14,10 @@ namespace kv {
 struct TenantOptions {
   std::string name;
   std::string token;
+  uint64_t quota_bytes = 0;  // 0: none
 };
 
-// Never changes. Keeps only digests of the tokens.
+// Never changes. Of the tokens it keeps only digests.
 class Tenants {
  public:
   Tenants() = default;
@@ -25,6 +26,9 @@ class Tenants {
   // Nobody is asked for a token.
   bool open() const { return digests_.empty(); }
   size_t count() const { return digests_.size(); }
+  // Of the tenants 1, 2, ...
+  const std::vector<std::string>& names() const { return names_; }
+  const std::vector<uint64_t>& quotas() const { return quotas_; }
   // The tenant whose token this is, counted from 1; 0 for everybody where the node is open; else
   // nothing. How long it takes tells nothing of the tokens: digests are compared, all of them, to
   // their last byte.
@@ -32,6 +36,8 @@ class Tenants {
 
  private:
   std::vector<wire::Hash> digests_;
+  std::vector<std::string> names_;
+  std::vector<uint64_t> quotas_;
 };
 
 }  // namespace kv

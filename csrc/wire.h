@@ -35,7 +35,9 @@
 // TENANTS. The token says whose connection it is. What a tenant registers, its blocks under the
 // specs that it registered, and the ids of both are its own: another tenant's ids are unknown to it
 // (UNKNOWN_MANIFEST), the same spec and hashes name other blocks, MANIFESTS and PURGE are of its
-// own. STATS are the node's. A server of several tenants hands its pool to nobody.
+// own. STATS are the node's, and the tenant's own. A server of several tenants hands its pool to
+// nobody, and bounds what each has at a time (quotas.h, tenant_limits.h): what would exceed it is
+// answered with LIMIT, a block of a PUT with NO_SPACE, a WAIT that landed with lease 0.
 //
 // ERRORS. A reply whose status is not OK has one `text` as its body (ErrorReply), except the reply
 // of WAIT: LANDED is OK, and TIMEOUT and CANCELLED carry a WaitReply too. Any error reply to a PUT

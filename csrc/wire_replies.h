@@ -171,7 +171,8 @@ struct CountReply {
 
 // Gauges, and counters whose name's first word ends in `_total`. `NAME.SERIES` is one series of NAME,
 // whose own value is their sum. Times are told in nanoseconds, as NAME.le_BOUND (how many took at
-// most that long; BOUND `inf`: all) and NAME.sum.
+// most that long; BOUND `inf`: all) and NAME.sum. What is told of each tenant, tenant_NAME.TENANT, has
+// no sum.
 struct Stat {
   std::string_view name;
   uint64_t value = 0;

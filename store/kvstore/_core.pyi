@@ -5,7 +5,7 @@ that breaks the rules. `Buffer` arguments are C-contiguous and are not kept beyo
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias, final
 
 from typing_extensions import Buffer
@@ -438,7 +438,8 @@ class StoreServer:
     touches the whole pool in start(). A frame that is not complete, or a reply that is not taken, within
     `frame_deadline_s` seconds (per MiB of payload) ends its connection. `unix_path`: created with `unix_mode`, removed by
     stop(); a stale socket file is replaced, a living one is an OSError. `eviction`: one of EVICTION_POLICIES.
-    `tenants`: names and tokens; clients must then show one of the tokens.
+    `tenants`: names and tokens; clients must then show one of the tokens. `quotas`: bytes of the pool by
+    tenant, together no more than it; ValueError where they are, or where one is of none of the tenants.
     """
 
     def __init__(
@@ -456,6 +457,7 @@ class StoreServer:
         unix_mode: int = 0o600,
         eviction: str = "density",
         tenants: Sequence[tuple[str, str]] = (),
+        quotas: Mapping[str, int] = ...,
     ) -> None: ...
     def start(self) -> None:
         """Map the pool, bind and start the thread. OSError."""

@@ -8,12 +8,20 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ByteSize, Field, SecretStr, field_validator
+from pydantic import (
+    BeforeValidator,
+    ByteSize,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import CoreSchema, core_schema
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from kvstore._core import EVICTION_POLICIES
 from kvstore.credentials import check_token
+from kvstore.quotas import quota_bytes, split_quotas
 
 __all__ = ["KIB", "FileMode", "StoreSettings", "StoreToken"]
 
@@ -54,6 +62,7 @@ class FileMode(int):
 
 
 StoreToken = Annotated[SecretStr, BeforeValidator(_secret)]
+Quotas = Annotated[list[str], NoDecode, BeforeValidator(split_quotas)]
 
 
 class StoreSettings(BaseSettings):
@@ -98,6 +107,11 @@ class StoreSettings(BaseSettings):
         description="file of the tenants' tokens, TENANT:TOKEN on each line; clients and HTTP must "
         "then show one of them. Others must not be able to read it",
     )
+    quota: Quotas = Field(
+        default_factory=list,
+        description="what a tenant can count on of the pool, as TENANT=SIZE or TENANT=PERCENT "
+        "(research=40GiB, batch=25%); repeat it or give a list",
+    )
     insecure: bool = Field(
         default=False,
         description="serve without tokens on an address that other hosts reach",
@@ -140,6 +154,13 @@ class StoreSettings(BaseSettings):
     def _a_pool_of_some_size(cls, value: ByteSize) -> ByteSize:
         if value < MIN_POOL_BYTES:
             raise ValueError("the pool needs at least 1MiB, as in --memory 512MiB")
+        return value
+
+    @field_validator("quota")
+    @classmethod
+    def _quotas_that_fit(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        if "memory" in info.data:  # else that is what is wrong
+            quota_bytes(value, info.data["memory"])
         return value
 
     @field_validator("granule")

@@ -15,9 +15,17 @@ from prometheus_client.core import (
     Metric,
 )
 
-__all__ = ["FAMILIES", "SHARING_REFUSED", "Family", "metrics_table", "node_metrics"]
+__all__ = [
+    "FAMILIES",
+    "SHARING_REFUSED",
+    "TENANT_FAMILIES",
+    "Family",
+    "metrics_table",
+    "node_metrics",
+]
 
 NS_PER_S: Final = 1e9
+TENANT: Final = ("tenant",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +146,27 @@ FAMILIES: Final = (
     Family("unauthorized_total", "Clients and HTTP requests without a token of the node."),
     Family("stalled_total", "Connections ended for being too slow."),
 )
+# Of a node with tokens alone; by the names that its file of tokens gives.
+TENANT_FAMILIES: Final = (
+    Family("tenant_quota_bytes", "What a tenant can count on; of those with a quota.", TENANT),
+    Family("tenant_used_bytes", "Bytes of the pool that blocks of the tenant have.", TENANT),
+    Family(
+        "tenant_held_bytes",
+        "Bytes of blocks of the tenant that cannot go: leased, being sent or written, or before "
+        "such a block in its chain. Counted where there are several tenants.",
+        TENANT,
+    ),
+    Family("tenant_blocks", "Blocks of the tenant, matchable or being written.", TENANT),
+    Family("tenant_connections", "Connections that showed the tenant's token.", TENANT),
+    Family("tenant_evictions_total", "Blocks of the tenant that went for want of room.", TENANT),
+    Family("tenant_hits_total", "Blocks that the tenant asked for and found.", TENANT),
+    Family("tenant_misses_total", "Blocks that the tenant asked for and did not find.", TENANT),
+    Family(
+        "tenant_limited_total",
+        "Requests that were refused, or landed without their lease, for a limit of the tenant.",
+        TENANT,
+    ),
+)
 SHARING_REFUSED: Final = Family(
     "sharing_refused", "Engines that are connected and share nothing.", ("engine", "reason")
 )
@@ -149,13 +178,14 @@ def node_metrics(stats: Mapping[str, int]) -> Iterable[Metric]:
     for key, value in stats.items():
         stat, _, series = key.partition(".")
         values[stat][series] = value
-    return [family.metric(values[family.stat]) for family in FAMILIES]
+    families = (*FAMILIES, *(one for one in TENANT_FAMILIES if one.stat in values))
+    return [family.metric(values[family.stat]) for family in families]
 
 
 def metrics_table() -> str:
     """The metrics as a table in Markdown."""
     rows = ["| Metric | Type | Labels | Tells |", "|---|---|---|---|"]
-    for family in (*FAMILIES, SHARING_REFUSED):
+    for family in (*FAMILIES, *TENANT_FAMILIES, SHARING_REFUSED):
         labels = ", ".join(f"`{label}`" for label in family.labels)
         rows.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} |")
     return "\n".join(rows) + "\n"

@@ -1,4 +1,4 @@
-"""What a node refuses to start with: tokens that others can read, addresses that others reach."""
+"""What a node refuses to start with: open doors, tokens that others can read, quotas of nobody."""
 
 import ipaddress
 import os
@@ -9,8 +9,9 @@ from pathlib import Path
 
 from kvstore.config import StoreSettings
 from kvstore.credentials import check_token
+from kvstore.quotas import MIN_QUOTA_BYTES, quota_bytes
 
-__all__ = ["StartRefused", "TenantToken", "tokens_of"]
+__all__ = ["StartRefused", "TenantToken", "quotas_of", "tokens_of"]
 
 TenantToken = tuple[str, str]
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -37,6 +38,29 @@ def tokens_of(settings: StoreSettings) -> list[TenantToken]:
         f"whoever reaches {settings.host} could read and write KV: give --token-file FILE, "
         "or listen on --host 127.0.0.1, or say --insecure where the network is trusted"
     )
+
+
+def quotas_of(settings: StoreSettings, tenants: list[TenantToken]) -> dict[str, int]:
+    """The bytes of the pool that tenants can count on.
+
+    Raises StartRefused where a quota is of none of the tenants, or where nothing is left for those
+    who have none.
+    """
+    quotas = quota_bytes(settings.quota, settings.memory)
+    names = [name for name, _ in tenants]
+    for tenant in quotas:
+        if tenant not in names:
+            raise StartRefused(
+                f"--quota names tenant {tenant!r}, and --token-file does not; give it a token there"
+            )
+    without = [name for name in names if name not in quotas]
+    left_bytes = settings.memory - sum(quotas.values())
+    if quotas and without and left_bytes < MIN_QUOTA_BYTES:
+        raise StartRefused(
+            f"the quotas leave nothing of the pool for tenant {without[0]!r}, which has none; "
+            "give it one, lower them, or raise --memory"
+        )
+    return quotas
 
 
 def _read(path: Path) -> list[TenantToken]:

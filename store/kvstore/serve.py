@@ -20,7 +20,7 @@ from kvstore.guard import TenantsNode, bearer, require_token
 from kvstore.host import Advice, advice, read_files
 from kvstore.http import create_app
 from kvstore.log import log_to_stderr
-from kvstore.safety import StartRefused, TenantToken, tokens_of
+from kvstore.safety import StartRefused, TenantToken, quotas_of, tokens_of
 from kvstore.visit import Visit
 
 __all__ = ["run"]
@@ -34,7 +34,8 @@ def run(settings: StoreSettings) -> int:
     """Serve until told to stop. Returns the exit code: 0, or 2 where it could not start."""
     log_to_stderr(settings.log_level)
     try:
-        asyncio.run(_serve(settings, tokens_of(settings)))
+        tenants = tokens_of(settings)
+        asyncio.run(_serve(settings, tenants, quotas_of(settings, tenants)))
     except StartRefused as error:
         print(f"kvrouter store: {error}", file=sys.stderr)
         return 2
@@ -44,11 +45,13 @@ def run(settings: StoreSettings) -> int:
     return 0
 
 
-async def _serve(settings: StoreSettings, tenants: list[TenantToken]) -> None:
+async def _serve(
+    settings: StoreSettings, tenants: list[TenantToken], quotas: dict[str, int]
+) -> None:
     signals = Signals()
     door = _listen(settings.host, settings.http_port)
     try:
-        server = _start_store(settings, tenants)
+        server = _start_store(settings, tenants, quotas)
     except BaseException:
         door.close()
         raise
@@ -94,7 +97,9 @@ async def _serve_until_left(
         await http
 
 
-def _start_store(settings: StoreSettings, tenants: list[TenantToken]) -> StoreServer:
+def _start_store(
+    settings: StoreSettings, tenants: list[TenantToken], quotas: dict[str, int]
+) -> StoreServer:
     path = settings.unix_path()
     if path is not None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -114,6 +119,7 @@ def _start_store(settings: StoreSettings, tenants: list[TenantToken]) -> StoreSe
         eviction=settings.eviction,
         unix_mode=int(settings.unix_socket_mode),
         tenants=tenants,
+        quotas=quotas,
     )
     # Read before the pool takes its part; what may end the process is said before it does.
     lacks = advice(read_files(), int(settings.memory))

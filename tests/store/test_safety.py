@@ -144,6 +144,12 @@ def test_without_either_it_says_what_to_give_and_exits_with_2() -> None:
     assert "--insecure" in sentence
 
 
+def test_a_quota_of_nobody_ends_the_start_with_2(token_path: Path) -> None:
+    tokens = ("--token-file", str(token_path))
+    assert "'nobody', and --token-file does not" in failed_start(*tokens, "--quota", "nobody=1MiB")
+    assert "--quota: the quotas are 2.0GiB, more" in failed_start(*tokens, "--quota", "team=2GiB")
+
+
 def test_tokens_that_others_can_read_are_refused_with_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text(f"team:{TOKEN}\n")
