@@ -34,6 +34,7 @@ Node::Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable
 Session& Node::add_session(File socket, bool local) {
   ++counters_.connections;
   const uint64_t id = ++last_session_;
+  if (!options_.tenants.open()) strangers_.insert(id);
   return *sessions_.emplace(id, std::make_unique<Session>(id, std::move(socket), local, now_))
               .first->second;
 }
@@ -49,6 +50,7 @@ std::optional<uint64_t> Node::end_session(uint64_t id) {
   // Out of sight first: nothing below may find it.
   const std::unique_ptr<Session> session = std::move(found->second);
   sessions_.erase(found);
+  strangers_.erase(id);
   counters_.landings[Landing::kGone] += waits_.drop_session(id);
   leases_.drop_session(id);
   if (session->greeted) {

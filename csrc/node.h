@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -60,6 +61,8 @@ class Node {
   const std::unordered_map<uint64_t, std::unique_ptr<Session>>& sessions() const {
     return sessions_;
   }
+  // Connections that have shown no token yet, the oldest first. None where nobody is asked for one.
+  const std::set<uint64_t>& strangers() const { return strangers_; }
   // Takes from a session all that is its own and forgets it. The id of a fence, if one had to be
   // raised.
   std::optional<uint64_t> end_session(uint64_t id);
@@ -180,6 +183,7 @@ class Node {
   bool draining_ = false;
   uint64_t last_session_ = 0;
   std::unordered_map<uint64_t, std::unique_ptr<Session>> sessions_;
+  std::set<uint64_t> strangers_;
   std::vector<uint64_t> dirty_;
   std::vector<uint8_t> scratch_;
 };

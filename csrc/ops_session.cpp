@@ -48,6 +48,7 @@ bool Node::hello(Session& session, const Header& header, const wire::HelloReques
     session.access = wants_write ? PoolAccess::kWrite : PoolAccess::kRead;
   }
   session.greeted = true;
+  strangers_.erase(session.id);
   session.tenant = *tenant;
   ++counts_of(session).connections;
   session.name = request.name;

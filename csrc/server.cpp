@@ -206,12 +206,20 @@ void Server::accept_all(const File& listener, bool local) {
       accept_paused_ = true;
       return;
     }
+    make_way();
     if (node_->sessions().size() >= options_.max_connections) continue;
     if (!local) tune_tcp(socket.get());
     Session& session = node_->add_session(std::move(socket), local);
     session.interest = EPOLLIN;
     if (watch(session.socket(), kSession, session.id, EPOLLIN) != 0) end(session.id);
   }
+}
+
+// Whoever has shown no token may not keep out who has one: the oldest of them gives way.
+void Server::make_way() {
+  const auto& strangers = node_->strangers();
+  const size_t most = options_.max_connections / TenantLimits::kStrangersPart;
+  if (strangers.size() >= std::max<size_t>(most, 1)) end(*strangers.begin());
 }
 
 void Server::sweep() {

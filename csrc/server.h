@@ -81,6 +81,7 @@ class Server {
   int timeout_ms() const;
   void on_event(uint64_t data, uint32_t events);
   void accept_all(const File& listener, bool local);
+  void make_way();
 
   // server_sessions.cpp
   void serve(Session& session, uint32_t events);

@@ -12,6 +12,8 @@ namespace kv {
 struct TenantLimits {
   // One tenant may have one connection in so many of the node's.
   static constexpr size_t kConnectionsPart = 2;
+  // Connections that have shown no token yet may be one in so many.
+  static constexpr size_t kStrangersPart = 4;
   static constexpr uint64_t kWaits = 65536;
   // What all tenants together may have, cut into equal parts, but none less than kLeast.
   static constexpr uint64_t kWaitHashes = 16u << 20, kPins = 16u << 20, kLeast = 256u << 10;

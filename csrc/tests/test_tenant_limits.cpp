@@ -67,6 +67,18 @@ void a_connection_too_many_is_told_so_and_ended() {
   }
 }
 
+void who_shows_no_token_keeps_nobody_out() {
+  Node node;
+  std::vector<Client> silent;
+  for (int i = 0; i < 50; ++i) silent.push_back(Client::tcp(node.server.port()));
+  Client first = node.client(kFirst), second = node.client(kSecond);
+  enroll(first);
+  enroll(second);
+  CHECK(first.put(1, 1).size() == 1 && node.gauge("connections") <= 8);
+  CHECK(!silent.front().receive());  // it gave way
+  CHECK(node.gauge("connections_total") == 52 && node.gauge("stalled_total") == 0);
+}
+
 void what_is_leased_or_read_beyond_a_quota_is_refused_and_the_connection_goes_on() {
   Node node;
   Client first = node.client(kFirst), second = node.client(kSecond);
@@ -155,6 +167,7 @@ void a_tenant_that_is_alone_is_bounded_as_before() {
 
 int main() {
   a_connection_too_many_is_told_so_and_ended();
+  who_shows_no_token_keeps_nobody_out();
   what_is_leased_or_read_beyond_a_quota_is_refused_and_the_connection_goes_on();
   waits_of_a_tenant_are_bounded_over_all_its_connections();
   pins_of_a_tenant_are_bounded_however_often_a_block_is_leased();
