@@ -1,33 +1,47 @@
-"""Other routers to measure beside, each from its own package in a virtual environment of its own.
+"""Others to measure beside, each from its own packages in a virtual environment of its own.
 
 Never part of the product and never in its environment: the peers' pins are theirs. The environments
-lie in the user's cache, outside the tree, and are kept between runs.
+lie in the user's cache, outside the tree, keyed by their pins, and are kept between runs.
 """
 
+import fcntl
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-INSTALL_DEADLINE_S = 180
+INSTALL_DEADLINE_S = 900
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A peer as pip knows it, and the module that runs it."""
+    """A peer as pip knows it: what to install, one after the other, and the module that runs it."""
 
-    requirement: str
-    module: str
+    requirements: tuple[str, ...]
+    module: str = ""
 
     @property
     def home(self) -> Path:
-        """Where its environment lies: the user's cache, a folder per requirement."""
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return cache / "kvrouter-bench" / self.requirement.replace("==", "-")
+        """Where its environment lies: the user's cache, a folder per set of pins."""
+        return cache() / "+".join(self.requirements).replace("==", "-")
+
+    @property
+    def python(self) -> Path | None:
+        """The interpreter of the finished environment; None where there is none yet."""
+        return self.home / "bin" / "python" if (self.home / "installed").exists() else None
 
 
-SGLANG_ROUTER = Peer("sglang-router==0.3.2", "sglang_router.launch_router")
+SGLANG_ROUTER = Peer(("sglang-router==0.3.2",), "sglang_router.launch_router")
+# torch first, by its own version: what InfiniStore asks for by itself brings gigabytes of CUDA.
+# uvloop: the server drives the loop of this one by a libuv of its own, and aborts under later ones.
+INFINISTORE = Peer(("torch==2.13.0", "infinistore==0.2.35", "uvloop==0.21.0"))
+MOONCAKE = Peer(("mooncake-transfer-engine-non-cuda==0.3.13.post1",))
+
+
+def cache() -> Path:
+    """The folder of all environments."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvrouter-bench"
 
 
 def install(peer: Peer) -> Path:
@@ -36,25 +50,34 @@ def install(peer: Peer) -> Path:
     Raises:
         RuntimeError: It cannot be installed; the text says why.
     """
-    python = peer.home / "bin" / "python"
-    if (peer.home / "installed").exists():
-        return python
-    commands = (
-        [sys.executable, "-m", "venv", "--clear", str(peer.home)],
-        [str(python), "-m", "pip", "install", "--quiet", peer.requirement],
-    )
+    cache().mkdir(parents=True, exist_ok=True)
+    with (cache() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if peer.python is None:
+            _make(peer)
+    return peer.home / "bin" / "python"
+
+
+def _make(peer: Peer) -> None:
+    commands = [[sys.executable, "-m", "venv", "--clear", str(peer.home)]]
+    pip = [str(peer.home / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    commands += [[*pip, requirement] for requirement in peer.requirements]
     for command in commands:
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=INSTALL_DEADLINE_S, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise RuntimeError(f"{peer.requirement}: {error}") from error
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or ["no output"]
-            raise RuntimeError(f"{peer.requirement}: {lines[-1]}")
+        run(command, peer.requirements[-1])
     (peer.home / "installed").touch()
-    return python
+
+
+def run(command: list[str], what: str) -> None:
+    """Run one step of an installation. RuntimeError: it failed; the text has its last line."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=INSTALL_DEADLINE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RuntimeError(f"{what}: {error}") from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no output"]
+        raise RuntimeError(f"{what}: {lines[-1]}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,123 @@
+"""Get the stores that ours is measured beside: `python -m benchmarks.peers_setup [NAME...]`.
+
+InfiniStore and Mooncake: an environment each in the user's cache (1.3 GB in all), keyed by their
+pins. Redis and memcached: programs of the distribution, installed here where this runs as root on
+Debian. Prints for each what there is now, or why there is none; exit status 1 where one is missing.
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import peers
+
+__all__ = ["NAMES", "Found", "find", "make"]
+
+NATIVE = Path(__file__).resolve().parent / "native"
+ENVIRONMENTS = {"InfiniStore": peers.INFINISTORE, "Mooncake": peers.MOONCAKE}
+PROGRAMS = {"Redis": "redis-server", "memcached": "memcached"}
+NAMES = (*ENVIRONMENTS, *PROGRAMS)
+VERBS = Path("/usr/include/infiniband/verbs.h")
+VERBS_PACKAGES = ["libibverbs1", "libibverbs-dev"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A peer that can be run: its program, or its environment's Python, and what to preload."""
+
+    name: str
+    program: Path
+    version: str
+    preload: tuple[Path, ...] = ()
+
+
+def find(name: str) -> Found:
+    """What is there already; installs nothing. RuntimeError: it is not; the text says why."""
+    if name in PROGRAMS:
+        return _program(name)
+    peer = ENVIRONMENTS[name]
+    if peer.python is None:
+        raise RuntimeError(f"not set up: python -m benchmarks.peers_setup {name}")
+    preload = _shims() if name == "InfiniStore" else ()
+    return Found(name, peer.python, peer.requirements[-1 if name == "Mooncake" else 1], preload)
+
+
+def make(name: str) -> Found:
+    """Install what is missing of one peer. RuntimeError: it cannot be; the text says why."""
+    if name in PROGRAMS:
+        if shutil.which(PROGRAMS[name]) is None:
+            _debian([PROGRAMS[name]])
+    else:
+        peers.install(ENVIRONMENTS[name])
+        if name == "InfiniStore" and not VERBS.exists():
+            _debian(VERBS_PACKAGES)
+    return find(name)
+
+
+def _program(name: str) -> Found:
+    program = shutil.which(PROGRAMS[name])
+    if program is None:
+        raise RuntimeError(f"no program {PROGRAMS[name]} (Debian has a package of that name)")
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    version = re.search(r"\d+(\.\d+)+", told.stdout)
+    return Found(name, Path(program), f"{name.lower()} {version[0] if version else '?'}")
+
+
+def _debian(packages: list[str]) -> None:
+    """Install packages of the distribution, and say so: this alone goes beyond the user's cache."""
+    wanted = " ".join(packages)
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise RuntimeError(f"install {wanted} (this installs them as root on Debian only)")
+    print(f"apt-get install {wanted}", flush=True)
+    peers.run(["apt-get", "update", "--quiet"], "apt-get update")
+    peers.run(["apt-get", "install", "--quiet", "--yes", *packages], f"apt-get install {wanted}")
+
+
+def _shims() -> tuple[Path, ...]:
+    """What InfiniStore's server needs without RDMA, compiled once per state of the sources."""
+    if not VERBS.exists():
+        raise RuntimeError(f"no {VERBS.name}: install {' '.join(VERBS_PACKAGES)}")
+    return tuple(_compiled(name) for name in ("fake_verbs", "loopback_bind"))
+
+
+def _compiled(name: str) -> Path:
+    source = NATIVE / f"{name}.c"
+    key = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    library = peers.cache() / f"{name}-{key}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        fresh = library.with_suffix(f".{os.getpid()}")
+        compiler = os.environ.get("CC", "cc")
+        command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(fresh), str(source), "-ldl"]
+        peers.run(command, f"compiling {name}.c")
+        fresh.replace(library)
+    return library
+
+
+def main() -> int:
+    """Exit status: 0 where every peer that was named is there."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers_setup", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
+    names = parser.parse_args().names or NAMES
+    if unknown := set(names) - set(NAMES):
+        parser.error(f"no such peer: {', '.join(sorted(unknown))}")
+    missing = 0
+    for name in names:
+        try:
+            found = make(name)
+        except RuntimeError as error:
+            print(f"{name:12} missing: {error}", flush=True)
+            missing += 1
+        else:
+            print(f"{name:12} {found.version}: {found.program}", flush=True)
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

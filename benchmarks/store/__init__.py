@@ -1,0 +1,1 @@
+"""What the store costs, beside memory copies, raw C sockets and other stores."""

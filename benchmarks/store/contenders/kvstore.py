@@ -1,0 +1,227 @@
+"""The store itself, by its public clients: blocking calls, leased views, and match."""
+
+import asyncio
+import os
+import socket
+from typing import cast
+
+from benchmarks.store.contender import BATCH_BLOCKS, Contender, Seat
+from kvstore import _core
+from kvstore._core import BlockStatus, MatchReply, RegisterReply, Segments
+from kvstore.aio import AsyncStoreClient
+from kvstore.block import CacheSpec, Layout, Manifest, Part
+from kvstore.client import StoreClient, TransportName
+from kvstore.registry import register_frame
+
+HASH_BYTES = 32
+DEADLINE_S = 20
+READ_BYTES = 1 << 16
+OK = [BlockStatus.OK] * BATCH_BLOCKS
+
+
+class Kvstore(Contender):
+    """The blocking client. Options: `transport` 'shm', 'unix' or 'tcp'; `verify` 'on' or 'off'.
+
+    `verify` is about gets: a put sends digests and has them checked whatever a client wants.
+    """
+
+    def __init__(self, seat: Seat) -> None:
+        super().__init__(seat)
+        size = seat.block_bytes
+        transport = cast("TransportName", seat.options["transport"])
+        url = f"kv://{seat.server['host']}:{seat.server['port']}"
+        verify = seat.options["verify"] == "on"
+        self.client = StoreClient(url, transport=transport, verify=verify, deadline_s=DEADLINE_S)
+        self.manifest = _manifest(size)
+        self.hashes = os.urandom(HASH_BYTES * seat.blocks)
+        used = size * seat.blocks
+        self._source = Segments.over(seat.source.view[:used], size)
+        self._landing = Segments.over(seat.landing.view[:used], size, writable=True)
+        self._before: tuple[bytes, range] | None = None
+
+    def put(self, first: int, blocks: int) -> None:
+        """One call."""
+        span = range(first, first + blocks)
+        self._put(self.hashes, span, span)
+
+    def get(self, first: int, blocks: int) -> None:
+        """One call."""
+        span = range(first, first + blocks)
+        self._get(self.hashes, span, span)
+
+    def warm(self) -> None:
+        """Write and read the whole pool, where it is mapped: a mapping has its pages one by one."""
+        if self.seat.options["transport"] != "shm":
+            return
+        span = range(BATCH_BLOCKS)
+        for _ in range(0, int(self.seat.server["pool_bytes"]), len(span) * self.seat.block_bytes):
+            hashes = os.urandom(HASH_BYTES * len(span))
+            self.client.put(self.manifest, 0, hashes, span, self._source, span)
+            self.client.get_into(self.manifest, 0, hashes, span, self._landing, span)
+        self.client.purge()
+
+    def repeat(self, op: str, turn: int) -> tuple[int, range]:
+        """`match`: of all hashes. `mix`: puts new blocks, gets those of the turn before.
+
+        The unit of a mix is a block that was moved: the pool is full, every put evicts.
+        """
+        if op == "match":
+            found = self.client.match(self.manifest, self.hashes).blocks
+            if found != self.seat.blocks:
+                raise RuntimeError(f"{found} blocks match instead of {self.seat.blocks}")
+            return 1, range(0)
+        span = range(BATCH_BLOCKS)
+        first = turn * BATCH_BLOCKS % self.seat.blocks
+        hashes, memory = os.urandom(HASH_BYTES * BATCH_BLOCKS), range(first, first + BATCH_BLOCKS)
+        self._put(hashes, span, memory)
+        before, self._before = self._before, (hashes, memory)
+        if before is None or not turn:
+            return BATCH_BLOCKS, range(0)
+        done = self.client.get_into(self.manifest, 0, before[0], span, self._landing, before[1])
+        kept = done.count(BlockStatus.OK)  # the pool is full: some may have gone since
+        return BATCH_BLOCKS + kept, before[1][:kept]
+
+    def forget(self) -> None:
+        """Delete by name."""
+        self.client.delete(self.manifest, self.hashes)
+
+    def close(self) -> None:
+        """Leave the pool empty."""
+        self.client.purge()
+        self.client.close()
+
+    def _put(self, hashes: bytes, span: range, memory: range) -> None:
+        done = self.client.put(self.manifest, 0, hashes, span, self._source, memory)
+        if done.stored != len(span):
+            raise RuntimeError(f"not stored: {done}")
+
+    def _get(self, hashes: bytes, span: range, memory: range) -> None:
+        done = self.client.get_into(self.manifest, 0, hashes, span, self._landing, memory)
+        if done != OK[: len(span)]:
+            raise RuntimeError(f"not read: {done}")
+
+
+class View(Kvstore):
+    """A get is a lease, a read-only view of each block in the mapped pool, and the release."""
+
+    def get(self, first: int, blocks: int) -> None:
+        """Two round trips; nothing is copied."""
+        self._lease(first, blocks)
+
+    def land(self) -> None:
+        """Copy what the views show."""
+        for first in range(0, self.seat.blocks, BATCH_BLOCKS):
+            blocks = min(BATCH_BLOCKS, self.seat.blocks - first)
+            self._lease(first, blocks, copied=True)
+
+    def _lease(self, first: int, blocks: int, *, copied: bool = False) -> None:
+        hashes = self.hashes[first * HASH_BYTES : (first + blocks) * HASH_BYTES]
+        lease = self.client.acquire(self.manifest, hashes)
+        if lease.blocks != blocks:
+            raise RuntimeError(f"{lease.blocks} blocks leased instead of {blocks}")
+        views = [lease.view(block) for block in range(blocks)]
+        if copied:
+            for block, view in enumerate(views, first):
+                self.seat.landed(block)[:] = view
+        if not lease.release():
+            raise RuntimeError("the lease was lost")
+
+
+class Concurrent(Kvstore):
+    """`match` by the asyncio client, `window` calls under way at a time."""
+
+    def __init__(self, seat: Seat) -> None:
+        super().__init__(seat)
+        self._window = int(seat.options["window"])
+        self._runner = asyncio.Runner()
+        address = f"kv://{seat.server['host']}:{seat.server['port']}"
+        self._runner.run(self._connect(address))
+
+    def repeat(self, op: str, turn: int) -> tuple[int, range]:
+        """The unit is a match of all hashes."""
+        self._runner.run(self._matches())
+        return self._window, range(0)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._runner.run(self._asking.close())
+        self._runner.close()
+        super().close()
+
+    async def _connect(self, address: str) -> None:
+        self._asking = AsyncStoreClient(address, deadline_s=DEADLINE_S)
+        self._asking.start()
+        await self._asking.wait_connected(DEADLINE_S)
+
+    async def _matches(self) -> None:
+        asked = (self._asking.match(self.manifest, self.hashes) for _ in range(self._window))
+        if {match.blocks for match in await asyncio.gather(*asked)} != {self.seat.blocks}:
+            raise RuntimeError("not all blocks match")
+
+
+class Pipelined(Kvstore):
+    """`match` as frames made beforehand, `window` of them on the way over the Unix socket.
+
+    What the node sustains: the client does next to nothing.
+    """
+
+    def __init__(self, seat: Seat) -> None:
+        super().__init__(seat)
+        self._window = int(seat.options["window"])
+        self._link = socket.socket(socket.AF_UNIX)
+        self._link.connect(seat.server["path"])
+        self._ask(_core.encode_hello(1))
+        registered = self._ask(register_frame(2, self.manifest, "", ""))
+        assert isinstance(registered, RegisterReply)
+        self._manifest_id = registered.manifest_id
+        self._frames = b"".join(self._match(number) for number in range(self._window))
+        self._reply_bytes = 0
+
+    def repeat(self, op: str, turn: int) -> tuple[int, range]:
+        """A window is sent while the one before is answered; each reply is as long as the first."""
+        if not turn:
+            self._reply_bytes = self._begin()
+        self._link.sendall(self._frames)
+        left = self._reply_bytes * self._window
+        while left:
+            left -= len(self._link.recv(min(left, READ_BYTES)))
+        return self._window, range(0)
+
+    def close(self) -> None:
+        """Read the last window and see that its replies are right; hang up."""
+        for number in range(self._window if self._reply_bytes else 0):
+            reply = self._reply()
+            if not (isinstance(reply, MatchReply) and reply.blocks == self.seat.blocks):
+                raise RuntimeError(f"reply {number} is not a match of all blocks")
+        self._link.close()
+        super().close()
+
+    def _begin(self) -> int:
+        """One window on its way from now on; the length of a reply."""
+        self._link.sendall(self._match(0))
+        header = _core.decode_header(self._peek())
+        size = _core.HEADER_BYTES + header.body_bytes
+        self._reply()
+        self._link.sendall(self._frames)
+        return size
+
+    def _match(self, number: int) -> bytes:
+        return _core.encode_match(100 + number, self._manifest_id, self.hashes)
+
+    def _ask(self, frame: bytes) -> object:
+        self._link.sendall(frame)
+        return self._reply()
+
+    def _peek(self) -> bytes:
+        return self._link.recv(_core.HEADER_BYTES, socket.MSG_PEEK | socket.MSG_WAITALL)
+
+    def _reply(self) -> object:
+        header = _core.decode_header(self._link.recv(_core.HEADER_BYTES, socket.MSG_WAITALL))
+        body = self._link.recv(header.body_bytes, socket.MSG_WAITALL)
+        return _core.decode_reply(header, body)
+
+
+def _manifest(block_bytes: int) -> Manifest:
+    spec = CacheSpec("benchmark", "", "uint8", 1, "sha256_cbor", "00" * 32)
+    part = Part((0, 1), (0, 1), 0, block_bytes, Layout.opaque("benchmark"))
+    return Manifest(spec, (part,))

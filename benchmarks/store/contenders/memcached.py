@@ -1,0 +1,58 @@
+"""memcached, by a client that is as cheap as one can be in Python: it knows what it will be sent.
+
+The sets of a call are sent at once, its gets are one; replies are scattered into place.
+"""
+
+from benchmarks.store.contender import Contender, Seat, connect, receive, send
+
+__all__ = ["Memcached"]
+
+CRLF = b"\r\n"
+STORED = b"STORED\r\n"
+END = b"\r\nEND\r\n"
+
+
+class Memcached(Contender):
+    """The text protocol over TCP."""
+
+    def __init__(self, seat: Seat) -> None:
+        super().__init__(seat)
+        self._link = connect(seat.server)
+        self._names = [name.encode() for name in seat.names(0, seat.blocks)]
+        self._tail = b" 0 %d\r\n" % seat.block_bytes
+
+    def put(self, first: int, blocks: int) -> None:
+        """One set for each block, sent together."""
+        pieces: list[bytes | memoryview] = []
+        for block in range(first, first + blocks):
+            head = b"set " + self._names[block] + b" 0" + self._tail
+            pieces += (head, self.seat.sent(block), CRLF)
+        send(self._link, pieces)
+        self._expect(STORED * blocks)
+
+    def get(self, first: int, blocks: int) -> None:
+        """One get of all keys."""
+        names = self._names[first : first + blocks]
+        self._link.sendall(b"get " + b" ".join(names) + CRLF)
+        heads = [b"VALUE " + name + self._tail for name in names]
+        texts = [heads[0], *(CRLF + head for head in heads[1:]), END]
+        got = [bytearray(len(text)) for text in texts]
+        pieces: list[bytearray | memoryview] = [got[0]]
+        for block, text in enumerate(got[1:], first):
+            pieces += (self.seat.landed(block), text)
+        receive(self._link, pieces)
+        if got != texts:
+            raise RuntimeError("not the reply to a get of blocks that are there")
+
+    def close(self) -> None:
+        """Delete by name; hang up."""
+        for name in self._names:
+            self._link.sendall(b"delete " + name + CRLF)
+            self._expect(b"DELETED\r\n")
+        self._link.close()
+
+    def _expect(self, reply: bytes) -> None:
+        got = bytearray(len(reply))
+        receive(self._link, [got])
+        if got != reply:
+            raise RuntimeError(f"answered {bytes(got[:80])!r}")

@@ -1,0 +1,75 @@
+"""Mooncake's store over TCP, by its own client, in its own environment.
+
+Buffers are registered, calls of many blocks are its batch calls, nothing is copied in Python.
+"""
+
+from mooncake.store import MooncakeDistributedStore
+
+from benchmarks.store.contender import Contender, Seat
+
+__all__ = ["Mooncake"]
+
+LOCAL_BUFFER_BYTES = 64 << 20
+
+
+class Mooncake(Contender):
+    """A client without a segment of its own: blocks lie with the storage node."""
+
+    def __init__(self, seat: Seat) -> None:
+        super().__init__(seat)
+        server, used = seat.server, seat.block_bytes * seat.blocks
+        self._store = MooncakeDistributedStore()
+        # The address that it takes for itself has a port that it chooses.
+        failed = self._store.setup(
+            server["host"], server["metadata"], 0, LOCAL_BUFFER_BYTES, "tcp", "", server["master"]
+        )
+        for memory in (seat.source, seat.landing):
+            failed = failed or self._store.register_buffer(memory.address, used)
+        if failed:
+            raise RuntimeError(f"Mooncake's client cannot be set up: {failed}")
+        self._names = seat.names(0, seat.blocks)
+
+    def put(self, first: int, blocks: int) -> None:
+        """One call, of its batch where there are many."""
+        names, at, sizes = self._arguments(self.seat.source.address, first, blocks)
+        if blocks == 1:
+            done = [self._store.put_from(names[0], at[0], sizes[0])]
+        else:
+            done = self._store.batch_put_from(names, at, sizes)
+        if any(done):
+            raise RuntimeError(f"not stored: {done}")
+
+    def get(self, first: int, blocks: int) -> None:
+        """One call, of its batch where there are many."""
+        names, at, sizes = self._arguments(self.seat.landing.address, first, blocks)
+        if blocks == 1:
+            done = [self._store.get_into(names[0], at[0], sizes[0])]
+        else:
+            done = self._store.batch_get_into(names, at, sizes)
+        if done != sizes:
+            raise RuntimeError(f"not read: {done}")
+
+    def repeat(self, op: str, turn: int) -> tuple[int, range]:
+        """`match`: which of the keys are there."""
+        if op != "match":
+            return super().repeat(op, turn)
+        if any(there != 1 for there in self._store.batch_is_exist(self._names)):
+            raise RuntimeError("not all keys are there")
+        return 1, range(0)
+
+    def forget(self) -> None:
+        """A put of a key that is there does nothing."""
+        self._store.batch_remove(self._names, True)
+
+    def close(self) -> None:
+        """Let the memory go; hang up."""
+        for memory in (self.seat.source, self.seat.landing):
+            self._store.unregister_buffer(memory.address)
+        self._store.close()
+
+    def _arguments(
+        self, base: int, first: int, blocks: int
+    ) -> tuple[list[str], list[int], list[int]]:
+        size = self.seat.block_bytes
+        at = [base + block * size for block in range(first, first + blocks)]
+        return self._names[first : first + blocks], at, [size] * blocks

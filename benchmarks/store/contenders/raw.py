@@ -1,0 +1,54 @@
+"""The floor of the sockets: the C pair of raw_pair.c, one frame for all blocks of a call."""
+
+import ctypes
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.store.contender import Contender, Seat, connect
+
+__all__ = ["Raw", "library"]
+
+
+def library(path: Path) -> ctypes.CDLL:
+    """The compiled raw_pair.c with its signatures."""
+    lib = ctypes.CDLL(str(path))
+    size, number, fd, memory = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int, ctypes.c_void_p
+    lib.raw_serve.argtypes = [fd, memory, size, number, ctypes.c_int]
+    for function in (lib.raw_put, lib.raw_get):
+        function.argtypes = [fd, memory, size, number, number, ctypes.c_int]
+    return lib
+
+
+class Raw(Contender):
+    """Options: `transport` 'unix' or 'tcp', `digest` 'crc32c' or 'none'."""
+
+    def __init__(self, seat: Seat) -> None:
+        super().__init__(seat)
+        self._lib = library(Path(seat.server["library"]))
+        self._crc = int(seat.options["digest"] == "crc32c")
+        if seat.options["transport"] == "tcp":
+            self._link = connect(seat.server)
+        else:
+            self._link = socket.socket(socket.AF_UNIX)
+            self._link.connect(seat.server["path"])
+        slots = (seat.client * seat.blocks, seat.blocks, seat.block_bytes, self._crc)
+        self._link.sendall(b"".join(number.to_bytes(8, "little") for number in slots))
+
+    def put(self, first: int, blocks: int) -> None:
+        """One round trip."""
+        self._move(self._lib.raw_put, self.seat.source.address, first, blocks)
+
+    def get(self, first: int, blocks: int) -> None:
+        """One round trip."""
+        self._move(self._lib.raw_get, self.seat.landing.address, first, blocks)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._link.close()
+
+    def _move(self, function: Callable[..., int], base: int, first: int, blocks: int) -> None:
+        size = self.seat.block_bytes
+        at = base + first * size
+        if function(self._link.fileno(), at, size, first, blocks, self._crc):
+            raise ConnectionError("the raw pair failed")

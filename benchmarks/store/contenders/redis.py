@@ -1,0 +1,72 @@
+"""Redis, by a client that is as cheap as one can be in Python: it knows what it will be sent.
+
+MSET and MGET of all blocks of a call, one system call each way where the kernel lets it.
+"""
+
+from benchmarks.store.contender import Contender, Seat, connect, receive, send
+
+__all__ = ["Redis"]
+
+CRLF = b"\r\n"
+
+
+class Redis(Contender):
+    """RESP over TCP; replies are scattered into place by the kernel. Option `window` for match."""
+
+    def __init__(self, seat: Seat) -> None:
+        super().__init__(seat)
+        self._link = connect(seat.server)
+        self._keys = [_bulk(name) for name in seat.names(0, seat.blocks)]
+        self._length = b"$%d\r\n" % seat.block_bytes
+        self._window = int(seat.options.get("window", "1"))
+        names = b"".join(self._keys)
+        self._exists = (_command("EXISTS", seat.blocks) + names) * self._window
+
+    def put(self, first: int, blocks: int) -> None:
+        """One MSET."""
+        pieces: list[bytes | memoryview] = [_command("MSET", 2 * blocks)]
+        for block in range(first, first + blocks):
+            pieces += (self._keys[block] + self._length, self.seat.sent(block), CRLF)
+        send(self._link, pieces)
+        self._expect(b"+OK\r\n")
+
+    def get(self, first: int, blocks: int) -> None:
+        """One MGET."""
+        self._link.sendall(_command("MGET", blocks) + b"".join(self._keys[first : first + blocks]))
+        texts = [b"*%d\r\n" % blocks + self._length]
+        texts += [CRLF + self._length] * (blocks - 1) + [CRLF]
+        got = [bytearray(len(text)) for text in texts]
+        pieces: list[bytearray | memoryview] = [got[0]]
+        for block, text in enumerate(got[1:], first):
+            pieces += (self.seat.landed(block), text)
+        receive(self._link, pieces)
+        if got != texts:
+            raise RuntimeError("not the reply to an MGET of blocks that are there")
+
+    def repeat(self, op: str, turn: int) -> tuple[int, range]:
+        """`match`: one EXISTS of all keys, `window` of them on their way."""
+        if op != "match":
+            return super().repeat(op, turn)
+        self._link.sendall(self._exists)
+        self._expect((b":%d\r\n" % self.seat.blocks) * self._window)
+        return self._window, range(0)
+
+    def close(self) -> None:
+        """Delete by name; hang up."""
+        self._link.sendall(_command("DEL", len(self._keys)) + b"".join(self._keys))
+        self._link.recv(64)
+        self._link.close()
+
+    def _expect(self, reply: bytes) -> None:
+        got = bytearray(len(reply))
+        receive(self._link, [got])
+        if got != reply:
+            raise RuntimeError(f"answered {bytes(got[:80])!r}")
+
+
+def _command(name: str, arguments: int) -> bytes:
+    return b"*%d\r\n" % (arguments + 1) + _bulk(name)
+
+
+def _bulk(text: str) -> bytes:
+    return b"$%d\r\n%s\r\n" % (len(text), text.encode())

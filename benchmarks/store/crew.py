@@ -1,0 +1,157 @@
+"""The client processes of the store benchmark, and one timed run of several of them at once."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers_setup import Found
+from benchmarks.store.nodes import HOST, ROOT, Node, python_path
+
+__all__ = ["Client", "ClientFailed", "Crew", "Timed", "heard", "in_step", "timed"]
+
+ANSWER_DEADLINE_S = 60
+STOP_DEADLINE_S = 10
+HEAD_START_S = 0.002
+
+
+class ClientFailed(RuntimeError):
+    """A client process said that it could not, or said nothing."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One run of all clients: CPU of clients and server; latencies of calls, or units done."""
+
+    seconds: float
+    cpu_s: float
+    calls_ns: tuple[int, ...] = ()
+    units: int = 0
+
+
+class Client:
+    """A process of benchmarks.store.worker in one of the environments."""
+
+    def __init__(self, python: Path, log: Path) -> None:
+        self._log = log
+        with log.open("ab") as out:
+            self._popen = subprocess.Popen(
+                [str(python), "-m", "benchmarks.store.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                env=os.environ | python_path() | {"MC_TCP_BIND_ADDRESS": HOST},
+                cwd=ROOT,
+            )
+        self._unread = b""
+
+    def tell(self, do: str, **arguments: Any) -> None:
+        """Send a command."""
+        assert self._popen.stdin is not None
+        try:
+            self._popen.stdin.write(json.dumps({"do": do} | arguments).encode() + b"\n")
+            self._popen.stdin.flush()
+        except OSError as error:
+            raise ClientFailed(f"a client process ended: {error}") from error
+
+    def hear(self) -> dict[str, Any]:
+        """Its answer to the last command; ClientFailed where it could not do it."""
+        assert self._popen.stdout is not None
+        fd = self._popen.stdout.fileno()
+        deadline = time.monotonic() + ANSWER_DEADLINE_S
+        while b"\n" not in self._unread:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not select.select([fd], [], [], left_s)[0]:
+                raise ClientFailed(f"a client process hung for {ANSWER_DEADLINE_S} s")
+            data = os.read(fd, 1 << 20)
+            if not data:
+                raise ClientFailed(f"a client process ended ({self._popen.wait()})")
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise ClientFailed(answer["error"])
+        return answer
+
+    def end(self) -> None:
+        """Let it end by itself; else kill it."""
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        try:
+            self._popen.stdin.close()
+            self._popen.wait(STOP_DEADLINE_S)
+        except (OSError, subprocess.TimeoutExpired):
+            self._popen.kill()
+            self._popen.wait()
+        self._popen.stdout.close()
+
+
+class Crew:
+    """Client processes by environment, started when first asked for and used again."""
+
+    def __init__(self, folder: Path, found: dict[str, Found]) -> None:
+        self._folder = folder
+        self._found = found
+        self._clients: dict[str, list[Client]] = {}
+
+    def __enter__(self) -> "Crew":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for environment in list(self._clients):
+            self.dismiss(environment)
+
+    def clients(self, environment: str, count: int) -> list[Client]:
+        """The first `count` clients of an environment."""
+        clients = self._clients.setdefault(environment, [])
+        python = self._found[environment].program if environment else Path(sys.executable)
+        while len(clients) < count:
+            log = self._folder / f"client-{environment or 'own'}-{len(clients)}.log"
+            clients.append(Client(python, log))
+        return clients[:count]
+
+    def dismiss(self, environment: str) -> None:
+        """End the clients of an environment, whatever they are at."""
+        for client in self._clients.pop(environment, []):
+            client.end()
+
+
+def in_step(clients: Sequence[Client], do: str, **arguments: Any) -> list[dict[str, Any]]:
+    """The same command to all clients at once, and what they answer."""
+    for client in clients:
+        client.tell(do, **arguments)
+    return heard(clients)
+
+
+def heard(clients: Sequence[Client]) -> list[dict[str, Any]]:
+    """What each answers to its last command: all are heard, then the first failure is raised."""
+    answers, failures = [], []
+    for client in clients:
+        try:
+            answers.append(client.hear())
+        except ClientFailed as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return answers
+
+
+def timed(clients: Sequence[Client], node: Node, do: str, **arguments: Any) -> Timed:
+    """A command that all clients begin at the same time; wall time from the first to the last."""
+    cpu_s = node.cpu_s()
+    start_s = time.perf_counter() + HEAD_START_S
+    answers = in_step(clients, do, start_s=start_s, **arguments)
+    cpu_s = node.cpu_s() - cpu_s + sum(a["cpu_ns"] for a in answers) / 1e9
+    begun, ended = min(a["begun"] for a in answers), max(a["ended"] for a in answers)
+    return Timed(
+        seconds=(ended - begun) / 1e9,
+        cpu_s=cpu_s,
+        calls_ns=tuple(call for a in answers for call in a.get("calls", ())),
+        units=sum(a.get("units", 0) for a in answers),
+    )

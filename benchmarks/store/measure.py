@@ -1,0 +1,233 @@
+"""Runs the store benchmark: rounds go over all contenders in turn, every byte is compared."""
+
+import itertools
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.peers_setup import NAMES, Found, find
+from benchmarks.store.crew import Client, ClientFailed, Crew, Timed, heard, in_step, timed
+from benchmarks.store.figures import Cell, Key, Rate, cell, rate
+from benchmarks.store.nodes import Hall, Node
+from benchmarks.store.plan import (
+    BATCHES,
+    MATCH_HASHES,
+    MATCHES,
+    MIX_STAGE,
+    MIXERS,
+    RANGED,
+    Effort,
+    Entry,
+    Stage,
+)
+from benchmarks.wire_rig import Cores, loop_ms
+
+__all__ = ["Results", "measure"]
+
+MIX, MATCH = "mix", "match"
+MATCH_BLOCK_BYTES = 64 << 10
+
+
+@dataclass
+class Results:
+    """Everything that was measured, who was left out and why, and how the machine was meanwhile."""
+
+    cells: list[Cell] = field(default_factory=list)
+    mixed: list[Rate] = field(default_factory=list)
+    matches: list[Rate] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    loops_ms: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Playing:
+    """An entry whose clients are connected. Each client has `blocks` blocks."""
+
+    entry: Entry
+    who: str
+    node: Node
+    clients: list[Client]
+
+
+def measure(effort: Effort, folder: Path, peers: Iterable[str] = NAMES) -> Results:
+    """All figures. RuntimeError where ours or a floor cannot be measured; peers are left out."""
+    results = Results()
+    found: dict[str, Found] = {}
+    for name in NAMES:
+        try:
+            if name not in peers:
+                raise RuntimeError("not asked for")
+            found[name] = find(name)
+            results.versions[name] = found[name].version
+        except RuntimeError as error:
+            results.skipped[name] = str(error)
+    with Crew(folder, found) as crew, Hall(folder, effort.pool_bytes, found) as hall:
+        run = _Run(effort, crew, hall, results)
+        for stage in effort.stages:
+            run.stage(stage)
+        run.mix()
+        run.match()
+    return results
+
+
+class _Run:
+    def __init__(self, effort: Effort, crew: Crew, hall: Hall, results: Results) -> None:
+        self._effort = effort
+        self._crew = crew
+        self._hall = hall
+        self._results = results
+        self._stamps = itertools.count(1)
+        self._core = Cores.pick().rest
+
+    def stage(self, stage: Stage) -> None:
+        """All batches of a stage."""
+        blocks = self._effort.blocks(stage)
+        playing = self._open(RANGED, stage.clients, stage.block_bytes, blocks)
+        playing = [one for one in playing if self._tried(one, BATCHES[-1]) is not None]
+        runs: dict[tuple[Key, str], list[Timed]] = defaultdict(list)
+        for batch in BATCHES:
+            for _ in range(self._effort.rounds):
+                self._look()
+                for one in list(playing):
+                    taken = self._tried(one, batch)
+                    if taken is None:
+                        playing.remove(one)
+                        continue
+                    for op, figures in taken.items():
+                        key = Key(stage.size, op, batch, stage.clients)
+                        runs[key, one.entry.name].append(figures)
+        moved_bytes = blocks * stage.block_bytes * stage.clients
+        self._results.cells += [
+            cell(key, name, moved_bytes, taken)
+            for (key, name), taken in runs.items()
+            if len(taken) == self._effort.rounds
+        ]
+        self._close(playing)
+
+    def mix(self) -> None:
+        """Puts and gets without end, beside copies without end."""
+        blocks = self._effort.blocks(MIX_STAGE)
+        playing = self._open(MIXERS, MIX_STAGE.clients, MIX_STAGE.block_bytes, blocks)
+        self._results.mixed += self._sustained(playing, MIX, self._effort.mix_s)
+        self._close(playing)
+
+    def match(self) -> None:
+        """Matches of the same prefix, by ever so many clients."""
+        playing: list[Playing] = []
+        for entry, counts in MATCHES:
+            for count in counts:
+                playing += self._open([entry], count, MATCH_BLOCK_BYTES, MATCH_HASHES)
+        for one in list(playing):
+            if self._asked(one, "fill") is None:
+                playing.remove(one)
+        self._results.matches += self._sustained(playing, MATCH, self._effort.match_s)
+        self._close(playing)
+
+    def _open(
+        self, entries: Iterable[Entry], count: int, block_bytes: int, blocks: int
+    ) -> list[Playing]:
+        playing = []
+        for entry in entries:
+            if entry.server in self._results.skipped:
+                continue
+            who = f"{entry.name}/{next(self._stamps)}"
+            try:
+                node = self._hall.node(entry.server)
+                clients = self._crew.clients(entry.environment, count)
+                self._seat(Playing(entry, who, node, clients), block_bytes, blocks)
+                playing.append(Playing(entry, who, node, clients))
+            except RuntimeError as error:
+                self._leave_out(entry, error)
+        return playing
+
+    def _seat(self, one: Playing, block_bytes: int, blocks: int) -> None:
+        seat = {
+            "block_bytes": block_bytes,
+            "blocks": blocks,
+            "server": one.node.address,
+            "options": one.entry.options,
+        }
+        for number, client in enumerate(one.clients):
+            client.tell(
+                "open",
+                who=one.who,
+                maker=one.entry.maker,
+                memory_bytes=self._effort.memory_bytes(number),
+                seat=seat | {"client": number},
+            )
+        heard(one.clients)
+        for client in one.clients:
+            in_step([client], "warm", who=one.who)
+
+    def _tried(self, one: Playing, batch: int) -> dict[str, Timed] | None:
+        """Figures of a put and a get of everything; None where it is left out from now on."""
+        if one.entry.server in self._results.skipped:
+            return None
+        try:
+            return self._round(one, batch)
+        except ClientFailed as error:
+            self._leave_out(one.entry, error)
+            return None
+
+    def _round(self, one: Playing, batch: int) -> dict[str, Timed]:
+        clients, who = one.clients, one.who
+        taken = {}
+        in_step(clients, "fresh", who=who, stamp=next(self._stamps))
+        if "put" in one.entry.ops:
+            taken["put"] = timed(clients, one.node, "run", who=who, op="put", batch=batch)
+        else:
+            in_step(clients, "fill", who=who)
+        taken["get"] = timed(clients, one.node, "run", who=who, op="get", batch=batch)
+        in_step(clients, "check", who=who)
+        in_step(clients, "forget", who=who)
+        return taken
+
+    def _sustained(self, playing: list[Playing], op: str, seconds: float) -> list[Rate]:
+        runs: dict[tuple[str, int], list[Timed]] = defaultdict(list)
+        for number in range(self._effort.rounds + 1):
+            self._look()
+            for one in list(playing):
+                figures = self._asked(one, "sustain", op=op, seconds=seconds)
+                if figures is None:
+                    playing.remove(one)
+                elif number:  # the first one touches what is left to touch
+                    runs[one.entry.name, len(one.clients)].append(figures)
+        return [rate(name, clients, taken) for (name, clients), taken in runs.items()]
+
+    def _asked(self, one: Playing, do: str, **arguments: object) -> Timed | None:
+        """One untimed fill, or one timed slice whose bytes are compared; None: it is left out."""
+        if one.entry.server in self._results.skipped:
+            return None
+        try:
+            if do == "fill":
+                in_step(one.clients, do, who=one.who)
+                return Timed(0, 0)
+            in_step(one.clients, "fresh", who=one.who, stamp=next(self._stamps))
+            figures = timed(one.clients, one.node, do, who=one.who, **arguments)
+            in_step(one.clients, "check", who=one.who)
+        except ClientFailed as error:
+            self._leave_out(one.entry, error)
+            return None
+        return figures
+
+    def _close(self, playing: Sequence[Playing]) -> None:
+        for one in playing:
+            try:
+                in_step(one.clients, "close", who=one.who)
+            except ClientFailed as error:
+                self._leave_out(one.entry, error)
+
+    def _leave_out(self, entry: Entry, error: RuntimeError) -> None:
+        """Go on without a peer; its clients may hang, so they go too."""
+        if not entry.is_peer:
+            raise RuntimeError(f"{entry.name}: {error}") from error
+        print(f"{entry.server} is left out from here on: {error}", file=sys.stderr)
+        self._results.skipped[entry.server] = str(error)
+        if entry.environment:
+            self._crew.dismiss(entry.environment)
+
+    def _look(self) -> None:
+        self._results.loops_ms.append(loop_ms(self._core))

@@ -1,0 +1,198 @@
+"""The servers of the store benchmark, each a process or two on loopback, ended by the caller."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.peers_setup import Found
+from benchmarks.wire_rig import free_port, kvrouter
+
+__all__ = ["ROOT", "Hall", "Node", "python_path"]
+
+ROOT = Path(__file__).resolve().parents[2]
+NATIVE = ROOT / "benchmarks" / "native"
+HOST = "127.0.0.1"
+START_DEADLINE_S = 60
+STOP_DEADLINE_S = 10
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Node:
+    """A server: where clients find it, and the processes that do its work."""
+
+    address: dict[str, str]
+    pids: tuple[int, ...] = ()
+
+    def cpu_s(self) -> float:
+        """CPU seconds of its processes (user and system, all threads), to the nanosecond.
+
+        The clock id of a process is ~pid << 3 | 2: clock_getcpuclockid(3) on Linux.
+        """
+        return sum(time.clock_gettime((~pid << 3) | 2) for pid in self.pids)
+
+
+class Hall:
+    """Starts servers by name, once each. Peers are looked up in `found`."""
+
+    def __init__(self, folder: Path, pool_bytes: int, found: dict[str, Found]) -> None:
+        self._folder = folder
+        self._pool_bytes = pool_bytes
+        self._found = found
+        self._nodes: dict[str, Node] = {"": Node({})}
+        self._running = ExitStack()
+
+    def __enter__(self) -> "Hall":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
+
+    def node(self, name: str) -> Node:
+        """The server of this name, started with the first call. RuntimeError: it does not start."""
+        if name not in self._nodes:
+            starters: dict[str, Callable[[], Node]] = {
+                "kvstore": self._kvstore,
+                "raw": self._raw,
+                "InfiniStore": self._infinistore,
+                "Mooncake": self._mooncake,
+                "Redis": self._redis,
+                "memcached": self._memcached,
+            }
+            self._nodes[name] = starters[name]()
+        return self._nodes[name]
+
+    def _start(
+        self,
+        name: str,
+        command: list[str],
+        ready: Callable[[str], bool],
+        environment: dict[str, str] | None = None,
+    ) -> tuple[int, str]:
+        """Process id and output so far of a server, when it is ready."""
+        log = self._folder / f"{name}.log"
+        return self._running.enter_context(_process(name, command, log, ready, environment or {}))
+
+    def _kvstore(self) -> Node:
+        path = str(self._folder / "kvstore.sock")
+        command = kvrouter("store", "--port", "0", "--http-port", "0", "--prefault")
+        command += ["--memory", f"{self._pool_bytes // MIB}MiB", "--unix-socket", path]
+        pid, told = self._start("kvstore", command, lambda out: "kvstore ready:" in out)
+        port = re.search(r"kv://[^ ]*:(\d+)", told)
+        assert port is not None
+        address = {"host": HOST, "port": port[1], "path": path}
+        return Node(address | {"pool_bytes": str(self._pool_bytes)}, (pid,))
+
+    def _raw(self) -> Node:
+        library, path = self._folder / "raw_pair.so", self._folder / "raw.sock"
+        compiler = os.environ.get("CC", "cc")
+        source = str(NATIVE / "raw_pair.c")
+        built = [compiler, "-O3", "-shared", "-fPIC", "-o", str(library), source]
+        try:
+            subprocess.run(built, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise RuntimeError(f"raw_pair.c cannot be compiled: {error}") from error
+        command = [sys.executable, "-m", "benchmarks.store.raw_node", str(library), str(path)]
+        command += [str(self._pool_bytes)]
+        pid, told = self._start("raw", command, lambda out: "ready" in out)
+        address = {"host": HOST, "port": told.split()[1], "path": str(path)}
+        return Node(address | {"library": str(library)}, (pid,))
+
+    def _infinistore(self) -> Node:
+        found, port, manage = self._found["InfiniStore"], free_port(), free_port()
+        gib = -(-self._pool_bytes // (1 << 30))
+        command = [str(found.program), "-m", "benchmarks.store.infinistore_node"]
+        command += ["--service-port", str(port), "--manage-port", str(manage)]
+        command += ["--prealloc-size", str(gib), "--log-level", "error"]
+        preload = {"LD_PRELOAD": ":".join(map(str, found.preload))}
+        ready = lambda _: _listens(port) and _listens(manage)  # noqa: E731
+        pid, _ = self._start("InfiniStore", command, ready, preload)
+        return Node({"host": HOST, "port": str(port)}, (pid,))
+
+    def _mooncake(self) -> Node:
+        found, master, meta, metrics = (
+            self._found["Mooncake"],
+            *(free_port() for _ in range(3)),
+        )
+        command = [str(found.program.with_name("mooncake_master")), "--rpc_address", HOST]
+        command += ["--rpc_port", str(master), "--enable_http_metadata_server=true"]
+        command += ["--http_metadata_server_host", HOST]
+        command += ["--http_metadata_server_port", str(meta)]
+        command += ["--metrics_host", HOST, "--metrics_port", str(metrics)]
+        ready = lambda _: _listens(master) and _listens(meta)  # noqa: E731
+        master_pid, _ = self._start("Mooncake master", command, ready)
+        url, where = f"http://{HOST}:{meta}/metadata", f"{HOST}:{master}"
+        command = [str(found.program), "-m", "benchmarks.store.mooncake_node", HOST, url, where]
+        command += [str(2 * self._pool_bytes)]  # it evicts before its segment is full
+        near = {"MC_TCP_BIND_ADDRESS": HOST}
+        pid, _ = self._start("Mooncake", command, lambda out: "ready 0" in out, near)
+        return Node({"host": HOST, "metadata": url, "master": where}, (master_pid, pid))
+
+    def _redis(self) -> Node:
+        port = free_port()
+        command = [str(self._found["Redis"].program), "--bind", HOST, "--port", str(port)]
+        command += ["--save", "", "--appendonly", "no", "--dir", str(self._folder)]
+        pid, _ = self._start("Redis", command, lambda _: _listens(port))
+        return Node({"host": HOST, "port": str(port)}, (pid,))
+
+    def _memcached(self) -> Node:
+        port = free_port()
+        command = [str(self._found["memcached"].program), "-l", HOST, "-p", str(port), "-U", "0"]
+        command += ["-m", str(2 * self._pool_bytes // MIB), "-I", "8m"]
+        if os.geteuid() == 0:
+            command += ["-u", "nobody"]  # it refuses to run as root
+        pid, _ = self._start("memcached", command, lambda _: _listens(port))
+        return Node({"host": HOST, "port": str(port)}, (pid,))
+
+
+def python_path() -> dict[str, str]:
+    """The variable with which another interpreter finds this package."""
+    return {"PYTHONPATH": str(ROOT)}
+
+
+@contextmanager
+def _process(
+    name: str,
+    command: list[str],
+    log: Path,
+    ready: Callable[[str], bool],
+    environment: dict[str, str],
+) -> Iterator[tuple[int, str]]:
+    with log.open("wb") as out:
+        popen = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=out,
+            env=os.environ | python_path() | environment,
+        )
+    try:
+        deadline = time.monotonic() + START_DEADLINE_S
+        while not ready(told := log.read_text(errors="replace")):
+            if popen.poll() is not None or time.monotonic() > deadline:
+                last = (told.strip().splitlines() or ["no output"])[-1]
+                raise RuntimeError(f"{name} did not start: {last}")
+            time.sleep(0.05)
+        yield popen.pid, told
+    finally:
+        assert popen.stdin is not None
+        popen.stdin.close()
+        popen.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            popen.wait(STOP_DEADLINE_S)
+        if popen.returncode is None:
+            popen.kill()
+            popen.wait()
+
+
+def _listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+        return True
+    return False

@@ -1,0 +1,175 @@
+"""A client process of the store benchmark: `python -m benchmarks.store.worker`.
+
+Takes one JSON command a line on standard input and answers each with one line. Standard library
+only, and whatever a contender imports: it runs in the environments of the peers too.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.store.contender import BATCH_BLOCKS, Contender, Memory, Seat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Worker", "main"]
+
+STAMP_BYTES = 16
+
+
+class Worker:
+    """The contenders of one client, and the memory that they share."""
+
+    def __init__(self) -> None:
+        self._contenders: dict[str, Contender] = {}
+        self._memory: tuple[Memory, Memory] | None = None
+        self._memory_bytes = 0
+        self._landed: set[range] = set()
+        self._libc = ctypes.CDLL(None)
+        self._libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+        self._libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+
+    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Do what a command says; its answer, or {"error": why}."""
+        actions: dict[str, Callable[..., dict[str, Any]]] = {
+            "open": self.open,
+            "warm": self.warm,
+            "fresh": self.fresh,
+            "fill": self.fill,
+            "run": self.run,
+            "sustain": self.sustain,
+            "check": self.check,
+            "forget": self.forget,
+            "close": self.close,
+        }
+        try:
+            return actions[command.pop("do")](**command)
+        except Exception as error:  # whatever a client library raises is its answer
+            traceback.print_exc()
+            return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+
+    def open(self, who: str, maker: str, memory_bytes: int, seat: dict[str, Any]) -> dict[str, Any]:
+        """Make a contender: `maker` is MODULE:CLASS. The memory is made with the first one."""
+        if memory_bytes > self._memory_bytes:
+            self._memory = Memory(memory_bytes), Memory(memory_bytes)
+            self._memory_bytes = memory_bytes
+        assert self._memory is not None
+        source, landing = self._memory
+        module, _, name = maker.partition(":")
+        made = getattr(importlib.import_module(module), name)
+        self._contenders[who] = made(Seat(source=source, landing=landing, **seat))
+        return {}
+
+    def warm(self, who: str) -> dict[str, Any]:
+        """Let a contender touch what has to be touched."""
+        self._contenders[who].warm()
+        return {}
+
+    def fresh(self, who: str, stamp: int) -> dict[str, Any]:
+        """Other bytes to put in every block, and none of them where they are to land."""
+        seat = self._contenders[who].seat
+        size = seat.block_bytes
+        mark = stamp.to_bytes(STAMP_BYTES // 2, "little")
+        for block in range(seat.blocks):
+            sent = seat.sent(block)
+            text = mark + (seat.client << 32 | block).to_bytes(STAMP_BYTES // 2, "little")
+            sent[:STAMP_BYTES] = sent[size - STAMP_BYTES :] = text
+        self._libc.memset(seat.landing.address, 0, size * seat.blocks)
+        self._landed.clear()
+        return {}
+
+    def fill(self, who: str) -> dict[str, Any]:
+        """Put every block, not timed."""
+        contender = self._contenders[who]
+        blocks = contender.seat.blocks
+        for first in range(0, blocks, BATCH_BLOCKS):
+            contender.put(first, min(BATCH_BLOCKS, blocks - first))
+        return {}
+
+    def run(self, who: str, op: str, batch: int, start_s: float) -> dict[str, Any]:
+        """Move every block once, `batch` of them a call; the time of each call."""
+        contender = self._contenders[who]
+        move = contender.put if op == "put" else contender.get
+        blocks = contender.seat.blocks
+        calls = array("q", bytes(8 * (blocks // batch)))
+        clock = time.perf_counter_ns
+        _await(start_s)
+        cpu_ns, begun = time.process_time_ns(), clock()
+        last = begun
+        for call, first in enumerate(range(0, blocks, batch)):
+            move(first, batch)
+            now = clock()
+            calls[call] = now - last
+            last = now
+        cpu_ns = time.process_time_ns() - cpu_ns
+        if op == "get":
+            self._landed.add(range(blocks))
+        return {"begun": begun, "ended": last, "cpu_ns": cpu_ns, "calls": calls.tolist()}
+
+    def sustain(self, who: str, op: str, seconds: float, start_s: float) -> dict[str, Any]:
+        """Repeat an operation for a time: how many units of it were done."""
+        contender = self._contenders[who]
+        clock = time.perf_counter_ns
+        units, turn = 0, 0
+        _await(start_s)
+        cpu_ns, begun = time.process_time_ns(), clock()
+        end = begun + int(seconds * 1e9)
+        while clock() < end:
+            done, landed = contender.repeat(op, turn)
+            units += done
+            turn += 1
+            self._landed.add(landed)
+        ended, cpu_ns = clock(), time.process_time_ns() - cpu_ns
+        return {"begun": begun, "ended": ended, "cpu_ns": cpu_ns, "units": units}
+
+    def check(self, who: str) -> dict[str, Any]:
+        """Compare every byte that landed since `fresh` with what was put."""
+        contender = self._contenders[who]
+        contender.land()
+        seat = contender.seat
+        compared = 0
+        for landed in self._landed:
+            at, size = landed.start * seat.block_bytes, len(landed) * seat.block_bytes
+            if self._libc.memcmp(seat.source.address + at, seat.landing.address + at, size):
+                raise ValueError(f"other bytes came back than were put (blocks {landed})")
+            compared += size
+        return {"compared": compared}
+
+    def forget(self, who: str) -> dict[str, Any]:
+        """Delete the client's blocks at the peer."""
+        self._contenders[who].forget()
+        return {}
+
+    def close(self, who: str) -> dict[str, Any]:
+        """Let a contender go."""
+        self._contenders.pop(who).close()
+        return {}
+
+
+def _await(start_s: float) -> None:
+    """All clients begin at one time of the clock that they share."""
+    left_s = start_s - time.perf_counter()
+    if left_s > 0:
+        time.sleep(left_s)
+
+
+def main() -> int:
+    """Answer commands until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries that print do so elsewhere
+    worker = Worker()
+    for line in sys.stdin:
+        answers.write(json.dumps(worker.answer(json.loads(line))) + "\n")
+        answers.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

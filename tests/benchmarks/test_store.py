@@ -1,0 +1,173 @@
+"""The store benchmark measures what it says: bytes are compared, bars can fail, peers can lack."""
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from benchmarks import peers_setup
+from benchmarks.store.bars import Bar, judge
+from benchmarks.store.crew import Timed
+from benchmarks.store.figures import Cell, Key, Rate, cell, percentile, rate
+from benchmarks.store.measure import Results, measure
+from benchmarks.store.nodes import Hall
+from benchmarks.store.plan import BATCHES, MATCHES, MIB, MIXERS, RANGED, Effort, Entry, Stage
+from benchmarks.store.table import lines, markdown
+from benchmarks.store.worker import Worker
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc)")
+TINY = Effort(
+    rounds=1,
+    set_bytes=MIB,
+    stages=(Stage("64KiB", 1), Stage("64KiB", 2)),
+    mix_s=0.05,
+    match_s=0.05,
+    least_pool_bytes=64 * MIB,
+)
+KEY = Key("1MiB", "put", 1, 1)
+
+
+def figures(contender: str, p50_us: float = 1.0, cpu: float = 1.0, key: Key = KEY) -> Cell:
+    return Cell(key, contender, 1.0, p50_us, p50_us, p50_us, cpu, rounds=5, calls=100)
+
+
+@pytest.mark.parametrize(("percent", "value"), [(10, 10), (50, 50), (99, 99), (100, 100)])
+def test_a_percentile_is_one_of_the_values(percent: int, value: int) -> None:
+    assert percentile(range(1, 101), percent) == value
+    assert percentile([7], percent) == 7
+
+
+def test_a_cell_has_medians_of_rounds_and_percentiles_of_all_calls() -> None:
+    runs = [Timed(2.0, 1.0, (1000, 2000)), Timed(1.0, 3.0, (3000, 9000)), Timed(4.0, 2.0, (4000,))]
+    told = cell(KEY, "x", 4_000_000_000, runs)
+    assert (told.gb_per_s, told.cpu_s_per_gb, told.rounds, told.calls) == (2.0, 0.5, 3, 5)
+    assert (told.p10_us, told.p50_us, told.p99_us) == (1.0, 3.0, 9.0)
+
+
+def test_a_rate_is_of_all_clients_together() -> None:
+    told = rate("x", 4, [Timed(2.0, 0.5, units=100), Timed(1.0, 0.1, units=100)])
+    assert (told.per_s, round(told.cpu_us)) == (75.0, 3000)
+
+
+def test_a_figure_that_is_missing_misses_its_bar() -> None:
+    bars = judge(Results())
+    assert not any(bar.met for bar in bars.values())
+    assert bars["ahead_of_mooncake"].value is None
+
+
+@pytest.mark.parametrize(("ours", "met"), [(1.15, True), (1.16, False)])
+def test_a_ratio_holds_up_to_its_limit(ours: float, met: bool) -> None:
+    cells = [figures("memcpy+crc32c"), figures("kvstore shm", p50_us=ours, cpu=ours)]
+    bars = judge(Results(cells=cells))
+    assert bars["shm_1mib_put_x1_cpu"].met is met
+    assert bars["shm_1mib_put_x1_p10"].met  # its limit is higher
+    assert not bars["shm_1mib_get_x1_cpu"].met
+
+
+def test_a_cell_that_is_lost_to_a_peer_is_named() -> None:
+    cells = [figures("kvstore tcp", 10, 1), figures("Redis", 11, 1), figures("Mooncake", 9, 2)]
+    bars = judge(Results(cells=cells))
+    assert bars["ahead_of_redis"] == Bar(0.0, 0.0)
+    assert not bars["ahead_of_mooncake"].met
+    assert bars["ahead_of_mooncake"].lost[0].startswith("put 1 x 1MiB, 1 client: p50 10 beside 9")
+
+
+@pytest.mark.parametrize(("copies", "limit"), [(10_000, 4.0), (1000, 0.8 * 1.048576)])
+def test_the_mix_need_not_exceed_what_copies_reach(copies: float, limit: float) -> None:
+    mixed = [Rate("memcpy+crc32c", 2, copies, 1.0, 5), Rate("kvstore shm", 2, 3900, 1.0, 5)]
+    bar = judge(Results(mixed=mixed))["mixed_shm_1mib_c2_gb_per_s"]
+    assert bar.limit == pytest.approx(limit)
+    assert bar.met
+
+
+def test_the_table_names_who_is_missing_and_which_bar_is_missed() -> None:
+    results = Results(cells=[figures("memcpy")], skipped={"Redis": "no program redis-server"})
+    text = "\n".join(lines(results, judge(results)))
+    assert "Redis was left out: no program redis-server" in text
+    assert "MISSED ahead_of_redis: not measured" in text
+    assert "| memcpy | 1 us, 1.00 |" in "\n".join(markdown(results))
+
+
+def test_bytes_of_another_round_are_no_success() -> None:
+    worker = Worker()
+    seat = {"client": 0, "block_bytes": 4096, "blocks": 16, "server": {}}
+    seat["options"] = {"digest": "none"}
+    maker = "benchmarks.store.contenders.copies:Copy"
+    worker.open("copy", maker, 1 << 16, seat)
+    worker.fresh("copy", 1)
+    worker.run("copy", "put", 1, 0.0)
+    worker.run("copy", "get", 16, 0.0)
+    assert worker.check("copy") == {"compared": 1 << 16}
+    worker.fresh("copy", 2)
+    worker.run("copy", "get", 16, 0.0)
+    with pytest.raises(ValueError, match="other bytes came back"):
+        worker.check("copy")
+
+
+def test_what_a_client_cannot_do_is_its_answer() -> None:
+    told = Worker().answer({"do": "fresh", "who": "nobody", "stamp": 1})
+    assert told == {"error": "KeyError: 'nobody'"}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Everybody who is there, really measured, for a moment each."""
+    return measure(TINY, tmp_path_factory.mktemp("measured"))
+
+
+def rows(entries: Iterable[Entry]) -> set[tuple[Key, str]]:
+    return {
+        (Key(stage.size, op, batch, stage.clients), entry.name)
+        for stage in TINY.stages
+        for entry in entries
+        for op in entry.ops
+        for batch in BATCHES
+    }
+
+
+def test_every_row_of_ours_and_of_the_floors_is_measured(measured: Results) -> None:
+    cells = {(told.key, told.contender): told for told in measured.cells}
+    assert cells.keys() >= rows(entry for entry in RANGED if not entry.is_peer)
+    assert all(told.gb_per_s > 0 and told.cpu_s_per_gb > 0 for told in measured.cells)
+    assert cells[Key("64KiB", "put", 1, 2), "kvstore shm"].calls == 32
+    assert cells[Key("64KiB", "get", 16, 1), "kvstore tcp unverified"].calls == 1
+
+
+@pytest.mark.parametrize("name", peers_setup.NAMES)
+def test_every_row_of_a_peer_that_is_set_up_is_measured(name: str, measured: Results) -> None:
+    try:
+        found = peers_setup.find(name)
+    except RuntimeError as error:
+        pytest.skip(f"{name}: {error}")
+    assert name not in measured.skipped
+    assert measured.versions[name] == found.version
+    cells = {(told.key, told.contender) for told in measured.cells}
+    assert cells >= rows(entry for entry in RANGED if entry.server == name)
+
+
+def test_mixes_and_matches_are_measured(measured: Results) -> None:
+    assert {told.contender for told in measured.mixed} == {entry.name for entry in MIXERS}
+    there = [(entry, n) for entry, n in MATCHES if entry.server not in measured.skipped]
+    wanted = {(entry.name, number) for entry, numbers in there for number in numbers}
+    assert {(told.contender, told.clients) for told in measured.matches} == wanted
+    assert all(told.per_s > 0 for told in [*measured.mixed, *measured.matches])
+
+
+def test_a_peer_without_environment_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"python -m benchmarks\.peers_setup Mooncake"):
+        peers_setup.find("Mooncake")
+
+
+def test_a_server_that_does_not_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+    liar = tmp_path / "redis-server"
+    liar.write_text("#!/bin/sh\necho no such luck\n")
+    liar.chmod(0o755)
+    found = {"Redis": peers_setup.Found("Redis", liar, "0")}
+    with (
+        Hall(tmp_path, MIB, found) as hall,
+        pytest.raises(RuntimeError, match="Redis did not start: no such luck"),
+    ):
+        hall.node("Redis")
