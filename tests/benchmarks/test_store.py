@@ -1,5 +1,6 @@
 """The store benchmark measures what it says: bytes are compared, bars can fail, peers can lack."""
 
+import json
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ from benchmarks.store.figures import Cell, Key, Rate, cell, percentile, rate
 from benchmarks.store.measure import Results, measure
 from benchmarks.store.nodes import Hall
 from benchmarks.store.plan import BATCHES, MATCHES, MIB, MIXERS, RANGED, Effort, Entry, Stage
+from benchmarks.store.report import read, write
 from benchmarks.store.table import lines, markdown
 from benchmarks.store.worker import Worker
 
@@ -86,6 +88,23 @@ def test_the_table_names_who_is_missing_and_which_bar_is_missed() -> None:
     assert "Redis was left out: no program redis-server" in text
     assert "MISSED ahead_of_redis: not measured" in text
     assert "| memcpy | 1 us, 1.00 |" in "\n".join(markdown(results))
+
+
+def test_figures_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "store.json"
+    results = Results(
+        cells=[figures("memcpy+crc32c"), figures("kvstore shm", cpu=1.2)],
+        mixed=[Rate("kvstore shm", 2, 4000, 1.0, 5)],
+        matches=[Rate("kvstore blocking", 4, 1000, 1.0, 5)],
+        skipped={"Redis": "no program"},
+        versions={"Mooncake": "1"},
+    )
+    write(path, results, {"cores": 2}, seconds=1.5)
+    assert read(path) == (results, {"cores": 2})
+    written = json.loads(path.read_text())
+    assert written["seconds"] == 1.5
+    bar = written["bars"]["shm_1mib_put_x1_cpu"]
+    assert (bar["value"], bar["limit"], bar["met"]) == (1.2, 1.15, False)
 
 
 def test_bytes_of_another_round_are_no_success() -> None:
