@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import peers
 
-__all__ = ["NAMES", "Found", "find", "make"]
+__all__ = ["NAMES", "Found", "compiled", "find", "make"]
 
 NATIVE = Path(__file__).resolve().parent / "native"
 ENVIRONMENTS = {"InfiniStore": peers.INFINISTORE, "Mooncake": peers.MOONCAKE}
@@ -44,7 +44,7 @@ def find(name: str) -> Found:
     peer = ENVIRONMENTS[name]
     if peer.python is None:
         raise RuntimeError(f"not set up: python -m benchmarks.peers_setup {name}")
-    preload = _shims() if name == "InfiniStore" else ()
+    preload = _shims() if name == "InfiniStore" else (compiled("loopback_bind"),)
     return Found(name, peer.python, peer.requirements[-1 if name == "Mooncake" else 1], preload)
 
 
@@ -80,13 +80,14 @@ def _debian(packages: list[str]) -> None:
 
 
 def _shims() -> tuple[Path, ...]:
-    """What InfiniStore's server needs without RDMA, compiled once per state of the sources."""
+    """What InfiniStore's server needs where there is no RDMA."""
     if not VERBS.exists():
         raise RuntimeError(f"no {VERBS.name}: install {' '.join(VERBS_PACKAGES)}")
-    return tuple(_compiled(name) for name in ("fake_verbs", "loopback_bind"))
+    return tuple(compiled(name) for name in ("fake_verbs", "loopback_bind"))
 
 
-def _compiled(name: str) -> Path:
+def compiled(name: str) -> Path:
+    """A library to preload, from benchmarks/native, compiled once per state of its source."""
     source = NATIVE / f"{name}.c"
     key = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
     library = peers.cache() / f"{name}-{key}.so"

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers_setup import Found
-from benchmarks.store.nodes import HOST, ROOT, Node, python_path
+from benchmarks.store.nodes import ROOT, Node, variables
 
 __all__ = ["Client", "ClientFailed", "Crew", "Timed", "heard", "in_step", "timed"]
 
@@ -38,15 +39,14 @@ class Timed:
 class Client:
     """A process of benchmarks.store.worker in one of the environments."""
 
-    def __init__(self, python: Path, log: Path) -> None:
-        self._log = log
+    def __init__(self, python: Path, variables: dict[str, str], log: Path) -> None:
         with log.open("ab") as out:
             self._popen = subprocess.Popen(
                 [str(python), "-m", "benchmarks.store.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=out,
-                env=os.environ | python_path() | {"MC_TCP_BIND_ADDRESS": HOST},
+                env=os.environ | variables,
                 cwd=ROOT,
             )
         self._unread = b""
@@ -79,14 +79,18 @@ class Client:
             raise ClientFailed(answer["error"])
         return answer
 
-    def end(self) -> None:
-        """Let it end by itself; else kill it."""
+    def leave(self) -> None:
+        """Tell it to end."""
         assert self._popen.stdin is not None
+        with suppress(OSError):
+            self._popen.stdin.close()
+
+    def end(self, deadline: float) -> None:
+        """Wait until it has ended, to a time of the monotonic clock; then kill it."""
         assert self._popen.stdout is not None
         try:
-            self._popen.stdin.close()
-            self._popen.wait(STOP_DEADLINE_S)
-        except (OSError, subprocess.TimeoutExpired):
+            self._popen.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
         self._popen.stdout.close()
@@ -104,22 +108,26 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for environment in list(self._clients):
-            self.dismiss(environment)
+        self.dismiss(*self._clients)
 
     def clients(self, environment: str, count: int) -> list[Client]:
         """The first `count` clients of an environment."""
         clients = self._clients.setdefault(environment, [])
-        python = self._found[environment].program if environment else Path(sys.executable)
+        found = self._found.get(environment)
+        python = found.program if found else Path(sys.executable)
         while len(clients) < count:
             log = self._folder / f"client-{environment or 'own'}-{len(clients)}.log"
-            clients.append(Client(python, log))
+            clients.append(Client(python, variables(found), log))
         return clients[:count]
 
-    def dismiss(self, environment: str) -> None:
-        """End the clients of an environment, whatever they are at."""
-        for client in self._clients.pop(environment, []):
-            client.end()
+    def dismiss(self, *environments: str) -> None:
+        """End the clients of some environments, whatever they are at."""
+        leaving = [client for name in environments for client in self._clients.pop(name, [])]
+        for client in leaving:
+            client.leave()
+        deadline = time.monotonic() + STOP_DEADLINE_S
+        for client in leaving:
+            client.end(deadline)
 
 
 def in_step(clients: Sequence[Client], do: str, **arguments: Any) -> list[dict[str, Any]]:

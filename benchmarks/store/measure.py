@@ -64,7 +64,7 @@ def measure(effort: Effort, folder: Path, peers: Iterable[str] = NAMES) -> Resul
             results.versions[name] = found[name].version
         except RuntimeError as error:
             results.skipped[name] = str(error)
-    with Crew(folder, found) as crew, Hall(folder, effort.pool_bytes, found) as hall:
+    with Hall(folder, effort.pool_bytes, found) as hall, Crew(folder, found) as crew:
         run = _Run(effort, crew, hall, results)
         for stage in effort.stages:
             run.stage(stage)
@@ -84,6 +84,7 @@ class _Run:
 
     def stage(self, stage: Stage) -> None:
         """All batches of a stage."""
+        print(f"{stage.size}, {stage.clients} client(s) ...", file=sys.stderr, flush=True)
         blocks = self._effort.blocks(stage)
         playing = self._open(RANGED, stage.clients, stage.block_bytes, blocks)
         playing = [one for one in playing if self._tried(one, BATCHES[-1]) is not None]

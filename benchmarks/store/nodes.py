@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.peers_setup import Found
 from benchmarks.wire_rig import free_port, kvrouter
 
-__all__ = ["ROOT", "Hall", "Node", "python_path"]
+__all__ = ["ROOT", "Hall", "Node", "variables"]
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "benchmarks" / "native"
@@ -74,11 +74,11 @@ class Hall:
         name: str,
         command: list[str],
         ready: Callable[[str], bool],
-        environment: dict[str, str] | None = None,
+        found: Found | None = None,
     ) -> tuple[int, str]:
         """Process id and output so far of a server, when it is ready."""
         log = self._folder / f"{name}.log"
-        return self._running.enter_context(_process(name, command, log, ready, environment or {}))
+        return self._running.enter_context(_process(name, command, log, ready, variables(found)))
 
     def _kvstore(self) -> Node:
         path = str(self._folder / "kvstore.sock")
@@ -111,9 +111,8 @@ class Hall:
         command = [str(found.program), "-m", "benchmarks.store.infinistore_node"]
         command += ["--service-port", str(port), "--manage-port", str(manage)]
         command += ["--prealloc-size", str(gib), "--log-level", "error"]
-        preload = {"LD_PRELOAD": ":".join(map(str, found.preload))}
         ready = lambda _: _listens(port) and _listens(manage)  # noqa: E731
-        pid, _ = self._start("InfiniStore", command, ready, preload)
+        pid, _ = self._start("InfiniStore", command, ready, found)
         return Node({"host": HOST, "port": str(port)}, (pid,))
 
     def _mooncake(self) -> Node:
@@ -127,12 +126,11 @@ class Hall:
         command += ["--http_metadata_server_port", str(meta)]
         command += ["--metrics_host", HOST, "--metrics_port", str(metrics)]
         ready = lambda _: _listens(master) and _listens(meta)  # noqa: E731
-        master_pid, _ = self._start("Mooncake master", command, ready)
+        master_pid, _ = self._start("Mooncake master", command, ready, found)
         url, where = f"http://{HOST}:{meta}/metadata", f"{HOST}:{master}"
         command = [str(found.program), "-m", "benchmarks.store.mooncake_node", HOST, url, where]
         command += [str(2 * self._pool_bytes)]  # it evicts before its segment is full
-        near = {"MC_TCP_BIND_ADDRESS": HOST}
-        pid, _ = self._start("Mooncake", command, lambda out: "ready 0" in out, near)
+        pid, _ = self._start("Mooncake", command, lambda out: "ready 0" in out, found)
         return Node({"host": HOST, "metadata": url, "master": where}, (master_pid, pid))
 
     def _redis(self) -> Node:
@@ -152,9 +150,11 @@ class Hall:
         return Node({"host": HOST, "port": str(port)}, (pid,))
 
 
-def python_path() -> dict[str, str]:
-    """The variable with which another interpreter finds this package."""
-    return {"PYTHONPATH": str(ROOT)}
+def variables(found: Found | None) -> dict[str, str]:
+    """With these, a process finds this package, and a peer's stays on loopback."""
+    preload = ":".join(map(str, found.preload)) if found else ""
+    near = {"LD_PRELOAD": preload, "MC_TCP_BIND_ADDRESS": HOST} if preload else {}
+    return {"PYTHONPATH": str(ROOT)} | near
 
 
 @contextmanager
@@ -171,7 +171,7 @@ def _process(
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=out,
-            env=os.environ | python_path() | environment,
+            env=os.environ | environment,
         )
     try:
         deadline = time.monotonic() + START_DEADLINE_S

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -170,6 +172,22 @@ def test_mixes_and_matches_are_measured(measured: Results) -> None:
     wanted = {(entry.name, number) for entry, numbers in there for number in numbers}
     assert {(told.contender, told.clients) for told in measured.matches} == wanted
     assert all(told.per_s > 0 for told in [*measured.mixed, *measured.matches])
+
+
+@pytest.mark.parametrize(("family", "address"), [("AF_INET", ""), ("AF_INET6", "::")])
+def test_a_peer_that_would_listen_everywhere_stays_on_loopback(
+    family: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    program = f"import socket; s = socket.socket(socket.{family}); s.bind(({address!r}, 0)); "
+    done = subprocess.run(
+        [sys.executable, "-c", program + "print(s.getsockname()[0])"],
+        env={"LD_PRELOAD": str(peers_setup.compiled("loopback_bind"))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip().removeprefix("::ffff:") == "127.0.0.1"
 
 
 def test_a_peer_without_environment_says_how_to_get_it(
