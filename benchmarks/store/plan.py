@@ -76,7 +76,7 @@ class Effort:
 
 MIX_STAGE = Stage("1MiB", MIX_CLIENTS)
 ALL_STAGES = tuple(Stage(size, clients) for size in SIZES for clients in CLIENTS)
-FULL = Effort(rounds=5, set_bytes=128 * MIB, stages=ALL_STAGES, mix_s=1.5, match_s=0.4)
+FULL = Effort(rounds=7, set_bytes=128 * MIB, stages=ALL_STAGES, mix_s=1.5, match_s=0.4)
 QUICK = Effort(
     rounds=2,
     set_bytes=32 * MIB,
