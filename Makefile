@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline stubs vllm-env docker
 PYTHON ?= python
-FUZZ_SECONDS ?= 20
+FUZZ_SECONDS ?= 60
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -31,7 +31,7 @@ csrc-test: ## C++ tests under AddressSanitizer and UBSan
 csrc-tsan: ## C++ tests under ThreadSanitizer
 	.ci/sanitize thread build/tsan
 
-fuzz: ## fuzz the wire format for FUZZ_SECONDS per target
+fuzz: ## replay the kept inputs of every fuzz target, then fuzz for FUZZ_SECONDS in all
 	.ci/fuzz $(FUZZ_SECONDS)
 
 bench: ## the quick benchmarks; figures in build/

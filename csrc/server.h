@@ -67,6 +67,11 @@ class Server {
   // running.
   bool admits(std::string_view token);
 
+  // For the loop, and for fuzzers: handles the first frame of what a session has received.
+  // kMore: `missing` bytes of it, as far as is known, have not come.
+  enum class Parse { kMore, kHandled, kRefused };
+  static Parse parse_frame(Node& node, Session& session, size_t& missing);
+
  private:
   // What an epoll event is about stands in the low bits of its data, which one above.
   enum Kind : uint64_t { kWake, kListenTcp, kListenUnix, kSession, kFence };
@@ -88,8 +93,6 @@ class Server {
   IoState read_some(Session& session);
   IoState read_payload(Session& session, size_t& budget);
   IoState read_frames(Session& session, size_t& budget);
-  enum class Parse { kMore, kHandled, kRefused };
-  Parse parse_frame(Session& session, size_t& missing);
   void flush(Session& session);
   void set_interest(Session& session);
   void end(uint64_t id);

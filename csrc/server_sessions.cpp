@@ -101,7 +101,7 @@ IoState Server::read_payload(Session& session, size_t& budget) {
 // One frame, or one read.
 IoState Server::read_frames(Session& session, size_t& budget) {
   size_t missing = 0;
-  switch (parse_frame(session, missing)) {
+  switch (parse_frame(*node_, session, missing)) {
     case Parse::kHandled:
       session.input_progress(node_->now());
       session.paused = session.output_full();
@@ -119,7 +119,7 @@ IoState Server::read_frames(Session& session, size_t& budget) {
   return state;
 }
 
-Server::Parse Server::parse_frame(Session& session, size_t& missing) {
+Server::Parse Server::parse_frame(Node& node, Session& session, size_t& missing) {
   const size_t have = session.input.size();
   missing = wire::kHeaderBytes;
   if (have < wire::kHeaderBytes) return Parse::kMore;
@@ -129,15 +129,15 @@ Server::Parse Server::parse_frame(Session& session, size_t& missing) {
   const bool early = error == HeaderError::kNone && !session.greeted && header.op != Op::kHello;
   if (error != HeaderError::kNone || early || !is_request(header)) {
     const bool version = error == HeaderError::kVersion;
-    node_->refuse_frame(session, header,
-                        version ? Status::kUnsupportedVersion : Status::kBadRequest,
-                        early ? "the first request must be HELLO" : why_refused(error));
+    node.refuse_frame(session, header,
+                      version ? Status::kUnsupportedVersion : Status::kBadRequest,
+                      early ? "the first request must be HELLO" : why_refused(error));
     return Parse::kRefused;
   }
   const size_t frame = wire::kHeaderBytes + header.body_bytes;
   missing = frame - std::min(frame, have);
   if (have < frame) return Parse::kMore;
-  const bool go_on = node_->handle(session, header, session.input.data() + wire::kHeaderBytes);
+  const bool go_on = node.handle(session, header, session.input.data() + wire::kHeaderBytes);
   session.input.consume(frame);
   return go_on ? Parse::kHandled : Parse::kRefused;
 }

@@ -1,0 +1,380 @@
+// A conversation of several clients with one node, told by the bytes of a fuzzer: they connect, ask,
+// vanish and come back in any order, their frames arrive in any pieces, time passes, the node drains.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "node.h"
+#include "server.h"
+#include "story_peer.h"
+
+namespace kv::fuzz {
+
+// What the bytes choose; a step is one of these and then its arguments.
+enum class Act : uint8_t {
+  kConnect, kRegister, kPut, kReserve, kSettle, kAcquire, kRelease, kGet, kWait, kCancel, kMatch,
+  kDelete, kPurge, kTell, kDeliver, kRead, kVanish, kLift, kScribble, kTime, kDrain, kRaw, kCount
+};
+inline constexpr uint8_t kBend = 0x80;  // set in a step: one byte of its request is changed
+
+inline void expect_zero(const Node& node, const std::vector<std::string_view>& gauges) {
+  size_t seen = 0;
+  for (const auto& [name, value] : node.stats()) {
+    if (std::find(gauges.begin(), gauges.end(), name) == gauges.end()) continue;
+    if (value != 0) std::fprintf(stderr, "%s is %zu\n", name.c_str(), size_t{value});
+    expect(value == 0);
+    ++seen;
+  }
+  expect(seen == gauges.size());
+}
+
+// What is nobody's when all are gone and the blocks are purged.
+inline const std::vector<std::string_view> kLeftAtTheEnd{
+    "connections", "reserved_blocks", "pinned_blocks", "leases",       "leased_blocks",
+    "waits",       "used_bytes",      "blocks",        "fenced_blocks"};
+
+class Story {
+ public:
+  static constexpr uint32_t kGranule = 4096;
+  static constexpr size_t kPeers = 4;
+
+  explicit Story(Choices& choices)
+      : choices_(choices),
+        prompt_((choices.u8() & 1) != 0),
+        tenants_(choices.below(3)),
+        pool_((1 + choices.below(24)) * size_t{kGranule}),
+        node_({.granule_bytes = kGranule,
+               .unix_path = "",
+               .boot_id = "",
+               .epoch = 1,
+               .eviction = std::string(eviction_policies()[choices.below(
+                   static_cast<uint32_t>(eviction_policies().size()))]),
+               .tenants = Tenants(tenant_options(tenants_))},
+              pool_.data(), pool_.size(), -1, -1) {
+    for (size_t i = 0; i < kPeers; ++i) peers_.emplace_back(static_cast<int>(i));
+    node_.set_now(now_);
+  }
+
+  void tell() {
+    while (!choices_.done()) {
+      step();
+      if (prompt_)
+        for (Peer& peer : peers_) deliver(peer, SIZE_MAX), read(peer, SIZE_MAX);
+      after_a_batch();
+    }
+    finish();
+  }
+
+ private:
+  static std::vector<TenantOptions> tenant_options(uint32_t count) {
+    std::vector<TenantOptions> all{{"one", "token of tenant one"}, {"two", "token of tenant two"}};
+    all.resize(count);
+    return all;
+  }
+
+  // Seldom the default: to learn from nothing takes it as long as the rest of a story.
+  static std::string policy(uint8_t choice) {
+    const size_t rarely = choice % 16;
+    return std::string(eviction_policies()[std::min(rarely, eviction_policies().size() - 1)]);
+  }
+
+  void step() {
+    const uint8_t first = choices_.u8();
+    const auto act = static_cast<Act>((first & ~kBend) % static_cast<uint8_t>(Act::kCount));
+    Peer& peer = peers_[choices_.below(kPeers)];
+    bend_ = (first & kBend) != 0 ? &choices_ : nullptr;
+    switch (act) {
+      case Act::kConnect: return connect(peer);
+      case Act::kDeliver: return deliver(peer, choices_.u8() * 16u + 1);
+      case Act::kRead: return read(peer, choices_.u8() * 64u + 1);
+      case Act::kVanish: return vanish(peer);
+      case Act::kLift: return lift();
+      case Act::kScribble: return scribble();
+      case Act::kTime: return pass_time();
+      case Act::kDrain: return node_.drain();
+      case Act::kCount: return;
+      default: break;
+    }
+    if (peer.session() == 0) connect(peer);
+    if (bend_ != nullptr || act == Act::kRaw) honest_ = false;
+    ask(peer, act);
+  }
+
+  void ask(Peer& peer, Act act) {
+    switch (act) {
+      case Act::kRegister: return enroll(peer);
+      case Act::kPut: return put(peer);
+      case Act::kReserve: return reserve(peer);
+      case Act::kSettle: return settle(peer);
+      case Act::kRelease: return release(peer);
+      case Act::kWait: return wait(peer);
+      case Act::kCancel:
+        return peer.ask({.op = Op::kCancel},
+                        CancelRequest{peer.last_request() - choices_.below(4)}, {}, bend_);
+      case Act::kAcquire: return look(peer, Op::kAcquire);
+      case Act::kGet: return look(peer, Op::kGet);
+      case Act::kMatch: return look(peer, Op::kMatch);
+      case Act::kDelete: return look(peer, Op::kDelete);
+      case Act::kPurge: return peer.ask({.op = Op::kPurge}, EmptyRequest{}, {}, bend_);
+      case Act::kTell:
+        if (choices_.below(2) == 0) return peer.ask({.op = Op::kStats}, EmptyRequest{}, {}, bend_);
+        return peer.ask({.op = Op::kManifests}, ManifestsRequest{choices_.below(4)}, {}, bend_);
+      case Act::kRaw: peer.unsent += choices_.take(choices_.u8()); return;
+      default: return;
+    }
+  }
+
+  void connect(Peer& peer) {
+    if (peer.session() != 0 || node_.draining()) return;
+    const uint8_t how = choices_.u8();
+    const bool local = (how & 1) != 0, write = (how & 2) != 0;
+    const uint32_t token = (how >> 2) % 3;
+    Session& session = node_.add_session(peer.accepted(), local);
+    if (local && write) session.passed_fd = File(fcntl(pipe_end(), F_DUPFD_CLOEXEC, 3));
+    peer.begin(session.id, tenants_ == 0 ? 0 : 1 + token);
+    static const std::string tokens[] = {"token of tenant one", "token of tenant two", ""};
+    const uint32_t flags = (write ? kWantWrite : 0u) | ((how & 16) != 0 ? kWantPool : 0u);
+    peer.ask({.op = Op::kHello}, HelloRequest{flags, "fuzz", tokens[token]});
+  }
+
+  static int pipe_end() {
+    static int ends[2] = {-1, -1};
+    if (ends[0] < 0) expect(pipe2(ends, O_CLOEXEC) == 0);
+    return ends[0];
+  }
+
+  void enroll(Peer& peer) {
+    const uint32_t kind = choices_.below(static_cast<uint32_t>(manifest_kinds().size()));
+    const ManifestKind& manifest = manifest_kinds()[kind];
+    RegisterRequest request{hash_of(manifest.spec), hash_of(manifest.digest), "engine", "", "doc",
+                            {}};
+    if (choices_.below(8) == 7) request.refusal = "why";
+    for (const PartKind& part : manifest.parts)
+      request.parts.push_back({hash_of(part.digest), part.bytes});
+    const Op op = request.refusal.empty() ? Op::kRegister : Op::kCancel;
+    // The ids in the reply to a refusal mean nothing.
+    if (op == Op::kRegister) peer.ask({.op = op, .kind = kind}, request, {}, bend_);
+    else peer.ask({.op = Op::kRegister, .kind = 99}, request, {}, bend_);
+  }
+
+  // Some blocks of a chain, under a manifest.
+  Asked some(Op op) {
+    Asked what{.op = op, .kind = choices_.below(4)};
+    what.part = static_cast<uint16_t>(
+        choices_.below(static_cast<uint32_t>(manifest_kinds()[what.kind].parts.size())));
+    chain_ = choices_.below(kChains);
+    first_ = choices_.below(kChainBlocks);
+    const uint32_t count = choices_.below(kChainBlocks - first_ + 1);
+    for (uint32_t i = 0; i < count; ++i) what.hashes.push_back(hash_at(chain_, first_ + i));
+    return what;
+  }
+  // What they hang on; now and then something that makes no sense.
+  Hash parent() {
+    const uint8_t choice = choices_.u8();
+    if (choice >= 0xF0) return hash_at(choice % kChains, choice % kChainBlocks);
+    return first_ == 0 ? Hash{} : hash_at(chain_, first_ - 1);
+  }
+  static HashSpan span_of(const std::vector<Hash>& hashes) {
+    return {hashes.data(), static_cast<uint32_t>(hashes.size())};
+  }
+
+  void put(Peer& peer) {
+    Asked what = some(Op::kPut);
+    WriteRequest request{peer.manifest_id(what.kind), what.part, parent(), {}};
+    what.told_wrong_crc = choices_.u8() >= 0xE0;
+    std::string payload;
+    for (const Hash& hash : what.hashes) {
+      const Content wanted = peer.content(what.kind, what.part, hash);
+      const uint32_t crc = wanted.crc() ^ (what.told_wrong_crc ? 1 : 0);
+      payload += wanted.bytes();
+      payload.append(reinterpret_cast<const char*>(&crc), sizeof crc);
+    }
+    const std::vector<Hash> hashes = what.hashes;
+    request.hashes = span_of(hashes);
+    peer.ask(std::move(what), request, payload, bend_);
+  }
+
+  void reserve(Peer& peer) {
+    Asked what = some(Op::kReserve);
+    const std::vector<Hash> hashes = what.hashes;
+    WriteRequest request{peer.manifest_id(what.kind), what.part, parent(), span_of(hashes)};
+    peer.ask(std::move(what), request, {}, bend_);
+  }
+
+  // Writes one granted slot and commits it, or gives it back.
+  void settle(Peer& peer) {
+    if (peer.grants.empty()) return;
+    const size_t place = choices_.u8() % peer.grants.size();
+    const Grant grant = peer.grants[place];
+    peer.grants.erase(peer.grants.begin() + static_cast<std::ptrdiff_t>(place));
+    const Content wanted = peer.content(grant.kind, grant.part, grant.hash);
+    const HashSpan one{&grant.hash, 1};
+    const uint32_t id = peer.manifest_id(grant.kind);
+    if (choices_.below(4) == 0) {
+      AbortRequest request{id, grant.part, one, {grant.generation}};
+      return peer.ask({.op = Op::kAbort}, request, {}, bend_);
+    }
+    const std::string& bytes = wanted.bytes();
+    std::memcpy(pool_.data() + grant.offset, bytes.data(), bytes.size());
+    CommitRequest request{id, grant.part, one, {grant.generation}, {wanted.crc()}};
+    peer.ask({.op = Op::kCommit}, request, {}, bend_);
+  }
+
+  void look(Peer& peer, Op op) {
+    Asked what = some(op);
+    const bool all = op == Op::kAcquire && choices_.below(2) == 0;
+    if (all) what.part = kAllParts;
+    const std::vector<Hash> hashes = what.hashes;
+    const uint32_t id = peer.manifest_id(what.kind);
+    if (op == Op::kMatch || op == Op::kDelete)
+      return peer.ask(std::move(what), BlocksRequest{id, span_of(hashes)}, {}, bend_);
+    const uint16_t part = what.part;
+    peer.ask(std::move(what), ReadRequest{id, part, span_of(hashes)}, {}, bend_);
+  }
+
+  void wait(Peer& peer) {
+    Asked what = some(Op::kWait);
+    what.wants_lease = choices_.below(2) == 0;
+    const std::vector<Hash> hashes = what.hashes;
+    const WaitRequest request{peer.manifest_id(what.kind), static_cast<uint32_t>(hashes.size()),
+                              choices_.u8() * 4u, what.wants_lease, span_of(hashes)};
+    peer.ask(std::move(what), request, {}, bend_);
+  }
+
+  void release(Peer& peer) {
+    if (peer.leases.empty()) return;
+    const size_t place = choices_.u8() % peer.leases.size();
+    const Held held = std::move(peer.leases[place]);
+    peer.leases.erase(peer.leases.begin() + static_cast<std::ptrdiff_t>(place));
+    if (honest_)
+      for (const auto& [offset, wanted] : held.places) expect(wanted.is(pool_.data() + offset));
+    peer.ask({.op = Op::kRelease}, ReleaseRequest{held.lease_id}, {}, bend_);
+  }
+
+  // As much of what a client has sent arrives; the server's own parser takes it from there.
+  void deliver(Peer& peer, size_t most) {
+    Session* session = node_.find_session(peer.session());
+    if (session == nullptr) return;
+    size_t bytes = std::min(most, peer.unsent.size());
+    const auto* data = reinterpret_cast<const uint8_t*>(peer.unsent.data());
+    for (size_t taken; bytes != 0 && !session->closing; data += taken, bytes -= taken) {
+      taken = session->put != nullptr && session->input.size() == 0 ? straight(*session, data, bytes)
+                                                                    : bytes;
+      if (taken == bytes) {
+        std::memcpy(session->input.room(bytes), data, bytes);
+        session->input.added(bytes);
+      }
+      parse(*session);
+    }
+    const auto* begin = reinterpret_cast<const uint8_t*>(peer.unsent.data());
+    peer.unsent.erase(0, session->closing ? peer.unsent.size() : static_cast<size_t>(data - begin));
+  }
+
+  // Into the slots of the PUT, as the server receives a payload. Everything but the last byte: the
+  // rest goes through the input, which is the other way.
+  size_t straight(Session& session, const uint8_t* data, size_t bytes) {
+    iovec spans[2];
+    session.put->spans(spans);
+    const size_t taken = std::min(spans[0].iov_len, bytes - 1);
+    if (taken == 0) return bytes;
+    std::memcpy(spans[0].iov_base, data, taken);
+    session.put->filled(taken);
+    return taken;
+  }
+
+  void parse(Session& session) {
+    while (true) {
+      if (session.put != nullptr) {
+        session.input.consume(session.put->feed(session.input.data(), session.input.size()));
+        if (!session.put->done()) return;
+        node_.finish_put(session);
+        continue;
+      }
+      size_t missing = 0;
+      switch (Server::parse_frame(node_, session, missing)) {
+        case Server::Parse::kHandled: break;
+        case Server::Parse::kRefused: session.closing = true; return;
+        case Server::Parse::kMore: expect(missing != 0); return;
+      }
+    }
+  }
+
+  void read(Peer& peer, size_t budget) {
+    Session* session = node_.find_session(peer.session());
+    if (session == nullptr) return;
+    // The socket may be full before all is sent: then what it has is read, and it goes on.
+    for (bool more = true; more;) {
+      const bool would_block = session->flush(budget, now_) == IoState::kWouldBlock;
+      peer.read_replies(pool_.data(), honest_);
+      more = would_block && budget == SIZE_MAX;
+    }
+    if (session->closing && !session->output_pending()) vanish(peer);
+  }
+
+  void vanish(Peer& peer) {
+    if (peer.session() == 0) return;
+    const std::optional<uint64_t> fence = node_.end_session(peer.session());
+    if (honest_ && !peer.grants.empty()) expect(fence.has_value());
+    if (fence) ghosts_.emplace_back(*fence, std::move(peer.grants));
+    peer.end();
+  }
+
+  // Writers that are gone for the server, and still write.
+  void scribble() {
+    for (const auto& [fence, grants] : ghosts_)
+      for (const Grant& grant : grants)
+        std::memset(pool_.data() + grant.offset, 0xEE,
+                    manifest_kinds()[grant.kind].parts[grant.part].bytes);
+  }
+  void lift() {
+    if (ghosts_.empty()) return;
+    const size_t place = choices_.u8() % ghosts_.size();
+    node_.fences().lift(ghosts_[place].first);
+    ghosts_.erase(ghosts_.begin() + static_cast<std::ptrdiff_t>(place));
+  }
+
+  void pass_time() {
+    now_ += std::chrono::milliseconds(choices_.u8() * 10);
+    node_.set_now(now_);
+    for (Peer& peer : peers_) {
+      const Session* session = node_.find_session(peer.session());
+      if (session != nullptr && session->stalled(now_, std::chrono::seconds(30))) vanish(peer);
+    }
+  }
+
+  // What the server does after each batch of events.
+  void after_a_batch() {
+    node_.expire_waits();
+    node_.take_dirty();
+    if (!node_.draining()) return;
+    node_.end_hopeless_waits();
+    for (const uint64_t id : node_.idle_sessions())
+      for (Peer& peer : peers_)
+        if (peer.session() == id) vanish(peer);
+  }
+
+  void finish() {
+    scribble();
+    for (Peer& peer : peers_) vanish(peer);
+    while (!ghosts_.empty()) lift();
+    node_.purge();
+    expect_zero(node_, kLeftAtTheEnd);
+  }
+
+  Choices& choices_;
+  bool prompt_;
+  uint32_t tenants_;
+  std::vector<uint8_t> pool_;
+  Node node_;
+  std::vector<Peer> peers_;
+  std::vector<std::pair<uint64_t, std::vector<Grant>>> ghosts_;  // by fence
+  TimePoint now_{std::chrono::hours(1)};
+  bool honest_ = true;
+  Choices* bend_ = nullptr;
+  uint32_t chain_ = 0, first_ = 0;  // of the last some()
+};
+
+}  // namespace kv::fuzz
