@@ -1,0 +1,239 @@
+// A storm: eight clients that do everything at once in a pool that holds a fraction of it, while others ask
+// the server for its figures, purge and drain it. Every byte that is read is right; nothing is left.
+// What it is for is ThreadSanitizer (`make csrc-tsan`).
+#include <sys/mman.h>
+
+#include <atomic>
+#include <random>
+#include <thread>
+
+#include "pool_mapping.h"
+#include "server.h"
+#include "wire_client.h"
+
+namespace {
+
+using namespace kv;
+using namespace kv::test;
+
+constexpr size_t kClients = 8;
+constexpr uint32_t kRounds = 250;
+constexpr uint32_t kRoundsPerPurge = 200;
+constexpr uint32_t kChain = 12;                // blocks that everybody wants
+constexpr uint64_t kPoolBytes = 7 * 2 * 4096;  // seven of them: a part takes two granules
+
+std::string socket_path() { return "/tmp/kvcore-storm-" + std::to_string(getpid()) + ".sock"; }
+
+// One of the clients, with dice of its own.
+class Rider {
+ public:
+  Rider(uint16_t port, uint32_t seed)
+      : local_(seed % 2 == 0),
+        dice_(seed),
+        client_(local_ ? Client::unix_socket(socket_path()) : Client::tcp(port)) {
+    if (seed % 4 == 0) map_the_pool();
+    else client_.ask<HelloReply>(Op::kHello, HelloRequest{0, "rider"});
+    client_.enroll();
+  }
+
+  void ride(std::atomic<uint32_t>& rounds) {
+    for (uint32_t round = 0; round < kRounds; ++round, ++rounds) once();
+    for (const uint64_t lease : leases_) release(lease);
+  }
+
+ private:
+  void map_the_pool() {
+    int ends[2];
+    CHECK(pipe2(ends, O_CLOEXEC) == 0);
+    const File read_end(ends[0]);
+    HelloRequest hello{kWantWrite, "rider"};
+    client_.send_with_fd(encode_frame(Op::kHello, Status::kOk, 1, hello), read_end.get());
+    const auto reply = client_.expect<HelloReply>(Op::kHello);
+    int error = 0;
+    pool_ = PoolMapping::map(client_.take_fd().get(), reply.pool_bytes, true, ends[1], false, error);
+    CHECK(pool_ != nullptr);
+  }
+
+  uint32_t below(uint32_t limit) { return static_cast<uint32_t>(dice_() % limit); }
+
+  void once() {
+    const uint32_t first = 1 + below(kChain), count = 1 + below(kChain + 1 - first);
+    switch (below(10)) {
+      case 0:
+      case 1: return put(first, count);
+      case 2: return pool_ ? write(first, count) : put(first, count);
+      case 3:
+      case 4: return get(first, count);
+      case 5: return acquire();
+      case 6: return wait(1 + below(kChain));
+      case 7: return erase(first, count);
+      case 8: CHECK(client_.match(kChain) <= kChain); return;
+      default:
+        if (leases_.empty()) return acquire();
+        release(leases_.back());
+        leases_.pop_back();
+    }
+  }
+
+  void put(uint32_t first, uint32_t count) {
+    for (const uint8_t status : client_.put(first, count)) {
+      const auto became = static_cast<BlockStatus>(status);
+      CHECK(became == BlockStatus::kStored || became == BlockStatus::kExists ||
+            became == BlockStatus::kBusy || became == BlockStatus::kNoSpace);
+    }
+  }
+
+  // Through the mapping: all that was granted is written, then half of it is committed.
+  void write(uint32_t first, uint32_t count) {
+    const auto hashes = chain(first, count);
+    const WriteRequest request{1, 0, first == 1 ? Hash{} : name(first - 1), span_of(hashes)};
+    const auto reply = client_.ask<ReserveReply>(Op::kReserve, request);
+    const bool keep = below(2) == 0;
+    for (uint32_t i = 0; i < count; ++i) {
+      if (reply.statuses[i] != static_cast<uint8_t>(BlockStatus::kGranted)) continue;
+      const std::string bytes = bytes_of(first + i);
+      std::memcpy(pool_->data() + reply.offsets[i], bytes.data(), bytes.size());
+      const HashSpan one{&hashes[i], 1};
+      const uint32_t crc = crc32c(bytes.data(), bytes.size());
+      const auto settled =
+          keep ? client_.ask<StatusesReply>(
+                     Op::kCommit, CommitRequest{1, 0, one, {reply.generations[i]}, {crc}})
+               : client_.ask<StatusesReply>(Op::kAbort,
+                                            AbortRequest{1, 0, one, {reply.generations[i]}});
+      CHECK(settled.statuses[0] == static_cast<uint8_t>(BlockStatus::kOk));
+    }
+  }
+
+  void get(uint32_t first, uint32_t count) {
+    const auto hashes = chain(first, count);
+    const auto reply = client_.ask<GetReply>(Op::kGet, ReadRequest{1, 0, span_of(hashes)});
+    for (uint32_t i = 0; i < reply.crcs.size(); ++i) {
+      std::string payload;
+      CHECK(client_.read(payload, kPartBytes, nullptr));
+      CHECK(payload == bytes_of(first + i) && reply.crcs[i] == crc32c(payload.data(), kPartBytes));
+    }
+  }
+
+  void acquire() {
+    const auto hashes = chain(1, 1 + below(4));
+    const auto reply =
+        client_.ask<AcquireReply>(Op::kAcquire, ReadRequest{1, 0, span_of(hashes)});
+    if (reply.blocks == 0) return;
+    for (uint32_t i = 0; pool_ && i < reply.blocks; ++i) {
+      const std::string bytes = bytes_of(1 + i);
+      CHECK(std::memcmp(pool_->data() + reply.offsets[i], bytes.data(), bytes.size()) == 0);
+    }
+    leases_.push_back(reply.lease_id);
+    // A few for long: what all leased could never be evicted.
+    if (leases_.size() > 1) release(leases_.front()), leases_.erase(leases_.begin());
+  }
+  void release(uint64_t lease) {
+    CHECK(client_.ask<FlagReply>(Op::kRelease, ReleaseRequest{lease}).flag == 1);
+  }
+
+  // Landed, too late or cancelled: the reply comes, and then the one to the CANCEL.
+  void wait(uint32_t upto) {
+    const auto hashes = chain(1, upto);
+    const uint64_t id = 1'000'000 + ++waits_;
+    WaitRequest request{1, upto, below(3), static_cast<uint8_t>(below(2)), span_of(hashes)};
+    const bool cancelled = below(2) == 0;
+    if (cancelled) request.deadline_ms = 10'000;
+    std::string frames = encode_frame(Op::kWait, Status::kOk, id, request);
+    CancelRequest cancel{id};
+    if (cancelled) frames += encode_frame(Op::kCancel, Status::kOk, id + 1'000'000, cancel);
+    CHECK(client_.send(frames));
+    const std::optional<Answer> answer = client_.receive();
+    CHECK(answer && answer->header.op == Op::kWait && answer->header.request_id == id);
+    const auto landing = decode_body<WaitReply>(answer->body.data(), answer->body.size());
+    CHECK(landing && (answer->header.status != Status::kOk || landing->blocks == upto));
+    if (cancelled) client_.expect<FlagReply>(Op::kCancel);
+    if (landing->lease_id != 0) release(landing->lease_id);
+  }
+
+  void erase(uint32_t first, uint32_t count) {
+    const auto hashes = chain(first, count);
+    const auto reply =
+        client_.ask<CountReply>(Op::kDelete, BlocksRequest{1, span_of(hashes)});
+    CHECK(reply.count <= count);
+  }
+
+  bool local_;
+  std::mt19937 dice_;
+  Client client_;
+  std::shared_ptr<PoolMapping> pool_;
+  std::vector<uint64_t> leases_;
+  uint64_t waits_ = 0;
+};
+
+uint64_t gauge(Server& server, std::string_view name) {
+  for (const auto& [key, value] : server.stats())
+    if (key == name) return value;
+  std::abort();
+}
+
+void until_zero(Server& server, const char* name) {
+  for (int i = 0; i < 4000 && gauge(server, name) != 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  if (gauge(server, name) != 0) std::fprintf(stderr, "%s is not zero\n", name);
+  CHECK(gauge(server, name) == 0);
+}
+
+void eight_clients_at_once(const std::string& eviction) {
+  Server server({.unix_path = socket_path(),
+                 .pool_bytes = kPoolBytes,
+                 .granule_bytes = 4096,
+                 .eviction = eviction});
+  CHECK(server.start() == 0);
+  std::atomic<uint32_t> rounds{0};
+  std::vector<std::thread> threads;
+  for (uint32_t i = 0; i < kClients; ++i)
+    threads.emplace_back([&, i] { Rider(server.port(), i).ride(rounds); });
+  std::atomic<bool> over{false};
+  std::thread visitor([&] {
+    for (uint32_t purges = 0; !over; std::this_thread::yield()) {
+      CHECK(gauge(server, "pool_bytes") == kPoolBytes && server.admits("") && !server.draining());
+      if (rounds / kRoundsPerPurge > purges) ++purges, server.purge();
+    }
+  });
+  for (std::thread& thread : threads) thread.join();
+  over = true;
+  visitor.join();
+  CHECK(gauge(server, "evictions_total.capacity") > 0 && gauge(server, "corrupt_total") == 0);
+  for (const char* name : {"connections", "reserved_blocks", "fenced_blocks", "leases",
+                           "leased_blocks", "pinned_blocks", "waits"})
+    until_zero(server, name);
+  server.purge();
+  CHECK(gauge(server, "used_bytes") == 0 && gauge(server, "blocks") == 0);
+}
+
+// Clients whose server leaves: each ends when nothing of it is under way, and none hangs.
+void a_server_drains_while_clients_come_and_go() {
+  Server server({.unix_path = socket_path(), .pool_bytes = kPoolBytes, .granule_bytes = 4096});
+  CHECK(server.start() == 0);
+  const uint16_t port = server.port();
+  std::atomic<uint32_t> puts{0};
+  std::vector<std::thread> threads;
+  for (uint32_t i = 0; i < 4; ++i)
+    threads.emplace_back([&, i] {
+      Client client = Client::tcp(port);
+      client.greet();
+      // Until the server ends the connection, between two requests.
+      while (client.send(client.put_frame(1 + i, 2)) && client.receive()) ++puts;
+    });
+  while (puts < 40) std::this_thread::yield();
+  const int drained = server.drain();
+  for (std::thread& thread : threads) thread.join();
+  pollfd waiting{drained, POLLIN, 0};
+  CHECK(poll(&waiting, 1, 20'000) == 1);
+  for (const char* name : {"connections", "reserved_blocks", "waits"}) until_zero(server, name);
+  CHECK(server.draining());
+  server.stop();
+}
+
+}  // namespace
+
+int main() {
+  for (const std::string_view policy : eviction_policies())
+    eight_clients_at_once(std::string(policy));
+  a_server_drains_while_clients_come_and_go();
+}
