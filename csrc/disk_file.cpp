@@ -46,16 +46,15 @@ uint64_t random_id() {
   return (uint64_t{random()} << 32) | random() | 1;
 }
 
-// A name is on the disk only when its directory is.
+}  // namespace
+
 int sync_directory_of(const std::string& path) {
   const size_t slash = path.rfind('/');
   const std::string folder = slash == path.npos ? "." : path.substr(0, std::max<size_t>(slash, 1));
-  const File directory(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const File directory(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory) return errno;
   return fsync(directory.get()) == 0 ? 0 : errno;
 }
-
-}  // namespace
 
 int DiskFile::open(const std::string& path, uint64_t data_bytes) {
   if (data_bytes == 0 || data_bytes % kAlignment != 0) return EINVAL;

@@ -49,4 +49,7 @@ class DiskFile {
   bool kept_ = false;
 };
 
+// Has the names in the directory of `path` survive a crash of the machine. 0 or an errno.
+int sync_directory_of(const std::string& path);
+
 }  // namespace kv

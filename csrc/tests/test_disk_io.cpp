@@ -16,6 +16,7 @@
 #include <memory>
 #include <random>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -198,6 +199,21 @@ void nothing_is_written_to_memory_after_the_end(std::string_view kind) {
   }
 }
 
+// A server's loop has ended when what it drove is taken down.
+void it_may_outlive_the_thread_that_drove_it(std::string_view kind) {
+  const TemporaryFolder folder;
+  const DiskFile file = open_file(folder);
+  Memory memory(64 * kPage);
+  auto io = make(kind, 4);
+  std::thread([&] {
+    for (uint64_t i = 0; i < 4; ++i)
+      CHECK(io->submit({i, DiskOp::kRead, file.fd(), DiskFile::kDataOffset, memory + i * 16 * kPage,
+                        16 * kPage}));
+    io->flush();
+  }).join();
+  io.reset();
+}
+
 void nothing_done_leaves_nothing_to_take(std::string_view kind) {
   const TemporaryFolder folder;
   const DiskFile file = open_file(folder);
@@ -323,6 +339,7 @@ int main() {
     errors_are_the_completions_own(kind);
     a_sync_follows_the_writes_whose_completions_were_taken(kind);
     nothing_is_written_to_memory_after_the_end(kind);
+    it_may_outlive_the_thread_that_drove_it(kind);
     nothing_done_leaves_nothing_to_take(kind);
   }
   unknown_kinds_and_depths_are_refused();
