@@ -6,6 +6,7 @@ NB_MODULE(_core, module) {
   kv::python::bind_hashing(module);
   kv::python::bind_wire(module);
   kv::python::bind_replies(module);
+  kv::python::bind_tls(module);
   kv::python::bind_memory(module);
   kv::python::bind_server(module);
 }

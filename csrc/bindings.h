@@ -53,6 +53,7 @@ inline nb::bytes to_bytes(const void* data, size_t size) {
 void bind_hashing(nb::module_& module);
 void bind_wire(nb::module_& module);
 void bind_replies(nb::module_& module);
+void bind_tls(nb::module_& module);
 void bind_memory(nb::module_& module);
 void bind_server(nb::module_& module);
 

@@ -76,6 +76,7 @@ struct Counters {
   CountsBy<Landing, kLandingNames.size()> landings;       // waits that ended
   uint64_t bad_frames = 0;    // connections ended for breaking the protocol
   uint64_t unauthorized = 0;  // HELLOs and HTTP requests without a token of this node
+  uint64_t tls_failures = 0;  // connections ended since TLS failed
   uint64_t stalled = 0;       // connections ended for being too slow
   uint64_t fenced = 0;        // slots that had to be fenced
   Histogram<kLandingBounds> landing_waits;  // of those that landed

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "bindings.h"
+#include "io_bindings.h"
 #include "pool_mapping.h"
 #include "segments.h"
-#include "socket_io.h"
 
 namespace kv::python {
 namespace {
@@ -169,17 +169,7 @@ std::vector<bool> scatter_from(const PoolView& view, const OwnedSegments& to,
   return verdicts(crcs, found, indices.size());
 }
 
-void check_io(IoResult result, int error) {
-  if (result == IoResult::kDone) return;
-  if (result == IoResult::kFailed) throw_errno(error);
-  const bool timeout = result == IoResult::kTimeout;
-  PyErr_SetString(timeout ? PyExc_TimeoutError : PyExc_ConnectionError,
-                  timeout ? "the store did not take or send the payload in time"
-                          : "the store closed the connection");
-  throw nb::python_error();
-}
-
-std::vector<bool> recv_into(int fd, const OwnedSegments& to, const Indices& indices,
+std::vector<bool> recv_into(const Wire& wire, const OwnedSegments& to, const Indices& indices,
                             const std::optional<Crcs>& crcs, double deadline_s) {
   check_destination(to.segments);
   check_indices(to.segments, indices);
@@ -189,15 +179,15 @@ std::vector<bool> recv_into(int fd, const OwnedSegments& to, const Indices& indi
   int error;
   {
     const ReleaseGil released(true);
-    result = recv_blocks(fd, to.segments, indices, deadline_s, crcs.has_value(), found);
+    result = recv_blocks(wire, to.segments, indices, deadline_s, crcs.has_value(), found);
     error = errno;
   }
-  check_io(result, error);
+  check_io(result, error, wire.tls);
   return verdicts(crcs, found, indices.size());
 }
 
-Crcs send_from(int fd, const OwnedSegments& from, const Indices& indices, double deadline_s,
-               const nb::bytes& prefix) {
+Crcs send_from(const Wire& wire, const OwnedSegments& from, const Indices& indices,
+               double deadline_s, const nb::bytes& prefix) {
   check_indices(from.segments, indices);
   Crcs crcs;
   IoResult result;
@@ -205,11 +195,32 @@ Crcs send_from(int fd, const OwnedSegments& from, const Indices& indices, double
   {
     const std::string_view head(prefix.c_str(), prefix.size());
     const ReleaseGil released(true);
-    result = send_blocks(fd, head, from.segments, indices, deadline_s, crcs);
+    result = send_blocks(wire, head, from.segments, indices, deadline_s, crcs);
     error = errno;
   }
-  check_io(result, error);
+  check_io(result, error, wire.tls);
   return crcs;
+}
+
+// The same calls over a socket and over TLS.
+template <class Link, class ToWire>
+void bind_payloads(nb::module_& m, ToWire to_wire) {
+  using namespace nb::literals;
+  m.def(
+      "recv_into",
+      [to_wire](Link link, const OwnedSegments& to, const Indices& indices,
+                const std::optional<Crcs>& crcs, double deadline_s) {
+        return recv_into(to_wire(link), to, indices, crcs, deadline_s);
+      },
+      "link"_a, "segments"_a, "indices"_a, "crcs"_a.none(), "deadline_s"_a);
+  m.def(
+      "send_from",
+      [to_wire](Link link, const OwnedSegments& from, const Indices& indices, double deadline_s,
+                const nb::bytes& prefix) {
+        return send_from(to_wire(link), from, indices, deadline_s, prefix);
+      },
+      "link"_a, "segments"_a, "indices"_a, "deadline_s"_a, nb::kw_only(),
+      "prefix"_a = nb::bytes("", 0));
 }
 
 }  // namespace
@@ -236,9 +247,8 @@ void bind_memory(nb::module_& m) {
       .def("__len__", [](const PoolSlice& s) { return s.size; });
   m.def("gather", gather_into, "pool"_a, "segments"_a, "indices"_a, "offsets"_a);
   m.def("scatter", scatter_from, "pool"_a, "segments"_a, "indices"_a, "offsets"_a, "crcs"_a.none());
-  m.def("recv_into", recv_into, "fd"_a, "segments"_a, "indices"_a, "crcs"_a.none(), "deadline_s"_a);
-  m.def("send_from", send_from, "fd"_a, "segments"_a, "indices"_a, "deadline_s"_a, nb::kw_only(),
-        "prefix"_a = nb::bytes("", 0));
+  bind_payloads<int>(m, [](int fd) { return Wire(fd); });
+  bind_payloads<TlsLink&>(m, [](TlsLink& link) { return link.wire(); });
 }
 
 }  // namespace kv::python

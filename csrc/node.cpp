@@ -31,12 +31,13 @@ Node::Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable
       leases_(table_),
       fences_(table_) {}
 
-Session& Node::add_session(File socket, bool local) {
+Session& Node::add_session(File socket, bool local,
+                           const std::shared_ptr<const TlsContext>& tls) {
   ++counters_.connections;
   const uint64_t id = ++last_session_;
   if (!options_.tenants.open()) strangers_.insert(id);
-  return *sessions_.emplace(id, std::make_unique<Session>(id, std::move(socket), local, now_))
-              .first->second;
+  auto made = std::make_unique<Session>(id, std::move(socket), local, now_, tls);
+  return *sessions_.emplace(id, std::move(made)).first->second;
 }
 
 Session* Node::find_session(uint64_t id) {
@@ -113,8 +114,7 @@ bool Node::handle(Session& session, const Header& header, const uint8_t* body) {
 
 void Node::queue(Session& session, Outgoing out) {
   session.send(std::move(out), now_);
-  if (std::exchange(session.dirty, true)) return;
-  dirty_.push_back(session.id);
+  touch(session);
 }
 
 bool Node::fail(Session& session, const Header& header, Status status, std::string_view why) {

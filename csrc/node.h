@@ -56,7 +56,8 @@ class Node {
   }
   TimePoint now() const { return now_; }
 
-  Session& add_session(File socket, bool local);
+  Session& add_session(File socket, bool local,
+                       const std::shared_ptr<const TlsContext>& tls = nullptr);
   Session* find_session(uint64_t id);
   const std::unordered_map<uint64_t, std::unique_ptr<Session>>& sessions() const {
     return sessions_;
@@ -98,6 +99,10 @@ class Node {
   // Of the node, and of each tenant or of this one.
   StatList::Values stats(std::optional<uint32_t> tenant = std::nullopt) const;
 
+  // The session's output is to be looked at after this batch of events.
+  void touch(Session& session) {
+    if (!std::exchange(session.dirty, true)) dirty_.push_back(session.id);
+  }
   // Sessions that have got output since the last call.
   std::vector<uint64_t> take_dirty() { return std::exchange(dirty_, {}); }
 

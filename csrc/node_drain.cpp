@@ -25,6 +25,7 @@ bool Session::idle() const {
   if (closing) return true;
   if (put != nullptr || input.size() != 0 || !reservations.empty() || waits != 0) return false;
   // A request that has come but has not been looked at is under way.
+  if (tls_ != nullptr && tls_->readable()) return false;
   char next;
   return recv(socket_.get(), &next, sizeof next, MSG_PEEK | MSG_DONTWAIT) <= 0;
 }

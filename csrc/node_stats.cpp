@@ -56,6 +56,7 @@ StatList::Values Node::stats(std::optional<uint32_t> tenant) const {
       .add_each("landings_total", kLandingNames, c.landings.values)
       .add("bad_frames_total", c.bad_frames)
       .add("unauthorized_total", c.unauthorized)
+      .add("tls_failures_total", c.tls_failures)
       .add("stalled_total", c.stalled)
       .add_times("landing_wait_ns", c.landing_waits);
   for (size_t i = 0; i < kOpNames.size(); ++i)

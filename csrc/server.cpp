@@ -209,7 +209,8 @@ void Server::accept_all(const File& listener, bool local) {
     make_way();
     if (node_->sessions().size() >= options_.max_connections) continue;
     if (!local) tune_tcp(socket.get());
-    Session& session = node_->add_session(std::move(socket), local);
+    Session& session =
+        node_->add_session(std::move(socket), local, local ? nullptr : options_.tls);
     session.interest = EPOLLIN;
     if (watch(session.socket(), kSession, session.id, EPOLLIN) != 0) end(session.id);
   }

@@ -15,6 +15,7 @@
 #include "file.h"
 #include "node.h"
 #include "pool.h"
+#include "tls.h"
 
 namespace kv {
 
@@ -32,6 +33,7 @@ struct ServerOptions {
   std::string eviction{eviction_policies().front()};
   std::vector<TenantOptions> tenants{};  // none: nobody is asked for a token
   std::optional<TenantLimits> limits{};  // of each tenant; else those of TenantLimits::of
+  std::shared_ptr<const TlsContext> tls{};  // of TCP; none: it is plain. The Unix socket always is.
 };
 
 // start() and stop() belong to one owner; stats() and purge() may be called from any thread while
@@ -91,6 +93,7 @@ class Server {
   // server_sessions.cpp
   void serve(Session& session, uint32_t events);
   IoState read_some(Session& session);
+  void refuse_tls(Session& session);
   IoState read_payload(Session& session, size_t& budget);
   IoState read_frames(Session& session, size_t& budget);
   void flush(Session& session);

@@ -2,6 +2,7 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -38,7 +39,8 @@ std::vector<TenantOptions> tenants_with(const TenantTokens& tokens, TenantQuotas
 void init_server(Server* self, std::string host, uint16_t port, OptionalText unix_path,
                  uint64_t pool_bytes, uint32_t granule_bytes, uint32_t node, bool prefault,
                  size_t max_connections, double frame_deadline_s, unsigned unix_mode,
-                 std::string eviction, const TenantTokens& tenants, TenantQuotas quotas) {
+                 std::string eviction, const TenantTokens& tenants, TenantQuotas quotas,
+                 const std::shared_ptr<TlsContext>& tls) {
   if (!(frame_deadline_s > 0)) throw nb::value_error("frame_deadline_s must be positive");
   if (pool_bytes == 0) throw nb::value_error("pool_bytes must be positive");
   const bool power_of_two = (granule_bytes & (granule_bytes - 1)) == 0;
@@ -49,6 +51,8 @@ void init_server(Server* self, std::string host, uint16_t port, OptionalText uni
                         node, prefault, max_connections, frame_deadline_s, unix_mode,
                         std::move(eviction)};
   options.tenants = tenants_with(tenants, std::move(quotas), pool_bytes);
+  if (tls != nullptr && !tls->is_server()) throw nb::value_error("tls must be a server's context");
+  options.tls = tls;
   new (self) Server(std::move(options));
 }
 
@@ -103,7 +107,7 @@ void bind_server(nb::module_& m) {
            "unix_path"_a = nb::none(), "pool_bytes"_a, "granule_bytes"_a = 16384, "node"_a = 0,
            "prefault"_a = false, "max_connections"_a = 1024, "frame_deadline_s"_a = 30.0,
            "unix_mode"_a = 0600, "eviction"_a = std::string(eviction_policies().front()),
-           "tenants"_a = TenantTokens(), "quotas"_a = TenantQuotas())
+           "tenants"_a = TenantTokens(), "quotas"_a = TenantQuotas(), "tls"_a = nb::none())
       .def("start", start)
       .def("stop", &Server::stop, Release())
       .def("drain", drain)

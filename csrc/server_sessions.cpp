@@ -55,8 +55,7 @@ IoState Server::read_some(Session& session) {
   if (session.closing) {
     // What a refused peer still sends is dropped, so that it can read why.
     iovec span{node_->scratch().data(), node_->scratch().size()};
-    size_t received = 0;
-    const IoState state = session.receive_into(&span, 1, received);
+    const IoState state = session.drop(span);
     return state == IoState::kOpen ? IoState::kWouldBlock : state;
   }
   size_t budget = kTurnBytes;
@@ -68,7 +67,21 @@ IoState Server::read_some(Session& session) {
     }
     state = session.put != nullptr ? read_payload(session, budget) : read_frames(session, budget);
   }
+  // Of a handshake, which has no replies of ours: the socket did not take all of it.
+  if (session.sealed_pending()) node_->touch(session);
+  if (state == IoState::kBroken) refuse_tls(session);
   return state;
+}
+
+// The peer gets a second to read why, as of any refusal: TLS's alert, or, where it speaks none, a
+// reply that it understands.
+void Server::refuse_tls(Session& session) {
+  ++node_->counters().tls_failures;
+  session.closing = true;
+  if (wire::Header header; session.give_up_tls(header))
+    node_->refuse_frame(session, header, Status::kBadRequest,
+                        "this address speaks TLS: write kvs://HOST:PORT");
+  node_->touch(session);
 }
 
 IoState Server::read_payload(Session& session, size_t& budget) {
@@ -166,7 +179,8 @@ void Server::flush_dirty() {
 }
 
 void Server::flush(Session& session) {
-  if (session.flush(kTurnBytes, node_->now()) == IoState::kEnded) return end(session.id);
+  const IoState state = session.flush(kTurnBytes, node_->now());
+  if (state == IoState::kEnded || state == IoState::kBroken) return end(session.id);
   if (session.paused && session.output_relieved()) {
     session.paused = false;
     requeue(session);

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "put_intake.h"
+#include "wire_codec.h"
 
 namespace kv {
 namespace {
@@ -20,6 +21,7 @@ constexpr auto kLinger = std::chrono::seconds(1);
 
 IoState state_of_error() {
   if (errno == EAGAIN || errno == EWOULDBLOCK) return IoState::kWouldBlock;
+  if (errno == EPROTO) return IoState::kBroken;
   return errno == EINTR ? IoState::kOpen : IoState::kEnded;
 }
 
@@ -55,10 +57,23 @@ uint8_t* Input::room(size_t bytes) {
   return bytes_.data() + end_;
 }
 
-Session::Session(uint64_t session_id, File socket, bool is_local, TimePoint now)
-    : id(session_id), local(is_local), socket_(std::move(socket)), input_since_(now) {}
+Session::Session(uint64_t session_id, File socket, bool is_local, TimePoint now,
+                 const std::shared_ptr<const TlsContext>& tls)
+    : id(session_id), local(is_local), socket_(std::move(socket)), input_since_(now) {
+  if (tls != nullptr) tls_ = std::make_unique<TlsStream>(tls, socket_.get());
+}
 
 Session::~Session() = default;
+
+ssize_t Session::receive_some(msghdr& message, int flags) {
+  if (tls_ != nullptr) return tls_->read(message.msg_iov, message.msg_iovlen);
+  return recvmsg(socket_.get(), &message, MSG_DONTWAIT | flags);
+}
+
+ssize_t Session::send_some(msghdr& message) {
+  if (tls_ != nullptr) return tls_->write(message.msg_iov, message.msg_iovlen);
+  return sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
 
 IoState Session::receive(size_t want, size_t& received) {
   iovec span{input.room(want), want};
@@ -70,7 +85,7 @@ IoState Session::receive(size_t want, size_t& received) {
   // Only a HELLO may bring a descriptor: later ones are closed by the kernel.
   const bool take = local && !greeted;
   if (take) message.msg_control = control, message.msg_controllen = sizeof control;
-  const ssize_t got = recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  const ssize_t got = receive_some(message, MSG_CMSG_CLOEXEC);
   if (got < 0) return state_of_error();
   if (take) take_fds(message, passed_fd);
   if (got == 0) return IoState::kEnded;
@@ -84,9 +99,22 @@ IoState Session::receive_into(iovec* spans, size_t count, size_t& received) {
   msghdr message{};
   message.msg_iov = spans;
   message.msg_iovlen = count;
-  const ssize_t got = recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+  const ssize_t got = receive_some(message, 0);
   if (got < 0) return state_of_error();
   received = static_cast<size_t>(got);
+  return got == 0 ? IoState::kEnded : IoState::kOpen;
+}
+
+bool Session::give_up_tls(wire::Header& header) {
+  const uint8_t* first = tls_ == nullptr ? nullptr : tls_->plain_header();
+  if (first == nullptr || wire::read_header(first, header) != wire::HeaderError::kNone) return false;
+  tls_.reset();
+  return true;
+}
+
+IoState Session::drop(const iovec& scratch) {
+  const ssize_t got = recv(socket_.get(), scratch.iov_base, scratch.iov_len, MSG_DONTWAIT);
+  if (got < 0) return state_of_error();
   return got == 0 ? IoState::kEnded : IoState::kOpen;
 }
 
@@ -155,7 +183,7 @@ IoState Session::flush(size_t budget, TimePoint now) {
       rights->cmsg_len = CMSG_LEN(sizeof fd);
       std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
     }
-    const ssize_t sent = sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t sent = send_some(message);
     if (sent < 0) {
       const IoState state = state_of_error();
       if (state != IoState::kOpen) return state;
@@ -166,7 +194,9 @@ IoState Session::flush(size_t budget, TimePoint now) {
     sent_since_mark_ += static_cast<uint64_t>(sent);
     if (sent_since_mark_ >= kProgressBytes) output_since_ = now, sent_since_mark_ = 0;
   }
-  if (output_.empty()) output_since_.reset();
+  if (!output_.empty()) return IoState::kOpen;
+  if (tls_ != nullptr && tls_->flush() != 0) return state_of_error();
+  output_since_.reset();
   return IoState::kOpen;
 }
 
@@ -178,6 +208,7 @@ void Session::payload_progress(size_t received, TimePoint now) {
 void Session::finish_closing(TimePoint now) {
   if (closed_at_) return;
   closed_at_ = now;
+  if (tls_ != nullptr) tls_->close();
   shutdown(socket_.get(), SHUT_WR);
 }
 

@@ -1,6 +1,7 @@
 // One connection: its bytes in and out, and what belongs to it and dies with it.
 #pragma once
 
+#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include "counters.h"
 #include "file.h"
 #include "table.h"
+#include "tls.h"
 #include "waits.h"
 #include "wire.h"
 
@@ -58,7 +60,8 @@ struct PartKeyHash {
   size_t operator()(const PartKey& key) const { return BlockKeyHash{}(key.block) + key.part_id; }
 };
 
-enum class IoState { kOpen, kWouldBlock, kEnded };
+// kBroken: TLS failed; the peer has been told why, as far as TLS tells.
+enum class IoState { kOpen, kWouldBlock, kEnded, kBroken };
 
 // Bytes received and not yet understood.
 class Input {
@@ -81,7 +84,9 @@ class Session {
   static constexpr size_t kMaxOutputBytes = 8u << 20;
   static constexpr size_t kMaxOutputs = 1024;
 
-  Session(uint64_t id, File socket, bool local, TimePoint now);
+  // With `tls` it is a TLS server's end.
+  Session(uint64_t id, File socket, bool local, TimePoint now,
+          const std::shared_ptr<const TlsContext>& tls = nullptr);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -89,11 +94,18 @@ class Session {
   // Receives into `input` (about `want` bytes) or, if given, into `spans`; sets `received`.
   IoState receive(size_t want, size_t& received);
   IoState receive_into(iovec* spans, size_t count, size_t& received);
+  // Where the peer turned out to speak the protocol without TLS: what its first header says; from
+  // now on we answer alike.
+  bool give_up_tls(wire::Header& header);
+  // Receives and forgets what comes, without TLS; `scratch` is written.
+  IoState drop(const iovec& scratch);
   // Sends what the socket takes. kOpen: all is sent, or `budget` bytes are.
   IoState flush(size_t budget, TimePoint now);
 
   void send(Outgoing out, TimePoint now);
-  bool output_pending() const { return !output_.empty(); }
+  bool output_pending() const { return !output_.empty() || sealed_pending(); }
+  // What TLS has made of output, or has to say itself, waits for the socket.
+  bool sealed_pending() const { return tls_ != nullptr && tls_->writing(); }
   bool output_full() const {
     return output_bytes_ > kMaxOutputBytes || output_.size() > kMaxOutputs;
   }
@@ -145,10 +157,13 @@ class Session {
   uint32_t interest = 0;  // what epoll was told
 
  private:
+  ssize_t receive_some(msghdr& message, int flags);
+  ssize_t send_some(msghdr& message);
   void advance(size_t sent);
   size_t gather(std::vector<iovec>& spans, size_t budget) const;
 
   File socket_;
+  std::unique_ptr<TlsStream> tls_;  // over the socket, where there is TLS
   std::deque<Outgoing> output_;
   size_t output_bytes_ = 0;                              // frames only: payloads are the pool's
   size_t frame_sent_ = 0, span_at_ = 0, span_sent_ = 0;  // of the first

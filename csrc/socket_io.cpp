@@ -80,15 +80,28 @@ IoResult after_error(int fd, short events, Clock::time_point deadline) {
   return errno == EPIPE || errno == ECONNRESET ? IoResult::kClosed : IoResult::kFailed;
 }
 
-IoResult send_all(int fd, std::vector<iovec>& spans, Clock::time_point deadline) {
+ssize_t send_some(const Wire& wire, iovec* spans, size_t count) {
+  if (wire.tls != nullptr) return wire.tls->write(spans, count);
+  msghdr message{};
+  message.msg_iov = spans;
+  message.msg_iovlen = count;
+  return sendmsg(wire.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+ssize_t recv_some(const Wire& wire, iovec* spans, size_t count) {
+  if (wire.tls != nullptr) return wire.tls->read(spans, count);
+  msghdr message{};
+  message.msg_iov = spans;
+  message.msg_iovlen = count;
+  return recvmsg(wire.fd, &message, MSG_DONTWAIT);
+}
+
+IoResult send_all(const Wire& wire, std::vector<iovec>& spans, Clock::time_point deadline) {
   size_t first = 0;
   while (first < spans.size()) {
-    msghdr message{};
-    message.msg_iov = &spans[first];
-    message.msg_iovlen = spans.size() - first;
-    ssize_t sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    ssize_t sent = send_some(wire, &spans[first], spans.size() - first);
     if (sent < 0) {
-      const IoResult result = after_error(fd, POLLOUT, deadline);
+      const IoResult result = after_error(wire.fd, POLLOUT, deadline);
       if (result != IoResult::kDone) return result;
       continue;
     }
@@ -102,10 +115,49 @@ IoResult send_all(int fd, std::vector<iovec>& spans, Clock::time_point deadline)
   return IoResult::kDone;
 }
 
+// What TLS has sealed is with the socket.
+IoResult flush_all(const Wire& wire, Clock::time_point deadline) {
+  while (wire.tls != nullptr && wire.tls->flush() != 0) {
+    const IoResult result = after_error(wire.fd, POLLOUT, deadline);
+    if (result != IoResult::kDone) return result;
+  }
+  return IoResult::kDone;
+}
+
 }  // namespace
 
-IoResult recv_blocks(int fd, const Segments& segments, const std::vector<size_t>& indices,
-                     double deadline_s, bool digest, std::vector<uint32_t>& crcs) {
+IoResult shake_hands(const Wire& wire, double deadline_s) {
+  const auto deadline = after(deadline_s);
+  while (wire.tls->handshake() != 0) {
+    const short events = wire.tls->writing() ? POLLOUT : POLLIN;
+    const IoResult result = after_error(wire.fd, events, deadline);
+    if (result != IoResult::kDone) return result;
+  }
+  return IoResult::kDone;
+}
+
+IoResult send_bytes(const Wire& wire, std::string_view bytes, double deadline_s) {
+  const auto deadline = after(deadline_s);
+  std::vector<iovec> span{{const_cast<char*>(bytes.data()), bytes.size()}};
+  const IoResult result = send_all(wire, span, deadline);
+  return result == IoResult::kDone ? flush_all(wire, deadline) : result;
+}
+
+IoResult recv_bytes(const Wire& wire, char* to, size_t most, double deadline_s, size_t& received) {
+  const auto deadline = after(deadline_s);
+  while (true) {
+    iovec span{to, most};
+    const ssize_t got = recv_some(wire, &span, 1);
+    if (got == 0) return IoResult::kClosed;
+    if (got > 0) return received = static_cast<size_t>(got), IoResult::kDone;
+    const IoResult result = after_error(wire.fd, POLLIN, deadline);
+    if (result != IoResult::kDone) return result;
+  }
+}
+
+IoResult recv_blocks(const Wire& wire, const Segments& segments,
+                     const std::vector<size_t>& indices, double deadline_s, bool digest,
+                     std::vector<uint32_t>& crcs) {
   const auto deadline = after(deadline_s);
   crcs.assign(indices.size(), 0);
   std::vector<iovec> spans;
@@ -117,13 +169,10 @@ IoResult recv_blocks(int fd, const Segments& segments, const std::vector<size_t>
       bytes += spans.back().iov_len;
       ahead.step(spans.back().iov_len);
     }
-    msghdr message{};
-    message.msg_iov = spans.data();
-    message.msg_iovlen = spans.size();
-    ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT);
+    ssize_t got = recv_some(wire, spans.data(), spans.size());
     if (got == 0) return IoResult::kClosed;
     if (got < 0) {
-      const IoResult result = after_error(fd, POLLIN, deadline);
+      const IoResult result = after_error(wire.fd, POLLIN, deadline);
       if (result != IoResult::kDone) return result;
       continue;
     }
@@ -138,7 +187,7 @@ IoResult recv_blocks(int fd, const Segments& segments, const std::vector<size_t>
   return IoResult::kDone;
 }
 
-IoResult send_blocks(int fd, std::string_view prefix, const Segments& segments,
+IoResult send_blocks(const Wire& wire, std::string_view prefix, const Segments& segments,
                      const std::vector<size_t>& indices, double deadline_s,
                      std::vector<uint32_t>& crcs) {
   const auto deadline = after(deadline_s);
@@ -154,10 +203,10 @@ IoResult send_blocks(int fd, std::string_view prefix, const Segments& segments,
       bytes += span.iov_len;
       if (walk.step(span.iov_len)) spans.push_back({&crc, sizeof crc});
     }
-    const IoResult result = send_all(fd, spans, deadline);
+    const IoResult result = send_all(wire, spans, deadline);
     if (result != IoResult::kDone) return result;
   }
-  return IoResult::kDone;
+  return flush_all(wire, deadline);
 }
 
 }  // namespace kv

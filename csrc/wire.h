@@ -1,6 +1,9 @@
 // The protocol between kvstore clients and a store node. This header is its specification.
 //
-// TRANSPORT. A byte stream (TCP or a Unix socket). All integers are little-endian. Every frame is
+// TRANSPORT. A byte stream: a Unix socket, or TCP, where a server with a certificate speaks TLS 1.3
+// and nothing else. A HELLO that comes there without TLS is answered without it, with BAD_REQUEST,
+// and ends the connection. The end of TLS without close_notify is like that of a socket: frames tell
+// by themselves whether they are whole. All integers are little-endian. Every frame is
 //
 //     header (32 bytes) | body (body_bytes) | payload (payload_bytes)
 //
@@ -30,7 +33,7 @@
 //
 // TOKENS. A server with tokens takes a HELLO only with one of them; without tokens it ignores what
 // HELLO carries. A missing and a wrong token are answered alike, with UNAUTHORIZED, and end the
-// connection. Tokens travel as they are: the network between the two is trusted with them.
+// connection. Under TLS they travel encrypted; without it the network is trusted with them.
 //
 // TENANTS. The token says whose connection it is. What a tenant registers, its blocks under the
 // specs that it registered, and the ids of both are its own: another tenant's ids are unknown to it

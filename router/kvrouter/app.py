@@ -94,6 +94,7 @@ class App:
                 settings.store,
                 name="router",
                 token=settings.store_token.get_secret_value(),
+                tls=settings.store_tls,
                 deadline_s=STORE_DEADLINE_S,
             )
         self._store = StoreView(self._client) if self._client is not None else None

@@ -13,7 +13,13 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from kvrouter.engine import parse_address
 from kvstore.address import parse_url
-from kvstore.config import StoreToken  # noqa: TC001 (pydantic reads it)
+from kvstore.config import (  # noqa: TC001 (pydantic reads them)
+    StoreCaFile,
+    StoreCertFile,
+    StoreKeyFile,
+    StoreToken,
+)
+from kvstore.tls import ClientTls, native_context
 
 
 def _split(value: Any) -> Any:
@@ -59,14 +65,18 @@ class RouterSettings(BaseSettings):
     )
     store: str | None = Field(
         default=None,
-        description="KV store that the engines' connectors use, as kv://HOST:PORT. Without it the "
-        "router awaits no landing; the engines' own connectors still hand KV over.",
+        description="KV store that the engines' connectors use, as kv://HOST:PORT, or "
+        "kvs://HOST:PORT for TLS. Without it the router awaits no landing; the engines' own "
+        "connectors still hand KV over.",
     )
     store_token: StoreToken = Field(
         default=SecretStr(""),
         description="token of the store, where it asks for one; better given in the environment "
         "than as a flag, which others can see.",
     )
+    store_ca_file: StoreCaFile = ""
+    store_cert_file: StoreCertFile = ""
+    store_key_file: StoreKeyFile = ""
     policy: Literal["round_robin", "least_tokens", "prefix"] = Field(
         default="prefix",
         description="How engines are chosen: round_robin in turn, least_tokens by tokens under "
@@ -156,9 +166,20 @@ class RouterSettings(BaseSettings):
         raise ValueError(f"kv_events_bind {value!r}: give it as tcp://HOST:PORT or ipc:///PATH")
 
     @model_validator(mode="after")
+    def _files_that_can_be_used(self) -> RouterSettings:
+        if self.store is not None:
+            native_context(parse_url(self.store), self.store_tls)
+        return self
+
+    @model_validator(mode="after")
     def _some_engine(self) -> RouterSettings:
         if not self.decode:
             raise ValueError(
                 "no engine for decode legs: give --decode URL (a --prefill URL beside it)"
             )
         return self
+
+    @property
+    def store_tls(self) -> ClientTls:
+        """What a store under TLS is shown, and who must have signed what it shows."""
+        return ClientTls(self.store_ca_file, self.store_cert_file, self.store_key_file)

@@ -128,8 +128,52 @@ def scatter(
 ) -> list[bool]:
     """Copy slots into the caller's memory; return whether the bytes copied match `crcs` (True without)."""
 
+class TlsError(ConnectionError):
+    """TLS failed; the message is why, a part of a sentence: a certificate, or an end that speaks no TLS."""
+
+@final
+class TlsContext:
+    """What one end of TLS 1.3 shows and whom it trusts: PEM files, read at once. Shared by connections and threads.
+
+    ValueError in one sentence: a file cannot be used, a key has a passphrase, or libssl (OpenSSL 3) is missing.
+    """
+
+    @staticmethod
+    def server(*, cert_file: str, key_file: str, ca_file: str = "") -> TlsContext:
+        """Return a node's: `cert_file` is its chain; with `ca_file` every client must show a certificate of it."""
+
+    @staticmethod
+    def client(
+        *, cert_file: str = "", key_file: str = "", ca_file: str = "", check_host: bool = True
+    ) -> TlsContext:
+        """Return a client's: the server's certificate must be of `ca_file`, or of whom this machine trusts.
+
+        It must name the host unless not `check_host`. `cert_file` and `key_file` are shown where asked for.
+        """
+
+@final
+class TlsLink:
+    """A client's end of TLS over a connected stream socket, which stays the caller's. One thread at a time.
+
+    TimeoutError after `deadline_s` seconds, TlsError where TLS fails, another OSError where the socket does; then
+    the connection is of no more use. Never raises SIGPIPE.
+    """
+
+    def __init__(self, context: TlsContext, fd: int, host: str) -> None: ...
+    def handshake(self, deadline_s: float) -> None:
+        """Make sure of the other end. Before anything else."""
+
+    def send(self, data: bytes, deadline_s: float) -> None:
+        """Send all of `data`."""
+
+    def recv(self, most: int, deadline_s: float) -> bytes:
+        """Return the next bytes, at least one. ConnectionError where the peer has ended the connection."""
+
+    def quiet(self) -> bool:
+        """Tell whether the connection stands and nothing has come that was not asked for. Does not wait."""
+
 def recv_into(
-    fd: int,
+    link: int | TlsLink,
     segments: Segments,
     indices: Sequence[int],
     crcs: Sequence[int] | None,
@@ -137,13 +181,13 @@ def recv_into(
 ) -> list[bool]:
     """Receive the payload of a GET reply straight into the caller's memory.
 
-    `fd`: a stream socket, blocking or not; nothing of the payload may have been read. Returns whether each
+    `link`: a stream socket, blocking or not, or TLS over one; nothing of the payload may have been read. Returns whether each
     block matches its CRC32C. TimeoutError after `deadline_s` seconds, ConnectionError if the peer closed; then the
     connection is of no more use.
     """
 
 def send_from(
-    fd: int,
+    link: int | TlsLink,
     segments: Segments,
     indices: Sequence[int],
     deadline_s: float,
@@ -439,7 +483,8 @@ class StoreServer:
     `frame_deadline_s` seconds (per MiB of payload) ends its connection. `unix_path`: created with `unix_mode`, removed by
     stop(); a stale socket file is replaced, a living one is an OSError. `eviction`: one of EVICTION_POLICIES.
     `tenants`: names and tokens; clients must then show one of the tokens. `quotas`: bytes of the pool by
-    tenant, together no more than it; ValueError where they are, or where one is of none of the tenants.
+    tenant, together no more than it; ValueError where they are, or where one is of none of the tenants. `tls`: a server's
+    context; who comes over TCP must then speak TLS, and has `frame_deadline_s` seconds for its handshake and HELLO.
     """
 
     def __init__(
@@ -458,6 +503,7 @@ class StoreServer:
         eviction: str = "density",
         tenants: Sequence[tuple[str, str]] = (),
         quotas: Mapping[str, int] = ...,
+        tls: TlsContext | None = None,
     ) -> None: ...
     def start(self) -> None:
         """Map the pool, bind and start the thread. OSError."""

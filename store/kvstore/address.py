@@ -13,21 +13,24 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A TCP endpoint (host, port) or a Unix socket (path)."""
+    """A TCP endpoint (host, port; with `tls` never without TLS) or a Unix socket (path)."""
 
     host: str = ""
     port: int = 0
     path: str = ""
+    tls: bool = False
 
     def __str__(self) -> str:
         if self.path:
             return f"kv+unix://{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"kv://{host}:{self.port}"
+        return f"{'kvs' if self.tls else 'kv'}://{host}:{self.port}"
 
 
 def parse_url(url: str) -> Address:
-    """The address that kv://HOST:PORT or kv+unix:///PATH names. ValueError tells the remedy.
+    """The address that kv://HOST:PORT, kvs://HOST:PORT (TLS) or kv+unix:///PATH names.
+
+    ValueError tells the remedy.
 
     No URL holds a token: URLs stand in logs, and in the list of processes.
     """
@@ -36,7 +39,10 @@ def parse_url(url: str) -> Address:
             "a store address holds no token: write kv://HOST:PORT, and give the token as a setting "
             "of its own (KVROUTER_STORE_TOKEN)"
         )
-    remedy = f"store address {url!r} is not understood; write kv://HOST:PORT or kv+unix:///PATH"
+    remedy = (
+        f"store address {url!r} is not understood; write kv://HOST:PORT, kvs://HOST:PORT for TLS, "
+        "or kv+unix:///PATH"
+    )
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -45,8 +51,8 @@ def parse_url(url: str) -> Address:
     if parts.scheme == "kv+unix" and parts.path and not parts.netloc:
         return Address(path=parts.path)
     bare = parts.path in {"", "/"} and not parts.query
-    if parts.scheme == "kv" and parts.hostname and port and bare:
-        return Address(host=parts.hostname, port=port)
+    if parts.scheme in {"kv", "kvs"} and parts.hostname and port and bare:
+        return Address(host=parts.hostname, port=port, tls=parts.scheme == "kvs")
     raise ValueError(remedy)
 
 

@@ -7,6 +7,7 @@ background. Operations fail at once while there is none. One event loop, not saf
 import asyncio
 import contextlib
 import logging
+import ssl
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -23,13 +24,21 @@ from kvstore._core import (
 )
 from kvstore.address import Address, nearer_path, parse_url
 from kvstore.aio_link import AsyncLink
+from kvstore.aio_tls import asyncio_context, why
 from kvstore.answers import Match, Place, RegisteredManifest, Registration, understood
 from kvstore.backoff import BackOff
 from kvstore.block import Manifest
 from kvstore.credentials import check_token
-from kvstore.errors import KVStoreError, StoreClosed, StoreUnavailable, Unauthorized
+from kvstore.errors import (
+    KVStoreError,
+    StoreClosed,
+    StoreRefused,
+    StoreUnavailable,
+    Untrusted,
+)
 from kvstore.registry import register_frame
 from kvstore.spans import check_upto
+from kvstore.tls import ClientTls, sentence
 
 __all__ = ["AsyncLanding", "AsyncLease", "AsyncStoreClient"]
 
@@ -81,20 +90,28 @@ class AsyncStoreClient:
     """A client of one store node. `async with` starts it and ends it.
 
     Operations raise StoreUnavailable (at once while there is no connection, else within
-    `deadline_s`), StoreRefused where the node says no (Unauthorized while it wants another `token`,
-    which is a ValueError where it cannot be any), StoreClosed after `close`. A cancelled
-    operation leaves nothing behind at the node.
+    `deadline_s`; Untrusted while TLS fails), StoreRefused where the node says no (Unauthorized
+    while it wants another `token`), StoreClosed after `close`. A cancelled operation leaves nothing
+    behind at the node. A `token`, or `tls` (files of a client of kvs://), that cannot be used is a
+    ValueError.
     """
 
     def __init__(
-        self, url: str, *, name: str = "", token: str = "", deadline_s: float = 2.0
+        self,
+        url: str,
+        *,
+        name: str = "",
+        token: str = "",
+        tls: ClientTls = ClientTls(),  # noqa: B008 (immutable)
+        deadline_s: float = 2.0,
     ) -> None:
         self.url = url
         self.deadline_s = deadline_s
         self._address = parse_url(url)
+        self._tls = asyncio_context(self._address, tls)
         self._name = name
         self._token = check_token(token)
-        self._unauthorized: Unauthorized | None = None
+        self._hopeless: StoreRefused | Untrusted | None = None
         self._link: AsyncLink | None = None
         self._remembered: dict[bytes, tuple[Manifest, str, str]] = {}
         self._keeper: asyncio.Task[None] | None = None
@@ -241,8 +258,10 @@ class AsyncStoreClient:
             return link
         if self._closed:
             raise StoreClosed("the store client is closed")
-        if self._unauthorized is not None:
-            raise Unauthorized(str(self._unauthorized), self._unauthorized.status)
+        if isinstance(self._hopeless, StoreRefused):
+            raise type(self._hopeless)(str(self._hopeless), self._hopeless.status)
+        if self._hopeless is not None:
+            raise Untrusted(str(self._hopeless))
         raise StoreUnavailable(f"there is no connection to the store at {self.url}")
 
     async def _count(self, link: AsyncLink, request_id: int, frame: bytes) -> int:
@@ -278,7 +297,7 @@ class AsyncStoreClient:
                 await asyncio.sleep(backoff.remaining_s(loop.time()))
                 continue
             backoff.succeeded()
-            self._unauthorized = None
+            self._hopeless = None
             self._link = link
             self._up.set()
             try:
@@ -288,11 +307,11 @@ class AsyncStoreClient:
                 link.close()
 
     def _note(self, error: BaseException) -> None:
-        """Remember, and log once, that the node wants another token: nothing else mends it."""
-        refused = error if isinstance(error, Unauthorized) else None
-        if refused is not None and self._unauthorized is None:
-            log.warning("%s: %s", self.url, refused)
-        self._unauthorized = refused
+        """Remember, and log once, a refusal (a token, a certificate): trying again mends none."""
+        hopeless = error if isinstance(error, StoreRefused | Untrusted) else None
+        if hopeless is not None and self._hopeless is None:
+            log.warning("%s: %s", self.url, hopeless)
+        self._hopeless = hopeless
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> AsyncLink:
         link = await self._reach(loop, self._address)
@@ -333,6 +352,11 @@ class AsyncStoreClient:
     async def _reach(self, loop: asyncio.AbstractEventLoop, address: Address) -> AsyncLink:
         if address.path:
             made = await loop.create_unix_connection(lambda: AsyncLink(loop), address.path)
-        else:
-            made = await loop.create_connection(lambda: AsyncLink(loop), address.host, address.port)
+            return made[1]
+        try:
+            made = await loop.create_connection(
+                lambda: AsyncLink(loop), address.host, address.port, ssl=self._tls
+            )
+        except ssl.SSLError as error:
+            raise Untrusted(sentence(why(error), address)) from error
         return made[1]

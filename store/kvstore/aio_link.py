@@ -5,13 +5,16 @@ would have held (a lease) is given back when its reply comes.
 """
 
 import asyncio
+import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from kvstore import _core
 from kvstore._core import AcquireReply, ErrorReply, Header, HelloReply, Op, WaitReply
+from kvstore.aio_tls import why
 from kvstore.connection import LinkLost, refused
-from kvstore.errors import DeadlineExceeded
+from kvstore.errors import DeadlineExceeded, StoreUnavailable, Untrusted
+from kvstore.tls import sentence
 
 if TYPE_CHECKING:
     from kvstore._core import _Reply as Reply
@@ -148,7 +151,12 @@ class AsyncLink(asyncio.Protocol):
                 timer.cancel()
         for one in pending.values():
             if not one.answer.done():
-                one.answer.set_exception(LinkLost(f"the link to the store broke: {error}"))
+                one.answer.set_exception(self._why_lost(error))
+
+    def _why_lost(self, error: Exception | None) -> StoreUnavailable:
+        if isinstance(error, ssl.SSLError):
+            return Untrusted(sentence(why(error)))
+        return LinkLost(f"the link to the store broke: {error}")
 
     def data_received(self, data: bytes) -> None:
         """Take in replies (called by the loop)."""

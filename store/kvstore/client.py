@@ -34,6 +34,7 @@ from kvstore.lease import Landing, Lease, Reservation
 from kvstore.route import TransportName
 from kvstore.session import Session
 from kvstore.spans import batches, check_span, check_upto, hashes_of, parent_of
+from kvstore.tls import ClientTls, native_context
 from kvstore.transports import transport_of
 from kvstore.transports.base import Read, Target, Write
 from kvstore.transports.shm import reserve
@@ -46,14 +47,16 @@ MAX_WAIT_S = _core.MAX_DEADLINE_MS / 1000
 class StoreClient:
     """A client of one store node.
 
-    `url` is kv://HOST:PORT or kv+unix:///PATH of the node's socket. `transport` 'auto' takes shared
-    memory where the node's Unix socket and pool can be reached, else its Unix socket, else TCP.
+    `url` is kv://HOST:PORT, kvs://HOST:PORT (TLS) or kv+unix:///PATH of the node's socket.
+    `transport` 'auto' takes shared memory where the node's Unix socket and pool can be reached,
+    else its Unix socket, else TCP.
     With `verify`, the digest of every block that is read is checked. Each operation ends within
     `deadline_s` seconds, and one second more for each 64 MiB of payload. Construction does not
     connect: the first operation does, and later ones reconnect by themselves where the node went
     away, also to a node that was restarted (manifests are then registered again).
 
-    `token`: one of the node's, where it asks for one. ValueError where it cannot be any.
+    `token`: one of the node's, where it asks for one. `tls`: files of a client of kvs://.
+    ValueError where either cannot be used.
 
     hashes: the chain from block 0 on, 32 bytes per block; a span says which of them are meant.
     Raises (every operation): StoreUnavailable where no answer came (at once while the node is known
@@ -70,11 +73,14 @@ class StoreClient:
         deadline_s: float = 2.0,
         name: str = "",
         token: str = "",
+        tls: ClientTls = ClientTls(),  # noqa: B008 (immutable)
     ) -> None:
         self.url = url
         self.verify = verify
         self.deadline_s = deadline_s
-        self._session = Session(parse_url(url), transport, name, check_token(token))
+        address = parse_url(url)
+        context = native_context(address, tls)
+        self._session = Session(address, transport, name, check_token(token), context)
 
     @property
     def transport(self) -> str:

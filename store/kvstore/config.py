@@ -1,6 +1,6 @@
 """Settings of a store node: flags > environment (KVROUTER_STORE_*) > YAML file > these defaults.
 
-And the type of the one setting that all clients of a node have: their token.
+And the types of the settings that all clients of a node have: their token, their files for TLS.
 """
 
 import os
@@ -23,7 +23,15 @@ from kvstore._core import EVICTION_POLICIES
 from kvstore.credentials import check_token
 from kvstore.quotas import quota_bytes, split_quotas
 
-__all__ = ["KIB", "FileMode", "StoreSettings", "StoreToken"]
+__all__ = [
+    "KIB",
+    "FileMode",
+    "StoreCaFile",
+    "StoreCertFile",
+    "StoreKeyFile",
+    "StoreSettings",
+    "StoreToken",
+]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -63,6 +71,17 @@ class FileMode(int):
 
 StoreToken = Annotated[SecretStr, BeforeValidator(_secret)]
 Quotas = Annotated[list[str], NoDecode, BeforeValidator(split_quotas)]
+StoreCaFile = Annotated[
+    str,
+    Field(
+        description="PEM file of the CA that signed the certificate of a store at kvs://; "
+        "without it, whom this machine trusts"
+    ),
+]
+StoreCertFile = Annotated[
+    str, Field(description="PEM file of the certificate for a store that asks clients for one")
+]
+StoreKeyFile = Annotated[str, Field(description="PEM file of that certificate's key")]
 
 
 class StoreSettings(BaseSettings):
@@ -111,6 +130,21 @@ class StoreSettings(BaseSettings):
         default_factory=list,
         description="what a tenant can count on of the pool, as TENANT=SIZE or TENANT=PERCENT "
         "(research=40GiB, batch=25%); repeat it or give a list",
+    )
+    tls_cert_file: str = Field(
+        default="",
+        description="PEM file of the certificate, and what leads to its CA, for TLS with clients "
+        "over TCP (kvs://) and HTTPS; read at the start",
+    )
+    tls_key_file: str = Field(
+        default="",
+        description="PEM file of the certificate's key, without a passphrase. Others must not be "
+        "able to read it",
+    )
+    tls_ca_file: str = Field(
+        default="",
+        description="PEM file of the CAs of clients: over TCP only who shows a certificate of one "
+        "of them is served",
     )
     insecure: bool = Field(
         default=False,

@@ -26,6 +26,7 @@ from kvstore.errors import (
 )
 
 if TYPE_CHECKING:
+    from kvstore._core import TlsLink
     from kvstore._core import _Reply as Reply
     from kvstore.answers import Registration
 
@@ -100,6 +101,7 @@ class Channel:
         self._socket = _connect(address, deadline)
         self._fd = self._socket.fileno()
         try:
+            self._begin(deadline)
             self.hello = self._greet(name, token, access, deadline)
         except BaseException:
             self.discard()
@@ -108,6 +110,11 @@ class Channel:
     @property
     def fd(self) -> int:
         """The socket's descriptor, for payloads."""
+        return self._fd
+
+    @property
+    def wire(self) -> "int | TlsLink":
+        """What payloads travel on."""
         return self._fd
 
     def next_id(self) -> int:
@@ -188,6 +195,9 @@ class Channel:
         """Close for good: only by the thread that holds the lock."""
         self.close()
         self._socket.close()
+
+    def _begin(self, deadline: Deadline) -> None:
+        """What is to be done before HELLO."""
 
     def _greet(self, name: str, token: str, access: Access, deadline: Deadline) -> HelloReply:
         want_pool, want_write = access != Access.NONE, access == Access.WRITE

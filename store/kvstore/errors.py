@@ -3,6 +3,7 @@
 KVStoreError
  +- StoreUnavailable     no answer: the server is away, the link was cut, or the deadline passed
  |   +- DeadlineExceeded   the server is there, but did not answer in time
+ |   +- Untrusted          TLS failed: a certificate is wrong, or one end does not speak TLS
  +- StoreRefused         the server answered, and said no
  |   +- Unauthorized       the server asks for a token, and was shown none of its
  |   +- UnknownManifest    the manifest was never registered with this server
@@ -23,6 +24,7 @@ __all__ = [
     "StoreUnavailable",
     "Unauthorized",
     "UnknownManifest",
+    "Untrusted",
 ]
 
 
@@ -36,6 +38,10 @@ class StoreUnavailable(KVStoreError):
 
 class DeadlineExceeded(StoreUnavailable):
     """The operation's deadline passed before the answer came. Its connection was given up."""
+
+
+class Untrusted(StoreUnavailable):
+    """TLS with the server failed: a certificate is not what it must be, or one end is plain."""
 
 
 class StoreRefused(KVStoreError):

@@ -144,6 +144,7 @@ FAMILIES: Final = (
     Family("refusals_total", "Times that an engine said that it shares nothing."),
     Family("bad_frames_total", "Connections ended for breaking the protocol."),
     Family("unauthorized_total", "Clients and HTTP requests without a token of the node."),
+    Family("tls_failures_total", "Connections ended since TLS failed; certificates, mostly."),
     Family("stalled_total", "Connections ended for being too slow."),
 )
 # Of a node with tokens alone; by the names that its file of tokens gives.

@@ -5,10 +5,12 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+from kvstore._core import TlsContext
 from kvstore.address import Address, Kind, nearer_path
 from kvstore.backoff import BackOff
 from kvstore.connection import Access, Channel, Deadline
 from kvstore.errors import StoreUnavailable
+from kvstore.tls_channel import open_channel
 
 __all__ = ["Route", "TransportName", "Way"]
 
@@ -26,13 +28,21 @@ class Way:
 class Route:
     """Finds the way and remembers it until `forget`. Safe in threads."""
 
-    def __init__(self, address: Address, wish: TransportName, name: str, token: str) -> None:
+    def __init__(
+        self,
+        address: Address,
+        wish: TransportName,
+        name: str,
+        token: str,
+        tls: TlsContext | None = None,
+    ) -> None:
         if wish == "tcp" and address.path:
             raise ValueError(f"transport 'tcp' cannot be had at {address}; use kv://HOST:PORT")
         self._address = address
         self._wish = wish
         self._name = name
         self._token = token
+        self._tls = tls
         self._way: Way | None = None
         self._backoff = BackOff()
         self._lock = threading.Lock()
@@ -94,7 +104,9 @@ class Route:
 
     def _path_here(self, deadline: Deadline) -> tuple[str, int]:
         """The path of the server's Unix socket, if it runs on this host; and the server's epoch."""
-        probe = Channel(self._address, deadline, name=self._name, token=self._token)
+        probe = open_channel(
+            self._address, deadline, name=self._name, token=self._token, tls=self._tls
+        )
         try:
             hello = probe.hello
             return nearer_path(hello.unix_path, hello.boot_id), hello.epoch

@@ -11,7 +11,7 @@ from kvstore.config import StoreSettings
 from kvstore.credentials import check_token
 from kvstore.quotas import MIN_QUOTA_BYTES, quota_bytes
 
-__all__ = ["StartRefused", "TenantToken", "quotas_of", "tokens_of"]
+__all__ = ["StartRefused", "TenantToken", "is_loopback", "quotas_of", "tokens_of"]
 
 TenantToken = tuple[str, str]
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -32,7 +32,7 @@ def tokens_of(settings: StoreSettings) -> list[TenantToken]:
     """
     if settings.token_file:
         return _read(Path(settings.token_file))
-    if settings.insecure or _is_loopback(settings.host):
+    if settings.insecure or is_loopback(settings.host):
         return []
     raise StartRefused(
         f"whoever reaches {settings.host} could read and write KV: give --token-file FILE, "
@@ -104,7 +104,7 @@ def _parse(text: str) -> list[TenantToken]:
     return list(found.items())
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Whether only this host reaches it. A name that does not resolve serves nobody at all."""
     try:
         found = socket.getaddrinfo(host or None, 0, flags=socket.AI_PASSIVE)

@@ -13,13 +13,14 @@ from hypercorn.config import Config
 from pydantic import ByteSize
 from quart import Quart
 
-from kvstore._core import StoreServer
+from kvstore._core import StoreServer, TlsContext
 from kvstore.config import StoreSettings
 from kvstore.drain import Signals, drain
 from kvstore.guard import TenantsNode, bearer, require_token
 from kvstore.host import Advice, advice, read_files
 from kvstore.http import create_app
 from kvstore.log import log_to_stderr
+from kvstore.node_tls import advice_on_the_wire, own_client, tls_of
 from kvstore.safety import StartRefused, TenantToken, quotas_of, tokens_of
 from kvstore.visit import Visit
 
@@ -35,7 +36,7 @@ def run(settings: StoreSettings) -> int:
     log_to_stderr(settings.log_level)
     try:
         tenants = tokens_of(settings)
-        asyncio.run(_serve(settings, tenants, quotas_of(settings, tenants)))
+        asyncio.run(_serve(settings, tenants, quotas_of(settings, tenants), tls_of(settings)))
     except StartRefused as error:
         print(f"kvrouter store: {error}", file=sys.stderr)
         return 2
@@ -46,34 +47,46 @@ def run(settings: StoreSettings) -> int:
 
 
 async def _serve(
-    settings: StoreSettings, tenants: list[TenantToken], quotas: dict[str, int]
+    settings: StoreSettings,
+    tenants: list[TenantToken],
+    quotas: dict[str, int],
+    tls: TlsContext | None,
 ) -> None:
     signals = Signals()
     door = _listen(settings.host, settings.http_port)
     try:
-        server = _start_store(settings, tenants, quotas)
+        server = _start_store(settings, tenants, quotas, tls)
     except BaseException:
         door.close()
         raise
     try:
-        url = f"kv://{_host_in_url(settings.host)}:{server.port}"
+        host = _host_in_url(settings.host)
+        url = f"{'kvs' if tls else 'kv'}://{host}:{server.port}"
         http_port = door.getsockname()[1]
         own_url = url.replace(settings.host, ANY_ADDRESS.get(settings.host, settings.host))
         node = TenantsNode(server) if tenants else server
-        app = create_app(node, Visit(own_url, bearer if tenants else str))
+        visited, own_tls = own_client(settings, own_url, server.unix_path)
+        app = create_app(node, Visit(visited, bearer if tenants else str, own_tls))
         require_token(app, server.admits)
         print(
-            f"kvstore ready: {url} http://{_host_in_url(settings.host)}:{http_port} "
+            f"kvstore ready: {url} {'https' if tls else 'http'}://{host}:{http_port} "
             f"unix:{server.unix_path or 'none'} pool:{settings.memory.human_readable()}",
             flush=True,
         )
-        config = Config()
-        config.bind = [f"fd://{door.detach()}"]
-        config.graceful_timeout = HTTP_GRACE_S
-        config.errorlog = logging.getLogger("kvstore.http")
+        config = _http_config(settings, door.detach())
         await _serve_until_left(app, config, server, settings, signals)
     finally:
         server.stop()
+
+
+def _http_config(settings: StoreSettings, door: int) -> Config:
+    config = Config()
+    config.bind = [f"fd://{door}"]
+    config.certfile = settings.tls_cert_file or None
+    config.keyfile = settings.tls_key_file or None
+    config.graceful_timeout = HTTP_GRACE_S
+    config.errorlog = logging.getLogger("kvstore.http")
+    return config
 
 
 async def _serve_until_left(
@@ -98,7 +111,10 @@ async def _serve_until_left(
 
 
 def _start_store(
-    settings: StoreSettings, tenants: list[TenantToken], quotas: dict[str, int]
+    settings: StoreSettings,
+    tenants: list[TenantToken],
+    quotas: dict[str, int],
+    tls: TlsContext | None,
 ) -> StoreServer:
     path = settings.unix_path()
     if path is not None:
@@ -120,7 +136,10 @@ def _start_store(
         unix_mode=int(settings.unix_socket_mode),
         tenants=tenants,
         quotas=quotas,
+        tls=tls,
     )
+    if danger := advice_on_the_wire(settings):
+        log.warning("%s", danger)
     # Read before the pool takes its part; what may end the process is said before it does.
     lacks = advice(read_files(), int(settings.memory))
     _tell(one for one in lacks if one.level >= logging.WARNING)

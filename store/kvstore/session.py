@@ -5,12 +5,14 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from kvstore._core import TlsContext
 from kvstore.address import Address
 from kvstore.connection import Access, Channel, Deadline, LinkLost
 from kvstore.errors import DeadlineExceeded, StoreClosed, StoreUnavailable, UnknownManifest
 from kvstore.lane import Lane
 from kvstore.registry import Registry
 from kvstore.route import Route, TransportName, Way
+from kvstore.tls_channel import open_channel
 
 __all__ = ["Session"]
 
@@ -21,11 +23,19 @@ LONGEST_REST_S = 5.0
 class Session:
     """Runs actions on connections to one node, whichever life of it. Safe in threads."""
 
-    def __init__(self, address: Address, wish: TransportName, name: str, token: str) -> None:
-        self.route = Route(address, wish, name, token)
+    def __init__(
+        self,
+        address: Address,
+        wish: TransportName,
+        name: str,
+        token: str,
+        tls: TlsContext | None = None,
+    ) -> None:
+        self.route = Route(address, wish, name, token, tls)
         self.registry = Registry()
         self._name = name
         self._token = token
+        self._tls = tls
         self._rest_until = 0.0
         self._lanes = {access: Lane(functools.partial(self._connect, access)) for access in Access}
 
@@ -110,4 +120,11 @@ class Session:
         return channel
 
     def _channel(self, way: Way, deadline: Deadline, access: Access) -> Channel:
-        return Channel(way.address, deadline, name=self._name, token=self._token, access=access)
+        return open_channel(
+            way.address,
+            deadline,
+            name=self._name,
+            token=self._token,
+            tls=self._tls,
+            access=access,
+        )

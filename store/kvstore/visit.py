@@ -9,6 +9,7 @@ from kvstore.answers import Refusal, RegisteredManifest
 from kvstore.block import CacheSpec, Layout, Manifest, Part
 from kvstore.client import StoreClient
 from kvstore.errors import KVStoreError
+from kvstore.tls import ClientTls
 
 __all__ = ["Visit"]
 
@@ -20,11 +21,15 @@ DEADLINE_S = 4.0
 class Visit:
     """Visits the node at `url`, each time on a connection of its own.
 
-    token: gives the token of whoever a visit is made for, at the time of the visit.
+    tls: what to show and trust there. token: gives the token of whoever a visit is made for, at
+        the time of the visit.
     """
 
-    def __init__(self, url: str, token: Callable[[], str] = str) -> None:
+    def __init__(
+        self, url: str, token: Callable[[], str] = str, tls: ClientTls | None = None
+    ) -> None:
         self._url = url
+        self._tls = tls or ClientTls()
         self._token = token
 
     def manifests(self) -> list[RegisteredManifest]:
@@ -60,10 +65,11 @@ class Visit:
     def _client(self) -> StoreClient:
         return StoreClient(
             self._url,
-            transport="tcp",
+            transport="unix" if self._url.startswith("kv+unix:") else "tcp",
             deadline_s=DEADLINE_S,
             name="http side",
             token=self._token(),
+            tls=self._tls,
         )
 
 

@@ -109,15 +109,16 @@ class StoreProcess:
         self._memory = memory
         self._flags = flags
         self.port = self.http_port = 0
+        self._tls = False
         self._process: subprocess.Popen[str] | None = None
 
     @property
     def url(self) -> str:
-        return f"kv://127.0.0.1:{self.port}"
+        return f"{'kvs' if self._tls else 'kv'}://127.0.0.1:{self.port}"
 
     @property
     def http_url(self) -> str:
-        return f"http://127.0.0.1:{self.http_port}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.http_port}"
 
     @property
     def pid(self) -> int:
@@ -134,8 +135,9 @@ class StoreProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         ready = dict(word.split(":", 1) for word in line.split()[2:])
-        self.port = int(ready["kv"].rsplit(":", 1)[1])
-        self.http_port = int(ready["http"].rsplit(":", 1)[1])
+        self._tls = "kvs" in ready
+        self.port = int(ready["kvs" if self._tls else "kv"].rsplit(":", 1)[1])
+        self.http_port = int(ready["https" if self._tls else "http"].rsplit(":", 1)[1])
         return self
 
     def kill(self) -> None:

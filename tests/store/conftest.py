@@ -2,6 +2,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.certificates import Authority
 
 from kvstore._core import StoreServer
 from kvstore.client import StoreClient, TransportName
@@ -36,6 +37,12 @@ def connect(url: str) -> Iterator[Callable[..., StoreClient]]:
     yield connect
     for client in made:
         client.close()
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """A CA of this run of the tests."""
+    return Authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture

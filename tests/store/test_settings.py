@@ -86,6 +86,8 @@ def test_a_run_time_folder_that_is_not_there_is_not_used(
         ("kv://127.0.0.1:7400", Address("127.0.0.1", 7400)),
         ("kv://store.example:1/", Address("store.example", 1)),
         ("kv://[::1]:7400", Address("::1", 7400)),
+        ("kvs://store.example:7400", Address("store.example", 7400, tls=True)),
+        ("kvs://[::1]:7400", Address("::1", 7400, tls=True)),
         ("kv+unix:///run/kv.sock", Address(path="/run/kv.sock")),
     ],
 )
@@ -96,7 +98,16 @@ def test_store_urls_are_read(url: str, address: Address) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "127.0.0.1:7400", "kv://host", "http://h:1", "kv://h:x", "kv://h:1/p", "kv+unix://h/p"],
+    [
+        "",
+        "127.0.0.1:7400",
+        "kv://host",
+        "http://h:1",
+        "kv://h:x",
+        "kv://h:1/p",
+        "kv+unix://h/p",
+        "kvs://h",
+    ],
 )
 def test_what_is_no_store_url_is_refused_with_the_remedy(url: str) -> None:
     with pytest.raises(ValueError, match="write kv://HOST:PORT"):

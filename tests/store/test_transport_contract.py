@@ -1,9 +1,11 @@
-"""What every transport promises; each test runs over shared memory, a Unix socket and TCP."""
+"""What every transport promises: shared memory, a Unix socket, TCP, and TCP under TLS."""
 
-from collections.abc import Callable
-from typing import Literal
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from tests.fakes.certificates import Authority
 from tests.fakes.store import (
     Memory,
     chain_of,
@@ -23,19 +25,47 @@ BLOCK = 4096
 MANIFEST = manifest_of(BLOCK)
 
 
-@pytest.fixture(params=["shm", "unix", "tcp"])
+@pytest.fixture(params=["shm", "unix", "tcp", "tls"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def client(kind: Literal["shm", "unix", "tcp"], connect: Callable[..., StoreClient]) -> StoreClient:
-    return connect(kind)
+def server(kind: str, tmp_path: Path, authority: Authority) -> Iterator[StoreServer]:
+    tls = authority.sign().server() if kind == "tls" else None
+    node = StoreServer(unix_path=str(tmp_path / "s.sock"), pool_bytes=16 << 20, tls=tls)
+    node.start()
+    yield node
+    node.stop()
+
+
+@pytest.fixture
+def connect(
+    kind: str, server: StoreServer, authority: Authority
+) -> Iterator[Callable[..., StoreClient]]:
+    """Makes clients that use the transport, closed when the test ends."""
+    with contextlib.ExitStack() as made:
+
+        def connect(**options: bool) -> StoreClient:
+            if kind == "tls":
+                url, tls = f"kvs://localhost:{server.port}", authority.trust
+                client = StoreClient(url, transport="tcp", tls=tls, **options)  # type: ignore[arg-type]
+            else:
+                url = f"kv://127.0.0.1:{server.port}"
+                client = StoreClient(url, transport=kind, **options)  # type: ignore[arg-type]
+            return made.enter_context(client)
+
+        yield connect
+
+
+@pytest.fixture
+def client(connect: Callable[..., StoreClient]) -> StoreClient:
+    return connect()
 
 
 def test_the_transport_asked_for_is_the_one_used(client: StoreClient, kind: str) -> None:
     client.stats()
-    assert client.transport == kind
+    assert client.transport == {"tls": "tcp"}.get(kind, kind)
 
 
 def test_what_was_put_is_got_back(client: StoreClient) -> None:
@@ -116,13 +146,13 @@ def test_a_corrupt_block_is_reported_and_deleted(client: StoreClient, server: St
 
 
 def test_without_verification_corrupt_bytes_come_through(
-    kind: str, connect: Callable[..., StoreClient], server: StoreServer
+    connect: Callable[..., StoreClient], server: StoreServer
 ) -> None:
     hashes = chain_of(1)
-    put_chain(connect(kind), MANIFEST, hashes)
+    put_chain(connect(), MANIFEST, hashes)
     overwrite_stored(server.unix_path or "", MANIFEST, hashes, b"\x00" * BLOCK)
     memory = Memory(1, BLOCK).holds(hashes)
-    trusting = connect(kind, verify=False)
+    trusting = connect(verify=False)
     assert trusting.get_into(MANIFEST, 0, hashes, range(1), memory.segments, [0]) == [OK]
     assert memory[0] == b"\x00" * BLOCK
 

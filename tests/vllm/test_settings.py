@@ -1,12 +1,15 @@
 """What the connector refuses to start with, each in a sentence that names the flag to set."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.fakes.certificates import Authority
 
 from kvstore.connectors.vllm_settings import ConnectorRefused, ConnectorSettings, check_start
 from kvstore.connectors.vllm_versions import VERSIONS, facts_of
+from kvstore.tls import ClientTls
 
 URL = {"url": "kv://127.0.0.1:7400"}
 
@@ -76,6 +79,35 @@ def test_a_token_that_cannot_be_one_is_refused_without_repeating_it(
     with pytest.raises(ConnectorRefused, match="KVROUTER_STORE_TOKEN") as refused:
         ConnectorSettings.parse(URL, "kv_both")
     assert "too short" not in str(refused.value)
+
+
+def test_files_for_tls_are_taken_from_the_configuration_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ours, theirs = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs")
+    url = {"url": "kvs://127.0.0.1:7400"}
+    assert ConnectorSettings.parse(url, "kv_both").tls == ClientTls()
+    monkeypatch.setenv("KVROUTER_STORE_CA_FILE", theirs.ca_file)
+    assert ConnectorSettings.parse(url, "kv_both").tls == theirs.trust
+    given = ConnectorSettings.parse(url | {"ca_file": ours.ca_file}, "kv_both")
+    assert given.tls == ours.trust
+    # What the environment says for stores under TLS is no matter to a plain one.
+    assert ConnectorSettings.parse(URL, "kv_both").tls == ClientTls()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"url": "kvs://127.0.0.1:7400", "ca_file": "/nowhere.pem"}, "CA file /nowhere.pem"),
+        ({"url": "kvs://127.0.0.1:7400", "cert_file": "/a.pem"}, "go together"),
+        ({"ca_file": "/nowhere.pem"}, "write kvs://"),
+        ({"url": "http://127.0.0.1:7400"}, "write kv://HOST:PORT"),
+        ({"ca_file": 7}, '"ca_file" must be a string'),
+    ],
+)
+def test_files_for_tls_that_cannot_be_used_are_refused(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConnectorRefused, match=told):
+        ConnectorSettings.parse({**URL, **wrong}, "kv_both")
 
 
 def test_an_untested_vllm_is_refused() -> None:

@@ -139,7 +139,7 @@ async def _announced(process: asyncio.subprocess.Process) -> dict[str, str]:
     """The URLs on the first line that has any; {} where the process ended before."""
     assert process.stdout is not None
     while line := await process.stdout.readline():
-        found = re.findall(r"\b(http|kv)(://[\w.\[\]:-]+:\d+)", line.decode(errors="replace"))
+        found = re.findall(r"\b(https?|kvs?)(://[\w.\[\]:-]+:\d+)", line.decode(errors="replace"))
         if found:
             return {scheme: scheme + rest for scheme, rest in found}
     return {}

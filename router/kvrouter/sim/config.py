@@ -22,7 +22,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from kvrouter.sim.failures import FAILURES
 from kvstore.address import parse_url
-from kvstore.config import StoreToken
+from kvstore.config import StoreCaFile, StoreCertFile, StoreKeyFile, StoreToken
+from kvstore.tls import ClientTls, native_context
 
 __all__ = ["Duration", "KVEventsConfig", "SimSettings"]
 
@@ -103,13 +104,17 @@ class SimSettings(BaseSettings):
         default_factory=list, description="names under which the model is served instead of --model"
     )
     store: str | None = Field(
-        default=None, description="KV store to load from and save to, kv://HOST:PORT"
+        default=None,
+        description="KV store to load from and save to: kv://HOST:PORT, or kvs://HOST:PORT for TLS",
     )
     store_token: StoreToken = Field(
         default=SecretStr(""),
         description="token of the store, where it asks for one; better given in the environment "
         "than as a flag, which others can see",
     )
+    store_ca_file: StoreCaFile = ""
+    store_cert_file: StoreCertFile = ""
+    store_key_file: StoreKeyFile = ""
     store_deadline: Duration = Field(
         default=Duration(2), description="how long one operation of the store may take, as 2s"
     )
@@ -251,6 +256,17 @@ class SimSettings(BaseSettings):
                 f"--max-model-len {self.max_model_len} tokens: raise one or lower the other"
             )
         return self
+
+    @model_validator(mode="after")
+    def _files_that_can_be_used(self) -> "SimSettings":
+        if self.store is not None:
+            native_context(parse_url(self.store), self.store_tls)
+        return self
+
+    @property
+    def store_tls(self) -> ClientTls:
+        """What a store under TLS is shown, and who must have signed what it shows."""
+        return ClientTls(self.store_ca_file, self.store_cert_file, self.store_key_file)
 
     @property
     def cache_tokens(self) -> int:

@@ -149,6 +149,7 @@ class SimEngine:
             deadline_s=settings.store_deadline,
             name=name,
             token=settings.store_token.get_secret_value(),
+            tls=settings.store_tls,
         )
         return StoreLink(
             client,

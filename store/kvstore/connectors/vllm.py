@@ -193,4 +193,5 @@ def _client(settings: ConnectorSettings, name: str) -> StoreClient:
         deadline_s=settings.deadline_s,
         name=name,
         token=settings.token,
+        tls=settings.tls,
     )

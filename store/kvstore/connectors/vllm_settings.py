@@ -9,15 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
+from kvstore.address import parse_url
 from kvstore.client import TransportName
-from kvstore.connectors.config import TOKEN_VARIABLE, token_of_environment
+from kvstore.connectors.config import TOKEN_VARIABLE, tls_of_environment, token_of_environment
 from kvstore.connectors.vllm_versions import VERSIONS, facts_of
 from kvstore.credentials import check_token
 from kvstore.errors import KVStoreError
+from kvstore.tls import ClientTls, native_context
 
 __all__ = ["ConnectorRefused", "ConnectorSettings", "SaveScope", "check_start"]
 
 SaveScope = Literal["none", "prompt", "all"]
+FILES = ("ca_file", "cert_file", "key_file")
+TEXTS = ("url", "name", "token", "model", "weights_revision", *FILES)
 
 
 class ConnectorRefused(KVStoreError, ValueError):
@@ -28,7 +32,7 @@ class ConnectorRefused(KVStoreError, ValueError):
 class ConnectorSettings:
     """What `kv_connector_extra_config` may hold.
 
-    url: the store, kv://HOST:PORT (required).
+    url: the store, kv://HOST:PORT, or kvs://HOST:PORT for TLS (required).
     transport: 'auto', 'shm', 'unix' or 'tcp'.
     verify: check the digest of every loaded block.
     deadline_s: seconds within which each operation on the store ends.
@@ -36,6 +40,8 @@ class ConnectorSettings:
         Left out: 'all', for kv_role kv_consumer 'none'.
     name: what the store lists this engine as. Left out: host and process id.
     token: of the store, where it asks for one. Left out: KVROUTER_STORE_TOKEN of the environment.
+    ca_file, cert_file, key_file: for kvs://, as `kvstore.tls.ClientTls` says. Left out: what
+        KVROUTER_STORE_CA_FILE, _CERT_FILE and _KEY_FILE of the environment say.
     model, weights_revision: what is served, where the files cannot tell (see vllm_identity).
     """
 
@@ -46,6 +52,9 @@ class ConnectorSettings:
     save: SaveScope = "all"
     name: str = ""
     token: str = field(default="", repr=False)
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
     model: str = ""
     weights_revision: str = ""
 
@@ -66,11 +75,29 @@ class ConnectorSettings:
         deadline = values.get("deadline_s", 2.0)
         if isinstance(deadline, bool) or not isinstance(deadline, int | float) or deadline <= 0:
             raise _refused('"deadline_s" must be a positive number of seconds')
-        for key in ("url", "name", "token", "model", "weights_revision"):
+        for key in TEXTS:
             if not isinstance(values.get(key, ""), str):
                 raise _refused(f'"{key}" must be a string')
         values["token"] = _token(values.get("token", ""))
-        return cls(**values)
+        settings = cls(**values)
+        try:
+            native_context(parse_url(settings.url), settings.tls)
+        except ValueError as error:
+            raise _refused(str(error)) from None
+        return settings
+
+    @property
+    def tls(self) -> ClientTls:
+        """What the store is shown, and who must have signed what it shows."""
+        own = ClientTls(self.ca_file, self.cert_file, self.key_file)
+        if not parse_url(self.url).tls:
+            return own  # what the environment says for others does not matter here
+        inherited = tls_of_environment()
+        return ClientTls(
+            own.ca_file or inherited.ca_file,
+            own.cert_file or inherited.cert_file,
+            own.key_file or inherited.key_file,
+        )
 
 
 def check_start(vllm_config: Any, version: str) -> ConnectorSettings:

@@ -24,7 +24,7 @@ class Stream:
         channel.pending = True
         try:
             _core.send_from(
-                channel.fd, write.segments, write.indices, deadline.left_s(), prefix=frame
+                channel.wire, write.segments, write.indices, deadline.left_s(), prefix=frame
             )
         except OSError as error:
             channel.lost(error)
@@ -45,7 +45,7 @@ class Stream:
         found = len(crcs)
         try:
             intact = _core.recv_into(
-                channel.fd,
+                channel.wire,
                 read.segments,
                 read.indices[:found],
                 crcs if read.verify else None,
