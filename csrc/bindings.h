@@ -55,6 +55,7 @@ void bind_wire(nb::module_& module);
 void bind_replies(nb::module_& module);
 void bind_tls(nb::module_& module);
 void bind_memory(nb::module_& module);
+void bind_local_reads(nb::module_& module);
 void bind_server(nb::module_& module);
 
 }  // namespace kv::python

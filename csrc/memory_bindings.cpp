@@ -8,29 +8,14 @@
 #include <string_view>
 #include <vector>
 
-#include "bindings.h"
 #include "io_bindings.h"
-#include "pool_mapping.h"
-#include "segments.h"
+#include "memory_bindings.h"
 
 namespace kv::python {
 namespace {
 
-using Indices = std::vector<size_t>;
 using Offsets = std::vector<uint64_t>;
 using Crcs = std::vector<uint32_t>;
-
-[[noreturn]] void throw_errno(int error) {
-  errno = error;
-  PyErr_SetFromErrno(PyExc_OSError);
-  throw nb::python_error();
-}
-
-// Segments, and the buffer they lie in if they were made over one.
-struct OwnedSegments {
-  Segments segments;
-  std::shared_ptr<Buffer> owner;  // dropped with the GIL held, as Python objects are
-};
 
 void finish(Segments& segments) {
   const size_t count = segments.bases.size();
@@ -63,33 +48,6 @@ OwnedSegments segments_over(nb::handle object, size_t block_bytes, bool writable
   return {std::move(segments), std::move(buffer)};
 }
 
-// A mapping that can be given up. Whoever copies or slices takes a share of it first.
-class PoolView {
- public:
-  PoolView(int fd, size_t size, bool writable, std::optional<int> fence_fd, bool prefault)
-      : size_(size), writable_(writable) {
-    int error = 0;
-    {
-      const ReleaseGil released(prefault);
-      mapping_ = PoolMapping::map(fd, size, writable, fence_fd.value_or(-1), prefault, error);
-    }
-    if (!mapping_) throw_errno(error);
-  }
-  void close() { mapping_.reset(); }
-  bool closed() const { return mapping_ == nullptr; }
-  size_t size() const { return size_; }
-  bool writable() const { return writable_; }
-  std::shared_ptr<PoolMapping> share() const {
-    if (!mapping_) throw nb::value_error("the pool view is closed");
-    return mapping_;
-  }
-
- private:
-  std::shared_ptr<PoolMapping> mapping_;
-  size_t size_;
-  bool writable_;
-};
-
 struct PoolSlice {
   std::shared_ptr<PoolMapping> mapping;
   uint64_t offset;
@@ -112,12 +70,6 @@ int slice_buffer(PyObject* self, Py_buffer* view, int flags) {
 PyType_Slot kSliceSlots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(slice_buffer)},
                              {0, nullptr}};
 
-void check_indices(const Segments& segments, const Indices& indices) {
-  if (!segments.blocks) return;
-  for (const size_t index : indices)
-    if (index >= *segments.blocks) throw nb::index_error("a block index outside the segments");
-}
-
 void check_slots(const PoolMapping& mapping, const Segments& segments, const Indices& indices,
                  const Offsets& offsets) {
   check_indices(segments, indices);
@@ -130,10 +82,6 @@ void check_slots(const PoolMapping& mapping, const Segments& segments, const Ind
 void check_crcs(const std::optional<Crcs>& crcs, const Indices& indices) {
   if (crcs && crcs->size() != indices.size())
     throw nb::value_error("one CRC32C per index is needed");
-}
-
-void check_destination(const Segments& segments) {
-  if (!segments.writable) throw nb::value_error("the segments are not writable");
 }
 
 std::vector<bool> verdicts(const std::optional<Crcs>& wanted, const Crcs& found, size_t count) {

@@ -18,7 +18,7 @@ Quotas quotas_of(const NodeOptions& options, uint64_t pool_bytes, uint64_t most_
 }  // namespace
 
 Node::Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable_fd,
-           int writable_fd)
+           int writable_fd, const Pool* directory)
     : options_(std::move(options)),
       pool_(pool),
       readable_fd_(readable_fd),
@@ -29,7 +29,14 @@ Node::Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable
       registry_(options_.tenants.count()),
       waits_(table_),
       leases_(table_),
-      fences_(table_) {}
+      fences_(table_) {
+  if (directory == nullptr) return;
+  directory_fd_ = directory->readable_fd();
+  directory_bytes_ = directory->size();
+  table_.publish_in(directory_.emplace(directory->data(), directory->size()));
+  table_.before_eviction([this] { count_uses(); });
+  table_.keep_while([this](const Block& block) { return read_in_place(block); });
+}
 
 Session& Node::add_session(File socket, bool local,
                            const std::shared_ptr<const TlsContext>& tls) {
@@ -52,6 +59,8 @@ std::optional<uint64_t> Node::end_session(uint64_t id) {
   const std::unique_ptr<Session> session = std::move(found->second);
   sessions_.erase(found);
   strangers_.erase(id);
+  count_uses(*session);
+  std::erase(neighbours_, session.get());
   counters_.landings[Landing::kGone] += waits_.drop_session(id);
   leases_.drop_session(id);
   if (session->greeted) {
@@ -149,6 +158,37 @@ std::optional<uint32_t> Node::admit(std::string_view token) {
   const std::optional<uint32_t> tenant = options_.tenants.find(token);
   if (!tenant) ++counters_.unauthorized;
   return tenant;
+}
+
+void Node::read_notes() {
+  count_uses();
+  table_.recheck_kept();
+}
+
+void Node::count_uses() {
+  for (Session* session : neighbours_) count_uses(*session);
+}
+
+void Node::count_uses(Session& session) {
+  if (session.use_log) session.use_log->drain([&](const UseLog::Use& use) { count_use(session, use); });
+}
+
+bool Node::read_in_place(const Block& block) const {
+  return std::ranges::any_of(neighbours_, [&block](const Session* session) {
+    return session->pins->in_use() && std::ranges::any_of(block.parts, [&](const Part& part) {
+      return session->pins->pins(part.slot.offset);
+    });
+  });
+}
+
+// An entry may name another part by now: then that one is taken for used.
+void Node::count_use(const Session& session, const UseLog::Use& use) {
+  const std::optional<PartKey> key = directory_->at(use.index);
+  Block* block = key ? table_.find(key->block) : nullptr;
+  if (block == nullptr) return;
+  table_.touch(*block);
+  count_match(session, 1, 1);
+  if (use.read) counters_.bytes_out[Transport::kShm] += block->find(key->part_id)->slot.bytes;
 }
 
 uint64_t Node::purge(std::optional<uint32_t> tenant) {

@@ -14,6 +14,7 @@
 #include "counters.h"
 #include "fences.h"
 #include "leases.h"
+#include "pool.h"
 #include "put_intake.h"
 #include "registry.h"
 #include "session.h"
@@ -47,7 +48,9 @@ class Node {
   static constexpr uint64_t kMaxWaitHashes = 1u << 20;
   static constexpr size_t kMaxRegistered = 64;  // engines or refusals of one connection
 
-  Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable_fd, int writable_fd);
+  // Without `directory`, whose size is directory_bytes(pool_bytes), clients ask for every block.
+  Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable_fd, int writable_fd,
+       const Pool* directory = nullptr);
 
   // The time of what follows. Never goes back.
   void set_now(TimePoint now) {
@@ -98,6 +101,9 @@ class Node {
   uint64_t purge(std::optional<uint32_t> tenant = std::nullopt);
   // Of the node, and of each tenant or of this one.
   StatList::Values stats(std::optional<uint32_t> tenant = std::nullopt) const;
+  // Takes note of what clients on this host have read without asking, and of what they read no
+  // more.
+  void read_notes();
 
   // The session's output is to be looked at after this batch of events.
   void touch(Session& session) {
@@ -133,6 +139,7 @@ class Node {
 
   // ops_session.cpp
   bool hello(Session& session, const Header& header, const wire::HelloRequest& request);
+  std::vector<int> shared_memory(Session& session);
   bool register_(Session& session, const Header& header, const wire::RegisterRequest& request);
   bool refuse_to_share(Session& session, const Header& header,
                        const wire::RegisterRequest& request);
@@ -157,11 +164,15 @@ class Node {
   void answer_wait(const Wait& wait, wire::Status status);
   void count_landing(const Wait& wait, wire::Status status);
   void count_match(const Session& session, uint32_t hits, uint32_t asked);
+  void count_uses();
+  void count_uses(Session& session);
+  bool read_in_place(const Block& block) const;
+  void count_use(const Session& session, const UseLog::Use& use);
   std::vector<Block*> leading_run(uint32_t spec_id, const PartIds& parts, HashSpan hashes);
 
   template <class Body>
   void reply(Session& session, const Header& header, Body body,
-             wire::Status status = wire::Status::kOk, int fd = -1);
+             wire::Status status = wire::Status::kOk, std::vector<int> fds = {});
   void queue(Session& session, Outgoing out);
   // An error that the connection survives.
   bool fail(Session& session, const Header& header, wire::Status status, std::string_view why);
@@ -175,7 +186,9 @@ class Node {
 
   NodeOptions options_;
   uint8_t* pool_;
-  int readable_fd_, writable_fd_;
+  int readable_fd_, writable_fd_, directory_fd_ = -1;
+  uint64_t directory_bytes_ = 0;
+  std::optional<Directory> directory_;
   TimePoint now_{};
   std::vector<TenantCounts> tenant_counts_;  // by tenant
   Slab slab_;
@@ -189,18 +202,20 @@ class Node {
   uint64_t last_session_ = 0;
   std::unordered_map<uint64_t, std::unique_ptr<Session>> sessions_;
   std::set<uint64_t> strangers_;
+  std::vector<Session*> neighbours_;  // those that read without asking
   std::vector<uint64_t> dirty_;
   std::vector<uint8_t> scratch_;
 };
 
 template <class Body>
-void Node::reply(Session& session, const Header& header, Body body, wire::Status status, int fd) {
+void Node::reply(Session& session, const Header& header, Body body, wire::Status status,
+                 std::vector<int> fds) {
   std::string frame = wire::encode_frame(header.op, status, header.request_id, body);
   if (frame.empty()) {
     wire::ErrorReply error{"the reply is longer than the protocol allows"};
     frame = wire::encode_frame(header.op, wire::Status::kLimit, header.request_id, error);
   }
-  queue(session, {std::move(frame), fd, {}, nullptr});
+  queue(session, {std::move(frame), std::move(fds), {}, nullptr});
 }
 
 }  // namespace kv

@@ -7,6 +7,12 @@ namespace kv {
 
 using wire::Status;
 
+namespace {
+
+bool reads_in_place(const Session& session) { return session.pins && session.pins->in_use(); }
+
+}  // namespace
+
 void Node::end_hopeless_waits() {
   for (const auto& [id, session] : sessions_)
     if (session->put != nullptr || !session->reservations.empty()) return;
@@ -16,7 +22,8 @@ void Node::end_hopeless_waits() {
 std::vector<uint64_t> Node::idle_sessions() const {
   std::vector<uint64_t> idle;
   for (const auto& [id, session] : sessions_)
-    if (session->idle() && leases_.blocks_of(id) == 0) idle.push_back(id);
+    if (session->idle() && leases_.blocks_of(id) == 0 && !reads_in_place(*session))
+      idle.push_back(id);
   return idle;
 }
 

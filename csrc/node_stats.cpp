@@ -26,6 +26,11 @@ StatList::Values Node::stats(std::optional<uint32_t> tenant) const {
   const Counters& c = counters_;
   CountsBy<Transport, kTransportNames.size()> connections;
   for (const auto& [id, session] : sessions_) ++connections[session->transport()];
+  uint64_t leases = leases_.size(), leased_blocks = leases_.blocks();
+  for (const Session* session : neighbours_) {
+    leases += session->pins->leases();
+    leased_blocks += session->pins->blocks();
+  }
   StatList list;
   list.add("pool_bytes", slab_.pool_bytes())
       .add("free_bytes", slab_.free_bytes())
@@ -34,8 +39,8 @@ StatList::Values Node::stats(std::optional<uint32_t> tenant) const {
       .add("reserved_blocks", table.reserved_blocks)
       .add("fenced_blocks", fences_.slots())
       .add("pinned_blocks", table.pinned_blocks)
-      .add("leases", leases_.size())
-      .add("leased_blocks", leases_.blocks())
+      .add("leases", leases)
+      .add("leased_blocks", leased_blocks)
       .add("waits", waits_.size())
       .add_each("connections", kTransportNames, connections.values)
       .add("draining", draining_ ? 1 : 0)

@@ -52,15 +52,27 @@ bool Node::hello(Session& session, const Header& header, const wire::HelloReques
   session.tenant = *tenant;
   ++counts_of(session).connections;
   session.name = request.name;
-  const int fd = session.access == PoolAccess::kWrite  ? writable_fd_
-                 : session.access == PoolAccess::kRead ? readable_fd_
-                                                       : -1;
+  std::vector<int> fds = shared_memory(session);
+  const uint64_t directory_bytes = fds.size() > 1 ? directory_bytes_ : 0;
   reply(session, header,
         wire::HelloReply{options_.epoch, session.id, slab_.pool_bytes(), options_.granule_bytes,
-                         options_.node, static_cast<uint8_t>(session.access), options_.unix_path,
-                         options_.boot_id},
-        Status::kOk, fd);
+                         options_.node, static_cast<uint8_t>(session.access), directory_bytes,
+                         options_.unix_path, options_.boot_id},
+        Status::kOk, std::move(fds));
   return true;
+}
+
+// The pool; then the directory and the connection's notes, or neither: reads that the node does not
+// hear of would look like no reads to eviction.
+std::vector<int> Node::shared_memory(Session& session) {
+  if (session.access == PoolAccess::kNone) return {};
+  std::vector<int> fds{session.access == PoolAccess::kWrite ? writable_fd_ : readable_fd_};
+  if (!directory_ || session.notes_memory.open(kNotesBytes, false) != 0) return fds;
+  session.use_log.emplace(session.notes_memory.data());
+  session.pins.emplace(session.notes_memory.data() + UseLog::kBytes);
+  neighbours_.push_back(&session);
+  fds.insert(fds.end(), {directory_fd_, session.notes_memory.writable_fd()});
+  return fds;
 }
 
 bool Node::register_(Session& session, const Header& header, const wire::RegisterRequest& request) {
@@ -149,6 +161,7 @@ bool Node::purge_(Session& session, const Header& header, const wire::EmptyReque
 
 bool Node::stats_(Session& session, const Header& header, const wire::EmptyRequest&) {
   wire::StatsReply answer;
+  read_notes();
   const StatList::Values values = stats(session.tenant);
   for (const auto& [name, value] : values) answer.values.push_back({name, value});
   reply(session, header, std::move(answer));

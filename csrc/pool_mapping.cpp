@@ -38,8 +38,10 @@ std::shared_ptr<PoolMapping> PoolMapping::map(int fd, size_t size, bool writable
 PoolMapping::PoolMapping(uint8_t* data, size_t size, bool writable, int fence_fd)
     : data_(data), size_(size), writable_(writable), fence_fd_(fence_fd), owner_(getpid()) {}
 
+bool PoolMapping::inherited() const { return getpid() != owner_; }
+
 PoolMapping::~PoolMapping() {
-  if (getpid() == owner_) munmap(data_, size_);
+  if (!inherited()) munmap(data_, size_);
   if (fence_fd_ >= 0) close(fence_fd_);
 }
 

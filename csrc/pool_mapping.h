@@ -24,6 +24,8 @@ class PoolMapping {
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
   bool writable() const { return writable_; }
+  // Whether this is a forked child, in which there is no such memory.
+  bool inherited() const;
   bool holds(uint64_t offset, uint64_t bytes) const {
     return offset <= size_ && bytes <= size_ - offset;
   }

@@ -22,6 +22,7 @@ struct Hello {
   uint64_t epoch, session, pool_bytes;
   uint32_t granule_bytes, node;
   PoolAccess access;
+  uint64_t directory_bytes;
   std::string unix_path, boot_id;
 };
 
@@ -72,6 +73,7 @@ Hello own(const HelloReply& r) {
           r.granule_bytes,
           r.node,
           static_cast<PoolAccess>(r.access),
+          r.directory_bytes,
           std::string(r.unix_path),
           std::string(r.boot_id)};
 }
@@ -180,6 +182,7 @@ void bind_owned_replies(nb::module_& m) {
       .def_ro("granule_bytes", &Hello::granule_bytes)
       .def_ro("node", &Hello::node)
       .def_ro("access", &Hello::access)
+      .def_ro("directory_bytes", &Hello::directory_bytes)
       .def_ro("unix_path", &Hello::unix_path)
       .def_ro("boot_id", &Hello::boot_id);
   nb::class_<Manifest>(m, "ManifestInfo")

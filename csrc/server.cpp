@@ -81,6 +81,8 @@ int Server::open() {
   const uint64_t pool_bytes = (options_.pool_bytes + granule - 1) / granule * granule;
   pool_ = std::make_unique<Pool>();
   if (const int error = pool_->open(pool_bytes, options_.prefault)) return error;
+  directory_ = std::make_unique<Pool>();
+  if (const int error = directory_->open(directory_bytes(pool_bytes), false)) return error;
   uint16_t port = options_.port;
   if (const int error = listen_tcp(options_.host, port, tcp_)) return error;
   port_ = port;
@@ -103,7 +105,8 @@ int Server::open() {
       std::make_unique<Node>(NodeOptions{options_.granule_bytes, options_.node, options_.unix_path,
                                          read_boot_id(), epoch_, options_.eviction,
                                          Tenants(options_.tenants), limits},
-                             pool_->data(), pool_bytes, pool_->readable_fd(), pool_->writable_fd());
+                             pool_->data(), pool_bytes, pool_->readable_fd(), pool_->writable_fd(),
+                             directory_.get());
   return 0;
 }
 
@@ -120,6 +123,7 @@ void Server::stop() {
     node_.reset();
   }
   pool_.reset();
+  directory_.reset();
   queued_.clear();
   accept_paused_ = false;
   running_ = false;
@@ -127,7 +131,9 @@ void Server::stop() {
 
 StatList::Values Server::stats() {
   const auto lock = enter();
-  return node_ == nullptr ? StatList::Values() : node_->stats();
+  if (node_ == nullptr) return {};
+  node_->read_notes();
+  return node_->stats();
 }
 
 uint64_t Server::purge(std::optional<std::string_view> token) {
@@ -224,6 +230,7 @@ void Server::make_way() {
 }
 
 void Server::sweep() {
+  node_->read_notes();
   const std::chrono::duration<double> deadline(options_.frame_deadline_s);
   std::vector<uint64_t> stalled;
   for (const auto& [id, session] : node_->sessions())

@@ -116,7 +116,7 @@ class Server {
   std::thread thread_;
   std::mutex door_;   // held only while waiting for mutex_
   std::mutex mutex_;  // guards node_; the loop holds it while it handles a batch of events
-  std::unique_ptr<Pool> pool_;
+  std::unique_ptr<Pool> pool_, directory_;
   File epoll_, wake_, tcp_, unix_, drained_;
   std::unique_ptr<Node> node_;
   std::vector<uint64_t> queued_;  // sessions with input that is still to be looked at

@@ -24,7 +24,7 @@ constexpr size_t kReadMostBytes = 256u << 10;  // of a body that has been announ
 const char* why_refused(HeaderError error) {
   switch (error) {
     case HeaderError::kMagic: return "not a kvstore frame";
-    case HeaderError::kVersion: return "this server speaks version 2 of the protocol";
+    case HeaderError::kVersion: return "this server speaks version 3 of the protocol";
     case HeaderError::kOp: return "unknown op";
     default: return "a header field is out of range";
   }

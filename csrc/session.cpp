@@ -16,6 +16,7 @@ constexpr size_t kMaxSpans = 64;
 // A peer has the deadline for each of these.
 constexpr uint64_t kProgressBytes = 1u << 20;
 constexpr size_t kMaxPassedFds = 4;
+constexpr size_t kMaxSentFds = 3;  // pool, directory, use log
 // For a refused peer to read why and close.
 constexpr auto kLinger = std::chrono::seconds(1);
 
@@ -129,7 +130,7 @@ size_t Session::gather(std::vector<iovec>& spans, size_t budget) const {
   size_t bytes = 0;
   for (size_t i = 0; i < output_.size() && spans.size() < kMaxSpans && bytes < budget; ++i) {
     const Outgoing& out = output_[i];
-    if (i != 0 && out.fd >= 0) break;
+    if (i != 0 && !out.fds.empty()) break;
     const size_t frame_at = i == 0 ? frame_sent_ : 0;
     if (frame_at < out.frame.size()) {
       spans.push_back(
@@ -152,7 +153,7 @@ void Session::advance(size_t sent) {
     Outgoing& out = output_.front();
     const size_t of_frame = std::min(sent, out.frame.size() - frame_sent_);
     frame_sent_ += of_frame, sent -= of_frame;
-    if (frame_sent_ != 0) out.fd = -1;
+    if (frame_sent_ != 0) out.fds.clear();
     while (span_at_ < out.payload.size() &&
            (sent != 0 || out.payload[span_at_].iov_len == span_sent_)) {
       const size_t taken = std::min(sent, out.payload[span_at_].iov_len - span_sent_);
@@ -175,13 +176,14 @@ IoState Session::flush(size_t budget, TimePoint now) {
     msghdr message{};
     message.msg_iov = spans.data();
     message.msg_iovlen = spans.size();
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    if (const int fd = output_.front().fd; fd >= 0) {
-      message.msg_control = control, message.msg_controllen = sizeof control;
+    alignas(cmsghdr) char control[CMSG_SPACE(kMaxSentFds * sizeof(int))] = {};
+    if (const std::vector<int>& fds = output_.front().fds; !fds.empty()) {
+      const size_t bytes = fds.size() * sizeof(int);
+      message.msg_control = control, message.msg_controllen = CMSG_SPACE(bytes);
       cmsghdr* rights = CMSG_FIRSTHDR(&message);
       rights->cmsg_level = SOL_SOCKET, rights->cmsg_type = SCM_RIGHTS;
-      rights->cmsg_len = CMSG_LEN(sizeof fd);
-      std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
+      rights->cmsg_len = CMSG_LEN(bytes);
+      std::memcpy(CMSG_DATA(rights), fds.data(), bytes);
     }
     const ssize_t sent = send_some(message);
     if (sent < 0) {

@@ -17,8 +17,11 @@
 
 #include "counters.h"
 #include "file.h"
+#include "pin_board.h"
+#include "pool.h"
 #include "table.h"
 #include "tls.h"
+#include "use_log.h"
 #include "waits.h"
 #include "wire.h"
 
@@ -46,18 +49,9 @@ class PinnedRun {
 // A reply on its way: a frame, then perhaps a payload straight from the pool.
 struct Outgoing {
   std::string frame;
-  int fd = -1;  // goes along with the first byte; not owned
+  std::vector<int> fds{};  // go along with the first byte; not owned
   std::vector<iovec> payload;
   std::unique_ptr<PinnedRun> pins;
-};
-
-struct PartKey {
-  BlockKey block;
-  uint32_t part_id = 0;
-  bool operator==(const PartKey&) const = default;
-};
-struct PartKeyHash {
-  size_t operator()(const PartKey& key) const { return BlockKeyHash{}(key.block) + key.part_id; }
 };
 
 // kBroken: TLS failed; the peer has been told why, as far as TLS tells.
@@ -144,6 +138,9 @@ class Session {
   // What it holds.
   File passed_fd;  // came with its first bytes
   File fence;
+  Pool notes_memory;
+  std::optional<UseLog> use_log;  // it reads without asking, and tells here
+  std::optional<PinBoard> pins;   // and what it reads in place, here
   std::unordered_set<PartKey, PartKeyHash> reservations;
   uint64_t waits = 0, wait_hashes = 0;
 

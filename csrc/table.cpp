@@ -1,8 +1,7 @@
 #include "table.h"
 
 #include <algorithm>
-#include <cstring>
-#include <random>
+#include <utility>
 
 namespace kv {
 namespace {
@@ -12,32 +11,9 @@ namespace {
 constexpr uint64_t kEvictFactor = 16;
 constexpr uint64_t kEvictBytes = 64u << 20;
 
-struct HashKeys {
-  uint64_t word[4];
-  HashKeys() {
-    std::random_device random;
-    for (uint64_t& k : word) k = (uint64_t{random()} << 32) | random();
-  }
-};
-
-__extension__ using Wide = unsigned __int128;
-
-uint64_t fold(uint64_t a, uint64_t b) {
-  const Wide product = static_cast<Wide>(a) * b;
-  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-}
-
 bool before(const Part& part, uint32_t part_id) { return part.part_id < part_id; }
 
 }  // namespace
-
-size_t BlockKeyHash::operator()(const BlockKey& key) const {
-  static const HashKeys keys;
-  uint64_t word[4];
-  std::memcpy(word, key.hash.bytes, sizeof word);
-  return fold(word[0] ^ keys.word[0], word[1] ^ keys.word[1]) ^
-         fold(word[2] ^ keys.word[2] ^ key.spec_id, word[3] ^ keys.word[3]);
-}
 
 Part* Block::find(uint32_t part_id) {
   const auto at = std::lower_bound(parts.begin(), parts.end(), part_id, before);
@@ -89,6 +65,7 @@ BlockStatus Table::commit(const BlockKey& key, uint32_t part_id, uint64_t sessio
     return BlockStatus::kGone;
   part->writer = 0;
   part->crc = crc;
+  if (directory_ != nullptr) directory_->publish({key, part_id}, part->slot.offset, crc);
   --counts_.reserved_blocks;
   --found->second->reserved;
   refresh(*found->second);
@@ -112,10 +89,14 @@ std::optional<Slot> Table::take_back(const BlockKey& key, uint32_t part_id, uint
   return slot;
 }
 
-Block* Table::find_complete(const BlockKey& key, const PartIds& parts) {
+Block* Table::find(const BlockKey& key) {
   const auto found = blocks_.find(key);
-  if (found == blocks_.end()) return nullptr;
-  Block* block = found->second.get();
+  return found == blocks_.end() ? nullptr : found->second.get();
+}
+
+Block* Table::find_complete(const BlockKey& key, const PartIds& parts) {
+  Block* block = find(key);
+  if (block == nullptr) return nullptr;
   for (const uint32_t part_id : parts) {
     const Part* part = block->find(part_id);
     if (part == nullptr || !part->committed()) return nullptr;
@@ -144,9 +125,7 @@ void Table::unpin(Block& block) {
   --quotas_.use(block.tenant).pins;
   if (block.resident) return refresh(block);
   if (block.pins != 0) return;
-  const auto found = leaving_.find(&block);
-  discard(std::move(found->second));
-  leaving_.erase(found);
+  discard(std::move(leaving_.extract(&block).mapped()));
 }
 
 bool Table::remove(const BlockKey& key) {
@@ -227,6 +206,7 @@ std::unique_ptr<Block> Table::take_out(Block& block) {
   blocks_.erase(found);
   block.policy->on_remove(block);
   --quotas_.use(block.tenant).blocks;
+  withdraw(block);
   block.resident = block.evictable = false;
   if (block.children != 0) orphans_[block.key] = {block.children, block.held_children};
   if (block.held) forget_held(block);
@@ -243,6 +223,10 @@ std::unique_ptr<Block> Table::take_out(Block& block) {
 
 // Releases the slots of a block that is out of the table, now or when its last pin goes.
 void Table::discard(std::unique_ptr<Block> block) {
+  if (block->pins == 0 && read_in_place_ && read_in_place_(*block)) {
+    pin(*block);
+    kept_.push_back(block.get());
+  }
   if (block->pins != 0) {
     Block* key = block.get();
     leaving_.emplace(key, std::move(block));
@@ -259,19 +243,55 @@ void Table::release(const Slot& slot) {
 
 std::optional<Slot> Table::allocate(const Block& block, uint64_t bytes) {
   const uint64_t most = kEvictFactor * bytes + kEvictBytes;
+  bool noted = false;
   for (uint64_t evicted = 0;;) {
     if (std::optional<Slot> slot = slab_.allocate(bytes)) {
       slot->tenant = block.tenant;
       quotas_.took(block.tenant, slab_.rounded(bytes));
       return slot;
     }
+    if (!std::exchange(noted, true)) {
+      if (before_eviction_) before_eviction_();
+      recheck_kept();
+      continue;
+    }
     Block* victim =
         evicted < most ? quotas_.victim(block.tenant, slab_.rounded(bytes)) : nullptr;
     if (victim == nullptr) return std::nullopt;
+    if (keep_if_read(*victim)) continue;
     for (const Part& part : victim->parts) evicted += part.slot.bytes;
     ++quotas_.use(victim->tenant).evictions;
     ++counts_.evictions;
     discard(take_out(*victim));
+  }
+}
+
+void Table::publish(const Block& block) {
+  for (const Part& part : block.parts)
+    if (part.committed())
+      directory_->publish({block.key, part.part_id}, part.slot.offset, part.crc);
+}
+
+void Table::withdraw(const Block& block) {
+  if (directory_ == nullptr) return;
+  for (const Part& part : block.parts) directory_->withdraw({block.key, part.part_id});
+}
+
+// A block that is read in place stays: whoever reads it was promised so.
+bool Table::keep_if_read(Block& block) {
+  if (!read_in_place_) return false;
+  withdraw(block);
+  if (!read_in_place_(block)) return false;
+  publish(block);
+  pin(block);
+  kept_.push_back(&block);
+  return true;
+}
+
+void Table::recheck_kept() {
+  for (Block* block : std::exchange(kept_, {})) {
+    if (read_in_place_(*block)) kept_.push_back(block);
+    else unpin(*block);
   }
 }
 

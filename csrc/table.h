@@ -3,13 +3,16 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "directory.h"
 #include "eviction.h"
+#include "keys.h"
 #include "quotas.h"
 #include "slab.h"
 #include "wire.h"
@@ -17,19 +20,6 @@
 namespace kv {
 
 using wire::BlockStatus;
-using wire::Hash;
-using wire::HashSpan;
-
-struct BlockKey {
-  uint32_t spec_id = 0;
-  Hash hash{};
-  bool operator==(const BlockKey&) const = default;
-};
-
-// Keyed: clients choose the hashes.
-struct BlockKeyHash {
-  size_t operator()(const BlockKey& key) const;
-};
 
 struct Part {
   uint32_t part_id = 0;
@@ -79,6 +69,18 @@ class Table {
   Table(Slab& slab, Quotas quotas);
   ~Table();
 
+  // From now on what is committed stands in `directory` until just before its slot may be reused.
+  void publish_in(Directory& directory) { directory_ = &directory; }
+  // Called before a search for who is to go: the last chance to touch() what has been used.
+  void before_eviction(std::function<void()> act) { before_eviction_ = std::move(act); }
+  // Whether somebody reads a block in place without a pin of ours; asked when it has just left the
+  // directory. While it is so, the block is pinned here.
+  void keep_while(std::function<bool(const Block&)> read_in_place) {
+    read_in_place_ = std::move(read_in_place);
+  }
+  // Lets blocks go on that nobody reads in place any more.
+  void recheck_kept();
+
   struct Reserved {
     BlockStatus status = BlockStatus::kNoSpace;
     Slot slot;
@@ -98,6 +100,8 @@ class Table {
 
   // The resident block if it has all `parts` committed, else null.
   Block* find_complete(const BlockKey& key, const PartIds& parts);
+  // The resident block of that name, or null.
+  Block* find(const BlockKey& key);
   // How many leading blocks are complete; with `touch` they count as used.
   uint32_t match(uint32_t spec_id, const PartIds& parts, HashSpan hashes, bool touch);
   void touch(Block& block) { block.policy->on_hit(block); }
@@ -126,6 +130,9 @@ class Table {
   void remove_committed(Block& block);
   std::optional<Slot> allocate(const Block& block, uint64_t bytes);
   void refresh(Block& block);
+  void publish(const Block& block);
+  void withdraw(const Block& block);
+  bool keep_if_read(Block& block);
   void drop_if_empty(Block& block);
 
   // table_holds.cpp: what cannot go, counted where tenants have limits.
@@ -140,6 +147,11 @@ class Table {
 
   Slab& slab_;
   Quotas quotas_;
+  std::unique_ptr<EvictionPolicy> policy_;
+  Directory* directory_ = nullptr;
+  std::function<void()> before_eviction_;
+  std::function<bool(const Block&)> read_in_place_;
+  std::vector<Block*> kept_;  // pinned for read_in_place_
   BlockMap blocks_;
   // Children of blocks that are not resident (yet, or any more).
   std::unordered_map<BlockKey, Orphans, BlockKeyHash> orphans_;

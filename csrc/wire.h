@@ -53,6 +53,14 @@
 // the process dies the kernel does so after its memory map is gone. Slots that a vanished
 // connection might still be writing stay out of use until the fence's write end is closed.
 //
+// DIRECTORY. With the pool come, if directory_bytes is not 0, two more descriptors: the DIRECTORY
+// (directory.h), read-only, where the server writes which part lies where, and the NOTES of this
+// connection alone, read-write: a use log (use_log.h), then a pin board (pin_board.h). A client may
+// copy what it finds there without a request: it looks the part up, copies, and takes the bytes for
+// the part's only if the entry's version is still what it was. To read in place, it pins the slot,
+// and then looks whether the version still stands. What it used it notes in the log. What it does
+// not find, it asks for.
+//
 // LEAVING. A server that is about to stop accepts no connection, and ends each one as soon as nothing
 // of it is under way: no request or reply, no reservation, no lease. When nobody writes any more it
 // answers WAITs with TIMEOUT, since nothing can land.
@@ -71,7 +79,7 @@ namespace kv::wire {
 static_assert(std::endian::native == std::endian::little, "kvcore is written for little-endian");
 
 inline constexpr uint32_t kMagic = 0x3152564B;  // "KVR1"
-inline constexpr uint8_t kVersion = 2;
+inline constexpr uint8_t kVersion = 3;
 inline constexpr size_t kHeaderBytes = 32;
 inline constexpr size_t kHashBytes = 32;
 inline constexpr uint32_t kMaxBodyBytes = 4u << 20;

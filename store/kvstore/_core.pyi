@@ -114,6 +114,58 @@ class PoolSlice(Buffer):
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __len__(self) -> int: ...
 
+@final
+class BlockNames:
+    """What a node calls the blocks of one manifest: `part_ids` in the manifest's order."""
+
+    def __init__(self, spec_id: int, part_ids: Sequence[int]) -> None: ...
+
+@final
+class LocalLease:
+    """Parts that stay where they are in the pool while this lives, or until `release`. Safe in threads."""
+
+    @property
+    def offsets(self) -> list[int]: ...
+    @property
+    def crcs(self) -> list[int]: ...
+    def release(self) -> None: ...
+
+@final
+class DirectoryReader:
+    """Finds and copies blocks of a pool on this host without asking its server. One thread at a time.
+
+    Maps the directory and the notes that a HELLO brought (neither descriptor is owned or kept). It knows
+    only what is there: whatever it does not find, the server is to be asked for. OSError.
+    """
+
+    def __init__(self, fd: int, size: int, notes_fd: int) -> None: ...
+    def close(self) -> None:
+        """Give the mappings up. Never blocks; later use is a ValueError."""
+
+    def has_all(self, names: BlockNames, hashes: bytes) -> bool:
+        """Return whether all of these blocks are there with all parts; if so, they count as used."""
+
+    def acquire(self, names: BlockNames, part: int | None, hashes: bytes) -> LocalLease | None:
+        """Pin these blocks where they lie, one part of them or all. None: the server is to be asked.
+
+        `offsets` and `crcs` of the lease are of each part of each block, block by block.
+        """
+
+    def read(
+        self,
+        pool: PoolView,
+        names: BlockNames,
+        part: int,
+        hashes: bytes,
+        segments: Segments,
+        indices: Sequence[int],
+        verify: bool,
+    ) -> int:
+        """Copy one part of the leading blocks out of the pool; return how many came whole.
+
+        With `verify`, also checked against their digests. The memory of the block behind them holds anything.
+        """
+
 def gather(
     pool: PoolView, segments: Segments, indices: Sequence[int], offsets: Sequence[int]
 ) -> list[int]:
@@ -331,6 +383,8 @@ class HelloReply:
     def node(self) -> int: ...
     @property
     def access(self) -> PoolAccess: ...
+    @property
+    def directory_bytes(self) -> int: ...
     @property
     def unix_path(self) -> str: ...
     @property

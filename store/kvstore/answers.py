@@ -2,10 +2,10 @@
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvstore._core import BlockStatus, ManifestInfo
+from kvstore._core import BlockNames, BlockStatus, ManifestInfo
 from kvstore.block import Manifest
 from kvstore.errors import BadDocument
 
@@ -29,6 +29,10 @@ class Registration:
     manifest_id: int
     spec_id: int
     part_ids: tuple[int, ...]
+    names: BlockNames = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", BlockNames(self.spec_id, self.part_ids))
 
 
 @dataclass(frozen=True, slots=True)

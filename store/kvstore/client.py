@@ -10,6 +10,7 @@ from kvstore._core import (
     AcquireReply,
     BlockStatus,
     CountReply,
+    LocalLease,
     ManifestsReply,
     MatchReply,
     Segments,
@@ -33,7 +34,7 @@ from kvstore.errors import CorruptBlock
 from kvstore.lease import Landing, Lease, Reservation
 from kvstore.route import TransportName
 from kvstore.session import Session
-from kvstore.spans import batches, check_span, check_upto, hashes_of, parent_of
+from kvstore.spans import HASH_BYTES, batches, check_span, check_upto, hashes_of, parent_of
 from kvstore.tls import ClientTls, native_context
 from kvstore.transports import transport_of
 from kvstore.transports.base import Read, Target, Write
@@ -120,8 +121,11 @@ class StoreClient:
         deadline = Deadline(self.deadline_s)
 
         def action(channel: Channel) -> Match:
-            manifest_id = self._session.registry.id_of(channel, manifest, deadline)
-            frame = _core.encode_match(channel.next_id(), manifest_id, hashes)
+            known = self._session.registry.known(channel, manifest, deadline)
+            blocks = len(hashes) // HASH_BYTES
+            if channel.directory is not None and channel.directory.has_all(known.names, hashes):
+                return Match(blocks, (Place(blocks, channel.hello.node, 0),))
+            frame = _core.encode_match(channel.next_id(), known.manifest_id, hashes)
             reply = channel.call(frame, deadline)
             assert isinstance(reply, MatchReply)
             return Match(reply.blocks, tuple(map(Place._make, reply.places)))
@@ -203,12 +207,19 @@ class StoreClient:
         parts = range(len(manifest.parts)) if part is None else (part,)
 
         def action(channel: Channel) -> Lease:
-            manifest_id = self._session.registry.id_of(channel, manifest, deadline)
-            frame = _core.encode_acquire(channel.next_id(), manifest_id, part, hashes)
+            known = self._session.registry.known(channel, manifest, deadline)
+            if channel.directory is not None:
+                pinned = channel.directory.acquire(known.names, part, hashes)
+                if pinned is not None:
+                    lease = self._lease(
+                        channel, manifest, hashes, len(hashes) // HASH_BYTES, pinned
+                    )
+                    return lease.at(pinned.offsets, pinned.crcs, parts)
+            frame = _core.encode_acquire(channel.next_id(), known.manifest_id, part, hashes)
             reply = channel.call(frame, deadline)
             assert isinstance(reply, AcquireReply)
             lease = self._lease(channel, manifest, hashes, reply.blocks, reply.lease_id)
-            return lease.at(reply, parts)
+            return lease.at(reply.offsets, reply.crcs, parts)
 
         return self._session.operate(Access.READ, deadline, action)
 
@@ -312,9 +323,10 @@ class StoreClient:
         segments, indices, deadline = memory
 
         def action(channel: Channel) -> list[BlockStatus]:
-            manifest_id = self._session.registry.id_of(channel, manifest, deadline)
+            known = self._session.registry.known(channel, manifest, deadline)
+            manifest_id = known.manifest_id
             chosen = hashes_of(hashes, span)
-            read = Read(manifest_id, part, chosen, segments, indices, self.verify)
+            read = Read(manifest_id, known.names, part, chosen, segments, indices, self.verify)
             statuses = transport_of(channel).get_into(channel, read, deadline)
             corrupt = [k for k, status in enumerate(statuses) if status == BlockStatus.CORRUPT]
             if corrupt:
@@ -326,21 +338,28 @@ class StoreClient:
         return self._session.operate(Access.READ, deadline, action)
 
     def _lease(
-        self, channel: Channel, manifest: Manifest, hashes: bytes, blocks: int, lease_id: int
+        self,
+        channel: Channel,
+        manifest: Manifest,
+        hashes: bytes,
+        blocks: int,
+        held: int | LocalLease,
     ) -> Lease:
         source = _LeasedBlocks(self, manifest, hashes)
-        return Lease(blocks, lease_id, source, self._session.lane_of(channel), channel)
+        return Lease(blocks, held, source, self._session.lane_of(channel), channel)
 
 
 class _LeasedBlocks:
     """What a lease asks for where the pool is not mapped, and where a digest is wrong."""
 
     def __init__(self, client: StoreClient, manifest: Manifest, hashes: bytes) -> None:
-        self.verify = client.verify
         self.deadline_s = client.deadline_s
         self._client = client
         self._manifest = manifest
         self._hashes = hashes
+
+    def part_bytes(self, part: int) -> int:
+        return self._manifest.parts[part].block_bytes
 
     def fetch(self, part: int, index: int) -> memoryview:
         size = self._manifest.parts[part].block_bytes

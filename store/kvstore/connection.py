@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from kvstore import _core
-from kvstore._core import ErrorReply, Header, HelloReply, PoolAccess, PoolView, Status
+from kvstore._core import (
+    DirectoryReader,
+    ErrorReply,
+    Header,
+    HelloReply,
+    PoolAccess,
+    PoolView,
+    Status,
+)
 from kvstore.address import Address
 from kvstore.errors import (
     DeadlineExceeded,
@@ -37,6 +45,7 @@ SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)  # plain ints: an en
 PEEK_FLAGS = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 HEADER_BYTES = _core.HEADER_BYTES
 MIN_RATE_BYTES_S = 64 << 20
+SHARED_FDS = 3  # pool, directory, notes
 Access = PoolAccess
 
 
@@ -76,8 +85,9 @@ class Fence:
 class Channel:
     """A connection after its HELLO.
 
-    `pool` is the mapping it may use, None without shared memory. `pending`: a request was sent and
-    its reply (with its payload) not yet read, so nothing else can be asked.
+    `pool` is the mapping it may use, None without shared memory; `directory` finds blocks in it
+    without asking, None where the server gives none. `pending`: a request was sent and its reply
+    (with its payload) not yet read, so nothing else can be asked.
     """
 
     def __init__(
@@ -95,6 +105,7 @@ class Channel:
         self.broken = False
         self.pending = False
         self.pool: PoolView | None = None
+        self.directory: DirectoryReader | None = None
         self.announced: dict[tuple[bytes, str, str], Registration] = {}
         self._request_id = 0
         self._patience_s = 0.0  # what SO_RCVTIMEO is set to
@@ -190,6 +201,8 @@ class Channel:
         self.broken = True
         if self.pool is not None:
             self.pool.close()
+        if self.directory is not None:
+            self.directory.close()
 
     def discard(self) -> None:
         """Close for good: only by the thread that holds the lock."""
@@ -208,7 +221,7 @@ class Channel:
             return _expect_hello(self.call(frame, deadline))
         fence = Fence.open() if want_write else None
         try:
-            reply, pool_fd = self._exchange_fds(frame, fence, deadline)
+            reply, fds = self._exchange_fds(frame, fence, deadline)
         except BaseException:
             if fence:
                 os.close(fence.write_fd)
@@ -216,12 +229,12 @@ class Channel:
         finally:
             if fence:
                 os.close(fence.read_fd)
-        self._map(reply, pool_fd, fence)
+        self._map(reply, fds, fence)
         return reply
 
     def _exchange_fds(
         self, frame: bytes, fence: Fence | None, deadline: Deadline
-    ) -> tuple[HelloReply, int | None]:
+    ) -> tuple[HelloReply, list[int]]:
         fds: list[int] = []
         try:
             self.pending = True
@@ -239,19 +252,22 @@ class Channel:
             if isinstance(error, OSError):
                 self.lost(error)
             raise
-        return reply, fds[0] if fds else None
+        return reply, fds
 
-    def _map(self, hello: HelloReply, pool_fd: int | None, fence: Fence | None) -> None:
-        if pool_fd is None or hello.access == PoolAccess.NONE:
-            if fence:
-                os.close(fence.write_fd)
-            return
+    def _map(self, hello: HelloReply, fds: list[int], fence: Fence | None) -> None:
         try:
+            if not fds or hello.access == PoolAccess.NONE:
+                if fence:
+                    os.close(fence.write_fd)
+                return
             writable = hello.access == PoolAccess.WRITE
             write_fd = fence.write_fd if fence else None
-            self.pool = PoolView(pool_fd, hello.pool_bytes, writable, write_fd)
+            self.pool = PoolView(fds[0], hello.pool_bytes, writable, write_fd)
+            if hello.directory_bytes and len(fds) == SHARED_FDS:
+                self.directory = DirectoryReader(fds[1], hello.directory_bytes, fds[2])
         finally:
-            os.close(pool_fd)
+            for fd in fds:
+                os.close(fd)
 
     def _header(self, data: bytes) -> Header:
         try:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from kvstore import _core
-from kvstore._core import AcquireReply, BlockStatus, FlagReply, ReserveReply, Segments
+from kvstore._core import BlockStatus, FlagReply, LocalLease, ReserveReply, Segments
 from kvstore.connection import Channel, Deadline
 from kvstore.errors import CorruptBlock, LeaseLost, StoreUnavailable
 from kvstore.lane import Lane
@@ -26,7 +26,10 @@ class LeaseSource(Protocol):
     """What a lease asks of the client that took it."""
 
     deadline_s: float
-    verify: bool
+
+    def part_bytes(self, part: int) -> int:
+        """Bytes of one part of a block."""
+        ...
 
     def fetch(self, part: int, index: int) -> memoryview:
         """The bytes of one leased block by a get: where there is no mapped pool."""
@@ -45,26 +48,31 @@ class Lease:
     """
 
     def __init__(
-        self, blocks: int, lease_id: int, source: LeaseSource, lane: Lane, channel: Channel
+        self,
+        blocks: int,
+        held: int | LocalLease,
+        source: LeaseSource,
+        lane: Lane,
+        channel: Channel,
     ):
         self.blocks = blocks
-        self.lease_id = lease_id
+        self._pins = held if isinstance(held, LocalLease) else None
+        self._lease_id = held if isinstance(held, int) else 0
         self._source = source
         self._lane = lane
         self._channel = channel
-        self._slots: dict[int, list[tuple[int, int, int]]] = {}
-        self._released = lease_id == 0
-        if not self._released:
+        self._slots: dict[int, list[tuple[int, int]]] = {}
+        self._released = held == 0
+        if self._lease_id:
             channel.leases += 1
 
-    def at(self, slots: AcquireReply, parts: Sequence[int]) -> Self:
-        """Remember where the blocks lie in the pool: (offset, bytes, crc) of each, per part."""
+    def at(self, offsets: Sequence[int], crcs: Sequence[int], parts: Sequence[int]) -> Self:
+        """Remember where these parts of each block lie in the pool, block by block."""
         if self._channel.pool is not None and self.blocks:
-            offsets, crcs, sizes = slots.offsets, slots.crcs, slots.part_bytes
             step = len(parts)
             for k, part in enumerate(parts):
                 places = range(k, self.blocks * step, step)
-                self._slots[part] = [(offsets[at], sizes[k], crcs[at]) for at in places]
+                self._slots[part] = [(offsets[at], crcs[at]) for at in places]
         return self
 
     @property
@@ -72,11 +80,12 @@ class Lease:
         """Whether it is still held, as far as is known without asking."""
         return not self._released and self._channel.alive()
 
-    def view(self, index: int, part: int = 0) -> memoryview:
+    def view(self, index: int, part: int = 0, *, verify: bool = False) -> memoryview:
         """Read-only bytes of one part of block `index`: the pool itself where it is mapped.
 
-        The digest is checked first if the client verifies; CorruptBlock where it is wrong (the
-        block is then deleted). LeaseLost after the release or a lost connection.
+        Its digest was computed of these very bytes when they came, and nobody changes them since;
+        with `verify` they are read through and checked again. CorruptBlock where they do not match
+        (the block is then deleted). LeaseLost after the release or a lost connection.
         """
         if not 0 <= index < self.blocks:
             raise IndexError(f"the lease is on {self.blocks} blocks, not on block {index}")
@@ -84,9 +93,9 @@ class Lease:
             raise LeaseLost("the lease is no longer held")
         if self._channel.pool is None or part not in self._slots:
             return self._source.fetch(part, index)
-        offset, size, crc = self._slots[part][index]
-        view = memoryview(self._channel.pool.slice(offset, size))
-        if self._source.verify and _core.crc32c(view) != crc:
+        offset, crc = self._slots[part][index]
+        view = memoryview(self._channel.pool.slice(offset, self._source.part_bytes(part)))
+        if verify and _core.crc32c(view) != crc:
             self._source.discard(index)
             raise CorruptBlock(f"block {index} does not match its digest; it was deleted")
         return view
@@ -96,13 +105,17 @@ class Lease:
         if self._released:
             return False
         self._released = True
+        if self._pins is not None:
+            held = self._channel.alive()
+            self._pins.release()
+            return held
         self._channel.leases -= 1
         if not self._channel.usable:
             return False
         deadline = Deadline(self._source.deadline_s)
         try:
             with self._lane.this(self._channel, deadline) as channel:
-                frame = _core.encode_release(channel.next_id(), self.lease_id)
+                frame = _core.encode_release(channel.next_id(), self._lease_id)
                 reply = channel.call(frame, deadline)
         except StoreUnavailable:
             return False

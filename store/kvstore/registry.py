@@ -29,7 +29,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._remembered: dict[bytes, tuple[Manifest, str, str]] = {}
-        self._ids: dict[bytes, int] = {}
+        self._known: dict[bytes, Registration] = {}
         self._epoch = 0
         self._lock = threading.Lock()
 
@@ -48,12 +48,12 @@ class Registry:
         reply = channel.call(frame, deadline)
         assert isinstance(reply, RegisterReply)
         epoch = channel.hello.epoch
+        parts = tuple(reply.part_ids)
+        registration = Registration(epoch, reply.manifest_id, reply.spec_id, parts)
         if not refusal:
             with self._lock:
                 self._enter(epoch)
-                self._ids[manifest.digest] = reply.manifest_id
-        parts = tuple(reply.part_ids)
-        registration = Registration(epoch, reply.manifest_id, reply.spec_id, parts)
+                self._known[manifest.digest] = registration
         channel.announced[manifest.digest, engine, refusal] = registration
         return registration
 
@@ -64,19 +64,23 @@ class Registry:
         for manifest in remembered:
             self.announce(channel, manifest, deadline)
 
+    def known(self, channel: Channel, manifest: Manifest, deadline: Deadline) -> Registration:
+        """The manifest at the node behind this connection; registers it if need be."""
+        registration = self._known.get(manifest.digest)
+        if registration is not None and registration.epoch == channel.hello.epoch:
+            return registration
+        return self.announce(channel, manifest, deadline)
+
     def id_of(self, channel: Channel, manifest: Manifest, deadline: Deadline) -> int:
         """The id of the manifest at the node behind this connection; registers it if need be."""
-        manifest_id = self._ids.get(manifest.digest)
-        if manifest_id is not None and channel.hello.epoch == self._epoch:
-            return manifest_id
-        return self.announce(channel, manifest, deadline).manifest_id
+        return self.known(channel, manifest, deadline).manifest_id
 
     def forget_ids(self) -> None:
         """The node does not know an id: ask for all of them again."""
         with self._lock:
-            self._ids.clear()
+            self._known.clear()
 
     def _enter(self, epoch: int) -> None:
         if epoch != self._epoch:
-            self._ids.clear()
+            self._known.clear()
             self._epoch = epoch

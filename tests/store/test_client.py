@@ -142,7 +142,7 @@ def test_a_view_of_a_corrupt_block_is_refused(client: StoreClient, server: Store
     put_chain(client, MANIFEST, chain_of(1))
     overwrite_stored(server.unix_path or "", MANIFEST, chain_of(1), b"\x01" * BLOCK)
     with client.acquire(MANIFEST, chain_of(1)) as lease, pytest.raises(CorruptBlock):
-        lease.view(0)
+        lease.view(0, verify=True)
     assert client.match(MANIFEST, chain_of(1)).blocks == 0
 
 

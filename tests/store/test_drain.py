@@ -157,8 +157,9 @@ def test_what_takes_too_long_is_cut_and_the_log_says_so(start: Leaving) -> None:
     node = start(SHORT_S)
     with StoreClient(node.url) as client:
         put(client, MANIFEST, CHAIN)
-        client.acquire(MANIFEST, CHAIN)
+        lease = client.acquire(MANIFEST, CHAIN)
         assert node.stop() == 0
+        assert not lease.held
     assert "1 leases" in node.log
     assert f"after --drain-timeout {SHORT_S}" in node.log
 
@@ -168,11 +169,12 @@ def test_a_second_signal_ends_it_at_once(start: Leaving, second: signal.Signals)
     node = start()
     with StoreClient(node.url) as client:
         put(client, MANIFEST, CHAIN)
-        client.acquire(MANIFEST, CHAIN)
+        lease = client.acquire(MANIFEST, CHAIN)
         leave(node)
         started = time.monotonic()
         assert node.end(second) == 0
         assert time.monotonic() - started < float(LONG_S) / 4
+        assert not lease.held
     assert "told to at once" in node.log
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvstore._core import BlockStatus, Segments
+from kvstore._core import BlockNames, BlockStatus, Segments
 from kvstore.connection import Channel, Deadline
 
 __all__ = ["STATUSES", "Read", "Target", "Transport", "Write"]
@@ -35,6 +35,7 @@ class Read:
     """One part of consecutive blocks `hashes`, to be written to `segments` at `indices`."""
 
     manifest_id: int
+    names: BlockNames
     part: int
     hashes: bytes
     segments: Segments

@@ -5,6 +5,7 @@ writable, and its server keeps the slots of a vanished writer until the fence sa
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kvstore import _core
 from kvstore._core import (
@@ -52,6 +53,25 @@ class SharedMemory:
         return statuses
 
     def get_into(self, channel: Channel, read: Read, deadline: Deadline) -> list[BlockStatus]:
+        """Copy the leading run that the directory tells of; ask for what it does not."""
+        here = 0
+        if channel.directory is not None:
+            here = channel.directory.read(
+                _pool(channel),
+                read.names,
+                read.part,
+                read.hashes,
+                read.segments,
+                read.indices,
+                read.verify,
+            )
+        statuses = [BlockStatus.OK] * here
+        if here == len(read.indices):
+            return statuses
+        rest = replace(read, hashes=read.hashes[here * HASH_BYTES :], indices=read.indices[here:])
+        return statuses + self._get_leased(channel, rest, deadline)
+
+    def _get_leased(self, channel: Channel, read: Read, deadline: Deadline) -> list[BlockStatus]:
         """Take a lease on the leading run, copy it out, give the lease back."""
         frame = _core.encode_acquire(channel.next_id(), read.manifest_id, read.part, read.hashes)
         held = channel.call(frame, deadline)

@@ -1,0 +1,34 @@
+// The names of blocks and of their parts, as a node has them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "wire.h"
+
+namespace kv {
+
+using wire::Hash;
+using wire::HashSpan;
+
+struct BlockKey {
+  uint32_t spec_id = 0;
+  Hash hash{};
+  bool operator==(const BlockKey&) const = default;
+};
+
+// Keyed: clients choose the hashes.
+struct BlockKeyHash {
+  size_t operator()(const BlockKey& key) const;
+};
+
+struct PartKey {
+  BlockKey block;
+  uint32_t part_id = 0;
+  bool operator==(const PartKey&) const = default;
+};
+struct PartKeyHash {
+  size_t operator()(const PartKey& key) const { return BlockKeyHash{}(key.block) + key.part_id; }
+};
+
+}  // namespace kv

@@ -1,0 +1,52 @@
+// What a client that reads without asking tells of it: which blocks it has used.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace kv {
+
+// A ring in memory of the server that one client writes and the server reads when it likes. What
+// the server does not read in time is overwritten: uses are for eviction and figures, and some may
+// be lost. Nothing that a client writes can do more than name entries of the directory.
+class UseLog {
+ public:
+  static constexpr size_t kRecords = 4096;
+  static constexpr size_t kBytes = 64 + kRecords * sizeof(uint64_t);
+
+  explicit UseLog(void* memory) : head_(static_cast<std::atomic<uint64_t>*>(memory)) {}
+
+  struct Use {
+    uint64_t index = 0;  // of an entry of the directory
+    bool read = false;   // its bytes were read; else it was only matched
+  };
+
+  // By the client, one thread at a time.
+  void add(Use use) {
+    const uint64_t head = head_->load(std::memory_order_relaxed);
+    record(head).store((use.index << 1) | (use.read ? 1 : 0), std::memory_order_relaxed);
+    head_->store(head + 1, std::memory_order_release);
+  }
+
+  // By the server: visits what came since the last time, the oldest first.
+  template <class Visit>
+  void drain(Visit visit) {
+    const uint64_t head = head_->load(std::memory_order_acquire);
+    if (head == seen_) return;
+    // A client can write any number there.
+    if (head - seen_ > kRecords) seen_ = head - kRecords;
+    for (; seen_ != head; ++seen_) {
+      const uint64_t use = record(seen_).load(std::memory_order_relaxed);
+      visit(Use{use >> 1, (use & 1) != 0});
+    }
+  }
+
+ private:
+  std::atomic<uint64_t>& record(uint64_t i) { return head_[8 + i % kRecords]; }
+
+  std::atomic<uint64_t>* head_;
+  uint64_t seen_ = 0;
+};
+
+}  // namespace kv
