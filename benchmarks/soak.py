@@ -1,0 +1,276 @@
+"""One store node under mixed load for long, its clients killed at random: flat memory, right bytes.
+
+    python -m benchmarks.soak --seconds 3600 --log FILE [-- NODE FLAGS]
+
+Each report is one line of JSON. At the end the clients go, the node has to hold nothing for them,
+and the verdict follows: exit code 1 where a byte was wrong, a gauge did not come back to zero, the
+node's own memory (without its pool) grew by more than `--growth-mib` from the third quarter of the
+time to the last, descriptors or threads were left over, or the node did not end by itself.
+"""
+
+import argparse
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from benchmarks.wire_rig import kvrouter
+
+__all__ = ["Figures", "Soak", "verdict"]
+
+KINDS = ("shm", "shm", "unix", "tcp", "shm", "tcp")
+HELD = ("reserved_blocks", "fenced_blocks", "leases", "leased_blocks", "pinned_blocks", "waits")
+PATIENCE_S = 30.0
+DRAIN_PAUSE_S = 0.2
+LEAST_SAMPLES = 4
+
+
+@dataclass
+class Figures:
+    """The node at one moment, and what its clients did up to then."""
+
+    at_s: float
+    rss_kib: int  # its own pages: not the pool, nor files
+    pss_kib: int
+    fds: int
+    threads: int
+    gauges: dict[str, int]
+    done: dict[str, int] = field(default_factory=dict)
+    wrong: int = 0
+    killed: int = 0
+
+
+def verdict(
+    samples: Sequence[Figures], first: Figures, last: Figures, growth_mib: float
+) -> list[str]:
+    """What is wrong, as sentences; none if all is well.
+
+    `first`: before any client; `last`: after the last one.
+    """
+    found = []
+    if last.wrong:
+        found.append(f"{last.wrong} blocks had wrong bytes")
+    found += [f"{name} is {n}, not 0" for name, n in last.gauges.items() if name in HELD and n]
+    if len(samples) >= LEAST_SAMPLES:
+        quarter = len(samples) // 4
+        third, fourth = samples[-2 * quarter : -quarter], samples[-quarter:]
+        grown = (mean_kib(fourth) - mean_kib(third)) / 1024
+        if grown > growth_mib:
+            found.append(f"memory grew by {grown:.1f} MiB in the last half")
+    for name in ("fds", "threads"):
+        before, after = getattr(first, name), getattr(last, name)
+        if after > before:
+            found.append(f"{name}: {before} before, {after} after")
+    return found
+
+
+def mean_kib(samples: Sequence[Figures]) -> float:
+    """The mean of the node's own memory."""
+    return sum(sample.rss_kib for sample in samples) / len(samples)
+
+
+class Node:
+    """A store node in a process of its own."""
+
+    def __init__(self, folder: Path, memory: str, flags: Sequence[str]) -> None:
+        command = kvrouter("store", "--port", "0", "--http-port", "0")
+        command += ["--unix-socket", str(folder / "kv.sock"), "--memory", memory, *flags]
+        self._log = (folder / "node.log").open("wb")
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
+        assert self.process.stdout is not None
+        words = self.process.stdout.readline().split()
+        if len(words) < 4:
+            raise SystemExit(f"the node did not start: see {folder / 'node.log'}")
+        self.url, self._http = words[2], words[3]
+
+    def stats(self) -> dict[str, int]:
+        """Its gauges and counters."""
+        with urllib.request.urlopen(f"{self._http}/stats", timeout=PATIENCE_S) as answer:
+            values: dict[str, int] = json.load(answer)
+        return values
+
+    def figures(self, at_s: float) -> Figures:
+        """What it takes of the machine now, and what it holds."""
+        own = Path("/proc") / str(self.process.pid)
+        rss_kib = kib_of(own / "status", "RssAnon")
+        pss_kib = kib_of(own / "smaps_rollup", "Pss_Anon")
+        fds, threads = (len(list((own / name).iterdir())) for name in ("fd", "task"))
+        stats = self.stats()
+        names = (*HELD, "blocks", "connections", "evictions_total.capacity", "corrupt_total")
+        return Figures(at_s, rss_kib, pss_kib, fds, threads, {name: stats[name] for name in names})
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE_S)
+
+
+def kib_of(file: Path, name: str) -> int:
+    """A line `name: N kB` of a file in /proc."""
+    for line in file.read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1])
+    raise ValueError(f"{file} has no {name}")
+
+
+class Clients:
+    """Client processes, each with a file that tells what it did."""
+
+    def __init__(self, url: str, folder: Path, rate: float, dice: random.Random) -> None:
+        self._url, self._folder, self._rate, self._dice = url, folder, rate, dice
+        self._started = 0
+        self._files: list[Path] = []
+        self._living: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self.killed = 0
+
+    def start(self, kind: str) -> None:
+        """One more, over this transport."""
+        self._started += 1
+        file = self._folder / f"client-{self._started}.json"
+        name = [self._url, kind, str(self._started), str(self._rate), str(file)]
+        command = [sys.executable, "-m", "benchmarks.soak_client", *name]
+        self._files.append(file)
+        self._living.append((kind, subprocess.Popen(command)))
+
+    def kill_one(self) -> None:
+        """Kill any of them with SIGKILL and replace it."""
+        kind, process = self._living.pop(self._dice.randrange(len(self._living)))
+        if (code := process.poll()) is not None:
+            raise SystemExit(f"a client ended by itself with {code}")
+        process.kill()
+        process.wait()
+        self.killed += 1
+        self.start(kind)
+
+    def stop(self) -> None:
+        """Half leave in good order, half are killed."""
+        for k, (_, process) in enumerate(self._living):
+            process.send_signal((signal.SIGTERM, signal.SIGKILL)[k % 2])
+        for _, process in self._living:
+            process.wait(PATIENCE_S)
+        self._living.clear()
+
+    def told(self) -> tuple[Counter[str], int]:
+        """Operations and errors by kind, and wrong blocks, of all that ever were."""
+        done: Counter[str] = Counter()
+        wrong = 0
+        for file in self._files:
+            with contextlib.suppress(FileNotFoundError):
+                tally = json.loads(file.read_text())
+                done.update(tally["done"])
+                wrong += tally["wrong"]
+        return done, wrong
+
+
+class Soak:
+    """The run: load, deaths, reports, and the verdict."""
+
+    def __init__(self, options: argparse.Namespace, node: Node, clients: Clients) -> None:
+        self._options, self._node, self._clients = options, node, clients
+        self._dice = random.Random(options.seed)
+        self._begun = time.monotonic()
+        self.samples: list[Figures] = []
+
+    def run(self, log: TextIO | None) -> list[str]:
+        """What was wrong at the end."""
+        first = self._report(log)
+        for k in range(self._options.clients):
+            self._clients.start(KINDS[k % len(KINDS)])
+        for _ in self._deaths():
+            if self._passed_s() >= self._options.every * (1 + len(self.samples)):
+                self.samples.append(self._report(log))
+        self._clients.stop()
+        last = self._drained(first, log)
+        return verdict(self.samples, first, last, self._options.growth_mib)
+
+    def _passed_s(self) -> float:
+        return time.monotonic() - self._begun
+
+    def _deaths(self) -> Iterator[None]:
+        """Until the time is over: a pause, a death, a pause, ..."""
+        while (left_s := self._options.seconds - self._passed_s()) > 0:
+            pause_s = self._dice.uniform(0.5, 1.5) * self._options.kill_every
+            time.sleep(min(left_s, pause_s))
+            self._clients.kill_one()
+            yield
+
+    def _report(self, log: TextIO | None) -> Figures:
+        return self._told(self._node.figures(round(self._passed_s(), 1)), log)
+
+    def _told(self, figures: Figures, log: TextIO | None) -> Figures:
+        done, figures.wrong = self._clients.told()
+        figures.done = dict(done)
+        figures.killed = self._clients.killed
+        tell(json.dumps(asdict(figures)), log)
+        return figures
+
+    def _drained(self, first: Figures, log: TextIO | None) -> Figures:
+        """The figures when nothing is left of the clients, or when patience has ended."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            time.sleep(DRAIN_PAUSE_S)  # for the connection that asked last to be gone
+            figures = self._node.figures(round(self._passed_s(), 1))
+            held = any(figures.gauges[name] for name in (*HELD, "connections"))
+            left = figures.fds > first.fds or figures.threads > first.threads
+            if not (held or left) or time.monotonic() > end:
+                return self._told(figures, log)
+
+
+def tell(line: str, log: TextIO | None) -> None:
+    """To the terminal and to the log."""
+    print(line, flush=True)
+    if log is not None:
+        print(line, file=log, flush=True)
+
+
+def options_of(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Our own flags, and those for the node."""
+    place = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.soak", epilog="Flags after -- go to the node."
+    )
+    parser.add_argument("--seconds", type=float, default=3600)
+    parser.add_argument("--log", type=Path, help="the reports, one JSON object per line")
+    parser.add_argument("--memory", default="48MiB", help="the node's pool: a third of the load")
+    parser.add_argument("--clients", type=int, default=6)
+    parser.add_argument("--rate", type=float, default=0, help="operations/s of a client; 0: all")
+    parser.add_argument("--every", type=float, default=30, help="seconds between reports")
+    parser.add_argument("--kill-every", type=float, default=3, help="seconds between deaths, mean")
+    parser.add_argument("--growth-mib", type=float, default=2, help="that memory may grow")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args(arguments[:place]), arguments[place + 1 :]
+
+
+def main() -> int:
+    """Run it; 1 where something was wrong."""
+    options, flags = options_of(sys.argv[1:])
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
+        log = stack.enter_context(options.log.open("w")) if options.log else None
+        node = Node(folder, options.memory, flags)
+        clients = Clients(node.url, folder, options.rate, random.Random(options.seed))
+        try:
+            found = Soak(options, node, clients).run(log)
+            if code := node.stop():
+                found.append(f"the node ended with {code}")
+        finally:
+            clients.stop()
+            node.process.kill()
+        tell(json.dumps({"verdict": found or "well"}), log)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
