@@ -10,6 +10,7 @@
 
 #include "io_bindings.h"
 #include "memory_bindings.h"
+#include "memory_map.h"
 
 namespace kv::python {
 namespace {
@@ -184,8 +185,8 @@ void bind_memory(nb::module_& m) {
       .def_prop_ro("blocks", [](const OwnedSegments& s) { return s.segments.blocks; })
       .def_prop_ro("writable", [](const OwnedSegments& s) { return s.segments.writable; });
   nb::class_<PoolView>(m, "PoolView")
-      .def(nb::init<int, size_t, bool, std::optional<int>, bool>(), "fd"_a, "size"_a, "writable"_a,
-           "fence_fd"_a = nb::none(), nb::kw_only(), "prefault"_a = false)
+      .def(nb::init<int, size_t, bool, std::optional<int>, bool, size_t>(), "fd"_a, "size"_a, "writable"_a,
+           "fence_fd"_a = nb::none(), nb::kw_only(), "prefault"_a = false, "page_bytes"_a = 0)
       .def("close", &PoolView::close)
       .def("slice", slice, "offset"_a, "size"_a)
       .def_prop_ro("closed", &PoolView::closed)
@@ -193,6 +194,10 @@ void bind_memory(nb::module_& m) {
       .def_prop_ro("writable", &PoolView::writable);
   nb::class_<PoolSlice>(m, "PoolSlice", nb::type_slots(kSliceSlots))
       .def("__len__", [](const PoolSlice& s) { return s.size; });
+  m.def("current_numa_node", []() -> std::optional<int> {
+    const int node = current_numa_node();
+    return node < 0 ? std::optional<int>() : std::optional<int>(node);
+  });
   m.def("gather", gather_into, "pool"_a, "segments"_a, "indices"_a, "offsets"_a);
   m.def("scatter", scatter_from, "pool"_a, "segments"_a, "indices"_a, "offsets"_a, "crcs"_a.none());
   bind_payloads<int>(m, [](int fd) { return Wire(fd); });

@@ -29,12 +29,14 @@ struct OwnedSegments {
 // A mapping that can be given up. Whoever copies or slices takes a share of it first.
 class PoolView {
  public:
-  PoolView(int fd, size_t size, bool writable, std::optional<int> fence_fd, bool prefault)
+  PoolView(int fd, size_t size, bool writable, std::optional<int> fence_fd, bool prefault,
+           size_t page_bytes)
       : size_(size), writable_(writable) {
     int error = 0;
     {
       const ReleaseGil released(prefault);
-      mapping_ = PoolMapping::map(fd, size, writable, fence_fd.value_or(-1), prefault, error);
+      mapping_ = PoolMapping::map(fd, size, writable, fence_fd.value_or(-1), prefault, error,
+                                  page_bytes);
     }
     if (!mapping_) throw_errno(error);
   }

@@ -15,6 +15,12 @@ Quotas quotas_of(const NodeOptions& options, uint64_t pool_bytes, uint64_t most_
   return {pool_bytes, options.tenants.quotas(), make, most_pins};
 }
 
+std::vector<uint64_t> begins_of(const std::vector<PoolRegion>& regions) {
+  std::vector<uint64_t> begins;
+  for (const PoolRegion& region : regions) begins.push_back(region.begin);
+  return begins;
+}
+
 }  // namespace
 
 Node::Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable_fd,
@@ -24,7 +30,7 @@ Node::Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable
       readable_fd_(readable_fd),
       writable_fd_(writable_fd),
       tenant_counts_(options_.tenants.count() + 1),
-      slab_(pool_bytes, options_.granule_bytes),
+      slab_(pool_bytes, options_.granule_bytes, begins_of(options_.regions)),
       table_(slab_, quotas_of(options_, pool_bytes, options_.limits.pins)),
       registry_(options_.tenants.count()),
       waits_(table_),

@@ -14,6 +14,7 @@
 #include "counters.h"
 #include "fences.h"
 #include "leases.h"
+#include "placement.h"
 #include "pool.h"
 #include "put_intake.h"
 #include "registry.h"
@@ -36,6 +37,9 @@ struct NodeOptions {
   std::string eviction{eviction_policies().front()};
   Tenants tenants{};
   TenantLimits limits{};
+  Pages pages = Pages::kSmall;  // of the pool
+  uint64_t page_bytes = 0;
+  std::vector<PoolRegion> regions{};
 };
 
 // Requests are handled one at a time, by one thread. Nothing here blocks.
@@ -123,7 +127,7 @@ class Node {
   }
   uint8_t* pool_data() { return pool_; }
   Table::Reserved reserve_one(const PartKey& key, const Hash& parent, uint64_t bytes,
-                              uint64_t session, bool& no_space);
+                              uint64_t session, uint32_t region, bool& no_space);
   bool commit_one(const PartKey& key, uint64_t session, const Slot& slot, uint32_t crc,
                   Transport transport);
   void give_back(const BlockKey& key, uint32_t part_id, uint64_t session);

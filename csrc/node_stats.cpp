@@ -2,6 +2,19 @@
 #include "node.h"
 
 namespace kv {
+namespace {
+
+// By node of the host; "any" is all of a pool that is bound to none.
+void add_numa_nodes(StatList& list, const Slab& slab, const std::vector<PoolRegion>& regions) {
+  const uint64_t used = slab.pool_bytes() - slab.free_bytes();
+  list.add("numa_used_bytes", used);
+  if (regions.empty()) list.add("numa_used_bytes.any", used);
+  for (size_t i = 0; i < regions.size(); ++i)
+    list.add("numa_used_bytes." + std::to_string(regions[i].numa_node),
+             slab.regions() == 0 ? used : slab.used_bytes_of(i));
+}
+
+}  // namespace
 
 namespace {
 
@@ -31,11 +44,15 @@ StatList::Values Node::stats(std::optional<uint32_t> tenant) const {
     leases += session->pins->leases();
     leased_blocks += session->pins->blocks();
   }
+  CountsBy<Pages, kPagesNames.size()> page_bytes;
+  page_bytes[options_.pages] = options_.page_bytes;
   StatList list;
   list.add("pool_bytes", slab_.pool_bytes())
       .add("free_bytes", slab_.free_bytes())
       .add("used_bytes", slab_.pool_bytes() - slab_.free_bytes())
-      .add("blocks", table_.blocks())
+      .add_each("page_bytes", kPagesNames, page_bytes.values);
+  add_numa_nodes(list, slab_, options_.regions);
+  list.add("blocks", table_.blocks())
       .add("reserved_blocks", table.reserved_blocks)
       .add("fenced_blocks", fences_.slots())
       .add("pinned_blocks", table.pinned_blocks)

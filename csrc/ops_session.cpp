@@ -23,6 +23,13 @@ bool is_fence(int fd) {
   return (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY;
 }
 
+// The region of the pool whose memory is a NUMA node's.
+uint32_t region_of(const std::vector<PoolRegion>& regions, uint32_t numa_node) {
+  for (uint32_t i = 0; i < regions.size(); ++i)
+    if (regions[i].numa_node == numa_node) return i;
+  return Slab::kAnyRegion;
+}
+
 }  // namespace
 
 bool Node::hello(Session& session, const Header& header, const wire::HelloRequest& request) {
@@ -52,12 +59,14 @@ bool Node::hello(Session& session, const Header& header, const wire::HelloReques
   session.tenant = *tenant;
   ++counts_of(session).connections;
   session.name = request.name;
+  // Of a peer on another host the number says nothing.
+  if (session.local) session.region = region_of(options_.regions, request.numa_node);
   std::vector<int> fds = shared_memory(session);
   const uint64_t directory_bytes = fds.size() > 1 ? directory_bytes_ : 0;
   reply(session, header,
         wire::HelloReply{options_.epoch, session.id, slab_.pool_bytes(), options_.granule_bytes,
                          options_.node, static_cast<uint8_t>(session.access), directory_bytes,
-                         options_.unix_path, options_.boot_id},
+                         options_.unix_path, options_.boot_id, options_.page_bytes},
         Status::kOk, std::move(fds));
   return true;
 }

@@ -28,11 +28,12 @@ bool is_chain(const wire::WriteRequest& request) {
 }  // namespace
 
 Table::Reserved Node::reserve_one(const PartKey& key, const Hash& parent, uint64_t bytes,
-                                  uint64_t session, bool& no_space) {
+                                  uint64_t session, uint32_t region, bool& no_space) {
   // Once there is no space, the rest of a chain would only push out what leads to it.
   if (no_space) return {BlockStatus::kNoSpace, {}};
   const Table::Reserved reserved =
-      table_.reserve(key.block, parent_of(key.block.spec_id, parent), key.part_id, bytes, session);
+      table_.reserve(key.block, parent_of(key.block.spec_id, parent), key.part_id, bytes, session,
+                     region);
   no_space = reserved.status == BlockStatus::kNoSpace;
   if (no_space) ++counters_.no_space;
   return reserved;
@@ -69,7 +70,7 @@ bool Node::reserve(Session& session, const Header& header, const wire::WriteRequ
   for (uint32_t i = 0; i < request.hashes.count; ++i) {
     const PartKey key{{manifest->spec_id, request.hashes[i]}, part.part_id};
     const Table::Reserved one =
-        reserve_one(key, parent_at(request, i), part.bytes, session.id, no_space);
+        reserve_one(key, parent_at(request, i), part.bytes, session.id, session.region, no_space);
     if (one.status == BlockStatus::kGranted) session.reservations.insert(key);
     answer.statuses.push_back(static_cast<uint8_t>(one.status));
     answer.offsets.push_back(one.slot.offset);

@@ -14,9 +14,11 @@ namespace kv {
 class PoolMapping {
  public:
   // Maps `size` bytes of `fd` (not owned, not needed afterwards). Owns `fence_fd` (-1: none) from
-  // here on, also on failure. Null and an errno in `error` if it cannot be mapped.
+  // here on, also on failure. `page_bytes`: what the server says that the pool's pages have, 0 if it
+  // says nothing; whatever it says, the mapping is right, and with huge ones it is faster. Null and
+  // an errno in `error` if it cannot be mapped.
   static std::shared_ptr<PoolMapping> map(int fd, size_t size, bool writable, int fence_fd,
-                                          bool prefault, int& error);
+                                          bool prefault, int& error, size_t page_bytes = 0);
   ~PoolMapping();
   PoolMapping(const PoolMapping&) = delete;
   PoolMapping& operator=(const PoolMapping&) = delete;
@@ -31,10 +33,11 @@ class PoolMapping {
   }
 
  private:
-  PoolMapping(uint8_t* data, size_t size, bool writable, int fence_fd);
+  PoolMapping(uint8_t* data, size_t size, size_t mapped, bool writable, int fence_fd);
 
   uint8_t* data_;
   size_t size_;
+  size_t mapped_;  // bytes, whole pages
   bool writable_;
   int fence_fd_;
   pid_t owner_;  // the mapping is not inherited: a forked child has something else there

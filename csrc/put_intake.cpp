@@ -13,6 +13,7 @@ PutIntake::PutIntake(Node& node, const Session& session, uint64_t request_id, ui
     : node_(node),
       session_(session.id),
       transport_(session.stream()),
+      region_(session.region),
       request_id_(request_id),
       spec_id_(spec_id),
       part_id_(part_id),
@@ -29,7 +30,7 @@ PutIntake::~PutIntake() {
 void PutIntake::begin_block() {
   const Hash& parent = block_ == 0 ? parent_ : hashes_[block_ - 1];
   const Table::Reserved reserved =
-      node_.reserve_one({key(block_), part_id_}, parent, part_bytes_, session_, no_space_);
+      node_.reserve_one({key(block_), part_id_}, parent, part_bytes_, session_, region_, no_space_);
   statuses_.push_back(static_cast<uint8_t>(reserved.status));
   granted_ = reserved.status == BlockStatus::kGranted;
   slot_ = reserved.slot;

@@ -49,6 +49,7 @@ class PutIntake {
   Node& node_;
   uint64_t session_;
   Transport transport_;
+  uint32_t region_;
   uint64_t request_id_;
   uint32_t spec_id_;
   uint32_t part_id_;

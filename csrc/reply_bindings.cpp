@@ -24,6 +24,7 @@ struct Hello {
   PoolAccess access;
   uint64_t directory_bytes;
   std::string unix_path, boot_id;
+  uint64_t page_bytes;
 };
 
 struct Manifest {
@@ -75,7 +76,8 @@ Hello own(const HelloReply& r) {
           static_cast<PoolAccess>(r.access),
           r.directory_bytes,
           std::string(r.unix_path),
-          std::string(r.boot_id)};
+          std::string(r.boot_id),
+          r.page_bytes};
 }
 
 Manifests own(const ManifestsReply& r) {
@@ -184,7 +186,8 @@ void bind_owned_replies(nb::module_& m) {
       .def_ro("access", &Hello::access)
       .def_ro("directory_bytes", &Hello::directory_bytes)
       .def_ro("unix_path", &Hello::unix_path)
-      .def_ro("boot_id", &Hello::boot_id);
+      .def_ro("boot_id", &Hello::boot_id)
+      .def_ro("page_bytes", &Hello::page_bytes);
   nb::class_<Manifest>(m, "ManifestInfo")
       .def_ro("manifest_id", &Manifest::manifest_id)
       .def_ro("spec_id", &Manifest::spec_id)

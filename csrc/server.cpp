@@ -80,8 +80,9 @@ int Server::open() {
   if (options_.pool_bytes == 0 || options_.pool_bytes > (uint64_t{1} << 46)) return EINVAL;
   const uint64_t pool_bytes = (options_.pool_bytes + granule - 1) / granule * granule;
   pool_ = std::make_unique<Pool>();
-  if (const int error = pool_->open(pool_bytes, options_.prefault)) return error;
-  directory_ = std::make_unique<Pool>();
+  if (const int error = pool_->open(pool_bytes, options_.prefault, granule,
+                                      options_.placement)) return error;
+  directory_ = std::make_unique<Pool>("kvstore-directory");
   if (const int error = directory_->open(directory_bytes(pool_bytes), false)) return error;
   uint16_t port = options_.port;
   if (const int error = listen_tcp(options_.host, port, tcp_)) return error;
@@ -104,9 +105,10 @@ int Server::open() {
   node_ =
       std::make_unique<Node>(NodeOptions{options_.granule_bytes, options_.node, options_.unix_path,
                                          read_boot_id(), epoch_, options_.eviction,
-                                         Tenants(options_.tenants), limits},
-                             pool_->data(), pool_bytes, pool_->readable_fd(), pool_->writable_fd(),
-                             directory_.get());
+                                         Tenants(options_.tenants), limits, pool_->pages(),
+                                         pool_->page_bytes(), pool_->regions()},
+                             pool_->data(), pool_->size(), pool_->readable_fd(),
+                             pool_->writable_fd(), directory_.get());
   return 0;
 }
 
@@ -127,6 +129,12 @@ void Server::stop() {
   queued_.clear();
   accept_paused_ = false;
   running_ = false;
+}
+
+Server::Placed Server::placed() const {
+  if (pool_ == nullptr) return {};
+  return {pool_->pages(), pool_->page_bytes(), pool_->huge_error(), pool_->numa_error(),
+          pool_->regions().size()};
 }
 
 StatList::Values Server::stats() {

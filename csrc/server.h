@@ -14,6 +14,7 @@
 
 #include "file.h"
 #include "node.h"
+#include "placement.h"
 #include "pool.h"
 #include "tls.h"
 
@@ -34,6 +35,7 @@ struct ServerOptions {
   std::vector<TenantOptions> tenants{};  // none: nobody is asked for a token
   std::optional<TenantLimits> limits{};  // of each tenant; else those of TenantLimits::of
   std::shared_ptr<const TlsContext> tls{};  // of TCP; none: it is plain. The Unix socket always is.
+  Placement placement{};
 };
 
 // start() and stop() belong to one owner; stats() and purge() may be called from any thread while
@@ -61,6 +63,15 @@ class Server {
   uint16_t port() const { return port_; }
   uint64_t epoch() const { return epoch_; }
   const ServerOptions& options() const { return options_; }
+  // Where the pool's memory came from. Small pages of 0 bytes unless running.
+  struct Placed {
+    Pages pages = Pages::kSmall;
+    uint64_t page_bytes = 0;
+    int huge_error = 0;  // why some of it, or all, is not in the pages that were wanted
+    int numa_error = 0;  // why it is bound to no NUMA node
+    size_t numa_regions = 0;
+  };
+  Placed placed() const;
   // Empty unless running.
   StatList::Values stats();
   // Forgets all blocks, or those of the tenant with this token (none for no tenant's); how many.

@@ -7,6 +7,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <bit>
 #include <cerrno>
 #include <string>
 
@@ -18,6 +19,7 @@ namespace kv::python {
 namespace {
 
 using OptionalText = std::optional<std::string>;
+constexpr uint32_t kMostNumaNodes = 1024;
 using TenantTokens = std::vector<std::pair<std::string, std::string>>;
 using TenantQuotas = std::map<std::string, uint64_t>;
 
@@ -40,7 +42,7 @@ void init_server(Server* self, std::string host, uint16_t port, OptionalText uni
                  uint64_t pool_bytes, uint32_t granule_bytes, uint32_t node, bool prefault,
                  size_t max_connections, double frame_deadline_s, unsigned unix_mode,
                  std::string eviction, const TenantTokens& tenants, TenantQuotas quotas,
-                 const std::shared_ptr<TlsContext>& tls) {
+                 const std::shared_ptr<TlsContext>& tls, const Placement* placement) {
   if (!(frame_deadline_s > 0)) throw nb::value_error("frame_deadline_s must be positive");
   if (pool_bytes == 0) throw nb::value_error("pool_bytes must be positive");
   const bool power_of_two = (granule_bytes & (granule_bytes - 1)) == 0;
@@ -53,7 +55,21 @@ void init_server(Server* self, std::string host, uint16_t port, OptionalText uni
   options.tenants = tenants_with(tenants, std::move(quotas), pool_bytes);
   if (tls != nullptr && !tls->is_server()) throw nb::value_error("tls must be a server's context");
   options.tls = tls;
+  if (placement != nullptr) options.placement = *placement;
   new (self) Server(std::move(options));
+}
+
+bool is_page_size(size_t bytes) { return bytes == 0 || (bytes >= 4096 && std::has_single_bit(bytes)); }
+
+void init_placement(Placement* self, size_t explicit_page_bytes, bool explicit_only,
+                    size_t transparent_page_bytes, bool transparent_by_touch,
+                    std::vector<uint32_t> numa_nodes) {
+  if (!is_page_size(explicit_page_bytes) || !is_page_size(transparent_page_bytes))
+    throw nb::value_error("the size of a page is a power of two, at least 4 KiB");
+  for (const uint32_t node : numa_nodes)
+    if (node >= kMostNumaNodes) throw nb::value_error("no host has such a NUMA node");
+  new (self) Placement{explicit_page_bytes, explicit_only, transparent_page_bytes,
+                       transparent_by_touch, std::move(numa_nodes)};
 }
 
 void start(Server& server) {
@@ -102,18 +118,37 @@ void bind_server(nb::module_& m) {
   for (const std::string_view name : eviction_policies()) policies.append(nb::str(name.data(), name.size()));
   m.attr("EVICTION_POLICIES") = nb::tuple(policies);
   using Release = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<Placement>(m, "Placement")
+      .def("__init__", init_placement, nb::kw_only(), "explicit_page_bytes"_a = 0,
+           "explicit_only"_a = false, "transparent_page_bytes"_a = 0,
+           "transparent_by_touch"_a = true, "numa_nodes"_a = std::vector<uint32_t>())
+      .def_ro("explicit_page_bytes", &Placement::explicit_page_bytes)
+      .def_ro("explicit_only", &Placement::explicit_only)
+      .def_ro("transparent_page_bytes", &Placement::transparent_page_bytes)
+      .def_ro("transparent_by_touch", &Placement::transparent_by_touch)
+      .def_ro("numa_nodes", &Placement::numa_nodes);
+  nb::class_<Server::Placed>(m, "Placed")
+      .def_prop_ro("pages", [](const Server::Placed& placed) {
+        return kPagesNames[static_cast<size_t>(placed.pages)];
+      })
+      .def_ro("page_bytes", &Server::Placed::page_bytes)
+      .def_ro("huge_error", &Server::Placed::huge_error)
+      .def_ro("numa_error", &Server::Placed::numa_error)
+      .def_ro("numa_regions", &Server::Placed::numa_regions);
   nb::class_<Server>(m, "StoreServer")
       .def("__init__", init_server, nb::kw_only(), "host"_a = "127.0.0.1", "port"_a = 0,
            "unix_path"_a = nb::none(), "pool_bytes"_a, "granule_bytes"_a = 16384, "node"_a = 0,
            "prefault"_a = false, "max_connections"_a = 1024, "frame_deadline_s"_a = 30.0,
            "unix_mode"_a = 0600, "eviction"_a = std::string(eviction_policies().front()),
-           "tenants"_a = TenantTokens(), "quotas"_a = TenantQuotas(), "tls"_a = nb::none())
+           "tenants"_a = TenantTokens(), "quotas"_a = TenantQuotas(), "tls"_a = nb::none(),
+           "placement"_a.none() = nb::none())
       .def("start", start)
       .def("stop", &Server::stop, Release())
       .def("drain", drain)
       .def("stats", stats)
       .def("admits", &Server::admits, "token"_a, Release())
       .def("purge", &Server::purge, "token"_a = nb::none(), Release())
+      .def_prop_ro("placed", &Server::placed)
       .def_prop_ro("port", &Server::port)
       .def_prop_ro("unix_path", unix_path)
       .def_prop_ro("epoch", &Server::epoch)

@@ -131,6 +131,7 @@ class Session {
   bool greeted = false;
   uint32_t tenant = 0;  // whose token it showed; 0 where none is asked for
   std::string name;
+  uint32_t region = Slab::kAnyRegion;  // of the pool: its memory is the nearest to the peer
   wire::PoolAccess access = wire::PoolAccess::kNone;
   std::map<uint32_t, std::string> engines;  // by manifest id
   std::vector<std::pair<std::string, std::string>> refusals;
@@ -138,7 +139,7 @@ class Session {
   // What it holds.
   File passed_fd;  // came with its first bytes
   File fence;
-  Pool notes_memory;
+  Pool notes_memory{"kvstore-notes"};
   std::optional<UseLog> use_log;  // it reads without asking, and tells here
   std::optional<PinBoard> pins;   // and what it reads in place, here
   std::unordered_set<PartKey, PartKeyHash> reservations;

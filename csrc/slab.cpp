@@ -2,32 +2,42 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 
 namespace kv {
 
-Slab::Slab(uint64_t pool_bytes, uint32_t granule_bytes)
+namespace {
+
+// The granules of a run that lie in [begin, end).
+uint64_t overlap(uint64_t first, uint64_t count, uint64_t begin, uint64_t end) {
+  const uint64_t from = std::max(first, begin), to = std::min(first + count, end);
+  return from < to ? to - from : 0;
+}
+
+}  // namespace
+
+Slab::Slab(uint64_t pool_bytes, uint32_t granule_bytes, const std::vector<uint64_t>& regions)
     : granule_bytes_(granule_bytes),
       granules_(pool_bytes / granule_bytes),
-      free_granules_(granules_),
-      too_long_(granules_ + 1),
+      whole_(0, granules_),
       words_((granules_ + 63) / 64, 0),
       generations_(granules_, 0) {
+  for (size_t i = 0; regions.size() > 1 && i < regions.size(); ++i) {
+    const uint64_t end = i + 1 < regions.size() ? regions[i + 1] / granule_bytes : granules_;
+    regions_.emplace_back(regions[i] / granule_bytes, end);
+  }
   mark(0, granules_, true);
 }
 
-std::optional<Slot> Slab::allocate(uint64_t bytes) {
+std::optional<Slot> Slab::allocate(uint64_t bytes, uint32_t region) {
   const uint64_t count = granules_of(bytes);
-  if (count == 0 || count > free_granules_ || count >= too_long_) return std::nullopt;
-  std::optional<uint64_t> first = find(count, cursor_, granules_);
-  // A run that begins before the cursor may go on behind it.
-  if (!first) first = find(count, 0, std::min(granules_, cursor_ + count - 1));
-  if (!first) {
-    too_long_ = count;
-    return std::nullopt;
-  }
+  if (count == 0 || count > whole_.free || count >= whole_.too_long) return std::nullopt;
+  std::optional<uint64_t> first = search_regions(count, region);
+  if (!first) first = search(whole_, count);
+  if (!first) return std::nullopt;
   mark(*first, count, false);
-  free_granules_ -= count;
-  cursor_ = *first + count == granules_ ? 0 : *first + count;
+  whole_.free -= count;
+  for (Span& span : regions_) span.free -= overlap(*first, count, span.begin, span.end);
   return Slot{*first * granule_bytes_, bytes, ++generations_[*first], 0};
 }
 
@@ -35,14 +45,43 @@ void Slab::release(const Slot& slot) {
   const uint64_t first = slot.offset / granule_bytes_;
   const uint64_t count = granules_of(slot.bytes);
   mark(first, count, true);
-  free_granules_ += count;
+  freed(whole_, first, count);
+  for (Span& span : regions_)
+    if (const uint64_t here = overlap(first, count, span.begin, span.end))
+      freed(span, std::max(first, span.begin), here);
+}
+
+// Among regions the wanted one first, then those with most room.
+std::optional<uint64_t> Slab::search_regions(uint64_t count, uint32_t first) {
+  std::vector<size_t> order(regions_.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    if ((a == first) != (b == first)) return a == first;
+    return regions_[a].free > regions_[b].free;
+  });
+  for (const size_t region : order)
+    if (const auto found = search(regions_[region], count)) return found;
+  return std::nullopt;
+}
+
+std::optional<uint64_t> Slab::search(Span& span, uint64_t count) const {
+  if (count > span.free || count >= span.too_long) return std::nullopt;
+  std::optional<uint64_t> first = find(count, span.cursor, span.end);
+  // A run that begins before the cursor may go on behind it.
+  if (!first) first = find(count, span.begin, std::min(span.end, span.cursor + count - 1));
+  if (!first) span.too_long = count;
+  else span.cursor = *first + count == span.end ? span.begin : *first + count;
+  return first;
+}
+
+void Slab::freed(Span& span, uint64_t first, uint64_t count) const {
+  span.free += count;
   uint64_t begin = first;
-  const uint64_t run = free_run_around(first, count, begin);
-  if (run >= too_long_) {
-    // The search for what could not be met before starts where it now can be.
-    too_long_ = granules_ + 1;
-    cursor_ = begin;
-  }
+  const uint64_t run = free_run_around(span, first, count, begin);
+  if (run < span.too_long) return;
+  // The search for what could not be met before starts where it now can be.
+  span.too_long = span.end - span.begin + 1;
+  span.cursor = begin;
 }
 
 // The first free granule at or after `granule`, or granules_.
@@ -89,13 +128,14 @@ void Slab::mark(uint64_t first, uint64_t count, bool free) {
   }
 }
 
-// The length of the free run that holds the given free granules; as far as it matters here.
-uint64_t Slab::free_run_around(uint64_t first, uint64_t count, uint64_t& begin) const {
-  const uint64_t enough = too_long_;
-  if (enough > granules_) return count;
+// The length of the free run in the span that holds the given free granules; as far as it matters.
+uint64_t Slab::free_run_around(const Span& span, uint64_t first, uint64_t count,
+                               uint64_t& begin) const {
+  const uint64_t enough = span.too_long;
+  if (enough > span.end - span.begin) return count;
   uint64_t run = count;
-  for (uint64_t at = first + count; run < enough && at < granules_ && is_free(at); ++at) ++run;
-  for (; run < enough && begin > 0 && is_free(begin - 1); --begin) ++run;
+  for (uint64_t at = first + count; run < enough && at < span.end && is_free(at); ++at) ++run;
+  for (; run < enough && begin > span.begin && is_free(begin - 1); --begin) ++run;
   return run;
 }
 

@@ -22,33 +22,54 @@ struct Slot {
 // that could meet it has been freed since the last one was refused.
 class Slab {
  public:
-  Slab(uint64_t pool_bytes, uint32_t granule_bytes);
+  static constexpr uint32_t kAnyRegion = UINT32_MAX;
 
-  // A slot of at least `bytes` > 0, or nothing.
-  std::optional<Slot> allocate(uint64_t bytes);
+  // `regions`: where in the pool each begins, in bytes, ascending from 0 (a NUMA node's memory each).
+  // None: the pool is not divided.
+  Slab(uint64_t pool_bytes, uint32_t granule_bytes, const std::vector<uint64_t>& regions = {});
+
+  // A slot of at least `bytes` > 0, or nothing. In `region` where that has room, else in the one with
+  // the most, else across their borders: a divided pool holds whatever an undivided one would.
+  std::optional<Slot> allocate(uint64_t bytes, uint32_t region = kAnyRegion);
   void release(const Slot& slot);
 
   uint64_t pool_bytes() const { return granules_ * granule_bytes_; }
-  uint64_t free_bytes() const { return free_granules_ * granule_bytes_; }
+  uint64_t free_bytes() const { return whole_.free * granule_bytes_; }
   // What a slot of so many bytes takes up.
   uint64_t rounded(uint64_t bytes) const { return granules_of(bytes) * granule_bytes_; }
   uint64_t granules_of(uint64_t bytes) const {
     return (bytes + granule_bytes_ - 1) / granule_bytes_;
   }
+  size_t regions() const { return regions_.size(); }
+  uint64_t used_bytes_of(size_t region) const {
+    const Span& span = regions_[region];
+    return (span.end - span.begin - span.free) * granule_bytes_;
+  }
 
  private:
+  // Granules [begin, end), and what is known of them.
+  struct Span {
+    Span(uint64_t from, uint64_t to)
+        : begin(from), end(to), free(to - from), cursor(from), too_long(to - from + 1) {}
+    uint64_t begin, end, free;
+    uint64_t cursor;    // where the last search ended
+    uint64_t too_long;  // no free run has this length or more
+  };
+
   bool is_free(uint64_t granule) const { return (words_[granule / 64] >> (granule % 64)) & 1; }
   uint64_t next_free(uint64_t granule) const;
   uint64_t next_used(uint64_t granule, uint64_t limit) const;
   std::optional<uint64_t> find(uint64_t count, uint64_t from, uint64_t to) const;
+  std::optional<uint64_t> search(Span& span, uint64_t count) const;
+  std::optional<uint64_t> search_regions(uint64_t count, uint32_t first);
   void mark(uint64_t first, uint64_t count, bool free);
-  uint64_t free_run_around(uint64_t first, uint64_t count, uint64_t& begin) const;
+  void freed(Span& span, uint64_t first, uint64_t count) const;
+  uint64_t free_run_around(const Span& span, uint64_t first, uint64_t count, uint64_t& begin) const;
 
   uint64_t granule_bytes_;
   uint64_t granules_;
-  uint64_t free_granules_;
-  uint64_t cursor_ = 0;          // where the last search ended
-  uint64_t too_long_;            // no free run has this length or more
+  Span whole_;
+  std::vector<Span> regions_;    // empty where the pool is not divided
   std::vector<uint64_t> words_;  // 1 = free
   std::vector<uint32_t> generations_;
 };

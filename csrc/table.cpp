@@ -26,7 +26,8 @@ Table::Table(Slab& slab, Quotas quotas) : slab_(slab), quotas_(std::move(quotas)
 Table::~Table() = default;
 
 Table::Reserved Table::reserve(const BlockKey& key, const std::optional<BlockKey>& parent,
-                               uint32_t part_id, uint64_t bytes, uint64_t session) {
+                               uint32_t part_id, uint64_t bytes, uint64_t session,
+                               uint32_t region) {
   const auto found = blocks_.find(key);
   Block* block = found == blocks_.end() ? nullptr : found->second.get();
   if (block != nullptr) {
@@ -43,7 +44,7 @@ Table::Reserved Table::reserve(const BlockKey& key, const std::optional<BlockKey
   refresh(*block);
   // It and what it hangs on are held from here on.
   const bool may = quotas_.within_limits(block->tenant, slab_.rounded(bytes));
-  const std::optional<Slot> slot = may ? allocate(*block, bytes) : std::nullopt;
+  const std::optional<Slot> slot = may ? allocate(*block, bytes, region) : std::nullopt;
   if (!slot) {
     --block->reserved;
     refresh(*block);
@@ -241,11 +242,11 @@ void Table::release(const Slot& slot) {
   slab_.release(slot);
 }
 
-std::optional<Slot> Table::allocate(const Block& block, uint64_t bytes) {
+std::optional<Slot> Table::allocate(const Block& block, uint64_t bytes, uint32_t region) {
   const uint64_t most = kEvictFactor * bytes + kEvictBytes;
   bool noted = false;
   for (uint64_t evicted = 0;;) {
-    if (std::optional<Slot> slot = slab_.allocate(bytes)) {
+    if (std::optional<Slot> slot = slab_.allocate(bytes, region)) {
       slot->tenant = block.tenant;
       quotas_.took(block.tenant, slab_.rounded(bytes));
       return slot;

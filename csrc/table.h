@@ -86,9 +86,10 @@ class Table {
     Slot slot;
   };
   // GRANTED with a slot for `session` to fill, EXISTS, BUSY, or NO_SPACE if eviction does not help or
-  // the block's tenant would hold more than it may.
+  // the block's tenant would hold more than it may. In `region` of the slab where that has room;
+  // another is taken before anything is evicted.
   Reserved reserve(const BlockKey& key, const std::optional<BlockKey>& parent, uint32_t part_id,
-                   uint64_t bytes, uint64_t session);
+                   uint64_t bytes, uint64_t session, uint32_t region = Slab::kAnyRegion);
   // OK, or GONE if `session` has no such reservation of that generation.
   BlockStatus commit(const BlockKey& key, uint32_t part_id, uint64_t session, uint32_t generation,
                      uint32_t crc);
@@ -128,7 +129,7 @@ class Table {
   std::unique_ptr<Block> take_out(Block& block);
   void discard(std::unique_ptr<Block> block);
   void remove_committed(Block& block);
-  std::optional<Slot> allocate(const Block& block, uint64_t bytes);
+  std::optional<Slot> allocate(const Block& block, uint64_t bytes, uint32_t region);
   void refresh(Block& block);
   void publish(const Block& block);
   void withdraw(const Block& block);

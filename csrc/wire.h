@@ -61,6 +61,11 @@
 // and then looks whether the version still stands. What it used it notes in the log. What it does
 // not find, it asks for.
 //
+// PLACEMENT. `page_bytes` of a HELLO's reply is the size of the pages that the pool is made of: who
+// maps the pool at a multiple of it, and advises huge pages where it exceeds the system's own, keeps
+// them whole. The NUMA node that a client names is where the memory for what it writes is looked for
+// first, if the client shares the server's host (a Unix socket says so); it promises nothing.
+//
 // LEAVING. A server that is about to stop accepts no connection, and ends each one as soon as nothing
 // of it is under way: no request or reply, no reservation, no lease. When nobody writes any more it
 // answers WAITs with TIMEOUT, since nothing can land.
@@ -91,6 +96,7 @@ inline constexpr uint32_t kMaxParts = 1024;    // parts of one manifest
 inline constexpr uint32_t kMaxSlots = 131072;  // blocks x parts in one ACQUIRE
 inline constexpr uint32_t kMaxDeadlineMs = 3600u * 1000;
 inline constexpr uint16_t kAllParts = 0xFFFF;
+inline constexpr uint32_t kNoNumaNode = 0xFFFFFFFF;
 
 enum class Op : uint8_t {
   kHello = 1,      // who the client is; what the server is; the pool's memfd

@@ -22,10 +22,12 @@ struct HelloReply {
   uint64_t directory_bytes = 0;  // 0: none comes along
   std::string_view unix_path;  // "" if the server has no Unix socket
   std::string_view boot_id;    // of the server's kernel: equal to the client's on the same host
+  uint64_t page_bytes = 0;     // of the pages that the pool is made of
   template <class V>
   bool fields(V& v) {
     return v.u64(epoch) && v.u64(session) && v.u64(pool_bytes) && v.u32(granule_bytes) &&
-           v.u32(node) && v.u8(access) && v.u64(directory_bytes) && v.text(unix_path) && v.text(boot_id);
+           v.u32(node) && v.u8(access) && v.u64(directory_bytes) && v.text(unix_path) &&
+           v.text(boot_id) && v.u64(page_bytes);
   }
 };
 

@@ -16,9 +16,10 @@ struct HelloRequest {
   uint32_t flags = 0;  // HelloFlags
   std::string_view name;
   std::string_view token{};  // blob <= kMaxTokenBytes: opaque, never logged; "" without one
+  uint32_t numa_node = kNoNumaNode;  // of the memory that it copies from, as its host counts them
   template <class V>
   bool fields(V& v) {
-    return v.u32(flags) && v.text(name) && v.blob(token, kMaxTokenBytes);
+    return v.u32(flags) && v.text(name) && v.blob(token, kMaxTokenBytes) && v.u32(numa_node);
   }
 };
 

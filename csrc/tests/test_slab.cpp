@@ -11,15 +11,19 @@ namespace {
 using kv::Slab;
 using kv::Slot;
 
+const std::vector<uint64_t> kUndivided;
+const std::vector<uint64_t> kThirds{0, 333 * 4096, 700 * 4096};
+
 void slots_never_overlap_and_all_comes_back() {
   std::mt19937_64 rng(3);
-  for (const uint64_t granules : {1u, 63u, 64u, 65u, 1000u}) {
-    Slab slab(granules * 4096, 4096);
+  for (const uint64_t granules : {1u, 63u, 64u, 65u, 1000u, 1001u}) {
+    const bool divided = granules > 1000;
+    Slab slab(granules * 4096, 4096, divided ? kThirds : kUndivided);
     std::map<uint64_t, Slot> living;  // by first granule
     for (int step = 0; step < 4000; ++step) {
       if (rng() % 5 < 3) {
         const uint64_t bytes = 1 + rng() % (4096 * (rng() % 20 == 0 ? 100 : 6));
-        const auto slot = slab.allocate(bytes);
+        const auto slot = slab.allocate(bytes, static_cast<uint32_t>(rng() % 4));
         if (!slot) continue;
         const uint64_t end = slot->offset + slab.granules_of(bytes) * 4096;
         CHECK(slot->offset % 4096 == 0 && end <= slab.pool_bytes());
@@ -39,15 +43,16 @@ void slots_never_overlap_and_all_comes_back() {
     }
     for (const auto& [offset, slot] : living) slab.release(slot);
     CHECK(slab.free_bytes() == slab.pool_bytes());
+    for (size_t i = 0; i < slab.regions(); ++i) CHECK(slab.used_bytes_of(i) == 0);
     CHECK(slab.allocate(slab.pool_bytes()).has_value());
   }
 }
 
 // What the slab remembers about failed searches must never hide room that there is.
-void whatever_fits_is_found() {
+void whatever_fits_is_found(const std::vector<uint64_t>& regions) {
   std::mt19937_64 rng(5);
   constexpr uint64_t kGranules = 200;
-  Slab slab(kGranules * 4096, 4096);
+  Slab slab(kGranules * 4096, 4096, regions);
   std::vector<bool> used(kGranules, false);
   std::vector<Slot> living;
   for (int step = 0; step < 20'000; ++step) {
@@ -55,7 +60,7 @@ void whatever_fits_is_found() {
     if (rng() % 2 == 0) {
       uint64_t longest = 0, run = 0;
       for (const bool taken : used) longest = std::max(longest, run = taken ? 0 : run + 1);
-      const auto slot = slab.allocate(count * 4096);
+      const auto slot = slab.allocate(count * 4096, static_cast<uint32_t>(rng() % 4));
       CHECK(slot.has_value() == (longest >= count));
       if (!slot) continue;
       for (uint64_t i = 0; i < count; ++i) used[slot->offset / 4096 + i] = true;
@@ -80,10 +85,44 @@ void a_place_used_again_has_another_generation() {
   CHECK(!slab.allocate(0));
 }
 
+void a_region_is_used_up_before_another_is_taken() {
+  Slab slab(30 * 4096, 4096, {0, 10 * 4096, 20 * 4096});
+  CHECK(slab.regions() == 3);
+  for (uint64_t i = 0; i < 10; ++i) CHECK(slab.allocate(4096, 1)->offset == (10 + i) * 4096);
+  CHECK(slab.used_bytes_of(1) == 10 * 4096 && slab.used_bytes_of(0) == 0);
+  const Slot beside = *slab.allocate(4096, 1);
+  CHECK(beside.offset < 10 * 4096 || beside.offset >= 20 * 4096);
+  slab.release({15 * 4096, 4096, 0});
+  CHECK(slab.allocate(4096, 1)->offset == 15 * 4096);
+}
+
+void without_a_wish_the_region_with_most_room_is_taken() {
+  Slab slab(20 * 4096, 4096, {0, 8 * 4096});
+  CHECK(slab.allocate(5 * 4096)->offset == 8 * 4096);
+  CHECK(slab.allocate(3 * 4096)->offset == 0);
+  CHECK(slab.allocate(4096, 7)->offset == 13 * 4096);
+}
+
+void what_fits_no_region_lies_across_their_border() {
+  Slab slab(20 * 4096, 4096, {0, 10 * 4096});
+  const Slot low = *slab.allocate(3 * 4096, 0);
+  const Slot wide = *slab.allocate(12 * 4096, 0);
+  CHECK(wide.offset == 3 * 4096);
+  CHECK(slab.used_bytes_of(0) == 10 * 4096 && slab.used_bytes_of(1) == 5 * 4096);
+  slab.release(wide);
+  slab.release(low);
+  CHECK(slab.used_bytes_of(0) == 0 && slab.used_bytes_of(1) == 0);
+  CHECK(slab.allocate(20 * 4096)->offset == 0);
+}
+
 }  // namespace
 
 int main() {
   slots_never_overlap_and_all_comes_back();
-  whatever_fits_is_found();
+  whatever_fits_is_found(kUndivided);
+  whatever_fits_is_found({0, 64 * 4096, 131 * 4096});
+  a_region_is_used_up_before_another_is_taken();
+  without_a_wish_the_region_with_most_room_is_taken();
+  what_fits_no_region_lies_across_their_border();
   a_place_used_again_has_another_generation();
 }

@@ -88,11 +88,19 @@ class PoolView:
     """A mapping of a server's pool. Takes ownership of `fence_fd` (write end of the fence), not of `fd`.
 
     The memory is unmapped, and then the fence closed, when the view is closed or dropped AND the last copy
-    in progress and the last slice are gone. The mapping is not inherited by forked children. OSError.
+    in progress and the last slice are gone. The mapping is not inherited by forked children. `page_bytes`:
+    what the server says of the pool's pages; huge ones are then mapped whole where they are. OSError.
     """
 
     def __init__(
-        self, fd: int, size: int, writable: bool, fence_fd: int | None = None, *, prefault: bool = False
+        self,
+        fd: int,
+        size: int,
+        writable: bool,
+        fence_fd: int | None = None,
+        *,
+        prefault: bool = False,
+        page_bytes: int = 0,
     ) -> None: ...
     def close(self) -> None:
         """Give the mapping up. Never blocks; later use is a ValueError."""
@@ -165,6 +173,9 @@ class DirectoryReader:
 
         With `verify`, also checked against their digests. The memory of the block behind them holds anything.
         """
+
+def current_numa_node() -> int | None:
+    """Return the NUMA node of the CPU that runs this thread; None where the kernel does not say."""
 
 def gather(
     pool: PoolView, segments: Segments, indices: Sequence[int], offsets: Sequence[int]
@@ -314,7 +325,13 @@ class PoolAccess(enum.IntEnum):
     WRITE = 2
 
 def encode_hello(
-    request_id: int, *, name: str = "", token: str = "", want_pool: bool = False, want_write: bool = False
+    request_id: int,
+    *,
+    name: str = "",
+    token: str = "",
+    want_pool: bool = False,
+    want_write: bool = False,
+    numa_node: int | None = None,
 ) -> bytes: ...
 def encode_register(
     request_id: int,
@@ -389,6 +406,8 @@ class HelloReply:
     def unix_path(self) -> str: ...
     @property
     def boot_id(self) -> str: ...
+    @property
+    def page_bytes(self) -> int: ...
 
 @final
 class RegisterReply:
@@ -529,6 +548,58 @@ EVICTION_POLICIES: tuple[str, ...]
 """Who goes when the pool is full, the default first."""
 
 @final
+class Placement:
+    """Which pages a pool is to have, each kind in bytes (0: not those), and whose memory.
+
+    Huge pages that the host has set aside are tried first; with `explicit_only` a server without them does
+    not start (OSError, ENOMEM). Then those that the kernel makes itself: by touch, or else only in a pool that
+    is prefaulted. Then small ones. `numa_nodes`: the pool has one region for each, whose pages come from
+    that node while it has any. ValueError for what is no size of a page or no node.
+    """
+
+    def __init__(
+        self,
+        *,
+        explicit_page_bytes: int = 0,
+        explicit_only: bool = False,
+        transparent_page_bytes: int = 0,
+        transparent_by_touch: bool = True,
+        numa_nodes: Sequence[int] = (),
+    ) -> None: ...
+    @property
+    def explicit_page_bytes(self) -> int: ...
+    @property
+    def explicit_only(self) -> bool: ...
+    @property
+    def transparent_page_bytes(self) -> int: ...
+    @property
+    def transparent_by_touch(self) -> bool: ...
+    @property
+    def numa_nodes(self) -> list[int]: ...
+
+@final
+class Placed:
+    """Where a pool's memory came from."""
+
+    @property
+    def pages(self) -> str:
+        """explicit, transparent or small."""
+
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def huge_error(self) -> int:
+        """The errno for which some of it, or all, is not in the pages that were wanted; 0 for none."""
+
+    @property
+    def numa_error(self) -> int:
+        """The errno for which it is bound to no NUMA node; 0 for none."""
+
+    @property
+    def numa_regions(self) -> int:
+        """How many NUMA nodes have a part of it; 0 where it is bound to none."""
+
+@final
 class StoreServer:
     """A store node: TCP and Unix listeners, one thread of its own, one pool. Not started by the constructor.
 
@@ -539,6 +610,7 @@ class StoreServer:
     `tenants`: names and tokens; clients must then show one of the tokens. `quotas`: bytes of the pool by
     tenant, together no more than it; ValueError where they are, or where one is of none of the tenants. `tls`: a server's
     context; who comes over TCP must then speak TLS, and has `frame_deadline_s` seconds for its handshake and HELLO.
+    `placement`: which pages the pool is to have; `pool_bytes` is rounded up to those it gets.
     """
 
     def __init__(
@@ -558,6 +630,7 @@ class StoreServer:
         tenants: Sequence[tuple[str, str]] = (),
         quotas: Mapping[str, int] = ...,
         tls: TlsContext | None = None,
+        placement: Placement | None = None,
     ) -> None: ...
     def start(self) -> None:
         """Map the pool, bind and start the thread. OSError."""
@@ -587,6 +660,10 @@ class StoreServer:
 
         Leased bytes stay valid until released.
         """
+
+    @property
+    def placed(self) -> Placed:
+        """Where the pool's memory came from: small pages of 0 bytes unless running."""
 
     @property
     def port(self) -> int: ...

@@ -157,6 +157,17 @@ class StoreSettings(BaseSettings):
         default=False,
         description="touch the whole pool at the start, so that no first write pays for it",
     )
+    huge_pages: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="pages of the pool: auto takes huge ones that the host has set aside, else "
+        "transparent ones, else small ones, and logs why; on: those set aside or no start; "
+        "off: small ones",
+    )
+    numa: Literal["auto", "off"] = Field(
+        default="auto",
+        description="auto divides the pool among the NUMA nodes of the host, where it has several, "
+        "and keeps what an engine writes near it",
+    )
     eviction: str = Field(
         default=EVICTION_POLICIES[0],
         description=f"who goes when the pool is full: {', '.join(EVICTION_POLICIES)}",
@@ -175,6 +186,12 @@ class StoreSettings(BaseSettings):
     @classmethod
     def _level_in_any_case(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
+
+    @field_validator("huge_pages", "numa", mode="before")
+    @classmethod
+    def _bare_words_of_yaml(cls, value: object) -> object:
+        """YAML reads a bare on as true and a bare off as false."""
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
     @field_validator("eviction")
     @classmethod

@@ -215,7 +215,12 @@ class Channel:
     def _greet(self, name: str, token: str, access: Access, deadline: Deadline) -> HelloReply:
         want_pool, want_write = access != Access.NONE, access == Access.WRITE
         frame = _core.encode_hello(
-            self.next_id(), name=name, token=token, want_pool=want_pool, want_write=want_write
+            self.next_id(),
+            name=name,
+            token=token,
+            want_pool=want_pool,
+            want_write=want_write,
+            numa_node=_core.current_numa_node(),
         )
         if not want_pool:
             return _expect_hello(self.call(frame, deadline))
@@ -262,7 +267,9 @@ class Channel:
                 return
             writable = hello.access == PoolAccess.WRITE
             write_fd = fence.write_fd if fence else None
-            self.pool = PoolView(fds[0], hello.pool_bytes, writable, write_fd)
+            self.pool = PoolView(
+                fds[0], hello.pool_bytes, writable, write_fd, page_bytes=hello.page_bytes
+            )
             if hello.directory_bytes and len(fds) == SHARED_FDS:
                 self.directory = DirectoryReader(fds[1], hello.directory_bytes, fds[2])
         finally:

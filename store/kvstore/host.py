@@ -1,4 +1,7 @@
-"""What the host lacks for a pool, in sentences of advice; `advice` is a function of files alone."""
+"""What the host lacks for a pool, in sentences of advice; `advice` is a function of files alone.
+
+Of pages and NUMA nodes placement.py tells, which does something about them.
+"""
 
 import logging
 import re
@@ -12,8 +15,6 @@ __all__ = ["FILES", "Advice", "advice", "read_files"]
 
 MEMINFO: Final = "/proc/meminfo"
 LIMITS: Final = "/proc/self/limits"
-SHMEM_HUGE: Final = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
-NUMA_NODES: Final = "/sys/devices/system/node/online"
 CGROUP: Final = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     (
@@ -21,8 +22,7 @@ CGROUP: Final = (
         "/sys/fs/cgroup/memory/memory.usage_in_bytes",
     ),
 )
-FILES: Final = (MEMINFO, LIMITS, SHMEM_HUGE, NUMA_NODES, *(path for two in CGROUP for path in two))
-NO_HUGE_PAGES: Final = frozenset({"never", "deny"})
+FILES: Final = (MEMINFO, LIMITS, *(path for two in CGROUP for path in two))
 
 
 class Advice(NamedTuple):
@@ -43,17 +43,13 @@ def read_files(root: Path = Path("/")) -> dict[str, str]:
     return found
 
 
-def advice(files: Mapping[str, str], pool_bytes: int) -> list[Advice]:
-    """What to do about memory, its pinning, huge pages and NUMA nodes for a pool of this size.
+def advice(files: Mapping[str, str], pool_bytes: int, *, set_aside: bool = False) -> list[Advice]:
+    """What to do about memory and its pinning for a pool of this size.
 
-    A file that is not there is no evidence of a lack, but for that of huge pages.
+    A file that is not there is no evidence of a lack. `set_aside`: the pool takes memory that the
+    host has kept for huge pages, which is none of what is free.
     """
-    return [
-        *_memory(files, pool_bytes),
-        *_pinning(files, pool_bytes),
-        *_huge_pages(files),
-        *_numa_nodes(files),
-    ]
+    return [*([] if set_aside else _memory(files, pool_bytes)), *_pinning(files, pool_bytes)]
 
 
 def _memory(files: Mapping[str, str], pool_bytes: int) -> Iterator[Advice]:
@@ -89,31 +85,6 @@ def _pinning(files: Mapping[str, str], pool_bytes: int) -> Iterator[Advice]:
             f"the memlock limit of {_size(int(limit[1]))} is less than the pool, so that engines "
             "under it cannot pin what they map: raise it with `ulimit -l unlimited` or "
             "LimitMEMLOCK=infinity",
-        )
-
-
-def _huge_pages(files: Mapping[str, str]) -> Iterator[Advice]:
-    modes = re.search(r"\[(\w+)\]", files.get(SHMEM_HUGE, ""))
-    if modes is None:
-        yield Advice(
-            logging.INFO, "this kernel has no huge pages for shared memory: the pool has small ones"
-        )
-    elif modes[1] in NO_HUGE_PAGES:
-        yield Advice(
-            logging.INFO,
-            f"huge pages for shared memory are off ({modes[1]}), so that copies miss the TLB more "
-            f"often: as root, `echo advise > {SHMEM_HUGE}`",
-        )
-
-
-def _numa_nodes(files: Mapping[str, str]) -> Iterator[Advice]:
-    spans = re.findall(r"(\d+)(?:-(\d+))?", files.get(NUMA_NODES, ""))
-    nodes = sum(int(last or first) - int(first) + 1 for first, last in spans)
-    if nodes > 1:
-        yield Advice(
-            logging.INFO,
-            f"this host has {nodes} NUMA nodes and the pool is bound to none: run a store node for "
-            "each under `numactl --cpunodebind=N --membind=N`",
         )
 
 

@@ -87,6 +87,18 @@ FAMILIES: Final = (
     Family("pool_bytes", "Size of the pool."),
     Family("used_bytes", "Bytes of the pool that blocks have, committed or being written."),
     Family("free_bytes", "Bytes of the pool that no block has."),
+    Family(
+        "page_bytes",
+        "Size of the pages that the pool is made of: explicit (huge, set aside by the host), "
+        "transparent (huge, made by the kernel) or small; 0 for the other kinds.",
+        ("pages",),
+    ),
+    Family(
+        "numa_used_bytes",
+        "Used bytes in the memory of each NUMA node (0, 1 and so on); any: of a pool that is bound "
+        "to none.",
+        ("numa_node",),
+    ),
     Family("blocks", "Blocks that can be matched or are being written."),
     Family("reserved_blocks", "Parts of blocks that are being written."),
     Family(

@@ -21,6 +21,7 @@ from kvstore.host import Advice, advice, read_files
 from kvstore.http import create_app
 from kvstore.log import log_to_stderr
 from kvstore.node_tls import advice_on_the_wire, own_client, tls_of
+from kvstore.placement import plan, reader, told
 from kvstore.safety import StartRefused, TenantToken, quotas_of, tokens_of
 from kvstore.visit import Visit
 
@@ -70,7 +71,8 @@ async def _serve(
         require_token(app, server.admits)
         print(
             f"kvstore ready: {url} {'https' if tls else 'http'}://{host}:{http_port} "
-            f"unix:{server.unix_path or 'none'} pool:{settings.memory.human_readable()}",
+            f"unix:{server.unix_path or 'none'} "
+            f"pool:{ByteSize(server.stats()['pool_bytes']).human_readable()}",
             flush=True,
         )
         config = _http_config(settings, door.detach())
@@ -125,6 +127,15 @@ def _start_store(
     if settings.memory > memory_bytes:
         has = ByteSize(memory_bytes).human_readable()
         raise MemoryError(f"a pool of {settings.memory.human_readable()} does not fit into {has}")
+    placing = plan(
+        reader(),
+        int(settings.memory),
+        settings.huge_pages,
+        settings.numa,
+        prefault=settings.prefault,
+    )
+    if placing.refusal:
+        raise StartRefused(placing.refusal)
     server = StoreServer(
         host=settings.host,
         port=settings.port,
@@ -137,14 +148,16 @@ def _start_store(
         tenants=tenants,
         quotas=quotas,
         tls=tls,
+        placement=placing.placement,
     )
     if danger := advice_on_the_wire(settings):
         log.warning("%s", danger)
     # Read before the pool takes its part; what may end the process is said before it does.
-    lacks = advice(read_files(), int(settings.memory))
+    lacks = advice(read_files(), int(settings.memory), set_aside=placing.explicit)
     _tell(one for one in lacks if one.level >= logging.WARNING)
     server.start()
     _tell(one for one in lacks if one.level < logging.WARNING)
+    _tell(told(placing, server.placed))
     return server
 
 
