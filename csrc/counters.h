@@ -25,7 +25,9 @@ inline constexpr std::array<const char*, 4> kLandingNames{"landed", "timeout", "
 enum class Eviction : uint8_t { kCapacity, kDeleted, kPurged };
 inline constexpr std::array<const char*, 3> kEvictionNames{"capacity", "deleted", "purged"};
 
-inline constexpr std::array<const char*, 1> kTierNames{"memory"};
+// Where blocks lie; the number is that of wire::Place.
+enum class Tier : uint8_t { kMemory, kDisk };
+inline constexpr std::array<const char*, 2> kTierNames{"memory", "disk"};
 
 // By the number of the op, less one.
 inline constexpr std::array<const char*, 16> kOpNames{
@@ -69,7 +71,7 @@ struct CountsBy {
 struct Counters {
   uint64_t connections = 0, puts = 0, commits = 0, aborts = 0, corrupt = 0, no_space = 0;
   uint64_t deleted = 0, purged = 0;
-  uint64_t hits = 0, misses = 0;                          // of MATCH and ACQUIRE
+  CountsBy<Tier, kTierNames.size()> hits, misses;         // of MATCH and ACQUIRE
   CountsBy<Transport, kTransportNames.size()> bytes_in;   // committed
   CountsBy<Transport, kTransportNames.size()> bytes_out;  // of GET, and of ACQUIRE by mappers
   uint64_t refusals = 0;                                  // engines that refused to share

@@ -33,7 +33,9 @@ Node::Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable
       slab_(pool_bytes, options_.granule_bytes, begins_of(options_.regions)),
       table_(slab_, quotas_of(options_, pool_bytes, options_.limits.pins)),
       registry_(options_.tenants.count()),
-      waits_(table_),
+      waits_([this](uint32_t spec_id, const PartIds& parts, HashSpan hashes) {
+        return find(spec_id, parts, hashes, false).blocks;
+      }),
       leases_(table_),
       fences_(table_) {
   if (directory == nullptr) return;
@@ -75,6 +77,7 @@ std::optional<uint64_t> Node::end_session(uint64_t id) {
     counts.waits -= session->waits;
     counts.wait_hashes -= session->wait_hashes;
   }
+  if (runs_ != nullptr) runs_->drop_session(id);
   session->put.reset();
   std::vector<Slot> slots;
   for (const PartKey& key : session->reservations)
@@ -193,20 +196,19 @@ void Node::count_use(const Session& session, const UseLog::Use& use) {
   Block* block = key ? table_.find(key->block) : nullptr;
   if (block == nullptr) return;
   table_.touch(*block);
-  count_match(session, 1, 1);
+  count_match(session, {1, 1, 1}, 1);
   if (use.read) counters_.bytes_out[Transport::kShm] += block->find(key->part_id)->slot.bytes;
 }
 
 uint64_t Node::purge(std::optional<uint32_t> tenant) {
-  uint64_t removed = 0;
-  if (tenant) {
-    const std::unordered_set<uint32_t> specs = registry_.specs_of(*tenant);
-    removed = table_.purge(&specs);
-  } else {
-    removed = table_.purge();
-  }
+  std::unordered_set<uint32_t> specs;
+  if (tenant) specs = registry_.specs_of(*tenant);
+  const std::unordered_set<uint32_t>* of = tenant ? &specs : nullptr;
+  // First those that the memory has not: each block counts once.
+  const uint64_t on_disk_only = disk_ != nullptr ? disk_->purge(of) : 0;
+  const uint64_t removed = table_.purge(of);
   counters_.purged += removed;
-  return removed;
+  return removed + on_disk_only;
 }
 
 }  // namespace kv

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "counters.h"
+#include "disk_runs.h"
+#include "disk_tier.h"
 #include "fences.h"
 #include "leases.h"
 #include "placement.h"
@@ -43,7 +45,7 @@ struct NodeOptions {
 };
 
 // Requests are handled one at a time, by one thread. Nothing here blocks.
-class Node {
+class Node : private DiskEvents {
  public:
   static constexpr size_t kScratchBytes = 256u << 10;
   static constexpr size_t kMaxReservations = 65536;  // of one connection
@@ -60,6 +62,7 @@ class Node {
   void set_now(TimePoint now) {
     now_ = now;
     table_.set_now(std::chrono::duration<double>(now.time_since_epoch()).count());
+    if (disk_ != nullptr) disk_->set_now(now);
   }
   TimePoint now() const { return now_; }
 
@@ -100,7 +103,16 @@ class Node {
   std::vector<uint64_t> idle_sessions() const;
 
   void expire_waits();
-  std::optional<TimePoint> next_deadline() const { return waits_.next_deadline(); }
+  std::optional<TimePoint> next_deadline() const;
+
+  // node_disk.cpp
+  // Puts a disk under the memory, with what lies there from an earlier life. Before the first
+  // request; 0 or an errno, as DiskTier::open. `io`: in place of the real one.
+  int open_disk(DiskOptions options, std::unique_ptr<DiskIo> io = nullptr);
+  DiskTier* disk() { return disk_.get(); }
+  // Answers requests that have waited for the disk for too long.
+  void expire_runs();
+
   // Forgets the blocks of a tenant, or everybody's; how many.
   uint64_t purge(std::optional<uint32_t> tenant = std::nullopt);
   // Of the node, and of each tenant or of this one.
@@ -159,20 +171,44 @@ class Node {
   bool put(Session& session, const Header& header, const wire::WriteRequest& request);
 
   // ops_read.cpp
-  bool match(Session& session, const Header& header, const wire::BlocksRequest& request);
+  bool match(Session& session, const Header& header, const wire::MatchRequest& request);
   bool acquire(Session& session, const Header& header, const wire::ReadRequest& request);
   bool release(Session& session, const Header& header, const wire::ReleaseRequest& request);
   bool get(Session& session, const Header& header, const wire::ReadRequest& request);
   bool wait(Session& session, const Header& header, const wire::WaitRequest& request);
   bool cancel(Session& session, const Header& header, const wire::CancelRequest& request);
+  void land(std::unique_ptr<Wait> wait);
   void answer_wait(const Wait& wait, wire::Status status);
   void count_landing(const Wait& wait, wire::Status status);
-  void count_match(const Session& session, uint32_t hits, uint32_t asked);
   void count_uses();
   void count_uses(Session& session);
   bool read_in_place(const Block& block) const;
   void count_use(const Session& session, const UseLog::Use& use);
+  // How many leading blocks there are, and how many of them the memory has.
+  struct Found {
+    uint32_t blocks = 0;
+    uint32_t leading_in_memory = 0;
+    uint32_t in_memory = 0;
+  };
+  Found find(uint32_t spec_id, const PartIds& parts, HashSpan hashes, bool touch);
+  void count_match(const Session& session, const Found& found, uint32_t asked);
   std::vector<Block*> leading_run(uint32_t spec_id, const PartIds& parts, HashSpan hashes);
+  bool give_lease(Session& session, const Header& header, const Manifest& manifest,
+                  const wire::ReadRequest& request);
+  bool send_run(Session& session, const Header& header, const Manifest& manifest,
+                const wire::ReadRequest& request);
+
+  // node_disk.cpp
+  bool fetch_first(Session& session, const Header& header, const Manifest& manifest,
+                   const wire::ReadRequest& request);
+  void announce(const Manifest& manifest, const Found& found, HashSpan hashes);
+  bool fetch_landed(std::unique_ptr<Wait>& wait);
+  void end_run(std::unique_ptr<DiskRun> run);
+  void end_runs(DiskRuns::Ended runs);
+  void on_promoted(const BlockKey& key) override;
+  void on_lost(const BlockKey& key) override;
+  void on_bypassed() override;
+  void name_on_disk(const Manifest& manifest, const wire::RegisterRequest& request);
 
   template <class Body>
   void reply(Session& session, const Header& header, Body body,
@@ -209,6 +245,8 @@ class Node {
   std::vector<Session*> neighbours_;  // those that read without asking
   std::vector<uint64_t> dirty_;
   std::vector<uint8_t> scratch_;
+  std::unique_ptr<DiskTier> disk_;  // null: there is none
+  std::unique_ptr<DiskRuns> runs_;
 };
 
 template <class Body>

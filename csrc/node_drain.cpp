@@ -30,7 +30,8 @@ std::vector<uint64_t> Node::idle_sessions() const {
 bool Session::idle() const {
   if (output_pending()) return false;
   if (closing) return true;
-  if (put != nullptr || input.size() != 0 || !reservations.empty() || waits != 0) return false;
+  if (put != nullptr || input.size() != 0 || !reservations.empty() || waits != 0 || parked != 0)
+    return false;
   // A request that has come but has not been looked at is under way.
   if (tls_ != nullptr && tls_->readable()) return false;
   char next;

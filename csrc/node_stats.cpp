@@ -63,8 +63,8 @@ StatList::Values Node::stats(std::optional<uint32_t> tenant) const {
       .add("draining", draining_ ? 1 : 0)
       .add("manifests", registry_.manifests().size())
       .add("connections_total", c.connections)
-      .add_each("hits_total", kTierNames, {c.hits})
-      .add_each("misses_total", kTierNames, {c.misses})
+      .add_each("hits_total", kTierNames, c.hits.values)
+      .add_each("misses_total", kTierNames, c.misses.values)
       .add("puts_total", c.puts)
       .add("commits_total", c.commits)
       .add("aborts_total", c.aborts)
@@ -88,6 +88,8 @@ StatList::Values Node::stats(std::optional<uint32_t> tenant) const {
     if (!tenant || *tenant == i)
       add_tenant(list, tenants.names()[i - 1], table_.quotas().use(i), tenant_counts_[i],
                  tenants.quotas()[i - 1]);
+  if (disk_ != nullptr) disk_->add_stats(list);
+  else add_disk_stats(list, {}, {});
   return list.take();
 }
 

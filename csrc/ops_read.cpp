@@ -8,11 +8,35 @@ namespace kv {
 
 using wire::Status;
 
-void Node::count_match(const Session& session, uint32_t hits, uint32_t asked) {
-  counters_.hits += hits;
-  counters_.misses += asked - hits;
-  counts_of(session).hits += hits;
-  counts_of(session).misses += asked - hits;
+void Node::count_match(const Session& session, const Found& found, uint32_t asked) {
+  counts_of(session).hits += found.blocks;
+  counts_of(session).misses += asked - found.blocks;
+  counters_.hits[Tier::kMemory] += found.in_memory;
+  counters_.misses[Tier::kMemory] += asked - found.in_memory;
+  if (disk_ == nullptr) return;
+  counters_.hits[Tier::kDisk] += found.blocks - found.in_memory;
+  counters_.misses[Tier::kDisk] += asked - found.blocks;
+}
+
+Node::Found Node::find(uint32_t spec_id, const PartIds& parts, HashSpan hashes, bool touch) {
+  Found found;
+  found.blocks = table_.match(spec_id, parts, hashes, touch);
+  found.leading_in_memory = found.in_memory = found.blocks;
+  // Else the disk would let go first what is used most: that is seldom asked of it.
+  for (uint32_t i = 0; disk_ != nullptr && touch && i < found.blocks; ++i)
+    disk_->touch({spec_id, hashes[i]});
+  for (; disk_ != nullptr && found.blocks < hashes.count; ++found.blocks) {
+    const BlockKey key{spec_id, hashes[found.blocks]};
+    if (Block* block = table_.find_complete(key, parts)) {
+      if (touch) table_.touch(*block);
+      ++found.in_memory;
+    } else if (!disk_->has(key, parts)) {
+      break;
+    } else if (touch) {
+      disk_->touch(key);
+    }
+  }
+  return found;
 }
 
 std::vector<Block*> Node::leading_run(uint32_t spec_id, const PartIds& parts, HashSpan hashes) {
@@ -26,14 +50,19 @@ std::vector<Block*> Node::leading_run(uint32_t spec_id, const PartIds& parts, Ha
   return run;
 }
 
-bool Node::match(Session& session, const Header& header, const wire::BlocksRequest& request) {
+bool Node::match(Session& session, const Header& header, const wire::MatchRequest& request) {
   const Manifest* manifest = manifest_or_fail(session, header, request.manifest_id);
   if (manifest == nullptr) return true;
-  const uint32_t blocks = table_.match(manifest->spec_id, manifest->part_ids, request.hashes, true);
-  count_match(session, blocks, request.hashes.count);
-  wire::MatchReply answer{blocks, {}};
-  if (blocks != 0) answer.places.push_back({blocks, options_.node, 0});
+  const Found found = find(manifest->spec_id, manifest->part_ids, request.hashes, true);
+  count_match(session, found, request.hashes.count);
+  wire::MatchReply answer{found.blocks, {}};
+  const auto place = [&](uint32_t blocks, Tier tier) {
+    answer.places.push_back({blocks, options_.node, static_cast<uint8_t>(tier)});
+  };
+  if (found.leading_in_memory != 0) place(found.leading_in_memory, Tier::kMemory);
+  if (found.blocks > found.leading_in_memory) place(found.blocks, Tier::kDisk);
   reply(session, header, std::move(answer));
+  if (request.promote != 0) announce(*manifest, found, request.hashes);
   return true;
 }
 
@@ -48,12 +77,24 @@ bool Node::acquire(Session& session, const Header& header, const wire::ReadReque
       leases_.blocks_of(session.id) + request.hashes.count > kMaxLeasedBlocks)
     return fail(session, header, Status::kLimit,
                 "too many blocks in one lease, or leased by this connection");
+  if (disk_ != nullptr)
+    count_match(session, find(manifest->spec_id, manifest->part_ids, request.hashes, false),
+                request.hashes.count);
+  return fetch_first(session, header, *manifest, request) ||
+         give_lease(session, header, *manifest, request);
+}
+
+bool Node::give_lease(Session& session, const Header& header, const Manifest& manifest,
+                      const wire::ReadRequest& request) {
+  const bool all = request.part == wire::kAllParts;
+  const size_t wanted = all ? manifest.parts.size() : 1;
   // A block is leased only with all parts of the manifest, also where one part is asked for.
-  std::vector<Block*> run = leading_run(manifest->spec_id, manifest->part_ids, request.hashes);
-  count_match(session, static_cast<uint32_t>(run.size()), request.hashes.count);
+  std::vector<Block*> run = leading_run(manifest.spec_id, manifest.part_ids, request.hashes);
   wire::AcquireReply answer;
   answer.blocks = static_cast<uint32_t>(run.size());
-  const ManifestPart* first = manifest->parts.data() + (all ? 0 : request.part);
+  if (disk_ == nullptr)
+    count_match(session, {answer.blocks, answer.blocks, answer.blocks}, request.hashes.count);
+  const ManifestPart* first = manifest.parts.data() + (all ? 0 : request.part);
   for (size_t k = 0; k < wanted; ++k) answer.part_bytes.push_back(first[k].bytes);
   for (Block* block : run) {
     for (size_t k = 0; k < wanted; ++k) {
@@ -84,8 +125,14 @@ bool Node::get(Session& session, const Header& header, const wire::ReadRequest& 
   const Manifest* manifest = manifest_or_fail(session, header, request.manifest_id);
   if (manifest == nullptr) return true;
   if (request.part >= manifest->parts.size()) return refuse(session, header, "no such part");
-  const ManifestPart& part = manifest->parts[request.part];
-  std::vector<Block*> run = leading_run(manifest->spec_id, manifest->part_ids, request.hashes);
+  return fetch_first(session, header, *manifest, request) ||
+         send_run(session, header, *manifest, request);
+}
+
+bool Node::send_run(Session& session, const Header& header, const Manifest& manifest,
+                    const wire::ReadRequest& request) {
+  const ManifestPart& part = manifest.parts[request.part];
+  std::vector<Block*> run = leading_run(manifest.spec_id, manifest.part_ids, request.hashes);
   wire::GetReply answer{part.bytes, {}};
   Outgoing out;
   for (Block* block : run) {
@@ -125,7 +172,7 @@ bool Node::wait(Session& session, const Header& header, const wire::WaitRequest&
            std::vector<Hash>(request.hashes.data, request.hashes.data + request.upto),
            request.lease != 0, now_ + deadline_ms, 0, now_});
   count_wait(session, request.upto, true);
-  if (const auto landed = waits_.add(std::move(wait))) answer_wait(*landed, Status::kOk);
+  if (auto landed = waits_.add(std::move(wait))) land(std::move(landed));
   return true;
 }
 
@@ -143,13 +190,19 @@ bool Node::cancel(Session& session, const Header& header, const wire::CancelRequ
   return true;
 }
 
+void Node::land(std::unique_ptr<Wait> wait) {
+  // A lease is on blocks in memory.
+  if (wait->lease && fetch_landed(wait)) return;
+  answer_wait(*wait, Status::kOk);
+}
+
 void Node::answer_wait(const Wait& wait, Status status) {
   Session* session = find_session(wait.session);
   if (session == nullptr) return;
   count_wait(*session, wait.hashes.size(), false);
   wire::WaitReply answer;
   // What landed counts as used: somebody is about to read it.
-  answer.blocks = table_.match(wait.spec_id, wait.parts, wait.span(), status == Status::kOk);
+  answer.blocks = find(wait.spec_id, wait.parts, wait.span(), status == Status::kOk).blocks;
   const bool leasable = leases_.blocks_of(wait.session) + answer.blocks <= kMaxLeasedBlocks;
   if (status == Status::kOk && wait.lease && answer.blocks != 0 && leasable)
     answer.lease_id =

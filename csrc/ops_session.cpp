@@ -102,6 +102,7 @@ bool Node::register_(Session& session, const Header& header, const wire::Registe
   const Manifest& manifest = *outcome.manifest;
   table_.quotas().own(manifest.spec_id, session.tenant);
   session.engines[manifest.id] = request.engine;
+  if (disk_ != nullptr) name_on_disk(manifest, request);
   wire::RegisterReply answer{manifest.id, manifest.spec_id, {}};
   for (const ManifestPart& part : manifest.parts) answer.part_ids.push_back(part.part_id);
   reply(session, header, std::move(answer));
@@ -156,9 +157,13 @@ bool Node::delete_(Session& session, const Header& header, const wire::BlocksReq
   const Manifest* manifest = manifest_or_fail(session, header, request.manifest_id);
   if (manifest == nullptr) return true;
   uint64_t removed = 0;
-  for (uint32_t i = 0; i < request.hashes.count; ++i)
-    removed += table_.remove({manifest->spec_id, request.hashes[i]}) ? 1 : 0;
-  counters_.deleted += removed;
+  for (uint32_t i = 0; i < request.hashes.count; ++i) {
+    const BlockKey key{manifest->spec_id, request.hashes[i]};
+    const bool on_disk = disk_ != nullptr && disk_->remove(key);
+    const bool in_memory = table_.remove(key);
+    counters_.deleted += in_memory ? 1 : 0;
+    removed += in_memory || on_disk ? 1 : 0;
+  }
   reply(session, header, wire::CountReply{removed});
   return true;
 }

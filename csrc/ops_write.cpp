@@ -45,7 +45,8 @@ bool Node::commit_one(const PartKey& key, uint64_t session, const Slot& slot, ui
     return false;
   ++counters_.commits;
   counters_.bytes_in[transport] += slot.bytes;
-  for (const auto& landed : waits_.committed(key.block)) answer_wait(*landed, Status::kOk);
+  if (disk_ != nullptr) disk_->committed(key.block, key.part_id);
+  for (auto& landed : waits_.committed(key.block)) land(std::move(landed));
   return true;
 }
 

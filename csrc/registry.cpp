@@ -18,8 +18,8 @@ const Manifest* Registry::find(uint32_t tenant, uint32_t id) const {
 
 std::unordered_set<uint32_t> Registry::specs_of(uint32_t tenant) const {
   std::unordered_set<uint32_t> specs;
-  for (const Manifest& manifest : manifests_)
-    if (manifest.tenant == tenant) specs.insert(manifest.spec_id);
+  for (const auto& [key, id] : spec_ids_)
+    if (key.spec_id == tenant) specs.insert(id);
   return specs;
 }
 
@@ -56,6 +56,16 @@ bool Registry::agrees(const Manifest& known, const wire::RegisterRequest& reques
   return true;
 }
 
+void Registry::restore_spec(std::optional<uint32_t> tenant, const Hash& digest, uint32_t id) {
+  last_spec_ = std::max(last_spec_, id);
+  if (tenant) spec_ids_.try_emplace({*tenant, digest}, id);
+}
+
+void Registry::restore_part(uint32_t spec_id, const Hash& digest, uint64_t bytes, uint32_t id) {
+  last_part_ = std::max(last_part_, id);
+  parts_.try_emplace({spec_id, digest}, KnownPart{id, bytes});
+}
+
 Registry::Outcome Registry::add(uint32_t tenant, const wire::RegisterRequest& request,
                                 uint64_t most_part_bytes) {
   if (const Status status = check(tenant, request, most_part_bytes); status != Status::kOk)
@@ -67,8 +77,8 @@ Registry::Outcome Registry::add(uint32_t tenant, const wire::RegisterRequest& re
                                    : Outcome{Status::kConflict, nullptr};
   }
   if (count_of_[tenant] >= most_each_) return {Status::kLimit, nullptr};
-  const auto next_spec = static_cast<uint32_t>(spec_ids_.size() + 1);
-  const auto spec = spec_ids_.try_emplace({tenant, request.spec}, next_spec).first;
+  const auto [spec, new_spec] = spec_ids_.try_emplace({tenant, request.spec}, last_spec_ + 1);
+  if (new_spec) ++last_spec_;
   Manifest manifest{static_cast<uint32_t>(manifests_.size() + 1),
                     tenant,
                     spec->second,
@@ -77,9 +87,10 @@ Registry::Outcome Registry::add(uint32_t tenant, const wire::RegisterRequest& re
                     {},
                     {}};
   for (const wire::PartSpec& part : request.parts) {
-    const KnownPart fresh{static_cast<uint32_t>(parts_.size() + 1), part.bytes};
-    const KnownPart& entry =
-        parts_.try_emplace({manifest.spec_id, part.digest}, fresh).first->second;
+    const KnownPart fresh{last_part_ + 1, part.bytes};
+    const auto [known, new_part] = parts_.try_emplace({manifest.spec_id, part.digest}, fresh);
+    if (new_part) ++last_part_;
+    const KnownPart& entry = known->second;
     manifest.parts.push_back({entry.id, entry.bytes});
     manifest.part_ids.push_back(entry.id);
   }

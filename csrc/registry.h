@@ -51,6 +51,12 @@ class Registry {
   // larger than `most_part_bytes`, or there twice.
   Outcome add(uint32_t tenant, const wire::RegisterRequest& request, uint64_t most_part_bytes);
 
+  // What a life of the node before this one had registered keeps its ids, so that whoever registers
+  // it again gets the same. Of a tenant that there is no more (nothing) the ids are only not given
+  // away. Ignored where the name has another id already.
+  void restore_spec(std::optional<uint32_t> tenant, const Hash& digest, uint32_t id);
+  void restore_part(uint32_t spec_id, const Hash& digest, uint64_t bytes, uint32_t id);
+
   // Null also for another tenant's.
   const Manifest* find(uint32_t tenant, uint32_t id) const;
   std::unordered_set<uint32_t> specs_of(uint32_t tenant) const;
@@ -66,6 +72,7 @@ class Registry {
   bool agrees(const Manifest& known, const wire::RegisterRequest& request) const;
 
   uint32_t most_each_;
+  uint32_t last_spec_ = 0, last_part_ = 0;            // ids given away
   std::vector<Manifest> manifests_;                   // id i stands at i - 1
   std::unordered_map<uint32_t, uint32_t> count_of_;   // manifests by tenant
   // Keyed with the tenant where a BlockKey has its spec.

@@ -109,7 +109,7 @@ int Server::open() {
                                          pool_->page_bytes(), pool_->regions()},
                              pool_->data(), pool_->size(), pool_->readable_fd(),
                              pool_->writable_fd(), directory_.get());
-  return 0;
+  return open_disk();
 }
 
 void Server::stop() {
@@ -119,11 +119,12 @@ void Server::stop() {
     thread_.join();
   }
   if (unix_) unlink(options_.unix_path.c_str());
-  for (File* file : {&tcp_, &unix_, &epoll_, &wake_, &drained_}) file->reset();
+  for (File* file : {&tcp_, &unix_, &epoll_, &wake_, &drained_, &notice_}) file->reset();
   {
     const auto lock = enter();
     node_.reset();
   }
+  flushed_.notify_all();
   pool_.reset();
   directory_.reset();
   queued_.clear();
@@ -147,9 +148,11 @@ StatList::Values Server::stats() {
 uint64_t Server::purge(std::optional<std::string_view> token) {
   const auto lock = enter();
   if (node_ == nullptr) return 0;
-  if (!token) return node_->purge();
-  const std::optional<uint32_t> tenant = node_->admit(*token);
-  return tenant ? node_->purge(*tenant) : 0;
+  const std::optional<uint32_t> tenant =
+      token ? node_->admit(*token) : std::optional<uint32_t>();
+  if (token && !tenant) return 0;
+  wake();  // what that makes the disk do is done by the loop
+  return node_->purge(tenant);
 }
 
 bool Server::admits(std::string_view token) {
@@ -165,7 +168,7 @@ int Server::watch(int fd, Kind kind, uint64_t id, uint32_t events) {
 }
 
 int Server::timeout_ms() const {
-  if (!queued_.empty()) return 0;
+  if (!queued_.empty() || disk_busy_) return 0;
   TimePoint until = next_sweep_;
   if (const auto deadline = node_->next_deadline()) until = std::min(until, *deadline);
   const std::chrono::duration<double, std::milli> left = until - Clock::now();
@@ -185,6 +188,7 @@ void Server::loop() {
     node_->set_now(Clock::now());
     for (int i = 0; i < count; ++i) on_event(events[i].data.u64, events[i].events);
     resume_queued();
+    if (node_->disk() != nullptr) turn_disk();
     node_->expire_waits();
     if (node_->now() >= next_sweep_) sweep();
     if (node_->draining()) node_->end_hopeless_waits();
@@ -199,6 +203,7 @@ void Server::on_event(uint64_t data, uint32_t events) {
     case kWake: return;
     case kListenTcp: return accept_all(tcp_, false);
     case kListenUnix: return accept_all(unix_, true);
+    case kDisk: disk_ready_ = true; return;
     case kFence:
       // The only event a fence is watched for is that its write end is closed. The descriptor is
       // closed with it, which takes it out of epoll.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -36,6 +37,15 @@ struct ServerOptions {
   std::optional<TenantLimits> limits{};  // of each tenant; else those of TenantLimits::of
   std::shared_ptr<const TlsContext> tls{};  // of TCP; none: it is plain. The Unix socket always is.
   Placement placement{};
+  DiskOptions disk{};
+};
+
+// What a flush came to.
+struct FlushResult {
+  bool done = false;
+  std::string why;  // if not
+  uint64_t durable_blocks = 0;
+  uint64_t skipped = 0;  // parts of blocks that were not written, since the node started
 };
 
 // start() and stop() belong to one owner; stats() and purge() may be called from any thread while
@@ -47,8 +57,10 @@ class Server {
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // 0, or an errno: of the pool, of a listener, or EALREADY.
+  // 0, or an errno: of the pool, of a listener, or EALREADY. Of the disk if failed_path() is not "".
   int start();
+  // What the last start() failed at, where it was the disk: its folder.
+  const std::string& failed_path() const { return failed_path_; }
   // Ends every connection and joins the thread. Idempotent.
   void stop();
 
@@ -85,9 +97,17 @@ class Server {
   enum class Parse { kMore, kHandled, kRefused };
   static Parse parse_frame(Node& node, Session& session, size_t& missing);
 
+  // server_disk.cpp
+  // Waits until every block committed so far is durable on the disk, at most `timeout_s` seconds.
+  FlushResult flush_disk(double timeout_s);
+  // Readable while there are notices. The server's own; -1 without a disk, or unless running.
+  int notice_fd() const { return notice_.get(); }
+  // What happened to the disk, in sentences.
+  std::vector<DiskNotice> take_notices();
+
  private:
   // What an epoll event is about stands in the low bits of its data, which one above.
-  enum Kind : uint64_t { kWake, kListenTcp, kListenUnix, kSession, kFence };
+  enum Kind : uint64_t { kWake, kListenTcp, kListenUnix, kSession, kFence, kDisk };
   static constexpr unsigned kKindBits = 3;
 
   // Two doors, so that the loop, which asks again at once, cannot keep a visitor out.
@@ -115,6 +135,10 @@ class Server {
   void requeue(Session& session);
   void sweep();
 
+  // server_disk.cpp
+  int open_disk();
+  void turn_disk();
+
   // server_drain.cpp
   void end_idle();
   static void signal(const File& event);
@@ -133,6 +157,11 @@ class Server {
   std::vector<uint64_t> queued_;  // sessions with input that is still to be looked at
   bool accept_paused_ = false;    // no descriptors left; until the next sweep
   TimePoint next_sweep_{};
+  File notice_;
+  std::string failed_path_;
+  std::condition_variable_any flushed_;  // with mutex_: a turn of the loop has ended
+  bool disk_ready_ = false;              // the disk has completed something
+  bool disk_busy_ = false;               // it has more to do at once
 };
 
 }  // namespace kv

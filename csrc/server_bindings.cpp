@@ -5,6 +5,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <bit>
@@ -21,6 +22,7 @@ namespace {
 using OptionalText = std::optional<std::string>;
 constexpr uint32_t kMostNumaNodes = 1024;
 using TenantTokens = std::vector<std::pair<std::string, std::string>>;
+using Notices = std::vector<std::pair<bool, std::string>>;
 using TenantQuotas = std::map<std::string, uint64_t>;
 
 std::vector<TenantOptions> tenants_with(const TenantTokens& tokens, TenantQuotas quotas,
@@ -42,7 +44,9 @@ void init_server(Server* self, std::string host, uint16_t port, OptionalText uni
                  uint64_t pool_bytes, uint32_t granule_bytes, uint32_t node, bool prefault,
                  size_t max_connections, double frame_deadline_s, unsigned unix_mode,
                  std::string eviction, const TenantTokens& tenants, TenantQuotas quotas,
-                 const std::shared_ptr<TlsContext>& tls, const Placement* placement) {
+                 OptionalText disk, uint64_t disk_bytes, std::string disk_io,
+                 double disk_read_timeout_s, const std::shared_ptr<TlsContext>& tls,
+                 const Placement* placement) {
   if (!(frame_deadline_s > 0)) throw nb::value_error("frame_deadline_s must be positive");
   if (pool_bytes == 0) throw nb::value_error("pool_bytes must be positive");
   const bool power_of_two = (granule_bytes & (granule_bytes - 1)) == 0;
@@ -56,6 +60,14 @@ void init_server(Server* self, std::string host, uint16_t port, OptionalText uni
   if (tls != nullptr && !tls->is_server()) throw nb::value_error("tls must be a server's context");
   options.tls = tls;
   if (placement != nullptr) options.placement = *placement;
+  if (disk) {
+    if (disk->empty() || disk_bytes < granule_bytes) throw nb::value_error("a disk needs a folder and a size");
+    if (!(disk_read_timeout_s > 0)) throw nb::value_error("disk_read_timeout_s must be positive");
+    options.disk.folder = std::move(*disk);
+    options.disk.bytes = disk_bytes;
+    options.disk.io = std::move(disk_io);
+    options.disk.read_timeout_s = disk_read_timeout_s;
+  }
   new (self) Server(std::move(options));
 }
 
@@ -80,8 +92,30 @@ void start(Server& server) {
   }
   if (error == 0) return;
   errno = error;
-  PyErr_SetFromErrno(PyExc_OSError);
+  const std::string& path = server.failed_path();
+  if (path.empty()) PyErr_SetFromErrno(PyExc_OSError);
+  else PyErr_SetFromErrnoWithFilename(PyExc_OSError, path.c_str());
   throw nb::python_error();
+}
+
+std::tuple<std::string, uint64_t, uint64_t> flush_disk(Server& server, double timeout_s) {
+  FlushResult result;
+  {
+    const nb::gil_scoped_release released;
+    result = server.flush_disk(timeout_s);
+  }
+  return {result.why, result.durable_blocks, result.skipped};
+}
+
+Notices take_notices(Server& server) {
+  std::vector<DiskNotice> taken;
+  {
+    const nb::gil_scoped_release released;
+    taken = server.take_notices();
+  }
+  Notices notices;
+  for (DiskNotice& one : taken) notices.emplace_back(one.bad, std::move(one.sentence));
+  return notices;
 }
 
 int drain(Server& server) {
@@ -117,6 +151,9 @@ void bind_server(nb::module_& m) {
   nb::list policies;
   for (const std::string_view name : eviction_policies()) policies.append(nb::str(name.data(), name.size()));
   m.attr("EVICTION_POLICIES") = nb::tuple(policies);
+  nb::list kinds;
+  for (const std::string_view kind : disk_io_kinds()) kinds.append(nb::str(kind.data(), kind.size()));
+  m.attr("DISK_IO_KINDS") = nb::tuple(kinds);
   using Release = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Placement>(m, "Placement")
       .def("__init__", init_placement, nb::kw_only(), "explicit_page_bytes"_a = 0,
@@ -140,12 +177,17 @@ void bind_server(nb::module_& m) {
            "unix_path"_a = nb::none(), "pool_bytes"_a, "granule_bytes"_a = 16384, "node"_a = 0,
            "prefault"_a = false, "max_connections"_a = 1024, "frame_deadline_s"_a = 30.0,
            "unix_mode"_a = 0600, "eviction"_a = std::string(eviction_policies().front()),
-           "tenants"_a = TenantTokens(), "quotas"_a = TenantQuotas(), "tls"_a = nb::none(),
+           "tenants"_a = TenantTokens(), "quotas"_a = TenantQuotas(), "disk"_a = nb::none(),
+           "disk_bytes"_a = 0, "disk_io"_a = "auto",
+           "disk_read_timeout_s"_a = DiskOptions().read_timeout_s, "tls"_a = nb::none(),
            "placement"_a.none() = nb::none())
       .def("start", start)
       .def("stop", &Server::stop, Release())
       .def("drain", drain)
       .def("stats", stats)
+      .def("flush_disk", flush_disk, "timeout_s"_a)
+      .def("take_notices", take_notices)
+      .def_prop_ro("notice_fd", &Server::notice_fd)
       .def("admits", &Server::admits, "token"_a, Release())
       .def("purge", &Server::purge, "token"_a = nb::none(), Release())
       .def_prop_ro("placed", &Server::placed)

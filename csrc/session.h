@@ -144,6 +144,8 @@ class Session {
   std::optional<PinBoard> pins;   // and what it reads in place, here
   std::unordered_set<PartKey, PartKeyHash> reservations;
   uint64_t waits = 0, wait_hashes = 0;
+  uint64_t parked = 0;  // requests that wait for blocks from the disk
+  static constexpr uint64_t kMaxParked = 64;
 
   // Where it stands.
   Input input;

@@ -35,10 +35,23 @@ std::optional<Slot> Slab::allocate(uint64_t bytes, uint32_t region) {
   std::optional<uint64_t> first = search_regions(count, region);
   if (!first) first = search(whole_, count);
   if (!first) return std::nullopt;
-  mark(*first, count, false);
+  return take(*first, bytes);
+}
+
+Slot Slab::take(uint64_t first, uint64_t bytes) {
+  const uint64_t count = granules_of(bytes);
+  mark(first, count, false);
   whole_.free -= count;
-  for (Span& span : regions_) span.free -= overlap(*first, count, span.begin, span.end);
-  return Slot{*first * granule_bytes_, bytes, ++generations_[*first], 0};
+  for (Span& span : regions_) span.free -= overlap(first, count, span.begin, span.end);
+  return Slot{first * granule_bytes_, bytes, ++generations_[first], 0};
+}
+
+std::optional<Slot> Slab::claim(uint64_t offset, uint64_t bytes) {
+  const uint64_t first = offset / granule_bytes_, count = granules_of(bytes);
+  if (offset % granule_bytes_ != 0 || count == 0 || first >= granules_ || count > granules_ - first)
+    return std::nullopt;
+  if (!is_free(first) || next_used(first, first + count) != first + count) return std::nullopt;
+  return take(first, bytes);
 }
 
 void Slab::release(const Slot& slot) {

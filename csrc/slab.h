@@ -32,6 +32,8 @@ class Slab {
   // the most, else across their borders: a divided pool holds whatever an undivided one would.
   std::optional<Slot> allocate(uint64_t bytes, uint32_t region = kAnyRegion);
   void release(const Slot& slot);
+  // The slot of `bytes` > 0 at this offset, if all of it is free: for what is known to lie there.
+  std::optional<Slot> claim(uint64_t offset, uint64_t bytes);
 
   uint64_t pool_bytes() const { return granules_ * granule_bytes_; }
   uint64_t free_bytes() const { return whole_.free * granule_bytes_; }
@@ -62,6 +64,7 @@ class Slab {
   std::optional<uint64_t> find(uint64_t count, uint64_t from, uint64_t to) const;
   std::optional<uint64_t> search(Span& span, uint64_t count) const;
   std::optional<uint64_t> search_regions(uint64_t count, uint32_t first);
+  Slot take(uint64_t first, uint64_t bytes);
   void mark(uint64_t first, uint64_t count, bool free);
   void freed(Span& span, uint64_t first, uint64_t count) const;
   uint64_t free_run_around(const Span& span, uint64_t first, uint64_t count, uint64_t& begin) const;

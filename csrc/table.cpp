@@ -20,8 +20,8 @@ Part* Block::find(uint32_t part_id) {
   return at != parts.end() && at->part_id == part_id ? &*at : nullptr;
 }
 
-Table::Table(Slab& slab, std::unique_ptr<EvictionPolicy> policy)
-    : Table(slab, Quotas(std::move(policy))) {}
+Table::Table(Slab& slab, std::unique_ptr<EvictionPolicy> policy, TableObserver* observer)
+    : slab_(slab), quotas_(Quotas(std::move(policy))), observer_(observer) {}
 Table::Table(Slab& slab, Quotas quotas) : slab_(slab), quotas_(std::move(quotas)) {}
 Table::~Table() = default;
 
@@ -52,7 +52,7 @@ Table::Reserved Table::reserve(const BlockKey& key, const std::optional<BlockKey
     return {BlockStatus::kNoSpace, {}};
   }
   const auto at = std::lower_bound(block->parts.begin(), block->parts.end(), part_id, before);
-  block->parts.insert(at, Part{part_id, 0, session, *slot});
+  block->parts.insert(at, Part{part_id, 0, session, *slot, 0});
   if (block->held) quotas_.hold(block->tenant, slab_.rounded(bytes));
   ++counts_.reserved_blocks;
   return {BlockStatus::kGranted, *slot};
@@ -88,6 +88,17 @@ std::optional<Slot> Table::take_back(const BlockKey& key, uint32_t part_id, uint
   refresh(block);
   drop_if_empty(block);
   return slot;
+}
+
+bool Table::restore(const BlockKey& key, const std::optional<BlockKey>& parent, const Part& part) {
+  Block* block = find(key);
+  if (block == nullptr) block = &insert(key, parent);
+  if (block->find(part.part_id) != nullptr) return false;
+  const auto at = std::lower_bound(block->parts.begin(), block->parts.end(), part.part_id, before);
+  block->parts.insert(at, part);
+  quotas_.took(part.slot.tenant, slab_.rounded(part.slot.bytes));
+  refresh(*block);
+  return true;
 }
 
 Block* Table::find(const BlockKey& key) {
@@ -209,6 +220,7 @@ std::unique_ptr<Block> Table::take_out(Block& block) {
   --quotas_.use(block.tenant).blocks;
   withdraw(block);
   block.resident = block.evictable = false;
+  if (observer_ != nullptr && !block.parts.empty()) observer_->on_leave(block);
   if (block.children != 0) orphans_[block.key] = {block.children, block.held_children};
   if (block.held) forget_held(block);
   if (!block.parent) return taken;
@@ -234,6 +246,7 @@ void Table::discard(std::unique_ptr<Block> block) {
     return;
   }
   if (block->held) quotas_.let_go(block->tenant, bytes_of(block->parts));
+  if (observer_ != nullptr) return observer_->on_free(*block);
   for (const Part& part : block->parts) release(part.slot);
 }
 
@@ -251,20 +264,36 @@ std::optional<Slot> Table::allocate(const Block& block, uint64_t bytes, uint32_t
       quotas_.took(block.tenant, slab_.rounded(bytes));
       return slot;
     }
-    if (!std::exchange(noted, true)) {
+    if (observer_ == nullptr && !std::exchange(noted, true)) {
       if (before_eviction_) before_eviction_();
       recheck_kept();
       continue;
     }
-    Block* victim =
-        evicted < most ? quotas_.victim(block.tenant, slab_.rounded(bytes)) : nullptr;
+    const bool may = observer_ == nullptr && evicted < most;
+    Block* victim = may ? quotas_.victim(block.tenant, slab_.rounded(bytes)) : nullptr;
     if (victim == nullptr) return std::nullopt;
-    if (keep_if_read(*victim)) continue;
-    for (const Part& part : victim->parts) evicted += part.slot.bytes;
-    ++quotas_.use(victim->tenant).evictions;
-    ++counts_.evictions;
-    discard(take_out(*victim));
+    if (!keep_if_read(*victim)) evicted += let_go(*victim);
   }
+}
+
+uint64_t Table::evict(uint64_t bytes) {
+  uint64_t evicted = 0;
+  while (evicted < bytes) {
+    Block* victim = quotas_.victim(0, bytes);
+    if (victim == nullptr) break;
+    evicted += let_go(*victim);
+  }
+  return evicted;
+}
+
+// The bytes that its slots had.
+uint64_t Table::let_go(Block& victim) {
+  uint64_t bytes = 0;
+  for (const Part& part : victim.parts) bytes += part.slot.bytes;
+  ++quotas_.use(victim.tenant).evictions;
+  ++counts_.evictions;
+  discard(take_out(victim));
+  return bytes;
 }
 
 void Table::publish(const Block& block) {

@@ -26,6 +26,7 @@ struct Part {
   uint32_t crc = 0;
   uint64_t writer = 0;  // session that has it reserved; 0 = committed
   Slot slot;
+  uint64_t sequence = 0;  // of its record, where one is kept
   bool committed() const { return writer == 0; }
 };
 
@@ -53,6 +54,16 @@ struct TableCounts {
   uint64_t evictions = 0;
 };
 
+// What a table tells of blocks that leave, to whoever keeps a record of them elsewhere.
+class TableObserver {
+ public:
+  virtual ~TableObserver() = default;
+  // Nobody finds it any more, and its name may come again. Has only committed parts, at least one.
+  virtual void on_leave(const Block& block) = 0;
+  // Its last pin is gone: its slots are the observer's, who releases them when they may be used.
+  virtual void on_free(const Block& block) = 0;
+};
+
 // The parts a manifest needs, ascending.
 using PartIds = std::vector<uint32_t>;
 
@@ -63,8 +74,9 @@ using PartIds = std::vector<uint32_t>;
 // is its own ancestor, whatever parents clients name, so that there is always a leaf to evict.
 class Table {
  public:
-  // All blocks are everybody's, ranked by one policy.
-  Table(Slab& slab, std::unique_ptr<EvictionPolicy> policy);
+  // All blocks are everybody's, ranked by one policy. With an observer nothing is evicted to make
+  // room in reserve(): slots come back only later, so that the owner evicts ahead with evict().
+  Table(Slab& slab, std::unique_ptr<EvictionPolicy> policy, TableObserver* observer = nullptr);
   // Blocks are of the tenants to whom `quotas` says that their specs belong.
   Table(Slab& slab, Quotas quotas);
   ~Table();
@@ -99,10 +111,21 @@ class Table {
   // Ends a slot that take_back() gave.
   void release(const Slot& slot);
 
+  // A committed part that was there before this table was: takes its slot over. False, and the
+  // slot stays the caller's, where the table has such a part already.
+  bool restore(const BlockKey& key, const std::optional<BlockKey>& parent, const Part& part);
+  // Lets blocks go until they had this many bytes or none may go. How many bytes they had.
+  uint64_t evict(uint64_t bytes);
+
+  // The resident block, or null.
+  Block* find(const BlockKey& key);
+  // All resident blocks, in no order.
+  template <class Visit>
+  void for_each(Visit visit) {
+    for (const auto& [key, block] : blocks_) visit(*block);
+  }
   // The resident block if it has all `parts` committed, else null.
   Block* find_complete(const BlockKey& key, const PartIds& parts);
-  // The resident block of that name, or null.
-  Block* find(const BlockKey& key);
   // How many leading blocks are complete; with `touch` they count as used.
   uint32_t match(uint32_t spec_id, const PartIds& parts, HashSpan hashes, bool touch);
   void touch(Block& block) { block.policy->on_hit(block); }
@@ -130,6 +153,7 @@ class Table {
   void discard(std::unique_ptr<Block> block);
   void remove_committed(Block& block);
   std::optional<Slot> allocate(const Block& block, uint64_t bytes, uint32_t region);
+  uint64_t let_go(Block& victim);
   void refresh(Block& block);
   void publish(const Block& block);
   void withdraw(const Block& block);
@@ -148,11 +172,11 @@ class Table {
 
   Slab& slab_;
   Quotas quotas_;
-  std::unique_ptr<EvictionPolicy> policy_;
   Directory* directory_ = nullptr;
   std::function<void()> before_eviction_;
   std::function<bool(const Block&)> read_in_place_;
   std::vector<Block*> kept_;  // pinned for read_in_place_
+  TableObserver* observer_ = nullptr;
   BlockMap blocks_;
   // Children of blocks that are not resident (yet, or any more).
   std::unordered_map<BlockKey, Orphans, BlockKeyHash> orphans_;

@@ -1,5 +1,7 @@
 #include "tenants.h"
 
+#include <algorithm>
+
 #include "sha256.h"
 
 namespace kv {
@@ -29,6 +31,13 @@ Tenants::Tenants(const std::vector<TenantOptions>& options) {
     names_.push_back(one.name);
     quotas_.push_back(one.quota_bytes);
   }
+}
+
+std::optional<uint32_t> Tenants::by_name(std::string_view name) const {
+  if (name.empty()) return open() ? std::optional<uint32_t>(0) : std::nullopt;
+  const auto found = std::find(names_.begin(), names_.end(), name);
+  if (found == names_.end()) return std::nullopt;
+  return static_cast<uint32_t>(found - names_.begin()) + 1;
 }
 
 std::optional<uint32_t> Tenants::find(std::string_view token) const {

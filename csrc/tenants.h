@@ -33,6 +33,12 @@ class Tenants {
   // nothing. How long it takes tells nothing of the tokens: digests are compared, all of them, to
   // their last byte.
   std::optional<uint32_t> find(std::string_view token) const;
+  // Of one: "" for 0, which is whoever a node without tokens serves.
+  std::string_view name(uint32_t tenant) const {
+    return tenant == 0 ? std::string_view() : std::string_view(names_[tenant - 1]);
+  }
+  // The tenant of this name, where the node has it: 0 only where it is open.
+  std::optional<uint32_t> by_name(std::string_view name) const;
 
  private:
   std::vector<wire::Hash> digests_;

@@ -70,9 +70,9 @@ bool Waits::landed(Wait& wait) const {
   const HashSpan all = wait.span();
   const HashSpan rest{all.data + wait.reached, all.count - wait.reached};
   const bool from_start = wait.reached == 0;
-  wait.reached += table_.match(wait.spec_id, wait.parts, rest, false);
+  wait.reached += match_(wait.spec_id, wait.parts, rest);
   if (wait.reached < all.count || from_start) return wait.reached == all.count;
-  wait.reached = table_.match(wait.spec_id, wait.parts, all, false);
+  wait.reached = match_(wait.spec_id, wait.parts, all);
   return wait.reached == all.count;
 }
 

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -38,7 +39,14 @@ class Waits {
  public:
   using Ended = std::vector<std::unique_ptr<Wait>>;
 
-  explicit Waits(Table& table) : table_(table) {}
+  // How many leading blocks are there.
+  using Match = std::function<uint32_t(uint32_t spec_id, const PartIds& parts, HashSpan hashes)>;
+
+  explicit Waits(Match match) : match_(std::move(match)) {}
+  explicit Waits(Table& table)
+      : Waits([&table](uint32_t spec_id, const PartIds& parts, HashSpan hashes) {
+          return table.match(spec_id, parts, hashes, false);
+        }) {}
 
   // Whether (session, request) waits already.
   bool has(uint64_t session, uint64_t request_id) const {
@@ -64,7 +72,7 @@ class Waits {
   void stand(Wait& wait);
   std::unique_ptr<Wait> take(Id id);
 
-  Table& table_;
+  Match match_;
   std::map<Id, std::unique_ptr<Wait>> waits_;
   std::unordered_multimap<BlockKey, Id, BlockKeyHash> standing_;
   std::set<std::pair<TimePoint, Id>> deadlines_;

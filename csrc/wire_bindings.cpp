@@ -67,8 +67,10 @@ nb::bytes blocks_request(Op op, uint64_t id, uint32_t manifest_id, nb::handle ha
   return frame(op, id, BlocksRequest{manifest_id, hashes_of(buffer)});
 }
 
-nb::bytes match(uint64_t id, uint32_t manifest_id, nb::handle hashes) {
-  return blocks_request(Op::kMatch, id, manifest_id, hashes);
+nb::bytes match(uint64_t id, uint32_t manifest_id, nb::handle hashes, bool promote) {
+  const Buffer buffer(hashes);
+  const uint8_t flag = promote ? 1 : 0;
+  return frame(Op::kMatch, id, MatchRequest{manifest_id, flag, hashes_of(buffer)});
 }
 
 nb::bytes delete_(uint64_t id, uint32_t manifest_id, nb::handle hashes) {
@@ -207,7 +209,7 @@ void bind_wire(nb::module_& m) {
         return frame(Op::kManifests, id, ManifestsRequest{after});
       },
       "request_id"_a, "after"_a = 0);
-  m.def("encode_match", match, "request_id"_a, "manifest_id"_a, "hashes"_a);
+  m.def("encode_match", match, "request_id"_a, "manifest_id"_a, "hashes"_a, "promote"_a = false);
   m.def("encode_reserve", reserve, "request_id"_a, "manifest_id"_a, "part"_a, "parent"_a.none(),
         "hashes"_a);
   m.def("encode_commit", commit, "request_id"_a, "manifest_id"_a, "part"_a, "hashes"_a,

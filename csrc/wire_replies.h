@@ -82,10 +82,11 @@ struct ManifestsReply {
   }
 };
 
+// The leading run as far as one tier and the tiers above it have it in full.
 struct Place {
-  uint32_t blocks = 0;  // leading blocks that this place has in full
+  uint32_t blocks = 0;
   uint32_t node = 0;
-  uint8_t tier = 0;  // 0 = memory
+  uint8_t tier = 0;  // 0 = memory, 1 = disk
   template <class V>
   bool fields(V& v) {
     return v.u32(blocks) && v.u32(node) && v.u8(tier);

@@ -56,7 +56,19 @@ struct ManifestsRequest {
   }
 };
 
-// MATCH, DELETE.
+// With `promote`, blocks that lie on slower tiers are brought into memory in the order of the chain,
+// since somebody is about to read them. The reply does not wait for it.
+struct MatchRequest {
+  uint32_t manifest_id = 0;
+  uint8_t promote = 0;
+  HashSpan hashes;
+  template <class V>
+  bool fields(V& v) {
+    return v.u32(manifest_id) && v.u8(promote) && v.hashes(hashes);
+  }
+};
+
+// DELETE.
 struct BlocksRequest {
   uint32_t manifest_id = 0;
   HashSpan hashes;

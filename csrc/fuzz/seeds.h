@@ -45,7 +45,7 @@ inline std::vector<std::string> requests() {
       frame(Op::kReserve, WriteRequest{1, 0, hash_of(3), {hashes.data(), 2}}),
       frame(Op::kCommit, CommitRequest{1, 0, span, {1, 1, 1}, {0, 0, 0}}),
       frame(Op::kAbort, AbortRequest{1, 0, span, {1, 1, 1}}),
-      frame(Op::kMatch, BlocksRequest{1, span}),
+      frame(Op::kMatch, MatchRequest{1, 1, span}),
       frame(Op::kAcquire, ReadRequest{1, kAllParts, span}),
       frame(Op::kRelease, ReleaseRequest{1}),
       frame(Op::kGet, ReadRequest{1, 0, span}),

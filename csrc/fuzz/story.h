@@ -229,7 +229,9 @@ class Story {
     if (all) what.part = kAllParts;
     const std::vector<Hash> hashes = what.hashes;
     const uint32_t id = peer.manifest_id(what.kind);
-    if (op == Op::kMatch || op == Op::kDelete)
+    if (op == Op::kMatch)
+      return peer.ask(std::move(what), MatchRequest{id, 1, span_of(hashes)}, {}, bend_);
+    if (op == Op::kDelete)
       return peer.ask(std::move(what), BlocksRequest{id, span_of(hashes)}, {}, bend_);
     const uint16_t part = what.part;
     peer.ask(std::move(what), ReadRequest{id, part, span_of(hashes)}, {}, bend_);

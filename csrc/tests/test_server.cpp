@@ -272,7 +272,7 @@ void frames_that_break_the_rules_are_answered_and_end_the_connection() {
   bad = good;
   bad[19] = 0x7F;  // a body of 2 GiB
   CHECK(answer_to(bad) == Status::kBadRequest);
-  BlocksRequest early{1, {}};
+  MatchRequest early{1, 0, {}};
   CHECK(answer_to(encode_frame(Op::kMatch, Status::kOk, 1, early)) == Status::kBadRequest);
   CHECK(node.gauge("bad_frames_total") == 4);
   node.until("connections", 0);

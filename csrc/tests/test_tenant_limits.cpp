@@ -95,7 +95,7 @@ void what_is_leased_or_read_beyond_a_quota_is_refused_and_the_connection_goes_on
   // Block 14 would hold the three before it.
   CHECK(first.put(14, 1).front() == static_cast<uint8_t>(BlockStatus::kNoSpace));
   CHECK(node.gauge("tenant_held_bytes.first") == 3 * kSlot && node.gauge("leases") == 1);
-  CHECK(first.ask<MatchReply>(Op::kMatch, BlocksRequest{1, span_of(far)}).blocks == 0);
+  CHECK(first.ask<MatchReply>(Op::kMatch, MatchRequest{1, 0, span_of(far)}).blocks == 0);
   CHECK(first.ask<FlagReply>(Op::kRelease, ReleaseRequest{held}).flag == 1);
   CHECK(node.gauge("tenant_held_bytes.first") == 0 &&
         node.gauge("tenant_limited_total.first") == 2);

@@ -77,7 +77,7 @@ void a_stranger_is_refused_by_the_header_of_anything_but_hello() {
   Node node;
   Client client = Client::tcp(node.server.port());
   const auto hashes = chain(1, kMaxHashes);
-  BlocksRequest match{1, span_of(hashes)};
+  MatchRequest match{1, 0, span_of(hashes)};
   const std::string frame = encode_frame(Op::kMatch, Status::kOk, 1, match);
   CHECK(client.send(frame.substr(0, kHeaderBytes)));  // and never a body
   const auto answer = client.receive();
@@ -111,7 +111,7 @@ void a_tenant_finds_neither_the_blocks_nor_the_ids_of_another() {
   CHECK(first.put(1, 3).size() == 3 && first.match(3) == 3);
   const auto hashes = chain(1, 3);
   // By its own id of the same manifest it finds nothing; the other's id is none.
-  CHECK(second.ask<MatchReply>(Op::kMatch, BlocksRequest{2, span_of(hashes)}).blocks == 0);
+  CHECK(second.ask<MatchReply>(Op::kMatch, MatchRequest{2, 0, span_of(hashes)}).blocks == 0);
   CHECK(second.ask<AcquireReply>(Op::kAcquire, ReadRequest{2, kAllParts, span_of(hashes)}).blocks ==
         0);
   CHECK(second.ask<CountReply>(Op::kDelete, BlocksRequest{2, span_of(hashes)}).count == 0);
@@ -120,7 +120,7 @@ void a_tenant_finds_neither_the_blocks_nor_the_ids_of_another() {
     CHECK(second.send(encode_frame(op, Status::kOk, 77, body)));
     second.expect<ErrorReply>(op, Status::kUnknownManifest);
   };
-  refused(Op::kMatch, BlocksRequest{1, span_of(hashes)});
+  refused(Op::kMatch, MatchRequest{1, 0, span_of(hashes)});
   refused(Op::kAcquire, ReadRequest{1, kAllParts, span_of(hashes)});
   refused(Op::kGet, ReadRequest{1, 0, span_of(hashes)});
   refused(Op::kDelete, BlocksRequest{1, span_of(hashes)});

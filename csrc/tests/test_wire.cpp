@@ -87,7 +87,7 @@ void every_request_fits_its_own_limit() {
     const std::string frame = encode_frame(op, Status::kOk, 1, body);
     return !frame.empty() && header_of(frame).body_bytes <= max_body_bytes(op);
   };
-  CHECK(fits(Op::kMatch, BlocksRequest{1, span}) && fits(Op::kPut, WriteRequest{1, 0, {}, span}));
+  CHECK(fits(Op::kMatch, MatchRequest{1, 1, span}) && fits(Op::kPut, WriteRequest{1, 0, {}, span}));
   CHECK(fits(Op::kCommit, CommitRequest{1, 0, span, values, values}));
   CHECK(fits(Op::kWait, WaitRequest{1, 1, 1, 1, span}) && fits(Op::kGet, ReadRequest{1, 0, span}));
   const std::string text(kMaxTextBytes, 'x'), doc(kMaxDocBytes, 'x');

@@ -158,7 +158,7 @@ class Client {
   }
   uint32_t match(uint32_t count) {
     const auto hashes = chain(1, count);
-    return ask<MatchReply>(Op::kMatch, BlocksRequest{1, span_of(hashes)}).blocks;
+    return ask<MatchReply>(Op::kMatch, MatchRequest{1, 0, span_of(hashes)}).blocks;
   }
 
   File take_fd() { return std::move(answer_->fd); }

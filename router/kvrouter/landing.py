@@ -68,8 +68,8 @@ class StoreOps(Protocol):
     async def manifests(self) -> Sequence[RegisteredManifest]:
         """Every manifest that is registered."""
 
-    async def match(self, manifest: Manifest, hashes: bytes) -> Match:
-        """Leading blocks that are whole."""
+    async def match(self, manifest: Manifest, hashes: bytes, *, promote: bool = False) -> Match:
+        """Leading blocks that are whole; with `promote` they are brought into memory."""
 
     async def wait(
         self, manifest: Manifest, hashes: bytes, upto: int, deadline_s: float, lease: bool = False
@@ -129,7 +129,9 @@ class StoreView:
     async def match(self, manifest: str, hashes: bytes) -> int:
         """Leading blocks of the chain that are whole in the store; 0 where it does not say.
 
-        The client's own deadline bounds it: a store that hangs is given up once, and then away.
+        It also announces them: what of it lies on the store's disk alone is on its way into memory
+        while the request is planned. The client's own deadline bounds it: a store that hangs is
+        given up once, and then away.
 
         Args:
             manifest: hex digest.
@@ -139,7 +141,7 @@ class StoreView:
             return 0
         try:
             found = self._manifests.get(manifest) or await self._find(manifest)
-            return (await self._store.match(found, hashes)).blocks if found else 0
+            return (await self._store.match(found, hashes, promote=True)).blocks if found else 0
         except (KVStoreError, TimeoutError):
             self.counts["match_failed"] += 1
             return 0

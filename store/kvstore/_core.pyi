@@ -344,7 +344,9 @@ def encode_register(
     parts: Sequence[tuple[bytes, int]],
 ) -> bytes: ...
 def encode_manifests(request_id: int, after: int = 0) -> bytes: ...
-def encode_match(request_id: int, manifest_id: int, hashes: Buffer) -> bytes: ...
+def encode_match(request_id: int, manifest_id: int, hashes: Buffer, promote: bool = False) -> bytes:
+    """`promote`: bring what lies on slower tiers into memory; the reply does not wait for it."""
+
 def encode_reserve(request_id: int, manifest_id: int, part: int, parent: bytes | None, hashes: Buffer) -> bytes: ...
 def encode_commit(
     request_id: int, manifest_id: int, part: int, hashes: Buffer, generations: Sequence[int], crcs: Sequence[int]
@@ -544,6 +546,9 @@ def decode_reply(header: Header, data: Buffer, offset: int = 0) -> _Reply:
 
 # ---------------------------------------------------------------- server
 
+DISK_IO_KINDS: tuple[str, ...]
+"""What a disk can be read and written through, the better first."""
+
 EVICTION_POLICIES: tuple[str, ...]
 """Who goes when the pool is full, the default first."""
 
@@ -611,6 +616,9 @@ class StoreServer:
     tenant, together no more than it; ValueError where they are, or where one is of none of the tenants. `tls`: a server's
     context; who comes over TCP must then speak TLS, and has `frame_deadline_s` seconds for its handshake and HELLO.
     `placement`: which pages the pool is to have; `pool_bytes` is rounded up to those it gets.
+
+    `disk`: folder of the SSD tier's two files, of `disk_bytes` together with what they have set aside;
+    `disk_io`: "auto" or one of DISK_IO_KINDS; a request waits `disk_read_timeout_s` for its blocks at most.
     """
 
     def __init__(
@@ -629,11 +637,29 @@ class StoreServer:
         eviction: str = "density",
         tenants: Sequence[tuple[str, str]] = (),
         quotas: Mapping[str, int] = ...,
+        disk: str | None = None,
+        disk_bytes: int = 0,
+        disk_io: str = "auto",
+        disk_read_timeout_s: float = 1.0,
         tls: TlsContext | None = None,
         placement: Placement | None = None,
     ) -> None: ...
     def start(self) -> None:
-        """Map the pool, bind and start the thread. OSError."""
+        """Map the pool, open the disk, bind and start the thread. OSError; of the disk with its folder as filename."""
+
+    def flush_disk(self, timeout_s: float) -> tuple[str, int, int]:
+        """Wait until every block committed so far is durable on the disk.
+
+        Returns why it is not ("" where it is), how many blocks are, and how many parts of blocks were
+        not written since the node started.
+        """
+
+    def take_notices(self) -> list[tuple[bool, str]]:
+        """Return what happened to the disk since the last call: whether it is bad, and a sentence."""
+
+    @property
+    def notice_fd(self) -> int:
+        """A descriptor that can be read while there are notices; the server's own. -1 without a disk."""
 
     def drain(self) -> int:
         """Accept no connection any more and end each when nothing of it is under way.

@@ -188,12 +188,15 @@ class AsyncStoreClient:
             after = infos[-1].manifest_id if infos else after
         return found
 
-    async def match(self, manifest: Manifest, hashes: bytes) -> Match:
-        """How many leading blocks the node has in full, and where."""
+    async def match(self, manifest: Manifest, hashes: bytes, *, promote: bool = False) -> Match:
+        """How many leading blocks the node has in full, and where.
+
+        With `promote`, what lies on its disk alone is brought into memory: somebody will read it.
+        """
         link = self._standing()
         manifest_id = link.ids.get(manifest.digest) or await self._id_of(link, manifest)
         request_id = link.next_id()
-        frame = _core.encode_match(request_id, manifest_id, hashes)
+        frame = _core.encode_match(request_id, manifest_id, hashes, promote)
         reply = await link.ask(request_id, frame, self.deadline_s)
         assert isinstance(reply, MatchReply)
         return Match(reply.blocks, tuple(map(Place._make, reply.places)))

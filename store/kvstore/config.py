@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from kvstore._core import EVICTION_POLICIES
+from kvstore._core import DISK_IO_KINDS, EVICTION_POLICIES
 from kvstore.credentials import check_token
 from kvstore.quotas import quota_bytes, split_quotas
 
@@ -172,6 +172,27 @@ class StoreSettings(BaseSettings):
         default=EVICTION_POLICIES[0],
         description=f"who goes when the pool is full: {', '.join(EVICTION_POLICIES)}",
     )
+    disk: str = Field(
+        default="",
+        description="folder of the SSD tier, on a disk of this host: blocks are kept there too, "
+        "and found again after a restart; empty: blocks live in memory alone",
+    )
+    disk_size: ByteSize = Field(
+        default=ByteSize(0),
+        description="how much the SSD tier may have, as 100GiB; --disk needs it",
+    )
+    disk_io: str = Field(
+        default="auto",
+        description=f"how the disk is read and written: {', '.join(DISK_IO_KINDS)}; auto takes the "
+        "first that works",
+    )
+    disk_read_timeout: float = Field(
+        default=1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds that a request waits for blocks from the disk; then it gets those "
+        "that are in memory",
+    )
     drain_timeout: float = Field(
         default=5.0,
         ge=0,
@@ -192,6 +213,13 @@ class StoreSettings(BaseSettings):
     def _bare_words_of_yaml(cls, value: object) -> object:
         """YAML reads a bare on as true and a bare off as false."""
         return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+    @field_validator("disk_io")
+    @classmethod
+    def _a_way_that_there_is(cls, value: str) -> str:
+        if value not in {"auto", *DISK_IO_KINDS}:
+            raise ValueError(f"the disk's I/O is auto or one of {', '.join(DISK_IO_KINDS)}")
+        return value
 
     @field_validator("eviction")
     @classmethod

@@ -35,6 +35,10 @@ class TenantsNode:
         """The whole node's gauges and counters."""
         return self._server.stats()
 
+    def flush_disk(self, timeout_s: float) -> tuple[str, int, int]:
+        """Wait until what is committed, of whichever tenant, is durable on the disk."""
+        return self._server.flush_disk(timeout_s)
+
     def purge(self) -> int:
         """Forget the blocks of the tenant whose token came with the request; how many."""
         return self._server.purge(bearer())

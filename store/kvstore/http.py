@@ -22,6 +22,8 @@ from kvstore.metrics import SHARING_REFUSED, node_metrics
 __all__ = ["StatsCollector", "StoreNode", "Visitor", "create_app"]
 
 SELFTEST_DEADLINE_S = 10.0
+FLUSH_DEADLINE_S = 60.0
+FLUSH_LATE = "the deadline passed"
 
 
 class StoreNode(Protocol):
@@ -38,6 +40,10 @@ class StoreNode(Protocol):
 
     def purge(self) -> int:
         """Drop every block that is not leased; how many went."""
+        ...
+
+    def flush_disk(self, timeout_s: float) -> tuple[str, int, int]:
+        """Wait until what is committed is durable: why not, durable blocks, parts skipped."""
         ...
 
 
@@ -97,10 +103,6 @@ def create_app(node: StoreNode, visitor: Visitor) -> Quart:
     async def stats() -> Response:
         return jsonify(node.stats())
 
-    @app.post("/purge")
-    async def purge() -> Response:
-        return jsonify(status="ok", num=node.purge())
-
     @app.get("/kvmap_len")
     async def kvmap_len() -> Response:
         return jsonify(len=node.stats()["blocks"])
@@ -125,8 +127,25 @@ def create_app(node: StoreNode, visitor: Visitor) -> Quart:
             return _error(500, f"self-test failed: {error}", "selftest_failed")
         return jsonify(status="ok", number=number, seconds=time.perf_counter() - started)
 
+    _act_on_blocks(app, node)
     _answer_errors(app)
     return app
+
+
+def _act_on_blocks(app: Quart, node: StoreNode) -> None:
+    @app.post("/purge")
+    async def purge() -> Response:
+        return jsonify(status="ok", num=node.purge())
+
+    @app.post("/flush")
+    async def flush() -> Response | tuple[Response, int]:
+        started = time.perf_counter()
+        why, durable, skipped = await asyncio.to_thread(node.flush_disk, FLUSH_DEADLINE_S)
+        if why:
+            status = 504 if why == FLUSH_LATE else 503
+            return _error(status, f"not everything is durable: {why}", "flush_failed")
+        seconds = time.perf_counter() - started
+        return jsonify(durable_blocks=durable, skipped_parts=skipped, seconds=seconds)
 
 
 def _answer_errors(app: Quart) -> None:

@@ -123,10 +123,11 @@ FAMILIES: Final = (
         "(shm).",
         ("transport",),
     ),
-    Family("hits_total", "Blocks asked for and found, in the tier memory.", ("tier",)),
+    Family("hits_total", "Blocks asked for and found, in memory or on the disk alone.", ("tier",)),
     Family(
         "misses_total",
-        "Blocks asked for that the tier memory did not have, or that follow one it did not have.",
+        "Blocks asked for that the memory did not have, or neither it nor the disk (disk), or that "
+        "follow one that was nowhere.",
         ("tier",),
     ),
     Family(
@@ -158,6 +159,56 @@ FAMILIES: Final = (
     Family("unauthorized_total", "Clients and HTTP requests without a token of the node."),
     Family("tls_failures_total", "Connections ended since TLS failed; certificates, mostly."),
     Family("stalled_total", "Connections ended for being too slow."),
+    Family("disk_bytes", "Size of the SSD tier."),
+    Family("disk_used_bytes", "Bytes of it that blocks have, or that are not free again yet."),
+    Family("disk_blocks", "Blocks on the disk or being written to it."),
+    Family("disk_durable_blocks", "Blocks on the disk that a restart finds again."),
+    Family("disk_journal_bytes", "Size of the disk's index."),
+    Family("disk_queue", "Parts of blocks that are to be written to the disk."),
+    Family("disk_reads", "Parts of blocks that are being read from the disk."),
+    Family(
+        "disk_bypassed",
+        "1 while the disk is not used: full, read_errors, write_errors, slow, or its index cannot "
+        "be written (journal).",
+        ("reason",),
+    ),
+    Family(
+        "disk_bypasses_total",
+        "Times that the disk was put aside: full, read_errors, write_errors, slow or journal.",
+        ("reason",),
+    ),
+    Family("disk_written_bytes_total", "Bytes of blocks written to the disk."),
+    Family("disk_read_bytes_total", "Bytes of blocks read from the disk."),
+    Family("disk_stored_total", "Parts of blocks recorded as lying on the disk."),
+    Family("disk_promoted_total", "Parts of blocks brought from the disk into memory."),
+    Family("disk_promotion_ns", "Time from when a part was wanted until it was in memory."),
+    Family(
+        "disk_skipped_total",
+        "Parts of blocks not written: too many waited (queue_full), the block went before its turn "
+        "(gone), there was no_room on the disk, or it was bypassed.",
+        ("reason",),
+    ),
+    Family(
+        "disk_errors_total",
+        "Operations that failed: read, write, sync, of the index (journal), or bytes read that are "
+        "not those that were written (corrupt).",
+        ("kind",),
+    ),
+    Family(
+        "disk_dropped_total",
+        "Blocks forgotten since they could not be read or were corrupt; none of them was served.",
+    ),
+    Family(
+        "disk_evictions_total",
+        "Blocks that went from the disk: for want of room (capacity) or deleted by a client.",
+        ("reason",),
+    ),
+    Family("disk_parked_total", "Requests that waited for blocks from the disk."),
+    Family(
+        "disk_late_total",
+        "Of these, those answered with what was in memory when --disk-read-timeout had passed.",
+    ),
+    Family("disk_announced_total", "Prefixes brought from the disk since a router announced them."),
 )
 # Of a node with tokens alone; by the names that its file of tokens gives.
 TENANT_FAMILIES: Final = (

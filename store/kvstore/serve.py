@@ -6,7 +6,9 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterable
+from pathlib import Path
 
 from hypercorn.asyncio import serve as serve_http
 from hypercorn.config import Config
@@ -15,6 +17,7 @@ from quart import Quart
 
 from kvstore._core import StoreServer, TlsContext
 from kvstore.config import StoreSettings
+from kvstore.disk import check_disk, flush, refusal, telling
 from kvstore.drain import Signals, drain
 from kvstore.guard import TenantsNode, bearer, require_token
 from kvstore.host import Advice, advice, read_files
@@ -30,6 +33,7 @@ __all__ = ["run"]
 log = logging.getLogger("kvstore")
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 HTTP_GRACE_S = 3.0
+LEAST_FLUSH_S = 0.5
 
 
 def run(settings: StoreSettings) -> int:
@@ -42,7 +46,8 @@ def run(settings: StoreSettings) -> int:
         print(f"kvrouter store: {error}", file=sys.stderr)
         return 2
     except (OSError, MemoryError) as error:
-        print(f"kvrouter store: {_remedy(settings, error)}", file=sys.stderr)
+        of_disk = refusal(settings, error) if isinstance(error, OSError) else None
+        print(f"kvrouter store: {of_disk or _remedy(settings, error)}", file=sys.stderr)
         return 2
     return 0
 
@@ -76,7 +81,8 @@ async def _serve(
             flush=True,
         )
         config = _http_config(settings, door.detach())
-        await _serve_until_left(app, config, server, settings, signals)
+        with telling(server):
+            await _serve_until_left(app, config, server, settings, signals)
     finally:
         server.stop()
 
@@ -98,7 +104,11 @@ async def _serve_until_left(
 
     async def left() -> None:
         await signals.leave.wait()
+        end = time.monotonic() + settings.drain_timeout
         await drain(server, settings.drain_timeout, signals.at_once)
+        if settings.disk and not signals.at_once.is_set():
+            # What stands in memory is written while clients end; little is left for the last.
+            await flush(server, max(end - time.monotonic(), LEAST_FLUSH_S))
 
     http = asyncio.ensure_future(serve_http(app, config, shutdown_trigger=left))
     at_once = asyncio.ensure_future(signals.at_once.wait())
@@ -118,11 +128,8 @@ def _start_store(
     quotas: dict[str, int],
     tls: TlsContext | None,
 ) -> StoreServer:
-    path = settings.unix_path()
-    if path is not None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.parent.stat().st_uid not in {0, os.getuid()}:
-            raise PermissionError(f"{path.parent} belongs to another user")
+    check_disk(settings)
+    path = _own_unix_path(settings)
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if settings.memory > memory_bytes:
         has = ByteSize(memory_bytes).human_readable()
@@ -149,6 +156,10 @@ def _start_store(
         quotas=quotas,
         tls=tls,
         placement=placing.placement,
+        disk=settings.disk or None,
+        disk_bytes=int(settings.disk_size),
+        disk_io=settings.disk_io,
+        disk_read_timeout_s=settings.disk_read_timeout,
     )
     if danger := advice_on_the_wire(settings):
         log.warning("%s", danger)
@@ -159,6 +170,15 @@ def _start_store(
     _tell(one for one in lacks if one.level < logging.WARNING)
     _tell(told(placing, server.placed))
     return server
+
+
+def _own_unix_path(settings: StoreSettings) -> Path | None:
+    path = settings.unix_path()
+    if path is not None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.parent.stat().st_uid not in {0, os.getuid()}:
+            raise PermissionError(f"{path.parent} belongs to another user")
+    return path
 
 
 def _tell(lacks: Iterable[Advice]) -> None:

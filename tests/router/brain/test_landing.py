@@ -53,8 +53,8 @@ class FakeStore:
         await self._asked("manifests")
         return [RegisteredManifest(n, m.digest, m, ()) for n, m in enumerate(self.registered)]
 
-    async def match(self, manifest: Manifest, hashes: bytes) -> Match:
-        await self._asked("match")
+    async def match(self, manifest: Manifest, hashes: bytes, *, promote: bool = False) -> Match:
+        await self._asked("match" if promote else "match without a word of what comes")
         return Match(self.blocks)
 
     async def wait(

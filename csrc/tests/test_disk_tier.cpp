@@ -1,0 +1,297 @@
+#include "disk_rig.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+namespace {
+
+using namespace kv;
+using namespace kv::test;
+using Promote = DiskTier::Promote;
+
+void put_and_flush(Rig& rig, uint32_t first, uint32_t last) {
+  for (uint32_t i = first; i <= last; ++i) rig.put(i);
+  rig.flush();
+}
+
+void what_left_memory_is_read_back_as_it_was() {
+  Folder folder;
+  Rig rig(folder.path());
+  put_and_flush(rig, 1, 8);
+  rig.forget_memory();
+  CHECK(!rig.in_memory(3) && rig.there(3) && !rig.there(9));
+  CHECK(rig.tier->promote(key(3), kPart) == Promote::kReading);
+  CHECK(rig.tier->promoting(key(3), kPart) && !rig.in_memory(3));
+  rig.run_until([&] { return rig.in_memory(3); });
+  CHECK(rig.is_right(3) && rig.promoted.size() == 1);
+  CHECK(rig.tier->promote(key(9), kPart) == Promote::kNone);
+}
+
+void a_restart_finds_what_was_durable() {
+  Folder folder;
+  {
+    Rig rig(folder.path());
+    put_and_flush(rig, 1, 8);
+    CHECK(rig.tier->durable_blocks() == 8);
+  }
+  Rig again(folder.path(), 32);  // a quarter may be read at a time
+  CHECK(again.stat("disk_blocks") == 8 && again.tier->durable_blocks() == 8);
+  for (uint32_t i = 1; i <= 8; ++i) CHECK(again.tier->promote(key(i), kPart) == Promote::kReading);
+  again.run_until([&] { return again.promoted.size() == 8; });
+  for (uint32_t i = 1; i <= 8; ++i) CHECK(again.is_right(i));
+}
+
+void nothing_is_durable_before_it_is_synced_and_recorded() {
+  Folder folder;
+  {
+    Rig rig(folder.path());
+    rig.put(1);
+    const uint64_t mark = rig.tier->begin_flush();
+    rig.turn();
+    CHECK(rig.io->count(DiskOp::kWrite) == 1 && rig.tier->durable_blocks() == 0);
+    rig.io->finish(0);
+    rig.turn();
+    CHECK(rig.io->count(DiskOp::kSync) == 1 && rig.tier->durable_blocks() == 0);
+    CHECK(!rig.tier->flushed(mark) && rig.stat("disk_stored_total") == 0);
+  }  // as if it were killed before the sync came back
+  Rig again(folder.path());
+  CHECK(again.stat("disk_blocks") == 0);
+}
+
+void writes_that_end_in_any_order_are_all_recorded() {
+  Folder folder;
+  {
+    Rig rig(folder.path());
+    for (uint32_t i = 1; i <= 12; ++i) rig.put(i);
+    const uint64_t mark = rig.tier->begin_flush();
+    rig.run_until([&] { return rig.tier->flushed(mark); }, true);
+  }
+  Rig again(folder.path());
+  CHECK(again.stat("disk_blocks") == 12);
+}
+
+void what_is_on_the_disk_is_not_written_again() {
+  Folder folder;
+  Rig rig(folder.path());
+  put_and_flush(rig, 1, 4);
+  const uint64_t written = rig.stat("disk_written_bytes_total");
+  rig.forget_memory();
+  put_and_flush(rig, 1, 4);
+  CHECK(rig.stat("disk_written_bytes_total") == written);
+}
+
+void two_who_want_a_block_share_one_read() {
+  Folder folder;
+  Rig rig(folder.path());
+  put_and_flush(rig, 1, 2);
+  rig.forget_memory();
+  CHECK(rig.tier->promote(key(1), kPart) == Promote::kReading);
+  CHECK(rig.tier->promote(key(1), kPart) == Promote::kReading);
+  rig.turn();
+  CHECK(rig.io->count(DiskOp::kRead) == 1);
+}
+
+void overwrite(const std::string& folder) {
+  const File file(open((folder + "/" + DiskTier::kDataName).c_str(), O_WRONLY));
+  struct stat info{};
+  CHECK(fstat(file.get(), &info) == 0);
+  const std::string rot(static_cast<size_t>(info.st_size) - DiskFile::kDataOffset, 'x');
+  CHECK(pwrite(file.get(), rot.data(), rot.size(), DiskFile::kDataOffset) ==
+        static_cast<ssize_t>(rot.size()));
+}
+
+void rotten_bytes_never_get_into_memory() {
+  Folder folder;
+  {
+    Rig rig(folder.path());
+    put_and_flush(rig, 1, 2);
+  }
+  overwrite(folder.path());
+  Rig rig(folder.path());
+  CHECK(rig.tier->promote(key(1), kPart) == Promote::kReading);
+  rig.run_until([&] { return rig.lost.size() == 1; });
+  CHECK(!rig.in_memory(1) && !rig.there(1) && rig.there(2) && rig.tier->usable());
+  CHECK(rig.stat("disk_errors_total.corrupt") == 1 && rig.stat("disk_dropped_total") == 1);
+  CHECK(rig.slab.free_bytes() == rig.slab.pool_bytes());
+}
+
+void one_block_that_cannot_be_read_is_its_own_loss() {
+  Folder folder;
+  Rig rig(folder.path());
+  put_and_flush(rig, 1, 4);
+  rig.forget_memory();
+  for (uint32_t i = 1; i <= 2; ++i) {
+    CHECK(rig.tier->promote(key(i), kPart) == Promote::kReading);
+    rig.turn();
+    rig.io->finish(0, EIO);
+    rig.turn();
+    CHECK(!rig.there(i) && rig.tier->usable());
+  }
+  CHECK(rig.tier->promote(key(3), kPart) == Promote::kReading);
+  rig.run_until([&] { return rig.in_memory(3); });
+  CHECK(rig.stat("disk_errors_total.read") == 2 && rig.there(4));
+}
+
+void errors_in_a_row_put_the_disk_aside() {
+  Folder folder;
+  Rig rig(folder.path());
+  put_and_flush(rig, 1, 5);
+  rig.forget_memory();
+  for (uint32_t i = 1; i <= 3; ++i) {
+    CHECK(rig.tier->usable() && rig.tier->promote(key(i), kPart) == Promote::kReading);
+    rig.turn();
+    rig.io->finish(0, EIO);
+    rig.turn();
+  }
+  CHECK(!rig.tier->usable() && rig.bypassed == 1 && rig.stat("disk_bypassed.read_errors") == 1);
+  CHECK(!rig.there(4) && rig.tier->promote(key(4), kPart) == Promote::kNone);
+  const auto notices = rig.tier->take_notices();
+  CHECK(notices.size() == 1 && notices[0].bad);
+  CHECK(notices[0].sentence.find("it cannot be read (Input/output error)") != std::string::npos);
+}
+
+void a_full_disk_is_put_aside_and_tried_again() {
+  Folder folder;
+  Rig rig(folder.path());
+  rig.put(1);
+  rig.turn();
+  rig.io->finish(0, ENOSPC);
+  rig.turn();
+  CHECK(rig.tier->fault() == DiskFault::kFull && rig.in_memory(1));
+  rig.put(2);
+  CHECK(rig.stat("disk_skipped_total.bypassed") == 1);
+  rig.tick(1.0);
+  rig.turn();
+  CHECK(rig.io->count(DiskOp::kWrite) == 1);  // the trial
+  rig.io->finish(0, ENOSPC);
+  rig.turn();
+  rig.tick(1.5);
+  rig.turn();
+  CHECK(rig.io->held.empty());  // the pause has grown
+  rig.tick(1.0);
+  rig.run_until([&] { return rig.tier->usable(); });
+  rig.flush();  // what was committed meanwhile too
+  CHECK(rig.tier->durable_blocks() == 2 && rig.tier->take_notices().size() == 2);
+}
+
+void a_disk_that_does_not_answer_is_put_aside() {
+  Folder folder;
+  Rig rig(folder.path());
+  put_and_flush(rig, 1, 2);
+  rig.forget_memory();
+  CHECK(rig.tier->promote(key(1), kPart) == Promote::kReading);
+  rig.turn();
+  rig.tick(4.9);
+  rig.turn();
+  CHECK(rig.tier->usable() && rig.tier->next_deadline());
+  rig.tick(0.2);
+  rig.turn();
+  CHECK(rig.tier->fault() == DiskFault::kSlow && rig.bypassed == 1);
+  rig.io->finish(0);  // late, and yet right
+  rig.turn();
+  CHECK(rig.is_right(1));
+  rig.tick(1.0);
+  rig.run_until([&] { return rig.tier->usable(); });
+  CHECK(rig.there(2));
+}
+
+void what_is_deleted_stays_deleted() {
+  Folder folder;
+  {
+    Rig rig(folder.path());
+    put_and_flush(rig, 1, 3);
+    rig.put(4);
+    rig.turn();  // it is being written
+    CHECK(rig.tier->remove(key(2)) && !rig.tier->remove(key(4)));
+    rig.table.remove(key(2));
+    rig.table.remove(key(4));
+    rig.flush();
+    CHECK(!rig.there(2) && !rig.there(4));
+  }
+  Rig again(folder.path());
+  CHECK(again.there(1) && !again.there(2) && again.there(3) && !again.there(4));
+}
+
+void what_is_deleted_while_it_is_read_does_not_come_back() {
+  Folder folder;
+  Rig rig(folder.path());
+  put_and_flush(rig, 1, 2);
+  rig.forget_memory();
+  CHECK(rig.tier->promote(key(1), kPart) == Promote::kReading);
+  rig.turn();
+  CHECK(rig.tier->purge(nullptr) == 2);
+  rig.io->finish(0);
+  rig.turn();
+  CHECK(!rig.there(1) && rig.lost.size() == 1);
+  CHECK(rig.slab.free_bytes() == rig.slab.pool_bytes() && rig.stat("disk_dropped_total") == 0);
+}
+
+void a_deleted_block_can_be_put_again_at_once() {
+  Folder folder;
+  {
+    Rig rig(folder.path());
+    rig.put(1);
+    rig.turn();
+    rig.tier->remove(key(1));
+    rig.table.remove(key(1));
+    rig.put(1);
+    rig.flush();
+    CHECK(rig.tier->durable_blocks() == 1);
+  }
+  Rig again(folder.path());
+  CHECK(again.there(1));
+}
+
+void a_disk_that_is_full_of_blocks_lets_the_oldest_go() {
+  Folder folder;
+  Rig rig(folder.path(), 16, 32);
+  for (uint32_t i = 1; i <= 200; ++i) {
+    rig.put(i);
+    if (i % 8 == 0) rig.flush();
+  }
+  CHECK(rig.there(200) && rig.stat("disk_evictions_total.capacity") > 100);
+  CHECK(rig.stat("disk_used_bytes") <= rig.stat("disk_bytes"));
+}
+
+void an_extent_is_not_used_again_before_its_delete_is_durable() {
+  Folder folder;
+  Rig rig(folder.path());
+  put_and_flush(rig, 1, 4);
+  const uint64_t used = rig.stat("disk_used_bytes");
+  rig.tier->purge(nullptr);
+  CHECK(rig.stat("disk_blocks") == 0 && rig.stat("disk_used_bytes") == used);
+  rig.run_until([&] { return rig.stat("disk_used_bytes") == 4096; });  // the scratch granule
+}
+
+void what_does_not_fit_the_queue_is_written_when_its_turn_comes_or_skipped() {
+  Folder folder;
+  Rig rig(folder.path(), 16);  // a quarter may be pinned: four blocks
+  for (uint32_t i = 1; i <= 8; ++i) rig.put(i);
+  CHECK(rig.table.counts().pinned_blocks == 4);
+  for (uint32_t i = 8; i > 4; --i) rig.table.remove(key(i));
+  rig.flush();
+  CHECK(rig.stat("disk_skipped_total.gone") == 4 && rig.tier->durable_blocks() == 4);
+  CHECK(rig.table.counts().pinned_blocks == 0);
+}
+
+}  // namespace
+
+int main() {
+  what_left_memory_is_read_back_as_it_was();
+  a_restart_finds_what_was_durable();
+  nothing_is_durable_before_it_is_synced_and_recorded();
+  writes_that_end_in_any_order_are_all_recorded();
+  what_is_on_the_disk_is_not_written_again();
+  two_who_want_a_block_share_one_read();
+  rotten_bytes_never_get_into_memory();
+  one_block_that_cannot_be_read_is_its_own_loss();
+  errors_in_a_row_put_the_disk_aside();
+  a_full_disk_is_put_aside_and_tried_again();
+  a_disk_that_does_not_answer_is_put_aside();
+  what_is_deleted_stays_deleted();
+  what_is_deleted_while_it_is_read_does_not_come_back();
+  a_deleted_block_can_be_put_again_at_once();
+  a_disk_that_is_full_of_blocks_lets_the_oldest_go();
+  an_extent_is_not_used_again_before_its_delete_is_durable();
+  what_does_not_fit_the_queue_is_written_when_its_turn_comes_or_skipped();
+}
