@@ -90,10 +90,8 @@ def measure(folder: Path, chains: int) -> Figures:
     restart_s = node.start()
     found = node.stat("disk_durable_blocks")
     with node.client() as client:
-        started = time.perf_counter()
-        equal, wrong = read_all(client, "first", chains)
-        promotion_s = time.perf_counter() - started
-        more, more_wrong = read_all(client, "further", further)
+        equal, wrong, promotion_s = read_all(client, "first", chains)
+        more, more_wrong, _ = read_all(client, "further", further)
     node.stop()
     raw_s, direct = raw_read(folder / "kvstore.data", chains * CHAIN * BLOCK)
     moved = chains * CHAIN * BLOCK
@@ -224,22 +222,27 @@ def kill_amid_puts(node: Node) -> int:
     return begun
 
 
-def read_all(client: StoreClient, seed: str, chains: int) -> tuple[int, int]:
-    """Get every chain and compare every byte; how many blocks came right, and how many wrong."""
+def read_all(client: StoreClient, seed: str, chains: int) -> tuple[int, int, float]:
+    """Get every chain and compare every byte.
+
+    Returns how many blocks came right, how many wrong, and the seconds that the gets took.
+    """
     memory, wanted = bytearray(CHAIN * BLOCK), bytearray(CHAIN * BLOCK)
     sink = Segments.over(memory, BLOCK, writable=True)
-    right = wrong = 0
+    right, wrong, seconds = 0, 0, 0.0
     for k in range(chains):
         hashes = chain_of(seed, k)
         fill(wanted, hashes)
+        started = time.perf_counter()
         got = client.get_into(MANIFEST, 0, hashes, range(CHAIN), sink, range(CHAIN))
+        seconds += time.perf_counter() - started
         for i, status in enumerate(got):
             if status == BlockStatus.OK:
                 span = slice(i * BLOCK, (i + 1) * BLOCK)
                 same = memory[span] == wanted[span]
                 right, wrong = right + same, wrong + (not same)
             wrong += status == BlockStatus.CORRUPT
-    return right, wrong
+    return right, wrong, seconds
 
 
 def raw_read(path: Path, size: int) -> tuple[float, bool]:
