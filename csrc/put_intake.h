@@ -66,7 +66,7 @@ class PutIntake {
   Slot slot_;
   uint64_t at_ = 0;          // bytes of the block and its trailer that have come
   uint32_t crc_ = 0;         // of the bytes in the slot
-  uint8_t trailer_[4] = {};  // the CRC32C that the client sent
+  uint8_t trailer_[wire::kLineBytes] = {};  // begins with the CRC32C that the client sent
 };
 
 }  // namespace kv

@@ -123,12 +123,16 @@ IoState Server::read_frames(Session& session, size_t& budget) {
     case Parse::kRefused: session.closing = true; return IoState::kOpen;
     case Parse::kMore: break;
   }
+  if (session.drained) return session.drained = false, IoState::kWouldBlock;
   const bool idle = session.input.size() == 0 && session.greeted;
   size_t received = 0;
-  const IoState state = session.receive(std::clamp(missing, kReadBytes, kReadMostBytes), received);
+  const size_t asked = std::clamp(missing, kReadBytes, kReadMostBytes);
+  const IoState state = session.receive(asked, received);
   // The time for a frame starts with its first byte.
   if (idle && received != 0) session.input_progress(node_->now());
   budget -= std::min(budget, received);
+  // It has given all that it had; if more comes, epoll tells.
+  session.drained = state == IoState::kOpen && received < asked && !session.sealed();
   return state;
 }
 

@@ -98,6 +98,7 @@ class Session {
 
   void send(Outgoing out, TimePoint now);
   bool output_pending() const { return !output_.empty() || sealed_pending(); }
+  bool sealed() const { return tls_ != nullptr; }
   // What TLS has made of output, or has to say itself, waits for the socket.
   bool sealed_pending() const { return tls_ != nullptr && tls_->writing(); }
   bool output_full() const {
@@ -154,6 +155,7 @@ class Session {
   bool paused = false;    // its output is full
   bool dirty = false;     // has output that the loop has not tried to send
   bool queued = false;    // has input that the loop has not looked at
+  bool drained = false;   // its socket had no more when it was read last
   uint32_t interest = 0;  // what epoll was told
 
  private:

@@ -8,8 +8,10 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 
 #include "crc32c.h"
+#include "wire.h"
 
 namespace kv {
 namespace {
@@ -18,12 +20,19 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kMaxSpans = 256;
 // Small enough to be in the L2 cache for its CRC, large enough for the syscall not to matter.
 constexpr size_t kChunkBytes = 256u << 10;
+// Few wake-ups of the receiver matter more to a sender than its caches.
+constexpr size_t kSendBytes = 4u << 20;
 
 Clock::time_point after(double seconds) {
   const double bounded = std::clamp(seconds, 0.0, 86400.0);
   return Clock::now() +
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(bounded));
 }
+
+// What follows a block: its CRC32C.
+struct Line {
+  uint8_t bytes[wire::kLineBytes] = {};
+};
 
 // Walks over the bytes of blocks in order, as spans of the caller's memory.
 class Walk {
@@ -192,16 +201,20 @@ IoResult send_blocks(const Wire& wire, std::string_view prefix, const Segments& 
                      std::vector<uint32_t>& crcs) {
   const auto deadline = after(deadline_s);
   crcs.assign(indices.size(), 0);
+  std::vector<Line> lines(indices.size());
   std::vector<iovec> spans;
   if (!prefix.empty()) spans.push_back({const_cast<char*>(prefix.data()), prefix.size()});
   for (Walk walk(segments, indices); !walk.done() || !spans.empty(); spans.clear()) {
-    for (size_t bytes = 0; !walk.done() && spans.size() < kMaxSpans && bytes < kChunkBytes;) {
-      const iovec span = walk.span(kChunkBytes - bytes);
+    for (size_t bytes = 0; !walk.done() && spans.size() < kMaxSpans && bytes < kSendBytes;) {
+      const iovec span = walk.span(kSendBytes - bytes);
       uint32_t& crc = crcs[walk.block()];
       crc = crc32c(span.iov_base, span.iov_len, crc);
       spans.push_back(span);
       bytes += span.iov_len;
-      if (walk.step(span.iov_len)) spans.push_back({&crc, sizeof crc});
+      Line& line = lines[walk.block()];
+      if (!walk.step(span.iov_len)) continue;
+      std::memcpy(line.bytes, &crc, sizeof crc);
+      spans.push_back({line.bytes, sizeof line.bytes});
     }
     const IoResult result = send_all(wire, spans, deadline);
     if (result != IoResult::kDone) return result;

@@ -30,6 +30,8 @@
 //     u8 u16 u32 u64     integers                    digest      32 raw bytes
 //     text               u16 length, UTF-8           blob        u32 length, bytes
 //     list of X          u32 count, then count X     hashes      list of digest
+// After the fields come as few zero bytes as make header and body fill whole lines of 64 bytes:
+// kernels copy payloads at half speed from and to where no line begins.
 //
 // TOKENS. A server with tokens takes a HELLO only with one of them; without tokens it ignores what
 // HELLO carries. A missing and a wrong token are answered alike, with UNAUTHORIZED, and end the
@@ -70,8 +72,8 @@
 // of it is under way: no request or reply, no reservation, no lease. When nobody writes any more it
 // answers WAITs with TIMEOUT, since nothing can land.
 //
-// PAYLOADS. PUT: for each block of `hashes` the part's bytes and their CRC32C (u32), also for
-// blocks that turn out to exist. GET: the bytes of the leading run of blocks, whose CRC32Cs are in
+// PAYLOADS. PUT: for each block of `hashes` the part's bytes and a line of 64 bytes that begins with
+// their CRC32C (u32; the rest is 0 and not looked at), also for blocks that turn out to exist. GET: the bytes of the leading run of blocks, whose CRC32Cs are in
 // the body of the reply.
 #pragma once
 
@@ -87,6 +89,7 @@ inline constexpr uint32_t kMagic = 0x3152564B;  // "KVR1"
 inline constexpr uint8_t kVersion = 3;
 inline constexpr size_t kHeaderBytes = 32;
 inline constexpr size_t kHashBytes = 32;
+inline constexpr size_t kLineBytes = 64;
 inline constexpr uint32_t kMaxBodyBytes = 4u << 20;
 inline constexpr uint32_t kMaxDocBytes = 64u << 10;
 inline constexpr uint32_t kMaxTextBytes = 1024;
@@ -171,27 +174,29 @@ struct Header {
 
 enum class HeaderError { kNone, kMagic, kVersion, kOp, kBodyTooLong, kReserved };
 
-// The payload of a PUT: each block's bytes and their CRC32C.
+// The payload of a PUT: each block's bytes and the line with their CRC32C.
 constexpr uint64_t put_payload_bytes(uint64_t block_bytes, uint64_t blocks) {
-  return (block_bytes + sizeof(uint32_t)) * blocks;
+  return (block_bytes + kLineBytes) * blocks;
 }
 
-// The most that the body of a request of this op may have.
+// The most that the body of a request of this op may have, with room for a few integers and the
+// padding.
 constexpr uint32_t max_body_bytes(Op op) {
-  constexpr uint32_t hashes = kMaxHashes * kHashBytes + 64;
+  constexpr uint32_t rest = 64 + kLineBytes;
+  constexpr uint32_t hashes = kMaxHashes * kHashBytes + rest;
   switch (op) {
-    case Op::kHello: return kMaxTextBytes + kMaxTokenBytes + 64;
-    case Op::kRegister: return kMaxDocBytes + kMaxParts * 40 + 2 * kMaxTextBytes + 128;
+    case Op::kHello: return kMaxTextBytes + kMaxTokenBytes + rest;
+    case Op::kRegister: return kMaxDocBytes + kMaxParts * 40 + 2 * kMaxTextBytes + 64 + rest;
     case Op::kMatch:
     case Op::kDelete:
     case Op::kReserve:
     case Op::kPut:
     case Op::kAcquire:
     case Op::kGet:
-    case Op::kWait: return hashes + 64;
+    case Op::kWait: return hashes;
     case Op::kCommit:
-    case Op::kAbort: return hashes + kMaxHashes * 8 + 64;
-    default: return 16;
+    case Op::kAbort: return hashes + kMaxHashes * 8;
+    default: return rest;
   }
 }
 

@@ -2,6 +2,7 @@
 // only what the bytes at hand can fill.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -96,7 +97,10 @@ class Reader {
       if (!items.emplace_back().fields(*this)) return false;
     return true;
   }
-  bool at_end() const { return left_ == 0; }
+  // Whether nothing is left but padding.
+  bool at_end() const {
+    return left_ < kLineBytes && std::all_of(at_, at_ + left_, [](char c) { return c == 0; });
+  }
 
  private:
   static bool is_utf8(std::string_view text);
@@ -127,6 +131,12 @@ class Reader {
   size_t left_;
 };
 
+// Appends the line that follows each block of a PUT.
+inline void put_digest_line(std::string& out, uint32_t crc) {
+  out.append(reinterpret_cast<const char*>(&crc), sizeof crc);
+  out.append(kLineBytes - sizeof crc, '\0');
+}
+
 // Appends the 32 bytes of a header.
 void put_header(std::string& out, const Header& header);
 
@@ -141,7 +151,9 @@ std::string encode_frame(Op op, Status status, uint64_t request_id, Body& body,
                          uint64_t payload_bytes = 0) {
   std::string frame(kHeaderBytes, '\0');
   Writer writer(frame);
-  if (!body.fields(writer) || frame.size() - kHeaderBytes > kMaxBodyBytes) return {};
+  if (!body.fields(writer)) return {};
+  frame.resize((frame.size() + kLineBytes - 1) / kLineBytes * kLineBytes);
+  if (frame.size() - kHeaderBytes > kMaxBodyBytes) return {};
   std::string header;
   put_header(header, Header{kVersion, op, status, request_id,
                             static_cast<uint32_t>(frame.size() - kHeaderBytes), payload_bytes});
@@ -149,11 +161,12 @@ std::string encode_frame(Op op, Status status, uint64_t request_id, Body& body,
   return frame;
 }
 
-// A body, if the bytes are one to their last byte.
+// A body, if the bytes are one and its padding.
 template <class Body>
 std::optional<Body> decode_body(const void* data, size_t size) {
   Body body;
   Reader reader(data, size);
+  if ((kHeaderBytes + size) % kLineBytes != 0) return std::nullopt;
   if (!body.fields(reader) || !reader.at_end()) return std::nullopt;
   return body;
 }

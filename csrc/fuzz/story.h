@@ -190,7 +190,7 @@ class Story {
       const Content wanted = peer.content(what.kind, what.part, hash);
       const uint32_t crc = wanted.crc() ^ (what.told_wrong_crc ? 1 : 0);
       payload += wanted.bytes();
-      payload.append(reinterpret_cast<const char*>(&crc), sizeof crc);
+      put_digest_line(payload, crc);
     }
     const std::vector<Hash> hashes = what.hashes;
     request.hashes = span_of(hashes);

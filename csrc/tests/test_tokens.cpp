@@ -151,7 +151,8 @@ void a_lease_or_a_wait_of_one_tenant_is_not_ended_by_another() {
   std::string frame = encode_frame(Op::kPut, Status::kOk, 9, write, put_payload_bytes(kPartBytes, 1));
   const std::string bytes = bytes_of(5);
   const uint32_t crc = crc32c(bytes.data(), bytes.size());
-  frame += bytes + std::string(reinterpret_cast<const char*>(&crc), sizeof crc);
+  frame += bytes;
+  put_digest_line(frame, crc);
   CHECK(second.send(frame));
   CHECK(second.expect<StatusesReply>(Op::kPut).statuses ==
         std::vector<uint8_t>{static_cast<uint8_t>(BlockStatus::kStored)});

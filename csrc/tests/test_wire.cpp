@@ -25,7 +25,7 @@ bool decodes(const std::string& body) {
 void headers_are_checked_field_by_field() {
   EmptyRequest nothing;
   const std::string good = encode_frame(Op::kStats, Status::kOk, 77, nothing);
-  CHECK(good.size() == kHeaderBytes && header_of(good).request_id == 77);
+  CHECK(good.size() == kLineBytes && header_of(good).request_id == 77);
   const auto error_with = [&](size_t at, uint8_t value) {
     std::string bad = good;
     bad[at] = static_cast<char>(value);
@@ -49,15 +49,20 @@ void a_body_decodes_whole_or_not_at_all() {
   for (size_t cut = 0; cut < body.size(); ++cut)
     CHECK(!decodes<CommitRequest>(body.substr(0, cut)));
   CHECK(!decodes<CommitRequest>(body + '\0'));
+  CHECK(!decodes<CommitRequest>(body + std::string(kLineBytes, '\0')));
+  std::string marked = body;
+  marked.back() = 1;
+  CHECK(!decodes<CommitRequest>(marked));
 }
 
 void counts_beyond_the_bytes_at_hand_are_refused() {
   std::string body("\1\0\0\0\xFF\xFF\xFF\xFF", 8);  // manifest 1, 2^32 - 1 hashes
+  body.resize(kLineBytes - kHeaderBytes);
   CHECK(!decodes<BlocksRequest>(body));
-  body = std::string("\xFF\xFF\x3F\x00", 4) + std::string(64, '\0');  // 4 Mi statuses
+  body = std::string("\xFF\xFF\x3F\x00", 4) + std::string(92, '\0');  // 4 Mi statuses
   CHECK(!decodes<StatusesReply>(body));
-  CHECK(!decodes<MatchReply>(std::string(4, '\0') + std::string("\x02\0\0\0", 4) +
-                             std::string(17, '\0')));
+  CHECK(!decodes<MatchReply>(std::string(4, '\0') + std::string("\x03\0\0\0", 4) +
+                             std::string(24, '\0')));
 }
 
 void texts_are_short_and_utf8() {

@@ -148,7 +148,7 @@ class Client {
       const std::string bytes = bytes_of(i);
       const uint32_t crc = crc32c(bytes.data(), bytes.size()) ^ (intact ? 0 : 1);
       frame += bytes;
-      frame.append(reinterpret_cast<const char*>(&crc), sizeof crc);
+      put_digest_line(frame, crc);
     }
     return frame;
   }

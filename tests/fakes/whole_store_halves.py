@@ -21,6 +21,8 @@ from tests.fakes.whole_store_checks import StoreAgainstModel, tally
 from kvstore import _core
 from kvstore._core import BlockStatus
 
+LINE = _core.put_payload_bytes(BLOCK, 1) - BLOCK  # with the digest of a block
+
 __all__ = ["PutsThatStop", "part_numbers", "seeds", "spans", "versions"]
 
 S = BlockStatus
@@ -54,7 +56,8 @@ class PutsThatStop(StoreAgainstModel):
         link = RawLink(self.node.path)
         pieces = [bytes_of((seed, block, part), version) for block in span]
         payload = b"".join(
-            piece + (_core.crc32c(piece) ^ (not intact)).to_bytes(4, "little") for piece in pieces
+            piece + (_core.crc32c(piece) ^ (not intact)).to_bytes(LINE, "little")
+            for piece in pieces
         )
         parent = hash_of(seed, span.start - 1) if span.start else None
         name = self.node.manifest_id, part, parent, hashes_of(seed, span), BLOCK
@@ -63,7 +66,7 @@ class PutsThatStop(StoreAgainstModel):
         assert eventually(lambda: link.unread == 0)
         half = HalfPut(link, payload[sent:], part, seed, span, version, intact, [], None)
         self.half_puts.append(half)
-        self.follow(half, sent // (BLOCK + 4))
+        self.follow(half, sent // (BLOCK + LINE))
 
     def follow(self, half: HalfPut, complete: int) -> None:
         """Tell the model of the blocks that have come in full, and of the one that is coming."""

@@ -73,7 +73,7 @@ def requests(manifest_id: int) -> list[bytes]:
     one, zero = CHAIN[:HASH_BYTES], b"\0" * HASH_BYTES
     payload = content_of(one, BLOCK)
     put = _core.encode_put(2, manifest_id, 0, None, one, BLOCK)
-    crc = struct.pack("<I", _core.crc32c(payload))
+    crc = struct.pack("<I60x", _core.crc32c(payload))
     return [
         HELLO,
         _core.encode_register(
@@ -219,7 +219,7 @@ def test_a_payload_that_does_not_match_its_digest_is_not_stored(
     manifest_id = client.register(MANIFEST).manifest_id
     one = CHAIN[:HASH_BYTES]
     frame = _core.encode_put(2, manifest_id, 0, None, one, BLOCK)
-    _, reply = ask(server, frame + b"\x55" * BLOCK + b"\0\0\0\0")
+    _, reply = ask(server, frame + b"\x55" * BLOCK + bytes(64))
     assert isinstance(reply, _core.StatusesReply)
     assert list(reply.statuses) == [BlockStatus.CORRUPT]
     assert client.match(MANIFEST, one).blocks == 0

@@ -99,7 +99,7 @@ def test_a_put_that_has_half_come_is_received_and_answered(start: Leaving) -> No
         manifest_id = client.register(MANIFEST).manifest_id
     one = CHAIN[:32]
     data = content_of(one, BLOCK)
-    payload = data + struct.pack("<I", _core.crc32c(data))
+    payload = data + struct.pack("<I60x", _core.crc32c(data))
     with socket.create_connection(("127.0.0.1", node.port), timeout=20) as link:
         link.sendall(_core.encode_hello(1, name="slow"))
         answer(link)
