@@ -46,6 +46,13 @@ Node::Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable
   table_.keep_while([this](const Block& block) { return read_in_place(block); });
 }
 
+// Sessions give back what they hold, and the table then asks who reads in place: all of it must
+// still be there, and of the sessions nobody may be asked any more.
+Node::~Node() {
+  neighbours_.clear();
+  sessions_.clear();
+}
+
 Session& Node::add_session(File socket, bool local,
                            const std::shared_ptr<const TlsContext>& tls) {
   ++counters_.connections;

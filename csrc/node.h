@@ -57,6 +57,7 @@ class Node : private DiskEvents {
   // Without `directory`, whose size is directory_bytes(pool_bytes), clients ask for every block.
   Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable_fd, int writable_fd,
        const Pool* directory = nullptr);
+  ~Node();
 
   // The time of what follows. Never goes back.
   void set_now(TimePoint now) {

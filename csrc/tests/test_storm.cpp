@@ -230,10 +230,27 @@ void a_server_drains_while_clients_come_and_go() {
   server.stop();
 }
 
+// What a half put holds goes with its connection, also where others read the pool in place.
+void a_server_stops_in_the_middle_of_a_put() {
+  Server server({.unix_path = socket_path(), .pool_bytes = kPoolBytes, .granule_bytes = 4096});
+  CHECK(server.start() == 0);
+  Client reader = Client::unix_socket(socket_path());
+  reader.ask<HelloReply>(Op::kHello, HelloRequest{kWantPool, "reader"});
+  Client writer = Client::tcp(server.port());
+  writer.greet();
+  CHECK(writer.send(writer.put_frame(1, 2).substr(0, kHeaderBytes + kPartBytes)));
+  for (int i = 0; i < 4000 && gauge(server, "reserved_blocks") == 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  CHECK(gauge(server, "reserved_blocks") == 1);
+  server.stop();
+  CHECK(!writer.receive() && !reader.receive());
+}
+
 }  // namespace
 
 int main() {
   for (const std::string_view policy : eviction_policies())
     eight_clients_at_once(std::string(policy));
   a_server_drains_while_clients_come_and_go();
+  a_server_stops_in_the_middle_of_a_put();
 }
