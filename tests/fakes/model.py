@@ -12,11 +12,15 @@ Key = tuple[str, int, int]  # and part
 
 @dataclass(eq=False)
 class Held:
-    """A lease: the blocks it is on, in their present life, and the version of their bytes."""
+    """A lease: the blocks it is on, in their present life, and the version of their bytes.
+
+    `in_place`: its holder pinned slots in the pool without asking the node.
+    """
 
     owner: Hashable
     lives: list[tuple[Block, int]]
     versions: dict[Key, int]
+    in_place: bool = False
 
 
 @dataclass
@@ -59,11 +63,12 @@ class StoreModel:
         self._life[block] += bool(keys)
         return bool(keys)
 
-    def lease(self, owner: Hashable, chain: str, blocks: int) -> Held:
+    def lease(self, owner: Hashable, chain: str, blocks: int, *, in_place: bool = False) -> Held:
         """A lease on the first blocks of a chain, all of which are whole."""
         names = [(chain, k) for k in range(blocks)]
         versions = {key: self.committed[key] for name in names for key in self.parts_of(name)}
-        held = Held(owner, [(name, self._life[name]) for name in names], versions)
+        lives = [(name, self._life[name]) for name in names]
+        held = Held(owner, lives, versions, in_place)
         if blocks:
             self.leases.append(held)
         return held
@@ -89,6 +94,10 @@ class StoreModel:
     def pinned(self) -> set[tuple[Block, int]]:
         return {life for held in self.leases for life in held.lives}
 
+    def pinned_by_the_node(self) -> set[tuple[Block, int]]:
+        """What it must count as pinned: the rest it may learn of, where it wants to evict that."""
+        return {life for held in self.leases if not held.in_place for life in held.lives}
+
     def is_pinned(self, block: Block) -> bool:
         return (block, self._life[block]) in self.pinned()
 
@@ -113,7 +122,6 @@ class StoreModel:
             "blocks": len(self.blocks()),
             "reserved_blocks": len(self.reserved),
             "fenced_blocks": self.fenced.total(),
-            "pinned_blocks": len(self.pinned()),
             "leases": len(self.leases),
             "leased_blocks": sum(len(held.lives) for held in self.leases),
             "waits": self.waits,

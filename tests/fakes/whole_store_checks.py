@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tests.fakes.raw import RawLink
 
 S = BlockStatus
+PATIENCE_S = 5.0  # for what ends with a connection to have ended
 tally = {"steps": 0, "evicted": 0, "deaths": 0, "landings": 0, "refused": 0}
 
 
@@ -43,13 +44,18 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @invariant()
     def the_store_is_as_the_model_says(self) -> None:
         tally["steps"] += 1
-        self.answer_waits()
         present = self.node.read_all()
         self.explain_evictions(present)
+        self.answer_waits()
         assert present == {key: bytes_of(key, v) for key, v in self.model.committed.items()}
         wanted = self.model.gauges() | {"used_bytes": self.model.used_slots() * GRANULE}
-        eventually(lambda: self.gauges(wanted) == wanted)
-        assert self.gauges(wanted) == wanted
+        eventually(lambda: self.gauges(wanted) == wanted, PATIENCE_S)
+        is_now = self.gauges(wanted)
+        wrong = {name: (n, wanted[name]) for name, n in is_now.items() if n != wanted[name]}
+        assert wrong == {}, f"(is, should be): {wrong}"
+        pinned = self.node.server.stats()["pinned_blocks"]
+        least, most = len(self.model.pinned_by_the_node()), len(self.model.pinned())
+        assert least <= pinned <= most, f"pinned: {pinned}, should be {least} to {most}"
         if self.refused is not None:
             # Neither it nor what leads to it could go for it; all else that may go had gone.
             seed, block = self.refused

@@ -115,7 +115,10 @@ class WholeStore(PutsThatStop):
             return
         lease = guest.client.acquire(MANIFEST, CHAINS[seed])
         assert lease.blocks == self.run_of(seed)
-        guest.leases.append((lease, self.model.lease(guest, seed, lease.blocks)))
+        # Who maps the pool and finds all that it asks for does not ask the node.
+        in_place = guest.kind == "shm" and lease.blocks == CHAIN
+        held = self.model.lease(guest, seed, lease.blocks, in_place=in_place)
+        guest.leases.append((lease, held))
 
     @precondition(lambda self: any(guest.leases for guest in self.guests))
     @rule(data=st.data())
@@ -255,7 +258,8 @@ class WholeStore(PutsThatStop):
     def a_process_comes(self, leased: str, reserved: str, span: range) -> None:
         self.doomed = doomed = Doomed(f"kv+unix://{self.node.path}", leased, reserved, span)
         assert doomed.leased_blocks == self.run_of(leased)
-        self.model.lease(doomed, leased, doomed.leased_blocks)
+        in_place = doomed.leased_blocks == CHAIN
+        self.model.lease(doomed, leased, doomed.leased_blocks, in_place=in_place)
         statuses = [BlockStatus(code) for code in doomed.statuses]
         for key in self.granted(reserved, 0, span, statuses, S.GRANTED):
             self.model.reserved[key] = doomed
