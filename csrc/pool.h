@@ -28,6 +28,8 @@ class Pool {
   // mapped for writing.
   int writable_fd() const { return writable_.get(); }
   int readable_fd() const { return readable_.get(); }
+  // Only the mapping is needed from here on.
+  void close_files() { writable_.reset(), readable_.reset(); }
 
   Pages pages() const { return pages_; }
   size_t page_bytes() const { return page_bytes_; }

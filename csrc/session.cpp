@@ -153,7 +153,10 @@ void Session::advance(size_t sent) {
     Outgoing& out = output_.front();
     const size_t of_frame = std::min(sent, out.frame.size() - frame_sent_);
     frame_sent_ += of_frame, sent -= of_frame;
-    if (frame_sent_ != 0) out.fds.clear();
+    if (frame_sent_ != 0 && !out.fds.empty()) {
+      out.fds.clear();
+      notes_memory.close_files();  // the peer has them now; descriptors are scarce
+    }
     while (span_at_ < out.payload.size() &&
            (sent != 0 || out.payload[span_at_].iov_len == span_sent_)) {
       const size_t taken = std::min(sent, out.payload[span_at_].iov_len - span_sent_);
