@@ -106,7 +106,11 @@ FAMILIES: Final = (
         "Slots whose writer lost its connection and may still reach them; not in use until it has "
         "let the pool go.",
     ),
-    Family("pinned_blocks", "Blocks that cannot be evicted: leased or being sent."),
+    Family(
+        "pinned_blocks",
+        "Blocks that the node keeps for readers: leased, being sent, or read in place when it "
+        "wanted to evict them.",
+    ),
     Family("leases", "Leases held."),
     Family("leased_blocks", "Blocks under leases; one under two counts twice."),
     Family("waits", "Requests that wait for a prefix to land."),

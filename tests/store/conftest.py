@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.certificates import Authority
+from tests.fakes.disk import DISK, DiskNode
 
 from kvstore._core import StoreServer
 from kvstore.client import StoreClient, TransportName
@@ -48,3 +49,17 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture
 def client(connect: Callable[..., StoreClient]) -> StoreClient:
     return connect()
+
+
+@pytest.fixture
+def start_over_disk(tmp_path: Path) -> Iterator[Callable[..., DiskNode]]:
+    """Starts nodes, one after the other, over the same disk."""
+    nodes: list[DiskNode] = []
+
+    def start(*flags: str, size: str = DISK) -> DiskNode:
+        nodes.append(DiskNode(tmp_path, *flags, size=size))
+        return nodes[-1].start()
+
+    yield start
+    for node in nodes:
+        node.kill()

@@ -1,11 +1,10 @@
 """The SSD tier as clients see it: what memory let go is still there, unless the disk fails."""
 
 import resource
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from tests.fakes.disk import DISK, MANIFEST, POOL_BLOCKS, DiskNode, read
+from tests.fakes.disk import MANIFEST, POOL_BLOCKS, DiskNode, read
 from tests.fakes.store import chain_of, eventually, put_chain
 
 from kvstore._core import StoreServer
@@ -17,22 +16,8 @@ from kvstore.visit import Visit
 Start = Callable[..., DiskNode]
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts nodes, one after the other, over the same disk."""
-    nodes: list[DiskNode] = []
-
-    def start(*flags: str, size: str = DISK) -> DiskNode:
-        nodes.append(DiskNode(tmp_path, *flags, size=size))
-        return nodes[-1].start()
-
-    yield start
-    for node in nodes:
-        node.kill()
-
-
-async def test_an_announced_prefix_is_in_memory_before_it_is_read(start: Start) -> None:
-    node = start()
+async def test_an_announced_prefix_is_in_memory_before_it_is_read(start_over_disk: Start) -> None:
+    node = start_over_disk()
     chains = node.fill(10)
     async with AsyncStoreClient(node.url) as router:
         assert (await router.match(MANIFEST, chains[0])).places[-1].tier == 1
@@ -45,8 +30,10 @@ async def test_an_announced_prefix_is_in_memory_before_it_is_read(start: Start) 
 
 
 @pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
-def test_what_memory_let_go_is_read_back_equal(start: Start, transport: TransportName) -> None:
-    node = start()
+def test_what_memory_let_go_is_read_back_equal(
+    start_over_disk: Start, transport: TransportName
+) -> None:
+    node = start_over_disk()
     chains = node.fill(10)  # 160 blocks; the memory has 64
     assert node.stat("blocks") <= POOL_BLOCKS
     with StoreClient(node.url, transport=transport) as client:
@@ -57,8 +44,8 @@ def test_what_memory_let_go_is_read_back_equal(start: Start, transport: Transpor
     assert node.stat("disk_errors_total") == node.stat("disk_late_total") == 0
 
 
-def test_a_match_says_which_tier_has_how_much(start: Start) -> None:
-    node = start()
+def test_a_match_says_which_tier_has_how_much(start_over_disk: Start) -> None:
+    node = start_over_disk()
     chains = node.fill(10)
     with StoreClient(node.url) as client:
         places = client.match(MANIFEST, chains[0]).places
@@ -69,15 +56,15 @@ def test_a_match_says_which_tier_has_how_much(start: Start) -> None:
     assert node.stat("hits_total.disk") >= 16
 
 
-def test_what_is_deleted_or_purged_does_not_come_back(start: Start) -> None:
-    node = start()
+def test_what_is_deleted_or_purged_does_not_come_back(start_over_disk: Start) -> None:
+    node = start_over_disk()
     one, other, third = node.fill(3)
     with StoreClient(node.url) as client:
         assert client.delete(MANIFEST, one) == 16
         assert client.match(MANIFEST, one).blocks == 0
         node.flush()
     node.kill()
-    node = start()
+    node = start_over_disk()
     with StoreClient(node.url) as client:
         assert client.match(MANIFEST, one).blocks == 0
         assert client.match(MANIFEST, other).blocks == 16
@@ -85,8 +72,8 @@ def test_what_is_deleted_or_purged_does_not_come_back(start: Start) -> None:
         assert client.match(MANIFEST, third).blocks == 0
 
 
-def test_a_lease_holds_blocks_that_came_from_the_disk(start: Start) -> None:
-    node = start()
+def test_a_lease_holds_blocks_that_came_from_the_disk(start_over_disk: Start) -> None:
+    node = start_over_disk()
     chains = node.fill(6)
     with StoreClient(node.url) as client, StoreClient(node.url) as other:
         lease = client.acquire(MANIFEST, chains[0])
@@ -101,8 +88,8 @@ def test_a_lease_holds_blocks_that_came_from_the_disk(start: Start) -> None:
     assert eventually(lambda: node.stat("pinned_blocks") == 0)
 
 
-def test_a_landing_with_a_lease_brings_what_lies_on_the_disk(start: Start) -> None:
-    node = start()
+def test_a_landing_with_a_lease_brings_what_lies_on_the_disk(start_over_disk: Start) -> None:
+    node = start_over_disk()
     chains = node.fill(6)
     with StoreClient(node.url) as client:
         landing = client.wait(MANIFEST, chains[0], 16, 10.0, lease=True)
@@ -118,8 +105,8 @@ def limit_files(node: DiskNode, most: int) -> None:
     resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
 
 
-def test_a_full_disk_is_bypassed_and_used_again(start: Start) -> None:
-    node = start()
+def test_a_full_disk_is_bypassed_and_used_again(start_over_disk: Start) -> None:
+    node = start_over_disk()
     chains = node.fill(1)
     limit_files(node, 128 << 10)
     with StoreClient(node.url) as client:

@@ -6,11 +6,11 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.fakes.disk import BLOCK, DISK, MANIFEST, DiskNode, read
+from tests.fakes.disk import BLOCK, MANIFEST, DiskNode, read
 from tests.fakes.store import HASH_BYTES, chain_of, put_chain
 
 from kvstore.client import StoreClient
@@ -20,33 +20,19 @@ DATA_AT = 64 << 10  # where extents begin in kvstore.data
 Start = Callable[..., DiskNode]
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts nodes, one after the other, over the same disk."""
-    nodes: list[DiskNode] = []
-
-    def start(*flags: str, size: str = DISK) -> DiskNode:
-        nodes.append(DiskNode(tmp_path, *flags, size=size))
-        return nodes[-1].start()
-
-    yield start
-    for node in nodes:
-        node.kill()
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("io", ["io_uring", "threads", "auto"])
 def test_a_restart_finds_again_what_was_durable(
-    start: Start, number: signal.Signals, io: str
+    start_over_disk: Start, number: signal.Signals, io: str
 ) -> None:
     try:
-        node = start("--disk-io", io)
+        node = start_over_disk("--disk-io", io)
     except (ValueError, IndexError):
         pytest.skip(f"{io} does not work here")
     chains = node.fill(3)
     assert node.flush() == 48
     node.end(number)
-    node = start("--disk-io", io)
+    node = start_over_disk("--disk-io", io)
     assert node.stat("blocks") == 0
     assert node.stat("disk_durable_blocks") == 48
     with StoreClient(node.url) as client:
@@ -55,19 +41,21 @@ def test_a_restart_finds_again_what_was_durable(
             assert read(client, hashes) == 16
 
 
-def test_a_node_that_leaves_brings_its_memory_to_the_disk(start: Start) -> None:
-    node = start()
+def test_a_node_that_leaves_brings_its_memory_to_the_disk(start_over_disk: Start) -> None:
+    node = start_over_disk()
     with StoreClient(node.url) as client:
         put_chain(client, MANIFEST, chain_of(32))
     assert node.stop() == 0
     assert "32 blocks are durable on the disk" in node.log
-    node = start()
+    node = start_over_disk()
     with StoreClient(node.url) as client:
         assert read(client, chain_of(32)) == 32
 
 
-def test_a_kill_in_a_storm_of_puts_loses_nothing_that_was_acknowledged(start: Start) -> None:
-    node = start(size="128MiB")
+def test_a_kill_in_a_storm_of_puts_loses_nothing_that_was_acknowledged(
+    start_over_disk: Start,
+) -> None:
+    node = start_over_disk(size="128MiB")
     writers = [threading.Thread(target=storm, args=(node.url, seed)) for seed in range(3)]
     for writer in writers:
         writer.start()
@@ -76,7 +64,7 @@ def test_a_kill_in_a_storm_of_puts_loses_nothing_that_was_acknowledged(start: St
     for writer in writers:
         writer.join()
     assert acknowledged
-    node = start(size="128MiB")
+    node = start_over_disk(size="128MiB")
     with StoreClient(node.url) as client:
         for hashes in acknowledged:
             assert read(client, hashes) == 4
@@ -112,9 +100,9 @@ def put_and_flush(node: DiskNode) -> list[bytes]:
 
 
 def test_bytes_that_rotted_on_the_disk_are_dropped_and_never_served(
-    start: Start, tmp_path: Path
+    start_over_disk: Start, tmp_path: Path
 ) -> None:
-    node = start()
+    node = start_over_disk()
     node.fill(2)
     node.kill()
     data = tmp_path / "disk" / "kvstore.data"
@@ -122,7 +110,7 @@ def test_bytes_that_rotted_on_the_disk_are_dropped_and_never_served(
         for k in range(0, 32, 3):
             file.seek(DATA_AT + k * BLOCK + random.randrange(BLOCK - 8))
             file.write(os.urandom(8))
-    node = start()
+    node = start_over_disk()
     with StoreClient(node.url) as client:
         for seed in ("chain 0", "chain 1"):
             for one in blocks_of(chain_of(16, seed)):
@@ -133,15 +121,15 @@ def test_bytes_that_rotted_on_the_disk_are_dropped_and_never_served(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_journal_that_was_cut_still_serves_what_is_whole(
-    start: Start, tmp_path: Path, seed: int
+    start_over_disk: Start, tmp_path: Path, seed: int
 ) -> None:
-    node = start()
+    node = start_over_disk()
     chains = node.fill(3)
     node.kill()
     journal = tmp_path / "disk" / "kvstore.journal"
     cut = random.Random(seed).randrange(journal.stat().st_size)
     os.truncate(journal, cut)
-    node = start()
+    node = start_over_disk()
     found = node.stat("disk_blocks")
     with StoreClient(node.url) as client:
         assert sum(read(client, one) for hashes in chains for one in blocks_of(hashes)) == found
@@ -151,7 +139,9 @@ def test_a_journal_that_was_cut_still_serves_what_is_whole(
         assert read(client, chain_of(4, "new")) == 4
 
 
-def test_tenants_find_their_own_blocks_after_a_restart(start: Start, tmp_path: Path) -> None:
+def test_tenants_find_their_own_blocks_after_a_restart(
+    start_over_disk: Start, tmp_path: Path
+) -> None:
     tokens = tmp_path / "tokens"
 
     def say(*lines: str) -> None:
@@ -160,12 +150,12 @@ def test_tenants_find_their_own_blocks_after_a_restart(start: Start, tmp_path: P
 
     first, second = "first:" + "a" * 20, "second:" + "b" * 20
     say(first, second)
-    node = start("--token-file", str(tokens))
+    node = start_over_disk("--token-file", str(tokens))
     with StoreClient(node.url, token="a" * 20) as client:
         put_chain(client, MANIFEST, chain_of(8))
     node.stop()
     say(second, first)  # in another order, with other numbers inside
-    node = start("--token-file", str(tokens))
+    node = start_over_disk("--token-file", str(tokens))
     with StoreClient(node.url, token="b" * 20) as other:
         assert other.match(MANIFEST, chain_of(8)).blocks == 0
         assert other.purge() == 0
@@ -173,6 +163,6 @@ def test_tenants_find_their_own_blocks_after_a_restart(start: Start, tmp_path: P
         assert read(client, chain_of(8)) == 8
     node.stop()
     say(second)
-    node = start("--token-file", str(tokens))
+    node = start_over_disk("--token-file", str(tokens))
     with StoreClient(node.url, token="b" * 20) as other:
         assert other.match(MANIFEST, chain_of(8)).blocks == 0
