@@ -21,6 +21,10 @@ inline constexpr std::array<const char*, 3> kTransportNames{"shm", "unix", "tcp"
 enum class Landing : uint8_t { kLanded, kTimeout, kCancelled, kGone };
 inline constexpr std::array<const char*, 4> kLandingNames{"landed", "timeout", "cancelled", "gone"};
 
+// What became of a part that was written into a lent slot.
+enum class Posted : uint8_t { kStored, kExists, kRefused };
+inline constexpr std::array<const char*, 3> kPostedNames{"stored", "exists", "refused"};
+
 // Why a block went.
 enum class Eviction : uint8_t { kCapacity, kDeleted, kPurged };
 inline constexpr std::array<const char*, 3> kEvictionNames{"capacity", "deleted", "purged"};
@@ -30,10 +34,11 @@ enum class Tier : uint8_t { kMemory, kDisk };
 inline constexpr std::array<const char*, 2> kTierNames{"memory", "disk"};
 
 // By the number of the op, less one.
-inline constexpr std::array<const char*, 16> kOpNames{
+inline constexpr std::array<const char*, 17> kOpNames{
     "hello",   "register", "manifests", "match", "reserve", "commit", "abort", "put",
-    "acquire", "release",  "get",       "wait",  "cancel",  "delete", "purge", "stats"};
-static_assert(static_cast<size_t>(wire::Op::kStats) == kOpNames.size());
+    "acquire", "release",  "get",       "wait",  "cancel",  "delete", "purge", "stats",
+    "lend"};
+static_assert(static_cast<size_t>(wire::Op::kLend) == kOpNames.size());
 
 // Times in nanoseconds, counted in buckets with these upper bounds and one without.
 template <const auto& Bounds>
@@ -74,6 +79,7 @@ struct Counters {
   CountsBy<Tier, kTierNames.size()> hits, misses;         // of MATCH and ACQUIRE
   CountsBy<Transport, kTransportNames.size()> bytes_in;   // committed
   CountsBy<Transport, kTransportNames.size()> bytes_out;  // of GET, and of ACQUIRE by mappers
+  CountsBy<Posted, kPostedNames.size()> posts;            // parts put without a request
   uint64_t refusals = 0;                                  // engines that refused to share
   CountsBy<Landing, kLandingNames.size()> landings;       // waits that ended
   uint64_t bad_frames = 0;    // connections ended for breaking the protocol

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "wire.h"
 
@@ -16,6 +17,16 @@ struct BlockKey {
   Hash hash{};
   bool operator==(const BlockKey&) const = default;
 };
+
+// The block that one of this spec hangs on; nothing where `parent` is zeros: it begins a chain.
+inline std::optional<BlockKey> parent_of(uint32_t spec_id, const Hash& parent) {
+  if (parent == Hash{}) return std::nullopt;
+  return BlockKey{spec_id, parent};
+}
+// A block that is its own ancestor could never be evicted.
+inline bool may_hang(const Hash& hash, const Hash& parent) {
+  return hash != parent && hash != Hash{};
+}
 
 // Keyed: clients choose the hashes.
 struct BlockKeyHash {

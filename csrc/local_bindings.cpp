@@ -1,5 +1,6 @@
-// Bindings of reads from a pool on this host that ask no server.
+// Bindings of reads from, and writes to, a pool on this host that ask no server.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "local_reader.h"
+#include "local_writer.h"
 #include "memory_bindings.h"
 
 namespace kv::python {
@@ -63,7 +65,46 @@ size_t read(const DirectoryReader& directory, const PoolView& pool, const BlockN
   return done;
 }
 
+std::pair<nb::bytes, PutRing::State> put(LocalWriter& writer, const PoolView& pool,
+                                         const BlockNames& names, uint32_t manifest_id, size_t part,
+                                         const std::optional<nb::bytes>& parent,
+                                         const nb::bytes& hashes, const OwnedSegments& from,
+                                         const Indices& indices) {
+  auto mapping = pool.share();
+  const HashSpan span = hashes_in(hashes);
+  check_indices(from.segments, indices);
+  if (!mapping->writable()) throw nb::value_error("the pool view is read-only");
+  if (part >= names.part_ids.size()) throw nb::index_error("no such part");
+  if (indices.size() != span.count) throw nb::value_error("one index per block is needed");
+  Hash above{};
+  if (parent) {
+    if (parent->size() != sizeof above) throw nb::value_error("a digest is not 32 bytes");
+    std::memcpy(above.bytes, parent->c_str(), sizeof above);
+  }
+  LocalWriter::Outcome outcome;
+  {
+    const ReleaseGil released(from.segments.block_bytes >= kKeepGilBytes);
+    outcome = writer.put(*mapping, from.segments, {names, manifest_id, part, above, span, indices});
+    mapping.reset();
+  }
+  return {to_bytes(outcome.statuses.data(), outcome.statuses.size()), outcome.state};
+}
+
 }  // namespace
+
+void bind_local_writes(nb::module_& m) {
+  using namespace nb::literals;
+  nb::enum_<PutRing::State>(m, "PostState", nb::is_arithmetic())
+      .value("QUIET", PutRing::State::kQuiet)
+      .value("CALLING", PutRing::State::kCalling)
+      .value("CLOSED", PutRing::State::kClosed);
+  nb::class_<LocalWriter>(m, "LocalWriter")
+      .def("lent", &LocalWriter::lent, "block_bytes"_a, "most"_a, "offsets"_a, "generations"_a)
+      .def("stock", &LocalWriter::stock, "block_bytes"_a)
+      .def("most", &LocalWriter::most, "block_bytes"_a)
+      .def("put", put, "pool"_a, "names"_a, "manifest_id"_a, "part"_a, "parent"_a.none(),
+           "hashes"_a, "segments"_a, "indices"_a);
+}
 
 void bind_local_reads(nb::module_& m) {
   using namespace nb::literals;
@@ -81,6 +122,10 @@ void bind_local_reads(nb::module_& m) {
   nb::class_<DirectoryReader>(m, "DirectoryReader")
       .def(nb::init<int, size_t, int>(), "fd"_a, "size"_a, "notes_fd"_a)
       .def("close", &DirectoryReader::close)
+      .def("writer",
+           [](const DirectoryReader& directory) {
+             return std::make_unique<LocalWriter>(directory.share());
+           })
       .def("has_all", has_all, "names"_a, "hashes"_a)
       .def("acquire", acquire, "names"_a, "part"_a.none(), "hashes"_a)
       .def("read", read, "pool"_a, "names"_a, "part"_a, "hashes"_a, "segments"_a, "indices"_a,

@@ -25,7 +25,7 @@ std::shared_ptr<LocalReader> LocalReader::map(int directory_fd, size_t directory
                                               int& error) {
   auto directory = PoolMapping::map(directory_fd, directory_bytes, false, -1, false, error);
   if (!directory) return nullptr;
-  auto notes = PoolMapping::map(notes_fd, kNotesBytes, true, -1, false, error);
+  auto notes = PoolMapping::map(notes_fd, NotesLayout::kBytes, true, -1, false, error);
   if (!notes) return nullptr;
   return std::shared_ptr<LocalReader>(new LocalReader(std::move(directory), std::move(notes)));
 }
@@ -34,8 +34,8 @@ LocalReader::LocalReader(std::shared_ptr<PoolMapping> directory, std::shared_ptr
     : directory_memory_(std::move(directory)),
       notes_memory_(std::move(notes)),
       directory_(directory_memory_->data(), directory_memory_->size()),
-      log_(notes_memory_->data()),
-      pins_(notes_memory_->data() + UseLog::kBytes) {}
+      log_(notes_memory_->data() + NotesLayout::kUses),
+      pins_(notes_memory_->data() + NotesLayout::kPins) {}
 
 void LocalReader::prefetch(const BlockNames& names, HashSpan hashes) const {
   for (uint32_t i = 0; i < std::min(hashes.count, kAhead); ++i) prefetch_one(names, hashes[i]);
@@ -67,8 +67,14 @@ bool LocalReader::has_all(const BlockNames& names, HashSpan hashes) {
     if (!place) return false;
     found.push_back(place->index);
   }
-  for (const size_t index : found) log_.add({index, false});
+  for (const size_t index : found) log_.add({index, UseLog::Kind::kMatched});
   return true;
+}
+
+bool LocalReader::keep(const PartKey& key) {
+  const std::optional<Place> place = directory_.find(key);
+  if (place) log_.add({place->index, UseLog::Kind::kKept});
+  return place.has_value();
 }
 
 std::unique_ptr<LocalLease> LocalReader::acquire(const BlockNames& names,
@@ -82,7 +88,7 @@ std::unique_ptr<LocalLease> LocalReader::acquire(const BlockNames& names,
     for (size_t k = 0; !part && k < names.part_ids.size(); ++k)
       if (!lease->add({block, names.part_ids[k]})) return nullptr;
   }
-  for (const size_t entry : lease->entries_) log_.add({entry, true});
+  for (const size_t entry : lease->entries_) log_.add({entry, UseLog::Kind::kRead});
   return lease;
 }
 
@@ -121,7 +127,7 @@ size_t LocalReader::read(const PoolMapping& pool, const Segments& to, const Requ
     const uint32_t crc = copy_out(from, to, request.indices[done], request.verify);
     // A block that went meanwhile may have been written over while it was copied.
     if (!directory_.stands(*place) || (request.verify && crc != place->crc)) break;
-    log_.add({place->index, true});
+    log_.add({place->index, UseLog::Kind::kRead});
   }
   return done;
 }

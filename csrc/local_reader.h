@@ -9,10 +9,9 @@
 #include <vector>
 
 #include "directory.h"
-#include "pin_board.h"
+#include "notes.h"
 #include "pool_mapping.h"
 #include "segments.h"
-#include "use_log.h"
 
 namespace kv {
 
@@ -46,6 +45,11 @@ class LocalReader : public std::enable_shared_from_this<LocalReader> {
   // whole, with `verify` also checked against their digests. What lies in the memory of the first
   // block behind them is anything.
   size_t read(const PoolMapping& pool, const Segments& to, const Request& request);
+
+  // Whether this part is there. If so, it counts as used, but not as asked for.
+  bool keep(const PartKey& key);
+  // What the client tells the node (notes.h).
+  uint8_t* notes() const { return notes_memory_->data(); }
 
   // Pins these blocks where they lie, one part of them or (no `part`) all. Null if not all of them
   // are found with all parts, or there are no pins left. They count as used.

@@ -37,7 +37,9 @@ Node::Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable
         return find(spec_id, parts, hashes, false).blocks;
       }),
       leases_(table_),
-      fences_(table_) {
+      fences_(table_),
+      most_lent_bytes_(
+          options_.lend_bytes.value_or(std::min(kMaxLendBytes, pool_bytes / kLendShare))) {
   if (directory == nullptr) return;
   directory_fd_ = directory->readable_fd();
   directory_bytes_ = directory->size();
@@ -50,6 +52,7 @@ Node::Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable
 // still be there, and of the sessions nobody may be asked any more.
 Node::~Node() {
   neighbours_.clear();
+  writers_.clear();
   sessions_.clear();
 }
 
@@ -86,7 +89,7 @@ std::optional<uint64_t> Node::end_session(uint64_t id) {
   }
   if (runs_ != nullptr) runs_->drop_session(id);
   session->put.reset();
-  std::vector<Slot> slots;
+  std::vector<Slot> slots = end_posts(*session);
   for (const PartKey& key : session->reservations)
     if (const auto slot = table_.take_back(key.block, key.part_id, id, std::nullopt))
       slots.push_back(*slot);
@@ -121,12 +124,15 @@ bool Node::dispatch(Session& session, const Header& header, const uint8_t* body)
     case Op::kDelete: return with(session, header, body, &Node::delete_);
     case Op::kPurge: return with(session, header, body, &Node::purge_);
     case Op::kStats: return with(session, header, body, &Node::stats_);
+    case Op::kLend: return with(session, header, body, &Node::lend);
   }
   return refuse(session, header, "unknown op");
 }
 
 bool Node::handle(Session& session, const Header& header, const uint8_t* body) {
   const auto begun = std::chrono::steady_clock::now();
+  // What the peer knows to be there may be known to us from a post alone.
+  take_posts();
   const bool go_on = session.greeted || header.op == Op::kHello
                          ? dispatch(session, header, body)
                          : refuse(session, header, "the first request must be HELLO");
@@ -177,6 +183,7 @@ std::optional<uint32_t> Node::admit(std::string_view token) {
 }
 
 void Node::read_notes() {
+  take_posts();
   count_uses();
   table_.recheck_kept();
 }
@@ -203,11 +210,13 @@ void Node::count_use(const Session& session, const UseLog::Use& use) {
   Block* block = key ? table_.find(key->block) : nullptr;
   if (block == nullptr) return;
   table_.touch(*block);
+  if (use.kind == UseLog::Kind::kKept) return;
   count_match(session, {1, 1, 1}, 1);
-  if (use.read) counters_.bytes_out[Transport::kShm] += block->find(key->part_id)->slot.bytes;
+  if (use.kind == UseLog::Kind::kRead) counters_.bytes_out[Transport::kShm] += block->find(key->part_id)->slot.bytes;
 }
 
 uint64_t Node::purge(std::optional<uint32_t> tenant) {
+  take_posts();
   std::unordered_set<uint32_t> specs;
   if (tenant) specs = registry_.specs_of(*tenant);
   const std::unordered_set<uint32_t>* of = tenant ? &specs : nullptr;

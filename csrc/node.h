@@ -42,6 +42,7 @@ struct NodeOptions {
   Pages pages = Pages::kSmall;  // of the pool
   uint64_t page_bytes = 0;
   std::vector<PoolRegion> regions{};
+  std::optional<uint64_t> lend_bytes{};  // to one connection; else kLendShare of the pool
 };
 
 // Requests are handled one at a time, by one thread. Nothing here blocks.
@@ -52,6 +53,8 @@ class Node : private DiskEvents {
   static constexpr uint64_t kMaxLeasedBlocks = 1u << 20;
   static constexpr uint64_t kMaxWaits = 4096;
   static constexpr uint64_t kMaxWaitHashes = 1u << 20;
+  // What a connection may have lent of the pool, but for an option; and all of them, in such parts.
+  static constexpr uint64_t kLendShare = 64, kMaxLendBytes = 32u << 20, kLendParts = 4;
   static constexpr size_t kMaxRegistered = 64;  // engines or refusals of one connection
 
   // Without `directory`, whose size is directory_bytes(pool_bytes), clients ask for every block.
@@ -143,7 +146,7 @@ class Node : private DiskEvents {
                               uint64_t session, uint32_t region, bool& no_space);
   bool commit_one(const PartKey& key, uint64_t session, const Slot& slot, uint32_t crc,
                   Transport transport);
-  void give_back(const BlockKey& key, uint32_t part_id, uint64_t session);
+  void give_back(const PartKey& key, uint64_t session, const Slot& slot);
   void count_corrupt() { ++counters_.corrupt; }
 
  private:
@@ -170,6 +173,21 @@ class Node : private DiskEvents {
   bool commit(Session& session, const Header& header, const wire::CommitRequest& request);
   bool abort(Session& session, const Header& header, const wire::AbortRequest& request);
   bool put(Session& session, const Header& header, const wire::WriteRequest& request);
+  void committed(const PartKey& key, uint64_t bytes, Transport transport);
+
+  // ops_lend.cpp
+  bool lend(Session& session, const Header& header, const wire::LendRequest& request);
+  uint32_t most_lent(uint64_t bytes) const;
+  void lend_slots(Session& session, uint64_t bytes, uint32_t count,
+                  const std::optional<BlockKey>& parent);
+  void give_back_lent(Session& session);
+  void begin_posts(Session& session, void* memory);
+  std::vector<Slot> end_posts(Session& session);
+  void call_writers();
+  void take_posts();
+  void take_posts(Session& session);
+  void take_post(Session& session, const Post& post);
+  Posted adopt(const Session& session, const Post& post, const Slot& slot);
 
   // ops_read.cpp
   bool match(Session& session, const Header& header, const wire::MatchRequest& request);
@@ -244,6 +262,10 @@ class Node : private DiskEvents {
   std::unordered_map<uint64_t, std::unique_ptr<Session>> sessions_;
   std::set<uint64_t> strangers_;
   std::vector<Session*> neighbours_;  // those that read without asking
+  std::vector<Session*> writers_;     // those of them that put so
+  bool calling_ = false;              // they know that somebody waits
+  const uint64_t most_lent_bytes_;  // to one connection
+  uint64_t lent_bytes_ = 0;
   std::vector<uint64_t> dirty_;
   std::vector<uint8_t> scratch_;
   std::unique_ptr<DiskTier> disk_;  // null: there is none

@@ -14,6 +14,7 @@ bool reads_in_place(const Session& session) { return session.pins && session.pin
 }  // namespace
 
 void Node::end_hopeless_waits() {
+  take_posts();
   for (const auto& [id, session] : sessions_)
     if (session->put != nullptr || !session->reservations.empty()) return;
   for (const auto& wait : waits_.all()) answer_wait(*wait, Status::kTimeout);

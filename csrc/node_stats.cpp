@@ -49,11 +49,12 @@ StatList::Values Node::stats(std::optional<uint32_t> tenant) const {
   StatList list;
   list.add("pool_bytes", slab_.pool_bytes())
       .add("free_bytes", slab_.free_bytes())
-      .add("used_bytes", slab_.pool_bytes() - slab_.free_bytes())
+      .add("used_bytes", slab_.pool_bytes() - slab_.free_bytes() - lent_bytes_)
       .add_each("page_bytes", kPagesNames, page_bytes.values);
   add_numa_nodes(list, slab_, options_.regions);
   list.add("blocks", table_.blocks())
       .add("reserved_blocks", table.reserved_blocks)
+      .add("lent_bytes", lent_bytes_)
       .add("fenced_blocks", fences_.slots())
       .add("pinned_blocks", table.pinned_blocks)
       .add("leases", leases)
@@ -67,6 +68,7 @@ StatList::Values Node::stats(std::optional<uint32_t> tenant) const {
       .add_each("misses_total", kTierNames, c.misses.values)
       .add("puts_total", c.puts)
       .add("commits_total", c.commits)
+      .add_each("posts_total", kPostedNames, c.posts.values)
       .add("aborts_total", c.aborts)
       .add_each("evictions_total", kEvictionNames, {table.evictions, c.deleted, c.purged})
       .add("no_space_total", c.no_space)

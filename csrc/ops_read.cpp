@@ -173,6 +173,7 @@ bool Node::wait(Session& session, const Header& header, const wire::WaitRequest&
            request.lease != 0, now_ + deadline_ms, 0, now_});
   count_wait(session, request.upto, true);
   if (auto landed = waits_.add(std::move(wait))) land(std::move(landed));
+  else call_writers();
   return true;
 }
 

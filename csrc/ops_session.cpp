@@ -76,10 +76,12 @@ bool Node::hello(Session& session, const Header& header, const wire::HelloReques
 std::vector<int> Node::shared_memory(Session& session) {
   if (session.access == PoolAccess::kNone) return {};
   std::vector<int> fds{session.access == PoolAccess::kWrite ? writable_fd_ : readable_fd_};
-  if (!directory_ || session.notes_memory.open(kNotesBytes, false) != 0) return fds;
-  session.use_log.emplace(session.notes_memory.data());
-  session.pins.emplace(session.notes_memory.data() + UseLog::kBytes);
+  if (!directory_ || session.notes_memory.open(NotesLayout::kBytes, false) != 0) return fds;
+  uint8_t* const notes = session.notes_memory.data();
+  session.use_log.emplace(notes + NotesLayout::kUses);
+  session.pins.emplace(notes + NotesLayout::kPins);
   neighbours_.push_back(&session);
+  if (session.access == PoolAccess::kWrite) begin_posts(session, notes + NotesLayout::kPuts);
   fds.insert(fds.end(), {directory_fd_, session.notes_memory.writable_fd()});
   return fds;
 }

@@ -8,20 +8,14 @@ using wire::Status;
 
 namespace {
 
-std::optional<BlockKey> parent_of(uint32_t spec_id, const Hash& parent) {
-  if (parent == Hash{}) return std::nullopt;
-  return BlockKey{spec_id, parent};
-}
-
 // The hash that a block of a request hangs on.
 const Hash& parent_at(const wire::WriteRequest& request, uint32_t block) {
   return block == 0 ? request.parent : request.hashes[block - 1];
 }
 
-// A block that is its own ancestor could never be evicted.
 bool is_chain(const wire::WriteRequest& request) {
   for (uint32_t i = 0; i < request.hashes.count; ++i)
-    if (request.hashes[i] == parent_at(request, i) || request.hashes[i] == Hash{}) return false;
+    if (!may_hang(request.hashes[i], parent_at(request, i))) return false;
   return true;
 }
 
@@ -41,18 +35,21 @@ Table::Reserved Node::reserve_one(const PartKey& key, const Hash& parent, uint64
 
 bool Node::commit_one(const PartKey& key, uint64_t session, const Slot& slot, uint32_t crc,
                       Transport transport) {
-  if (table_.commit(key.block, key.part_id, session, slot.generation, crc) != BlockStatus::kOk)
-    return false;
-  ++counters_.commits;
-  counters_.bytes_in[transport] += slot.bytes;
-  if (disk_ != nullptr) disk_->committed(key.block, key.part_id);
-  for (auto& landed : waits_.committed(key.block)) land(std::move(landed));
-  return true;
+  const BlockStatus status =
+      table_.commit(key.block, key.part_id, session, slot.generation, crc);
+  if (status == BlockStatus::kOk) committed(key, slot.bytes, transport);
+  return status != BlockStatus::kGone;
 }
 
-void Node::give_back(const BlockKey& key, uint32_t part_id, uint64_t session) {
-  if (const auto slot = table_.take_back(key, part_id, session, std::nullopt))
-    table_.release(*slot);
+void Node::committed(const PartKey& key, uint64_t bytes, Transport transport) {
+  ++counters_.commits;
+  counters_.bytes_in[transport] += bytes;
+  if (disk_ != nullptr) disk_->committed(key.block, key.part_id);
+  for (auto& landed : waits_.committed(key.block)) land(std::move(landed));
+}
+
+void Node::give_back(const PartKey& key, uint64_t session, const Slot& slot) {
+  if (table_.take_back(key.block, key.part_id, session, slot.generation)) table_.release(slot);
   ++counters_.aborts;
 }
 
@@ -96,7 +93,7 @@ bool Node::commit(Session& session, const Header& header, const wire::CommitRequ
         session.reservations.contains(key) &&
         commit_one(key, session.id, {0, part.bytes, request.generations[i]}, request.crcs[i],
                    Transport::kShm);
-    if (done) session.reservations.erase(key);
+    if (done) session.reservations.erase(session.reservations.find(key));
     answer.statuses.push_back(static_cast<uint8_t>(done ? BlockStatus::kOk : BlockStatus::kGone));
   }
   ++counters_.puts;
@@ -119,7 +116,7 @@ bool Node::abort(Session& session, const Header& header, const wire::AbortReques
       slot = table_.take_back(key.block, part_id, session.id, request.generations[i]);
     if (slot) {
       table_.release(*slot);
-      session.reservations.erase(key);
+      session.reservations.erase(session.reservations.find(key));
       ++counters_.aborts;
     }
     answer.statuses.push_back(static_cast<uint8_t>(slot ? BlockStatus::kOk : BlockStatus::kGone));

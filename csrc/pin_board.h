@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <optional>
 
-#include "use_log.h"
-
 namespace kv {
 
 // Words in memory of the server that one client writes and the server reads: hazard pointers, by
@@ -65,8 +63,5 @@ class PinBoard {
 
   std::atomic<uint64_t>* words_;
 };
-
-// What a client on this host tells the server in memory: a UseLog, then a PinBoard.
-inline constexpr size_t kNotesBytes = UseLog::kBytes + PinBoard::kBytes;
 
 }  // namespace kv

@@ -24,7 +24,7 @@ PutIntake::PutIntake(Node& node, const Session& session, uint64_t request_id, ui
 }
 
 PutIntake::~PutIntake() {
-  if (granted_) node_.give_back(key(block_), part_id_, session_);
+  if (granted_) node_.give_back({key(block_), part_id_}, session_, slot_);
 }
 
 void PutIntake::begin_block() {
@@ -87,7 +87,7 @@ void PutIntake::end_block() {
     const bool intact = wanted == crc_;
     statuses_[block_] = static_cast<uint8_t>(intact ? BlockStatus::kStored : BlockStatus::kCorrupt);
     if (intact) node_.commit_one({key(block_), part_id_}, session_, slot_, crc_, transport_);
-    else node_.give_back(key(block_), part_id_, session_), node_.count_corrupt();
+    else node_.give_back({key(block_), part_id_}, session_, slot_), node_.count_corrupt();
   }
   begun_ = false;
   ++block_;

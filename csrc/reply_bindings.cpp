@@ -126,6 +126,7 @@ nb::object decode_ok(const Header& header, const uint8_t* data, size_t size) {
     case Op::kDelete:
     case Op::kPurge: return nb::cast(parse<CountReply>(data, size));
     case Op::kStats: return nb::cast(own(parse<StatsReply>(data, size)));
+    case Op::kLend: return nb::cast(parse<LendReply>(data, size));
   }
   throw nb::value_error("unknown op");
 }
@@ -220,6 +221,10 @@ void bind_plain_replies(nb::module_& m) {
       .def_prop_ro("statuses", [](const ReserveReply& r) { return bytes_of(r.statuses); })
       .def_ro("offsets", &ReserveReply::offsets)
       .def_ro("generations", &ReserveReply::generations);
+  nb::class_<LendReply>(m, "LendReply")
+      .def_ro("most", &LendReply::most)
+      .def_ro("offsets", &LendReply::offsets)
+      .def_ro("generations", &LendReply::generations);
   nb::class_<StatusesReply>(m, "StatusesReply").def_prop_ro("statuses", [](const StatusesReply& r) {
     return bytes_of(r.statuses);
   });

@@ -106,7 +106,7 @@ int Server::open() {
       std::make_unique<Node>(NodeOptions{options_.granule_bytes, options_.node, options_.unix_path,
                                          read_boot_id(), epoch_, options_.eviction,
                                          Tenants(options_.tenants), limits, pool_->pages(),
-                                         pool_->page_bytes(), pool_->regions()},
+                                         pool_->page_bytes(), pool_->regions(), options_.lend_bytes},
                              pool_->data(), pool_->size(), pool_->readable_fd(),
                              pool_->writable_fd(), directory_.get());
   return open_disk();

@@ -38,6 +38,7 @@ struct ServerOptions {
   std::shared_ptr<const TlsContext> tls{};  // of TCP; none: it is plain. The Unix socket always is.
   Placement placement{};
   DiskOptions disk{};
+  std::optional<uint64_t> lend_bytes{};  // to each client on this host; else a share of the pool
 };
 
 // What a flush came to.

@@ -17,11 +17,10 @@
 
 #include "counters.h"
 #include "file.h"
-#include "pin_board.h"
+#include "notes.h"
 #include "pool.h"
 #include "table.h"
 #include "tls.h"
-#include "use_log.h"
 #include "waits.h"
 #include "wire.h"
 
@@ -143,7 +142,10 @@ class Session {
   Pool notes_memory{"kvstore-notes"};
   std::optional<UseLog> use_log;  // it reads without asking, and tells here
   std::optional<PinBoard> pins;   // and what it reads in place, here
-  std::unordered_set<PartKey, PartKeyHash> reservations;
+  std::optional<PutRing> posts;   // and what it has written into `lent` slots, here
+  std::vector<Slot> lent;
+  // A part twice where another's post took the place of the first, which has not ended yet.
+  std::unordered_multiset<PartKey, PartKeyHash> reservations;
   uint64_t waits = 0, wait_hashes = 0;
   uint64_t parked = 0;  // requests that wait for blocks from the disk
   static constexpr uint64_t kMaxParked = 64;

@@ -20,8 +20,7 @@ Slab::Slab(uint64_t pool_bytes, uint32_t granule_bytes, const std::vector<uint64
     : granule_bytes_(granule_bytes),
       granules_(pool_bytes / granule_bytes),
       whole_(0, granules_),
-      words_((granules_ + 63) / 64, 0),
-      generations_(granules_, 0) {
+      words_((granules_ + 63) / 64, 0) {
   for (size_t i = 0; regions.size() > 1 && i < regions.size(); ++i) {
     const uint64_t end = i + 1 < regions.size() ? regions[i + 1] / granule_bytes : granules_;
     regions_.emplace_back(regions[i] / granule_bytes, end);
@@ -43,7 +42,7 @@ Slot Slab::take(uint64_t first, uint64_t bytes) {
   mark(first, count, false);
   whole_.free -= count;
   for (Span& span : regions_) span.free -= overlap(first, count, span.begin, span.end);
-  return Slot{first * granule_bytes_, bytes, ++generations_[first], 0};
+  return Slot{first * granule_bytes_, bytes, ++last_generation_, 0};
 }
 
 std::optional<Slot> Slab::claim(uint64_t offset, uint64_t bytes) {

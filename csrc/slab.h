@@ -17,8 +17,8 @@ struct Slot {
 
 // Hands out slots of a pool it never touches. First fit; not thread-safe.
 //
-// Invariants: granules of living slots are disjoint; a granule that begins a slot gets another
-// generation each time it does; a request that cannot be met is refused without a search if nothing
+// Invariants: granules of living slots are disjoint; no two of the last 2^32 slots had the same
+// generation; a request that cannot be met is refused without a search if nothing
 // that could meet it has been freed since the last one was refused.
 class Slab {
  public:
@@ -74,7 +74,7 @@ class Slab {
   Span whole_;
   std::vector<Span> regions_;    // empty where the pool is not divided
   std::vector<uint64_t> words_;  // 1 = free
-  std::vector<uint32_t> generations_;
+  uint32_t last_generation_ = 0;
 };
 
 }  // namespace kv

@@ -44,15 +44,14 @@ Table::Reserved Table::reserve(const BlockKey& key, const std::optional<BlockKey
   refresh(*block);
   // It and what it hangs on are held from here on.
   const bool may = quotas_.within_limits(block->tenant, slab_.rounded(bytes));
-  const std::optional<Slot> slot = may ? allocate(*block, bytes, region) : std::nullopt;
+  const std::optional<Slot> slot = may ? allocate(block->tenant, bytes, region) : std::nullopt;
   if (!slot) {
     --block->reserved;
     refresh(*block);
     drop_if_empty(*block);
     return {BlockStatus::kNoSpace, {}};
   }
-  const auto at = std::lower_bound(block->parts.begin(), block->parts.end(), part_id, before);
-  block->parts.insert(at, Part{part_id, 0, session, *slot, 0});
+  add(*block, Part{part_id, 0, session, *slot, 0});
   if (block->held) quotas_.hold(block->tenant, slab_.rounded(bytes));
   ++counts_.reserved_blocks;
   return {BlockStatus::kGranted, *slot};
@@ -62,8 +61,11 @@ BlockStatus Table::commit(const BlockKey& key, uint32_t part_id, uint64_t sessio
                           uint32_t generation, uint32_t crc) {
   const auto found = blocks_.find(key);
   Part* part = found == blocks_.end() ? nullptr : found->second->find(part_id);
-  if (part == nullptr || part->writer != session || part->slot.generation != generation)
-    return BlockStatus::kGone;
+  if (part == nullptr || part->writer != session || part->slot.generation != generation) {
+    const auto slot = take_superseded({key, part_id}, session, generation);
+    if (slot) release(*slot);
+    return slot ? BlockStatus::kExists : BlockStatus::kGone;
+  }
   part->writer = 0;
   part->crc = crc;
   if (directory_ != nullptr) directory_->publish({key, part_id}, part->slot.offset, crc);
@@ -77,8 +79,9 @@ std::optional<Slot> Table::take_back(const BlockKey& key, uint32_t part_id, uint
                                      std::optional<uint32_t> generation) {
   const auto found = blocks_.find(key);
   Part* part = found == blocks_.end() ? nullptr : found->second->find(part_id);
-  if (part == nullptr || part->writer != session) return std::nullopt;
-  if (generation && part->slot.generation != *generation) return std::nullopt;
+  if (part == nullptr || part->writer != session ||
+      (generation && part->slot.generation != *generation))
+    return take_superseded({key, part_id}, session, generation);
   Block& block = *found->second;
   const Slot slot = part->slot;
   block.parts.erase(block.parts.begin() + (part - block.parts.data()));
@@ -90,12 +93,54 @@ std::optional<Slot> Table::take_back(const BlockKey& key, uint32_t part_id, uint
   return slot;
 }
 
+bool Table::adopt(const BlockKey& key, const std::optional<BlockKey>& parent, uint32_t part_id,
+                  const Slot& slot, uint32_t crc) {
+  Block* block = find(key);
+  Part* part = block == nullptr ? nullptr : block->find(part_id);
+  if (part != nullptr && part->committed()) {
+    touch(*block);
+    return false;
+  }
+  const Part whole{part_id, crc, 0, slot, 0};
+  if (part != nullptr) {
+    superseded_.emplace(PartKey{key, part_id}, std::exchange(*part, whole));
+    --counts_.reserved_blocks;
+    --block->reserved;
+  } else {
+    if (block == nullptr) block = &insert(key, parent);
+    add(*block, whole);
+  }
+  if (directory_ != nullptr) directory_->publish({key, part_id}, slot.offset, crc);
+  refresh(*block);
+  return true;
+}
+
+std::optional<Slot> Table::take_superseded(const PartKey& key, uint64_t session,
+                                           std::optional<uint32_t> generation) {
+  const auto [begin, end] = superseded_.equal_range(key);
+  for (auto at = begin; at != end; ++at) {
+    const Part& part = at->second;
+    if (part.writer != session || (generation && part.slot.generation != *generation)) continue;
+    const Slot slot = part.slot;
+    superseded_.erase(at);
+    return slot;
+  }
+  return std::nullopt;
+}
+
+std::optional<Slot> Table::lend(uint32_t tenant, uint64_t bytes, Block* next_to,
+                                uint32_t region) {
+  if (next_to != nullptr) pin(*next_to);
+  const std::optional<Slot> slot = allocate(tenant, bytes, region);
+  if (next_to != nullptr) unpin(*next_to);
+  return slot;
+}
+
 bool Table::restore(const BlockKey& key, const std::optional<BlockKey>& parent, const Part& part) {
   Block* block = find(key);
   if (block == nullptr) block = &insert(key, parent);
   if (block->find(part.part_id) != nullptr) return false;
-  const auto at = std::lower_bound(block->parts.begin(), block->parts.end(), part.part_id, before);
-  block->parts.insert(at, part);
+  add(*block, part);
   quotas_.took(part.slot.tenant, slab_.rounded(part.slot.bytes));
   refresh(*block);
   return true;
@@ -255,13 +300,18 @@ void Table::release(const Slot& slot) {
   slab_.release(slot);
 }
 
-std::optional<Slot> Table::allocate(const Block& block, uint64_t bytes, uint32_t region) {
+void Table::add(Block& block, const Part& part) {
+  const auto at = std::lower_bound(block.parts.begin(), block.parts.end(), part.part_id, before);
+  block.parts.insert(at, part);
+}
+
+std::optional<Slot> Table::allocate(uint32_t tenant, uint64_t bytes, uint32_t region) {
   const uint64_t most = kEvictFactor * bytes + kEvictBytes;
   bool noted = false;
   for (uint64_t evicted = 0;;) {
     if (std::optional<Slot> slot = slab_.allocate(bytes, region)) {
-      slot->tenant = block.tenant;
-      quotas_.took(block.tenant, slab_.rounded(bytes));
+      slot->tenant = tenant;
+      quotas_.took(tenant, slab_.rounded(bytes));
       return slot;
     }
     if (observer_ == nullptr && !std::exchange(noted, true)) {
@@ -270,7 +320,7 @@ std::optional<Slot> Table::allocate(const Block& block, uint64_t bytes, uint32_t
       continue;
     }
     const bool may = observer_ == nullptr && evicted < most;
-    Block* victim = may ? quotas_.victim(block.tenant, slab_.rounded(bytes)) : nullptr;
+    Block* victim = may ? quotas_.victim(tenant, slab_.rounded(bytes)) : nullptr;
     if (victim == nullptr) return std::nullopt;
     if (!keep_if_read(*victim)) evicted += let_go(*victim);
   }

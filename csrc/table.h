@@ -102,7 +102,8 @@ class Table {
   // another is taken before anything is evicted.
   Reserved reserve(const BlockKey& key, const std::optional<BlockKey>& parent, uint32_t part_id,
                    uint64_t bytes, uint64_t session, uint32_t region = Slab::kAnyRegion);
-  // OK, or GONE if `session` has no such reservation of that generation.
+  // OK; EXISTS if an adopted part has taken its place, which gives the slot back; GONE if `session`
+  // has no such reservation of that generation.
   BlockStatus commit(const BlockKey& key, uint32_t part_id, uint64_t session, uint32_t generation,
                      uint32_t crc);
   // Ends a reservation and gives its slot to the caller, who releases it now or when it is safe.
@@ -110,6 +111,15 @@ class Table {
                                 std::optional<uint32_t> generation);
   // Ends a slot that take_back() gave.
   void release(const Slot& slot);
+
+  // A whole part in a slot from lend(): commits it. False, and the slot stays the caller's, where the
+  // part is there. If somebody has it reserved, the whole one takes its place; what that writer has
+  // stays the writer's until commit() or take_back().
+  bool adopt(const BlockKey& key, const std::optional<BlockKey>& parent, uint32_t part_id,
+                const Slot& slot, uint32_t crc);
+  // A slot that is no block's yet, for adopt() or release(). As reserve(), it may evict, but not
+  // `next_to` nor what that hangs on.
+  std::optional<Slot> lend(uint32_t tenant, uint64_t bytes, Block* next_to, uint32_t region);
 
   // A committed part that was there before this table was: takes its slot over. False, and the
   // slot stays the caller's, where the table has such a part already.
@@ -152,7 +162,10 @@ class Table {
   std::unique_ptr<Block> take_out(Block& block);
   void discard(std::unique_ptr<Block> block);
   void remove_committed(Block& block);
-  std::optional<Slot> allocate(const Block& block, uint64_t bytes, uint32_t region);
+  void add(Block& block, const Part& part);
+  std::optional<Slot> take_superseded(const PartKey& key, uint64_t session,
+                                      std::optional<uint32_t> generation);
+  std::optional<Slot> allocate(uint32_t tenant, uint64_t bytes, uint32_t region);
   uint64_t let_go(Block& victim);
   void refresh(Block& block);
   void publish(const Block& block);
@@ -180,6 +193,8 @@ class Table {
   BlockMap blocks_;
   // Children of blocks that are not resident (yet, or any more).
   std::unordered_map<BlockKey, Orphans, BlockKeyHash> orphans_;
+  // Reservations whose part was adopted from another writer before they ended.
+  std::unordered_multimap<PartKey, Part, PartKeyHash> superseded_;
   // Taken out of the table while pinned: unpin() ends them.
   std::unordered_map<Block*, std::unique_ptr<Block>> leaving_;
   TableCounts counts_;

@@ -17,15 +17,21 @@ class UseLog {
 
   explicit UseLog(void* memory) : head_(static_cast<std::atomic<uint64_t>*>(memory)) {}
 
+  enum class Kind : uint64_t {
+    kMatched,
+    kRead,  // its bytes
+    kKept,  // it was to be put and was there
+  };
   struct Use {
     uint64_t index = 0;  // of an entry of the directory
-    bool read = false;   // its bytes were read; else it was only matched
+    Kind kind = Kind::kMatched;
   };
 
   // By the client, one thread at a time.
   void add(Use use) {
     const uint64_t head = head_->load(std::memory_order_relaxed);
-    record(head).store((use.index << 1) | (use.read ? 1 : 0), std::memory_order_relaxed);
+    const uint64_t told = (use.index << kKindBits) | static_cast<uint64_t>(use.kind);
+    record(head).store(told, std::memory_order_relaxed);
     head_->store(head + 1, std::memory_order_release);
   }
 
@@ -38,11 +44,13 @@ class UseLog {
     if (head - seen_ > kRecords) seen_ = head - kRecords;
     for (; seen_ != head; ++seen_) {
       const uint64_t use = record(seen_).load(std::memory_order_relaxed);
-      visit(Use{use >> 1, (use & 1) != 0});
+      visit(Use{use >> kKindBits, static_cast<Kind>(use & ((1u << kKindBits) - 1))});
     }
   }
 
  private:
+  static constexpr int kKindBits = 2;
+
   std::atomic<uint64_t>& record(uint64_t i) { return head_[8 + i % kRecords]; }
 
   std::atomic<uint64_t>* head_;

@@ -57,11 +57,19 @@
 //
 // DIRECTORY. With the pool come, if directory_bytes is not 0, two more descriptors: the DIRECTORY
 // (directory.h), read-only, where the server writes which part lies where, and the NOTES of this
-// connection alone, read-write: a use log (use_log.h), then a pin board (pin_board.h). A client may
+// connection alone, read-write (notes.h): a use log, a pin board, a ring of puts. A client may
 // copy what it finds there without a request: it looks the part up, copies, and takes the bytes for
 // the part's only if the entry's version is still what it was. To read in place, it pins the slot,
 // and then looks whether the version still stands. What it used it notes in the log. What it does
 // not find, it asks for.
+//
+// POSTS. A client with a writable pool and a directory may put without a request. The server lends it
+// slots (LEND); the client copies a part into one of them and posts it in a ring in its notes
+// (put_ring.h), after which the slot is the server's. A part is found as soon as it was posted: the
+// server takes what was posted before it looks at any request. What stands already, or breaks a
+// rule, is dropped, and counted; where another writer has the part reserved, the posted one, which is
+// whole, takes its place, and the COMMIT or ABORT of the other ends what it had. Lent slots have one
+// size at a time: a LEND for another size gives those back that the client has.
 //
 // PLACEMENT. `page_bytes` of a HELLO's reply is the size of the pages that the pool is made of: who
 // maps the pool at a multiple of it, and advises huge pages where it exceeds the system's own, keeps
@@ -118,6 +126,7 @@ enum class Op : uint8_t {
   kDelete = 14,    // forget blocks
   kPurge = 15,     // forget all blocks of the tenant
   kStats = 16,     // gauges and counters
+  kLend = 17,      // slots for parts that are then posted (shared memory only)
 };
 
 enum class Status : uint16_t {

@@ -88,6 +88,11 @@ nb::bytes reserve(uint64_t id, uint32_t manifest_id, uint16_t part,
   return frame(Op::kReserve, id, write_request(manifest_id, part, parent, buffer));
 }
 
+nb::bytes lend(uint64_t id, uint32_t manifest_id, uint16_t part,
+               const std::optional<nb::bytes>& parent) {
+  return frame(Op::kLend, id, LendRequest{manifest_id, part, parent ? hash_of(*parent) : Hash{}});
+}
+
 nb::bytes put(uint64_t id, uint32_t manifest_id, uint16_t part,
               const std::optional<nb::bytes>& parent, nb::handle hashes, uint64_t block_bytes) {
   const Buffer buffer(hashes);
@@ -151,7 +156,8 @@ void bind_enums(nb::module_& m) {
       .value("CANCEL", Op::kCancel)
       .value("DELETE", Op::kDelete)
       .value("PURGE", Op::kPurge)
-      .value("STATS", Op::kStats);
+      .value("STATS", Op::kStats)
+      .value("LEND", Op::kLend);
   nb::enum_<Status>(m, "Status", nb::is_arithmetic())
       .value("OK", Status::kOk)
       .value("BAD_REQUEST", Status::kBadRequest)
@@ -212,6 +218,8 @@ void bind_wire(nb::module_& m) {
   m.def("encode_match", match, "request_id"_a, "manifest_id"_a, "hashes"_a, "promote"_a = false);
   m.def("encode_reserve", reserve, "request_id"_a, "manifest_id"_a, "part"_a, "parent"_a.none(),
         "hashes"_a);
+  m.def("encode_lend", lend, "request_id"_a, "manifest_id"_a, "part"_a,
+        "parent"_a.none());
   m.def("encode_commit", commit, "request_id"_a, "manifest_id"_a, "part"_a, "hashes"_a,
         "generations"_a, "crcs"_a);
   m.def("encode_abort", abort_, "request_id"_a, "manifest_id"_a, "part"_a, "hashes"_a,

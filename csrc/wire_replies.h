@@ -113,6 +113,17 @@ struct ReserveReply {
   }
 };
 
+// All slots that the connection has now, the oldest first.
+struct LendReply {
+  uint32_t most = 0;  // that it may have of this size
+  std::vector<uint64_t> offsets;
+  std::vector<uint32_t> generations;
+  template <class V>
+  bool fields(V& v) {
+    return v.u32(most) && v.u64s(offsets, kMaxHashes) && v.u32s(generations, kMaxHashes);
+  }
+};
+
 // COMMIT, ABORT, PUT.
 struct StatusesReply {
   std::vector<uint8_t> statuses;  // BlockStatus, one per hash

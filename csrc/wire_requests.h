@@ -90,6 +90,17 @@ struct WriteRequest {
   }
 };
 
+// `parent`: the block before the first that is about to be put, which is not to be evicted for it.
+struct LendRequest {
+  uint32_t manifest_id = 0;
+  uint16_t part = 0;
+  Hash parent{};
+  template <class V>
+  bool fields(V& v) {
+    return v.u32(manifest_id) && v.u16(part) && v.digest(parent);
+  }
+};
+
 struct CommitRequest {
   uint32_t manifest_id = 0;
   uint16_t part = 0;

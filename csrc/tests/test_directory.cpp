@@ -122,13 +122,14 @@ void uses_come_in_order_and_the_oldest_are_lost() {
   Memory memory(UseLog::kBytes);
   UseLog client(memory.data()), server(memory.data());
   std::vector<uint64_t> seen;
-  const auto note = [&seen](const UseLog::Use& use) { seen.push_back(use.index); };
-  client.add({5, true});
-  client.add({6, false});
+  UseLog::Kind last{};
+  const auto note = [&](const UseLog::Use& use) { seen.push_back(use.index), last = use.kind; };
+  client.add({5, UseLog::Kind::kRead});
+  client.add({6, UseLog::Kind::kKept});
   server.drain(note);
-  CHECK(seen == std::vector<uint64_t>({5, 6}));
+  CHECK(seen == std::vector<uint64_t>({5, 6}) && last == UseLog::Kind::kKept);
   seen.clear();
-  for (uint64_t i = 0; i < UseLog::kRecords + 10; ++i) client.add({i, true});
+  for (uint64_t i = 0; i < UseLog::kRecords + 10; ++i) client.add({i, UseLog::Kind::kRead});
   server.drain(note);
   CHECK(seen.size() == UseLog::kRecords && seen.front() == 10);
   // A head that jumps anywhere costs one ring at most.

@@ -75,7 +75,9 @@ void whatever_fits_is_found(const std::vector<uint64_t>& regions) {
   }
 }
 
-void a_place_used_again_has_another_generation() {
+void each_slot_has_another_generation() {
+  Slab two(2 * 4096, 4096);
+  CHECK(two.allocate(1)->generation != two.allocate(1)->generation);
   Slab slab(4096, 4096);
   const Slot first = *slab.allocate(1);
   slab.release(first);
@@ -124,5 +126,5 @@ int main() {
   a_region_is_used_up_before_another_is_taken();
   without_a_wish_the_region_with_most_room_is_taken();
   what_fits_no_region_lies_across_their_border();
-  a_place_used_again_has_another_generation();
+  each_slot_has_another_generation();
 }

@@ -7,9 +7,8 @@
 #include <random>
 #include <thread>
 
-#include "pool_mapping.h"
+#include "mapping_client.h"
 #include "server.h"
-#include "wire_client.h"
 
 namespace {
 
@@ -30,11 +29,9 @@ class Rider {
   Rider(uint16_t port, uint32_t seed)
       : local_(seed % 2 == 0),
         dice_(seed),
-        client_(local_ ? Client::unix_socket(socket_path()) : Client::tcp(port)) {
-    if (seed % 4 == 0) map_the_pool();
-    else client_.ask<HelloReply>(Op::kHello, HelloRequest{0, "rider"});
-    client_.enroll();
-  }
+        mapper_(seed % 4 == 0 ? std::make_unique<MappingClient>(socket_path()) : nullptr),
+        own_(mapper_ ? std::nullopt : std::optional(connect(port))),
+        client_(mapper_ ? mapper_->client : *own_) {}
 
   void ride(std::atomic<uint32_t>& rounds) {
     for (uint32_t round = 0; round < kRounds; ++round, ++rounds) once();
@@ -42,16 +39,10 @@ class Rider {
   }
 
  private:
-  void map_the_pool() {
-    int ends[2];
-    CHECK(pipe2(ends, O_CLOEXEC) == 0);
-    const File read_end(ends[0]);
-    HelloRequest hello{kWantWrite, "rider"};
-    client_.send_with_fd(encode_frame(Op::kHello, Status::kOk, 1, hello), read_end.get());
-    const auto reply = client_.expect<HelloReply>(Op::kHello);
-    int error = 0;
-    pool_ = PoolMapping::map(client_.take_fd().get(), reply.pool_bytes, true, ends[1], false, error);
-    CHECK(pool_ != nullptr);
+  Client connect(uint16_t port) const {
+    Client client = local_ ? Client::unix_socket(socket_path()) : Client::tcp(port);
+    client.greet();
+    return client;
   }
 
   uint32_t below(uint32_t limit) { return static_cast<uint32_t>(dice_() % limit); }
@@ -61,7 +52,7 @@ class Rider {
     switch (below(10)) {
       case 0:
       case 1: return put(first, count);
-      case 2: return pool_ ? write(first, count) : put(first, count);
+      case 2: return mapper_ ? write(first, count) : put(first, count);
       case 3:
       case 4: return get(first, count);
       case 5: return acquire();
@@ -76,11 +67,18 @@ class Rider {
   }
 
   void put(uint32_t first, uint32_t count) {
+    if (mapper_ && below(2) == 0) return post(first, count);
     for (const uint8_t status : client_.put(first, count)) {
       const auto became = static_cast<BlockStatus>(status);
       CHECK(became == BlockStatus::kStored || became == BlockStatus::kExists ||
             became == BlockStatus::kBusy || became == BlockStatus::kNoSpace);
     }
+  }
+
+  // Without a request, but for slots.
+  void post(uint32_t first, uint32_t count) {
+    if (mapper_->writer->stock(kPartBytes) < count) mapper_->borrow(name(first - 1));
+    if (mapper_->post(first, count).state == PutRing::State::kCalling) mapper_->borrow(name(first));
   }
 
   // Through the mapping: all that was granted is written, then half of it is committed.
@@ -92,7 +90,7 @@ class Rider {
     for (uint32_t i = 0; i < count; ++i) {
       if (reply.statuses[i] != static_cast<uint8_t>(BlockStatus::kGranted)) continue;
       const std::string bytes = bytes_of(first + i);
-      std::memcpy(pool_->data() + reply.offsets[i], bytes.data(), bytes.size());
+      std::memcpy(mapper_->pool->data() + reply.offsets[i], bytes.data(), bytes.size());
       const HashSpan one{&hashes[i], 1};
       const uint32_t crc = crc32c(bytes.data(), bytes.size());
       const auto settled =
@@ -119,9 +117,9 @@ class Rider {
     const auto reply =
         client_.ask<AcquireReply>(Op::kAcquire, ReadRequest{1, 0, span_of(hashes)});
     if (reply.blocks == 0) return;
-    for (uint32_t i = 0; pool_ && i < reply.blocks; ++i) {
+    for (uint32_t i = 0; mapper_ && i < reply.blocks; ++i) {
       const std::string bytes = bytes_of(1 + i);
-      CHECK(std::memcmp(pool_->data() + reply.offsets[i], bytes.data(), bytes.size()) == 0);
+      CHECK(std::memcmp(mapper_->pool->data() + reply.offsets[i], bytes.data(), bytes.size()) == 0);
     }
     leases_.push_back(reply.lease_id);
     // A few for long: what all leased could never be evicted.
@@ -159,8 +157,9 @@ class Rider {
 
   bool local_;
   std::mt19937 dice_;
-  Client client_;
-  std::shared_ptr<PoolMapping> pool_;
+  std::unique_ptr<MappingClient> mapper_;  // it maps the pool
+  std::optional<Client> own_;              // or it does not
+  Client& client_;
   std::vector<uint64_t> leases_;
   uint64_t waits_ = 0;
 };
@@ -182,7 +181,8 @@ void eight_clients_at_once(const std::string& eviction) {
   Server server({.unix_path = socket_path(),
                  .pool_bytes = kPoolBytes,
                  .granule_bytes = 4096,
-                 .eviction = eviction});
+                 .eviction = eviction,
+                 .lend_bytes = 8192});
   CHECK(server.start() == 0);
   std::atomic<uint32_t> rounds{0};
   std::vector<std::thread> threads;
@@ -198,6 +198,7 @@ void eight_clients_at_once(const std::string& eviction) {
   for (std::thread& thread : threads) thread.join();
   over = true;
   visitor.join();
+  CHECK(gauge(server, "posts_total.stored") > 0 && gauge(server, "posts_total.refused") == 0);
   CHECK(gauge(server, "evictions_total.capacity") > 0 && gauge(server, "corrupt_total") == 0);
   for (const char* name : {"connections", "reserved_blocks", "fenced_blocks", "leases",
                            "leased_blocks", "pinned_blocks", "waits"})

@@ -49,7 +49,7 @@ inline std::string bytes_of(uint32_t i) {
 struct Answer {
   Header header;
   std::string body;
-  File fd;
+  std::vector<File> fds;
 };
 
 class Client {
@@ -98,13 +98,13 @@ class Client {
   std::optional<Answer> receive() {
     Answer answer;
     std::string header;
-    if (!read(header, kHeaderBytes, &answer.fd)) return std::nullopt;
+    if (!read(header, kHeaderBytes, &answer.fds)) return std::nullopt;
     CHECK(read_header(reinterpret_cast<const uint8_t*>(header.data()), answer.header) ==
           HeaderError::kNone);
     if (!read(answer.body, answer.header.body_bytes, nullptr)) return std::nullopt;
     return answer;
   }
-  bool read(std::string& out, size_t size, File* passed) {
+  bool read(std::string& out, size_t size, std::vector<File>* passed) {
     out.resize(size);
     for (size_t at = 0; at < size;) {
       pollfd waiting{socket_.get(), POLLIN, 0};
@@ -134,9 +134,11 @@ class Client {
     ask<HelloReply>(Op::kHello, HelloRequest{0, "test"});
     enroll();
   }
-  void enroll() {
+  RegisterReply enroll() {
     RegisterRequest request{name(1), name(2), "engine", "", "doc", {{name(3), kPartBytes}}};
-    CHECK(ask<RegisterReply>(Op::kRegister, request).manifest_id == 1);
+    auto reply = ask<RegisterReply>(Op::kRegister, request);
+    CHECK(reply.manifest_id == 1);
+    return reply;
   }
   // The bytes of a PUT of blocks first.. of the chain that begins with block 1.
   std::string put_frame(uint32_t first, uint32_t count, bool intact = true) {
@@ -161,26 +163,35 @@ class Client {
     return ask<MatchReply>(Op::kMatch, MatchRequest{1, 0, span_of(hashes)}).blocks;
   }
 
-  File take_fd() { return std::move(answer_->fd); }
+  // What came with the last reply; of several, the first.
+  std::vector<File> take_fds() { return std::move(answer_->fds); }
+  File take_fd() {
+    std::vector<File> fds = take_fds();
+    return fds.empty() ? File() : std::move(fds.front());
+  }
   int fd() const { return socket_.get(); }
   void close() { socket_.reset(); }
 
  private:
   explicit Client(File socket) : socket_(std::move(socket)) {}
 
-  ssize_t receive_once(char* at, size_t size, File* passed) {
+  ssize_t receive_once(char* at, size_t size, std::vector<File>* passed) {
+    constexpr size_t kMostFds = 3;
     iovec span{at, size};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+    alignas(cmsghdr) char control[CMSG_SPACE(kMostFds * sizeof(int))];
     msghdr message{};
     message.msg_iov = &span, message.msg_iovlen = 1;
     message.msg_control = control, message.msg_controllen = sizeof control;
     const ssize_t got = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
     const cmsghdr* rights = got > 0 ? CMSG_FIRSTHDR(&message) : nullptr;
     if (rights == nullptr) return got;
-    int fd;
-    std::memcpy(&fd, CMSG_DATA(rights), sizeof fd);
-    File file(fd);
-    if (passed != nullptr) *passed = std::move(file);
+    int fds[kMostFds];
+    const size_t bytes = rights->cmsg_len - CMSG_LEN(0);
+    std::memcpy(fds, CMSG_DATA(rights), bytes);
+    for (size_t i = 0; i < bytes / sizeof(int); ++i) {
+      File file(fds[i]);
+      if (passed != nullptr) passed->push_back(std::move(file));
+    }
     return got;
   }
 

@@ -138,6 +138,42 @@ class LocalLease:
     def crcs(self) -> list[int]: ...
     def release(self) -> None: ...
 
+class PostState(enum.IntEnum):
+    """What the node says to who posts. CALLING: somebody waits, let a request follow. CLOSED: it may not see it."""
+
+    QUIET = 0
+    CALLING = 1
+    CLOSED = 2
+
+@final
+class LocalWriter:
+    """Writes blocks into slots that a node on this host has lent, without a request. One thread at a time."""
+
+    def lent(self, block_bytes: int, most: int, offsets: Sequence[int], generations: Sequence[int]) -> None:
+        """Take note of a LendReply: these are all slots there are, and of this size."""
+
+    def stock(self, block_bytes: int) -> int:
+        """How many slots of this size are left to write."""
+
+    def most(self, block_bytes: int) -> int:
+        """How many the node lends of this size at a time; where that is not known yet, any number."""
+
+    def put(
+        self,
+        pool: PoolView,
+        names: BlockNames,
+        manifest_id: int,
+        part: int,
+        parent: bytes | None,
+        hashes: bytes,
+        segments: Segments,
+        indices: Sequence[int],
+    ) -> tuple[bytes, PostState]:
+        """Copy blocks into the pool and post them; a BlockStatus for each of the leading ones, as far as slots went.
+
+        STORED, or EXISTS where the node has the part already.
+        """
+
 @final
 class DirectoryReader:
     """Finds and copies blocks of a pool on this host without asking its server. One thread at a time.
@@ -149,6 +185,9 @@ class DirectoryReader:
     def __init__(self, fd: int, size: int, notes_fd: int) -> None: ...
     def close(self) -> None:
         """Give the mappings up. Never blocks; later use is a ValueError."""
+
+    def writer(self) -> LocalWriter:
+        """Make the one that writes to the same pool. It keeps the mappings that it needs."""
 
     def has_all(self, names: BlockNames, hashes: bytes) -> bool:
         """Return whether all of these blocks are there with all parts; if so, they count as used."""
@@ -295,6 +334,7 @@ class Op(enum.IntEnum):
     DELETE = 14
     PURGE = 15
     STATS = 16
+    LEND = 17
 
 class Status(enum.IntEnum):
     OK = 0
@@ -348,6 +388,7 @@ def encode_match(request_id: int, manifest_id: int, hashes: Buffer, promote: boo
     """`promote`: bring what lies on slower tiers into memory; the reply does not wait for it."""
 
 def encode_reserve(request_id: int, manifest_id: int, part: int, parent: bytes | None, hashes: Buffer) -> bytes: ...
+def encode_lend(request_id: int, manifest_id: int, part: int, parent: bytes | None) -> bytes: ...
 def encode_commit(
     request_id: int, manifest_id: int, part: int, hashes: Buffer, generations: Sequence[int], crcs: Sequence[int]
 ) -> bytes: ...
@@ -467,6 +508,17 @@ class ReserveReply:
     def generations(self) -> list[int]: ...
 
 @final
+class LendReply:
+    """All slots that the connection has now; `most`: that it may have of this size."""
+
+    @property
+    def most(self) -> int: ...
+    @property
+    def offsets(self) -> list[int]: ...
+    @property
+    def generations(self) -> list[int]: ...
+
+@final
 class StatusesReply:
     """COMMIT, ABORT, PUT."""
 
@@ -534,7 +586,7 @@ class ErrorReply:
 
 _Reply: TypeAlias = (
     HelloReply | RegisterReply | ManifestsReply | MatchReply | ReserveReply | StatusesReply | AcquireReply
-    | GetReply | WaitReply | FlagReply | CountReply | StatsReply | ErrorReply
+    | GetReply | WaitReply | FlagReply | CountReply | StatsReply | LendReply | ErrorReply
 )
 
 def decode_reply(header: Header, data: Buffer, offset: int = 0) -> _Reply:
@@ -615,7 +667,8 @@ class StoreServer:
     `tenants`: names and tokens; clients must then show one of the tokens. `quotas`: bytes of the pool by
     tenant, together no more than it; ValueError where they are, or where one is of none of the tenants. `tls`: a server's
     context; who comes over TCP must then speak TLS, and has `frame_deadline_s` seconds for its handshake and HELLO.
-    `placement`: which pages the pool is to have; `pool_bytes` is rounded up to those it gets.
+    `placement`: which pages the pool is to have; `pool_bytes` is rounded up to those it gets. `lend_bytes`: what
+    a client on this host may have lent, to put without a request; None: a 64th of the pool, at most 32 MiB.
 
     `disk`: folder of the SSD tier's two files, of `disk_bytes` together with what they have set aside;
     `disk_io`: "auto" or one of DISK_IO_KINDS; a request waits `disk_read_timeout_s` for its blocks at most.
@@ -643,6 +696,7 @@ class StoreServer:
         disk_read_timeout_s: float = 1.0,
         tls: TlsContext | None = None,
         placement: Placement | None = None,
+        lend_bytes: int | None = None,
     ) -> None: ...
     def start(self) -> None:
         """Map the pool, open the disk, bind and start the thread. OSError; of the disk with its folder as filename."""

@@ -305,9 +305,9 @@ class StoreClient:
         segments, indices, deadline = memory
 
         def action(channel: Channel) -> list[BlockStatus]:
-            manifest_id = self._session.registry.id_of(channel, manifest, deadline)
+            known = self._session.registry.known(channel, manifest, deadline)
             chosen, parent = hashes_of(hashes, span), parent_of(hashes, span)
-            write = Write(manifest_id, part, parent, chosen, segments, indices)
+            write = Write(known.manifest_id, part, parent, chosen, known.names, segments, indices)
             return transport_of(channel).put(channel, write, deadline)
 
         return self._session.operate(Access.WRITE, deadline, action)

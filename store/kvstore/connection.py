@@ -20,6 +20,7 @@ from kvstore._core import (
     ErrorReply,
     Header,
     HelloReply,
+    LocalWriter,
     PoolAccess,
     PoolView,
     Status,
@@ -86,8 +87,8 @@ class Channel:
     """A connection after its HELLO.
 
     `pool` is the mapping it may use, None without shared memory; `directory` finds blocks in it
-    without asking, None where the server gives none. `pending`: a request was sent and its reply
-    (with its payload) not yet read, so nothing else can be asked.
+    without asking, and `writer` puts them so; None where the server gives none. `pending`: a
+    request was sent and its reply (with its payload) not yet read, so nothing else can be asked.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Channel:
         self.pending = False
         self.pool: PoolView | None = None
         self.directory: DirectoryReader | None = None
+        self.writer: LocalWriter | None = None
         self.announced: dict[tuple[bytes, str, str], Registration] = {}
         self._request_id = 0
         self._patience_s = 0.0  # what SO_RCVTIMEO is set to
@@ -203,6 +205,7 @@ class Channel:
             self.pool.close()
         if self.directory is not None:
             self.directory.close()
+        self.writer = None
 
     def discard(self) -> None:
         """Close for good: only by the thread that holds the lock."""
@@ -272,6 +275,7 @@ class Channel:
             )
             if hello.directory_bytes and len(fds) == SHARED_FDS:
                 self.directory = DirectoryReader(fds[1], hello.directory_bytes, fds[2])
+                self.writer = self.directory.writer() if writable else None
         finally:
             for fd in fds:
                 os.close(fd)

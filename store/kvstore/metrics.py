@@ -86,7 +86,8 @@ class Family:
 FAMILIES: Final = (
     Family("pool_bytes", "Size of the pool."),
     Family("used_bytes", "Bytes of the pool that blocks have, committed or being written."),
-    Family("free_bytes", "Bytes of the pool that no block has."),
+    Family("lent_bytes", "Bytes that clients on this host have in advance, for what they put."),
+    Family("free_bytes", "Bytes of the pool that no block and no client has."),
     Family(
         "page_bytes",
         "Size of the pages that the pool is made of: explicit (huge, set aside by the host), "
@@ -142,6 +143,12 @@ FAMILIES: Final = (
     ),
     Family("puts_total", "Requests that committed blocks, in full or in part."),
     Family("commits_total", "Parts of blocks committed."),
+    Family(
+        "posts_total",
+        "Parts that clients on this host put without a request: stored, there already (exists), "
+        "or refused for breaking a rule.",
+        ("outcome",),
+    ),
     Family("aborts_total", "Parts of blocks whose writer gave them up."),
     Family("no_space_total", "Requests to write for which eviction did not make enough room."),
     Family("corrupt_total", "Blocks not stored, since their bytes did not match their digest."),

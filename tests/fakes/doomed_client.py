@@ -71,6 +71,7 @@ def main() -> None:
     names.receive = steps.around("receive", Channel.receive)
     names.receive_before_payload = steps.around("receive", Channel.receive_before_payload)
     core: Any = _core
+    core.LocalWriter.put = steps.during("post", _core.LocalWriter.put)
     core.gather = steps.during("copy", _core.gather)
     core.scatter = steps.during("copy", _core.scatter)
     core.send_from = steps.around("payload", _core.send_from)

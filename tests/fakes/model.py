@@ -31,6 +31,8 @@ class StoreModel:
     parts: int
     committed: dict[Key, int] = field(default_factory=dict)  # the version of the bytes
     reserved: dict[Key, Hashable] = field(default_factory=dict)  # by whom
+    # Reservations that another writer's whole part has taken the place of.
+    superseded: list[tuple[Hashable, Key]] = field(default_factory=list)
     fenced: Counter[Hashable] = field(default_factory=Counter)  # slots of writers cut off
     leases: list[Held] = field(default_factory=list)
     waits: int = 0
@@ -51,6 +53,18 @@ class StoreModel:
         """How many leading blocks have all their parts: others are not to be had."""
         whole = [len(self.parts_of((chain, k))) == self.parts for k in span]
         return (*whole, False).index(False)
+
+    def supersede(self, key: Key) -> None:
+        """The part is there from another than who has it reserved."""
+        self.superseded.append((self.reserved.pop(key), key))
+
+    def settle(self, owner: Hashable, key: Key) -> bool:
+        """A reservation ends in good order; False if it was superseded."""
+        if (owner, key) in self.superseded:
+            self.superseded.remove((owner, key))
+            return False
+        del self.reserved[key]
+        return True
 
     def forget(self, block: Block) -> bool:
         """Take what is committed out of sight; leased, it keeps its slots. False: nothing was."""
@@ -88,6 +102,9 @@ class StoreModel:
         for key in [key for key, who in self.reserved.items() if who == owner]:
             del self.reserved[key]
             self.fenced[owner] += fenced
+        for late in [late for late in self.superseded if late[0] == owner]:
+            self.superseded.remove(late)
+            self.fenced[owner] += fenced
         for held in [held for held in self.leases if held.owner == owner]:
             self.release(held)
 
@@ -114,7 +131,7 @@ class StoreModel:
     def used_slots(self) -> int:
         """Slots that something is in, or was and may not be reused yet."""
         held = self.fenced.total() + sum(self._leaving.values())
-        return len(self.committed) + len(self.reserved) + held
+        return len(self.committed) + len(self.reserved) + len(self.superseded) + held
 
     def gauges(self) -> dict[str, int]:
         """What the node must tell of itself."""
@@ -129,6 +146,7 @@ class StoreModel:
 
     def restart(self) -> None:
         """A new node: nothing is left, but writers of the old one do not know it yet."""
+        self.superseded.clear()
         for kept in (self.committed, self.reserved, self.fenced, self.leases, self._leaving):
             kept.clear()
         self.waits = 0

@@ -13,8 +13,9 @@ from tests.fakes.raw import RawLink
 from tests.fakes.store import HASH_BYTES, Memory, chain_of, content_of, manifest_of
 
 from kvstore import _core
-from kvstore._core import StoreServer
+from kvstore._core import PostState, StoreServer
 from kvstore.client import StoreClient
+from kvstore.connection import Access
 from kvstore.errors import LeaseLost, StoreRefused, StoreUnavailable
 from kvstore.lease import Lease, Reservation
 
@@ -69,6 +70,26 @@ class Guest:
         link = Link(target, listen_path).start()
         return cls(kind, link, StoreClient(link.url, transport=kind, deadline_s=PATIENCE_S))
 
+    def lent(self) -> int:
+        """Slots that it may write without a request."""
+        lane = self.client._session._lanes[Access.WRITE]
+        writers = [channel.writer for channel in lane._channels]
+        return sum(writer.stock(BLOCK) for writer in writers if writer is not None)
+
+    def post(self, seed: str, part: int, span: range, version: int) -> list[PostState]:
+        """Put without a request on every connection that has slots, whether it stands or not."""
+        client = self.client
+        known = client._session.registry._known[MANIFEST.digest]
+        memory, hashes = memory_of(seed, part, version), hashes_of(seed, span)
+        parent = hash_of(seed, span.start - 1) if span.start else None
+        name = known.names, known.manifest_id, part, parent, hashes
+        lane = client._session._lanes[Access.WRITE]
+        return [
+            channel.writer.put(channel.pool, *name, memory.segments, span)[1]
+            for channel in lane._channels
+            if channel.writer is not None and channel.pool is not None
+        ]
+
     def come_back(self) -> None:
         """Close what it has and start anew."""
         self.client.close()
@@ -114,9 +135,10 @@ class HalfPut:
 class Node:
     """A store node in this process, and a witness that reads each part of each block by itself."""
 
-    def __init__(self, folder: str, eviction: str) -> None:
+    def __init__(self, folder: str, eviction: str, lends: int) -> None:
         self.path = f"{folder}/s"
         self._eviction = eviction
+        self._lends = lends  # slots, to each client on this host
         self.port = 0
         self.server = self._start()
 
@@ -127,6 +149,7 @@ class Node:
             pool_bytes=SLOTS * GRANULE,
             granule_bytes=GRANULE,
             eviction=self._eviction,
+            lend_bytes=self._lends * GRANULE,
         )
         server.start()
         self.port = server.port

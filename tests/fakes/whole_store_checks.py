@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 S = BlockStatus
 PATIENCE_S = 5.0  # for what ends with a connection to have ended
-tally = {"steps": 0, "evicted": 0, "deaths": 0, "landings": 0, "refused": 0}
+tally = {"steps": 0, "evicted": 0, "deaths": 0, "landings": 0, "refused": 0, "superseded": 0}
 
 
 class StoreAgainstModel(RuleBasedStateMachine):
@@ -65,7 +65,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     def gauges(self, wanted: dict[str, int]) -> dict[str, int]:
         stats = self.node.server.stats()
-        assert stats["free_bytes"] + stats["used_bytes"] == stats["pool_bytes"]
+        parts = ("free_bytes", "used_bytes", "lent_bytes")
+        assert sum(stats[name] for name in parts) == stats["pool_bytes"]
         return {name: stats[name] for name in wanted}
 
     def answer_waits(self) -> None:
@@ -108,16 +109,29 @@ class StoreAgainstModel(RuleBasedStateMachine):
         tally["evicted"] += evicted
 
     def granted(
-        self, seed: str, part: int, span: range, statuses: Sequence[BlockStatus], good: BlockStatus
+        self,
+        seed: str,
+        part: int,
+        span: range,
+        statuses: Sequence[BlockStatus],
+        good: BlockStatus,
+        *,
+        posts: bool = False,
     ) -> list[Key]:
-        """The blocks of a request to write that were taken; the others had a reason."""
+        """The blocks of a request to write that were taken; the others had a reason.
+
+        With `posts`, what was put whole takes the place of what another has only reserved.
+        """
         taken: list[Key] = []
         for block, status in zip(span, statuses, strict=True):
             key = (seed, block, part)
             if self.refused is not None:
                 assert status == S.NO_SPACE
             elif status == good:
-                assert key not in self.model.reserved
+                if key in self.model.reserved:
+                    assert posts
+                    self.model.supersede(key)
+                    tally["superseded"] += 1
                 if key in self.model.committed:  # it had gone for the room of those before it
                     self.restored += self.model.forget((seed, block))
                 taken.append(key)

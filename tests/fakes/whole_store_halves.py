@@ -99,8 +99,7 @@ class PutsThatStop(StoreAgainstModel):
     @rule(goes_on=st.booleans())
     def end_the_half_put(self, goes_on: bool) -> None:
         half = self.half_puts.pop(0)
-        if half.writing is not None:
-            del self.model.reserved[half.writing]
+        ours = half.writing is not None and self.model.settle(half.link, half.writing)
         self.slack += 1
         if not goes_on:
             half.link.close()
@@ -113,9 +112,11 @@ class PutsThatStop(StoreAgainstModel):
         known = len(half.settled)
         assert list(reply.statuses[:known]) == [int(status) for status in half.settled]
         rest = [BlockStatus(code) for code in reply.statuses[known:]]
+        span = half.span[known:]
         if half.writing is not None:
             assert rest[0] == (S.STORED if half.intact else S.CORRUPT)
-        span = half.span[known:]
+            if not ours:
+                rest, span = rest[1:], span[1:]
         if not half.intact:
             assert S.STORED not in rest
             rest = [S.STORED if status == S.CORRUPT else status for status in rest]

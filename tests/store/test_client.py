@@ -97,7 +97,7 @@ def test_a_reservation_that_is_left_is_aborted(client: StoreClient, server: Stor
 
 
 def test_a_block_that_another_reserved_is_busy(connect: Connect) -> None:
-    first, second = connect(), connect()
+    first, second = connect(), connect("unix")
     with first.reserve(MANIFEST, 0, chain_of(1), range(1)):
         result = second.put(MANIFEST, 0, chain_of(1), range(1), Memory(1, BLOCK).segments, [0])
         assert result.statuses == (BlockStatus.BUSY,)

@@ -38,7 +38,7 @@ from tests.fakes.whole_store_checks import tally
 from tests.fakes.whole_store_halves import PutsThatStop, part_numbers, seeds, spans, versions
 
 from kvstore import _core
-from kvstore._core import EVICTION_POLICIES, BlockStatus
+from kvstore._core import EVICTION_POLICIES, BlockStatus, PostState
 from kvstore.errors import LeaseLost
 
 STEPS = int(os.environ.get("KVROUTER_MODEL_STEPS", "500"))
@@ -55,10 +55,10 @@ seldom = st.sampled_from([False, False, False, True])
 class WholeStore(PutsThatStop):
     """One step is one thing that one client does, or that happens to it."""
 
-    @initialize(eviction=st.sampled_from(EVICTION_POLICIES))
-    def open(self, eviction: str) -> None:
+    @initialize(eviction=st.sampled_from(EVICTION_POLICIES), lends=st.integers(0, 2))
+    def open(self, eviction: str, lends: int) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="kvw-")
-        self.begin(Node(self.folder.name, eviction))
+        self.begin(Node(self.folder.name, eviction, lends))
         self.guests = []
         for k, kind in enumerate(KINDS):
             target = ("127.0.0.1", self.node.port) if kind == "tcp" else self.node.path
@@ -78,7 +78,8 @@ class WholeStore(PutsThatStop):
             return
         memory = memory_of(seed, part, version)
         got = guest.client.put(MANIFEST, part, CHAINS[seed], span, memory.segments, span)
-        for key in self.granted(seed, part, span, got.statuses, S.STORED):
+        posts = guest.kind == "shm"
+        for key in self.granted(seed, part, span, got.statuses, S.STORED, posts=posts):
             self.model.committed[key] = version
 
     @rule(which=guests, seed=seeds, blocks=st.integers(1, CHAIN), version=versions)
@@ -151,15 +152,14 @@ class WholeStore(PutsThatStop):
         guest = data.draw(st.sampled_from(choice))
         place = data.draw(st.integers(0, len(guest.reservations) - 1))
         reservation, keys, version = guest.reservations.pop(place)
-        for key in keys:
-            del self.model.reserved[key]
+        ours = [key for key in keys if self.model.settle(guest, key)]
         if not (wanted and keys):
             return reservation.abort()
         seed, _, part = keys[0]
         memory = memory_of(seed, part, version)
         crcs = reservation.fill(memory.segments, [key[1] for key in keys])
         assert reservation.commit(crcs) == [S.OK] * len(keys)
-        self.model.committed.update(dict.fromkeys(keys, version))
+        self.model.committed.update(dict.fromkeys(ours, version))
 
     @rule(which=guests, seed=seeds, block=st.integers(0, CHAIN - 1))
     def delete(self, which: int, seed: str, block: int) -> None:
@@ -222,8 +222,11 @@ class WholeStore(PutsThatStop):
         guest = self.guests[which]
         if guest.unaware or not really:
             return
+        lent = guest.lent()
         guest.link.cut()
         self.model.gone(guest, fenced=guest.kind == "shm")
+        if lent:
+            self.model.fenced[guest] += lent
         assert eventually(lambda: not any(lease.held for lease, _ in guest.leases))
         guest.unaware = self.model.fenced[guest] > 0
         if not guest.unaware:
@@ -231,10 +234,14 @@ class WholeStore(PutsThatStop):
         tally["deaths"] += 1
 
     @precondition(lambda self: any(guest.unaware for guest in self.guests))
-    @rule(data=st.data(), notices=st.booleans())
-    def write_on(self, data: st.DataObject, notices: bool) -> None:
+    @rule(data=st.data(), seed=seeds, part=part_numbers, span=spans, notices=st.booleans())
+    def write_on(
+        self, data: st.DataObject, seed: str, part: int, span: range, notices: bool
+    ) -> None:
         """Nothing of what it writes can be seen; when it notices, its slots are free again."""
         guest = data.draw(st.sampled_from([guest for guest in self.guests if guest.unaware]))
+        if guest.lent():
+            assert set(guest.post(seed, part, span, 0)) == {PostState.CLOSED}
         for reservation, keys, _ in guest.reservations:
             if keys:
                 with contextlib.suppress(LeaseLost):
@@ -327,3 +334,4 @@ def test_the_store_and_dictionaries_never_differ() -> None:
     print(f"no difference: {', '.join(f'{count} {name}' for name, count in tally.items())}")
     assert tally["evicted"] > 0
     assert tally["deaths"] > 0
+    assert STEPS < 5000 or tally["superseded"] > 0

@@ -26,6 +26,7 @@ class Target:
 class Write(Target):
     """What is to be stored there: read from `segments` at `indices`."""
 
+    names: BlockNames
     segments: Segments
     indices: Sequence[int]
 

@@ -1,7 +1,9 @@
 """Shared memory: the pool is mapped, a block is copied once, its digest computed in the same pass.
 
-A put is RESERVE, copy, COMMIT; a get is ACQUIRE, copy, RELEASE. Only the mapping of a put is
-writable, and its server keeps the slots of a vanished writer until the fence says that it is gone.
+A put is a copy into a slot that the server has lent, and a note of it; a get is a copy of what the
+directory tells of. Where that does not do, a put is RESERVE, copy, COMMIT, and a get ACQUIRE, copy,
+RELEASE. Only the mapping of a put is writable, and its server keeps the slots of a vanished writer
+until the fence says that it is gone.
 """
 
 from collections.abc import Sequence
@@ -12,7 +14,10 @@ from kvstore._core import (
     AcquireReply,
     BlockStatus,
     FlagReply,
+    LendReply,
+    LocalWriter,
     PoolView,
+    PostState,
     ReserveReply,
     StatusesReply,
 )
@@ -28,6 +33,46 @@ class SharedMemory:
     """Transport over the mapped pool of a server on this host."""
 
     def put(self, channel: Channel, write: Write, deadline: Deadline) -> list[BlockStatus]:
+        """Post what there are lent slots for; reserve and commit what there are none for."""
+        writer = channel.writer
+        statuses = self._post(channel, writer, write, deadline) if writer is not None else []
+        done = len(statuses)
+        if done == len(write.indices):
+            return statuses
+        if done:
+            at = done * HASH_BYTES
+            parent, hashes = write.hashes[at - HASH_BYTES : at], write.hashes[at:]
+            write = replace(write, parent=parent, hashes=hashes, indices=write.indices[done:])
+        return statuses + self._put_reserved(channel, write, deadline)
+
+    def _post(
+        self, channel: Channel, writer: LocalWriter, write: Write, deadline: Deadline
+    ) -> list[BlockStatus]:
+        """Of the leading blocks. No request unless slots have run out, or somebody waits."""
+        block_bytes, count = write.segments.block_bytes, len(write.indices)
+        if writer.stock(block_bytes) < count:
+            if writer.most(block_bytes) < count:
+                return []
+            _borrow(channel, writer, write, write.parent, deadline)
+        posted, state = writer.put(
+            _pool(channel),
+            write.names,
+            write.manifest_id,
+            write.part,
+            write.parent,
+            write.hashes,
+            write.segments,
+            write.indices,
+        )
+        if state == PostState.CLOSED:
+            channel.lost(ConnectionError("the store closed the connection"))
+        if state == PostState.CALLING:
+            _borrow(channel, writer, write, write.hashes[-HASH_BYTES:], deadline)
+        return [STATUSES[code] for code in posted]
+
+    def _put_reserved(
+        self, channel: Channel, write: Write, deadline: Deadline
+    ) -> list[BlockStatus]:
         """Reserve slots, copy into them, commit."""
         reserved = reserve(channel, write, deadline)
         statuses = [STATUSES[code] for code in reserved.statuses]
@@ -132,6 +177,16 @@ def abort(
     reply = channel.call(frame, deadline)
     assert isinstance(reply, StatusesReply)
     return reply
+
+
+def _borrow(
+    channel: Channel, writer: LocalWriter, write: Write, parent: bytes | None, deadline: Deadline
+) -> None:
+    """Have slots lent for parts as large as this one, `parent` kept; what was posted is taken."""
+    frame = _core.encode_lend(channel.next_id(), write.manifest_id, write.part, parent)
+    reply = channel.call(frame, deadline)
+    assert isinstance(reply, LendReply)
+    writer.lent(write.segments.block_bytes, reply.most, reply.offsets, reply.generations)
 
 
 def _pool(channel: Channel) -> PoolView:

@@ -1,0 +1,58 @@
+#include "local_writer.h"
+
+#include "crc32c.h"
+
+namespace kv {
+namespace {
+
+uint32_t copy_in(uint8_t* to, const Segments& from, size_t index) {
+  uint32_t crc = 0;
+  for (size_t k = 0; k < from.sizes.size(); to += from.sizes[k], ++k)
+    crc = copy_crc32c(to, from.at(k, index), from.sizes[k], crc);
+  return crc;
+}
+
+}  // namespace
+
+LocalWriter::LocalWriter(std::shared_ptr<LocalReader> reader)
+    : reader_(std::move(reader)), ring_(reader_->notes() + NotesLayout::kPuts) {}
+
+void LocalWriter::lent(uint64_t bytes, size_t most, const std::vector<uint64_t>& offsets,
+                       const std::vector<uint32_t>& generations) {
+  bytes_ = bytes;
+  most_ = most;
+  slots_.clear();
+  for (size_t i = 0; i < offsets.size(); ++i) slots_.push_back({offsets[i], generations[i]});
+}
+
+// In this order: the node writes what it takes into the directory before it says that it has taken
+// it.
+bool LocalWriter::exists(const Request& request, const PartKey& key) {
+  const auto part = static_cast<uint32_t>(request.part);
+  return ring_.pending(request.manifest_id, part, key.block.hash) || reader_->keep(key);
+}
+
+LocalWriter::Outcome LocalWriter::put(const PoolMapping& pool, const Segments& from,
+                                      const Request& request) {
+  Outcome outcome;
+  for (uint32_t i = 0; i < request.hashes.count; ++i) {
+    const PartKey key{{request.names.spec_id, request.hashes[i]},
+                      request.names.part_ids[request.part]};
+    wire::BlockStatus status = wire::BlockStatus::kExists;
+    if (!exists(request, key)) {
+      if (stock(from.block_bytes) == 0 || ring_.full()) break;
+      const Lent slot = slots_.front();
+      if (!pool.holds(slot.offset, from.block_bytes)) break;
+      const uint32_t crc = copy_in(pool.data() + slot.offset, from, request.indices[i]);
+      slots_.pop_front();
+      ring_.post({request.hashes[i], i == 0 ? request.parent : request.hashes[i - 1], slot.offset,
+                  slot.generation, crc, request.manifest_id, static_cast<uint32_t>(request.part)});
+      status = wire::BlockStatus::kStored;
+    }
+    outcome.statuses.push_back(static_cast<uint8_t>(status));
+  }
+  outcome.state = ring_.state();
+  return outcome;
+}
+
+}  // namespace kv
