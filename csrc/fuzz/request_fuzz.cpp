@@ -11,6 +11,7 @@ namespace {
 
 using namespace kv;
 using fuzz::Act;
+using fuzz::kBend;
 using fuzz::expect;
 using fuzz::expect_zero;
 
@@ -84,7 +85,8 @@ std::vector<std::string> stories() {
             acquire = act(Act::kAcquire), release = act(Act::kRelease), wait = act(Act::kWait),
             deliver = act(Act::kDeliver), read = act(Act::kRead), vanish = act(Act::kVanish),
             lift = act(Act::kLift), scribble = act(Act::kScribble), drain = act(Act::kDrain),
-            erase = act(Act::kDelete), time = act(Act::kTime), purge = act(Act::kPurge);
+            erase = act(Act::kDelete), time = act(Act::kTime), purge = act(Act::kPurge),
+            lend = act(Act::kLend), post = act(Act::kPost);
   return {
       // Two map the pool: one writes and leases while the other fills it until blocks must go.
       story(1, 0, 7, 0,
@@ -116,6 +118,17 @@ std::vector<std::string> stories() {
              {deliver, 0, 255}, {read, 0, 255}, {get, 0, 2, 1, 0, 0, 2}, {deliver, 0, 255},
              {purge, 0}, {deliver, 0, 255}, {read, 0, 9}, {put, 0, 2, 0, 1, 0, 2, 0, 0},
              {deliver, 0, 255}, {read, 0, 255}, {vanish, 0}}),
+      // Posts: of what another has reserved, waits for and reads; a writer vanishes with lent slots.
+      story(3, 0, 12, 1,
+            {{connect, 0, 3}, {enroll, 0, 0, 0}, {connect, 1, 3}, {enroll, 1, 0, 0},
+             {reserve, 1, 0, 0, 0, 0, 2, 0}, {lend, 0, 0, 0, 0, 0, 0, 0}, {post, 0, 0, 0, 0},
+             {post, 0, 0, 1, 0}, {get, 1, 0, 0, 0, 0, 2}, {settle, 1, 0, 1},
+             {wait, 1, 0, 0, 0, 0, 3, 0, 99}, {post, 0, 0, 2, 0}, {lend, 0, 1, 1, 0, 2, 0, 0},
+             {acquire, 1, 0, 0, 0, 0, 3, 0}, {vanish, 0}, {scribble, 0},
+             {put, 1, 0, 0, 1, 0, 7, 0, 0}, {lift, 0, 0}}),
+      story(7, 0, 12, 0,
+            {{connect, 0, 3}, {enroll, 0, 0, 0}, {lend, 0, 0, 0, 0, 0, 0, 0}, {post, 0, 0, 0, 0},
+             {kBend | post, 0, 1, 2, 3}, {lend, 0, 0, 0, 0, 0, 0, 0}, {get, 0, 0, 0, 0, 0, 2}}),
       // Two tenants with the same names, then the node leaves.
       story(1, 2, 20, 0,
             {{connect, 0, 0}, {enroll, 0, 0, 0}, {connect, 1, 4}, {enroll, 1, 0, 0},

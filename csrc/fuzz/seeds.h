@@ -52,6 +52,7 @@ inline std::vector<std::string> requests() {
       frame(Op::kDelete, BlocksRequest{1, {hashes.data(), 1}}),
       frame(Op::kPurge, EmptyRequest{}),
       frame(Op::kStats, EmptyRequest{}),
+      frame(Op::kLend, LendRequest{1, 0, hash_of(3)}),
   };
 }
 
@@ -71,6 +72,7 @@ inline std::vector<std::string> replies() {
       frame(Op::kWait, WaitReply{1, 0}, Status::kTimeout),
       frame(Op::kPurge, CountReply{4}),
       frame(Op::kStats, StatsReply{{{"blocks", 1}, {"leases", 2}}}),
+      frame(Op::kLend, LendReply{2, {4096, 8192}, {1, 2}}),
       frame(Op::kMatch, ErrorReply{"no such manifest"}, Status::kUnknownManifest),
   };
 }

@@ -9,32 +9,10 @@
 
 #include "node.h"
 #include "server.h"
+#include "story_acts.h"
 #include "story_peer.h"
 
 namespace kv::fuzz {
-
-// What the bytes choose; a step is one of these and then its arguments.
-enum class Act : uint8_t {
-  kConnect, kRegister, kPut, kReserve, kSettle, kAcquire, kRelease, kGet, kWait, kCancel, kMatch,
-  kDelete, kPurge, kTell, kDeliver, kRead, kVanish, kLift, kScribble, kTime, kDrain, kRaw, kCount
-};
-inline constexpr uint8_t kBend = 0x80;  // set in a step: one byte of its request is changed
-
-inline void expect_zero(const Node& node, const std::vector<std::string_view>& gauges) {
-  size_t seen = 0;
-  for (const auto& [name, value] : node.stats()) {
-    if (std::find(gauges.begin(), gauges.end(), name) == gauges.end()) continue;
-    if (value != 0) std::fprintf(stderr, "%s is %zu\n", name.c_str(), size_t{value});
-    expect(value == 0);
-    ++seen;
-  }
-  expect(seen == gauges.size());
-}
-
-// What is nobody's when all are gone and the blocks are purged.
-inline const std::vector<std::string_view> kLeftAtTheEnd{
-    "connections", "reserved_blocks", "pinned_blocks", "leases",       "leased_blocks",
-    "waits",       "used_bytes",      "blocks",        "fenced_blocks"};
 
 class Story {
  public:
@@ -43,7 +21,8 @@ class Story {
 
   explicit Story(Choices& choices)
       : choices_(choices),
-        prompt_((choices.u8() & 1) != 0),
+        manner_(choices.u8()),
+        prompt_((manner_ & 1) != 0),
         tenants_(choices.below(3)),
         pool_((1 + choices.below(24)) * size_t{kGranule}),
         node_({.granule_bytes = kGranule,
@@ -52,8 +31,9 @@ class Story {
                .epoch = 1,
                .eviction = std::string(eviction_policies()[choices.below(
                    static_cast<uint32_t>(eviction_policies().size()))]),
-               .tenants = Tenants(tenant_options(tenants_))},
-              pool_.data(), pool_.size(), -1, -1) {
+               .tenants = Tenants(tenant_options(tenants_)),
+               .lend_bytes = (manner_ >> 1) % 4 * uint64_t{3 * kGranule}},
+              pool_.data(), pool_.size(), pipe_end(), pipe_end(), &empty_directory()) {
     for (size_t i = 0; i < kPeers; ++i) peers_.emplace_back(static_cast<int>(i));
     node_.set_now(now_);
   }
@@ -95,6 +75,7 @@ class Story {
       case Act::kScribble: return scribble();
       case Act::kTime: return pass_time();
       case Act::kDrain: return node_.drain();
+      case Act::kPost: return post(peer);
       case Act::kCount: return;
       default: break;
     }
@@ -109,6 +90,7 @@ class Story {
       case Act::kPut: return put(peer);
       case Act::kReserve: return reserve(peer);
       case Act::kSettle: return settle(peer);
+      case Act::kLend: return lend(peer);
       case Act::kRelease: return release(peer);
       case Act::kWait: return wait(peer);
       case Act::kCancel:
@@ -138,12 +120,6 @@ class Story {
     static const std::string tokens[] = {"token of tenant one", "token of tenant two", ""};
     const uint32_t flags = (write ? kWantWrite : 0u) | ((how & 16) != 0 ? kWantPool : 0u);
     peer.ask({.op = Op::kHello}, HelloRequest{flags, "fuzz", tokens[token]});
-  }
-
-  static int pipe_end() {
-    static int ends[2] = {-1, -1};
-    if (ends[0] < 0) expect(pipe2(ends, O_CLOEXEC) == 0);
-    return ends[0];
   }
 
   void enroll(Peer& peer) {
@@ -221,6 +197,38 @@ class Story {
     std::memcpy(pool_.data() + grant.offset, bytes.data(), bytes.size());
     CommitRequest request{id, grant.part, one, {grant.generation}, {wanted.crc()}};
     peer.ask({.op = Op::kCommit}, request, {}, bend_);
+  }
+
+  void lend(Peer& peer) {
+    Asked what = some(Op::kLend);
+    LendRequest request{peer.manifest_id(what.kind), what.part, parent()};
+    peer.ask(std::move(what), request, {}, bend_);
+  }
+
+  // Writes a lent slot and posts it; or posts anything.
+  void post(Peer& peer) {
+    const Session* session = node_.find_session(peer.session());
+    if (session == nullptr || !session->posts) return;
+    PutRing ring(session->notes_memory.data() + NotesLayout::kPuts);
+    if (bend_ != nullptr) {
+      honest_ = false;
+      Post lie;
+      const std::string bytes = choices_.take(sizeof lie);
+      std::memcpy(&lie, bytes.data(), bytes.size());
+      if (!peer.lent.empty()) lie.offset = peer.lent.front().offset;
+      return ring.post(lie);
+    }
+    if (peer.lent.empty()) return;
+    const Grant slot = peer.lent.front();
+    peer.lent.erase(peer.lent.begin());
+    chain_ = choices_.below(kChains);
+    first_ = choices_.below(kChainBlocks);
+    const Hash hash = hash_at(chain_, first_);
+    const Content wanted = peer.content(slot.kind, slot.part, hash);
+    const std::string& bytes = wanted.bytes();
+    std::memcpy(pool_.data() + slot.offset, bytes.data(), bytes.size());
+    ring.post({hash, parent(), slot.offset, slot.generation, wanted.crc(),
+               peer.manifest_id(slot.kind), slot.part});
   }
 
   void look(Peer& peer, Op op) {
@@ -320,7 +328,10 @@ class Story {
     if (peer.session() == 0) return;
     const std::optional<uint64_t> fence = node_.end_session(peer.session());
     if (honest_ && !peer.grants.empty()) expect(fence.has_value());
-    if (fence) ghosts_.emplace_back(*fence, std::move(peer.grants));
+    if (honest_ && !peer.lent.empty()) expect(fence.has_value());
+    std::vector<Grant> written = std::move(peer.grants);
+    written.insert(written.end(), peer.lent.begin(), peer.lent.end());
+    if (fence) ghosts_.emplace_back(*fence, std::move(written));
     peer.end();
   }
 
@@ -367,6 +378,7 @@ class Story {
   }
 
   Choices& choices_;
+  uint8_t manner_;
   bool prompt_;
   uint32_t tenants_;
   std::vector<uint8_t> pool_;

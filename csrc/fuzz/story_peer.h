@@ -67,6 +67,8 @@ class Peer {
       const size_t at = bend->u8() | (bend->u8() & 3) << 8;
       frame[at % frame.size()] = static_cast<char>(bend->u8());
     }
+    // What it has lent it does not touch until it knows again what that is.
+    if (what.op == Op::kLend) lent.clear();
     asked_.emplace(request_id_, std::move(what));
     unsent += frame;
     unsent += payload;
@@ -104,6 +106,7 @@ class Peer {
 
   std::string unsent;
   std::vector<Grant> grants;
+  std::vector<Grant> lent;  // of no block yet
   std::vector<Held> leases;
 
  private:
@@ -152,6 +155,7 @@ class Peer {
         manifest_ids_[what.kind] = body_of<RegisterReply>(header, body).manifest_id;
         return;
       case Op::kReserve: return granted(what, body_of<ReserveReply>(header, body));
+      case Op::kLend: return was_lent(what, body_of<LendReply>(header, body));
       case Op::kPut: return stored(what, body_of<StatusesReply>(header, body));
       case Op::kCommit:
       case Op::kAbort:
@@ -176,6 +180,13 @@ class Peer {
       if (reply.statuses[i] == static_cast<uint8_t>(BlockStatus::kGranted))
         grants.push_back(
             {what.kind, what.part, what.hashes[i], reply.offsets[i], reply.generations[i]});
+  }
+  void was_lent(const Asked& what, const LendReply& reply) {
+    expect(reply.offsets.size() == reply.generations.size());
+    expect(reply.offsets.size() <= reply.most);
+    lent.clear();
+    for (size_t i = 0; i < reply.offsets.size(); ++i)
+      lent.push_back({what.kind, what.part, {}, reply.offsets[i], reply.generations[i]});
   }
   void stored(const Asked& what, const StatusesReply& reply) {
     expect(reply.statuses.size() == what.hashes.size());
