@@ -29,7 +29,15 @@ from benchmarks.wire_rig import kvrouter
 __all__ = ["Figures", "Soak", "verdict"]
 
 KINDS = ("shm", "shm", "unix", "tcp", "shm", "tcp")
-HELD = ("reserved_blocks", "fenced_blocks", "leases", "leased_blocks", "pinned_blocks", "waits")
+HELD = (
+    "reserved_blocks",
+    "lent_bytes",
+    "fenced_blocks",
+    "leases",
+    "leased_blocks",
+    "pinned_blocks",
+    "waits",
+)
 PATIENCE_S = 30.0
 DRAIN_PAUSE_S = 0.2
 LEAST_SAMPLES = 4

@@ -177,6 +177,7 @@ def _process(
         deadline = time.monotonic() + START_DEADLINE_S
         while not ready(told := log.read_text(errors="replace")):
             if popen.poll() is not None or time.monotonic() > deadline:
+                told = log.read_text(errors="replace")  # it may have ended since it was read
                 last = (told.strip().splitlines() or ["no output"])[-1]
                 raise RuntimeError(f"{name} did not start: {last}")
             time.sleep(0.05)
