@@ -26,10 +26,11 @@ void gives_the_check_values_of_rfc_3720() {
 }
 
 void every_implementation_gives_the_same_at_any_size_and_alignment() {
-  const auto bytes = random_bytes(70'000);
-  for (int i = 0; i < 600; ++i) {
+  const auto bytes = random_bytes(500'000);
+  for (int i = 0; i < 640; ++i) {
     const size_t at = rng() % 64;
-    const size_t size = i < 300 ? static_cast<size_t>(i) : rng() % 69'000;
+    const size_t most = i < 600 ? 69'000 : 499'000;
+    const size_t size = i < 300 ? static_cast<size_t>(i) : rng() % most;
     const auto init = static_cast<uint32_t>(i % 3 == 0 ? 0 : rng());
     const uint32_t wanted = kv::crc32c_portable(bytes.data() + at, size, init);
     CHECK(kv::crc32c(bytes.data() + at, size, init) == wanted);
