@@ -3,15 +3,18 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <nmmintrin.h>
 #endif
 
+#include "crc32c_fold.h"
+#include "crc32c_polynomial.h"
+
 namespace kv {
 namespace {
 
-constexpr uint32_t kPolynomial = 0x82F63B78u;  // reflected: bit 31 is x^0
 // Bytes per stream of a three-way round. The longest are for memory that no cache holds, which comes
 // at its full rate only in long runs; three of kMiddle are just less than 64 KiB.
 constexpr size_t kLongest = 64u << 10;
@@ -21,32 +24,11 @@ constexpr size_t kShort = 256;
 using ByteTables = std::array<std::array<uint32_t, 256>, 8>;
 using ShiftTables = std::array<std::array<uint32_t, 256>, 4>;
 
-// a(x) * b(x) modulo the polynomial, both reflected.
-constexpr uint32_t multiply(uint32_t a, uint32_t b) {
-  uint32_t product = 0;
-  for (uint32_t bit = 1u << 31; bit != 0; bit >>= 1) {
-    if (a & bit) product ^= b;
-    b = (b >> 1) ^ (kPolynomial & (0u - (b & 1)));
-  }
-  return product;
-}
-
-// x^(8 * bytes): what appending `bytes` zero bytes multiplies a CRC with.
-constexpr uint32_t power_of_bytes(uint64_t bytes) {
-  uint32_t power = 1u << 31;         // x^0
-  uint32_t square = 1u << (31 - 8);  // x^8
-  for (; bytes != 0; bytes >>= 1) {
-    if (bytes & 1) power = multiply(square, power);
-    square = multiply(square, square);
-  }
-  return power;
-}
-
 constexpr ByteTables make_byte_tables() {
   ByteTables tables{};
   for (uint32_t i = 0; i < 256; ++i) {
     uint32_t crc = i;
-    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ (kPolynomial & (0u - (crc & 1)));
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ (kCrc32cPolynomial & (0u - (crc & 1)));
     tables[0][i] = crc;
   }
   for (size_t k = 1; k < 8; ++k)
@@ -66,9 +48,9 @@ uint64_t load64(const uint8_t* at) {
 #if defined(__x86_64__)
 constexpr ShiftTables make_shift_tables(size_t bytes) {
   ShiftTables tables{};
-  const uint32_t power = power_of_bytes(bytes);
+  const uint32_t power = crc32c_power(8 * bytes);
   for (uint32_t k = 0; k < 4; ++k)
-    for (uint32_t i = 0; i < 256; ++i) tables[k][i] = multiply(i << (8 * k), power);
+    for (uint32_t i = 0; i < 256; ++i) tables[k][i] = crc32c_multiply(i << (8 * k), power);
   return tables;
 }
 
@@ -161,20 +143,34 @@ uint32_t copy_portable(uint8_t* to, const uint8_t* at, size_t size, uint32_t crc
   return crc;
 }
 
-struct Backend {
-  const char* name;
-  uint32_t (*crc)(const void*, size_t, uint32_t);
-  uint32_t (*copy)(uint8_t*, const uint8_t*, size_t, uint32_t);
-};
-
-Backend pick() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("sse4.2")) return {"sse4.2", crc32c_sse42, copy_sse42};
+// Whole rounds are folded; the rest, or what is too short for it, goes the other way.
+uint32_t crc32c_folded(const void* data, size_t size, uint32_t crc) {
+  const size_t folded = fold_rounds(size);
+  const auto* at = static_cast<const uint8_t*>(data);
+  if (folded != 0) crc = fold_crc32c(at, folded, crc);
+  return crc32c_sse42(at + folded, size - folded, crc);
+}
+uint32_t copy_folded(uint8_t* to, const uint8_t* at, size_t size, uint32_t crc) {
+  const size_t folded = fold_rounds(size);
+  if (folded != 0) crc = fold_copy_crc32c(to, at, folded, crc);
+  return copy_sse42(to + folded, at + folded, size - folded, crc);
+}
 #endif
-  return {"portable", crc32c_portable, copy_portable};
+
+std::vector<Crc32cBackend> usable() {
+  std::vector<Crc32cBackend> backends;
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("sse4.2") && can_fold())
+    backends.push_back({"vpclmulqdq", crc32c_folded, copy_folded});
+  if (__builtin_cpu_supports("sse4.2")) backends.push_back({"sse4.2", crc32c_sse42, copy_sse42});
+#endif
+  backends.push_back({"portable", crc32c_portable, copy_portable});
+  return backends;
 }
 
-const Backend kBackend = pick();
+const std::vector<Crc32cBackend> kBackends = usable();
+const Crc32cBackend kBackend = kBackends.front();
 
 }  // namespace
 
@@ -195,13 +191,13 @@ uint32_t crc32c(const void* data, size_t size, uint32_t crc) {
 }
 
 uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t size_b) {
-  return multiply(crc_a, power_of_bytes(size_b)) ^ crc_b;
+  return crc32c_multiply(crc_a, crc32c_power(8 * size_b)) ^ crc_b;
 }
 
 uint32_t copy_crc32c(void* dst, const void* src, size_t size, uint32_t crc) {
   return kBackend.copy(static_cast<uint8_t*>(dst), static_cast<const uint8_t*>(src), size, crc);
 }
 
-const char* crc32c_backend() { return kBackend.name; }
+const std::vector<Crc32cBackend>& crc32c_backends() { return kBackends; }
 
 }  // namespace kv

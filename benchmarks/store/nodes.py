@@ -18,6 +18,7 @@ __all__ = ["ROOT", "Hall", "Node", "variables"]
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "benchmarks" / "native"
+CSRC = ROOT / "csrc"
 HOST = "127.0.0.1"
 START_DEADLINE_S = 60
 STOP_DEADLINE_S = 10
@@ -92,9 +93,11 @@ class Hall:
 
     def _raw(self) -> Node:
         library, path = self._folder / "raw_pair.so", self._folder / "raw.sock"
-        compiler = os.environ.get("CC", "cc")
-        source = str(NATIVE / "raw_pair.c")
-        built = [compiler, "-O3", "-shared", "-fPIC", "-o", str(library), source]
+        compiler = os.environ.get("CXX", "c++")
+        digest = [NATIVE / "raw_pair_crc.cpp", *sorted(CSRC.glob("crc32c*.cpp"))]
+        built = [compiler, "-O3", "-shared", "-fPIC", "-o", str(library), "-x", "c"]
+        built += [str(NATIVE / "raw_pair.c"), "-x", "c++", "-std=c++20", f"-I{CSRC}"]
+        built += map(str, digest)
         try:
             subprocess.run(built, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
