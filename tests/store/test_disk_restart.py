@@ -55,7 +55,7 @@ def test_a_node_that_leaves_brings_its_memory_to_the_disk(start_over_disk: Start
 def test_a_kill_in_a_storm_of_puts_loses_nothing_that_was_acknowledged(
     start_over_disk: Start,
 ) -> None:
-    node = start_over_disk(size="128MiB")
+    node = start_over_disk(size="1GiB")  # the storm does not fill it: nothing is evicted
     writers = [threading.Thread(target=storm, args=(node.url, seed)) for seed in range(3)]
     for writer in writers:
         writer.start()
@@ -64,7 +64,7 @@ def test_a_kill_in_a_storm_of_puts_loses_nothing_that_was_acknowledged(
     for writer in writers:
         writer.join()
     assert acknowledged
-    node = start_over_disk(size="128MiB")
+    node = start_over_disk(size="1GiB")
     with StoreClient(node.url) as client:
         for hashes in acknowledged:
             assert read(client, hashes) == 4
