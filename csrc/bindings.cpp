@@ -7,6 +7,7 @@ NB_MODULE(_core, module) {
   kv::python::bind_wire(module);
   kv::python::bind_replies(module);
   kv::python::bind_tls(module);
+  kv::python::bind_link(module);
   kv::python::bind_memory(module);
   kv::python::bind_local_writes(module);
   kv::python::bind_local_reads(module);

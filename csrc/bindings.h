@@ -54,6 +54,7 @@ void bind_hashing(nb::module_& module);
 void bind_wire(nb::module_& module);
 void bind_replies(nb::module_& module);
 void bind_tls(nb::module_& module);
+void bind_link(nb::module_& module);
 void bind_memory(nb::module_& module);
 void bind_local_reads(nb::module_& module);
 void bind_local_writes(nb::module_& module);

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <cerrno>
-#include <memory>
 #include <stdexcept>
-#include <string>
 
 #include "bindings.h"
 #include "socket_io.h"
@@ -16,22 +14,17 @@ struct TlsFailure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A client's end of TLS, over a socket that Python owns.
-class TlsLink {
- public:
-  TlsLink(const std::shared_ptr<TlsContext>& context, int fd, const std::string& host)
-      : fd_(fd), stream_(context, fd, host) {}
-  TlsStream& stream() { return stream_; }
-  Wire wire() { return Wire(fd_, stream_); }
-
- private:
-  int fd_;
-  TlsStream stream_;
+// Becomes kvstore._core.ProtocolError, a ConnectionError: what came is not what a server sends.
+struct ProtocolFailure : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
-// Raises unless `result` is kDone; `error` is the errno of a kFailed. Needs the GIL.
-inline void check_io(IoResult result, int error, const TlsStream* tls = nullptr) {
+// Raises unless `result` is kDone; `error` is the errno of a kFailed, `why` of a kNonsense. Needs
+// the GIL.
+inline void check_io(IoResult result, int error, const TlsStream* tls, const char* why = "") {
   if (result == IoResult::kDone) return;
+  if (result == IoResult::kInterrupted) throw nb::python_error();  // what the handler raised
+  if (result == IoResult::kNonsense) throw ProtocolFailure(why);
   if (result == IoResult::kFailed && tls != nullptr && !tls->why().empty())
     throw TlsFailure(tls->why());
   if (result == IoResult::kFailed) {
@@ -41,7 +34,7 @@ inline void check_io(IoResult result, int error, const TlsStream* tls = nullptr)
   }
   const bool timeout = result == IoResult::kTimeout;
   PyErr_SetString(timeout ? PyExc_TimeoutError : PyExc_ConnectionError,
-                  timeout ? "the store did not take or send the payload in time"
+                  timeout ? "the store did not answer in time"
                           : "the store closed the connection");
   throw nb::python_error();
 }

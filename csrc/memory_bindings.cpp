@@ -1,14 +1,11 @@
-// Bindings of pool mappings and of copies between pools, sockets and the caller's memory.
+// Bindings of pool mappings and of copies between pools and the caller's memory.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
-#include <cerrno>
 #include <cmath>
 #include <memory>
-#include <string_view>
 #include <vector>
 
-#include "io_bindings.h"
 #include "memory_bindings.h"
 #include "memory_map.h"
 
@@ -118,60 +115,6 @@ std::vector<bool> scatter_from(const PoolView& view, const OwnedSegments& to,
   return verdicts(crcs, found, indices.size());
 }
 
-std::vector<bool> recv_into(const Wire& wire, const OwnedSegments& to, const Indices& indices,
-                            const std::optional<Crcs>& crcs, double deadline_s) {
-  check_destination(to.segments);
-  check_indices(to.segments, indices);
-  check_crcs(crcs, indices);
-  Crcs found;
-  IoResult result;
-  int error;
-  {
-    const ReleaseGil released(true);
-    result = recv_blocks(wire, to.segments, indices, deadline_s, crcs.has_value(), found);
-    error = errno;
-  }
-  check_io(result, error, wire.tls);
-  return verdicts(crcs, found, indices.size());
-}
-
-Crcs send_from(const Wire& wire, const OwnedSegments& from, const Indices& indices,
-               double deadline_s, const nb::bytes& prefix) {
-  check_indices(from.segments, indices);
-  Crcs crcs;
-  IoResult result;
-  int error;
-  {
-    const std::string_view head(prefix.c_str(), prefix.size());
-    const ReleaseGil released(true);
-    result = send_blocks(wire, head, from.segments, indices, deadline_s, crcs);
-    error = errno;
-  }
-  check_io(result, error, wire.tls);
-  return crcs;
-}
-
-// The same calls over a socket and over TLS.
-template <class Link, class ToWire>
-void bind_payloads(nb::module_& m, ToWire to_wire) {
-  using namespace nb::literals;
-  m.def(
-      "recv_into",
-      [to_wire](Link link, const OwnedSegments& to, const Indices& indices,
-                const std::optional<Crcs>& crcs, double deadline_s) {
-        return recv_into(to_wire(link), to, indices, crcs, deadline_s);
-      },
-      "link"_a, "segments"_a, "indices"_a, "crcs"_a.none(), "deadline_s"_a);
-  m.def(
-      "send_from",
-      [to_wire](Link link, const OwnedSegments& from, const Indices& indices, double deadline_s,
-                const nb::bytes& prefix) {
-        return send_from(to_wire(link), from, indices, deadline_s, prefix);
-      },
-      "link"_a, "segments"_a, "indices"_a, "deadline_s"_a, nb::kw_only(),
-      "prefix"_a = nb::bytes("", 0));
-}
-
 }  // namespace
 
 void bind_memory(nb::module_& m) {
@@ -200,8 +143,6 @@ void bind_memory(nb::module_& m) {
   });
   m.def("gather", gather_into, "pool"_a, "segments"_a, "indices"_a, "offsets"_a);
   m.def("scatter", scatter_from, "pool"_a, "segments"_a, "indices"_a, "offsets"_a, "crcs"_a.none());
-  bind_payloads<int>(m, [](int fd) { return Wire(fd); });
-  bind_payloads<TlsLink&>(m, [](TlsLink& link) { return link.wire(); });
 }
 
 }  // namespace kv::python

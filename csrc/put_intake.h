@@ -28,6 +28,8 @@ class PutIntake {
   PutIntake& operator=(const PutIntake&) = delete;
 
   bool done() const { return block_ == hashes_.size(); }
+  // Its last block is on the way.
+  bool at_last() const { return block_ + 1 == hashes_.size(); }
   // Where the next bytes belong (at most two spans); not when done().
   size_t spans(iovec out[2]);
   // The first `bytes` of the spans have been filled.

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings.h"
+#include "reply_bindings.h"
 #include "wire_codec.h"
 
 namespace kv::python {
@@ -51,6 +51,7 @@ struct Stats {
 };
 
 struct Error {
+  Status status;
   std::string message;
 };
 
@@ -63,6 +64,33 @@ Body parse(const uint8_t* data, size_t size) {
   auto body = decode_body<Body>(data, size);
   if (!body) throw nb::value_error("the body of a reply does not parse");
   return std::move(*body);
+}
+
+// What the fields of a reply that parses must be to each other.
+void check_statuses(const std::vector<uint8_t>& statuses) {
+  for (const uint8_t status : statuses)
+    if (status > kLastBlockStatus) throw nb::value_error("an unknown status of a block");
+}
+
+StatusesReply checked(StatusesReply reply) {
+  check_statuses(reply.statuses);
+  return reply;
+}
+
+ReserveReply checked(ReserveReply reply) {
+  check_statuses(reply.statuses);
+  const size_t blocks = reply.statuses.size();
+  if (reply.offsets.size() != blocks || reply.generations.size() != blocks)
+    throw nb::value_error("the lists of a reply differ in length");
+  return reply;
+}
+
+AcquireReply checked(AcquireReply reply) {
+  const size_t slots = reply.blocks * reply.part_bytes.size();
+  if (reply.offsets.size() != slots || reply.generations.size() != slots ||
+      reply.crcs.size() != slots)
+    throw nb::value_error("the lists of a reply differ in length");
+  return reply;
 }
 
 Hello own(const HelloReply& r) {
@@ -114,11 +142,11 @@ nb::object decode_ok(const Header& header, const uint8_t* data, size_t size) {
     case Op::kRegister: return nb::cast(parse<RegisterReply>(data, size));
     case Op::kManifests: return nb::cast(own(parse<ManifestsReply>(data, size)));
     case Op::kMatch: return nb::cast(parse<MatchReply>(data, size));
-    case Op::kReserve: return nb::cast(parse<ReserveReply>(data, size));
+    case Op::kReserve: return nb::cast(checked(parse<ReserveReply>(data, size)));
     case Op::kCommit:
     case Op::kAbort:
-    case Op::kPut: return nb::cast(parse<StatusesReply>(data, size));
-    case Op::kAcquire: return nb::cast(parse<AcquireReply>(data, size));
+    case Op::kPut: return nb::cast(checked(parse<StatusesReply>(data, size)));
+    case Op::kAcquire: return nb::cast(checked(parse<AcquireReply>(data, size)));
     case Op::kRelease:
     case Op::kCancel: return nb::cast(parse<FlagReply>(data, size));
     case Op::kGet: return nb::cast(parse<GetReply>(data, size));
@@ -135,12 +163,7 @@ nb::object decode_reply(const Header& header, nb::handle data, size_t offset) {
   const Buffer buffer(data);
   if (offset > buffer.size() || buffer.size() - offset < header.body_bytes)
     throw nb::value_error("the body is not complete");
-  const uint8_t* body = buffer.data() + offset;
-  const bool wait_ended = header.status == Status::kTimeout || header.status == Status::kCancelled;
-  if (header.op == Op::kWait && wait_ended) return decode_wait(header, body, header.body_bytes);
-  if (header.status != Status::kOk)
-    return nb::cast(Error{std::string(parse<ErrorReply>(body, header.body_bytes).message)});
-  return decode_ok(header, body, header.body_bytes);
+  return to_reply(header, buffer.data() + offset);
 }
 
 const char* describe(HeaderError error) {
@@ -206,7 +229,9 @@ void bind_owned_replies(nb::module_& m) {
       .def_ro("blocks", &Landing::blocks)
       .def_ro("lease_id", &Landing::lease_id);
   nb::class_<Stats>(m, "StatsReply").def_prop_ro("values", values_of);
-  nb::class_<Error>(m, "ErrorReply").def_ro("message", &Error::message);
+  nb::class_<Error>(m, "ErrorReply")
+      .def_ro("status", &Error::status)
+      .def_ro("message", &Error::message);
 }
 
 void bind_plain_replies(nb::module_& m) {
@@ -245,6 +270,14 @@ void bind_plain_replies(nb::module_& m) {
 }
 
 }  // namespace
+
+nb::object to_reply(const Header& header, const uint8_t* body) {
+  const bool wait_ended = header.status == Status::kTimeout || header.status == Status::kCancelled;
+  if (header.op == Op::kWait && wait_ended) return decode_wait(header, body, header.body_bytes);
+  if (header.status == Status::kOk) return decode_ok(header, body, header.body_bytes);
+  const auto error = parse<ErrorReply>(body, header.body_bytes);
+  return nb::cast(Error{header.status, std::string(error.message)});
+}
 
 void bind_replies(nb::module_& m) {
   using namespace nb::literals;

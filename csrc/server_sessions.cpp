@@ -91,12 +91,20 @@ IoState Server::read_payload(Session& session, size_t& budget) {
   session.input.consume(received);
   IoState state = IoState::kOpen;
   if (!put.done()) {
-    iovec spans[2];
-    const size_t count = put.spans(spans);
+    iovec spans[3];
+    size_t count = put.spans(spans);
     spans[0].iov_len = std::min(spans[0].iov_len, std::max<size_t>(budget, 1));
+    const size_t due = spans[0].iov_len + (count == 2 ? spans[1].iov_len : 0);
+    const bool whole = due <= budget;
+    // What follows the payload is asked for along with it: where nothing does, as a rule, no other
+    // read has to find that out.
+    const bool beyond = whole && put.at_last() && !session.sealed();
+    if (beyond) spans[count++] = {session.input.room(kReadBytes), kReadBytes};
     size_t fresh = 0;
-    const bool whole = spans[0].iov_len + (count == 2 ? spans[1].iov_len : 0) <= budget;
     state = session.receive_into(spans, whole ? count : 1, fresh);
+    if (fresh > due) session.input.added(fresh - due);
+    session.drained = beyond && fresh >= due && fresh < due + kReadBytes;
+    fresh = std::min(fresh, due);
     if (fresh != 0) put.filled(fresh);
     received += fresh;
   }

@@ -1,42 +1,44 @@
-// The client's end of payloads: blocks between a stream socket and the caller's memory, with their
-// CRC32C computed while the bytes are in the cache.
+// The client's end of a connection: bytes over a stream socket, each call by a deadline.
 #pragma once
 
-#include <cstdint>
-#include <string_view>
+#include <sys/uio.h>
+
+#include <chrono>
+#include <cstddef>
 #include <vector>
 
-#include "segments.h"
 #include "tls.h"
 
 namespace kv {
 
-enum class IoResult { kDone, kTimeout, kClosed, kFailed };  // kFailed: errno tells
+using Deadline = std::chrono::steady_clock::time_point;
 
-// A connection that payloads travel on: a stream socket, with TLS over it or without.
+// kClosed: the peer ended it. kFailed: errno tells. kNonsense: the peer broke the protocol.
+// kInterrupted: a signal came, and its handler wants no more of this.
+enum class IoResult { kDone, kTimeout, kClosed, kFailed, kNonsense, kInterrupted };
+
+// A connection that frames and payloads travel on: a stream socket, with TLS over it or without.
+// Used by one thread at a time. The socket may block or not, and stays its owner's.
 struct Wire {
-  Wire(int socket) : fd(socket) {}                                      // NOLINT
+  explicit Wire(int socket) : fd(socket) {}
   Wire(int socket, TlsStream& stream) : fd(socket), tls(&stream) {}
+
   int fd;
   TlsStream* tls = nullptr;
+  std::chrono::duration<double> patience{0};  // what SO_RCVTIMEO is set to
+  bool (*interrupted)() = nullptr;            // asked after each signal: whether to give up
 };
 
 // Both ends know each other; of a TLS client, before anything else. EPROTO: TlsStream::why().
-IoResult shake_hands(const Wire& wire, double deadline_s);
-// Sends all of `bytes`.
-IoResult send_bytes(const Wire& wire, std::string_view bytes, double deadline_s);
-// Receives at least one byte and at most `most`; how many is left in `received`.
-IoResult recv_bytes(const Wire& wire, char* to, size_t most, double deadline_s, size_t& received);
-
-// Receives the blocks one after the other. crcs[i] becomes the CRC32C of block i's bytes (unless
-// not `digest`). Works on blocking and non-blocking sockets; gives up after `deadline_s`.
-IoResult recv_blocks(const Wire& wire, const Segments& segments,
-                     const std::vector<size_t>& indices, double deadline_s, bool digest,
-                     std::vector<uint32_t>& crcs);
-
-// Sends `prefix`, then each block followed by its CRC32C, which is also left in crcs[i].
-IoResult send_blocks(const Wire& wire, std::string_view prefix, const Segments& segments,
-                     const std::vector<size_t>& indices, double deadline_s,
-                     std::vector<uint32_t>& crcs);
+IoResult shake_hands(Wire& wire, Deadline deadline);
+// Sends all of the spans, which it changes.
+IoResult send_spans(Wire& wire, std::vector<iovec>& spans, Deadline deadline);
+// What was sent is with the socket: TLS keeps some of it.
+IoResult flush(Wire& wire, Deadline deadline);
+// Fills the spans with what has come, at least one byte; how many is left in `received`. (To wait
+// for all of it costs more: the peer sends while we digest.)
+IoResult receive_spans(Wire& wire, std::vector<iovec>& spans, Deadline deadline, size_t& received);
+// Whether the connection stands, as far as can be seen at once, and nothing came unasked.
+bool quiet(Wire& wire);
 
 }  // namespace kv

@@ -155,6 +155,7 @@ enum class BlockStatus : uint8_t {
   kGone = 7,     // COMMIT, ABORT: no such reservation of this connection (any more)
   kMissing = 8,  // get_into: not in the store
 };
+inline constexpr uint8_t kLastBlockStatus = 8;
 
 enum HelloFlags : uint32_t { kWantPool = 1, kWantWrite = 2 };
 enum class PoolAccess : uint8_t { kNone = 0, kRead = 1, kWrite = 2 };

@@ -9,10 +9,10 @@
 #include <string>
 
 #include "crc32c.h"
+#include "exchange.h"
 #include "file.h"
 #include "pool_mapping.h"
 #include "segments.h"
-#include "socket_io.h"
 #include "story_names.h"
 
 namespace {
@@ -60,27 +60,33 @@ std::vector<size_t> leading(size_t blocks) {
   return indices;
 }
 
-// The payload of a GET is what follows it; the server closes where the bytes end.
-void receive(const GetReply& reply, const uint8_t* payload, size_t size) {
-  if (reply.crcs.size() > kAskedFor) return;  // the bindings refuse it: one CRC32C per index
+// What a server sends to a client that has asked for blocks, whole, before it closes.
+void receive(const Header& header, const GetReply& reply, const uint8_t* data, size_t size) {
   int ends[2];
   expect(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
   const File client(ends[0]);
-  {
-    const File server(ends[1]);
-    const size_t sent = std::min(size, kAskedFor * kBlockBytes);
-    expect(send(server.get(), payload, sent, MSG_NOSIGNAL) == static_cast<ssize_t>(sent));
-  }
+  File server(ends[1]);
+  const size_t sent = std::min<size_t>(size, 64u << 10);
+  expect(send(server.get(), data, sent, MSG_NOSIGNAL) == static_cast<ssize_t>(sent));
+  shutdown(server.get(), SHUT_WR);
   Memory memory;
-  const std::vector<size_t> indices = leading(reply.crcs.size());
-  std::vector<uint32_t> crcs;
-  const IoResult result = recv_blocks(client.get(), memory.segments, indices, 10, true, crcs);
-  const bool enough = size >= indices.size() * kBlockBytes;
-  expect(result == (enough ? IoResult::kDone : IoResult::kClosed));
-  if (!enough) return;
-  for (const size_t block : indices)
-    expect(crcs[block] == memory.crc_of(block) &&
-           crcs[block] == crc32c(payload + block * kBlockBytes, kBlockBytes));
+  const std::vector<size_t> indices = leading(kAskedFor);
+  ReadRequest request{1, 0, {}};
+  const std::string frame = encode_frame(Op::kGet, Status::kOk, header.request_id, request);
+  Wire wire(client.get());
+  BlockLanding landing(memory.segments, indices, true);
+  const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  Exchange exchange(wire, frame, deadline);
+  const IoResult result = exchange.get(landing, kAskedFor, kBlockBytes);
+  expect(result == IoResult::kDone || result == IoResult::kClosed ||
+         result == IoResult::kNonsense);
+  if (result != IoResult::kDone || !exchange.ok()) return;
+  const uint8_t* payload = data + kHeaderBytes + header.body_bytes;
+  expect(header.op == Op::kGet && reply.crcs.size() <= kAskedFor && exchange.crcs() == reply.crcs &&
+         header.payload_bytes == reply.crcs.size() * kBlockBytes);
+  for (size_t block = 0; block < reply.crcs.size(); ++block)
+    expect(landing.crcs()[block] == memory.crc_of(block) &&
+           memory.crc_of(block) == crc32c(payload + block * kBlockBytes, kBlockBytes));
 }
 
 const PoolMapping& pool() {
@@ -146,9 +152,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   decode_and_compare<StatusesReply>(data, header);
   if (const auto reply = decode_and_compare<AcquireReply>(data, header)) copy_out(*reply);
   decode_and_compare<FlagReply>(data, header);
-  const size_t whole = kHeaderBytes + header.body_bytes;
   if (const auto reply = decode_and_compare<GetReply>(data, header))
-    receive(*reply, data + whole, size - whole);
+    receive(header, *reply, data, size);
   decode_and_compare<WaitReply>(data, header);
   decode_and_compare<CountReply>(data, header);
   decode_and_compare<StatsReply>(data, header);

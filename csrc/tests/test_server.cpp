@@ -6,10 +6,10 @@
 #include <random>
 #include <thread>
 
+#include "block_io.h"
 #include "pool_mapping.h"
 #include "segments.h"
 #include "server.h"
-#include "socket_io.h"
 #include "wire_client.h"
 
 namespace {
@@ -228,9 +228,12 @@ void a_writer_over_shared_memory_reserves_copies_and_commits() {
                     2,
                     true,
                     kPartBytes};
-  std::vector<uint32_t> found;
-  CHECK(recv_blocks(reader.fd(), segments, {1, 0}, 5, true, found) == IoResult::kDone);
-  CHECK(found == got.crcs && memory == bytes_of(2) + bytes_of(1));
+  const std::vector<size_t> indices{1, 0};
+  BlockLanding landing(segments, indices, true);
+  Wire wire(reader.fd());
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  CHECK(landing.receive(wire, deadline) == IoResult::kDone);
+  CHECK(landing.crcs() == got.crcs && memory == bytes_of(2) + bytes_of(1));
 }
 
 void readers_cannot_write_the_pool() {

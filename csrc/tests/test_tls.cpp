@@ -7,10 +7,10 @@
 #include <random>
 #include <thread>
 
+#include "block_io.h"
 #include "segments.h"
 #include "self_signed.h"
 #include "server.h"
-#include "socket_io.h"
 #include "wire_client.h"
 
 namespace {
@@ -18,7 +18,7 @@ namespace {
 using namespace kv;
 using namespace kv::test;
 
-constexpr double kPatience = 20;
+Deadline soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(20); }
 
 struct Trust {
   Trust() {
@@ -62,17 +62,23 @@ struct Peer {
         tls(std::move(context), frames.fd(), "127.0.0.1"),
         wire(frames.fd(), tls) {}
   bool greet() {
-    if (shake_hands(wire, kPatience) != IoResult::kDone) return false;
+    if (shake_hands(wire, soon()) != IoResult::kDone) return false;
     RegisterRequest request{name(1), name(2), "engine", "", "doc", {{name(3), kPartBytes}}};
     ask(Op::kHello, HelloRequest{0, "test"});
     ask(Op::kRegister, request);
     return true;
   }
-  bool send(std::string_view bytes) { return send_bytes(wire, bytes, kPatience) == IoResult::kDone; }
+  bool send(std::string_view bytes) {
+    std::vector<iovec> spans{{const_cast<char*>(bytes.data()), bytes.size()}};
+    return send_spans(wire, spans, soon()) == IoResult::kDone &&
+           flush(wire, soon()) == IoResult::kDone;
+  }
   std::string read(size_t size) {
     std::string bytes(size, '\0');
-    for (size_t at = 0, got = 0; at < size; at += got)
-      CHECK(recv_bytes(wire, bytes.data() + at, size - at, kPatience, got) == IoResult::kDone);
+    for (size_t at = 0, got = 0; at < size; at += got) {
+      std::vector<iovec> spans{{bytes.data() + at, size - at}};
+      CHECK(receive_spans(wire, spans, soon(), got) == IoResult::kDone);
+    }
     return bytes;
   }
   template <class Body>
@@ -150,16 +156,16 @@ void what_is_put_is_read_back(const Trust& trust) {
   for (uint32_t i = 0; i < kBlocks; ++i) indices.push_back(i), wanted += bytes_of(i + 1);
   const Segments segments{{reinterpret_cast<uintptr_t>(payload.data())},
                           {kPartBytes}, {kPartBytes}, kBlocks, true, kPartBytes};
-  std::vector<uint32_t> crcs;
-  CHECK(recv_blocks(peer.wire, segments, indices, kPatience, true, crcs) == IoResult::kDone);
-  CHECK(payload == wanted && crcs[3] == crc32c(bytes_of(4).data(), kPartBytes));
+  BlockLanding landing(segments, indices, true);
+  CHECK(landing.receive(peer.wire, soon()) == IoResult::kDone);
+  CHECK(payload == wanted && landing.crcs()[3] == crc32c(bytes_of(4).data(), kPartBytes));
   CHECK(node.gauge("tls_failures_total") == 0);
 }
 
 void who_does_not_trust_the_node_or_speaks_no_tls_is_let_go(const Trust& trust) {
   Node node(trust);
   Peer stranger(node, trust.stranger);
-  CHECK(shake_hands(stranger.wire, kPatience) == IoResult::kFailed);
+  CHECK(shake_hands(stranger.wire, soon()) == IoResult::kFailed);
   CHECK(stranger.tls.why().find("is not trusted") != std::string::npos);
   stranger.frames.close();
   Client plain = Client::tcp(node.server.port());
@@ -179,7 +185,7 @@ void slow_and_silent_peers_are_let_go(const Trust& trust) {
   Client half = Client::tcp(node.server.port());
   CHECK(half.send(std::string_view("\x16\x03\x01\x02\x00\x01", 6)));
   Peer mute(node, trust.client);
-  CHECK(shake_hands(mute.wire, kPatience) == IoResult::kDone);
+  CHECK(shake_hands(mute.wire, soon()) == IoResult::kDone);
   Peer deaf(node, trust.client);
   CHECK(deaf.greet() && deaf.send(deaf.frames.put_frame(1, 2000)));
   deaf.reply(Op::kPut);
@@ -231,7 +237,7 @@ void a_server_stops_while_peers_are_in_every_state(const Trust& trust) {
   Node node(trust);
   Client silent = Client::tcp(node.server.port());
   Peer met(node, trust.client), greeted(node, trust.client);
-  CHECK(shake_hands(met.wire, kPatience) == IoResult::kDone && greeted.greet());
+  CHECK(shake_hands(met.wire, soon()) == IoResult::kDone && greeted.greet());
   node.server.stop();
 }
 

@@ -6,7 +6,7 @@ that breaks the rules. `Buffer` arguments are C-contiguous and are not kept beyo
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, final
+from typing import TypeAlias, final, overload
 
 from typing_extensions import Buffer
 
@@ -253,53 +253,59 @@ class TlsContext:
         It must name the host unless not `check_host`. `cert_file` and `key_file` are shown where asked for.
         """
 
-@final
-class TlsLink:
-    """A client's end of TLS over a connected stream socket, which stays the caller's. One thread at a time.
+class ProtocolError(ConnectionError):
+    """What a server sent is none of the protocol's replies, or not the one that was asked for."""
 
-    TimeoutError after `deadline_s` seconds, TlsError where TLS fails, another OSError where the socket does; then
-    the connection is of no more use. Never raises SIGPIPE.
+@final
+class Link:
+    """A blocking client's connection over a connected stream socket, which stays the caller's. One thread at a time.
+
+    Deadlines are readings of time.monotonic(). Of every exchange: TimeoutError after its deadline, ProtocolError,
+    TlsError where TLS fails, another OSError where the socket does; then the connection is of no more use. Handlers
+    of signals run meanwhile. Never raises SIGPIPE.
     """
 
-    def __init__(self, context: TlsContext, fd: int, host: str) -> None: ...
-    def handshake(self, deadline_s: float) -> None:
-        """Make sure of the other end. Before anything else."""
+    @overload
+    def __init__(self, fd: int) -> None: ...
+    @overload
+    def __init__(self, fd: int, context: TlsContext, host: str) -> None: ...
+    def handshake(self, deadline: float) -> None:
+        """Make sure of the other end. Under TLS only, before anything else."""
 
-    def send(self, data: bytes, deadline_s: float) -> None:
-        """Send all of `data`."""
+    def ask(self, frame: bytes, deadline: float) -> _Answer | ErrorReply:
+        """Send a request without payload and return its reply, which has the same request id and op."""
 
-    def recv(self, most: int, deadline_s: float) -> bytes:
-        """Return the next bytes, at least one. ConnectionError where the peer has ended the connection."""
+    def put(
+        self,
+        request_id: int,
+        manifest_id: int,
+        part: int,
+        parent: bytes | None,
+        hashes: bytes,
+        segments: Segments,
+        indices: Sequence[int],
+        deadline: float,
+    ) -> list[BlockStatus] | ErrorReply:
+        """Send a PUT straight from the caller's memory, each block with its CRC32C; return a status for each."""
+
+    def get(
+        self,
+        request_id: int,
+        manifest_id: int,
+        part: int,
+        hashes: bytes,
+        segments: Segments,
+        indices: Sequence[int],
+        verify: bool,
+        deadline: float,
+    ) -> list[BlockStatus] | ErrorReply:
+        """Send a GET and receive blocks straight into the caller's memory; return OK, CORRUPT or MISSING for each.
+
+        Digests are checked if `verify`. The memory of a block that is not OK may have been written, also where this raises.
+        """
 
     def quiet(self) -> bool:
         """Tell whether the connection stands and nothing has come that was not asked for. Does not wait."""
-
-def recv_into(
-    link: int | TlsLink,
-    segments: Segments,
-    indices: Sequence[int],
-    crcs: Sequence[int] | None,
-    deadline_s: float,
-) -> list[bool]:
-    """Receive the payload of a GET reply straight into the caller's memory.
-
-    `link`: a stream socket, blocking or not, or TLS over one; nothing of the payload may have been read. Returns whether each
-    block matches its CRC32C. TimeoutError after `deadline_s` seconds, ConnectionError if the peer closed; then the
-    connection is of no more use.
-    """
-
-def send_from(
-    link: int | TlsLink,
-    segments: Segments,
-    indices: Sequence[int],
-    deadline_s: float,
-    *,
-    prefix: bytes = b"",
-) -> list[int]:
-    """Send `prefix` (an encoded PUT) and its payload from the caller's memory; return the CRC32C of each block.
-
-    Each block is followed by its CRC32C, computed in the pass that sends it. Errors as recv_into.
-    """
 
 def put_payload_bytes(block_bytes: int, blocks: int) -> int:
     """Return the payload_bytes of a PUT of `blocks` blocks: bytes and CRC32C of each."""
@@ -398,7 +404,7 @@ def encode_abort(
 def encode_put(
     request_id: int, manifest_id: int, part: int, parent: bytes | None, hashes: Buffer, block_bytes: int
 ) -> bytes:
-    """Encode header and body of a PUT; send_from(..., prefix=it) sends it with its payload."""
+    """Encode header and body of a PUT; its payload is to follow."""
 
 def encode_acquire(request_id: int, manifest_id: int, part: int | None, hashes: Buffer) -> bytes:
     """`part` None: all parts of the manifest."""
@@ -582,12 +588,15 @@ class StatsReply:
 @final
 class ErrorReply:
     @property
+    def status(self) -> Status: ...
+    @property
     def message(self) -> str: ...
 
-_Reply: TypeAlias = (
+_Answer: TypeAlias = (
     HelloReply | RegisterReply | ManifestsReply | MatchReply | ReserveReply | StatusesReply | AcquireReply
-    | GetReply | WaitReply | FlagReply | CountReply | StatsReply | LendReply | ErrorReply
+    | GetReply | WaitReply | FlagReply | CountReply | StatsReply | LendReply
 )
+_Reply: TypeAlias = _Answer | ErrorReply
 
 def decode_reply(header: Header, data: Buffer, offset: int = 0) -> _Reply:
     """Decode the body that stands at `offset` of `data`: the reply type of header.op, or ErrorReply.

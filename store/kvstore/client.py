@@ -1,7 +1,8 @@
 """The blocking client of the store: for engines, safe in threads. No call outlives its deadline."""
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -110,8 +111,7 @@ class StoreClient:
         deadline = Deadline(self.deadline_s)
 
         def action(channel: Channel) -> list[Refusal]:
-            reply = channel.call(_core.encode_manifests(channel.next_id()), deadline)
-            assert isinstance(reply, ManifestsReply)
+            reply = channel.ask(ManifestsReply, _core.encode_manifests(channel.next_id()), deadline)
             return [Refusal(engine, reason) for engine, reason in reply.refusals]
 
         return self._session.operate(Access.READ, deadline, action)
@@ -126,8 +126,7 @@ class StoreClient:
             if channel.directory is not None and channel.directory.has_all(known.names, hashes):
                 return Match(blocks, (Place(blocks, channel.hello.node, 0),))
             frame = _core.encode_match(channel.next_id(), known.manifest_id, hashes)
-            reply = channel.call(frame, deadline)
-            assert isinstance(reply, MatchReply)
+            reply = channel.ask(MatchReply, frame, deadline)
             return Match(reply.blocks, tuple(map(Place._make, reply.places)))
 
         return self._session.operate(Access.READ, deadline, action)
@@ -147,17 +146,17 @@ class StoreClient:
         block without space the rest is not tried.
         """
         check_span(manifest, part, hashes, span, segments, indices)
-        block_bytes = segments.block_bytes
-        deadline = Deadline(self.deadline_s, block_bytes * len(span))
-        statuses: list[BlockStatus] = []
-        for batch in batches(span, block_bytes):
-            first = batch.start - span.start
-            chosen = indices[first : first + len(batch)]
-            statuses += self._put(manifest, part, hashes, batch, (segments, chosen, deadline))
-            if statuses[-1] == BlockStatus.NO_SPACE:
-                break
-        statuses += [BlockStatus.NO_SPACE] * (len(span) - len(statuses))
-        return PutResult(tuple(statuses))
+        deadline = Deadline(self.deadline_s, segments.block_bytes * len(span))
+
+        def move(batch: range, chosen: Sequence[int], channel: Channel) -> list[BlockStatus]:
+            known = self._session.registry.known(channel, manifest, deadline)
+            parent, moved = parent_of(hashes, batch), hashes_of(hashes, batch)
+            write = Write(known.manifest_id, part, parent, moved, known.names, segments, chosen)
+            return transport_of(channel).put(channel, write, deadline)
+
+        memory = (segments.block_bytes, indices)
+        full = BlockStatus.NO_SPACE
+        return PutResult(tuple(self._moved(Access.WRITE, deadline, move, span, memory, full)))
 
     def get_into(  # noqa: PLR0917
         self,
@@ -175,17 +174,19 @@ class StoreClient:
         memory of a block that is not OK holds anything.
         """
         check_span(manifest, part, hashes, span, segments, indices)
-        block_bytes = segments.block_bytes
-        deadline = Deadline(self.deadline_s, block_bytes * len(span))
-        statuses: list[BlockStatus] = []
-        for batch in batches(span, block_bytes):
-            first = batch.start - span.start
-            chosen = indices[first : first + len(batch)]
-            statuses += self._get(manifest, part, hashes, batch, (segments, chosen, deadline))
-            if statuses[-1] == BlockStatus.MISSING:
-                break
-        statuses += [BlockStatus.MISSING] * (len(span) - len(statuses))
-        return statuses
+        deadline = Deadline(self.deadline_s, segments.block_bytes * len(span))
+
+        def move(batch: range, chosen: Sequence[int], channel: Channel) -> list[BlockStatus]:
+            known = self._session.registry.known(channel, manifest, deadline)
+            moved = hashes_of(hashes, batch)
+            read = Read(known.manifest_id, known.names, part, moved, segments, chosen, self.verify)
+            statuses = transport_of(channel).get_into(channel, read, deadline)
+            if BlockStatus.CORRUPT in statuses:
+                _forget_corrupt(channel, read, statuses, deadline)
+            return statuses
+
+        memory = (segments.block_bytes, indices)
+        return self._moved(Access.READ, deadline, move, span, memory, BlockStatus.MISSING)
 
     def reserve(self, manifest: Manifest, part: int, hashes: bytes, span: range) -> Reservation:
         """Ask for slots of one part of the blocks in `span`, to fill and commit. 'shm' only."""
@@ -216,8 +217,7 @@ class StoreClient:
                     )
                     return lease.at(pinned.offsets, pinned.crcs, parts)
             frame = _core.encode_acquire(channel.next_id(), known.manifest_id, part, hashes)
-            reply = channel.call(frame, deadline)
-            assert isinstance(reply, AcquireReply)
+            reply = channel.ask(AcquireReply, frame, deadline)
             lease = self._lease(channel, manifest, hashes, reply.blocks, reply.lease_id)
             return lease.at(reply.offsets, reply.crcs, parts)
 
@@ -239,8 +239,7 @@ class StoreClient:
             manifest_id = self._session.registry.id_of(channel, manifest, deadline)
             wait_ms = max(0, round((end - time.monotonic()) * 1000))
             frame = _core.encode_wait(channel.next_id(), manifest_id, hashes, upto, wait_ms, lease)
-            reply = channel.call(frame, deadline)
-            assert isinstance(reply, WaitReply)
+            reply = channel.ask(WaitReply, frame, deadline)
             if not (reply.landed and lease):
                 return Landing(reply.landed, reply.blocks)
             taken = self._lease(channel, manifest, hashes, upto, reply.lease_id)
@@ -273,8 +272,7 @@ class StoreClient:
         deadline = Deadline(self.deadline_s)
 
         def action(channel: Channel) -> dict[str, int]:
-            reply = channel.call(_core.encode_stats(channel.next_id()), deadline)
-            assert isinstance(reply, StatsReply)
+            reply = channel.ask(StatsReply, _core.encode_stats(channel.next_id()), deadline)
             return reply.values
 
         return self._session.operate(Access.READ, deadline, action)
@@ -294,48 +292,27 @@ class StoreClient:
     ) -> None:
         self.close()
 
-    def _put(
+    def _moved(  # noqa: PLR0917
         self,
-        manifest: Manifest,
-        part: int,
-        hashes: bytes,
+        access: Access,
+        deadline: Deadline,
+        move: Callable[[range, Sequence[int], Channel], list[BlockStatus]],
         span: range,
-        memory: tuple[Segments, Sequence[int], Deadline],
+        memory: tuple[int, Sequence[int]],
+        last: BlockStatus,
     ) -> list[BlockStatus]:
-        segments, indices, deadline = memory
-
-        def action(channel: Channel) -> list[BlockStatus]:
-            known = self._session.registry.known(channel, manifest, deadline)
-            chosen, parent = hashes_of(hashes, span), parent_of(hashes, span)
-            write = Write(known.manifest_id, part, parent, chosen, known.names, segments, indices)
-            return transport_of(channel).put(channel, write, deadline)
-
-        return self._session.operate(Access.WRITE, deadline, action)
-
-    def _get(
-        self,
-        manifest: Manifest,
-        part: int,
-        hashes: bytes,
-        span: range,
-        memory: tuple[Segments, Sequence[int], Deadline],
-    ) -> list[BlockStatus]:
-        segments, indices, deadline = memory
-
-        def action(channel: Channel) -> list[BlockStatus]:
-            known = self._session.registry.known(channel, manifest, deadline)
-            manifest_id = known.manifest_id
-            chosen = hashes_of(hashes, span)
-            read = Read(manifest_id, known.names, part, chosen, segments, indices, self.verify)
-            statuses = transport_of(channel).get_into(channel, read, deadline)
-            corrupt = [k for k, status in enumerate(statuses) if status == BlockStatus.CORRUPT]
-            if corrupt:
-                doomed = b"".join(hashes_of(chosen, range(k, k + 1)) for k in corrupt)
-                frame = _core.encode_delete(channel.next_id(), manifest_id, doomed)
-                _count(channel, frame, deadline)
-            return statuses
-
-        return self._session.operate(Access.READ, deadline, action)
+        """Let `move` do the span, batch by batch: what follows a status `last` is alike."""
+        block_bytes, indices = memory
+        statuses: list[BlockStatus] = []
+        for batch in batches(span, block_bytes):
+            first = batch.start - span.start
+            chosen = indices if batch is span else indices[first : first + len(batch)]
+            action = functools.partial(move, batch, chosen)
+            statuses += self._session.operate(access, deadline, action)
+            if statuses[-1] == last:
+                break
+        missing = len(span) - len(statuses)
+        return statuses + [last] * missing if missing else statuses
 
     def _lease(
         self,
@@ -375,9 +352,17 @@ class _LeasedBlocks:
         self._client.delete(self._manifest, hashes_of(self._hashes, range(index, index + 1)))
 
 
+def _forget_corrupt(
+    channel: Channel, read: Read, statuses: list[BlockStatus], deadline: Deadline
+) -> None:
+    corrupt = [k for k, status in enumerate(statuses) if status == BlockStatus.CORRUPT]
+    doomed = b"".join(hashes_of(read.hashes, range(k, k + 1)) for k in corrupt)
+    frame = _core.encode_delete(channel.next_id(), read.manifest_id, doomed)
+    _count(channel, frame, deadline)
+
+
 def _count(channel: Channel, frame: bytes, deadline: Deadline) -> int:
-    reply = channel.call(frame, deadline)
-    assert isinstance(reply, CountReply)
+    reply = channel.ask(CountReply, frame, deadline)
     return reply.count
 
 
@@ -386,8 +371,7 @@ def _manifests(channel: Channel, deadline: Deadline) -> list[RegisteredManifest]
     after, more = 0, True
     while more:
         frame = _core.encode_manifests(channel.next_id(), after)
-        reply = channel.call(frame, deadline)
-        assert isinstance(reply, ManifestsReply)
+        reply = channel.ask(ManifestsReply, frame, deadline)
         infos = reply.manifests
         found += understood(infos)
         more = reply.more and bool(infos)

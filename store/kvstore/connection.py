@@ -1,4 +1,4 @@
-"""One connection of a blocking client: frames out, replies in, each by a deadline.
+"""One connection of a blocking client: requests and their replies, each by a deadline.
 
 A channel is used by one thread at a time (its `lock`). After LinkLost it is of no more use; what it
 held at the server (reservations, leases) went with it.
@@ -6,26 +6,25 @@ held at the server (reservations, leases) went with it.
 
 import contextlib
 import os
-import select
 import socket
-import struct
 import threading
-import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar, cast
 
 from kvstore import _core
 from kvstore._core import (
     DirectoryReader,
     ErrorReply,
-    Header,
     HelloReply,
+    Link,
     LocalWriter,
     PoolAccess,
     PoolView,
     Status,
 )
 from kvstore.address import Address
+from kvstore.deadline import Deadline
+from kvstore.dial import dial
 from kvstore.errors import (
     DeadlineExceeded,
     StoreRefused,
@@ -33,62 +32,30 @@ from kvstore.errors import (
     Unauthorized,
     UnknownManifest,
 )
+from kvstore.greeting import greet
 
 if TYPE_CHECKING:
-    from kvstore._core import TlsLink
-    from kvstore._core import _Reply as Reply
+    from kvstore._core import _Answer as Answer
     from kvstore.answers import Registration
 
 __all__ = ["Access", "Channel", "Deadline", "LinkLost", "refused"]
 
-READ_BYTES = 1 << 16
-SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)  # plain ints: an enum's | is not free
-PEEK_FLAGS = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
-HEADER_BYTES = _core.HEADER_BYTES
-MIN_RATE_BYTES_S = 64 << 20
-SHARED_FDS = 3  # pool, directory, notes
 Access = PoolAccess
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class LinkLost(StoreUnavailable):
     """The connection broke. Nothing is known of the effect of the last request."""
 
 
-class Deadline:
-    """A point in time: `deadline_s` from now, and one second more for each 64 MiB of payload."""
-
-    __slots__ = ("at",)
-
-    def __init__(self, deadline_s: float, payload_bytes: int = 0) -> None:
-        self.at = time.monotonic() + deadline_s + payload_bytes / MIN_RATE_BYTES_S
-
-    def left_s(self) -> float:
-        """Seconds that remain. Raises DeadlineExceeded where none does."""
-        left = self.at - time.monotonic()
-        if left <= 0:
-            raise DeadlineExceeded("the store did not answer within the deadline")
-        return left
-
-
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """A pipe that tells the server when this client can no longer write the pool."""
-
-    read_fd: int
-    write_fd: int
-
-    @classmethod
-    def open(cls) -> "Fence":
-        """Make the pipe. The write end goes to a PoolView, the read end to the server."""
-        return cls(*os.pipe2(os.O_CLOEXEC))
-
-
 class Channel:
     """A connection after its HELLO.
 
-    `pool` is the mapping it may use, None without shared memory; `directory` finds blocks in it
-    without asking, and `writer` puts them so; None where the server gives none. `pending`: a
-    request was sent and its reply (with its payload) not yet read, so nothing else can be asked.
+    `link` does the exchanges. `pool` is the mapping it may use, None without shared memory;
+    `directory` finds blocks in it without asking, and `writer` puts them so; None where the server
+    gives none. `pending`: a request was sent and its reply (with its payload) not yet read, so
+    nothing else can be asked.
     """
 
     def __init__(
@@ -110,65 +77,45 @@ class Channel:
         self.writer: LocalWriter | None = None
         self.announced: dict[tuple[bytes, str, str], Registration] = {}
         self._request_id = 0
-        self._patience_s = 0.0  # what SO_RCVTIMEO is set to
-        self._socket = _connect(address, deadline)
-        self._fd = self._socket.fileno()
+        self._socket = dial(address, deadline)
         try:
-            self._begin(deadline)
+            self.link = self._begin(self._socket.fileno(), deadline)
             self.hello = self._greet(name, token, access, deadline)
         except BaseException:
             self.discard()
             raise
-
-    @property
-    def fd(self) -> int:
-        """The socket's descriptor, for payloads."""
-        return self._fd
-
-    @property
-    def wire(self) -> "int | TlsLink":
-        """What payloads travel on."""
-        return self._fd
 
     def next_id(self) -> int:
         """A request id that this connection has not used."""
         self._request_id += 1
         return self._request_id
 
-    def call(self, frame: bytes, deadline: Deadline) -> "Reply":
-        """Send one request and return its reply. Raises StoreRefused where the server says no."""
-        self.send(frame, deadline)
-        return self.receive(deadline)
+    def ask(self, kind: type[R], frame: bytes, deadline: Deadline) -> R:
+        """Send one request; its reply, which is of this kind.
 
-    def send(self, frame: bytes, deadline: Deadline) -> None:
-        """Send a whole frame."""
+        Raises StoreRefused where the server says no, LinkLost where it says anything else.
+        """
+        reply = self.call(frame, deadline)
+        if not isinstance(reply, kind):
+            self.lost(ValueError("a reply came that was not asked for"))
+        return reply
+
+    def call(self, frame: bytes, deadline: Deadline) -> "Answer":
+        """Send one request; its reply, of the request's op. Raises as `ask`."""
+        return cast("Answer", self.exchange(self.link.ask, frame, deadline.at))
+
+    def exchange(
+        self, native: Callable[P, R | ErrorReply], *arguments: P.args, **options: P.kwargs
+    ) -> R:
+        """Make one exchange of `link`. Raises StoreRefused, LinkLost, DeadlineExceeded."""
         self.pending = True
         try:
-            sent = self._socket.send(frame, SEND_FLAGS)
-        except BlockingIOError:
-            sent = 0
+            reply = native(*arguments, **options)
         except OSError as error:
             self.lost(error)
-        if sent != len(frame):
-            self._send_rest(memoryview(frame)[sent:], deadline)
-
-    def receive(self, deadline: Deadline) -> "Reply":
-        """The reply to the last request, which has no payload."""
-        data = self._receive_some(READ_BYTES, deadline)
-        if len(data) < HEADER_BYTES:
-            data += self._receive_exactly(HEADER_BYTES - len(data), deadline)
-        header = self._header(data)
-        missing = HEADER_BYTES + header.body_bytes - len(data)
-        if missing > 0:
-            data += self._receive_exactly(missing, deadline)
-        return self._reply(header, data, HEADER_BYTES, extra=-missing)
-
-    def receive_before_payload(self, deadline: Deadline) -> "Reply":
-        """The reply up to where its payload begins; `pending` stays while it has one."""
-        header = self._header(self._receive_exactly(HEADER_BYTES, deadline))
-        body = self._receive_exactly(header.body_bytes, deadline)
-        reply = self._reply(header, body, 0, extra=0)
-        self.pending = header.payload_bytes > 0
+        self.pending = False
+        if isinstance(reply, ErrorReply):
+            raise refused(reply.status, reply.message)
         return reply
 
     @property
@@ -178,15 +125,7 @@ class Channel:
 
     def alive(self) -> bool:
         """Whether the link still stands, as far as can be seen without a round trip."""
-        if not self.usable:
-            return False
-        try:
-            self._socket.recv(1, PEEK_FLAGS)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False  # the end of the stream, or bytes that nobody asked for
+        return self.usable and self.link.quiet()
 
     def lost(self, error: BaseException) -> NoReturn:
         """Give the connection up because of `error`."""
@@ -212,8 +151,9 @@ class Channel:
         self.close()
         self._socket.close()
 
-    def _begin(self, deadline: Deadline) -> None:
-        """What is to be done before HELLO."""
+    def _begin(self, fd: int, deadline: Deadline) -> Link:
+        """The link over the connected socket: what is to be done before HELLO."""
+        return Link(fd)
 
     def _greet(self, name: str, token: str, access: Access, deadline: Deadline) -> HelloReply:
         want_pool, want_write = access != Access.NONE, access == Access.WRITE
@@ -226,133 +166,15 @@ class Channel:
             numa_node=_core.current_numa_node(),
         )
         if not want_pool:
-            return _expect_hello(self.call(frame, deadline))
-        fence = Fence.open() if want_write else None
+            return self.ask(HelloReply, frame, deadline)
         try:
-            reply, fds = self._exchange_fds(frame, fence, deadline)
-        except BaseException:
-            if fence:
-                os.close(fence.write_fd)
-            raise
-        finally:
-            if fence:
-                os.close(fence.read_fd)
-        self._map(reply, fds, fence)
-        return reply
-
-    def _exchange_fds(
-        self, frame: bytes, fence: Fence | None, deadline: Deadline
-    ) -> tuple[HelloReply, list[int]]:
-        fds: list[int] = []
-        try:
-            self.pending = True
-            socket.send_fds(self._socket, [frame], [fence.read_fd] if fence else [])
-            self._wait(select.POLLIN, deadline)
-            data, fds, _, _ = socket.recv_fds(self._socket, READ_BYTES, 4)
-            header = self._header(data)
-            missing = HEADER_BYTES + header.body_bytes - len(data)
-            if missing > 0:
-                data += self._receive_exactly(missing, deadline)
-            reply = _expect_hello(self._reply(header, data, HEADER_BYTES, extra=0))
-        except BaseException as error:
-            for fd in fds:
-                os.close(fd)
-            if isinstance(error, OSError):
-                self.lost(error)
-            raise
-        return reply, fds
-
-    def _map(self, hello: HelloReply, fds: list[int], fence: Fence | None) -> None:
-        try:
-            if not fds or hello.access == PoolAccess.NONE:
-                if fence:
-                    os.close(fence.write_fd)
-                return
-            writable = hello.access == PoolAccess.WRITE
-            write_fd = fence.write_fd if fence else None
-            self.pool = PoolView(
-                fds[0], hello.pool_bytes, writable, write_fd, page_bytes=hello.page_bytes
-            )
-            if hello.directory_bytes and len(fds) == SHARED_FDS:
-                self.directory = DirectoryReader(fds[1], hello.directory_bytes, fds[2])
-                self.writer = self.directory.writer() if writable else None
-        finally:
-            for fd in fds:
-                os.close(fd)
-
-    def _header(self, data: bytes) -> Header:
-        try:
-            if len(data) < HEADER_BYTES:
-                raise ConnectionError("the store closed the connection")
-            header = _core.decode_header(data)
-        except (ValueError, ConnectionError) as error:
+            met = greet(self._socket, frame, writes=want_write, deadline=deadline)
+        except (OSError, ValueError, DeadlineExceeded) as error:
             self.lost(error)
-        if header.request_id != self._request_id:
-            self.lost(ValueError(f"reply to request {header.request_id} was not asked for"))
-        return header
-
-    def _reply(self, header: Header, data: bytes, offset: int, *, extra: int) -> "Reply":
-        if extra > 0:
-            self.lost(ValueError(f"{extra} bytes came that nobody asked for"))
-        try:
-            reply = _core.decode_reply(header, data, offset)
-        except ValueError as error:
-            self.lost(error)
-        self.pending = False
-        if isinstance(reply, ErrorReply):
-            raise refused(header.status, reply.message)
-        return reply
-
-    def _wait(self, events: int, deadline: Deadline) -> None:
-        poll = select.poll()
-        poll.register(self._fd, events)
-        try:
-            left_s = deadline.left_s()
-        except DeadlineExceeded as error:
-            self.lost(error)
-        if not poll.poll(left_s * 1000):
-            self.lost(TimeoutError())
-
-    def _receive_some(self, most: int, deadline: Deadline) -> bytes:
-        try:
-            self._have_patience(deadline.left_s())
-            data = self._socket.recv(most)
-        except BlockingIOError:
-            self.lost(TimeoutError())
-        except (OSError, DeadlineExceeded) as error:
-            self.lost(error)
-        if not data:
-            self.lost(ConnectionError("the store closed the connection"))
-        return data
-
-    def _have_patience(self, left_s: float) -> None:
-        """Let the kernel keep the deadline of a recv: one system call less than to poll first."""
-        if not 0.9 * self._patience_s < left_s < 1.1 * self._patience_s:
-            seconds = int(left_s)
-            micros = max(1, int((left_s - seconds) * 1e6))
-            self._socket.setsockopt(
-                socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, micros)
-            )
-            self._patience_s = left_s
-
-    def _receive_exactly(self, size: int, deadline: Deadline) -> bytes:
-        pieces = []
-        while size > 0:
-            piece = self._receive_some(size, deadline)
-            pieces.append(piece)
-            size -= len(piece)
-        return b"".join(pieces)
-
-    def _send_rest(self, rest: memoryview, deadline: Deadline) -> None:
-        while rest:
-            self._wait(select.POLLOUT, deadline)
-            try:
-                sent = self._socket.send(rest, SEND_FLAGS)
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                self.lost(error)
-            rest = rest[sent:]
+        if isinstance(met.reply, ErrorReply):
+            raise refused(met.reply.status, met.reply.message)
+        self.pool, self.directory, self.writer = met.pool, met.directory, met.writer
+        return met.reply
 
 
 def refused(status: Status, message: str) -> StoreRefused:
@@ -363,33 +185,3 @@ def refused(status: Status, message: str) -> StoreRefused:
         remedy = "give this client a token of the store (KVROUTER_STORE_TOKEN)"
         return Unauthorized(f"the store refused: {message}; {remedy}", status.name)
     return StoreRefused(f"the store refused: {message}", status.name)
-
-
-def _expect_hello(reply: "Reply") -> HelloReply:
-    assert isinstance(reply, HelloReply)
-    return reply
-
-
-def _connect(address: Address, deadline: Deadline) -> socket.socket:
-    try:
-        if address.path:
-            link = _connect_unix(address.path, deadline)
-        else:
-            target = (address.host, address.port)
-            link = socket.create_connection(target, timeout=deadline.left_s())
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except OSError as error:
-        raise StoreUnavailable(f"no connection to the store at {address}: {error}") from error
-    link.settimeout(None)
-    return link
-
-
-def _connect_unix(path: str, deadline: Deadline) -> socket.socket:
-    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        link.settimeout(deadline.left_s())
-        link.connect(path)
-    except BaseException:
-        link.close()
-        raise
-    return link

@@ -25,30 +25,37 @@ class Lane:
     def __init__(self, connect: Callable[[Deadline], Channel]) -> None:
         self._connect = connect
         self._channels: list[Channel] = []
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
         self._connecting = 0
         self._backoff = BackOff()
         self._closed = False
         self._owner_pid = os.getpid()
 
-    def take(self, deadline: Deadline, *, without_leases: bool = False) -> Channel:
+    def take(
+        self, deadline: Deadline, *, without_leases: bool = False, proven: bool = True
+    ) -> Channel:
         """A channel for the calling thread alone, to be given back.
 
-        `without_leases` asks for one on which nothing else waits to be released. Raises
-        StoreUnavailable (at once during a back-off), StoreClosed.
+        `without_leases` asks for one on which nothing else waits to be released. One that is not
+        `proven` may turn out to be broken when it is asked something, unless it maps the pool.
+        Raises StoreUnavailable (at once during a back-off), StoreClosed.
         """
         while True:
-            with self._changed:
+            with self._lock:
                 channel = self._idle(without_leases)
                 if channel is None and len(self._channels) + self._connecting >= MAX_CHANNELS:
-                    self._wait_for_one(deadline)
-                    continue
+                    channel = self._wait_for_one(deadline, without_leases)
+                    if channel is None:
+                        continue
                 if channel is None:
                     self._may_connect()
                     self._connecting += 1
             if channel is None:
                 return self._open(deadline)
-            if channel.alive():
+            unproven = not proven and channel.pool is None and not channel.broken
+            if unproven or channel.alive():
                 return channel
             channel.close()
             self.give(channel)
@@ -56,12 +63,13 @@ class Lane:
     def give(self, channel: Channel) -> None:
         """Give a channel back; a broken one is thrown away."""
         if channel.broken or channel.pending:
-            with self._changed, contextlib.suppress(ValueError):
+            with self._lock, contextlib.suppress(ValueError):
                 self._channels.remove(channel)
             channel.discard()
         channel.lock.release()
-        with self._changed:
-            self._changed.notify()
+        if self._waiting:  # who is not counted yet finds this channel free
+            with self._lock:
+                self._changed.notify()
 
     @contextlib.contextmanager
     def this(self, channel: Channel, deadline: Deadline) -> Iterator[Channel]:
@@ -75,12 +83,12 @@ class Lane:
 
     def owns(self, channel: Channel) -> bool:
         """Whether the channel was made here and still stands."""
-        with self._changed:
+        with self._lock:
             return channel in self._channels
 
     def close(self) -> None:
         """End every connection; threads that wait on one are woken and raise."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             channels, self._channels = self._channels, []
             self._changed.notify_all()
@@ -90,12 +98,19 @@ class Lane:
                 channel.discard()
                 channel.lock.release()
 
-    def _wait_for_one(self, deadline: Deadline) -> None:
+    def _wait_for_one(self, deadline: Deadline, without_leases: bool) -> Channel | None:
+        """One that came free before `give` could know that somebody waits; else None, later."""
+        self._waiting += 1
         try:
-            self._changed.wait(deadline.left_s())
+            channel = self._idle(without_leases)
+            if channel is None:
+                self._changed.wait(deadline.left_s())
         except DeadlineExceeded as error:
             busy = f"all {MAX_CHANNELS} connections of this client were busy until the deadline"
             raise StoreUnavailable(busy) from error
+        finally:
+            self._waiting -= 1
+        return channel
 
     def _idle(self, without_leases: bool) -> Channel | None:
         if self._closed:
@@ -118,14 +133,14 @@ class Lane:
         try:
             channel = self._connect(deadline)
         except BaseException as error:
-            with self._changed:
+            with self._lock:
                 self._connecting -= 1
                 if isinstance(error, StoreUnavailable):
                     self._backoff.failed(time.monotonic())
                 self._changed.notify()
             raise
         channel.lock.acquire()
-        with self._changed:
+        with self._lock:
             self._connecting -= 1
             self._backoff.succeeded()
             if not self._closed:

@@ -116,11 +116,9 @@ class Lease:
         try:
             with self._lane.this(self._channel, deadline) as channel:
                 frame = _core.encode_release(channel.next_id(), self._lease_id)
-                reply = channel.call(frame, deadline)
+                return channel.ask(FlagReply, frame, deadline).flag
         except StoreUnavailable:
             return False
-        assert isinstance(reply, FlagReply)
-        return reply.flag
 
     def __enter__(self) -> Self:
         return self

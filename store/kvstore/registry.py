@@ -45,8 +45,7 @@ class Registry:
         if known is not None:
             return known
         frame = register_frame(channel.next_id(), manifest, engine, refusal)
-        reply = channel.call(frame, deadline)
-        assert isinstance(reply, RegisterReply)
+        reply = channel.ask(RegisterReply, frame, deadline)
         epoch = channel.hello.epoch
         parts = tuple(reply.part_ids)
         registration = Registration(epoch, reply.manifest_id, reply.spec_id, parts)

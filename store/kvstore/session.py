@@ -50,15 +50,15 @@ class Session:
         """Run `action` on a connection with that access to the pool (none needed without a pool).
 
         A link that turns out broken and a node that has forgotten the manifest are met by one more
-        try: every action may be done twice.
+        try, on a link that was looked at before: every action may be done twice.
         """
         try:
-            return self._try(access, deadline, action, without_leases)
+            return self._try(access, deadline, action, without_leases, proven=False)
         except UnknownManifest:
             self.registry.forget_ids()
         except LinkLost:
             deadline.left_s()
-        return self._try(access, deadline, action, without_leases)
+        return self._try(access, deadline, action, without_leases, proven=True)
 
     def lane_of(self, channel: Channel) -> Lane:
         """The lane that the channel belongs to."""
@@ -78,6 +78,8 @@ class Session:
         deadline: Deadline,
         action: Callable[[Channel], T],
         without_leases: bool,
+        *,
+        proven: bool,
     ) -> T:
         started = time.monotonic()
         if started < self._rest_until:
@@ -86,7 +88,7 @@ class Session:
         try:
             way = self.route.find(deadline)
             lane = self._lanes[access if way.kind == "shm" else Access.NONE]
-            channel = lane.take(deadline, without_leases=without_leases)
+            channel = lane.take(deadline, without_leases=without_leases, proven=proven)
             try:
                 return action(channel)
             except UnknownManifest:

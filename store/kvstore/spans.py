@@ -1,6 +1,6 @@
 """Spans of a chain of blocks: what is checked before a request, and how long ones are cut up."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from kvstore._core import Segments
 from kvstore.block import Manifest
@@ -21,10 +21,10 @@ def check_span(  # noqa: PLR0917
     indices: Sequence[int],
 ) -> None:
     """Raise ValueError where the arguments of a put or get do not fit together."""
-    blocks = len(hashes) // HASH_BYTES
-    if len(hashes) % HASH_BYTES:
+    blocks, rest = divmod(len(hashes), HASH_BYTES)
+    if rest:
         raise ValueError(f"hashes are {HASH_BYTES} bytes each, got {len(hashes)} bytes")
-    if span.step != 1 or span.start < 0 or (len(span) and span.stop > blocks):
+    if span.step != 1 or span.start < 0 or (span and span.stop > blocks):
         raise ValueError(f"{span} is no run of the chain's {blocks} blocks")
     if len(indices) != len(span):
         raise ValueError(f"{len(span)} blocks need as many indices, got {len(indices)}")
@@ -56,8 +56,9 @@ def parent_of(hashes: bytes, span: range) -> bytes | None:
     return hashes[(span.start - 1) * HASH_BYTES : span.start * HASH_BYTES]
 
 
-def batches(span: range, block_bytes: int) -> Iterator[range]:
+def batches(span: range, block_bytes: int) -> Sequence[range]:
     """Cut a span so that one request holds a bounded piece of the pool."""
     step = max(1, min(BATCH_BLOCKS, BATCH_BYTES // max(1, block_bytes)))
-    for start in range(span.start, span.stop, step):
-        yield range(start, min(start + step, span.stop))
+    if 0 < len(span) <= step:
+        return (span,)
+    return [range(at, min(at + step, span.stop)) for at in range(span.start, span.stop, step)]

@@ -2,10 +2,10 @@
 
 from typing import NoReturn
 
-from kvstore._core import TlsContext, TlsError, TlsLink
+from kvstore._core import Link, TlsContext, TlsError
 from kvstore.address import Address
 from kvstore.connection import Access, Channel, Deadline
-from kvstore.errors import DeadlineExceeded, Untrusted
+from kvstore.errors import Untrusted
 from kvstore.tls import sentence
 
 __all__ = ["TlsChannel", "open_channel"]
@@ -24,23 +24,6 @@ class TlsChannel(Channel):
         self._context = context
         super().__init__(address, deadline, name=name, token=token)
 
-    @property
-    def wire(self) -> TlsLink:
-        """What payloads travel on."""
-        return self._tls
-
-    def send(self, frame: bytes, deadline: Deadline) -> None:
-        """Send a whole frame."""
-        self.pending = True
-        try:
-            self._tls.send(frame, deadline.left_s())
-        except (OSError, DeadlineExceeded) as error:
-            self.lost(error)
-
-    def alive(self) -> bool:
-        """Whether the link still stands, as far as can be seen without a round trip."""
-        return self.usable and self._tls.quiet()
-
     def lost(self, error: BaseException) -> NoReturn:
         """Give the connection up because of `error`."""
         if isinstance(error, TlsError):
@@ -48,18 +31,13 @@ class TlsChannel(Channel):
             raise Untrusted(sentence(str(error), self._address)) from error
         super().lost(error)
 
-    def _begin(self, deadline: Deadline) -> None:
-        self._tls = TlsLink(self._context, self.fd, self._address.host)
+    def _begin(self, fd: int, deadline: Deadline) -> Link:
+        link = Link(fd, self._context, self._address.host)
         try:
-            self._tls.handshake(deadline.left_s())
-        except (OSError, DeadlineExceeded) as error:
+            link.handshake(deadline.at)
+        except OSError as error:
             self.lost(error)
-
-    def _receive_some(self, most: int, deadline: Deadline) -> bytes:
-        try:
-            return self._tls.recv(most, deadline.left_s())
-        except (OSError, DeadlineExceeded) as error:
-            self.lost(error)
+        return link
 
 
 def open_channel(

@@ -12,9 +12,11 @@ from typing import Any
 
 from tests.fakes.store import Memory, chain_of, manifest_of
 
-from kvstore import _core
+from kvstore import _core, connection
 from kvstore.client import StoreClient
 from kvstore.connection import Channel
+from kvstore.greeting import greet
+from kvstore.transports.stream import Stream
 
 BLOCK = 64 << 10
 BLOCKS = 4
@@ -67,15 +69,16 @@ def main() -> None:
     url, transport, operation, stop_at = sys.argv[1:]
     steps = Steps(int(stop_at))
     names: Any = Channel
-    names.send = steps.around("send", Channel.send)
-    names.receive = steps.around("receive", Channel.receive)
-    names.receive_before_payload = steps.around("receive", Channel.receive_before_payload)
+    names.call = steps.around("message", Channel.call)
+    module: Any = connection
+    module.greet = steps.around("greeting", greet)
+    stream: Any = Stream
+    stream.put = steps.during("payload", Stream.put)
+    stream.get_into = steps.during("payload", Stream.get_into)
     core: Any = _core
     core.LocalWriter.put = steps.during("post", _core.LocalWriter.put)
     core.gather = steps.during("copy", _core.gather)
     core.scatter = steps.during("copy", _core.scatter)
-    core.send_from = steps.around("payload", _core.send_from)
-    core.recv_into = steps.around("payload", _core.recv_into)
     memory = Memory(BLOCKS, BLOCK)
     span = range(BLOCKS)
     wanted: Any = transport

@@ -119,8 +119,7 @@ class SharedMemory:
     def _get_leased(self, channel: Channel, read: Read, deadline: Deadline) -> list[BlockStatus]:
         """Take a lease on the leading run, copy it out, give the lease back."""
         frame = _core.encode_acquire(channel.next_id(), read.manifest_id, read.part, read.hashes)
-        held = channel.call(frame, deadline)
-        assert isinstance(held, AcquireReply)
+        held = channel.ask(AcquireReply, frame, deadline)
         statuses = [BlockStatus.MISSING] * len(read.indices)
         if not held.blocks:
             return statuses
@@ -130,8 +129,7 @@ class SharedMemory:
             intact = _core.scatter(_pool(channel), read.segments, indices, held.offsets, crcs)
         finally:
             frame = _core.encode_release(channel.next_id(), held.lease_id)
-            released = channel.call(frame, deadline)
-        assert isinstance(released, FlagReply)
+            released = channel.ask(FlagReply, frame, deadline)
         if released.flag:
             statuses[: held.blocks] = [
                 BlockStatus.OK if good else BlockStatus.CORRUPT for good in intact
@@ -144,9 +142,7 @@ def reserve(channel: Channel, target: Target, deadline: Deadline) -> ReserveRepl
     frame = _core.encode_reserve(
         channel.next_id(), target.manifest_id, target.part, target.parent, target.hashes
     )
-    reply = channel.call(frame, deadline)
-    assert isinstance(reply, ReserveReply)
-    return reply
+    return channel.ask(ReserveReply, frame, deadline)
 
 
 def commit(
@@ -162,9 +158,7 @@ def commit(
     frame = _core.encode_commit(
         channel.next_id(), target.manifest_id, target.part, hashes, generations, crcs
     )
-    reply = channel.call(frame, deadline)
-    assert isinstance(reply, StatusesReply)
-    return reply
+    return channel.ask(StatusesReply, frame, deadline)
 
 
 def abort(
@@ -174,9 +168,7 @@ def abort(
     frame = _core.encode_abort(
         channel.next_id(), target.manifest_id, target.part, hashes, generations
     )
-    reply = channel.call(frame, deadline)
-    assert isinstance(reply, StatusesReply)
-    return reply
+    return channel.ask(StatusesReply, frame, deadline)
 
 
 def _borrow(
@@ -184,8 +176,7 @@ def _borrow(
 ) -> None:
     """Have slots lent for parts as large as this one, `parent` kept; what was posted is taken."""
     frame = _core.encode_lend(channel.next_id(), write.manifest_id, write.part, parent)
-    reply = channel.call(frame, deadline)
-    assert isinstance(reply, LendReply)
+    reply = channel.ask(LendReply, frame, deadline)
     writer.lent(write.segments.block_bytes, reply.most, reply.offsets, reply.generations)
 
 
