@@ -17,6 +17,7 @@ from kvstore.client import StoreClient
 from kvstore.errors import KVStoreError
 
 DATA_AT = 64 << 10  # where extents begin in kvstore.data
+STORM_CHAINS = 600  # of each of three writers: less than 512 MiB in all
 Start = Callable[..., DiskNode]
 
 
@@ -79,9 +80,9 @@ def blocks_of(hashes: bytes) -> list[bytes]:
 
 
 def storm(url: str, seed: int) -> None:
-    """Put until the node is away."""
+    """Put until the node is away, or until the disk is half full."""
     with contextlib.suppress(KVStoreError), StoreClient(url, deadline_s=5) as client:
-        for k in itertools.count():
+        for k in range(STORM_CHAINS):
             put_chain(client, MANIFEST, chain_of(4, f"storm {seed} {k}"))
 
 
@@ -89,7 +90,9 @@ def put_and_flush(node: DiskNode) -> list[bytes]:
     """Chains that were put and acknowledged as durable while nothing was skipped."""
     acknowledged = []
     with StoreClient(node.url) as client:
-        for k in range(12):
+        for k in itertools.count():
+            if k >= 12 and acknowledged:
+                break
             hashes = chain_of(4, f"mine {k}")
             skipped = node.stat("disk_skipped_total")
             put_chain(client, MANIFEST, hashes)
