@@ -10,7 +10,10 @@
 #include "crc32c_polynomial.h"
 
 // GCC takes the undefined operands of its own intrinsics for mistakes (bug 105593).
+#if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #define KV_FOLDS __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.2")))
 
 namespace kv {

@@ -36,11 +36,12 @@ DiskTier::DiskTier(DiskOptions options, std::string eviction, Memory memory, Dis
       memory_(memory),
       events_(events) {}
 
-int DiskTier::open(DiskContents& found, std::unique_ptr<DiskIo> io) {
+int DiskTier::open(DiskContents& found, std::unique_ptr<DiskIo> io,
+                   std::unique_ptr<JournalFiles> files) {
   const uint64_t granule = memory_.granule_bytes;
   const uint64_t bytes = options_.bytes / granule * granule;
   if (const int error = file_.open(options_.folder + "/" + kDataName, bytes)) return error;
-  if (const int error = open_journal(found)) return error;
+  if (const int error = open_journal(found, std::move(files))) return error;
   int error = 0;
   io_ = io ? std::move(io) : make_disk_io(options_.io, kDepth, error);
   if (io_ == nullptr) return error;
@@ -55,10 +56,11 @@ int DiskTier::open(DiskContents& found, std::unique_ptr<DiskIo> io) {
   return 0;
 }
 
-int DiskTier::open_journal(DiskContents& found) {
+int DiskTier::open_journal(DiskContents& found, std::unique_ptr<JournalFiles> files) {
   const DiskGeometry geometry{file_.id(), file_.data_bytes(), memory_.granule_bytes};
   journal_ = std::make_unique<DiskJournal>(
-      JournalOptions{options_.folder + "/" + kJournalName, geometry, 4u << 20});
+      JournalOptions{options_.folder + "/" + kJournalName, geometry, 4u << 20},
+      std::move(files));
   JournalSummary summary;
   if (const int error = journal_->open(found, summary)) return error;
   index_ = std::make_unique<DiskIndex>(geometry, eviction_, *journal_);

@@ -16,6 +16,7 @@
 #include "disk_index.h"
 #include "disk_io.h"
 #include "disk_journal.h"
+#include "disk_journal_files.h"
 #include "disk_reader.h"
 #include "disk_trial.h"
 #include "disk_writer.h"
@@ -59,8 +60,9 @@ class DiskTier {
   DiskTier(DiskOptions options, std::string eviction, Memory memory, DiskEvents& events);
 
   // Opens the files and takes over what they have; what that is stands in `found`. 0 or an errno, as
-  // DiskFile::open says. `io`: in place of the real one.
-  int open(DiskContents& found, std::unique_ptr<DiskIo> io = nullptr);
+  // DiskFile::open says. `io`, `files`: in place of the real ones.
+  int open(DiskContents& found, std::unique_ptr<DiskIo> io = nullptr,
+           std::unique_ptr<JournalFiles> files = nullptr);
   // To be watched for EPOLLIN; then poll() is due.
   int io_fd() const { return io_->completion_fd(); }
   int journal_fd() const { return journal_->completion_fd(); }
@@ -117,7 +119,7 @@ class DiskTier {
   bool has_notices() const { return !notices_.empty(); }
 
  private:
-  int open_journal(DiskContents& found);
+  int open_journal(DiskContents& found, std::unique_ptr<JournalFiles> files);
   void tell(bool bad, std::string sentence) { notices_.push_back({bad, std::move(sentence)}); }
   void complete(const DiskCompletion& done);
   void complete_read(const DiskReader::Ended& ended, const DiskCompletion& done);

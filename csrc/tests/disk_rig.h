@@ -101,7 +101,7 @@ class HeldIo final : public DiskIo {
 // A memory of a few blocks over a disk of a few more.
 struct Rig : DiskEvents {
   explicit Rig(const std::string& folder, uint64_t memory_blocks = 16, uint64_t disk_blocks = 256,
-               std::string tenant = "")
+               std::string tenant = "", std::unique_ptr<JournalFiles> files = nullptr)
       : pool(static_cast<uint8_t*>(std::aligned_alloc(4096, memory_blocks * kBlock)), std::free),
         slab(memory_blocks * kBlock, 4096),
         table(slab, make_eviction_policy("lru")) {
@@ -110,7 +110,7 @@ struct Rig : DiskEvents {
         DiskTier::Memory{table, slab, pool.get(), 4096}, *this);
     auto held = std::make_unique<HeldIo>();
     io = held.get();
-    CHECK(tier->open(found, std::move(held)) == 0);
+    CHECK(tier->open(found, std::move(held), std::move(files)) == 0);
     tick(0);
     tier->name_spec(1, tenant, name(1000));
     tier->name_part(1, 1, name(1001), kBlock);

@@ -1,4 +1,5 @@
 #include "disk_rig.h"
+#include "failing_journal.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -195,6 +196,40 @@ void a_disk_that_does_not_answer_is_put_aside() {
   CHECK(rig.there(2));
 }
 
+void an_index_that_cannot_be_written_puts_the_disk_aside_and_is_then_written_anew() {
+  Folder folder;
+  JournalError error = 0;
+  {
+    Rig rig(folder.path(), 16, 256, "", std::make_unique<FailingFiles>(error));
+    put_and_flush(rig, 1, 3);
+    error = EIO;
+    rig.put(4);
+    rig.run_until([&] { return !rig.tier->usable(); });
+    CHECK(rig.tier->fault() == DiskFault::kJournal && rig.bypassed == 1 && rig.in_memory(4));
+    CHECK(rig.stat("disk_bypassed.journal") == 1 && rig.stat("disk_errors_total.journal") == 1);
+    CHECK(rig.tier->durable_blocks() == 3);
+    const auto notices = rig.tier->take_notices();
+    CHECK(notices.size() == 1 && notices[0].bad);
+    rig.put(5);
+    for (int trial = 0; trial < 3; ++trial) {  // in vain, as long as it fails
+      rig.tick(10.0);
+      for (int i = 0; i < 50; ++i) rig.io->finish_all(false), rig.turn();
+      CHECK(!rig.tier->usable());
+    }
+    error = 0;
+    rig.tick(60.0);
+    rig.run_until([&] { return rig.tier->usable(); });
+    rig.flush();
+    CHECK(rig.tier->durable_blocks() == 5);
+  }
+  Rig again(folder.path());
+  for (uint32_t i = 1; i <= 5; ++i) {
+    CHECK(again.there(i) && again.tier->promote(key(i), kPart) == Promote::kReading);
+    again.run_until([&] { return again.in_memory(i); });
+    CHECK(again.is_right(i));
+  }
+}
+
 void what_is_deleted_stays_deleted() {
   Folder folder;
   {
@@ -288,6 +323,7 @@ int main() {
   errors_in_a_row_put_the_disk_aside();
   a_full_disk_is_put_aside_and_tried_again();
   a_disk_that_does_not_answer_is_put_aside();
+  an_index_that_cannot_be_written_puts_the_disk_aside_and_is_then_written_anew();
   what_is_deleted_stays_deleted();
   what_is_deleted_while_it_is_read_does_not_come_back();
   a_deleted_block_can_be_put_again_at_once();
