@@ -19,6 +19,7 @@ class Fences {
   // Keeps the slots out of use until lift(the id returned).
   uint64_t raise(File fence, std::vector<Slot> slots) {
     slots_ += slots.size();
+    for (const Slot& slot : slots) bytes_ += slot.bytes;
     fences_.emplace(++last_id_, Fence{std::move(fence), std::move(slots)});
     return last_id_;
   }
@@ -29,11 +30,12 @@ class Fences {
   void lift(uint64_t id) {
     const auto found = fences_.find(id);
     if (found == fences_.end()) return;
-    for (const Slot& slot : found->second.slots) table_.release(slot);
+    for (const Slot& slot : found->second.slots) bytes_ -= slot.bytes, table_.release(slot);
     slots_ -= found->second.slots.size();
     fences_.erase(found);
   }
   uint64_t slots() const { return slots_; }
+  uint64_t bytes() const { return bytes_; }
 
  private:
   struct Fence {
@@ -42,7 +44,7 @@ class Fences {
   };
   Table& table_;
   uint64_t last_id_ = 0;
-  uint64_t slots_ = 0;
+  uint64_t slots_ = 0, bytes_ = 0;
   std::unordered_map<uint64_t, Fence> fences_;
 };
 

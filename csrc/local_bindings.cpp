@@ -100,6 +100,7 @@ void bind_local_writes(nb::module_& m) {
       .value("CLOSED", PutRing::State::kClosed);
   nb::class_<LocalWriter>(m, "LocalWriter")
       .def("lent", &LocalWriter::lent, "block_bytes"_a, "most"_a, "offsets"_a, "generations"_a)
+      .def("forget", &LocalWriter::forget)
       .def("stock", &LocalWriter::stock, "block_bytes"_a)
       .def("most", &LocalWriter::most, "block_bytes"_a)
       .def("put", put, "pool"_a, "names"_a, "manifest_id"_a, "part"_a, "parent"_a.none(),

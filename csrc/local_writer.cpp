@@ -35,24 +35,39 @@ bool LocalWriter::exists(const Request& request, const PartKey& key) {
 LocalWriter::Outcome LocalWriter::put(const PoolMapping& pool, const Segments& from,
                                       const Request& request) {
   Outcome outcome;
-  for (uint32_t i = 0; i < request.hashes.count; ++i) {
-    const PartKey key{{request.names.spec_id, request.hashes[i]},
-                      request.names.part_ids[request.part]};
-    wire::BlockStatus status = wire::BlockStatus::kExists;
-    if (!exists(request, key)) {
-      if (stock(from.block_bytes) == 0 || ring_.full()) break;
-      const Lent slot = slots_.front();
-      if (!pool.holds(slot.offset, from.block_bytes)) break;
-      const uint32_t crc = copy_in(pool.data() + slot.offset, from, request.indices[i]);
-      slots_.pop_front();
-      ring_.post({request.hashes[i], i == 0 ? request.parent : request.hashes[i - 1], slot.offset,
-                  slot.generation, crc, request.manifest_id, static_cast<uint32_t>(request.part)});
-      status = wire::BlockStatus::kStored;
-    }
-    outcome.statuses.push_back(static_cast<uint8_t>(status));
-  }
+  ring_.set_writing(true);
   outcome.state = ring_.state();
+  if (outcome.state != PutRing::State::kClosed) {
+    while (put_next(pool, from, request, outcome.statuses)) {
+    }
+    outcome.state = ring_.state();
+  }
+  ring_.set_writing(false);
   return outcome;
+}
+
+// False where the rest is for the node to say.
+bool LocalWriter::put_next(const PoolMapping& pool, const Segments& from, const Request& request,
+                           std::vector<uint8_t>& statuses) {
+  const size_t i = statuses.size();
+  if (i == request.hashes.count) return false;
+  const Hash& hash = request.hashes[i];
+  const Hash& parent = i == 0 ? request.parent : request.hashes[i - 1];
+  if (!may_hang(hash, parent)) return false;
+  const PartKey key{{request.names.spec_id, hash}, request.names.part_ids[request.part]};
+  wire::BlockStatus status = wire::BlockStatus::kExists;
+  if (!exists(request, key)) {
+    if (stock(from.block_bytes) == 0 || ring_.full()) return false;
+    const Lent slot = slots_.front();
+    if (!pool.holds(slot.offset, from.block_bytes)) return false;
+    const uint32_t crc = copy_in(pool.data() + slot.offset, from, request.indices[i]);
+    slots_.pop_front();
+    ring_.post({hash, parent, slot.offset, slot.generation, crc, request.manifest_id,
+                static_cast<uint32_t>(request.part)});
+    status = wire::BlockStatus::kStored;
+  }
+  statuses.push_back(static_cast<uint8_t>(status));
+  return true;
 }
 
 }  // namespace kv

@@ -21,6 +21,8 @@ class LocalWriter {
   // `most` at a time.
   void lent(uint64_t bytes, size_t most, const std::vector<uint64_t>& offsets,
             const std::vector<uint32_t>& generations);
+  // No slots, of a size that is not known.
+  void forget() { slots_.clear(), bytes_ = 0; }
   // Slots of this size to write.
   size_t stock(uint64_t bytes) const { return bytes == bytes_ ? slots_.size() : 0; }
   // How many of this size the node lends at a time, as far as is known: else any number.
@@ -48,6 +50,8 @@ class LocalWriter {
     uint32_t generation;
   };
   bool exists(const Request& request, const PartKey& key);
+  bool put_next(const PoolMapping& pool, const Segments& from, const Request& request,
+                std::vector<uint8_t>& statuses);
 
   std::shared_ptr<LocalReader> reader_;
   PutRing ring_;

@@ -129,6 +129,7 @@ class Node : private DiskEvents {
   void touch(Session& session) {
     if (!std::exchange(session.dirty, true)) dirty_.push_back(session.id);
   }
+  bool has_dirty() const { return !dirty_.empty(); }
   // Sessions that have got output since the last call.
   std::vector<uint64_t> take_dirty() { return std::exchange(dirty_, {}); }
 

@@ -16,7 +16,7 @@ bool reads_in_place(const Session& session) { return session.pins && session.pin
 void Node::end_hopeless_waits() {
   take_posts();
   for (const auto& [id, session] : sessions_)
-    if (session->put != nullptr || !session->reservations.empty()) return;
+    if (session->put != nullptr || !session->reservations.empty() || session->posting()) return;
   for (const auto& wait : waits_.all()) answer_wait(*wait, Status::kTimeout);
 }
 
@@ -31,7 +31,8 @@ std::vector<uint64_t> Node::idle_sessions() const {
 bool Session::idle() const {
   if (output_pending()) return false;
   if (closing) return true;
-  if (put != nullptr || input.size() != 0 || !reservations.empty() || waits != 0 || parked != 0)
+  if (put != nullptr || input.size() != 0 || !reservations.empty() || waits != 0 || parked != 0 ||
+      posting())
     return false;
   // A request that has come but has not been looked at is under way.
   if (tls_ != nullptr && tls_->readable()) return false;

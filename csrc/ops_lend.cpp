@@ -114,7 +114,8 @@ void Node::lend_slots(Session& session, uint64_t bytes, uint32_t count,
   const uint64_t rounded = slab_.rounded(bytes);
   Block* const next_to = parent ? table_.find(*parent) : nullptr;
   const uint64_t all = std::max(slab_.pool_bytes() / kLendShare, most_lent_bytes_) * kLendParts;
-  while (session.lent.size() < count && lent_bytes_ + rounded <= all) {
+  // What gone clients had lent counts for as long as it is fenced.
+  while (session.lent.size() < count && lent_bytes_ + fences_.bytes() + rounded <= all) {
     const auto slot = table_.lend(session.tenant, bytes, next_to, session.region);
     if (!slot) return;
     session.lent.push_back(*slot);

@@ -46,6 +46,8 @@ void Node::committed(const PartKey& key, uint64_t bytes, Transport transport) {
   counters_.bytes_in[transport] += bytes;
   if (disk_ != nullptr) disk_->committed(key.block, key.part_id);
   for (auto& landed : waits_.committed(key.block)) land(std::move(landed));
+  // It may have taken the place of what was being read from the disk.
+  if (runs_ != nullptr) end_runs(runs_->changed(key.block));
 }
 
 void Node::give_back(const PartKey& key, uint64_t session, const Slot& slot) {

@@ -61,13 +61,19 @@ class PutRing {
         return true;
     return false;
   }
-  // After the last post.
+  // While it is so, the connection is not idle. To be followed by a look at the state.
+  void set_writing(bool writing) {
+    words_[kWriting].store(writing ? 1 : 0, std::memory_order_release);
+  }
+  // After set_writing(true), and after the last post.
   State state() const {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     return static_cast<State>(words_[kState].load());
   }
 
-  // By the server. Visits what was posted since the last time.
+  // By the server.
+  bool writing() const { return words_[kWriting].load() != 0; }
+  // Visits what was posted since the last time.
   template <class Visit>
   void take(Visit visit) {
     const uint64_t posted = words_[kPosted].load(std::memory_order_acquire);
@@ -86,7 +92,7 @@ class PutRing {
 
  private:
   // The client writes the first line, the server the second.
-  enum Word : size_t { kPosted = 0, kTaken = 8, kState = 9, kHead = 16 };
+  enum Word : size_t { kPosted = 0, kWriting = 1, kTaken = 8, kState = 9, kHead = 16 };
   static constexpr auto kRelaxed = std::memory_order_relaxed;
 
   uint64_t taken() const { return words_[kTaken].load(std::memory_order_acquire); }

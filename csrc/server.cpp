@@ -142,6 +142,7 @@ StatList::Values Server::stats() {
   const auto lock = enter();
   if (node_ == nullptr) return {};
   node_->read_notes();
+  if (node_->has_dirty()) wake();  // somebody waited for what was posted
   return node_->stats();
 }
 
@@ -168,7 +169,7 @@ int Server::watch(int fd, Kind kind, uint64_t id, uint32_t events) {
 }
 
 int Server::timeout_ms() const {
-  if (!queued_.empty() || disk_busy_) return 0;
+  if (!queued_.empty() || disk_busy_ || node_->has_dirty()) return 0;
   TimePoint until = next_sweep_;
   if (const auto deadline = node_->next_deadline()) until = std::min(until, *deadline);
   const std::chrono::duration<double, std::milli> left = until - Clock::now();

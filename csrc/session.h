@@ -116,6 +116,8 @@ class Session {
   bool stalled(TimePoint now, std::chrono::duration<double> deadline) const;
   // No request or reply is under way, and nothing is reserved or waited for.
   bool idle() const;
+  // It copies into lent slots.
+  bool posting() const { return posts && posts->writing(); }
   int socket() const { return socket_.get(); }
   // How it moves the bytes of blocks, as far as it has told.
   Transport transport() const {

@@ -69,7 +69,8 @@
 // server takes what was posted before it looks at any request. What stands already, or breaks a
 // rule, is dropped, and counted; where another writer has the part reserved, the posted one, which is
 // whole, takes its place, and the COMMIT or ABORT of the other ends what it had. Lent slots have one
-// size at a time: a LEND for another size gives those back that the client has.
+// size at a time: a LEND for another size gives those back that the client has. While it copies it says
+// so in the ring: it is then not idle.
 //
 // PLACEMENT. `page_bytes` of a HELLO's reply is the size of the pages that the pool is made of: who
 // maps the pool at a multiple of it, and advises huge pages where it exceeds the system's own, keeps
@@ -77,7 +78,7 @@
 // first, if the client shares the server's host (a Unix socket says so); it promises nothing.
 //
 // LEAVING. A server that is about to stop accepts no connection, and ends each one as soon as nothing
-// of it is under way: no request or reply, no reservation, no lease. When nobody writes any more it
+// of it is under way: no request or reply, no reservation or post, no lease. When nobody writes any more it
 // answers WAITs with TIMEOUT, since nothing can land.
 //
 // PAYLOADS. PUT: for each block of `hashes` the part's bytes and a line of 64 bytes that begins with

@@ -51,8 +51,7 @@ void posts_come_in_order_and_once() {
 
 // So that one is before the other by less or more.
 void spin(uint32_t turns) {
-  for (volatile uint32_t i = 0; i < turns; i = i + 1) {
-  }
+  for (uint32_t i = 0; i < turns; ++i) std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 
 // Either the server finds what was posted, or who posted it is told that somebody waits.
@@ -258,6 +257,26 @@ void who_waits_is_told_by_the_next_request() {
   node.is_empty_when_all_have_gone();
 }
 
+// Neither it nor who waits for what it writes is sent away.
+void a_server_that_leaves_waits_for_who_posts() {
+  Node node;
+  MappingClient writer(node.path());
+  Client waiter = Client::tcp(node.server.port());
+  waiter.greet();
+  writer.borrow();
+  const auto hashes = chain(1, 1);
+  WaitRequest request{1, 1, 20'000, 0, span_of(hashes)};
+  CHECK(waiter.send(encode_frame(Op::kWait, Status::kOk, 70, request)));
+  while (node.gauge("waits") == 0) std::this_thread::yield();
+  writer.ring().set_writing(true);
+  node.server.drain();
+  for (int i = 0; i < 50; ++i) node.gauge("draining");  // it has had its turns
+  CHECK(node.gauge("connections") == 2 && node.gauge("waits") == 1);
+  CHECK(writer.post(1, 1).state == PutRing::State::kCalling);  // it says itself when it is done
+  node.until_zero("connections");
+  CHECK(waiter.expect<WaitReply>(Op::kWait).blocks == 1);
+}
+
 }  // namespace
 
 int main() {
@@ -269,5 +288,6 @@ int main() {
   posts_that_break_a_rule_are_refused();
   what_was_posted_before_a_client_went_is_there();
   who_waits_is_told_by_the_next_request();
+  a_server_that_leaves_waits_for_who_posts();
   return 0;
 }

@@ -152,6 +152,9 @@ class LocalWriter:
     def lent(self, block_bytes: int, most: int, offsets: Sequence[int], generations: Sequence[int]) -> None:
         """Take note of a LendReply: these are all slots there are, and of this size."""
 
+    def forget(self) -> None:
+        """Write to none of the slots any more: to be called before a request that may end that they are lent."""
+
     def stock(self, block_bytes: int) -> int:
         """How many slots of this size are left to write."""
 

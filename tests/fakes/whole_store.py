@@ -71,9 +71,9 @@ class Guest:
         return cls(kind, link, StoreClient(link.url, transport=kind, deadline_s=PATIENCE_S))
 
     def lent(self) -> int:
-        """Slots that it may write without a request."""
+        """Slots of a node that lives, which it may write without a request."""
         lane = self.client._session._lanes[Access.WRITE]
-        writers = [channel.writer for channel in lane._channels]
+        writers = [channel.writer for channel in lane._channels if channel.alive()]
         return sum(writer.stock(BLOCK) for writer in writers if writer is not None)
 
     def post(self, seed: str, part: int, span: range, version: int) -> list[PostState]:

@@ -88,7 +88,7 @@ def storm(url: str, seed: int) -> None:
 
 def put_and_flush(node: DiskNode) -> list[bytes]:
     """Chains that were put and acknowledged as durable while nothing was skipped."""
-    acknowledged = []
+    acknowledged: list[bytes] = []
     with StoreClient(node.url) as client:
         for k in itertools.count():
             if k >= 12 and acknowledged:

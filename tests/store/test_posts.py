@@ -3,12 +3,17 @@
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.fakes.raw import RawLink
 from tests.fakes.store import Memory, StoreProcess, chain_of, eventually, manifest_of, put_chain
 
-from kvstore._core import BlockStatus, StoreServer
+from kvstore import _core
+from kvstore._core import BlockStatus, LendReply, StoreServer
 from kvstore.client import StoreClient
+from kvstore.connection import Channel
+from kvstore.errors import StoreRefused
 
 BLOCK = 64 << 10
 POOL_BLOCKS = 64
@@ -132,8 +137,17 @@ def test_who_waits_hears_of_a_block_at_once(connect: Connect, server: StoreServe
     assert landings == [3]
 
 
-def test_a_chain_is_not_evicted_for_slots_for_its_own_end(client: StoreClient) -> None:
+@pytest.mark.parametrize("somebody_waits", [False, True])
+def test_a_chain_is_not_evicted_for_slots_for_its_own_end(
+    client: StoreClient, server: StoreServer, somebody_waits: bool
+) -> None:
     """A pool that holds nothing else: what does not fit is refused, and what it has stays."""
+    if somebody_waits:
+        link = RawLink(str(server.unix_path))
+        manifest_id = link.register(MANIFEST)
+        awaited = manifest_id, chain_of(1, "never"), 1, 600_000, False
+        link.send(_core.encode_wait(link.next_id(), *awaited))
+        assert eventually(lambda: server.stats()["waits"] == 1)
     chain = chain_of(POOL_BLOCKS + 1)
     for block in range(POOL_BLOCKS + 1):
         span, memory = range(block, block + 1), Memory(1, BLOCK)
@@ -141,6 +155,46 @@ def test_a_chain_is_not_evicted_for_slots_for_its_own_end(client: StoreClient) -
         status = client.put(MANIFEST, 0, *name, memory.segments, [0]).statuses
         assert status == ((STORED,) if block < POOL_BLOCKS else (BlockStatus.NO_SPACE,))
     assert client.match(MANIFEST, chain).blocks == POOL_BLOCKS
+    if somebody_waits:
+        link.close()
+
+
+@pytest.mark.parametrize("transport", ["shm", "unix"])
+def test_what_is_no_chain_is_refused(connect: Connect, transport: str) -> None:
+    client = connect(transport)
+    put(client, chain_of(1))
+    twice = chain_of(1) * 2
+    for hashes, span in ((bytes(32), range(1)), (twice, range(1, 2)), (twice, range(2))):
+        memory = Memory(len(span), BLOCK)
+        with pytest.raises(StoreRefused, match="not a chain"):
+            client.put(MANIFEST, 0, hashes, span, memory.segments, range(len(span)))
+
+
+def test_slots_whose_loan_may_have_ended_are_not_written(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal's handler that raises just after the server has given them to others."""
+    ours, theirs = connect("shm"), connect("shm")
+    put(ours, chain_of(1))
+    large, ask = manifest_of(4 * BLOCK), Channel.ask
+
+    def interrupted(*arguments: Any) -> Any:
+        answer = ask(*arguments)
+        if isinstance(answer, LendReply):
+            raise KeyboardInterrupt
+        return answer
+
+    monkeypatch.setattr(Channel, "ask", interrupted)
+    memory = Memory(1, 4 * BLOCK)
+    with pytest.raises(KeyboardInterrupt):
+        ours.put(large, 0, chain_of(1, "large"), range(1), memory.segments, [0])
+    monkeypatch.undo()
+    chains = [chain_of(1, str(number)) for number in range(40)]
+    for chain in chains[:30]:
+        put(theirs, chain)
+    for chain in chains[30:]:
+        put(ours, chain)
+    assert all(has_right(theirs, chain) for chain in chains)
 
 
 def test_slots_of_another_size_are_given_back(client: StoreClient, server: StoreServer) -> None:

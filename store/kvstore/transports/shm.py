@@ -27,6 +27,7 @@ from kvstore.transports.base import STATUSES, Read, Target, Write
 __all__ = ["SharedMemory"]
 
 HASH_BYTES = 32
+STORED = int(BlockStatus.STORED)
 
 
 class SharedMemory:
@@ -66,8 +67,9 @@ class SharedMemory:
         )
         if state == PostState.CLOSED:
             channel.lost(ConnectionError("the store closed the connection"))
-        if state == PostState.CALLING:
-            _borrow(channel, writer, write, write.hashes[-HASH_BYTES:], deadline)
+        if state == PostState.CALLING and STORED in posted:
+            end = len(posted) * HASH_BYTES
+            _borrow(channel, writer, write, write.hashes[end - HASH_BYTES : end], deadline)
         return [STATUSES[code] for code in posted]
 
     def _put_reserved(
@@ -175,6 +177,8 @@ def _borrow(
     channel: Channel, writer: LocalWriter, write: Write, parent: bytes | None, deadline: Deadline
 ) -> None:
     """Have slots lent for parts as large as this one, `parent` kept; what was posted is taken."""
+    # Until the answer says so, nothing is lent: the server may give what was to others.
+    writer.forget()
     frame = _core.encode_lend(channel.next_id(), write.manifest_id, write.part, parent)
     reply = channel.ask(LendReply, frame, deadline)
     writer.lent(write.segments.block_bytes, reply.most, reply.offsets, reply.generations)
