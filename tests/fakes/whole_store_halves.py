@@ -7,6 +7,7 @@ from tests.fakes.store import eventually
 from tests.fakes.whole_store import (
     BLOCK,
     CHAIN,
+    GRANULE,
     PARTS,
     SEEDS,
     SLOTS,
@@ -51,7 +52,8 @@ class PutsThatStop(StoreAgainstModel):
         seed, part, span = what
         if len(self.half_puts) > 1:
             return
-        if SLOTS - self.model.used_slots() < len(span):
+        lent = self.node.server.stats()["lent_bytes"] // GRANULE
+        if SLOTS - self.model.used_slots() - lent < len(span):
             span = span[:1]
         link = RawLink(self.node.path)
         pieces = [bytes_of((seed, block, part), version) for block in span]
