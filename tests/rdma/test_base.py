@@ -1,4 +1,4 @@
-"""What two sides tell each other before they can be connected: no bad byte is read as a good one."""
+"""What two sides tell each other before they can be connected: no bad byte passes for good."""
 
 import pytest
 from hypothesis import given
