@@ -15,6 +15,8 @@ namespace {
 constexpr size_t kMaxSpans = 64;
 // A peer has the deadline for each of these.
 constexpr uint64_t kProgressBytes = 1u << 20;
+// Fewer are read as they come.
+constexpr size_t kPatientBytes = 128u << 10;
 constexpr size_t kMaxPassedFds = 4;
 constexpr size_t kMaxSentFds = 3;  // pool, directory, use log
 // For a refused peer to read why and close.
@@ -104,6 +106,15 @@ IoState Session::receive_into(iovec* spans, size_t count, size_t& received) {
   if (got < 0) return state_of_error();
   received = static_cast<size_t>(got);
   return got == 0 ? IoState::kEnded : IoState::kOpen;
+}
+
+void Session::wake_at(size_t bytes) {
+  // A few bytes more or less are not worth a system call.
+  const size_t wanted = bytes < kPatientBytes ? 1 : bytes;
+  if (local || tls_ != nullptr || wanted == wake_bytes_) return;
+  const int most = static_cast<int>(wanted);
+  if (setsockopt(socket_.get(), SOL_SOCKET, SO_RCVLOWAT, &most, sizeof most) == 0)
+    wake_bytes_ = wanted;
 }
 
 bool Session::give_up_tls(wire::Header& header) {

@@ -97,6 +97,8 @@ class Session {
 
   void send(Outgoing out, TimePoint now);
   bool output_pending() const { return !output_.empty() || sealed_pending(); }
+  // Over plain TCP, epoll tells of input from so many bytes on. Never more than are sure to come.
+  void wake_at(size_t bytes);
   bool sealed() const { return tls_ != nullptr; }
   // What TLS has made of output, or has to say itself, waits for the socket.
   bool sealed_pending() const { return tls_ != nullptr && tls_->writing(); }
@@ -161,6 +163,7 @@ class Session {
   bool queued = false;    // has input that the loop has not looked at
   bool drained = false;   // its socket had no more when it was read last
   uint32_t interest = 0;  // what epoll was told
+  size_t last_put_frame = 0;  // bytes, without the payload; 0 where the last request was no PUT
 
  private:
   ssize_t receive_some(msghdr& message, int flags);
@@ -171,6 +174,7 @@ class Session {
   File socket_;
   std::unique_ptr<TlsStream> tls_;  // over the socket, where there is TLS
   std::deque<Outgoing> output_;
+  size_t wake_bytes_ = 1;
   size_t output_bytes_ = 0;                              // frames only: payloads are the pool's
   size_t frame_sent_ = 0, span_at_ = 0, span_sent_ = 0;  // of the first
   uint64_t sent_since_mark_ = 0, payload_since_mark_ = 0;
