@@ -35,7 +35,15 @@ from kvstore.errors import CorruptBlock
 from kvstore.lease import Landing, Lease, Reservation
 from kvstore.route import TransportName
 from kvstore.session import Session
-from kvstore.spans import HASH_BYTES, batches, check_span, check_upto, hashes_of, parent_of
+from kvstore.spans import (
+    HASH_BYTES,
+    batches,
+    check_span,
+    check_upto,
+    hashes_of,
+    one_batch,
+    parent_of,
+)
 from kvstore.tls import ClientTls, native_context
 from kvstore.transports import transport_of
 from kvstore.transports.base import Read, Target, Write
@@ -303,16 +311,16 @@ class StoreClient:
     ) -> list[BlockStatus]:
         """Let `move` do the span, batch by batch: what follows a status `last` is alike."""
         block_bytes, indices = memory
+        if one_batch(span, block_bytes):
+            return self._session.operate(access, deadline, functools.partial(move, span, indices))
         statuses: list[BlockStatus] = []
         for batch in batches(span, block_bytes):
             first = batch.start - span.start
-            chosen = indices if batch is span else indices[first : first + len(batch)]
-            action = functools.partial(move, batch, chosen)
+            action = functools.partial(move, batch, indices[first : first + len(batch)])
             statuses += self._session.operate(access, deadline, action)
             if statuses[-1] == last:
                 break
-        missing = len(span) - len(statuses)
-        return statuses + [last] * missing if missing else statuses
+        return statuses + [last] * (len(span) - len(statuses))
 
     def _lease(
         self,

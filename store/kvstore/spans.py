@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from kvstore._core import Segments
 from kvstore.block import Manifest
 
-__all__ = ["HASH_BYTES", "batches", "check_span", "check_upto", "hashes_of", "parent_of"]
+__all__ = [
+    "HASH_BYTES",
+    "batches",
+    "check_span",
+    "check_upto",
+    "hashes_of",
+    "one_batch",
+    "parent_of",
+]
 
 HASH_BYTES = 32
 BATCH_BYTES = 64 << 20
@@ -56,9 +64,12 @@ def parent_of(hashes: bytes, span: range) -> bytes | None:
     return hashes[(span.start - 1) * HASH_BYTES : span.start * HASH_BYTES]
 
 
-def batches(span: range, block_bytes: int) -> Sequence[range]:
+def one_batch(span: range, block_bytes: int) -> bool:
+    """Whether the span (of at least one block) is small enough for one request."""
+    return 0 < len(span) <= BATCH_BLOCKS and len(span) * block_bytes <= BATCH_BYTES
+
+
+def batches(span: range, block_bytes: int) -> list[range]:
     """Cut a span so that one request holds a bounded piece of the pool."""
     step = max(1, min(BATCH_BLOCKS, BATCH_BYTES // max(1, block_bytes)))
-    if 0 < len(span) <= step:
-        return (span,)
     return [range(at, min(at + step, span.stop)) for at in range(span.start, span.stop, step)]

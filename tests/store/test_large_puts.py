@@ -1,5 +1,6 @@
 """Puts that come in many pieces: the node is woken for large ones, and for the end of each."""
 
+import itertools
 import random
 
 from hypothesis import given, settings
@@ -35,7 +36,7 @@ def test_a_large_put_may_come_in_any_pieces(seed: int, cuts: int) -> None:
             chance = random.Random(seed)
             sent = put_of(link, link.register(MANIFEST), chain_of(BLOCKS))
             at = [0, *sorted(chance.randrange(len(sent)) for _ in range(cuts)), len(sent)]
-            for begin, end in zip(at, at[1:], strict=False):
+            for begin, end in itertools.pairwise(at):
                 link.send(sent[begin:end])
             assert stored(link) == BLOCKS
     finally:
