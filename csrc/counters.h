@@ -14,8 +14,8 @@
 namespace kv {
 
 // How the bytes of blocks travel.
-enum class Transport : uint8_t { kShm, kUnix, kTcp };
-inline constexpr std::array<const char*, 3> kTransportNames{"shm", "unix", "tcp"};
+enum class Transport : uint8_t { kShm, kUnix, kTcp, kRdma };
+inline constexpr std::array<const char*, 4> kTransportNames{"shm", "unix", "tcp", "rdma"};
 
 // How a wait for a landing ended; kGone: with its connection.
 enum class Landing : uint8_t { kLanded, kTimeout, kCancelled, kGone };
@@ -24,6 +24,10 @@ inline constexpr std::array<const char*, 4> kLandingNames{"landed", "timeout", "
 // What became of a part that was written into a lent slot.
 enum class Posted : uint8_t { kStored, kExists, kRefused };
 inline constexpr std::array<const char*, 3> kPostedNames{"stored", "exists", "refused"};
+
+// What became of a wish for RDMA; kGone: who had it left before the answer.
+enum class Attached : uint8_t { kDone, kRefused, kGone };
+inline constexpr std::array<const char*, 3> kAttachedNames{"attached", "refused", "gone"};
 
 // Why a block went.
 enum class Eviction : uint8_t { kCapacity, kDeleted, kPurged };
@@ -34,11 +38,11 @@ enum class Tier : uint8_t { kMemory, kDisk };
 inline constexpr std::array<const char*, 2> kTierNames{"memory", "disk"};
 
 // By the number of the op, less one.
-inline constexpr std::array<const char*, 17> kOpNames{
+inline constexpr std::array<const char*, 18> kOpNames{
     "hello",   "register", "manifests", "match", "reserve", "commit", "abort", "put",
     "acquire", "release",  "get",       "wait",  "cancel",  "delete", "purge", "stats",
-    "lend"};
-static_assert(static_cast<size_t>(wire::Op::kLend) == kOpNames.size());
+    "lend",    "attach"};
+static_assert(static_cast<size_t>(wire::Op::kAttach) == kOpNames.size());
 
 // Times in nanoseconds, counted in buckets with these upper bounds and one without.
 template <const auto& Bounds>
@@ -78,8 +82,10 @@ struct Counters {
   uint64_t deleted = 0, purged = 0;
   CountsBy<Tier, kTierNames.size()> hits, misses;         // of MATCH and ACQUIRE
   CountsBy<Transport, kTransportNames.size()> bytes_in;   // committed
-  CountsBy<Transport, kTransportNames.size()> bytes_out;  // of GET, and of ACQUIRE by mappers
+  CountsBy<Transport, kTransportNames.size()> bytes_out;  // of GET, and of ACQUIRE by who can read the pool
   CountsBy<Posted, kPostedNames.size()> posts;            // parts put without a request
+  CountsBy<Attached, kAttachedNames.size()> attaches;
+  uint64_t broken_attachments = 0;  // ended in the midst of a put or get
   uint64_t refusals = 0;                                  // engines that refused to share
   CountsBy<Landing, kLandingNames.size()> landings;       // waits that ended
   uint64_t bad_frames = 0;    // connections ended for breaking the protocol

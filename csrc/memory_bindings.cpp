@@ -115,18 +115,44 @@ std::vector<bool> scatter_from(const PoolView& view, const OwnedSegments& to,
   return verdicts(crcs, found, indices.size());
 }
 
+// For each block its runs, as pairs of address and bytes.
+nb::list pieces(const OwnedSegments& self, const Indices& indices) {
+  check_indices(self.segments, indices);
+  nb::list blocks;
+  for (const size_t index : indices) {
+    nb::list runs;
+    for (const Piece& piece : pieces_of(self.segments, index))
+      runs.append(nb::make_tuple(piece.address, piece.bytes));
+    blocks.append(runs);
+  }
+  return blocks;
+}
+
+Crcs digests(const OwnedSegments& self, const Indices& indices) {
+  check_indices(self.segments, indices);
+  Crcs crcs;
+  const ReleaseGil released(true);
+  digest(self.segments, indices, crcs);
+  return crcs;
+}
+
 }  // namespace
 
 void bind_memory(nb::module_& m) {
   using namespace nb::literals;
-  nb::class_<OwnedSegments>(m, "Segments")
+  nb::class_<OwnedSegments>(m, "Segments", nb::is_weak_referenceable())
       .def("__init__", init_segments, "bases"_a, "strides"_a, "sizes"_a, nb::kw_only(),
            "blocks"_a = nb::none(), "writable"_a = true)
       .def_static("over", segments_over, "buffer"_a, "block_bytes"_a, nb::kw_only(),
                   "writable"_a = false)
       .def_prop_ro("block_bytes", [](const OwnedSegments& s) { return s.segments.block_bytes; })
       .def_prop_ro("blocks", [](const OwnedSegments& s) { return s.segments.blocks; })
-      .def_prop_ro("writable", [](const OwnedSegments& s) { return s.segments.writable; });
+      .def_prop_ro("writable", [](const OwnedSegments& s) { return s.segments.writable; })
+      .def_prop_ro("bases", [](const OwnedSegments& s) { return s.segments.bases; })
+      .def_prop_ro("strides", [](const OwnedSegments& s) { return s.segments.strides; })
+      .def_prop_ro("sizes", [](const OwnedSegments& s) { return s.segments.sizes; })
+      .def("pieces", pieces, "indices"_a)
+      .def("digests", digests, "indices"_a);
   nb::class_<PoolView>(m, "PoolView")
       .def(nb::init<int, size_t, bool, std::optional<int>, bool, size_t>(), "fd"_a, "size"_a, "writable"_a,
            "fence_fd"_a = nb::none(), nb::kw_only(), "prefault"_a = false, "page_bytes"_a = 0)

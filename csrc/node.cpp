@@ -80,6 +80,7 @@ std::optional<uint64_t> Node::end_session(uint64_t id) {
   count_uses(*session);
   std::erase(neighbours_, session.get());
   counters_.landings[Landing::kGone] += waits_.drop_session(id);
+  const bool in_use = leases_.blocks_of(id) != 0 || !session->reservations.empty();
   leases_.drop_session(id);
   if (session->greeted) {
     TenantCounts& counts = counts_of(*session);
@@ -93,7 +94,7 @@ std::optional<uint64_t> Node::end_session(uint64_t id) {
   for (const PartKey& key : session->reservations)
     if (const auto slot = table_.take_back(key.block, key.part_id, id, std::nullopt))
       slots.push_back(*slot);
-  if (slots.empty()) return std::nullopt;
+  if (end_attachment(*session, in_use, slots) || slots.empty()) return std::nullopt;
   counters_.fenced += slots.size();
   return fences_.raise(std::move(session->fence), std::move(slots));
 }
@@ -125,6 +126,7 @@ bool Node::dispatch(Session& session, const Header& header, const uint8_t* body)
     case Op::kPurge: return with(session, header, body, &Node::purge_);
     case Op::kStats: return with(session, header, body, &Node::stats_);
     case Op::kLend: return with(session, header, body, &Node::lend);
+    case Op::kAttach: return with(session, header, body, &Node::attach);
   }
   return refuse(session, header, "unknown op");
 }

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "attachments.h"
 #include "counters.h"
 #include "disk_runs.h"
 #include "disk_tier.h"
@@ -78,8 +79,8 @@ class Node : private DiskEvents {
   }
   // Connections that have shown no token yet, the oldest first. None where nobody is asked for one.
   const std::set<uint64_t>& strangers() const { return strangers_; }
-  // Takes from a session all that is its own and forgets it. The id of a fence, if one had to be
-  // raised.
+  // Takes from a session all that is its own and forgets it. The id of a fence whose descriptor is to be
+  // watched, if one had to be raised.
   std::optional<uint64_t> end_session(uint64_t id);
 
   // Handles a request whose header has been checked. False: the connection is to end (what is
@@ -116,6 +117,14 @@ class Node : private DiskEvents {
   DiskTier* disk() { return disk_.get(); }
   // Answers requests that have waited for the disk for too long.
   void expire_runs();
+
+  // ops_attach.cpp: what the host of RDMA says. False: the session is gone, or did not ask.
+  Attachments& attachments() { return attachments_; }
+  // It has a queue pair, whose card goes to the client: at most kMaxCardBytes.
+  bool attached(uint64_t session, std::string_view card);
+  bool refuse_attachment(uint64_t session, wire::Status status, std::string_view why);
+  // Of a session that has ended: nothing reads or writes the pool through its queue pair any more.
+  void fenced(uint64_t session);
 
   // Forgets the blocks of a tenant, or everybody's; how many.
   uint64_t purge(std::optional<uint32_t> tenant = std::nullopt);
@@ -175,6 +184,10 @@ class Node : private DiskEvents {
   bool abort(Session& session, const Header& header, const wire::AbortRequest& request);
   bool put(Session& session, const Header& header, const wire::WriteRequest& request);
   void committed(const PartKey& key, uint64_t bytes, Transport transport);
+
+  // ops_attach.cpp
+  bool attach(Session& session, const Header& header, const wire::AttachRequest& request);
+  bool end_attachment(const Session& session, bool in_use, std::vector<Slot>& slots);
 
   // ops_lend.cpp
   bool lend(Session& session, const Header& header, const wire::LendRequest& request);
@@ -257,6 +270,7 @@ class Node : private DiskEvents {
   Waits waits_;
   Leases leases_;
   Fences fences_;
+  Attachments attachments_;
   Counters counters_;
   bool draining_ = false;
   uint64_t last_session_ = 0;

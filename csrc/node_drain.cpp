@@ -32,7 +32,7 @@ bool Session::idle() const {
   if (output_pending()) return false;
   if (closing) return true;
   if (put != nullptr || input.size() != 0 || !reservations.empty() || waits != 0 || parked != 0 ||
-      posting())
+      attachment == Attachment::kAsked || posting())
     return false;
   // A request that has come but has not been looked at is under way.
   if (tls_ != nullptr && tls_->readable()) return false;

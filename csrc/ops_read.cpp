@@ -102,9 +102,8 @@ bool Node::give_lease(Session& session, const Header& header, const Manifest& ma
       answer.offsets.push_back(part.slot.offset);
       answer.generations.push_back(part.slot.generation);
       answer.crcs.push_back(part.crc);
-      // Who has not mapped the pool gets no bytes.
-      if (session.access != wire::PoolAccess::kNone)
-        counters_.bytes_out[Transport::kShm] += part.slot.bytes;
+      // Who cannot read the pool gets no bytes.
+      if (session.reads_pool()) counters_.bytes_out[session.transport()] += part.slot.bytes;
     }
   }
   if (!run.empty()) answer.lease_id = leases_.acquire(session.id, std::move(run));

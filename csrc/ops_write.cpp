@@ -3,7 +3,6 @@
 
 namespace kv {
 
-using wire::PoolAccess;
 using wire::Status;
 
 namespace {
@@ -56,7 +55,7 @@ void Node::give_back(const PartKey& key, uint64_t session, const Slot& slot) {
 }
 
 bool Node::reserve(Session& session, const Header& header, const wire::WriteRequest& request) {
-  if (session.access != PoolAccess::kWrite)
+  if (!session.writes_pool())
     return fail(session, header, Status::kNotAllowed, "RESERVE needs a writable pool: use PUT");
   const Manifest* manifest = manifest_or_fail(session, header, request.manifest_id);
   if (manifest == nullptr) return true;
@@ -94,7 +93,7 @@ bool Node::commit(Session& session, const Header& header, const wire::CommitRequ
     const bool done =
         session.reservations.contains(key) &&
         commit_one(key, session.id, {0, part.bytes, request.generations[i]}, request.crcs[i],
-                   Transport::kShm);
+                   session.transport());
     if (done) session.reservations.erase(session.reservations.find(key));
     answer.statuses.push_back(static_cast<uint8_t>(done ? BlockStatus::kOk : BlockStatus::kGone));
   }

@@ -50,6 +50,10 @@ struct Stats {
   std::vector<std::pair<std::string, uint64_t>> values;
 };
 
+struct Attachment {
+  std::string card;
+};
+
 struct Error {
   Status status;
   std::string message;
@@ -131,6 +135,8 @@ Stats own(const StatsReply& r) {
   return out;
 }
 
+Attachment own(const AttachReply& r) { return {std::string(r.card)}; }
+
 nb::object decode_wait(const Header& header, const uint8_t* data, size_t size) {
   const auto reply = parse<WaitReply>(data, size);
   return nb::cast(Landing{header.status == Status::kOk, reply.blocks, reply.lease_id});
@@ -155,6 +161,7 @@ nb::object decode_ok(const Header& header, const uint8_t* data, size_t size) {
     case Op::kPurge: return nb::cast(parse<CountReply>(data, size));
     case Op::kStats: return nb::cast(own(parse<StatsReply>(data, size)));
     case Op::kLend: return nb::cast(parse<LendReply>(data, size));
+    case Op::kAttach: return nb::cast(own(parse<AttachReply>(data, size)));
   }
   throw nb::value_error("unknown op");
 }
@@ -229,6 +236,9 @@ void bind_owned_replies(nb::module_& m) {
       .def_ro("blocks", &Landing::blocks)
       .def_ro("lease_id", &Landing::lease_id);
   nb::class_<Stats>(m, "StatsReply").def_prop_ro("values", values_of);
+  nb::class_<Attachment>(m, "AttachReply").def_prop_ro("card", [](const Attachment& r) {
+    return to_bytes(r.card.data(), r.card.size());
+  });
   nb::class_<Error>(m, "ErrorReply")
       .def_ro("status", &Error::status)
       .def_ro("message", &Error::message);

@@ -24,6 +24,18 @@ struct Segments {
   }
 };
 
+// A run of bytes in the caller's memory.
+struct Piece {
+  uintptr_t address = 0;
+  size_t bytes = 0;
+};
+// Where the bytes of a block lie, in their order: as few runs as there are.
+std::vector<Piece> pieces_of(const Segments& segments, size_t block);
+
+// The CRC32C of each block, where it lies.
+void digest(const Segments& segments, const std::vector<size_t>& indices,
+            std::vector<uint32_t>& crcs);
+
 // Copies each block into the pool at its offset; crcs[i] becomes the CRC32C of what was written.
 // The caller has checked indices and offsets.
 void gather(uint8_t* pool, const Segments& segments, const std::vector<size_t>& indices,

@@ -106,6 +106,21 @@ class Server {
   // What happened to the disk, in sentences.
   std::vector<DiskNotice> take_notices();
 
+  // server_attach.cpp: for the host of RDMA, from any thread while the owner lets the server live.
+  // From now on connections may attach, at most `most` at a time; with 0 no further ones. A descriptor
+  // of the server's own, until stop(), that can be read while take_attach_events() has something; -1
+  // unless running.
+  int offer_attach(size_t most);
+  std::vector<AttachEvent> take_attach_events();
+  // As Node::attached and Node::refuse_attachment; also false unless running.
+  bool attached(uint64_t session, std::string_view card);
+  bool refuse_attachment(uint64_t session, wire::Status status, std::string_view why);
+  // Nothing reads or writes the pool through the session's queue pair any more. A session that has not
+  // ended ends before.
+  void fenced(uint64_t session);
+  // The pool's memory in this process; null unless running.
+  const uint8_t* pool_data() const { return pool_ == nullptr ? nullptr : pool_->data(); }
+
  private:
   // What an epoll event is about stands in the low bits of its data, which one above.
   enum Kind : uint64_t { kWake, kListenTcp, kListenUnix, kSession, kFence, kDisk };

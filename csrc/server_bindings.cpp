@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <string>
 
+#include "attach_bindings.h"
 #include "bindings.h"
 #include "eviction.h"
 #include "server.h"
@@ -173,7 +174,8 @@ void bind_server(nb::module_& m) {
       .def_ro("huge_error", &Server::Placed::huge_error)
       .def_ro("numa_error", &Server::Placed::numa_error)
       .def_ro("numa_regions", &Server::Placed::numa_regions);
-  nb::class_<Server>(m, "StoreServer")
+  nb::class_<Server> bound(m, "StoreServer");
+  bound
       .def("__init__", init_server, nb::kw_only(), "host"_a = "127.0.0.1", "port"_a = 0,
            "unix_path"_a = nb::none(), "pool_bytes"_a, "granule_bytes"_a = 16384, "node"_a = 0,
            "prefault"_a = false, "max_connections"_a = 1024, "frame_deadline_s"_a = 30.0,
@@ -197,6 +199,7 @@ void bind_server(nb::module_& m) {
       .def_prop_ro("epoch", &Server::epoch)
       .def_prop_ro("draining", &Server::draining, Release())
       .def_prop_ro("running", &Server::running);
+  bind_attach(m, bound);
 }
 
 }  // namespace kv::python

@@ -56,6 +56,9 @@ struct Outgoing {
 // kBroken: TLS failed; the peer has been told why, as far as TLS tells.
 enum class IoState { kOpen, kWouldBlock, kEnded, kBroken };
 
+// What a session has of RDMA.
+enum class Attachment : uint8_t { kNone, kAsked, kDone };
+
 // Bytes received and not yet understood.
 class Input {
  public:
@@ -123,7 +126,13 @@ class Session {
   int socket() const { return socket_.get(); }
   // How it moves the bytes of blocks, as far as it has told.
   Transport transport() const {
+    if (attachment == Attachment::kDone) return Transport::kRdma;
     return access == wire::PoolAccess::kNone ? stream() : Transport::kShm;
+  }
+  // It copies from the pool, and into slots of it, by itself.
+  bool reads_pool() const { return transport() == Transport::kShm || attachment == Attachment::kDone; }
+  bool writes_pool() const {
+    return access == wire::PoolAccess::kWrite || attachment == Attachment::kDone;
   }
   // How its PUT and GET do.
   Transport stream() const { return local ? Transport::kUnix : Transport::kTcp; }
@@ -137,6 +146,7 @@ class Session {
   std::string name;
   uint32_t region = Slab::kAnyRegion;  // of the pool: its memory is the nearest to the peer
   wire::PoolAccess access = wire::PoolAccess::kNone;
+  Attachment attachment = Attachment::kNone;
   std::map<uint32_t, std::string> engines;  // by manifest id
   std::vector<std::pair<std::string, std::string>> refusals;
 

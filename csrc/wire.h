@@ -72,6 +72,17 @@
 // size at a time: a LEND for another size gives those back that the client has. While it copies it says
 // so in the ring: it is then not idle.
 //
+// ATTACHING. A connection that maps nothing may ATTACH: its client and the server's host each make one
+// end of a reliable RDMA connection and tell each other about it, in cards that the server hands on
+// as they are (store/kvstore/rdma/base.py). From then on it may RESERVE, and ACQUIRE tells it where
+// its bytes lie: the client writes reserved slots and reads leased ones itself. It asks for a COMMIT
+// only when all its writes were acknowledged, and for an ABORT only of slots of which that is so, or
+// which it never wrote: else it ends the connection. The slots that it then still had stay out of use
+// until the host has ended its end of the RDMA connection. `rail` says which of several devices the
+// client uses. Of several tenants nobody attaches; where the host has as many ends as it may, the
+// answer is LIMIT, where there is none to be had, NOT_ALLOWED. A server that does not know the op
+// ends the connection with BAD_REQUEST.
+//
 // PLACEMENT. `page_bytes` of a HELLO's reply is the size of the pages that the pool is made of: who
 // maps the pool at a multiple of it, and advises huge pages where it exceeds the system's own, keeps
 // them whole. The NUMA node that a client names is where the memory for what it writes is looked for
@@ -103,6 +114,7 @@ inline constexpr uint32_t kMaxBodyBytes = 4u << 20;
 inline constexpr uint32_t kMaxDocBytes = 64u << 10;
 inline constexpr uint32_t kMaxTextBytes = 1024;
 inline constexpr uint32_t kMaxTokenBytes = 512;
+inline constexpr uint32_t kMaxCardBytes = 1024;
 inline constexpr uint32_t kMaxHashes = 16384;  // blocks in one request
 inline constexpr uint32_t kMaxParts = 1024;    // parts of one manifest
 inline constexpr uint32_t kMaxSlots = 131072;  // blocks x parts in one ACQUIRE
@@ -115,7 +127,7 @@ enum class Op : uint8_t {
   kRegister = 2,   // a manifest, its spec and its parts, by an engine
   kManifests = 3,  // what is registered, and by whom
   kMatch = 4,      // the longest leading run of blocks whose parts are all committed
-  kReserve = 5,    // slots to write one part of several blocks into (shared memory only)
+  kReserve = 5,    // slots to write one part of several blocks into (shared memory, RDMA)
   kCommit = 6,     // make reserved parts visible
   kAbort = 7,      // give reserved slots back; the client no longer writes them
   kPut = 8,        // reserve, send and commit in one request
@@ -128,6 +140,7 @@ enum class Op : uint8_t {
   kPurge = 15,     // forget all blocks of the tenant
   kStats = 16,     // gauges and counters
   kLend = 17,      // slots for parts that are then posted (shared memory only)
+  kAttach = 18,    // an RDMA connection beside this one
 };
 
 enum class Status : uint16_t {
@@ -136,7 +149,7 @@ enum class Status : uint16_t {
   kUnsupportedVersion = 2,
   kUnknownManifest = 3,  // not registered with this server (it may have restarted)
   kLimit = 4,            // a limit of the server; nothing was done
-  kNotAllowed = 5,       // e.g. RESERVE without a writable pool and a fence
+  kNotAllowed = 5,       // e.g. RESERVE by who can write no slot
   kConflict = 6,         // REGISTER: a part digest that is known with another size
   kTimeout = 7,
   kCancelled = 8,
@@ -207,6 +220,7 @@ constexpr uint32_t max_body_bytes(Op op) {
     case Op::kWait: return hashes;
     case Op::kCommit:
     case Op::kAbort: return hashes + kMaxHashes * 8;
+    case Op::kAttach: return kMaxCardBytes + rest;
     default: return rest;
   }
 }

@@ -93,6 +93,10 @@ nb::bytes lend(uint64_t id, uint32_t manifest_id, uint16_t part,
   return frame(Op::kLend, id, LendRequest{manifest_id, part, parent ? hash_of(*parent) : Hash{}});
 }
 
+nb::bytes attach(uint64_t id, const nb::bytes& card, uint32_t rail) {
+  return frame(Op::kAttach, id, AttachRequest{rail, std::string_view(card.c_str(), card.size())});
+}
+
 nb::bytes put(uint64_t id, uint32_t manifest_id, uint16_t part,
               const std::optional<nb::bytes>& parent, nb::handle hashes, uint64_t block_bytes) {
   const Buffer buffer(hashes);
@@ -157,7 +161,8 @@ void bind_enums(nb::module_& m) {
       .value("DELETE", Op::kDelete)
       .value("PURGE", Op::kPurge)
       .value("STATS", Op::kStats)
-      .value("LEND", Op::kLend);
+      .value("LEND", Op::kLend)
+      .value("ATTACH", Op::kAttach);
   nb::enum_<Status>(m, "Status", nb::is_arithmetic())
       .value("OK", Status::kOk)
       .value("BAD_REQUEST", Status::kBadRequest)
@@ -192,6 +197,7 @@ void bind_constants(nb::module_& m) {
   m.attr("MAX_DOC_BYTES") = kMaxDocBytes;
   m.attr("MAX_TEXT_BYTES") = kMaxTextBytes;
   m.attr("MAX_TOKEN_BYTES") = kMaxTokenBytes;
+  m.attr("MAX_CARD_BYTES") = kMaxCardBytes;
   m.attr("MAX_HASHES") = kMaxHashes;
   m.attr("MAX_PARTS") = kMaxParts;
   m.attr("MAX_SLOTS") = kMaxSlots;
@@ -220,6 +226,7 @@ void bind_wire(nb::module_& m) {
         "hashes"_a);
   m.def("encode_lend", lend, "request_id"_a, "manifest_id"_a, "part"_a,
         "parent"_a.none());
+  m.def("encode_attach", attach, "request_id"_a, "card"_a, "rail"_a = 0);
   m.def("encode_commit", commit, "request_id"_a, "manifest_id"_a, "part"_a, "hashes"_a,
         "generations"_a, "crcs"_a);
   m.def("encode_abort", abort_, "request_id"_a, "manifest_id"_a, "part"_a, "hashes"_a,

@@ -184,6 +184,14 @@ struct CountReply {
   }
 };
 
+struct AttachReply {
+  std::string_view card;  // blob <= kMaxCardBytes: the server's end, and where the pool lies
+  template <class V>
+  bool fields(V& v) {
+    return v.blob(card, kMaxCardBytes);
+  }
+};
+
 // Gauges, and counters whose name's first word ends in `_total`. `NAME.SERIES` is one series of NAME,
 // whose own value is their sum. Times are told in nanoseconds, as NAME.le_BOUND (how many took at
 // most that long; BOUND `inf`: all) and NAME.sum. What is told of each tenant, tenant_NAME.TENANT, has

@@ -165,6 +165,15 @@ struct CancelRequest {
   }
 };
 
+struct AttachRequest {
+  uint32_t rail = 0;
+  std::string_view card;  // blob <= kMaxCardBytes: the client's end, opaque to the server
+  template <class V>
+  bool fields(V& v) {
+    return v.u32(rail) && v.blob(card, kMaxCardBytes);
+  }
+};
+
 // PURGE, STATS.
 struct EmptyRequest {
   template <class V>

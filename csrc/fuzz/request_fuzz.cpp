@@ -86,7 +86,8 @@ std::vector<std::string> stories() {
             deliver = act(Act::kDeliver), read = act(Act::kRead), vanish = act(Act::kVanish),
             lift = act(Act::kLift), scribble = act(Act::kScribble), drain = act(Act::kDrain),
             erase = act(Act::kDelete), time = act(Act::kTime), purge = act(Act::kPurge),
-            lend = act(Act::kLend), post = act(Act::kPost);
+            lend = act(Act::kLend), post = act(Act::kPost), attach = act(Act::kAttach),
+            host = act(Act::kHost);
   return {
       // Two map the pool: one writes and leases while the other fills it until blocks must go.
       story(1, 0, 7, 0,
@@ -129,6 +130,14 @@ std::vector<std::string> stories() {
       story(7, 0, 12, 0,
             {{connect, 0, 3}, {enroll, 0, 0, 0}, {lend, 0, 0, 0, 0, 0, 0, 0}, {post, 0, 0, 0, 0},
              {kBend | post, 0, 1, 2, 3}, {lend, 0, 0, 0, 0, 0, 0, 0}, {get, 0, 0, 0, 0, 0, 2}}),
+      // One attaches, writes, leases and vanishes; its queue pair ends late, and another's never began.
+      story(9, 0, 7, 1,
+            {{connect, 0, 0}, {enroll, 0, 0, 0}, {attach, 0, 1}, {host, 0, 0},
+             {reserve, 0, 0, 0, 0, 0, 3, 0}, {settle, 0, 0, 1}, {settle, 0, 0, 0},
+             {acquire, 0, 0, 0, 0, 0, 3, 0}, {connect, 1, 0}, {enroll, 1, 0, 0}, {attach, 1, 0},
+             {vanish, 0}, {host, 0, 3}, {put, 1, 0, 0, 1, 0, 7, 0, 0}, {scribble, 0},
+             {get, 1, 0, 0, 1, 0, 7}, {lift, 0, 0},
+             {connect, 2, 0}, {attach, 2, 0}, {vanish, 2}, {put, 1, 0, 0, 1, 0, 7, 0, 0}}),
       // Two tenants with the same names, then the node leaves.
       story(1, 2, 20, 0,
             {{connect, 0, 0}, {enroll, 0, 0, 0}, {connect, 1, 4}, {enroll, 1, 0, 0},

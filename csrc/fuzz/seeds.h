@@ -53,6 +53,7 @@ inline std::vector<std::string> requests() {
       frame(Op::kPurge, EmptyRequest{}),
       frame(Op::kStats, EmptyRequest{}),
       frame(Op::kLend, LendRequest{1, 0, hash_of(3)}),
+      frame(Op::kAttach, AttachRequest{1, "a card of some length"}),
   };
 }
 
@@ -73,6 +74,7 @@ inline std::vector<std::string> replies() {
       frame(Op::kPurge, CountReply{4}),
       frame(Op::kStats, StatsReply{{{"blocks", 1}, {"leases", 2}}}),
       frame(Op::kLend, LendReply{2, {4096, 8192}, {1, 2}}),
+      frame(Op::kAttach, AttachReply{"a card of some length"}),
       frame(Op::kMatch, ErrorReply{"no such manifest"}, Status::kUnknownManifest),
   };
 }

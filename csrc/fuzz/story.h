@@ -10,6 +10,7 @@
 #include "node.h"
 #include "server.h"
 #include "story_acts.h"
+#include "story_host.h"
 #include "story_peer.h"
 
 namespace kv::fuzz {
@@ -34,6 +35,7 @@ class Story {
                .tenants = Tenants(tenant_options(tenants_)),
                .lend_bytes = (manner_ >> 1) % 4 * uint64_t{3 * kGranule}},
               pool_.data(), pool_.size(), pipe_end(), pipe_end(), &empty_directory()) {
+    if ((manner_ & 8) != 0) expect(node_.attachments().offer(2) == 0);
     for (size_t i = 0; i < kPeers; ++i) peers_.emplace_back(static_cast<int>(i));
     node_.set_now(now_);
   }
@@ -55,12 +57,6 @@ class Story {
     return all;
   }
 
-  // Seldom the default: to learn from nothing takes it as long as the rest of a story.
-  static std::string policy(uint8_t choice) {
-    const size_t rarely = choice % 16;
-    return std::string(eviction_policies()[std::min(rarely, eviction_policies().size() - 1)]);
-  }
-
   void step() {
     const uint8_t first = choices_.u8();
     const auto act = static_cast<Act>((first & ~kBend) % static_cast<uint8_t>(Act::kCount));
@@ -76,6 +72,7 @@ class Story {
       case Act::kTime: return pass_time();
       case Act::kDrain: return node_.drain();
       case Act::kPost: return post(peer);
+      case Act::kHost: return host_.turn(choices_);
       case Act::kCount: return;
       default: break;
     }
@@ -91,6 +88,8 @@ class Story {
       case Act::kReserve: return reserve(peer);
       case Act::kSettle: return settle(peer);
       case Act::kLend: return lend(peer);
+      case Act::kAttach:
+        return peer.ask({.op = Op::kAttach}, AttachRequest{choices_.below(3), "a card"}, {}, bend_);
       case Act::kRelease: return release(peer);
       case Act::kWait: return wait(peer);
       case Act::kCancel:
@@ -326,26 +325,28 @@ class Story {
 
   void vanish(Peer& peer) {
     if (peer.session() == 0) return;
+    const bool attached = host_.knows(peer.session());
     const std::optional<uint64_t> fence = node_.end_session(peer.session());
-    if (honest_ && !peer.grants.empty()) expect(fence.has_value());
-    if (honest_ && !peer.lent.empty()) expect(fence.has_value());
+    if (attached) expect(!fence);
+    else if (honest_ && !(peer.grants.empty() && peer.lent.empty())) expect(fence.has_value());
     std::vector<Grant> written = std::move(peer.grants);
     written.insert(written.end(), peer.lent.begin(), peer.lent.end());
-    if (fence) ghosts_.emplace_back(*fence, std::move(written));
+    if (attached || fence)
+      ghosts_.push_back({attached, attached ? peer.session() : *fence, std::move(written)});
     peer.end();
   }
 
-  // Writers that are gone for the server, and still write.
   void scribble() {
-    for (const auto& [fence, grants] : ghosts_)
-      for (const Grant& grant : grants)
+    for (const Ghost& ghost : ghosts_)
+      for (const Grant& grant : ghost.grants)
         std::memset(pool_.data() + grant.offset, 0xEE,
                     manifest_kinds()[grant.kind].parts[grant.part].bytes);
   }
   void lift() {
     if (ghosts_.empty()) return;
     const size_t place = choices_.u8() % ghosts_.size();
-    node_.fences().lift(ghosts_[place].first);
+    if (const Ghost& ghost = ghosts_[place]; ghost.attached) host_.end(ghost.id);
+    else node_.fences().lift(ghost.id);
     ghosts_.erase(ghosts_.begin() + static_cast<std::ptrdiff_t>(place));
   }
 
@@ -383,8 +384,9 @@ class Story {
   uint32_t tenants_;
   std::vector<uint8_t> pool_;
   Node node_;
+  Host host_{node_};
   std::vector<Peer> peers_;
-  std::vector<std::pair<uint64_t, std::vector<Grant>>> ghosts_;  // by fence
+  std::vector<Ghost> ghosts_;
   TimePoint now_{std::chrono::hours(1)};
   bool honest_ = true;
   Choices* bend_ = nullptr;

@@ -22,7 +22,7 @@ namespace kv::fuzz {
 enum class Act : uint8_t {
   kConnect, kRegister, kPut, kReserve, kSettle, kAcquire, kRelease, kGet, kWait, kCancel, kMatch,
   kDelete, kPurge, kTell, kDeliver, kRead, kVanish, kLift, kScribble, kTime, kDrain, kRaw,
-  kLend, kPost, kCount
+  kLend, kPost, kAttach, kHost, kCount
 };
 inline constexpr uint8_t kBend = 0x80;  // set in a step: one byte of its request is changed
 
@@ -40,7 +40,8 @@ inline void expect_zero(const Node& node, const std::vector<std::string_view>& g
 // What is nobody's when all are gone and the blocks are purged.
 inline const std::vector<std::string_view> kLeftAtTheEnd{
     "connections", "reserved_blocks", "pinned_blocks", "leases",       "leased_blocks",
-    "waits",       "used_bytes",      "blocks",        "fenced_blocks", "lent_bytes"};
+    "waits",       "used_bytes",      "blocks",        "fenced_blocks", "lent_bytes",
+    "queue_pairs"};
 
 // The read end of a pipe that is never closed: a fence, or any descriptor.
 inline int pipe_end() {

@@ -55,7 +55,7 @@ class Peer {
     *this = Peer(ends_);
     session_ = session, tenant_ = tenant;
   }
-  void end() { session_ = 0; }
+  void end() { session_ = 0, leases.clear(); }
   uint64_t session() const { return session_; }
 
   // Queues a request; with `bend` a byte of it is another than it should be.

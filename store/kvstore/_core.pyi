@@ -82,6 +82,17 @@ class Segments:
     def blocks(self) -> int | None: ...
     @property
     def writable(self) -> bool: ...
+    @property
+    def bases(self) -> list[int]: ...
+    @property
+    def strides(self) -> list[int]: ...
+    @property
+    def sizes(self) -> list[int]: ...
+    def pieces(self, indices: Sequence[int]) -> list[list[tuple[int, int]]]:
+        """Return for each block the runs of memory that it consists of: address and bytes, in its order."""
+
+    def digests(self, indices: Sequence[int]) -> list[int]:
+        """Return the CRC32C of each block, computed where it lies."""
 
 @final
 class PoolView:
@@ -321,6 +332,7 @@ MAX_BODY_BYTES: int
 MAX_DOC_BYTES: int
 MAX_TEXT_BYTES: int
 MAX_TOKEN_BYTES: int
+MAX_CARD_BYTES: int
 MAX_HASHES: int
 MAX_PARTS: int
 MAX_SLOTS: int
@@ -344,6 +356,7 @@ class Op(enum.IntEnum):
     PURGE = 15
     STATS = 16
     LEND = 17
+    ATTACH = 18
 
 class Status(enum.IntEnum):
     OK = 0
@@ -398,6 +411,7 @@ def encode_match(request_id: int, manifest_id: int, hashes: Buffer, promote: boo
 
 def encode_reserve(request_id: int, manifest_id: int, part: int, parent: bytes | None, hashes: Buffer) -> bytes: ...
 def encode_lend(request_id: int, manifest_id: int, part: int, parent: bytes | None) -> bytes: ...
+def encode_attach(request_id: int, card: bytes, rail: int = 0) -> bytes: ...
 def encode_commit(
     request_id: int, manifest_id: int, part: int, hashes: Buffer, generations: Sequence[int], crcs: Sequence[int]
 ) -> bytes: ...
@@ -517,6 +531,13 @@ class ReserveReply:
     def generations(self) -> list[int]: ...
 
 @final
+class AttachReply:
+    """The server's end of the RDMA connection, opaque here: see kvstore.rdma.base."""
+
+    @property
+    def card(self) -> bytes: ...
+
+@final
 class LendReply:
     """All slots that the connection has now; `most`: that it may have of this size."""
 
@@ -597,7 +618,7 @@ class ErrorReply:
 
 _Answer: TypeAlias = (
     HelloReply | RegisterReply | ManifestsReply | MatchReply | ReserveReply | StatusesReply | AcquireReply
-    | GetReply | WaitReply | FlagReply | CountReply | StatsReply | LendReply
+    | GetReply | WaitReply | FlagReply | CountReply | StatsReply | LendReply | AttachReply
 )
 _Reply: TypeAlias = _Answer | ErrorReply
 
@@ -669,6 +690,20 @@ class Placed:
         """How many NUMA nodes have a part of it; 0 where it is bound to none."""
 
 @final
+class AttachEvent:
+    """What the host of RDMA has to do: make a queue pair for a session, or end (not `begins`) the one it has."""
+
+    @property
+    def session(self) -> int: ...
+    @property
+    def begins(self) -> bool: ...
+    @property
+    def rail(self) -> int: ...
+    @property
+    def card(self) -> bytes:
+        """The client's end, as it came; empty in an end."""
+
+@final
 class StoreServer:
     """A store node: TCP and Unix listeners, one thread of its own, one pool. Not started by the constructor.
 
@@ -726,6 +761,32 @@ class StoreServer:
     @property
     def notice_fd(self) -> int:
         """A descriptor that can be read while there are notices; the server's own. -1 without a disk."""
+
+    def offer_attach(self, most: int) -> int:
+        """From now on let connections attach for RDMA, at most `most` at a time (0: no further ones).
+
+        Returns a descriptor that can be read while take_attach_events() has something; the server's own
+        until stop(). ValueError unless running.
+        """
+
+    def take_attach_events(self) -> list[AttachEvent]:
+        """Return what the host of RDMA has to do, each once, in the order in which it was wished for."""
+
+    def attached(self, session: int, card: bytes) -> bool:
+        """The session has a queue pair: give its client this card. False: it is gone; end the queue pair."""
+
+    def refuse_attachment(self, session: int, status: Status, why: str) -> bool:
+        """The session gets no queue pair. False: it is gone."""
+
+    def fenced(self, session: int) -> None:
+        """Nothing reads or writes the pool through the session's queue pair any more: its slots are free.
+
+        A session that has not ended ends before.
+        """
+
+    @property
+    def pool_address(self) -> int:
+        """Where the pool lies in this process; 0 unless running."""
 
     def drain(self) -> int:
         """Accept no connection any more and end each when nothing of it is under way.

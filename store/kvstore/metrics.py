@@ -105,7 +105,7 @@ FAMILIES: Final = (
     Family(
         "fenced_blocks",
         "Slots whose writer lost its connection and may still reach them; not in use until it has "
-        "let the pool go.",
+        "let the pool go, or its queue pair has ended.",
     ),
     Family(
         "pinned_blocks",
@@ -116,16 +116,23 @@ FAMILIES: Final = (
     Family("leased_blocks", "Blocks under leases; one under two counts twice."),
     Family("waits", "Requests that wait for a prefix to land."),
     Family(
-        "connections", "Connections, by how they move blocks: shm, unix or tcp.", ("transport",)
+        "connections",
+        "Connections, by how they move blocks: shm, unix, tcp or rdma.",
+        ("transport",),
     ),
+    Family("queue_pairs", "Queue pairs that connections have or wait for, or that have to end."),
     Family("draining", "1 while the node lets what is under way end before it leaves, else 0."),
     Family("manifests", "Manifests registered since the node started."),
     Family("connections_total", "Connections accepted."),
-    Family("bytes_in_total", "Bytes of blocks committed over shm, unix or tcp.", ("transport",)),
+    Family(
+        "bytes_in_total",
+        "Bytes of blocks committed over shm, unix, tcp or rdma.",
+        ("transport",),
+    ),
     Family(
         "bytes_out_total",
         "Bytes of blocks given to readers: sent over unix or tcp, leased to who maps the pool "
-        "(shm).",
+        "(shm) or reads it over rdma.",
         ("transport",),
     ),
     Family("hits_total", "Blocks asked for and found, in memory or on the disk alone.", ("tier",)),
@@ -164,6 +171,16 @@ FAMILIES: Final = (
         "Time that the server spent on requests of each kind, with the payload of a put and "
         "without the sending of replies; the count is that of the requests.",
         ("operation",),
+    ),
+    Family(
+        "attaches_total",
+        "Connections that wished for RDMA: attached, refused for want of a queue pair, or gone before "
+        "the answer.",
+        ("outcome",),
+    ),
+    Family(
+        "broken_attachments_total",
+        "Connections over RDMA that ended in the midst of a put or a get.",
     ),
     Family("refusals_total", "Times that an engine said that it shares nothing."),
     Family("bad_frames_total", "Connections ended for breaking the protocol."),

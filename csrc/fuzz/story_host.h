@@ -1,0 +1,56 @@
+// The host of RDMA in a fuzzed story: it makes queue pairs late, or none, and ends them later still.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "node.h"
+#include "story_peer.h"
+
+namespace kv::fuzz {
+
+// A writer that is gone for the server, and still writes.
+struct Ghost {
+  bool attached;
+  uint64_t id;  // of its session where it was attached, else of its fence
+  std::vector<Grant> grants;
+};
+
+class Host {
+ public:
+  explicit Host(Node& node) : node_(node) {}
+
+  // Hears what there is, and answers one of those who wait.
+  void turn(Choices& choices) {
+    for (const AttachEvent& event : node_.attachments().take_events())
+      if (event.begins) waiting_.push_back(event.session);
+    if (waiting_.empty()) return;
+    const uint8_t choice = choices.u8();
+    const auto chosen = waiting_.begin() + choice / 4 % static_cast<int>(waiting_.size());
+    const uint64_t session = *chosen;
+    waiting_.erase(chosen);
+    const bool here = node_.find_session(session) != nullptr;
+    if (choice % 4 == 3) {
+      expect(node_.refuse_attachment(session, Status::kLimit, "none is left") == here);
+    } else {
+      expect(node_.attached(session, "a card") == here);
+      if (here) pairs_.push_back(session);
+    }
+  }
+  // Whether the node must ask for the end of this session's queue pair.
+  bool knows(uint64_t session) const {
+    return std::ranges::count(waiting_, session) + std::ranges::count(pairs_, session) != 0;
+  }
+  void end(uint64_t session) {
+    std::erase(waiting_, session);
+    std::erase(pairs_, session);
+    node_.fenced(session);
+  }
+
+ private:
+  Node& node_;
+  std::vector<uint64_t> waiting_;  // heard of, and not answered
+  std::vector<uint64_t> pairs_;
+};
+
+}  // namespace kv::fuzz
