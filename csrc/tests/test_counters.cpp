@@ -25,7 +25,8 @@ void times_are_told_as_prometheus_counts_them() {
 void a_name_with_series_is_their_sum() {
   CountsBy<Transport, kTransportNames.size()> bytes;
   bytes[Transport::kShm] += 1, bytes[Transport::kTcp] += 4;
-  const StatList::Values expected{{"b", 5}, {"b.shm", 1}, {"b.unix", 0}, {"b.tcp", 4}};
+  const StatList::Values expected{
+      {"b", 5}, {"b.shm", 1}, {"b.unix", 0}, {"b.tcp", 4}, {"b.rdma", 0}};
   CHECK(StatList().add_each("b", kTransportNames, bytes.values).take() == expected);
 }
 
@@ -35,7 +36,7 @@ void every_op_has_a_name_in_its_place() {
   const size_t put = static_cast<size_t>(wire::Op::kPut) - 1;
   CHECK(counters.operations[put].sum_ns() == 1 && std::string(kOpNames[put]) == "put");
   CHECK(std::string(kOpNames[static_cast<size_t>(wire::Op::kHello) - 1]) == "hello");
-  CHECK(std::string(kOpNames[static_cast<size_t>(wire::Op::kLend) - 1]) == "lend");
+  CHECK(std::string(kOpNames[static_cast<size_t>(wire::Op::kAttach) - 1]) == "attach");
 }
 
 }  // namespace

@@ -174,8 +174,8 @@ FAMILIES: Final = (
     ),
     Family(
         "attaches_total",
-        "Connections that wished for RDMA: attached, refused for want of a queue pair, or gone before "
-        "the answer.",
+        "Connections that wished for RDMA: attached, refused for want of a queue pair, or gone "
+        "before the answer.",
         ("outcome",),
     ),
     Family(
