@@ -9,6 +9,7 @@ NB_MODULE(_core, module) {
   kv::python::bind_tls(module);
   kv::python::bind_link(module);
   kv::python::bind_memory(module);
+  kv::python::bind_plans(module);
   kv::python::bind_local_writes(module);
   kv::python::bind_local_reads(module);
   kv::python::bind_server(module);

@@ -56,6 +56,7 @@ void bind_replies(nb::module_& module);
 void bind_tls(nb::module_& module);
 void bind_link(nb::module_& module);
 void bind_memory(nb::module_& module);
+void bind_plans(nb::module_& module);
 void bind_local_reads(nb::module_& module);
 void bind_local_writes(nb::module_& module);
 void bind_server(nb::module_& module);

@@ -244,6 +244,78 @@ def scatter(
 ) -> list[bool]:
     """Copy slots into the caller's memory; return whether the bytes copied match `crcs` (True without)."""
 
+@final
+class PartShape:
+    """How the bytes of a part of one block are ordered, in numbers. ValueError where they make no sense.
+
+    `layers`, `kv_heads`: half-open ranges. `order`: outermost first, of L layers, K keys and values, H heads,
+    T tokens, E elements; what is left out has but one of its kind. `elements`: of keys and of values of one
+    token and head (no values: 0). `page_bytes`: of a layer with its padding (0: none). `segments`: sizes of
+    the pieces of memory that a block lies in, in order (none: in one).
+    """
+
+    def __init__(
+        self,
+        layers: tuple[int, int],
+        kv_heads: tuple[int, int],
+        *,
+        order: str,
+        tokens: int = 1,
+        elements: tuple[int, int],
+        element_bytes: int = 1,
+        page_bytes: int = 0,
+        segments: Sequence[int] = ...,
+    ) -> None: ...
+    @property
+    def block_bytes(self) -> int: ...
+
+@final
+class StridedCopy:
+    """Copies that fill a part from parts of other shapes: planned once, run over many blocks.
+
+    A unit is the fewest whole blocks of both sides that have the same tokens. ValueError, with the reason,
+    where the sources cannot become the target.
+    """
+
+    def __init__(self, sources: Sequence[PartShape], target: PartShape) -> None: ...
+    def run(
+        self,
+        sources: Sequence[Segments],
+        source_indices: Sequence[Sequence[int]],
+        target: Segments,
+        target_indices: Sequence[int],
+        skipped: int = 0,
+    ) -> None:
+        """Fill blocks `target_indices`; `skipped` blocks of the first unit come before them.
+
+        Each source that is read needs `source_count` indices. The two sides must not overlap. ValueError or
+        IndexError, before anything is written, where that does not fit the plan or the segments.
+        """
+
+    def source_count(self, skipped: int, count: int) -> int:
+        """Return how many blocks of each source `count` blocks of the target are made of."""
+
+    @property
+    def source_blocks(self) -> int:
+        """Blocks of a unit, of a source."""
+
+    @property
+    def target_blocks(self) -> int: ...
+    @property
+    def reads(self) -> list[bool]:
+        """Whether a source is read, for each."""
+
+    @property
+    def pieces(self) -> int: ...
+    @property
+    def runs(self) -> int:
+        """Runs of bytes that are copied for one unit."""
+
+    @property
+    def unit_bytes(self) -> int: ...
+    @property
+    def least_run_bytes(self) -> int: ...
+
 class TlsError(ConnectionError):
     """TLS failed; the message is why, a part of a sentence: a certificate, or an end that speaks no TLS."""
 

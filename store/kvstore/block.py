@@ -1,4 +1,4 @@
-"""Identity of KV: cache spec, layout, part, manifest and their digests. Touches no bytes of KV.
+"""Identity of KV: cache spec, part, manifest and their digests. Touches no bytes of KV.
 
 A block's identity is logical: which tokens (the chain hash) under which cache spec. What is stored
 are parts: some layers and heads of a block in one layout. A manifest lists the parts that together
@@ -15,11 +15,19 @@ from hashlib import sha256
 from typing import Any
 
 from kvstore.errors import BadDocument
+from kvstore.layout import Layout, Scalar
 
-__all__ = ["DOCUMENT_VERSION", "CacheSpec", "Layout", "Manifest", "Part", "canonical_json"]
+__all__ = [
+    "DOCUMENT_VERSION",
+    "CacheSpec",
+    "Layout",
+    "Manifest",
+    "Part",
+    "Scalar",
+    "canonical_json",
+]
 
 DOCUMENT_VERSION = 1
-Scalar = str | int | bool | None
 
 
 def canonical_json(value: object) -> bytes:
@@ -77,28 +85,6 @@ class CacheSpec:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How the bytes of a part are ordered. `opaque` bytes mean something to `engine` alone.
-
-    `engine` is a fingerprint: two engines with equal layouts may exchange bytes without looking at
-    them; with different ones they never do.
-    """
-
-    kind: str
-    engine: str
-    fields: tuple[tuple[str, Scalar], ...] = ()
-
-    @classmethod
-    def opaque(cls, engine: str, fields: Mapping[str, Scalar] | None = None) -> "Layout":
-        """A layout that only the same kind of engine can read."""
-        return cls("opaque", engine, tuple(sorted((fields or {}).items())))
-
-    def as_dict(self) -> dict[str, Any]:
-        """The layout as JSON values."""
-        return {"engine": self.engine, "fields": dict(self.fields), "kind": self.kind}
-
-
-@dataclass(frozen=True)
 class Part:
     """What one engine rank holds of a block: layers x KV heads of one cache group, in one layout.
 
@@ -118,6 +104,7 @@ class Part:
                 raise BadDocument(f"{name} must be a range with first < end, got {first}..{end}")
         if self.block_bytes < 1 or self.group < 0:
             raise BadDocument("a part has a group of at least 0 and block_bytes of at least 1")
+        self.layout.check_part(self.layers, self.kv_heads, self.block_bytes)
 
     def as_dict(self) -> dict[str, Any]:
         """The part as JSON values."""
@@ -149,6 +136,12 @@ class Manifest:
             raise BadDocument("two parts of a manifest are the same")
         if any(part.group >= len(self.spec.groups) for part in self.parts):
             raise BadDocument("a part names a cache group that the spec does not have")
+        for part in self.parts:
+            if part.layout.tokens not in {None, self.spec.block_tokens}:
+                raise BadDocument(
+                    f"a part is laid out in blocks of {part.layout.tokens} tokens, its cache spec "
+                    f"in blocks of {self.spec.block_tokens}"
+                )
 
     def as_dict(self) -> dict[str, Any]:
         """The manifest as JSON values."""

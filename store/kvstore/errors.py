@@ -10,11 +10,13 @@ KVStoreError
  +- CorruptBlock         the bytes of a block do not match their digest
  +- LeaseLost            a lease or reservation is not held any more
  +- BadDocument          a cache spec or manifest that does not say what it must
+ +- CannotMap            KV of one shape that cannot become that of another
  +- StoreClosed          the client (or a lease of it) was used after close()
 """
 
 __all__ = [
     "BadDocument",
+    "CannotMap",
     "CorruptBlock",
     "DeadlineExceeded",
     "KVStoreError",
@@ -70,6 +72,10 @@ class LeaseLost(KVStoreError):
 
 class BadDocument(KVStoreError):
     """A cache spec, layout or manifest is malformed."""
+
+
+class CannotMap(KVStoreError, ValueError):
+    """KV of one shape cannot become that of another: the message is the reason."""
 
 
 class StoreClosed(KVStoreError):
