@@ -37,6 +37,7 @@ fuzz: ## replay the kept inputs of every fuzz target, then fuzz for FUZZ_SECONDS
 bench: ## the quick benchmarks; figures in build/
 	@mkdir -p build
 	$(PYTHON) -m benchmarks.chain_hash --quick --json build/chain_hash.json
+	$(PYTHON) -m benchmarks.copy_plans --quick --json build/copy_plans.json
 	$(PYTHON) -m benchmarks.store --quick --json build/store.json
 	$(PYTHON) -m benchmarks.wire --quick --json build/wire.json
 
