@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline stubs vllm-env docker
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline stubs vllm-env docker rdma
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
 
@@ -54,3 +54,6 @@ vllm-env: ## the environment of the real engines that tests/vllm need; prints it
 
 docker: ## deploy/ for real: build, start, ask, stop (a private Docker engine where there is none)
 	.ci/stages/containers.sh
+
+rdma: ## RDMA on Soft-RoCE, in two emulated machines joined by a virtual Ethernet; Debian's packages
+	$(PYTHON) -m tests.rdma

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from kvstore.deadline import Deadline
 from kvstore.errors import KVStoreError, StoreUnavailable
@@ -138,11 +138,11 @@ class Region:
         return _canonical("region", made, data)
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(NamedTuple):
     """One run of bytes between local and remote memory; `length` in bytes, not 0.
 
-    The direction is the call's: `write` copies to the remote address, `read` from it.
+    The direction is the call's: `write` copies to the remote address, `read` from it. A tuple, for
+    there is one for each block moved.
     """
 
     local_address: int
@@ -210,9 +210,10 @@ class QueuePair(Protocol):
         ...
 
     def connect(self, peer: Endpoint) -> None:
-        """Make it ready to send and to be written. Waits for nothing.
+        """Make it ready to send and to be written.
 
-        Raises TransferFailed where the peer's endpoint cannot be reached from this port.
+        Over Ethernet the kernel looks for the peer, up to a second where nobody has its GID, and
+        the GIL is held. Raises TransferFailed where it cannot be reached from this port.
         """
         ...
 
@@ -221,15 +222,15 @@ class QueuePair(Protocol):
 
         `cut` is a descriptor of the control channel to the same peer: its hang-up is failure too,
         since a silent peer is given up only after several retries. The copies take effect in any
-        order, and not at all, or in part, where this raises TransferFailed or DeadlineExceeded; the
-        local memory may still be read until `fence` or `close`.
+        order, and not at all, or in part, where this raises TransferFailed or DeadlineExceeded; it
+        is then fenced before it raises, so that the local memory is not read any more.
         """
         ...
 
     def read(self, copies: Sequence[Copy], deadline: Deadline, cut: int) -> None:
         """Copy from the peer's memory; returns when all of it is here.
 
-        Otherwise as `write`; what may be touched until `fence` or `close` is written here.
+        Otherwise as `write`: where it raises, the local memory is not written any more.
         """
         ...
 

@@ -1,0 +1,62 @@
+"""`make rdma`: the tests that need an RDMA device, in two emulated machines; then what a block
+costs in Python, on the host.
+
+Exit status 0 only if all passed; 97 where no machine can be made here.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.rdma.machine import NO_MACHINE, Job, run_machines
+from tests.rdma.machine_image import NoMachine, image, say
+
+# What runs in the first machine, with another beside it: add a path to have it run there. A test of
+# these is marked `rdma`, and finds the second machine in KVROUTER_RDMA_BESIDE (see conftest.py).
+INSIDE = ("tests/rdma/test_verbs.py", "tests/rdma/test_bandwidth.py")
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BESIDE_HOST = "10.77.0.2"
+BESIDE_PORT = 7471
+LIMIT_S = 300
+# Python starts slowly in there: no plugin is loaded that these tests do not use.
+PYTEST = "python -m pytest -p pytest_asyncio.plugin -p pytest_timeout -p no:cacheprovider -v -s"
+TESTS = (
+    f"until (exec 3<>/dev/tcp/{BESIDE_HOST}/{BESIDE_PORT}) 2>/dev/null; do sleep 0.2; done; "
+    f"exec {PYTEST} --timeout 100 --durations=5 -m rdma"
+)
+
+
+def main() -> int:
+    """Run all of it; the status of what failed first."""
+    try:
+        return run_tests() or run_benchmark()
+    except NoMachine as problem:
+        say(str(problem))
+        return NO_MACHINE
+
+
+def run_benchmark() -> int:
+    """The cost of posting, with the machine's pyverbs on the host's Python: it needs no device."""
+    made = image()
+    paths = {"PYTHONPATH": str(made.python_path), "LD_LIBRARY_PATH": str(made.libraries)}
+    command = [sys.executable, "-m", "benchmarks.rdma_post"]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **paths}, check=False).returncode
+
+
+def run_tests() -> int:
+    """The status of pytest in there."""
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "KVROUTER_RDMA_BESIDE": f"{BESIDE_HOST}:{BESIDE_PORT}",
+    }
+    tests = ["bash", "-c", f"{TESTS} {' '.join(INSIDE)}"]
+    peer = ["python", "-m", "tests.rdma.peer", "0.0.0.0", str(BESIDE_PORT)]
+    jobs = [Job(tests, ROOT, environment), Job(peer, ROOT, environment, cpus=1)]
+    return run_machines(jobs, LIMIT_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
