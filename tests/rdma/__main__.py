@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.rdma.machine import NO_MACHINE, Job, run_machines
+from tests.rdma.machine import NO_MACHINE, Job, end_on_sigterm, run_machines
 from tests.rdma.machine_image import NoMachine, image, say
 
 # What runs in the first machine, with another beside it: add a path to have it run there. A test of
@@ -59,4 +59,5 @@ def run_tests() -> int:
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     sys.exit(main())

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from typing import IO
 
 from tests.rdma.machine_image import HERE, Image, NoMachine, archive, image, say
 
-__all__ = ["Job", "run_machines"]
+__all__ = ["NO_MACHINE", "Job", "end_on_sigterm", "run_machines"]
 
 NO_MACHINE = 97
 NO_STATUS = 125
@@ -135,6 +136,11 @@ def run_machines(jobs: Sequence[Job], limit_s: float) -> int:
     return status
 
 
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this process as Ctrl-C does: with its machines, and without their files."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 def _write_job(folder: Path, made: Image, job: Job, node: int, limit_s: float) -> None:
     inner = folder / "job"
     inner.mkdir(parents=True)
@@ -194,4 +200,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     sys.exit(main())

@@ -7,11 +7,15 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import cast
 
 import pytest
 from tests.rdma.near import LARGE, NearSide
 
 from kvstore.rdma.base import Copy
+from kvstore.rdma.device import VerbsDevice
+from kvstore.rdma.ports import SYSFS
 
 pytestmark = pytest.mark.rdma
 BLOCK = 64 * 1024
@@ -46,6 +50,14 @@ def client_of(far: subprocess.Popen[bytes], command: list[str]) -> str:
     return said
 
 
+def wire_bytes(device: VerbsDevice) -> int:
+    """What has passed the network interface of the device, both ways. A machine's own does not."""
+    port = SYSFS / device.name / "ports" / str(device.port.number)
+    interface = (port / "gid_attrs/ndevs" / str(device.port.gid_index)).read_text().strip()
+    counters = Path("/sys/class/net") / interface / "statistics"
+    return sum(int((counters / name).read_text()) for name in ("rx_bytes", "tx_bytes"))
+
+
 def best_mb_s(copy: Callable[..., None], blocks: list[Copy]) -> float:
     """The better of two runs."""
     took = []
@@ -58,15 +70,18 @@ def best_mb_s(copy: Callable[..., None], blocks: list[Copy]) -> float:
 
 @pytest.mark.parametrize("call", ["write", "read"])
 def test_blocks_move_beside_perftest(large: NearSide, peer: tuple[str, int], call: str) -> None:
-    blocks = large.blocks(BLOCKS, BLOCK)
+    device = cast("VerbsDevice", large.device)
     large.memory.bytes[:] = bytes(range(256)) * (LARGE // 256)
-    ours = best_mb_s(getattr(large, call), blocks)
-    pair = large.queue_pair
+    before = wire_bytes(device)
+    ours = best_mb_s(getattr(large, call), large.blocks(BLOCKS, BLOCK))
+    wire = (wire_bytes(device) - before) / (2 * LARGE)
     said = f"{call} of {BLOCKS} blocks of 64 KiB: {ours:.1f} MB/s"
-    if peer[0] == "127.0.0.1" and shutil.which(f"ib_{call}_bw"):
-        gid_index = large.device.port.gid_index  # type: ignore[attr-defined]
-        theirs = perftest_mb_s(f"ib_{call}_bw", large.device.name, gid_index)
+    if peer[0] != "127.0.0.1":
+        said += f", {wire:.3f} bytes on the wire for each byte"
+    elif shutil.which(f"ib_{call}_bw"):
+        theirs = perftest_mb_s(f"ib_{call}_bw", device.name, device.port.gid_index)
         said += f", {ours / theirs:.2f} of ib_{call}_bw ({theirs:.1f} MB/s)"
+    pair = large.queue_pair
     requests = pair.work_requests / (2 * BLOCKS)
     completions = pair.signalled_completions / (2 * BLOCKS)
     print(f"\n{said}; {requests:g} work requests and {completions:g} completions a block")
