@@ -4,6 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <memory>
 #include <string>
@@ -36,11 +38,14 @@ class Link {
     wire_.interrupted = handler_raised;
   }
   Wire& wire() { return wire_; }
+  // An id that no request had before.
+  uint64_t next_id() { return ++last_id_; }
   const TlsStream* stream() const { return stream_.get(); }
 
  private:
   std::unique_ptr<TlsStream> stream_;
   Wire wire_;
+  uint64_t last_id_ = 0;
 };
 
 // As a reading of time.monotonic(), which is the same clock.
@@ -95,13 +100,11 @@ Hash parent_of(const std::optional<nb::bytes>& parent) {
   return hash;
 }
 
-nb::object put(Link& link, uint64_t id, uint32_t manifest_id, uint16_t part,
-               const std::optional<nb::bytes>& parent, const nb::bytes& hashes,
-               const OwnedSegments& from, const Indices& indices, double deadline) {
+nb::object do_put(Link& link, WriteRequest body, const OwnedSegments& from,
+                  const Indices& indices, double deadline) {
   check_indices(from.segments, indices);
-  WriteRequest body{manifest_id, part, parent_of(parent), hashes_of(hashes, indices)};
   const uint64_t payload = put_payload_bytes(from.segments.block_bytes, indices.size());
-  const std::string frame = encode_frame(Op::kPut, Status::kOk, id, body, payload);
+  const std::string frame = encode_frame(Op::kPut, Status::kOk, link.next_id(), body, payload);
   Exchange exchange(link.wire(), frame, deadline_at(deadline));
   perform(link, &exchange, [&] { return exchange.put(from.segments, indices); });
   if (!exchange.ok()) return reply_of(exchange);
@@ -110,13 +113,18 @@ nb::object put(Link& link, uint64_t id, uint32_t manifest_id, uint16_t part,
   return statuses;
 }
 
-nb::object get(Link& link, uint64_t id, uint32_t manifest_id, uint16_t part,
-               const nb::bytes& hashes, const OwnedSegments& to, const Indices& indices,
-               bool verify, double deadline) {
+nb::object put(Link& link, uint32_t manifest_id, uint16_t part,
+               const std::optional<nb::bytes>& parent, const nb::bytes& hashes,
+               const OwnedSegments& from, const Indices& indices, double deadline) {
+  const WriteRequest body{manifest_id, part, parent_of(parent), hashes_of(hashes, indices)};
+  return do_put(link, body, from, indices, deadline);
+}
+
+nb::object do_get(Link& link, ReadRequest body, const OwnedSegments& to,
+                  const Indices& indices, bool verify, double deadline) {
   check_destination(to.segments);
   check_indices(to.segments, indices);
-  ReadRequest body{manifest_id, part, hashes_of(hashes, indices)};
-  const std::string frame = encode_frame(Op::kGet, Status::kOk, id, body);
+  const std::string frame = encode_frame(Op::kGet, Status::kOk, link.next_id(), body);
   Exchange exchange(link.wire(), frame, deadline_at(deadline));
   BlockLanding landing(to.segments, indices, verify);
   perform(link, &exchange, [&] {
@@ -134,6 +142,68 @@ nb::object get(Link& link, uint64_t id, uint32_t manifest_id, uint16_t part,
   return statuses;
 }
 
+nb::object get(Link& link, uint32_t manifest_id, uint16_t part, const nb::bytes& hashes,
+               const OwnedSegments& to, const Indices& indices, bool verify, double deadline) {
+  const ReadRequest body{manifest_id, part, hashes_of(hashes, indices)};
+  return do_get(link, body, to, indices, verify, deadline);
+}
+
+// A link and a manifest that is registered there. What does not fit is left to others, to say why.
+class KnownLink {
+ public:
+  KnownLink(Link& link, uint32_t manifest_id, std::vector<uint64_t> part_bytes, uint32_t most_blocks,
+            uint64_t most_bytes)
+      : link_(link),
+        manifest_id_(manifest_id),
+        part_bytes_(std::move(part_bytes)),
+        most_blocks_(most_blocks),
+        most_bytes_(most_bytes) {}
+
+  nb::object put(int64_t part, const nb::bytes& hashes, nb::handle span, const OwnedSegments& from,
+                 const Indices& indices, double deadline) {
+    const std::optional<HashSpan> chosen = chosen_of(part, hashes, span, from, indices);
+    if (!chosen) return nb::none();
+    const auto* all = reinterpret_cast<const Hash*>(hashes.c_str());
+    const Hash parent = chosen->data == all ? Hash{} : chosen->data[-1];
+    const WriteRequest body{manifest_id_, static_cast<uint16_t>(part), parent, *chosen};
+    return do_put(link_, body, from, indices, deadline);
+  }
+
+  nb::object get(int64_t part, const nb::bytes& hashes, nb::handle span, const OwnedSegments& to,
+                 const Indices& indices, bool verify, double deadline) {
+    const std::optional<HashSpan> chosen = chosen_of(part, hashes, span, to, indices);
+    if (!chosen) return nb::none();
+    const ReadRequest body{manifest_id_, static_cast<uint16_t>(part), *chosen};
+    return do_get(link_, body, to, indices, verify, deadline);
+  }
+
+ private:
+  // The hashes of the blocks in the range `span`, where one request may carry them.
+  std::optional<HashSpan> chosen_of(int64_t part, const nb::bytes& hashes, nb::handle span,
+                                    const OwnedSegments& memory, const Indices& indices) const {
+    const size_t blocks = hashes.size() / kHashBytes, count = indices.size();
+    if (getpid() != pid_ || hashes.size() % kHashBytes != 0 || !PyRange_Check(span.ptr())) return {};
+    const auto start = nb::cast<int64_t>(span.attr("start"));
+    const auto stop = nb::cast<int64_t>(span.attr("stop"));
+    const uint64_t bytes = memory.segments.block_bytes;
+    if (start < 0 || stop <= start || nb::cast<int64_t>(span.attr("step")) != 1 ||
+        static_cast<uint64_t>(stop) > blocks || static_cast<uint64_t>(stop - start) != count)
+      return {};
+    if (part < 0 || static_cast<size_t>(part) >= part_bytes_.size()) return {};
+    if (part_bytes_[static_cast<size_t>(part)] != bytes) return {};
+    if (count > most_blocks_ || bytes > most_bytes_ / count) return {};
+    const auto* all = reinterpret_cast<const Hash*>(hashes.c_str());
+    return HashSpan{all + start, static_cast<uint32_t>(count)};
+  }
+
+  Link& link_;
+  pid_t pid_ = getpid();
+  uint32_t manifest_id_;
+  std::vector<uint64_t> part_bytes_;
+  uint32_t most_blocks_;
+  uint64_t most_bytes_;
+};
+
 }  // namespace
 
 void bind_link(nb::module_& m) {
@@ -145,11 +215,20 @@ void bind_link(nb::module_& m) {
            "context"_a, "host"_a)
       .def("handshake", handshake, "deadline"_a)
       .def("ask", ask, "frame"_a, "deadline"_a)
-      .def("put", put, "request_id"_a, "manifest_id"_a, "part"_a, "parent"_a.none(), "hashes"_a,
+      .def("next_id", &Link::next_id)
+      .def("put", put, "manifest_id"_a, "part"_a, "parent"_a.none(), "hashes"_a,
            "segments"_a, "indices"_a, "deadline"_a)
-      .def("get", get, "request_id"_a, "manifest_id"_a, "part"_a, "hashes"_a, "segments"_a,
+      .def("get", get, "manifest_id"_a, "part"_a, "hashes"_a, "segments"_a,
            "indices"_a, "verify"_a, "deadline"_a)
       .def("quiet", [](Link& link) { return quiet(link.wire()); });
+  nb::class_<KnownLink>(m, "KnownLink")
+      .def(nb::init<Link&, uint32_t, std::vector<uint64_t>, uint32_t, uint64_t>(), "link"_a,
+           "manifest_id"_a, "part_bytes"_a, nb::kw_only(), "most_blocks"_a, "most_bytes"_a,
+           nb::keep_alive<1, 2>())
+      .def("put", &KnownLink::put, "part"_a, "hashes"_a, "span"_a, "segments"_a, "indices"_a,
+           "deadline"_a)
+      .def("get", &KnownLink::get, "part"_a, "hashes"_a, "span"_a, "segments"_a, "indices"_a,
+           "verify"_a, "deadline"_a);
 }
 
 }  // namespace kv::python

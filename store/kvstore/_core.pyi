@@ -361,9 +361,11 @@ class Link:
     def ask(self, frame: bytes, deadline: float) -> _Answer | ErrorReply:
         """Send a request without payload and return its reply, which has the same request id and op."""
 
+    def next_id(self) -> int:
+        """An id that no request over this link had before."""
+
     def put(
         self,
-        request_id: int,
         manifest_id: int,
         part: int,
         parent: bytes | None,
@@ -376,7 +378,6 @@ class Link:
 
     def get(
         self,
-        request_id: int,
         manifest_id: int,
         part: int,
         hashes: bytes,
@@ -392,6 +393,46 @@ class Link:
 
     def quiet(self) -> bool:
         """Tell whether the connection stands and nothing has come that was not asked for. Does not wait."""
+
+class KnownLink:
+    """A Link and a manifest that is registered there: put and get by what a client's caller gives.
+
+    They return None, with nothing sent, where that does not fit together, is more than one request may carry
+    (most_blocks, most_bytes), or this process is not the one that made it. Else as put and get of Link.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        manifest_id: int,
+        part_bytes: Sequence[int],
+        *,
+        most_blocks: int,
+        most_bytes: int,
+    ) -> None: ...
+    def put(
+        self,
+        part: int,
+        hashes: bytes,
+        span: range,
+        segments: Segments,
+        indices: Sequence[int],
+        deadline: float,
+    ) -> list[BlockStatus] | ErrorReply | None:
+        """PUT the blocks `span` of the chain `hashes`."""
+
+    def get(
+        self,
+        part: int,
+        hashes: bytes,
+        span: range,
+        segments: Segments,
+        indices: Sequence[int],
+        verify: bool,
+        deadline: float,
+    ) -> list[BlockStatus] | ErrorReply | None:
+        """GET the blocks `span` of the chain `hashes`."""
+
 
 def put_payload_bytes(block_bytes: int, blocks: int) -> int:
     """Return the payload_bytes of a PUT of `blocks` blocks: bytes and CRC32C of each."""

@@ -11,6 +11,7 @@ from kvstore._core import (
     AcquireReply,
     BlockStatus,
     CountReply,
+    KnownLink,
     LocalLease,
     ManifestsReply,
     MatchReply,
@@ -31,8 +32,8 @@ from kvstore.answers import (
 from kvstore.block import Manifest
 from kvstore.connection import Access, Channel, Deadline
 from kvstore.credentials import check_token
-from kvstore.errors import CorruptBlock
 from kvstore.lease import Landing, Lease, Reservation
+from kvstore.leased_blocks import LeasedBlocks
 from kvstore.route import TransportName
 from kvstore.session import Session
 from kvstore.spans import (
@@ -153,14 +154,29 @@ class StoreClient:
         Blocks become visible when they are whole. What exists is left as it is. After the first
         block without space the rest is not tried.
         """
-        check_span(manifest, part, hashes, span, segments, indices)
         deadline = Deadline(self.deadline_s, segments.block_bytes * len(span))
+        quick = self._session.shortcut.move(
+            manifest,
+            deadline,
+            KnownLink.put,
+            part,
+            hashes,
+            span,
+            segments,
+            indices,
+            deadline.at,
+        )
+        if quick is not None:
+            return PutResult(tuple(quick))
+        check_span(manifest, part, hashes, span, segments, indices)
 
         def move(batch: range, chosen: Sequence[int], channel: Channel) -> list[BlockStatus]:
             known = self._session.registry.known(channel, manifest, deadline)
             parent, moved = parent_of(hashes, batch), hashes_of(hashes, batch)
             write = Write(known.manifest_id, part, parent, moved, known.names, segments, chosen)
-            return transport_of(channel).put(channel, write, deadline)
+            statuses = transport_of(channel).put(channel, write, deadline)
+            self._session.went_well(channel, manifest, known)
+            return statuses
 
         memory = (segments.block_bytes, indices)
         full = BlockStatus.NO_SPACE
@@ -181,8 +197,22 @@ class StoreClient:
         after the first missing block all are. A corrupt one is also deleted from the node. The
         memory of a block that is not OK holds anything.
         """
-        check_span(manifest, part, hashes, span, segments, indices)
         deadline = Deadline(self.deadline_s, segments.block_bytes * len(span))
+        quick = self._session.shortcut.move(
+            manifest,
+            deadline,
+            KnownLink.get,
+            part,
+            hashes,
+            span,
+            segments,
+            indices,
+            self.verify,
+            deadline.at,
+        )
+        if quick is not None and BlockStatus.CORRUPT not in quick:
+            return quick
+        check_span(manifest, part, hashes, span, segments, indices)
 
         def move(batch: range, chosen: Sequence[int], channel: Channel) -> list[BlockStatus]:
             known = self._session.registry.known(channel, manifest, deadline)
@@ -191,6 +221,7 @@ class StoreClient:
             statuses = transport_of(channel).get_into(channel, read, deadline)
             if BlockStatus.CORRUPT in statuses:
                 _forget_corrupt(channel, read, statuses, deadline)
+            self._session.went_well(channel, manifest, known)
             return statuses
 
         memory = (segments.block_bytes, indices)
@@ -330,34 +361,8 @@ class StoreClient:
         blocks: int,
         held: int | LocalLease,
     ) -> Lease:
-        source = _LeasedBlocks(self, manifest, hashes)
+        source = LeasedBlocks(self, manifest, hashes)
         return Lease(blocks, held, source, self._session.lane_of(channel), channel)
-
-
-class _LeasedBlocks:
-    """What a lease asks for where the pool is not mapped, and where a digest is wrong."""
-
-    def __init__(self, client: StoreClient, manifest: Manifest, hashes: bytes) -> None:
-        self.deadline_s = client.deadline_s
-        self._client = client
-        self._manifest = manifest
-        self._hashes = hashes
-
-    def part_bytes(self, part: int) -> int:
-        return self._manifest.parts[part].block_bytes
-
-    def fetch(self, part: int, index: int) -> memoryview:
-        size = self._manifest.parts[part].block_bytes
-        buffer = bytearray(size)
-        segments = Segments.over(buffer, size, writable=True)
-        span = range(index, index + 1)
-        status = self._client.get_into(self._manifest, part, self._hashes, span, segments, [0])
-        if status != [BlockStatus.OK]:
-            raise CorruptBlock(f"block {index} could not be read back: {status[0].name}")
-        return memoryview(buffer).toreadonly()
-
-    def discard(self, index: int) -> None:
-        self._client.delete(self._manifest, hashes_of(self._hashes, range(index, index + 1)))
 
 
 def _forget_corrupt(

@@ -76,7 +76,6 @@ class Channel:
         self.directory: DirectoryReader | None = None
         self.writer: LocalWriter | None = None
         self.announced: dict[tuple[bytes, str, str], Registration] = {}
-        self._request_id = 0
         self._socket = dial(address, deadline)
         try:
             self.link = self._begin(self._socket.fileno(), deadline)
@@ -87,8 +86,7 @@ class Channel:
 
     def next_id(self) -> int:
         """A request id that this connection has not used."""
-        self._request_id += 1
-        return self._request_id
+        return self.link.next_id()
 
     def ask(self, kind: type[R], frame: bytes, deadline: Deadline) -> R:
         """Send one request; its reply, which is of this kind.

@@ -12,10 +12,15 @@ MIN_RATE_BYTES_S = 64 << 20
 class Deadline:
     """A point in time: `deadline_s` from now, and one second more for each 64 MiB of payload."""
 
-    __slots__ = ("at",)
+    __slots__ = ("at", "began")
 
     def __init__(self, deadline_s: float, payload_bytes: int = 0) -> None:
-        self.at = time.monotonic() + deadline_s + payload_bytes / MIN_RATE_BYTES_S
+        self.began = time.monotonic()
+        self.at = self.began + deadline_s + payload_bytes / MIN_RATE_BYTES_S
+
+    def used_s(self) -> float:
+        """Seconds since it was set."""
+        return time.monotonic() - self.began
 
     def left_s(self) -> float:
         """Seconds that remain. Raises DeadlineExceeded where none does."""

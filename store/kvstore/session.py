@@ -7,12 +7,17 @@ from typing import TypeVar
 
 from kvstore._core import TlsContext
 from kvstore.address import Address
+from kvstore.answers import Registration
+from kvstore.block import Manifest
 from kvstore.connection import Access, Channel, Deadline, LinkLost
 from kvstore.errors import DeadlineExceeded, StoreClosed, StoreUnavailable, UnknownManifest
 from kvstore.lane import Lane
 from kvstore.registry import Registry
 from kvstore.route import Route, TransportName, Way
+from kvstore.shortcut import Shortcut
 from kvstore.tls_channel import open_channel
+from kvstore.transports import transport_of
+from kvstore.transports.stream import Stream
 
 __all__ = ["Session"]
 
@@ -38,6 +43,7 @@ class Session:
         self._tls = tls
         self._rest_until = 0.0
         self._lanes = {access: Lane(functools.partial(self._connect, access)) for access in Access}
+        self.shortcut = Shortcut(self._lanes[Access.NONE], self._rest)
 
     def operate(
         self,
@@ -59,6 +65,11 @@ class Session:
         except LinkLost:
             deadline.left_s()
         return self._try(access, deadline, action, without_leases, proven=True)
+
+    def went_well(self, channel: Channel, manifest: Manifest, known: Registration) -> None:
+        """Blocks of the manifest were moved over the channel, locked by the caller."""
+        if isinstance(transport_of(channel), Stream):
+            self.shortcut.learn(channel, manifest, known)
 
     def lane_of(self, channel: Channel) -> Lane:
         """The lane that the channel belongs to."""
@@ -97,10 +108,13 @@ class Session:
             finally:
                 lane.give(channel)
         except DeadlineExceeded:
-            # As long as was lost: callers of a node that hangs wait at most half of their time.
-            now = time.monotonic()
-            self._rest_until = now + min(now - started, LONGEST_REST_S)
+            self._rest(time.monotonic() - started)
             raise
+
+    def _rest(self, lost_s: float) -> None:
+        """Rest as long as was lost: who calls a node that hangs waits at most half of the time."""
+        self._rest_until = time.monotonic() + min(lost_s, LONGEST_REST_S)
+        self.shortcut.forget()
 
     def _connect(self, access: Access, deadline: Deadline) -> Channel:
         """Connect along the known way; where it leads nowhere any more, look for another, once."""

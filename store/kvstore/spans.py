@@ -6,6 +6,8 @@ from kvstore._core import Segments
 from kvstore.block import Manifest
 
 __all__ = [
+    "BATCH_BLOCKS",
+    "BATCH_BYTES",
     "HASH_BYTES",
     "batches",
     "check_span",

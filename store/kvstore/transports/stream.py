@@ -16,7 +16,6 @@ class Stream:
         try:
             return channel.exchange(
                 channel.link.put,
-                channel.next_id(),
                 write.manifest_id,
                 write.part,
                 write.parent,
@@ -33,7 +32,6 @@ class Stream:
         """Ask for the leading run and receive it in place, checking digests on the way."""
         return channel.exchange(
             channel.link.get,
-            channel.next_id(),
             read.manifest_id,
             read.part,
             read.hashes,

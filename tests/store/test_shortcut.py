@@ -1,0 +1,178 @@
+"""The short way of a put or get by a socket: taken where it can be, and no caller can tell."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.fakes.link import Link
+from tests.fakes.store import (
+    HASH_BYTES,
+    Memory,
+    chain_of,
+    eventually,
+    manifest_of,
+    overwrite_stored,
+    put_chain,
+)
+
+from kvstore._core import BlockStatus, StoreServer
+from kvstore.client import StoreClient
+from kvstore.errors import DeadlineExceeded, StoreClosed, StoreUnavailable
+from kvstore.transports.stream import Stream
+
+BLOCK = 4096
+MANIFEST = manifest_of(BLOCK)
+CHAIN = chain_of(4)
+
+
+@pytest.fixture
+def warm(url: str) -> Iterator[StoreClient]:
+    """A client that has put a block of another chain."""
+    with StoreClient(url, transport="tcp", deadline_s=5) as client:
+        put_chain(client, MANIFEST, chain_of(1, "warm"))
+        yield client
+
+
+@pytest.fixture
+def hurried(warm: StoreClient, monkeypatch: pytest.MonkeyPatch) -> StoreClient:
+    """One that cannot take the long way any more."""
+
+    def closed(*_: object) -> list[BlockStatus]:
+        raise AssertionError("the long way was taken")
+
+    monkeypatch.setattr(Stream, "put", closed)
+    monkeypatch.setattr(Stream, "get_into", closed)
+    return warm
+
+
+def test_what_follows_a_put_goes_the_short_way(hurried: StoreClient) -> None:
+    assert put_chain(hurried, MANIFEST, CHAIN) == 4
+    sink, source = Memory(2, BLOCK), Memory(4, BLOCK).holds(CHAIN)
+    got = hurried.get_into(MANIFEST, 0, CHAIN, range(2, 4), sink.segments, [1, 0])
+    assert got == [BlockStatus.OK] * 2
+    assert (sink[1], sink[0]) == (source[2], source[3])
+
+
+@pytest.mark.parametrize(
+    ("part", "hashes", "which", "error"),
+    [
+        (0, CHAIN[:-1], (range(4), range(4)), "32 bytes each"),
+        (0, CHAIN, (range(5), range(5)), "is no run"),
+        (0, CHAIN, (range(-1, 1), range(2)), "is no run"),
+        (0, CHAIN, (range(0, 4, 2), range(2)), "is no run"),
+        (0, CHAIN, (range(4), range(3)), "as many indices"),
+        (1, CHAIN, (range(4), range(4)), "not part 1"),
+        (-1, CHAIN, (range(4), range(4)), "not part -1"),
+    ],
+)
+def test_what_does_not_fit_is_refused_as_on_the_long_way(
+    warm: StoreClient, part: int, hashes: bytes, which: tuple[range, range], error: str
+) -> None:
+    memory, (span, indices) = Memory(8, BLOCK), which
+    with pytest.raises(ValueError, match=error):
+        warm.put(MANIFEST, part, hashes, span, memory.segments, indices)
+    with pytest.raises(ValueError, match=error):
+        warm.get_into(MANIFEST, part, hashes, span, memory.segments, indices)
+    assert put_chain(warm, MANIFEST, CHAIN) == 4
+
+
+def test_memory_of_another_size_or_too_little_of_it_is_refused(warm: StoreClient) -> None:
+    with pytest.raises(ValueError, match="bytes per block"):
+        warm.put(MANIFEST, 0, CHAIN, range(1), Memory(4, 2 * BLOCK).segments, [0])
+    with pytest.raises(IndexError):
+        warm.put(MANIFEST, 0, CHAIN, range(1), Memory(4, BLOCK).segments, [4])
+    assert put_chain(warm, MANIFEST, CHAIN) == 4
+
+
+def test_nothing_to_move_is_no_error(warm: StoreClient) -> None:
+    memory = Memory(1, BLOCK)
+    assert warm.put(MANIFEST, 0, b"", range(0), memory.segments, []).statuses == ()
+    assert warm.get_into(MANIFEST, 0, b"", range(0), memory.segments, []) == []
+
+
+def test_a_manifest_that_is_equal_but_another_object_is_served(warm: StoreClient) -> None:
+    assert put_chain(warm, manifest_of(BLOCK), CHAIN) == 4
+
+
+def test_a_corrupt_block_is_forgotten_as_on_the_long_way(
+    warm: StoreClient, server: StoreServer
+) -> None:
+    put_chain(warm, MANIFEST, CHAIN)
+    assert server.unix_path is not None
+    overwrite_stored(server.unix_path, MANIFEST, CHAIN[:HASH_BYTES], os.urandom(BLOCK))
+    memory = Memory(1, BLOCK)
+    got = warm.get_into(MANIFEST, 0, CHAIN, range(1), memory.segments, [0])
+    assert got == [BlockStatus.CORRUPT]
+    assert warm.match(MANIFEST, CHAIN).blocks == 0
+
+
+def test_a_cut_link_is_replaced_without_the_caller_noticing(server: StoreServer) -> None:
+    with Link(("127.0.0.1", server.port)) as link, StoreClient(link.url, transport="tcp") as client:
+        put_chain(client, MANIFEST, chain_of(1, "first"))
+        link.cut()
+        assert put_chain(client, MANIFEST, CHAIN) == 4
+        link.cut()
+        memory = Memory(4, BLOCK)
+        got = client.get_into(MANIFEST, 0, CHAIN, range(4), memory.segments, range(4))
+        assert got == [BlockStatus.OK] * 4
+
+
+def test_a_node_that_hangs_is_given_up_at_the_deadline_and_then_at_once(
+    server: StoreServer,
+) -> None:
+    with (
+        Link(("127.0.0.1", server.port)) as link,
+        StoreClient(link.url, transport="tcp", deadline_s=0.5) as client,
+    ):
+        put_chain(client, MANIFEST, chain_of(1, "first"))
+        link.stall()
+        with pytest.raises(DeadlineExceeded):
+            put_chain(client, MANIFEST, CHAIN)
+        started = time.monotonic()
+        for _ in range(10):
+            with pytest.raises(StoreUnavailable, match="next try"):
+                put_chain(client, MANIFEST, CHAIN)
+        assert time.monotonic() - started < 0.5
+        link.resume()
+        assert eventually(lambda: _answers(lambda: put_chain(client, MANIFEST, CHAIN)))
+
+
+def test_a_restarted_server_gets_the_manifest_again() -> None:
+    node = StoreServer(pool_bytes=1 << 20)
+    node.start()
+    with StoreClient(f"kv://127.0.0.1:{node.port}", transport="tcp", deadline_s=5) as client:
+        assert put_chain(client, MANIFEST, CHAIN) == 4
+        again = StoreServer(pool_bytes=1 << 20, port=node.port)
+        node.stop()
+        again.start()
+        try:
+            assert put_chain(client, MANIFEST, CHAIN) == 4
+        finally:
+            again.stop()
+
+
+def test_a_closed_client_stays_closed(warm: StoreClient) -> None:
+    warm.close()
+    with pytest.raises(StoreClosed):
+        put_chain(warm, MANIFEST, CHAIN)
+
+
+def test_a_forked_child_leaves_the_connection_of_its_parent_alone(warm: StoreClient) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            put_chain(warm, MANIFEST, CHAIN)
+        except StoreClosed:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert put_chain(warm, MANIFEST, CHAIN) == 4
+
+
+def _answers(operation: Callable[[], object]) -> bool:
+    try:
+        operation()
+    except StoreUnavailable:
+        return False
+    return True
