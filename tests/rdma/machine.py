@@ -4,8 +4,9 @@ The machine boots in five seconds: QEMU without KVM, Debian's kernel, a Soft-RoC
 root is this host's, read-only under an overlay in its memory: the same Python, packages and
 checkout, nothing written back. With --beside a second machine runs that command, joined to the
 first by a virtual Ethernet, and ends with it. 10.77.0.1 and 10.77.0.2 are their addresses there;
-the host's network has no part in it. Exit status: the command's; 124 over the limit; 97 where no
-machine can be made.
+the host's network has no part in it. A second device, rxe1, is joined to nothing.
+
+Exit status: the command's; 124 over the limit; 97 where no machine can be made.
 """
 
 import argparse
@@ -86,6 +87,8 @@ class Machine:
             *("-device", "virtio-9p-pci,fsdev=result,mount_tag=result"),
             *("-netdev", _network(work, node, nodes)),
             *("-device", f"virtio-net-pci,netdev=net,mac=52:54:00:77:00:0{node + 1},romfile="),
+            *("-netdev", "hubport,id=alone,hubid=1"),
+            *("-device", f"virtio-net-pci,netdev=alone,mac=52:54:00:78:00:0{node + 1},romfile="),
         ]
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -176,7 +179,7 @@ def _network(work: Path, node: int, nodes: int) -> str:
 def _follow(output: IO[bytes], mark: str) -> None:
     for line in output:
         text = line.decode(errors="replace").rstrip()
-        if "hub 0 is not connected" not in text:
+        if "is not connected to host network" not in text:
             print(f"{mark}{text}", flush=True)
 
 

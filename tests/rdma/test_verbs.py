@@ -11,6 +11,7 @@ import pytest
 from tests.rdma.near import LARGE, SIZE, NearSide
 from tests.rdma.rig import MIB, Control, Memory
 
+from kvstore.deadline import Deadline
 from kvstore.errors import DeadlineExceeded
 from kvstore.rdma.base import Device, LinkType, TransferFailed
 from kvstore.rdma.device import open_device
@@ -208,6 +209,24 @@ def test_a_queue_pair_can_be_fenced_and_closed_twice(near: NearSide) -> None:
     near.queue_pair.close()
     with pytest.raises(TransferFailed):
         near.write(near.memory.copy(near.region, BLOCK))
+
+
+def test_ranks_copy_over_their_own_device_and_gid(device: Device) -> None:
+    options = RdmaOptions(dev_name="rxe0:1,rxe1:1", link_type="Ethernet")
+    joined, alone = open_device(options, rank=2), open_device(options, rank=3)
+    assert (joined.name, alone.name) == ("rxe0", "rxe1")
+    memory = Memory(MIB, alone, remote=True)
+    memory.bytes[:BLOCK] = pattern(BLOCK)
+    ours, theirs = alone.queue_pair(), alone.queue_pair()
+    ours.connect(theirs.endpoint)
+    theirs.connect(ours.endpoint)
+    here, there = socket.socketpair()
+    with here, there:
+        ours.write([memory.copy(memory.region, BLOCK, there=BLOCK)], Deadline(60), here.fileno())
+    assert memory.bytes[BLOCK : 2 * BLOCK] == pattern(BLOCK)
+    for opened in (alone, joined):
+        opened.close()
+    memory.close()
 
 
 def test_a_peer_on_another_type_of_link_is_refused(device: Device) -> None:
