@@ -20,12 +20,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
-from kvstore.client import StoreClient
 from kvstore.connectors.link import StoreLink
 from kvstore.connectors.vllm_identity import Identity, identify, sharing_refusal
 from kvstore.connectors.vllm_plan import StepPlan
 from kvstore.connectors.vllm_scheduler import SchedulerSide
-from kvstore.connectors.vllm_settings import ConnectorRefused, ConnectorSettings, check_start
+from kvstore.connectors.vllm_settings import ConnectorRefused, check_start
 from kvstore.connectors.vllm_versions import facts_of
 from kvstore.connectors.vllm_worker import WorkerSide
 
@@ -154,7 +153,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def _link_for(self, identity: Identity) -> StoreLink:
         return StoreLink(
-            _client(self._settings, identity.engine),
+            self._settings.client(identity.engine),
             identity.manifest,
             log,
             engine=identity.engine,
@@ -163,7 +162,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def _open_link(self, manifest: "Manifest") -> StoreLink:
         name = f"{self._settings.name or 'vllm'}/rank{get_tensor_model_parallel_rank()}"
-        link = StoreLink(_client(self._settings, name), manifest, log, engine=name)
+        link = StoreLink(self._settings.client(name), manifest, log, engine=name)
         link.start()
         return link
 
@@ -183,15 +182,3 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._worker is None:
             raise RuntimeError("vLLM called a worker method of the scheduler's connector")
         return self._worker
-
-
-def _client(settings: ConnectorSettings, name: str) -> StoreClient:
-    return StoreClient(
-        settings.url,
-        transport=settings.transport,
-        verify=settings.verify,
-        deadline_s=settings.deadline_s,
-        name=name,
-        token=settings.token,
-        tls=settings.tls,
-    )

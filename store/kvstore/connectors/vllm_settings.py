@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from kvstore.address import parse_url
-from kvstore.client import TransportName
+from kvstore.client import StoreClient, TransportName
 from kvstore.connectors.config import TOKEN_VARIABLE, tls_of_environment, token_of_environment
 from kvstore.connectors.vllm_versions import VERSIONS, facts_of
 from kvstore.credentials import check_token
@@ -85,6 +85,18 @@ class ConnectorSettings:
         except ValueError as error:
             raise _refused(str(error)) from None
         return settings
+
+    def client(self, name: str) -> StoreClient:
+        """A client of the store, listed there under this name."""
+        return StoreClient(
+            self.url,
+            transport=self.transport,
+            verify=self.verify,
+            deadline_s=self.deadline_s,
+            name=name,
+            token=self.token,
+            tls=self.tls,
+        )
 
     @property
     def tls(self) -> ClientTls:

@@ -1,0 +1,70 @@
+"""The chunks of one of vLLM's transfer jobs, as the store names them. Moves no bytes."""
+
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from vllm.v1.kv_offload.base import OffloadKey, get_offload_block_hash, get_offload_group_idx
+
+__all__ = ["HASH_BYTES", "Run", "runs_of"]
+
+HASH_BYTES = 32  # of a name in the store; vLLM's weak hashes are shorter and name nothing here
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Chunks of one cache group, each built on the one before it.
+
+    chain: the hashes of the blocks `span`, and of the one that the first builds on, where known.
+    """
+
+    group: int
+    keys: list[OffloadKey]
+    chain: bytes
+    span: range
+    chunk_ids: list[int]
+
+
+@dataclass
+class _Stored:
+    """Kept by vLLM with a request: the hash of its last chunk that was stored, by cache group."""
+
+    last: dict[int, bytes] = field(default_factory=dict)
+
+
+def runs_of(job: Any, *, remember: bool = False) -> list[Run]:
+    """The chunks of a TransferJob in prefix order; with `remember`, later jobs build on them.
+
+    Chunks whose place in the request is not known are runs of their own. Those that have no name in
+    the store are left out.
+    """
+    context = job.req_context
+    places = {key: context.get_offload_key_position(key) for key in job.keys}
+    slots = dict(zip(job.keys, map(int, job.chunk_ids), strict=True))
+    named = [key for key in job.keys if len(get_offload_block_hash(key)) == HASH_BYTES]
+    if None in places.values():
+        return [_run([key], slots, b"") for key in named]
+    stored = context.get_state(_Stored) or _Stored()
+    runs = []
+    ordered = sorted(named, key=lambda key: (get_offload_group_idx(key), places[key]))
+    for group, members in groupby(ordered, get_offload_group_idx):
+        runs.append(_run(list(members), slots, stored.last.get(group, b"") if remember else b""))
+        if remember:
+            stored.last[group] = get_offload_block_hash(runs[-1].keys[-1])
+    if remember:
+        context.set_state(stored)
+    return runs
+
+
+def _run(keys: list[OffloadKey], slots: dict[OffloadKey, int], parent: bytes) -> Run:
+    hashes = [get_offload_block_hash(key) for key in keys]
+    if parent in hashes:  # stored again from there on
+        parent = b""
+    first = len(parent) // HASH_BYTES
+    return Run(
+        get_offload_group_idx(keys[0]),
+        keys,
+        parent + b"".join(hashes),
+        range(first, first + len(keys)),
+        [slots[key] for key in keys],
+    )

@@ -1,0 +1,191 @@
+"""The tier below vLLM's own offloading, by vLLM's real classes; its own file tier tells the same.
+
+There is no device here: the stories (inside/tiering.py) write and read vLLM's host memory in the
+place of its workers.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fakes.link import Link
+
+from kvstore._core import StoreServer
+from kvstore.client import StoreClient
+
+TIERING = Path(__file__).parent / "inside" / "tiering.py"
+TIMEOUT_S = 240
+CONTRACT = {
+    "offload": [True] * 4,
+    "read": [True] * 4,
+    "groups": True,
+    "unknown": ["RETRY", *["MISS"] * 4],
+    "gap": [True, True, None, True, None, True, None],
+    "lost": [True, True],
+    "fresh": [True, True],
+    "drain": [True, True],
+}
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2 * TIMEOUT_S)]
+
+
+@pytest.fixture
+def node() -> Iterator[StoreServer]:
+    node = StoreServer(pool_bytes=16 << 20)
+    node.start()
+    yield node
+    node.stop()
+
+
+@pytest.fixture
+def start(vllm_python: Path, site: Path | None) -> Iterator[Callable[..., "Stories"]]:
+    """Starts vLLM's offloading over a tier, to tell stories."""
+    running: list[Stories] = []
+    paths = {"PYTHONPATH": str(site)} if site else {}
+
+    def begin(tier: dict[str, Any], *stories: str) -> Stories:
+        process = subprocess.Popen(
+            [vllm_python, TIERING, json.dumps(tier), *stories],
+            env={**os.environ, **paths, "HF_HUB_OFFLINE": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        running.append(Stories(process))
+        return running[-1]
+
+    yield begin
+    for each in running:
+        each.process.kill()
+        each.process.communicate()
+
+
+class Stories:
+    """A process that tells stories, and stops where it is told to."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def until_paused(self) -> None:
+        """Return when it has come to its next pause."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line == "paused\n":
+                return
+        raise AssertionError(self.process.communicate()[1][-3000:])
+
+    def found(self) -> dict[str, Any]:
+        """What it found, story by story, at its end."""
+        out, err = self.process.communicate("\n", timeout=TIMEOUT_S)
+        assert self.process.returncode == 0, err[-3000:]
+        told: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return {name.split()[1]: finding for name, finding in told.items()}
+
+
+def ours(url: str, **more: Any) -> dict[str, Any]:
+    """The entry of "secondary_tiers" that brings our tier."""
+    return {
+        "type": "KVStoreTier",
+        "module_path": "kvstore.connectors.vllm_tier",
+        "url": url,
+        "weights_revision": "r1",
+        **more,
+    }
+
+
+def url_of(node: StoreServer) -> str:
+    return f"kv://127.0.0.1:{node.port}"
+
+
+@pytest.mark.parametrize("kind", ["fs", "ours"])
+def test_a_tier_keeps_the_contract_that_vllms_own_file_tier_keeps(
+    start: Callable[..., Stories], node: StoreServer, tmp_path: Path, kind: str
+) -> None:
+    tier = ours(url_of(node)) if kind == "ours" else {"type": "fs", "root_dir": str(tmp_path)}
+    assert start(tier, *CONTRACT).found() == CONTRACT
+
+
+def test_what_one_process_put_another_reads_and_nothing_is_left_held(
+    start: Callable[..., Stories], node: StoreServer
+) -> None:
+    assert start(ours(url_of(node)), "offload").found() == {"offload": [True] * 4}
+    first = node.stats()["commits_total"]
+    found = start(ours(url_of(node)), "read", "offload").found()
+    assert found == {"read": [True] * 4, "offload": [True] * 4}
+    stats = node.stats()
+    assert stats["commits_total"] == first  # offloaded again, and not sent again
+    assert stats["leases"] == stats["reserved_blocks"] == 0
+
+
+def test_other_weights_read_nothing(start: Callable[..., Stories], node: StoreServer) -> None:
+    start(ours(url_of(node)), "offload").found()
+    found = start(ours(url_of(node), weights_revision="r2"), "read").found()
+    assert found == {"read": [False] * 4}
+
+
+def test_lost_chunks_are_computed_again(start: Callable[..., Stories], node: StoreServer) -> None:
+    stories = start(ours(url_of(node)), "offload", "pause", "read", "fresh")
+    stories.until_paused()
+    with StoreClient(url_of(node)) as client:
+        assert client.purge() > 0
+    # Two chains of four chunks lie in vLLM's own memory; the others are gone.
+    assert stories.found() == {
+        "offload": [True] * 4,
+        "read": [False, False, True, True],
+        "fresh": [True, True],
+    }
+
+
+def test_an_engine_goes_on_without_a_store_that_died(start: Callable[..., Stories]) -> None:
+    node = StoreServer(pool_bytes=16 << 20)
+    node.start()
+    stories = start(ours(url_of(node), deadline_s=0.5), "offload", "pause", "read", "fresh")
+    stories.until_paused()
+    node.stop()
+    assert stories.found() == {
+        "offload": [True] * 4,
+        "read": [False, False, True, True],
+        "fresh": [True, True],
+    }
+
+
+def test_an_engine_goes_on_beside_a_store_that_hangs(
+    start: Callable[..., Stories], node: StoreServer
+) -> None:
+    with Link(("127.0.0.1", node.port)) as link:
+        tier = ours(link.url, transport="tcp", deadline_s=0.5)
+        stories = start(tier, "offload", "pause", "read", "lost", "fresh")
+        stories.until_paused()
+        link.stall()
+        assert stories.found() == {
+            "offload": [True] * 4,
+            "read": [False, False, True, True],
+            "lost": [True, True],
+            "fresh": [True, True],
+        }
+
+
+def test_an_engine_starts_without_a_store(start: Callable[..., Stories]) -> None:
+    found = start(ours("kv://127.0.0.1:9", deadline_s=0.5), "lost", "fresh").found()
+    assert found == {"lost": [True, True], "fresh": [True, True]}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"weights_revision": ""}, 'set "weights_revision"'),
+        ({"urls": "kv://127.0.0.1:1"}, "'urls' is not a setting"),
+        ({"url": ""}, '"url" is missing'),
+    ],
+)
+def test_a_tier_that_cannot_work_says_what_to_set(
+    start: Callable[..., Stories], change: dict[str, Any], sentence: str
+) -> None:
+    process = start({**ours("kv://127.0.0.1:9"), **change}, "lost").process
+    _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode != 0
+    assert sentence in err

@@ -1,0 +1,56 @@
+"""Transfers that an engine submits and asks about later."""
+
+import threading
+
+from kvstore.connectors.transfers import Transfers
+
+
+def test_a_transfer_is_told_of_once_when_it_has_ended() -> None:
+    transfers: Transfers[str] = Transfers(2, "test")
+    gate = threading.Event()
+    transfers.submit(1, lambda: "first" if gate.wait(10) else "late")
+    assert transfers.take() == []
+    gate.set()
+    transfers.drain()
+    assert [(each.job_id, each.result) for each in transfers.take()] == [(1, "first")]
+    assert transfers.take() == []
+    transfers.close()
+
+
+def test_a_transfer_that_raises_is_finished_too() -> None:
+    transfers: Transfers[float] = Transfers(1, "test")
+    transfers.submit(7, lambda: 1 / 0)
+    transfers.drain()
+    assert [(each.job_id, each.result) for each in transfers.take()] == [(7, None)]
+    transfers.close()
+
+
+def test_each_transfer_is_finished_at_the_end_whether_it_had_begun_or_not() -> None:
+    transfers: Transfers[int] = Transfers(1, "test")
+    begun, gate = threading.Event(), threading.Event()
+
+    def slow() -> int:
+        begun.set()
+        gate.wait(10)
+        return 1
+
+    transfers.submit(1, slow)
+    transfers.submit(2, lambda: 2)
+    assert begun.wait(10)
+    closing = threading.Thread(target=transfers.close)
+    closing.start()
+    gate.set()
+    closing.join(10)
+    assert not closing.is_alive()
+    results = {each.job_id: each.result for each in transfers.take()}
+    assert results[1] == 1
+    assert results[2] in {None, 2}  # begun before the end came, or not
+
+
+def test_a_drain_waits_for_all_that_was_submitted() -> None:
+    transfers: Transfers[int] = Transfers(3, "test")
+    for job in range(50):
+        transfers.submit(job, lambda: 0)
+    transfers.drain()
+    assert sorted(each.job_id for each in transfers.take()) == list(range(50))
+    transfers.close()
