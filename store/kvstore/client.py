@@ -32,8 +32,10 @@ from kvstore.answers import (
 from kvstore.block import Manifest
 from kvstore.connection import Access, Channel, Deadline
 from kvstore.credentials import check_token
+from kvstore.errors import StoreRefused
 from kvstore.lease import Landing, Lease, Reservation
 from kvstore.leased_blocks import LeasedBlocks
+from kvstore.rdma.initiator import Initiator
 from kvstore.route import TransportName
 from kvstore.session import Session
 from kvstore.spans import (
@@ -48,7 +50,7 @@ from kvstore.spans import (
 from kvstore.tls import ClientTls, native_context
 from kvstore.transports import transport_of
 from kvstore.transports.base import Read, Target, Write
-from kvstore.transports.shm import reserve
+from kvstore.transports.slots import reserve
 
 __all__ = ["StoreClient", "TransportName"]
 
@@ -60,7 +62,8 @@ class StoreClient:
 
     `url` is kv://HOST:PORT, kvs://HOST:PORT (TLS) or kv+unix:///PATH of the node's socket.
     `transport` 'auto' takes shared memory where the node's Unix socket and pool can be reached,
-    else its Unix socket, else TCP.
+    else its Unix socket, else RDMA where both sides have it and there is no TLS, else TCP.
+    `rdma`: with which device (this client's own from then on).
     With `verify`, the digest of every block that is read is checked. Each operation ends within
     `deadline_s` seconds, and one second more for each 64 MiB of payload. Construction does not
     connect: the first operation does, and later ones reconnect by themselves where the node went
@@ -85,17 +88,20 @@ class StoreClient:
         name: str = "",
         token: str = "",
         tls: ClientTls = ClientTls(),  # noqa: B008 (immutable)
+        rdma: Initiator | None = None,
     ) -> None:
         self.url = url
         self.verify = verify
         self.deadline_s = deadline_s
         address = parse_url(url)
         context = native_context(address, tls)
-        self._session = Session(address, transport, name, check_token(token), context)
+        self._session = Session(
+            address, transport, name, check_token(token), context, rdma=rdma or Initiator()
+        )
 
     @property
     def transport(self) -> str:
-        """'shm', 'unix' or 'tcp': how bytes travel; '' before the first operation."""
+        """'shm', 'unix', 'tcp' or 'rdma': how bytes travel; '' before the first operation."""
         way = self._session.route.known
         return way.kind if way else ""
 
@@ -232,6 +238,8 @@ class StoreClient:
         deadline = Deadline(self.deadline_s)
 
         def action(channel: Channel) -> Reservation:
+            if channel.pool is None:
+                raise StoreRefused("slots can be reserved over shared memory only: use put")
             manifest_id = self._session.registry.id_of(channel, manifest, deadline)
             chosen, parent = hashes_of(hashes, span), parent_of(hashes, span)
             target = Target(manifest_id, part, parent, chosen)

@@ -15,6 +15,7 @@ from pydantic import (
     SecretStr,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -22,10 +23,15 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from kvstore._core import DISK_IO_KINDS, EVICTION_POLICIES
 from kvstore.credentials import check_token
 from kvstore.quotas import quota_bytes, split_quotas
+from kvstore.rdma.options import LINK_TYPES, NO_HINT, RdmaOptions
 
 __all__ = [
     "KIB",
     "FileMode",
+    "RdmaDevName",
+    "RdmaGidIndex",
+    "RdmaIbPort",
+    "RdmaLinkType",
     "StoreCaFile",
     "StoreCertFile",
     "StoreKeyFile",
@@ -80,6 +86,31 @@ StoreCaFile = Annotated[
 ]
 StoreCertFile = Annotated[
     str, Field(description="PEM file of the certificate for a store that asks clients for one")
+]
+RDMA = RdmaOptions()
+RdmaDevName = Annotated[
+    str,
+    Field(
+        description="RDMA device, as ibv_devices lists it; several, with or without the index of a "
+        "GID each (mlx5_1:6,mlx5_2:7), take turns by rank; empty: the first that can be used"
+    ),
+]
+RdmaIbPort = Annotated[int, Field(ge=1, le=255, description="port of the RDMA device")]
+RdmaLinkType = Annotated[
+    str,
+    Field(
+        pattern=f"^({'|'.join(LINK_TYPES)})?$",
+        description=f"what that port must be: {' or '.join(LINK_TYPES)}; empty: whatever it is",
+    ),
+]
+RdmaGidIndex = Annotated[
+    int,
+    Field(
+        ge=NO_HINT,
+        le=255,
+        description=f"index of the GID to use on RDMA devices without one of their own; {NO_HINT}: "
+        "one is looked up",
+    ),
 ]
 StoreKeyFile = Annotated[str, Field(description="PEM file of that certificate's key")]
 
@@ -193,6 +224,21 @@ class StoreSettings(BaseSettings):
         description="seconds that a request waits for blocks from the disk; then it gets those "
         "that are in memory",
     )
+    rdma: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="one-sided RDMA for clients on other hosts: auto where there is a device, "
+        "saying in the log why not; on: or no start; off. The pool is pinned",
+    )
+    rdma_connections: int = Field(
+        default=256,
+        ge=1,
+        le=65536,
+        description="connections that may have a queue pair at a time; further ones use TCP",
+    )
+    dev_name: RdmaDevName = RDMA.dev_name
+    ib_port: RdmaIbPort = RDMA.ib_port
+    link_type: RdmaLinkType = RDMA.link_type
+    hint_gid_index: RdmaGidIndex = RDMA.hint_gid_index
     drain_timeout: float = Field(
         default=5.0,
         ge=0,
@@ -208,7 +254,7 @@ class StoreSettings(BaseSettings):
     def _level_in_any_case(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
 
-    @field_validator("huge_pages", "numa", mode="before")
+    @field_validator("huge_pages", "numa", "rdma", mode="before")
     @classmethod
     def _bare_words_of_yaml(cls, value: object) -> object:
         """YAML reads a bare on as true and a bare off as false."""
@@ -241,6 +287,16 @@ class StoreSettings(BaseSettings):
         if "memory" in info.data:  # else that is what is wrong
             quota_bytes(value, info.data["memory"])
         return value
+
+    @model_validator(mode="after")
+    def _devices_that_can_be_meant(self) -> "StoreSettings":
+        _ = self.rdma_options
+        return self
+
+    @property
+    def rdma_options(self) -> RdmaOptions:
+        """Which RDMA devices to use. ValueError where that cannot be meant."""
+        return RdmaOptions(self.dev_name, self.ib_port, self.link_type, self.hint_gid_index)
 
     @field_validator("granule")
     @classmethod

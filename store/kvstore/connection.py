@@ -37,6 +37,7 @@ from kvstore.greeting import greet
 if TYPE_CHECKING:
     from kvstore._core import _Answer as Answer
     from kvstore.answers import Registration
+    from kvstore.rdma.initiator import RemotePool
 
 __all__ = ["Access", "Channel", "Deadline", "LinkLost", "refused"]
 
@@ -54,8 +55,8 @@ class Channel:
 
     `link` does the exchanges. `pool` is the mapping it may use, None without shared memory;
     `directory` finds blocks in it without asking, and `writer` puts them so; None where the server
-    gives none. `pending`: a request was sent and its reply (with its payload) not yet read, so
-    nothing else can be asked.
+    gives none. `remote` is the pool over RDMA, None where the channel is not attached. `pending`: a
+    request was sent and its reply (with its payload) not yet read, so nothing else can be asked.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Channel:
         self.pool: PoolView | None = None
         self.directory: DirectoryReader | None = None
         self.writer: LocalWriter | None = None
+        self.remote: RemotePool | None = None
         self.announced: dict[tuple[bytes, str, str], Registration] = {}
         self._socket = dial(address, deadline)
         try:
@@ -146,8 +148,16 @@ class Channel:
 
     def discard(self) -> None:
         """Close for good: only by the thread that holds the lock."""
+        mine = self.owner_pid == os.getpid()
         self.close()
+        if self.remote is not None and mine:
+            self.remote.close()
         self._socket.close()
+
+    @property
+    def descriptor(self) -> int:
+        """Of its socket: to be polled for a hang-up, and for nothing else."""
+        return self._socket.fileno()
 
     def _begin(self, fd: int, deadline: Deadline) -> Link:
         """The link over the connected socket: what is to be done before HELLO."""

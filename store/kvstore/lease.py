@@ -15,7 +15,7 @@ from kvstore.connection import Channel, Deadline
 from kvstore.errors import CorruptBlock, LeaseLost, StoreUnavailable
 from kvstore.lane import Lane
 from kvstore.transports.base import Target
-from kvstore.transports.shm import abort, commit
+from kvstore.transports.slots import abort, commit
 
 __all__ = ["Landing", "Lease", "LeaseSource", "Reservation"]
 

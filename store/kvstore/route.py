@@ -1,5 +1,6 @@
-"""Which way leads to a server: shared memory, its Unix socket or TCP. Found by asking it once."""
+"""Which way leads to a server: shared memory, its Unix socket, RDMA or TCP. It is asked once."""
 
+import logging
 import threading
 import time
 from dataclasses import dataclass
@@ -10,11 +11,15 @@ from kvstore.address import Address, Kind, nearer_path
 from kvstore.backoff import BackOff
 from kvstore.connection import Access, Channel, Deadline
 from kvstore.errors import StoreUnavailable
+from kvstore.rdma.base import RdmaUnavailable
+from kvstore.rdma.initiator import Initiator, NotAttached
 from kvstore.tls_channel import open_channel
 
 __all__ = ["Route", "TransportName", "Way"]
 
-TransportName = Literal["auto", "shm", "unix", "tcp"]
+log = logging.getLogger(__name__)
+MOST_ATTACHING_S = 1.0
+TransportName = Literal["auto", "shm", "unix", "tcp", "rdma"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,8 @@ class Route:
         name: str,
         token: str,
         tls: TlsContext | None = None,
+        *,
+        rdma: Initiator,
     ) -> None:
         if wish == "tcp" and address.path:
             raise ValueError(f"transport 'tcp' cannot be had at {address}; use kv://HOST:PORT")
@@ -43,7 +50,9 @@ class Route:
         self._name = name
         self._token = token
         self._tls = tls
+        self._rdma = rdma
         self._way: Way | None = None
+        self._denied = False
         self._backoff = BackOff()
         self._lock = threading.Lock()
 
@@ -70,6 +79,28 @@ class Route:
         with self._lock:
             if self._way == way:
                 self._way = None
+                # Who was denied RDMA takes TCP; another life of the node may have it.
+                self._denied = self._denied and way.kind == "rdma"
+
+    def attach(self, channel: Channel, deadline: Deadline) -> None:
+        """Give a new channel of an rdma way its queue pair.
+
+        Raises StoreUnavailable where it gets none; if others will do, `find` then knows of one.
+        """
+        try:
+            if self._wish != "rdma":
+                # A node that does not answer this may yet answer everything else.
+                deadline = Deadline(min(MOST_ATTACHING_S, deadline.left_s() / 2))
+            self._rdma.attach(channel, deadline)
+        except (RdmaUnavailable, StoreUnavailable) as error:
+            if self._wish == "rdma" and not isinstance(error, NotAttached):
+                raise
+            if self._wish == "rdma":
+                why = f"transport 'rdma' cannot be had at {self._address}: {error}"
+                raise StoreUnavailable(why) from error
+            self._denied = True
+            log.info("blocks travel over TCP, not RDMA: %s", error)
+            raise NotAttached(str(error)) from error
 
     def _look(self, deadline: Deadline) -> Way:
         if self._wish == "tcp":
@@ -86,6 +117,8 @@ class Route:
         return way
 
     def _ask(self, deadline: Deadline) -> Way:
+        if self._wish == "rdma":
+            return Way("rdma", self._address)
         path, epoch = self._address.path, 0
         if not path:
             path, epoch = self._path_here(deadline)
@@ -96,11 +129,22 @@ class Route:
         if kind == "shm" or (kind and self._wish == "auto"):
             return Way(kind, local)
         if self._wish == "auto" and not self._address.path:
-            return Way("tcp", self._address)
+            return Way("rdma" if self._has_device() else "tcp", self._address)
         raise StoreUnavailable(
             f"transport {self._wish!r} cannot be had at {self._address}: the store's Unix socket "
             "is not reachable from here; use transport 'tcp'"
         )
+
+    def _has_device(self) -> bool:
+        """Whether RDMA is to be tried, where nobody said that it must be. Never under TLS."""
+        if self._address.tls or self._denied:
+            return False
+        try:
+            self._rdma.open()
+        except RdmaUnavailable as problem:
+            log.info("blocks travel over TCP, not RDMA: %s", problem)
+            return False
+        return True
 
     def _path_here(self, deadline: Deadline) -> tuple[str, int]:
         """The path of the server's Unix socket, if it runs on this host; and the server's epoch."""

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from hypercorn.asyncio import serve as serve_http
@@ -25,6 +27,9 @@ from kvstore.http import create_app
 from kvstore.log import log_to_stderr
 from kvstore.node_tls import advice_on_the_wire, own_client, tls_of
 from kvstore.placement import plan, reader, told
+from kvstore.rdma.device import open_device
+from kvstore.rdma.initiator import Opens
+from kvstore.rdma.serving import serving_rdma
 from kvstore.safety import StartRefused, TenantToken, quotas_of, tokens_of
 from kvstore.visit import Visit
 
@@ -36,12 +41,17 @@ HTTP_GRACE_S = 3.0
 LEAST_FLUSH_S = 0.5
 
 
-def run(settings: StoreSettings) -> int:
-    """Serve until told to stop. Returns the exit code: 0, or 2 where it could not start."""
+def run(settings: StoreSettings, opens: Opens = open_device) -> int:
+    """Serve until told to stop. Returns the exit code: 0, or 2 where it could not start.
+
+    opens: opens the devices for RDMA.
+    """
     log_to_stderr(settings.log_level)
     try:
         tenants = tokens_of(settings)
-        asyncio.run(_serve(settings, tenants, quotas_of(settings, tenants), tls_of(settings)))
+        rdma = functools.partial(serving_rdma, settings=settings, tenants=tenants, opens=opens)
+        quotas, tls = quotas_of(settings, tenants), tls_of(settings)
+        asyncio.run(_serve(settings, tenants, quotas, tls, rdma))
     except StartRefused as error:
         print(f"kvrouter store: {error}", file=sys.stderr)
         return 2
@@ -57,6 +67,7 @@ async def _serve(
     tenants: list[TenantToken],
     quotas: dict[str, int],
     tls: TlsContext | None,
+    rdma: Callable[[StoreServer], AbstractContextManager[None]],
 ) -> None:
     signals = Signals()
     door = _listen(settings.host, settings.http_port)
@@ -65,7 +76,9 @@ async def _serve(
     except BaseException:
         door.close()
         raise
-    try:
+    with ExitStack() as stack:
+        stack.callback(server.stop)
+        stack.enter_context(rdma(server))
         host = _host_in_url(settings.host)
         url = f"{'kvs' if tls else 'kv'}://{host}:{server.port}"
         http_port = door.getsockname()[1]
@@ -81,10 +94,8 @@ async def _serve(
             flush=True,
         )
         config = _http_config(settings, door.detach())
-        with telling(server):
-            await _serve_until_left(app, config, server, settings, signals)
-    finally:
-        server.stop()
+        stack.enter_context(telling(server))
+        await _serve_until_left(app, config, server, settings, signals)
 
 
 def _http_config(settings: StoreSettings, door: int) -> Config:

@@ -12,6 +12,7 @@ from kvstore.block import Manifest
 from kvstore.connection import Access, Channel, Deadline, LinkLost
 from kvstore.errors import DeadlineExceeded, StoreClosed, StoreUnavailable, UnknownManifest
 from kvstore.lane import Lane
+from kvstore.rdma.initiator import Initiator
 from kvstore.registry import Registry
 from kvstore.route import Route, TransportName, Way
 from kvstore.shortcut import Shortcut
@@ -35,8 +36,13 @@ class Session:
         name: str,
         token: str,
         tls: TlsContext | None = None,
+        *,
+        rdma: Initiator,
     ) -> None:
-        self.route = Route(address, wish, name, token, tls)
+        self._rdma = rdma
+        if wish == "rdma":
+            rdma.open()  # who demands it hears at once that it cannot be had here
+        self.route = Route(address, wish, name, token, tls, rdma=rdma)
         self.registry = Registry()
         self._name = name
         self._token = token
@@ -82,6 +88,7 @@ class Session:
         """End every connection."""
         for lane in self._lanes.values():
             lane.close()
+        self._rdma.close()
 
     def _try(
         self,
@@ -136,7 +143,7 @@ class Session:
         return channel
 
     def _channel(self, way: Way, deadline: Deadline, access: Access) -> Channel:
-        return open_channel(
+        channel = open_channel(
             way.address,
             deadline,
             name=self._name,
@@ -144,3 +151,10 @@ class Session:
             tls=self._tls,
             access=access,
         )
+        if way.kind == "rdma":
+            try:
+                self.route.attach(channel, deadline)
+            except BaseException:
+                channel.discard()
+                raise
+        return channel

@@ -2,6 +2,8 @@
 
 python -m tests.fakes.doomed_client URL TRANSPORT put|get STEP
 
+TRANSPORT is rdma over the machine's device, or stand-in:FOLDER for rdma over a stand-in.
+
 Prints "step N NAME" and stops when it comes to step STEP; with STEP -1 prints all steps and ends.
 """
 
@@ -10,12 +12,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tests.fakes.rdma import opens_of
 from tests.fakes.store import Memory, chain_of, manifest_of
 
 from kvstore import _core, connection
 from kvstore.client import StoreClient
 from kvstore.connection import Channel
 from kvstore.greeting import greet
+from kvstore.rdma.initiator import Initiator, RemotePool
 from kvstore.transports.stream import Stream
 
 BLOCK = 64 << 10
@@ -75,14 +79,17 @@ def main() -> None:
     stream: Any = Stream
     stream.put = steps.during("payload", Stream.put)
     stream.get_into = steps.during("payload", Stream.get_into)
+    remote: Any = RemotePool
+    remote.write = steps.during("write", RemotePool.write)
+    remote.read = steps.during("read", RemotePool.read)
     core: Any = _core
     core.LocalWriter.put = steps.during("post", _core.LocalWriter.put)
     core.gather = steps.during("copy", _core.gather)
     core.scatter = steps.during("copy", _core.scatter)
     memory = Memory(BLOCKS, BLOCK)
     span = range(BLOCKS)
-    wanted: Any = transport
-    client = StoreClient(url, transport=wanted)
+    wanted: Any = "rdma" if ":" in transport else transport
+    client = StoreClient(url, transport=wanted, rdma=Initiator(opens=opens_of(transport)))
     if operation == "put":
         memory.holds(CHAIN)
         client.put(MANIFEST, 0, CHAIN, span, memory.segments, span)

@@ -13,8 +13,9 @@ def held(server: StoreServer) -> dict[str, int]:
 
 
 def assert_gauges_return(server: StoreServer, before: dict[str, int]) -> None:
-    eventually(lambda: held(server) == before)
-    assert held(server) == before
+    # Not looked at twice: a connection that its client was killed in may be accepted only now.
+    if not eventually(lambda: held(server) == before):
+        assert held(server) == before
     stats = server.stats()
     parts = ("free_bytes", "used_bytes", "lent_bytes")
     assert sum(stats[name] for name in parts) == stats["pool_bytes"]

@@ -20,6 +20,7 @@ from kvstore.connection import Access, Channel, Deadline
 
 HASH_BYTES = 32
 PATIENCE_S = 20.0
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def manifest_of(block_bytes: int = 4096, *, parts: int = 1, model: str = "tiny") -> Manifest:
@@ -105,6 +106,7 @@ class StoreProcess:
 
     def __init__(self, folder: Path, memory: str = "64MiB", *flags: str) -> None:
         self.unix_path = str(folder / "s.sock")
+        self.program = ["-c", RUN]
         self._log = folder / "store.log"
         self._memory = memory
         self._flags = flags
@@ -126,11 +128,12 @@ class StoreProcess:
         return self._process.pid
 
     def start(self) -> Self:
-        command = [sys.executable, "-c", RUN, "--port", str(self.port), "--memory", self._memory]
+        command = [sys.executable, *self.program, "--port", str(self.port)]
+        command += ["--memory", self._memory]
         command += ["--http-port", str(self.http_port), "--unix-socket", self.unix_path]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, *self._flags], stdout=subprocess.PIPE, stderr=log, text=True
+                [*command, *self._flags], stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT
             )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

@@ -46,7 +46,12 @@ def test_a_node_in_a_pipe_writes_json_lines_from_its_start_to_its_end(tmp_path: 
     lines = [json.loads(line) for line in node.log.splitlines()]
     assert all(set(line) == FIELDS for line in lines)
     assert any(line["message"].startswith("drained in") for line in lines)
-    assert {line["logger"] for line in lines} <= {"kvstore", "kvstore.drain", "kvstore.http"}
+    assert {line["logger"] for line in lines} <= {
+        "kvstore",
+        "kvstore.drain",
+        "kvstore.http",
+        "kvstore.rdma.serving",
+    }
 
 
 @pytest.mark.parametrize("level", ["info", "error"])

@@ -1,12 +1,17 @@
-"""What every transport promises: shared memory, a Unix socket, TCP, and TCP under TLS."""
+"""What every transport promises: shared memory, a Unix socket, TCP, TCP under TLS, and RDMA."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fakes.certificates import Authority
+from tests.fakes.rdma import StandIn, attachable
+from tests.fakes.rdma_store import NodeBeside, overwrite_over_rdma
 from tests.fakes.store import (
+    PATIENCE_S,
     Memory,
     chain_of,
     content_of,
@@ -19,43 +24,83 @@ from tests.fakes.store import (
 from kvstore._core import BlockStatus, StoreServer
 from kvstore.client import StoreClient
 from kvstore.errors import StoreRefused
+from kvstore.rdma.device import open_device
+from kvstore.rdma.initiator import Initiator, Opens
 
 OK, MISSING, CORRUPT = BlockStatus.OK, BlockStatus.MISSING, BlockStatus.CORRUPT
 BLOCK = 4096
 MANIFEST = manifest_of(BLOCK)
+Server = StoreServer | NodeBeside
+REAL_RDMA = pytest.param("rdma", marks=pytest.mark.rdma)
+"""Over the machine's own device; "stand-in" is RDMA over one that every machine has."""
+RDMA_BESIDE = pytest.param("beside", marks=pytest.mark.rdma)
+"""The same to a node on another machine."""
+NAMES = {"tls": "tcp", "stand-in": "rdma", "beside": "rdma"}
+"""What the transport of a kind is called, where that is another name."""
 
 
-@pytest.fixture(params=["shm", "unix", "tcp", "tls"])
+def url_of(server: Server) -> str:
+    return server.url if isinstance(server, NodeBeside) else f"kv://127.0.0.1:{server.port}"
+
+
+@pytest.fixture(params=["shm", "unix", "tcp", "tls", "stand-in", REAL_RDMA, RDMA_BESIDE])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def server(kind: str, tmp_path: Path, authority: Authority) -> Iterator[StoreServer]:
+def opens(kind: str, tmp_path: Path) -> Iterator[Opens | None]:
+    """What opens RDMA devices; None where the kind has none."""
+    with StandIn(tmp_path) as stand_in:
+        yield {"stand-in": stand_in.open, "rdma": open_device, "beside": open_device}.get(kind)
+
+
+@pytest.fixture
+def server(
+    kind: str, tmp_path: Path, authority: Authority, opens: Opens | None
+) -> Iterator[Server]:
+    if kind == "beside":
+        with contextlib.closing(NodeBeside()) as beside:
+            yield beside
+        return
     tls = authority.sign().server() if kind == "tls" else None
     node = StoreServer(unix_path=str(tmp_path / "s.sock"), pool_bytes=16 << 20, tls=tls)
     node.start()
-    yield node
+    with attachable(node, opens) if opens else contextlib.nullcontext():
+        yield node
     node.stop()
 
 
 @pytest.fixture
 def connect(
-    kind: str, server: StoreServer, authority: Authority
+    kind: str, server: Server, authority: Authority, opens: Opens | None
 ) -> Iterator[Callable[..., StoreClient]]:
     """Makes clients that use the transport, closed when the test ends."""
     with contextlib.ExitStack() as made:
 
-        def connect(**options: bool) -> StoreClient:
+        def connect(**options: Any) -> StoreClient:
             if kind == "tls":
                 url, tls = f"kvs://localhost:{server.port}", authority.trust
-                client = StoreClient(url, transport="tcp", tls=tls, **options)  # type: ignore[arg-type]
+                client = StoreClient(url, transport="tcp", tls=tls, **options)
             else:
-                url = f"kv://127.0.0.1:{server.port}"
-                client = StoreClient(url, transport=kind, **options)  # type: ignore[arg-type]
+                url, rdma = url_of(server), Initiator(opens=opens or open_device)
+                transport: Any = NAMES.get(kind, kind)
+                if opens is open_device:  # an emulated machine takes its time
+                    options = {"deadline_s": PATIENCE_S, **options}
+                client = StoreClient(url, transport=transport, rdma=rdma, **options)
             return made.enter_context(client)
 
         yield connect
+
+
+@pytest.fixture
+def overwrite(kind: str, server: Server, opens: Opens | None) -> Callable[[bytes, bytes], None]:
+    """Changes the stored bytes of the first block of a chain behind the store's back."""
+    if kind == "beside":
+        return functools.partial(
+            overwrite_over_rdma, url_of(server), opens or open_device, MANIFEST
+        )
+    return functools.partial(overwrite_stored, server.unix_path or "", MANIFEST)
 
 
 @pytest.fixture
@@ -65,7 +110,7 @@ def client(connect: Callable[..., StoreClient]) -> StoreClient:
 
 def test_the_transport_asked_for_is_the_one_used(client: StoreClient, kind: str) -> None:
     client.stats()
-    assert client.transport == {"tls": "tcp"}.get(kind, kind)
+    assert client.transport == NAMES.get(kind, kind)
 
 
 def test_what_was_put_is_got_back(client: StoreClient) -> None:
@@ -133,10 +178,12 @@ def test_an_empty_span_moves_nothing(client: StoreClient) -> None:
     assert client.get_into(MANIFEST, 0, chain_of(1), range(1, 1), memory.segments, []) == []
 
 
-def test_a_corrupt_block_is_reported_and_deleted(client: StoreClient, server: StoreServer) -> None:
+def test_a_corrupt_block_is_reported_and_deleted(
+    client: StoreClient, overwrite: Callable[[bytes, bytes], None]
+) -> None:
     hashes = chain_of(3)
     put_chain(client, MANIFEST, hashes)
-    overwrite_stored(server.unix_path or "", MANIFEST, hashes, b"\x00" * BLOCK)
+    overwrite(hashes, b"\x00" * BLOCK)
     memory = Memory(3, BLOCK)
     got = client.get_into(MANIFEST, 0, hashes, range(3), memory.segments, range(3))
     assert got == [CORRUPT, OK, OK]
@@ -146,11 +193,11 @@ def test_a_corrupt_block_is_reported_and_deleted(client: StoreClient, server: St
 
 
 def test_without_verification_corrupt_bytes_come_through(
-    connect: Callable[..., StoreClient], server: StoreServer
+    connect: Callable[..., StoreClient], overwrite: Callable[[bytes, bytes], None]
 ) -> None:
     hashes = chain_of(1)
     put_chain(connect(), MANIFEST, hashes)
-    overwrite_stored(server.unix_path or "", MANIFEST, hashes, b"\x00" * BLOCK)
+    overwrite(hashes, b"\x00" * BLOCK)
     memory = Memory(1, BLOCK).holds(hashes)
     trusting = connect(verify=False)
     assert trusting.get_into(MANIFEST, 0, hashes, range(1), memory.segments, [0]) == [OK]
@@ -231,7 +278,7 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent(client: S
 
 
 def test_an_index_outside_the_memory_leaves_nothing_behind(
-    client: StoreClient, server: StoreServer
+    client: StoreClient, server: Server
 ) -> None:
     memory = Memory(2, BLOCK)
     with pytest.raises(IndexError):

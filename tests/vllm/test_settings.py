@@ -120,7 +120,7 @@ def test_an_untested_vllm_is_refused() -> None:
     [
         {"uri": "kv://127.0.0.1:7400"},
         {"save": "some"},
-        {"transport": "rdma"},
+        {"transport": "pigeon"},
         {"verify": "no"},
         {"deadline_s": 0},
         {"deadline_s": True},

@@ -22,7 +22,19 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from kvrouter.sim.failures import FAILURES
 from kvstore.address import parse_url
-from kvstore.config import StoreCaFile, StoreCertFile, StoreKeyFile, StoreToken
+from kvstore.client import TransportName
+from kvstore.config import (
+    RDMA,
+    RdmaDevName,
+    RdmaGidIndex,
+    RdmaIbPort,
+    RdmaLinkType,
+    StoreCaFile,
+    StoreCertFile,
+    StoreKeyFile,
+    StoreToken,
+)
+from kvstore.rdma.options import RdmaOptions
 from kvstore.tls import ClientTls, native_context
 
 __all__ = ["Duration", "KVEventsConfig", "SimSettings"]
@@ -115,6 +127,16 @@ class SimSettings(BaseSettings):
     store_ca_file: StoreCaFile = ""
     store_cert_file: StoreCertFile = ""
     store_key_file: StoreKeyFile = ""
+    store_transport: TransportName = Field(
+        default="auto",
+        description="how blocks travel: auto takes the first that can be had of shm, unix, rdma "
+        "and tcp; rdma needs a device here",
+        json_schema_extra={"flags": ["--transport"]},
+    )
+    dev_name: RdmaDevName = RDMA.dev_name
+    ib_port: RdmaIbPort = RDMA.ib_port
+    link_type: RdmaLinkType = RDMA.link_type
+    hint_gid_index: RdmaGidIndex = RDMA.hint_gid_index
     store_deadline: Duration = Field(
         default=Duration(2), description="how long one operation of the store may take, as 2s"
     )
@@ -261,7 +283,13 @@ class SimSettings(BaseSettings):
     def _files_that_can_be_used(self) -> "SimSettings":
         if self.store is not None:
             native_context(parse_url(self.store), self.store_tls)
+        _ = self.rdma_options
         return self
+
+    @property
+    def rdma_options(self) -> RdmaOptions:
+        """Which RDMA device to use. ValueError where that cannot be meant."""
+        return RdmaOptions(self.dev_name, self.ib_port, self.link_type, self.hint_gid_index)
 
     @property
     def store_tls(self) -> ClientTls:

@@ -23,6 +23,7 @@ from kvrouter.sim.store_link import StoreLink, sim_manifest
 from kvrouter.sim.tokenizer import SimTokenizer
 from kvstore.chain import hash_tokens, root_hash
 from kvstore.client import StoreClient
+from kvstore.rdma.initiator import Initiator
 
 __all__ = ["SimEngine"]
 
@@ -146,6 +147,8 @@ class SimEngine:
             return None
         client = StoreClient(
             settings.store,
+            transport=settings.store_transport,
+            rdma=Initiator(settings.rdma_options),
             deadline_s=settings.store_deadline,
             name=name,
             token=settings.store_token.get_secret_value(),

@@ -3,7 +3,11 @@
 Names and labels: vllm/v1/metrics/loggers.py of vLLM 0.32.
 """
 
+from typing import get_args
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from kvstore.address import Kind
 
 __all__ = ["SimMetrics"]
 
@@ -130,8 +134,7 @@ class SimMetrics:
             registry=self.registry,
         )
         self._transports = {
-            name: transports.labels(**self._labels, transport=name)
-            for name in ("shm", "unix", "tcp")
+            name: transports.labels(**self._labels, transport=name) for name in get_args(Kind)
         }
         self.injected = self._counter("kvsim:injected_failures", "Failures made on purpose.")
 

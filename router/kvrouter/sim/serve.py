@@ -25,6 +25,7 @@ from kvrouter.sim.events import EventPublisher
 from kvrouter.sim.failures import Failure, FailureInjection
 from kvrouter.sim.generation import Generation
 from kvrouter.sim.requests import Kind, RequestError, parse_request, parse_tokenize
+from kvstore.rdma.base import RdmaUnavailable
 
 __all__ = ["SimServer", "run"]
 
@@ -204,6 +205,10 @@ async def _serve(settings: SimSettings) -> int:
         print(
             f"kvrouter sim: cannot listen on {where}: {error}; pick another --port", file=sys.stderr
         )
+        await server.close()
+        return 2
+    except RdmaUnavailable as problem:
+        print(f"kvrouter sim: --store-transport rdma: {problem}", file=sys.stderr)
         await server.close()
         return 2
     print(

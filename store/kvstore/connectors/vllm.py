@@ -161,8 +161,9 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         )
 
     def _open_link(self, manifest: "Manifest") -> StoreLink:
-        name = f"{self._settings.name or 'vllm'}/rank{get_tensor_model_parallel_rank()}"
-        link = StoreLink(self._settings.client(name), manifest, log, engine=name)
+        rank = get_tensor_model_parallel_rank()
+        name = f"{self._settings.name or 'vllm'}/rank{rank}"
+        link = StoreLink(self._settings.client(name, rank), manifest, log, engine=name)
         link.start()
         return link
 

@@ -15,13 +15,18 @@ from kvstore.connectors.config import TOKEN_VARIABLE, tls_of_environment, token_
 from kvstore.connectors.vllm_versions import VERSIONS, facts_of
 from kvstore.credentials import check_token
 from kvstore.errors import KVStoreError
+from kvstore.rdma.base import RdmaUnavailable
+from kvstore.rdma.initiator import Initiator
+from kvstore.rdma.options import RdmaOptions
 from kvstore.tls import ClientTls, native_context
 
 __all__ = ["ConnectorRefused", "ConnectorSettings", "SaveScope", "check_start"]
 
 SaveScope = Literal["none", "prompt", "all"]
+RDMA = RdmaOptions()
 FILES = ("ca_file", "cert_file", "key_file")
-TEXTS = ("url", "name", "token", "model", "weights_revision", *FILES)
+TEXTS = ("url", "name", "token", "model", "weights_revision", "dev_name", "link_type", *FILES)
+NUMBERS = ("ib_port", "hint_gid_index")
 
 
 class ConnectorRefused(KVStoreError, ValueError):
@@ -33,7 +38,9 @@ class ConnectorSettings:
     """What `kv_connector_extra_config` may hold.
 
     url: the store, kv://HOST:PORT, or kvs://HOST:PORT for TLS (required).
-    transport: 'auto', 'shm', 'unix' or 'tcp'.
+    transport: 'auto', 'shm', 'unix', 'tcp' or 'rdma'.
+    dev_name, ib_port, link_type, hint_gid_index: of RDMA, as kvstore.rdma.options.RdmaOptions says;
+        several devices take turns by tensor-parallel rank.
     verify: check the digest of every loaded block.
     deadline_s: seconds within which each operation on the store ends.
     save: which computed blocks go to the store: 'none', 'prompt', or 'all' (generated ones too).
@@ -47,6 +54,10 @@ class ConnectorSettings:
 
     url: str
     transport: TransportName = "auto"
+    dev_name: str = RDMA.dev_name
+    ib_port: int = RDMA.ib_port
+    link_type: str = RDMA.link_type
+    hint_gid_index: int = RDMA.hint_gid_index
     verify: bool = True
     deadline_s: float = 2.0
     save: SaveScope = "all"
@@ -75,28 +86,39 @@ class ConnectorSettings:
         deadline = values.get("deadline_s", 2.0)
         if isinstance(deadline, bool) or not isinstance(deadline, int | float) or deadline <= 0:
             raise _refused('"deadline_s" must be a positive number of seconds')
-        for key in TEXTS:
-            if not isinstance(values.get(key, ""), str):
-                raise _refused(f'"{key}" must be a string')
+        _check_types(values)
         values["token"] = _token(values.get("token", ""))
         settings = cls(**values)
         try:
             native_context(parse_url(settings.url), settings.tls)
+            _ = settings.rdma_options
         except ValueError as error:
             raise _refused(str(error)) from None
         return settings
 
-    def client(self, name: str) -> StoreClient:
-        """A client of the store, listed there under this name."""
-        return StoreClient(
-            self.url,
-            transport=self.transport,
-            verify=self.verify,
-            deadline_s=self.deadline_s,
-            name=name,
-            token=self.token,
-            tls=self.tls,
-        )
+    def client(self, name: str, rank: int = 0) -> StoreClient:
+        """A client of the store, listed there under this name, with the RDMA device of a rank.
+
+        Raises ConnectorRefused where RDMA is demanded and there is no device.
+        """
+        try:
+            return StoreClient(
+                self.url,
+                transport=self.transport,
+                verify=self.verify,
+                deadline_s=self.deadline_s,
+                name=name,
+                token=self.token,
+                tls=self.tls,
+                rdma=Initiator(self.rdma_options, rank),
+            )
+        except RdmaUnavailable as problem:
+            raise _refused(f'"transport" is "rdma": {problem}') from problem
+
+    @property
+    def rdma_options(self) -> RdmaOptions:
+        """Which RDMA device to use. ValueError where that cannot be meant."""
+        return RdmaOptions(self.dev_name, self.ib_port, self.link_type, self.hint_gid_index)
 
     @property
     def tls(self) -> ClientTls:
@@ -167,6 +189,16 @@ def _token(given: str) -> str:
     except ValueError as error:
         source = '"token"' if given else TOKEN_VARIABLE
         raise _refused(f"{source} cannot be used: {error}") from None
+
+
+def _check_types(values: Mapping[str, Any]) -> None:
+    for key in TEXTS:
+        if not isinstance(values.get(key, ""), str):
+            raise _refused(f'"{key}" must be a string')
+    for key in NUMBERS:
+        number = values.get(key, 0)
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise _refused(f'"{key}" must be a whole number')
 
 
 def _one_of(key: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -10,23 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvstore import _core
-from kvstore._core import (
-    AcquireReply,
-    BlockStatus,
-    FlagReply,
-    LendReply,
-    LocalWriter,
-    PoolView,
-    PostState,
-    ReserveReply,
-    StatusesReply,
-)
+from kvstore._core import BlockStatus, LendReply, LocalWriter, PoolView, PostState
 from kvstore.connection import Channel, Deadline
-from kvstore.transports.base import STATUSES, Read, Target, Write
+from kvstore.transports.base import STATUSES, Read, Write
+from kvstore.transports.slots import HASH_BYTES, get_leased, put_reserved
 
 __all__ = ["SharedMemory"]
 
-HASH_BYTES = 32
 STORED = int(BlockStatus.STORED)
 
 
@@ -44,7 +34,11 @@ class SharedMemory:
             at = done * HASH_BYTES
             parent, hashes = write.hashes[at - HASH_BYTES : at], write.hashes[at:]
             write = replace(write, parent=parent, hashes=hashes, indices=write.indices[done:])
-        return statuses + self._put_reserved(channel, write, deadline)
+
+        def copy_in(indices: Sequence[int], offsets: Sequence[int]) -> Sequence[int]:
+            return _core.gather(_pool(channel), write.segments, indices, offsets)
+
+        return statuses + put_reserved(channel, write, deadline, copy_in)
 
     def _post(
         self, channel: Channel, writer: LocalWriter, write: Write, deadline: Deadline
@@ -72,33 +66,6 @@ class SharedMemory:
             _borrow(channel, writer, write, write.hashes[end - HASH_BYTES : end], deadline)
         return [STATUSES[code] for code in posted]
 
-    def _put_reserved(
-        self, channel: Channel, write: Write, deadline: Deadline
-    ) -> list[BlockStatus]:
-        """Reserve slots, copy into them, commit."""
-        reserved = reserve(channel, write, deadline)
-        statuses = [STATUSES[code] for code in reserved.statuses]
-        chosen = [k for k, status in enumerate(statuses) if status is BlockStatus.GRANTED]
-        if not chosen:
-            return statuses
-        hashes, generations = write.hashes, reserved.generations
-        offsets, indices = reserved.offsets, write.indices
-        if len(chosen) < len(statuses):
-            hashes = b"".join(hashes[k * HASH_BYTES : (k + 1) * HASH_BYTES] for k in chosen)
-            generations = [generations[k] for k in chosen]
-            offsets = [offsets[k] for k in chosen]
-            indices = [indices[k] for k in chosen]
-        try:
-            crcs = _core.gather(_pool(channel), write.segments, indices, offsets)
-        except (ValueError, IndexError):
-            abort(channel, write, hashes, generations, deadline)
-            raise
-        committed = commit(channel, write, hashes, generations, crcs, deadline=deadline)
-        for k, code in zip(chosen, committed.statuses, strict=True):
-            status = STATUSES[code]
-            statuses[k] = BlockStatus.STORED if status is BlockStatus.OK else status
-        return statuses
-
     def get_into(self, channel: Channel, read: Read, deadline: Deadline) -> list[BlockStatus]:
         """Copy the leading run that the directory tells of; ask for what it does not."""
         here = 0
@@ -116,61 +83,13 @@ class SharedMemory:
         if here == len(read.indices):
             return statuses
         rest = replace(read, hashes=read.hashes[here * HASH_BYTES :], indices=read.indices[here:])
-        return statuses + self._get_leased(channel, rest, deadline)
 
-    def _get_leased(self, channel: Channel, read: Read, deadline: Deadline) -> list[BlockStatus]:
-        """Take a lease on the leading run, copy it out, give the lease back."""
-        frame = _core.encode_acquire(channel.next_id(), read.manifest_id, read.part, read.hashes)
-        held = channel.ask(AcquireReply, frame, deadline)
-        statuses = [BlockStatus.MISSING] * len(read.indices)
-        if not held.blocks:
-            return statuses
-        crcs = held.crcs if read.verify else None
-        indices = read.indices[: held.blocks]
-        try:
-            intact = _core.scatter(_pool(channel), read.segments, indices, held.offsets, crcs)
-        finally:
-            frame = _core.encode_release(channel.next_id(), held.lease_id)
-            released = channel.ask(FlagReply, frame, deadline)
-        if released.flag:
-            statuses[: held.blocks] = [
-                BlockStatus.OK if good else BlockStatus.CORRUPT for good in intact
-            ]
-        return statuses
+        def copy_out(
+            indices: Sequence[int], offsets: Sequence[int], crcs: Sequence[int] | None
+        ) -> Sequence[bool]:
+            return _core.scatter(_pool(channel), read.segments, indices, offsets, crcs)
 
-
-def reserve(channel: Channel, target: Target, deadline: Deadline) -> ReserveReply:
-    """Ask for slots to write `target.hashes` into."""
-    frame = _core.encode_reserve(
-        channel.next_id(), target.manifest_id, target.part, target.parent, target.hashes
-    )
-    return channel.ask(ReserveReply, frame, deadline)
-
-
-def commit(
-    channel: Channel,
-    target: Target,
-    hashes: bytes,
-    generations: Sequence[int],
-    crcs: Sequence[int],
-    *,
-    deadline: Deadline,
-) -> StatusesReply:
-    """Make written slots visible."""
-    frame = _core.encode_commit(
-        channel.next_id(), target.manifest_id, target.part, hashes, generations, crcs
-    )
-    return channel.ask(StatusesReply, frame, deadline)
-
-
-def abort(
-    channel: Channel, target: Target, hashes: bytes, generations: Sequence[int], deadline: Deadline
-) -> StatusesReply:
-    """Give reserved slots back."""
-    frame = _core.encode_abort(
-        channel.next_id(), target.manifest_id, target.part, hashes, generations
-    )
-    return channel.ask(StatusesReply, frame, deadline)
+        return statuses + get_leased(channel, rest, deadline, copy_out)
 
 
 def _borrow(

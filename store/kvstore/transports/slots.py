@@ -1,0 +1,116 @@
+"""Slots of the pool that a client fills and reads by itself: what shared memory and RDMA share.
+
+A put is RESERVE, the copy, COMMIT; a get ACQUIRE, the copy, RELEASE. How bytes are copied is the
+caller's. A copy that broke the link leaves its slots as they are: the server fences them.
+"""
+
+from collections.abc import Callable, Sequence
+
+from kvstore import _core
+from kvstore._core import AcquireReply, BlockStatus, FlagReply, ReserveReply, StatusesReply
+from kvstore.connection import Channel, Deadline
+from kvstore.transports.base import STATUSES, Read, Target, Write
+
+__all__ = [
+    "HASH_BYTES",
+    "CopyIn",
+    "CopyOut",
+    "abort",
+    "commit",
+    "get_leased",
+    "put_reserved",
+    "reserve",
+]
+
+HASH_BYTES = 32
+CopyIn = Callable[[Sequence[int], Sequence[int]], Sequence[int]]
+"""Copies blocks of these indices to these offsets of the pool; the CRC32C of each."""
+CopyOut = Callable[[Sequence[int], Sequence[int], Sequence[int] | None], Sequence[bool]]
+"""Copies to these indices from these offsets; whether each is intact, by its CRC32C if given."""
+
+
+def put_reserved(
+    channel: Channel, write: Write, deadline: Deadline, copy_in: CopyIn
+) -> list[BlockStatus]:
+    """Reserve slots, copy into them, commit. After ValueError or IndexError nothing is kept."""
+    reserved = reserve(channel, write, deadline)
+    statuses = [STATUSES[code] for code in reserved.statuses]
+    chosen = [k for k, status in enumerate(statuses) if status is BlockStatus.GRANTED]
+    if not chosen:
+        return statuses
+    hashes, generations = write.hashes, reserved.generations
+    offsets, indices = reserved.offsets, write.indices
+    if len(chosen) < len(statuses):
+        hashes = b"".join(hashes[k * HASH_BYTES : (k + 1) * HASH_BYTES] for k in chosen)
+        generations = [generations[k] for k in chosen]
+        offsets = [offsets[k] for k in chosen]
+        indices = [indices[k] for k in chosen]
+    try:
+        crcs = copy_in(indices, offsets)
+    except (ValueError, IndexError):
+        abort(channel, write, hashes, generations, deadline)
+        raise
+    committed = commit(channel, write, hashes, generations, crcs, deadline=deadline)
+    for k, code in zip(chosen, committed.statuses, strict=True):
+        status = STATUSES[code]
+        statuses[k] = BlockStatus.STORED if status is BlockStatus.OK else status
+    return statuses
+
+
+def get_leased(
+    channel: Channel, read: Read, deadline: Deadline, copy_out: CopyOut
+) -> list[BlockStatus]:
+    """Take a lease on the leading run, copy it out, give the lease back."""
+    frame = _core.encode_acquire(channel.next_id(), read.manifest_id, read.part, read.hashes)
+    held = channel.ask(AcquireReply, frame, deadline)
+    statuses = [BlockStatus.MISSING] * len(read.indices)
+    if not held.blocks:
+        return statuses
+    crcs = held.crcs if read.verify else None
+    indices = read.indices[: held.blocks]
+    released = False
+    try:
+        intact = copy_out(indices, held.offsets, crcs)
+    finally:
+        if channel.usable:  # else the lease went with the link
+            frame = _core.encode_release(channel.next_id(), held.lease_id)
+            released = channel.ask(FlagReply, frame, deadline).flag
+    if released:
+        statuses[: held.blocks] = [
+            BlockStatus.OK if good else BlockStatus.CORRUPT for good in intact
+        ]
+    return statuses
+
+
+def reserve(channel: Channel, target: Target, deadline: Deadline) -> ReserveReply:
+    """Ask for slots to write `target.hashes` into."""
+    frame = _core.encode_reserve(
+        channel.next_id(), target.manifest_id, target.part, target.parent, target.hashes
+    )
+    return channel.ask(ReserveReply, frame, deadline)
+
+
+def commit(
+    channel: Channel,
+    target: Target,
+    hashes: bytes,
+    generations: Sequence[int],
+    crcs: Sequence[int],
+    *,
+    deadline: Deadline,
+) -> StatusesReply:
+    """Make written slots visible."""
+    frame = _core.encode_commit(
+        channel.next_id(), target.manifest_id, target.part, hashes, generations, crcs
+    )
+    return channel.ask(StatusesReply, frame, deadline)
+
+
+def abort(
+    channel: Channel, target: Target, hashes: bytes, generations: Sequence[int], deadline: Deadline
+) -> StatusesReply:
+    """Give reserved slots back, to which nothing is on its way."""
+    frame = _core.encode_abort(
+        channel.next_id(), target.manifest_id, target.part, hashes, generations
+    )
+    return channel.ask(StatusesReply, frame, deadline)
