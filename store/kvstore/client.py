@@ -239,7 +239,7 @@ class StoreClient:
 
         def action(channel: Channel) -> Reservation:
             if channel.pool is None:
-                raise StoreRefused("slots can be reserved over shared memory only: use put")
+                raise StoreRefused("slots are reserved over shared memory only", "NOT_ALLOWED")
             manifest_id = self._session.registry.id_of(channel, manifest, deadline)
             chosen, parent = hashes_of(hashes, span), parent_of(hashes, span)
             target = Target(manifest_id, part, parent, chosen)

@@ -1,18 +1,24 @@
 """What a store holds for its clients: it has to go back to where it was when they are gone."""
 
-from tests.fakes.store import eventually
+from typing import Protocol
 
-from kvstore._core import StoreServer
+from tests.fakes.store import eventually
 
 HELD = ("reserved_blocks", "fenced_blocks", "leases", "leased_blocks", "waits", "connections")
 
 
-def held(server: StoreServer) -> dict[str, int]:
+class HasStats(Protocol):
+    """A node, as far as its gauges."""
+
+    def stats(self) -> dict[str, int]: ...
+
+
+def held(server: HasStats) -> dict[str, int]:
     stats = server.stats()
     return {name: stats[name] for name in HELD}
 
 
-def assert_gauges_return(server: StoreServer, before: dict[str, int]) -> None:
+def assert_gauges_return(server: HasStats, before: dict[str, int]) -> None:
     # Not looked at twice: a connection that its client was killed in may be accepted only now.
     if not eventually(lambda: held(server) == before):
         assert held(server) == before

@@ -11,7 +11,7 @@ from tests.fakes.rdma import opens_of
 from tests.fakes.store import PATIENCE_S, StoreProcess, eventually
 
 from kvstore import _core
-from kvstore._core import AcquireReply, Segments
+from kvstore._core import AcquireReply, Segments, StoreServer
 from kvstore.block import Manifest
 from kvstore.client import StoreClient
 from kvstore.config import StoreSettings
@@ -20,7 +20,7 @@ from kvstore.errors import StoreUnavailable
 from kvstore.rdma.initiator import Initiator, Opens
 from kvstore.serve import run
 
-__all__ = ["NodeBeside", "RdmaStore", "overwrite_over_rdma"]
+__all__ = ["NodeBeside", "RdmaStore", "overwrite_over_rdma", "url_of"]
 
 # Where a node runs on the other of two machines, as kv://HOST:PORT; `make rdma` sets it.
 BESIDE = os.environ.get("KVROUTER_RDMA_STORE", "")
@@ -60,6 +60,11 @@ class NodeBeside:
         except StoreUnavailable:
             return False
         return stats["connections"] == 1 and stats["queue_pairs"] == stats["used_bytes"] == 0
+
+
+def url_of(node: StoreServer | NodeBeside) -> str:
+    """Where clients find it."""
+    return node.url if isinstance(node, NodeBeside) else f"kv://127.0.0.1:{node.port}"
 
 
 def overwrite_over_rdma(

@@ -31,7 +31,7 @@ STORE = (
     f"kvrouter.cli store --host {BESIDE_HOST} --insecure --port {STORE_PORT} --http-port 0 "
     "--memory 16MiB --unix-socket none --rdma on"
 )
-LIMIT_S = 300
+LIMIT_S = 480
 # Python starts slowly in there: no plugin is loaded that these tests do not use.
 PYTEST = "python -m pytest -p pytest_asyncio.plugin -p pytest_timeout -p no:cacheprovider -v -s"
 

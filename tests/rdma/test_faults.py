@@ -18,7 +18,7 @@ import pytest
 from tests.fakes import doomed_client
 from tests.fakes.gauges import assert_gauges_return, held
 from tests.fakes.rdma import StandIn, attachable
-from tests.fakes.rdma_store import RdmaStore
+from tests.fakes.rdma_store import NodeBeside, RdmaStore, url_of
 from tests.fakes.store import Memory, chain_of, eventually, manifest_of, put_chain
 
 from kvstore._core import BlockStatus, StoreServer
@@ -39,24 +39,34 @@ BOUND_S = 20.0
 # Of tests.fakes.doomed_client over RDMA. Step 4 is the line that a new connection reads.
 STEPS, AMID_THE_TRANSFER = 16, 11
 pytestmark = pytest.mark.timeout(100)
+Node = StoreServer | NodeBeside
 Connect = Callable[..., StoreClient]
 Bend = Callable[[list[Copy]], list[Copy]]
 
 
-@pytest.fixture(params=["stand-in", pytest.param("device", marks=pytest.mark.rdma)])
+DEVICE = pytest.param("rdma", marks=pytest.mark.rdma)
+BESIDE = pytest.param("beside", marks=pytest.mark.rdma)
+anywhere = pytest.mark.parametrize("where", ["stand-in", DEVICE, BESIDE], indirect=True)
+
+
+@pytest.fixture(params=["stand-in", DEVICE])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """As tests.fakes.doomed_client is told: which devices there are."""
-    return f"stand-in:{tmp_path}" if request.param == "stand-in" else "rdma"
+    """Stand-ins in a folder; the device, and a node on this machine or on the one beside it."""
+    return f"stand-in:{tmp_path}" if request.param == "stand-in" else str(request.param)
 
 
 @pytest.fixture
 def opens(where: str, tmp_path: Path) -> Iterator[Opens]:
     with StandIn(tmp_path) as stand_in:
-        yield open_device if where == "rdma" else stand_in.open
+        yield stand_in.open if "stand-in" in where else open_device
 
 
 @pytest.fixture
-def node() -> Iterator[StoreServer]:
+def node(where: str) -> Iterator[Node]:
+    if where == "beside":
+        with contextlib.closing(NodeBeside()) as beside:
+            yield beside
+        return
     made = StoreServer(pool_bytes=POOL_BYTES)
     made.start()
     yield made
@@ -64,17 +74,22 @@ def node() -> Iterator[StoreServer]:
 
 
 @pytest.fixture
-def responder(node: StoreServer, opens: Opens) -> Iterator[Responder]:
+def responder(node: Node, opens: Opens) -> Iterator[Responder]:
+    assert isinstance(node, StoreServer)
     with attachable(node, opens) as made:
         yield made
 
 
 @pytest.fixture
-def connect(node: StoreServer, responder: Responder, opens: Opens) -> Iterator[Connect]:
+def connect(
+    request: pytest.FixtureRequest, where: str, node: Node, opens: Opens
+) -> Iterator[Connect]:
+    if where != "beside":
+        request.getfixturevalue("responder")
     with contextlib.ExitStack() as made:
 
         def connect(transport: Any = "rdma", deadline_s: float = PATIENCE_S) -> StoreClient:
-            url, rdma = f"kv://127.0.0.1:{node.port}", Initiator(opens=opens)
+            url, rdma = url_of(node), Initiator(opens=opens)
             client = StoreClient(url, transport=transport, deadline_s=deadline_s, rdma=rdma)
             return made.enter_context(client)
 
@@ -114,30 +129,31 @@ def wrong_key(copies: list[Copy]) -> list[Copy]:
 
 def past_the_pool(copies: list[Copy]) -> list[Copy]:
     """The last of them goes beyond the pool's end."""
-    past = copies[-1].remote_address + POOL_BYTES
+    past = copies[-1].remote_address + (1 << 30)
     return [*copies[:-1], copies[-1]._replace(remote_address=past)]
 
 
+@anywhere
 @pytest.mark.parametrize("change", [wrong_key, past_the_pool])
 def test_a_transfer_that_the_node_refuses_is_done_again_on_another_connection(
-    connect: Connect, node: StoreServer, bend: Callable[[Bend], None], change: Bend
+    connect: Connect, node: Node, bend: Callable[[Bend], None], change: Bend
 ) -> None:
     client, hashes = connect(), chain_of(8)
     client.stats()
-    before = held(node)
+    before, counted = held(node), node.stats()
     bend(change)
     assert put_chain(client, MANIFEST, hashes) == 8
     bend(change)
     assert all_right(client, hashes)
     assert_gauges_return(node, before)
     stats = node.stats()
-    assert stats["broken_attachments_total"] == 2
-    assert stats["fenced_total"] == 8
+    assert stats["broken_attachments_total"] - counted["broken_attachments_total"] == 2
+    assert stats["fenced_total"] - counted["fenced_total"] == 8
     assert eventually(lambda: node.stats()["queue_pairs"] == 1)
 
 
 def test_memory_of_the_pool_that_is_not_registered_any_more_is_an_error_in_bounded_time(
-    connect: Connect, node: StoreServer, responder: Responder
+    connect: Connect, node: Node, responder: Responder
 ) -> None:
     client = connect()
     client.stats()
@@ -153,7 +169,7 @@ def test_memory_of_the_pool_that_is_not_registered_any_more_is_an_error_in_bound
 
 
 def test_a_node_that_falls_silent_amid_a_put_does_not_hold_it_past_its_deadline(
-    connect: Connect, node: StoreServer, responder: Responder, bend: Callable[[Bend], None]
+    connect: Connect, node: Node, responder: Responder, bend: Callable[[Bend], None]
 ) -> None:
     client = connect(deadline_s=1.0)
     client.stats()
@@ -178,7 +194,7 @@ def test_a_node_that_falls_silent_amid_a_put_does_not_hold_it_past_its_deadline(
 
 def test_slots_of_a_put_that_failed_are_nobodys_until_its_queue_pair_has_ended(
     connect: Connect,
-    node: StoreServer,
+    node: Node,
     responder: Responder,
     bend: Callable[[Bend], None],
     monkeypatch: pytest.MonkeyPatch,
@@ -201,11 +217,13 @@ def test_slots_of_a_put_that_failed_are_nobodys_until_its_queue_pair_has_ended(
     assert node.stats()["fenced_blocks"] == 0
 
 
+@anywhere
 @pytest.mark.parametrize("operation", ["put", "get"])
 def test_a_client_killed_at_any_step_leaves_nothing(
-    operation: str, where: str, connect: Connect, node: StoreServer
+    operation: str, where: str, connect: Connect, node: Node
 ) -> None:
-    command = [sys.executable, "-m", "tests.fakes.doomed_client", f"kv://127.0.0.1:{node.port}"]
+    command = [sys.executable, "-m", "tests.fakes.doomed_client", url_of(node)]
+    devices = "rdma" if where == "beside" else where
     whole, manifest = chain_of(doomed_client.BLOCKS), doomed_client.MANIFEST
     client = connect("tcp")
     client.register(manifest)
@@ -214,7 +232,7 @@ def test_a_client_killed_at_any_step_leaves_nothing(
     before = held(node)
     # Python starts slowly in an emulated machine: there it is killed amid the transfer alone.
     for step in range(STEPS) if "stand-in" in where else (AMID_THE_TRANSFER,):
-        arguments = [*command, where, operation, str(step)]
+        arguments = [*command, devices, operation, str(step)]
         with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=ROOT) as doomed:
             assert doomed.stdout is not None
             reached = doomed.stdout.readline()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.fakes.certificates import Authority
 from tests.fakes.rdma import StandIn, attachable
-from tests.fakes.rdma_store import NodeBeside, overwrite_over_rdma
+from tests.fakes.rdma_store import NodeBeside, overwrite_over_rdma, url_of
 from tests.fakes.store import (
     PATIENCE_S,
     Memory,
@@ -37,10 +37,6 @@ RDMA_BESIDE = pytest.param("beside", marks=pytest.mark.rdma)
 """The same to a node on another machine."""
 NAMES = {"tls": "tcp", "stand-in": "rdma", "beside": "rdma"}
 """What the transport of a kind is called, where that is another name."""
-
-
-def url_of(server: Server) -> str:
-    return server.url if isinstance(server, NodeBeside) else f"kv://127.0.0.1:{server.port}"
 
 
 @pytest.fixture(params=["shm", "unix", "tcp", "tls", "stand-in", REAL_RDMA, RDMA_BESIDE])
