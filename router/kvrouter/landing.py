@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
+from kvstore.block import parts_in_common
 from kvstore.errors import KVStoreError
 
 if TYPE_CHECKING:
@@ -124,6 +125,12 @@ class StoreView:
         first, second = self._manifests.get(one), self._manifests.get(other)
         if first is None or second is None:
             return f"manifests {one[:12]} and {other[:12]}"
+        parts = parts_in_common(first, second)
+        if parts:
+            counts = f"{len(first.parts)} and {len(second.parts)}"
+            return (
+                f'parts: {counts}; with "parts": {parts} in the settings of both they would share'
+            )
         return "; ".join(_differences("", first.as_dict(), second.as_dict())[:SHOWN_DIFFERENCES])
 
     async def match(self, manifest: str, hashes: bytes) -> int:

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from math import lcm
 from typing import Any
 
 from kvstore.errors import BadDocument
-from kvstore.layout import Layout, Scalar
+from kvstore.layout import PER_HEAD, Layout, Scalar
 
 __all__ = [
     "DOCUMENT_VERSION",
@@ -25,6 +26,7 @@ __all__ = [
     "Part",
     "Scalar",
     "canonical_json",
+    "parts_in_common",
 ]
 
 DOCUMENT_VERSION = 1
@@ -180,6 +182,19 @@ class Manifest:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadDocument(f"not a manifest: {error!r}") from error
         return manifest
+
+
+def parts_in_common(one: Manifest, other: Manifest) -> int:
+    """Into how many parts both would have to be divided by KV heads, so that they are equal.
+
+    0 where they differ in more than that, or where heads cannot be told apart.
+    """
+    ends = {max(part.kv_heads[1] for part in each.parts) for each in (one, other)}
+    kinds = {(part.layers, part.group, part.layout) for part in one.parts + other.parts}
+    if one.spec != other.spec or len(ends) > 1 or len(kinds) > 1:
+        return 0
+    parts = lcm(len(one.parts), len(other.parts))
+    return 0 if one.parts[0].layout.kind != PER_HEAD or ends.pop() % parts else parts
 
 
 def _part(tree: Mapping[str, Any]) -> Part:

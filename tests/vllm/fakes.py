@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from math import prod
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +133,7 @@ class FakeTensor:
 
     def __init__(
         self,
-        shape: tuple[int, int],
+        shape: tuple[int, ...],
         address: int,
         *,
         stride: int = 0,
@@ -143,10 +144,10 @@ class FakeTensor:
         self.address = address
         self.device = SimpleNamespace(type=device)
         self.contiguous = contiguous
-        self.strides = stride or shape[1]
+        self.strides = stride or prod(shape[1:])
 
     def __getitem__(self, index: int) -> "FakeBlock":
-        return FakeBlock(self.shape[1], self.contiguous)
+        return FakeBlock(prod(self.shape[1:]), self.contiguous)
 
     def stride(self, dimension: int | None = None) -> Any:
         return (self.strides, 1) if dimension is None else (self.strides, 1)[dimension]

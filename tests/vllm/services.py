@@ -67,6 +67,15 @@ class Service:
             time.sleep(0.1)
         raise EngineFailed(f"{self.name} is not ready:\n{self.tail()}")
 
+    def wait_log(self, text: str, deadline_s: float = READY_DEADLINE_S) -> "Service":
+        """Return once the log holds the text. Raises EngineFailed otherwise."""
+        until = time.monotonic() + deadline_s
+        while time.monotonic() < until and self.process.poll() is None:
+            if text in self.log.read_text(errors="replace"):
+                return self
+            time.sleep(0.05)
+        raise EngineFailed(f"{self.name} did not log {text!r}:\n{self.tail()}")
+
     def stats(self) -> dict[str, int]:
         """A store's gauges and counters."""
         found: dict[str, int] = json.loads(ask(self.http, "GET", "/stats", None, 10.0)[1])

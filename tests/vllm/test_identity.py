@@ -39,9 +39,23 @@ def found(vllm_python: Path, site: Path | None) -> dict[str, Any]:
 @pytest.mark.timeout(400)
 def test_engines_share_only_where_everything_agrees(found: dict[str, Any]) -> None:
     digests = found["digests"]
-    assert digests["same"] == digests["base"]
-    different = [digest for name, digest in digests.items() if name != "same"]
+    assert digests["same"] == digests["two ranks with the same heads"] == digests["base"]
+    equal = {"same", "two ranks with the same heads"}
+    different = [digest for name, digest in digests.items() if name not in equal]
     assert len(set(different)) == len(different)
+
+
+@pytest.mark.every_series
+@pytest.mark.vllm
+def test_engines_of_other_ranks_share_where_they_divide_heads_alike(found: dict[str, Any]) -> None:
+    divided = found["divided"]
+    digests = divided["digests"]
+    assert digests["one as two"] == digests["two"]
+    assert digests["one as four"] == digests["two as four"] == digests["four"]
+    assert len({digests[name] for name in ("one", "two", "four")}) == 3
+    assert [divided["rank_parts"][name] for name in ("one", "two", "four")] == [1, 1, 1]
+    assert [divided["rank_parts"][f"{name} as four"] for name in ("one", "two")] == [4, 2]
+    assert divided["refused"].endswith("6 KV heads of 2 ranks can be divided into 2 or 6")
 
 
 @pytest.mark.every_series

@@ -2,17 +2,22 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.vllm.asking import Question, answer, difference, reference, token_prompt
-from tests.vllm.engines import Engine, EngineOptions, running, transfer_config
+from tests.vllm.engines import BLOCK_TOKENS, Engine, EngineOptions, running, transfer_config
 from tests.vllm.models import TINY, WINDOW, Recipe, model_folder
-from tests.vllm.services import Service, start_store
+from tests.vllm.services import Service, start_router, start_store
 
 from kvstore.client import StoreClient
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+TWO_RANKS = ("--tensor-parallel-size", "2")
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +37,9 @@ class Kinds:
         self._store = store
 
     def start(
-        self, recipe: Recipe, name: str, core: str, *flags: str, alone: bool = False
+        self, recipe: Recipe, name: str, core: str, *flags: str, alone: bool = False, **extra: Any
     ) -> Engine:
-        transfer = None if alone else transfer_config(self._store.url, name=name)
+        transfer = None if alone else transfer_config(self._store.url, name=name, **extra)
         options = EngineOptions(
             name,
             model_folder(recipe, self._python),
@@ -44,6 +49,18 @@ class Kinds:
             environment={"VLLM_SERVER_DEV_MODE": "1"},
         )
         return Engine.start(self._python, options, self._folder, self._site)
+
+    @contextmanager
+    def routed(self, prefill: Engine, decode: Engine) -> Iterator[Service]:
+        """A router before two of them, one for each leg."""
+        flags = ["--prefill-threshold", "0"]
+        router = start_router(self._folder, [prefill.url], [decode.url], self._store.url, flags)
+        try:
+            for engine, role in ((prefill, "prefill"), (decode, "decode")):
+                router.wait_log(f"engine {engine.address} joins as {role}")
+            yield router
+        finally:
+            router.stop()
 
 
 @pytest.fixture
@@ -61,9 +78,32 @@ def listed_engines(store: Service) -> dict[str, int]:
         }
 
 
+def test_two_ranks_and_one_load_what_the_other_computed(kinds: Kinds, store: Service) -> None:
+    single = kinds.start(TINY, "single-of-parts", "0", parts=2, deadline_s=10.0)
+    pair = kinds.start(TINY, "pair-of-parts", "0|1", *TWO_RANKS, deadline_s=10.0)
+    with running([single, pair]):
+        engines = listed_engines(store)
+        assert (engines["single-of-parts"], engines["pair-of-parts"]) == (2, 2)
+        draw = random.Random(13)
+        for prefill, decode in ((pair, single), (single, pair)):
+            with kinds.routed(prefill, decode) as router:
+                for size in (33, 500, 1500):
+                    question = Question(
+                        f"{prefill.options.name}-{size}", token_prompt(draw, size), max_tokens=16
+                    )
+                    # With a salt of its own it is computed: by one rank that has loaded nothing.
+                    expected = reference(single.address, replace(question, salt=question.name))
+                    before = decode.prompt_tokens()["external_kv_transfer"]
+                    assert not difference(expected, answer(router.address, question))
+                    loaded = decode.prompt_tokens()["external_kv_transfer"] - before
+                    whole = (size - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+                    assert loaded == whole, f"{question.name}: {router.tail(4)}"
+        assert store.stats()["corrupt_total"] == 0
+
+
 def test_two_ranks_share_with_two_ranks_and_never_with_one(kinds: Kinds, store: Service) -> None:
     single = kinds.start(TINY, "single", "0")
-    pair = kinds.start(TINY, "pair", "0|1", "--tensor-parallel-size", "2")
+    pair = kinds.start(TINY, "pair", "0|1", *TWO_RANKS)
     with running([single, pair]):
         engines = listed_engines(store)
         assert (engines["single"], engines["pair"]) == (1, 2)

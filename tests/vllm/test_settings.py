@@ -125,6 +125,9 @@ def test_an_untested_vllm_is_refused() -> None:
         {"deadline_s": 0},
         {"deadline_s": True},
         {"name": 7},
+        {"parts": -1},
+        {"parts": "2"},
+        {"parts": True},
     ],
 )
 def test_a_setting_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:

@@ -32,26 +32,20 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 class Identity:
     """An engine's manifest, why its KV is not shared ('' where it is), and its name in the store.
 
-    `replicas`: consecutive ranks that hold the same heads; the first of them owns the part.
+    `replicas`: consecutive ranks that hold the same heads; the first of them saves them.
+    `rank_parts`: parts of the manifest that a rank holds.
     """
 
     manifest: Manifest
     refusal: str
     engine: str
     replicas: int = 1
+    rank_parts: int = 1
 
     @property
     def block_tokens(self) -> int:
         """Tokens of one block."""
         return self.manifest.spec.block_tokens
-
-    def part_of(self, rank: int) -> int:
-        """Which part of the manifest a tensor-parallel rank holds."""
-        return rank // self.replicas
-
-    def owns(self, rank: int) -> bool:
-        """Whether this rank is the one that saves its part."""
-        return rank % self.replicas == 0
 
 
 def identify(
@@ -73,12 +67,13 @@ def identify(
     )
     engine = settings.name or f"vllm/{spec.model}@{platform.node() or 'localhost'}:{os.getpid()}"
     refusal = sharing_refusal(vllm_config, kv_cache_config)
+    replicas = kv_cache_config.kv_tp_replicas
     if refusal:
-        parts = _refused_parts(groups, engine)
-    else:
-        layout = _engine_fingerprint(vllm_config, facts, groups)
-        parts = _parts(vllm_config, kv_cache_config, layout)
-    return Identity(Manifest(spec, parts), refusal, engine, kv_cache_config.kv_tp_replicas)
+        return Identity(Manifest(spec, _refused_parts(groups, engine)), refusal, engine, replicas)
+    ranks = vllm_config.parallel_config.tensor_parallel_size // replicas
+    layout = _engine_fingerprint(vllm_config, facts, groups)
+    parts = _parts(groups[0], ranks, settings.parts or ranks, layout)
+    return Identity(Manifest(spec, parts), refusal, engine, replicas, len(parts) // ranks)
 
 
 def sharing_refusal(vllm_config: Any, kv_cache_config: Any) -> str:
@@ -168,22 +163,35 @@ def _kind(spec: Any) -> str:
     return str(kinds.get_kv_cache_spec_kind(spec).value)
 
 
-def _parts(vllm_config: Any, kv_cache_config: Any, layout: Layout) -> tuple[Part, ...]:
-    """One part per set of KV heads: all layers of the one group, block by block."""
-    group = kv_cache_config.kv_cache_groups[0]
-    heads = group.kv_cache_spec.num_kv_heads
-    owners = vllm_config.parallel_config.tensor_parallel_size // kv_cache_config.kv_tp_replicas
-    layers = len(group.layer_names)
+def _parts(group: Any, ranks: int, parts: int, layout: Layout) -> tuple[Part, ...]:
+    """All layers of the one group, its KV heads divided evenly: so many parts of as many ranks.
+
+    Raises ConnectorRefused where the heads of a rank cannot be divided so.
+    """
+    spec, layers = group.kv_cache_spec, len(group.layer_names)
+    heads = ranks * spec.num_kv_heads
+    able = [count for count in range(ranks, heads + 1, ranks) if heads % count == 0]
+    if parts not in able:
+        raise ConnectorRefused(
+            f'"parts" in kv_connector_extra_config is {parts}, and {heads} KV heads of {ranks} '
+            f"ranks can be divided into {' or '.join(map(str, able))}"
+        )
+    each = heads // parts
     return tuple(
         Part(
             layers=(0, layers),
-            kv_heads=(owner * heads, (owner + 1) * heads),
+            kv_heads=(number * each, (number + 1) * each),
             group=0,
-            block_bytes=layers * group.kv_cache_spec.unpadded_page_size_bytes,
+            block_bytes=layers * each * _head_bytes(spec),
             layout=layout,
         )
-        for owner in range(owners)
+        for number in range(parts)
     )
+
+
+def _head_bytes(spec: Any) -> int:
+    """What one KV head has of a block in one layer."""
+    return int(spec.num_states * spec.state_content_size_bytes)
 
 
 def _refused_parts(groups: Any, engine: str) -> tuple[Part, ...]:
@@ -204,10 +212,11 @@ def _refused_parts(groups: Any, engine: str) -> tuple[Part, ...]:
 
 
 def _engine_fingerprint(vllm_config: Any, facts: VllmFacts, groups: Any) -> Layout:
-    """The opaque layout: all that decides how this engine orders the bytes of a block.
+    """The layout, opaque per head: all that decides how this engine orders a head's bytes.
 
     The CPU backend packs keys by the instruction set it runs on (vLLM v1/attention/backends/
-    cpu_attn.py), so the machine's flags and vLLM's own choice are both part of it.
+    cpu_attn.py), so the machine's flags and vLLM's own choice are both part of it. It does so head
+    by head: a block of a layer is (heads, tokens, keys and values), whatever heads a rank has.
     """
     spec = groups[0].kv_cache_spec
     version = import_module("vllm").__version__.split("+")[0]
@@ -217,13 +226,10 @@ def _engine_fingerprint(vllm_config: Any, facts: VllmFacts, groups: Any) -> Layo
         "cache_dtype": str(vllm_config.cache_config.cache_dtype),
         "cpu_flags": " ".join(_cpu_flags()),
         "dtype": str(spec.dtype).removeprefix("torch."),
-        "heads": spec.num_kv_heads,
-        "head_bytes": spec.num_states * spec.state_content_size_bytes,
         "isa": _isa(facts, vllm_config, spec),
-        "page_bytes": spec.page_size_bytes,
-        "tensor_parallel": vllm_config.parallel_config.tensor_parallel_size,
     }
-    return Layout.opaque(f"vllm-{version}-cpu-{platform.machine()}", fields)
+    engine = f"vllm-{version}-cpu-{platform.machine()}"
+    return Layout.per_head(engine, _head_bytes(spec), fields)
 
 
 def _isa(facts: VllmFacts, vllm_config: Any, spec: Any) -> str:

@@ -40,10 +40,14 @@ class SaveOrder:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One engine step. `idle`: no tokens are computed in it, the engine only waits for loads."""
+    """One engine step. `idle`: no tokens are computed in it, the engine only waits for loads.
+
+    replicas, rank_parts: as in `vllm_identity.Identity`.
+    """
 
     manifest_doc: bytes
     replicas: int = 1
+    rank_parts: int = 1
     loads: list[LoadOrder] = field(default_factory=list)
     saves: list[SaveOrder] = field(default_factory=list)
     idle: bool = False

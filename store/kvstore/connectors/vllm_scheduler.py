@@ -139,6 +139,7 @@ class SchedulerSide:
         return StepPlan(
             self._identity.manifest.doc,
             self._identity.replicas,
+            self._identity.rank_parts,
             loads,
             saves,
             idle=not output.num_scheduled_tokens,

@@ -26,7 +26,7 @@ SaveScope = Literal["none", "prompt", "all"]
 RDMA = RdmaOptions()
 FILES = ("ca_file", "cert_file", "key_file")
 TEXTS = ("url", "name", "token", "model", "weights_revision", "dev_name", "link_type", *FILES)
-NUMBERS = ("ib_port", "hint_gid_index")
+NUMBERS = ("parts", "ib_port", "hint_gid_index")
 
 
 class ConnectorRefused(KVStoreError, ValueError):
@@ -45,6 +45,8 @@ class ConnectorSettings:
     deadline_s: seconds within which each operation on the store ends.
     save: which computed blocks go to the store: 'none', 'prompt', or 'all' (generated ones too).
         Left out: 'all', for kv_role kv_consumer 'none'.
+    parts: into how many parts a block is divided by its KV heads; engines with other numbers of
+        ranks share where it is the same. Left out (0): one for each rank.
     name: what the store lists this engine as. Left out: host and process id.
     token: of the store, where it asks for one. Left out: KVROUTER_STORE_TOKEN of the environment.
     ca_file, cert_file, key_file: for kvs://, as `kvstore.tls.ClientTls` says. Left out: what
@@ -61,6 +63,7 @@ class ConnectorSettings:
     verify: bool = True
     deadline_s: float = 2.0
     save: SaveScope = "all"
+    parts: int = 0
     name: str = ""
     token: str = field(default="", repr=False)
     ca_file: str = ""
@@ -199,6 +202,8 @@ def _check_types(values: Mapping[str, Any]) -> None:
         number = values.get(key, 0)
         if isinstance(number, bool) or not isinstance(number, int):
             raise _refused(f'"{key}" must be a whole number')
+    if values.get("parts", 0) < 0:
+        raise _refused('"parts" must be a number of parts, such as 2')
 
 
 def _one_of(key: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -39,11 +39,36 @@ def cache_segments(kv_caches: Mapping[str, Any], num_blocks: int) -> Segments:
             runs[-1] = (runs[-1][0], stride, runs[-1][2] + size)
         else:
             runs.append((base, stride, size))
-    return Segments(
-        [base for base, _, _ in runs],
-        [stride for _, stride, _ in runs],
-        [size for _, _, size in runs],
+    return _segments(runs)
+
+
+def head_segments(
+    kv_caches: Mapping[str, Any], num_blocks: int, parts: int
+) -> tuple[Segments, ...]:
+    """Where so many equal ranges of the blocks' KV heads lie: one run of bytes per layer, each.
+
+    Raises ConnectorRefused where the heads are not the next axis behind the blocks', or cannot be
+    divided so.
+    """
+    runs = [_run(name, kv_caches[name], num_blocks) for name in sorted(kv_caches, key=_layer_order)]
+    for name, cache in kv_caches.items():
+        if cache.shape[0] != num_blocks or len(cache.shape) < 3 or cache.shape[1] % parts:
+            raise ConnectorRefused(
+                f"the KV heads of {name} cannot be divided into {parts} (shape "
+                f'{tuple(cache.shape)}); leave "parts" out'
+            )
+    return tuple(
+        _segments(
+            [(base + part * size // parts, stride, size // parts) for base, stride, size in runs]
+        )
+        for part in range(parts)
     )
+
+
+def _segments(runs: Sequence[tuple[int, int, int]]) -> Segments:
+    """Segments of runs of bytes: address of block 0, from block to block, bytes of a block."""
+    bases, strides, sizes = zip(*runs, strict=True)
+    return Segments(bases, strides, sizes)
 
 
 def _layer_order(name: str) -> tuple[tuple[int, str], ...]:
@@ -87,8 +112,9 @@ class WorkerSide:
         self._log = log
         self._segments: Segments | None = None
         self._caches: Mapping[str, Any] = {}
+        self._num_blocks = 0
         self._link: StoreLink | None = None
-        self._part = 0
+        self._parts: list[tuple[int, Segments]] = []  # numbers in the manifest, and where they lie
         self._owns = True
         self._orders: queue.SimpleQueue[LoadOrder | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -104,6 +130,7 @@ class WorkerSide:
         """Take the engine's KV cache. Raises ConnectorRefused where its layout cannot be copied."""
         self._segments = cache_segments(kv_caches, num_blocks)
         self._caches = kv_caches  # keeps the memory alive that the segments point to
+        self._num_blocks = num_blocks
 
     def start_loads(self, plan: StepPlan) -> None:
         """Hand this step's loads to the thread. The first step, whatever it is, finds the store."""
@@ -157,27 +184,42 @@ class WorkerSide:
         """The link for the manifest that the scheduler told; None where it is not this cache's."""
         if self._link is None and not self._mismatch:
             manifest = Manifest.from_doc(plan.manifest_doc)
-            self._part = self._rank // plan.replicas
             self._owns = self._rank % plan.replicas == 0
-            told = manifest.parts[self._part].block_bytes
-            held = self._segments.block_bytes if self._segments is not None else 0
-            if told == held:
-                self._link = self._open_link(manifest)
-            else:
+            reason = self._take_parts(manifest, self._rank // plan.replicas, plan.rank_parts)
+            if reason:
                 self._mismatch = True
-                self._log.error(
-                    "KV is not shared: a block has %d bytes, the manifest says %d", held, told
-                )
+                self._log.error("KV is not shared: %s", reason)
+            else:
+                self._link = self._open_link(manifest)
         return self._link
+
+    def _take_parts(self, manifest: Manifest, rank: int, each: int) -> str:
+        """Find the parts of the manifest in the cache; why they are not there, or ''."""
+        own = range(rank * each, (rank + 1) * each)
+        told = [part.block_bytes for part in manifest.parts[own.start : own.stop]]
+        held = self._segments.block_bytes if self._segments is not None else 0
+        if self._segments is None or sum(told) != held or len(told) != each:
+            return f"a block has {held} bytes, the manifest says {sum(told)}"
+        try:
+            shares = (
+                (self._segments,)
+                if each == 1
+                else head_segments(self._caches, self._num_blocks, each)
+            )
+        except ConnectorRefused as error:
+            return str(error)
+        self._parts = list(zip(own, shares, strict=True))
+        return ""
 
     def _save_one(self, link: StoreLink, segments: Segments, order: SaveOrder) -> None:
         for span in _batches(order.span, segments.block_bytes):
             ids = order.block_ids[span.start - order.first : span.stop - order.first]
-            result = link.put(self._part, order.hashes, span, segments, ids)
-            if result is None:
-                return
-            if result.refused:
-                self._log.debug("%s: %s", order.request_id, result.statuses)
+            for part, share in self._parts:
+                result = link.put(part, order.hashes, span, share, ids)
+                if result is None:
+                    return
+                if result.refused:
+                    self._log.debug("%s: %s", order.request_id, result.statuses)
 
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:
@@ -201,20 +243,33 @@ class WorkerSide:
         good = 0
         for span in _batches(order.span, segments.block_bytes):
             ids = order.block_ids[span.start - order.first : span.stop - order.first]
-            statuses = link.get_into(self._part, order.hashes, span, segments, ids)
-            bad = next((i for i, status in enumerate(statuses) if status is not BlockStatus.OK), -1)
-            if bad >= 0:
-                good += bad
+            whole, wrong = self._load_batch(link, order.hashes, span, ids)
+            good += whole
+            if whole < len(span):
                 self._log.warning(
                     "%s: block %d of %d is %s; it is recomputed from there",
                     order.request_id,
                     order.first + good,
                     order.span.stop,
-                    statuses[bad].name.lower(),
+                    wrong,
                 )
                 return order.block_ids[good:]
-            good += len(span)
         return ()
+
+    def _load_batch(
+        self, link: StoreLink, hashes: bytes, span: range, ids: Sequence[int]
+    ) -> tuple[int, str]:
+        """How many leading blocks came with all parts, and what the next one is ('' for none)."""
+        whole, wrong = len(span), ""
+        for part, share in self._parts:
+            statuses = link.get_into(part, hashes, span[:whole], share, ids[:whole])
+            for index, status in enumerate(statuses):
+                if status is not BlockStatus.OK:
+                    whole, wrong = index, status.name.lower()
+                    break
+            if not whole:
+                break
+        return whole, wrong
 
 
 def _batches(span: range, block_bytes: int) -> list[range]:

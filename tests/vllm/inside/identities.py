@@ -25,7 +25,7 @@ from vllm.v1.kv_cache_interface import (
 
 from kvstore.connectors.vllm import KVStoreConnector
 from kvstore.connectors.vllm_identity import Identity, identify, sharing_refusal
-from kvstore.connectors.vllm_settings import ConnectorSettings, check_start
+from kvstore.connectors.vllm_settings import ConnectorRefused, ConnectorSettings, check_start
 from kvstore.connectors.vllm_versions import VERSIONS
 
 SETTINGS = ConnectorSettings(url="kv://127.0.0.1:1", model="tiny")
@@ -74,8 +74,37 @@ def cached(*specs: Any, blocks: int = 10) -> KVCacheConfig:
     return KVCacheConfig(num_blocks=blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
 
 
-def who(config: VllmConfig, cache: KVCacheConfig | None = None) -> Identity:
-    return identify(config, cache or cached(FULL), SETTINGS, VERSIONS[0])
+def who(config: VllmConfig, cache: KVCacheConfig | None = None, parts: int = 0) -> Identity:
+    settings = dataclasses.replace(SETTINGS, parts=parts)
+    return identify(config, cache or cached(FULL), settings, VERSIONS[0])
+
+
+def ranked(model: str, ranks: int, heads: int, parts: int = 0) -> Identity:
+    """An engine of so many ranks with so many KV heads each."""
+    config = configured(model)
+    config.parallel_config.tensor_parallel_size = ranks
+    return who(config, cached(dataclasses.replace(FULL, num_kv_heads=heads)), parts)
+
+
+def divided(model: str) -> dict[str, Any]:
+    """Engines of four KV heads on one, two and four ranks: who has which manifest."""
+    cases = {
+        "one": ranked(model, 1, 4),
+        "two": ranked(model, 2, 2),
+        "four": ranked(model, 4, 1),
+        "one as two": ranked(model, 1, 4, parts=2),
+        "one as four": ranked(model, 1, 4, parts=4),
+        "two as four": ranked(model, 2, 2, parts=4),
+    }
+    try:
+        refused = str(ranked(model, 2, 3, parts=4).manifest)
+    except ConnectorRefused as error:
+        refused = str(error)
+    return {
+        "digests": {name: one.manifest.digest.hex() for name, one in cases.items()},
+        "rank_parts": {name: one.rank_parts for name, one in cases.items()},
+        "refused": refused,
+    }
 
 
 def digests(model: str, other: str) -> dict[str, str]:
@@ -157,5 +186,6 @@ if __name__ == "__main__":
         "refusals": refusals(model),
         "start": start_refusals(model),
         "interface": interface(),
+        "divided": divided(model),
     }
     print("\n" + json.dumps(found))
