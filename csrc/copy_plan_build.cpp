@@ -1,6 +1,7 @@
 // From two shapes to pieces.
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "copy_plan.h"
 
@@ -185,8 +186,9 @@ class PlanBuilder {
         piece.loops[piece.depth++] = {counts[axis], {steps[kFrom][axis], steps[kTo][axis]}};
     join(piece);
     // The target is written from its beginning to its end, as far as that goes.
-    std::sort(piece.loops.begin(), piece.loops.begin() + piece.depth,
-              [](const CopyLoop& a, const CopyLoop& b) { return a.stride[kTo] > b.stride[kTo]; });
+    for (size_t i = 1; i < piece.depth; ++i)
+      for (size_t k = i; k > 0 && piece.loops[k].stride[kTo] > piece.loops[k - 1].stride[kTo]; --k)
+        std::swap(piece.loops[k], piece.loops[k - 1]);
     return cut(piece, kFrom);
   }
 
