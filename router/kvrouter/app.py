@@ -16,6 +16,7 @@ import uvloop
 from kvrouter import log as request_log
 from kvrouter.budget import Admission, RecomputeBudget
 from kvrouter.chains import Chains
+from kvrouter.dispatch import Ahead
 from kvrouter.engine import BreakerState, Role
 from kvrouter.families import FAMILIES
 from kvrouter.handover import Handover
@@ -187,12 +188,22 @@ class App:
             needs_hashes=self._policy.needs_hashes,
             prefill_threshold=settings.prefill_threshold,
         )
+        handover = Handover(self._store, chains, settings.landing_timeout_s, self.metrics)
+        ahead = Ahead(
+            legs,
+            handover,
+            settings.sent_ahead_blocks,
+            settings.request_timeout_s + settings.landing_timeout_s,
+            settings.request_timeout_s,
+            self.metrics,
+        )
         return Router(
             pool=self.pool,
             policy=self._policy,
             survey=survey,
             legs=legs,
-            handover=Handover(self._store, chains, settings.landing_timeout_s, self.metrics),
+            handover=handover,
+            ahead=ahead,
             budget=self._budget,
             admission=Admission(settings.max_concurrent_requests),
             metrics=self.metrics,

@@ -107,6 +107,18 @@ class RouterSettings(BaseSettings):
         "store.",
         json_schema_extra={"flags": ["--landing-timeout"]},
     )
+    decode_dispatch: Literal["landing", "chunk", "at-once"] = Field(
+        default="landing",
+        description="When the decode leg is sent: landing, once the prompt's KV is in the store; "
+        "chunk, once the first of it is; at-once, together with the prefill leg. In the latter two "
+        "the decode engine waits and loads what lands while the rest is computed.",
+    )
+    dispatch_chunk_blocks: int = Field(
+        default=1,
+        ge=1,
+        description="With --decode-dispatch chunk: blocks, behind those that the store held "
+        "before, whose landing sends the decode leg.",
+    )
     request_timeout_s: float = Field(
         default=600.0,
         gt=0,
@@ -178,6 +190,13 @@ class RouterSettings(BaseSettings):
                 "no engine for decode legs: give --decode URL (a --prefill URL beside it)"
             )
         return self
+
+    @property
+    def sent_ahead_blocks(self) -> int | None:
+        """Blocks whose landing sends the decode leg ahead of the rest; None: it goes after all."""
+        if self.store is None or self.decode_dispatch == "landing":
+            return None
+        return self.dispatch_chunk_blocks if self.decode_dispatch == "chunk" else 0
 
     @property
     def store_tls(self) -> ClientTls:

@@ -67,6 +67,7 @@ class Identity:
         root: 32-byte root of its block hashes, or None where only the default can be assumed.
         adapters: (name, path) of the LoRA adapters among its models.
         refusal: why its connector shares no KV at all, or None where it does.
+        waits: whether its connector waits for KV that it is told is coming.
     """
 
     models: tuple[str, ...]
@@ -76,6 +77,7 @@ class Identity:
     root: bytes | None = None
     adapters: tuple[tuple[str, str], ...] = ()
     refusal: str | None = None
+    waits: bool = False
     domain: HashDomain | None = field(init=False, compare=False, repr=False, default=None)
     """The domain of its block hashes; None where it does not tell its block size."""
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvrouter.engine import HashDomain
-from kvrouter.landing import Outcome
+from kvrouter.landing import Landing, Outcome
+from kvrouter.passage import Watched
 from kvrouter.plan import usable_blocks
 from kvrouter.survey import hash_prompt
 from kvstore.chain import HASH_BYTES
 
 if TYPE_CHECKING:
     from kvrouter.chains import Chains
-    from kvrouter.families.base import Handoff
+    from kvrouter.families.base import Coming, Handoff
     from kvrouter.landing import StoreView
     from kvrouter.metrics import Metrics
     from kvrouter.passage import Passage
@@ -45,7 +47,7 @@ class Handover:
             the hand-off promises nothing that could be awaited.
         """
         handoff = passage.handoff
-        if self._store is None or handoff is None:
+        if self._store is None or handoff is None or passage.first_s:
             return 0
         if handoff.manifest is None:
             if handoff.transfer_params is None:
@@ -55,24 +57,82 @@ class Handover:
         upto = min(handoff.blocks, len(hashes) // HASH_BYTES)
         if not upto:
             return self._missing(passage, handoff, 0)
-        # The last block that was there already stands for all before it, which are not sent again:
-        # no block goes from the store before those that follow it.
-        held = passage.stored.get(handoff.manifest, 0) if passage.stored else 0
-        first = max(0, min(held, upto) - 1)
         begun_s = monotonic()
-        landing = await self._store.wait(
-            handoff.manifest,
-            hashes[first * HASH_BYTES : upto * HASH_BYTES],
-            upto - first,
-            self._timeout_s,
-        )
-        passage.lease = landing.lease
-        passage.landed_blocks = first + landing.blocks if landing.blocks else 0
+        landing = await self._watched(passage, handoff, upto)
+        if landing is None:
+            wait = self._wait(passage, handoff.manifest, upto, self._timeout_s)
+            landing = await wait
         self._metrics.handoff.observe(monotonic() - begun_s)
         self._metrics.landings.add(1, landing.outcome.value)
+        return self._missing(passage, handoff, passage.landed_blocks or 0)
+
+    def known_hashes(self, passage: Passage) -> bytes:
+        """The chain of the prompt before any leg has answered; empty where its ids are unknown."""
+        return self._hashes(passage, None)
+
+    def watch(self, passage: Passage, coming: Coming) -> None:
+        """Await in the background what a decode leg was told is coming, and lease it.
+
+        `land` then awaits the same; `unwatch` must end it.
+        """
+        assert passage.plan is not None
+        manifest = passage.plan.decode.manifest or ""
+        wait = self._wait(passage, manifest, coming.blocks, coming.wait_s)
+        task = asyncio.create_task(wait, name="landing")
+        passage.watch = Watched(manifest, coming.blocks, task)
+
+    def unwatch(self, passage: Passage) -> None:
+        """Give up what `watch` began, if it has not ended; a lease stays the passage's."""
+        if passage.watch is not None:
+            passage.watch.task.cancel()
+
+    async def begins(self, passage: Passage, coming: Coming, blocks: int) -> bool:
+        """Wait for the first `blocks` that the store did not hold; whether they landed."""
+        assert self._store is not None
+        assert passage.plan is not None
+        manifest, hashes = passage.plan.decode.manifest or "", passage.hashes or b""
+        held = passage.stored.get(manifest, 0) if passage.stored else 0
+        first, upto = max(0, held - 1), min(held + blocks, coming.blocks)
+        chain = hashes[first * HASH_BYTES : upto * HASH_BYTES]
+        landing = await self._store.wait(
+            manifest, chain, max(0, upto - first), coming.wait_s, lease=False
+        )
+        return landing.outcome is Outcome.LANDED
+
+    async def _watched(self, passage: Passage, handoff: Handoff, upto: int) -> Landing | None:
+        """What is awaited already, if it is what the hand-off promises; else that is given up."""
+        watch = passage.watch
+        if watch is None or watch.landed:
+            return watch.task.result() if watch is not None else None
+        if watch.manifest == handoff.manifest and upto >= watch.blocks and not watch.task.done():
+            await asyncio.wait({watch.task}, timeout=self._timeout_s)
+            if watch.landed:
+                return watch.task.result()
+            watch.task.cancel()
+            return Landing(Outcome.TIMEOUT)
+        watch.task.cancel()
+        return None
+
+    async def _wait(self, passage: Passage, manifest: str, upto: int, timeout_s: float) -> Landing:
+        """Wait for the first `upto` blocks of the prompt; fills what the passage knows and holds.
+
+        The last block that was there already stands for all before it, which are not sent again:
+        no block goes from the store before those that follow it.
+        """
+        assert self._store is not None
+        hashes = passage.hashes or b""
+        held = passage.stored.get(manifest, 0) if passage.stored else 0
+        first = max(0, min(held, upto) - 1)
+        chain = hashes[first * HASH_BYTES : upto * HASH_BYTES]
+        landing = await self._store.wait(manifest, chain, upto - first, timeout_s)
+        passage.landed_blocks = first + landing.blocks if landing.blocks else 0
         if landing.outcome is Outcome.LANDED:
             passage.landed_blocks = upto
-        return self._missing(passage, handoff, passage.landed_blocks)
+        if passage.first_s and landing.lease is not None:
+            landing.lease.release()  # the prompt is in the engine already
+        else:
+            passage.lease = landing.lease
+        return landing
 
     def _missing(self, passage: Passage, handoff: Handoff, landed_blocks: int) -> int:
         """Tokens of whole blocks that neither landed nor are known to be with the decode engine.
@@ -88,7 +148,7 @@ class Handover:
         missing = max(0, usable - landed_blocks) * block_tokens
         return min(missing, plan.missing_tokens) if plan is not None else missing
 
-    def _hashes(self, passage: Passage, handoff: Handoff) -> bytes:
+    def _hashes(self, passage: Passage, handoff: Handoff | None) -> bytes:
         """The chain of the prompt, from what is known or from the ids that the engine answered."""
         if passage.hashes is not None:
             return passage.hashes
@@ -96,10 +156,10 @@ class Handover:
         if request is None or not passage.hashable or passage.domain is None:
             return b""
         told = None
-        if handoff.block_tokens:
+        if handoff is not None and handoff.block_tokens:
             told = HashDomain(handoff.block_tokens, handoff.root or passage.domain.root)
         if request.ids is not None:
             passage.hashes = hash_prompt(self._chains, passage, request.ids, told)
-        elif handoff.ids is not None:
+        elif handoff is not None and handoff.ids is not None:
             passage.hashes = hash_prompt(self._chains, passage, handoff.ids, told)
         return passage.hashes or b""

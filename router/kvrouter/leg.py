@@ -5,6 +5,7 @@ It never chooses an engine and never tries another one: that is `serve`'s.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engine import Failure, Role
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvrouter.engine import Engine
-    from kvrouter.families.base import Family, Handoff
+    from kvrouter.families.base import Coming, Family, Handoff
     from kvrouter.http.watch import Watch
     from kvrouter.metrics import Metrics
     from kvrouter.openai import Kind, Request
@@ -97,7 +98,8 @@ class Legs:
         """
         family = self.family(engine)
         body = family.prefill_body(request, prompt_ids=prompt_ids, want_ids=want_ids)
-        answer = await self._ask(engine, Role.PREFILL, PATHS[request.kind], fields, body)
+        path = PATHS[request.kind]
+        answer = await self._ask(engine, Role.PREFILL, path, fields, body, self.deadlines)
         try:
             raw = answer.whole(MAX_ANSWER_BYTES)
             if raw is None:
@@ -118,24 +120,33 @@ class Legs:
         handoff: Handoff | None,
         *,
         prompt_ids: bytes | None,
+        coming: Coming | None = None,
     ) -> Answer:
         """Begin the decode leg: the answer's body has begun, or is there whole if not a stream.
 
-        The caller must take the answer to its end or close it.
+        The caller must take the answer to its end or close it. With `coming` the engine has as much
+        longer for the first byte as it may have to wait for that.
 
         Raises:
             LegFailed: the engine is to blame, and the client has seen nothing of its answer.
             Refused: the request is.
         """
-        body = self.family(engine).decode_body(request, handoff, prompt_ids=prompt_ids)
-        answer = await self._ask(engine, Role.DECODE, PATHS[request.kind], fields, body)
+        body = self.family(engine).decode_body(
+            request, handoff, prompt_ids=prompt_ids, coming=coming
+        )
+        deadlines = self.deadlines
+        if coming is not None:
+            first_byte_s = deadlines.first_byte_s + coming.wait_s
+            deadlines = replace(deadlines, first_byte_s=first_byte_s)
+        path = PATHS[request.kind]
+        answer = await self._ask(engine, Role.DECODE, path, fields, body, deadlines)
         try:
             if not request.stream:
                 return answer
             content_type = answer.header(b"content-type") or ""
             if not content_type.startswith("text/event-stream"):
                 raise UpstreamError(Failure.ANSWER, f"a stream of {content_type[:80]!r}")
-            await answer.first_piece(self.deadlines.first_byte_s)
+            await answer.first_piece(deadlines.first_byte_s)
         except UpstreamError as error:
             answer.close()
             raise self.failed(engine, Role.DECODE, error.failure, str(error)) from None
@@ -198,12 +209,18 @@ class Legs:
             self._upstreams[engine] = upstream
         return upstream
 
-    async def _ask(
-        self, engine: Engine, leg: Role, path: str, fields: bytes, body: bytes
+    async def _ask(  # noqa: PLR0917
+        self,
+        engine: Engine,
+        leg: Role,
+        path: str,
+        fields: bytes,
+        body: bytes,
+        deadlines: Deadlines,
     ) -> Answer:
         try:
             answer = await self._upstream(engine).send(
-                "POST", path, fields=fields, body=(body,), deadlines=self.deadlines
+                "POST", path, fields=fields, body=(body,), deadlines=deadlines
             )
         except UpstreamError as error:
             raise self.failed(engine, leg, error.failure, str(error)) from None

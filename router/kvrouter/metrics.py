@@ -208,6 +208,11 @@ class Metrics(Collector):
         )
         self.plans = Tally("kvrouter:plans", "Plans by their reason.", ["why"])
         self.landings = Tally("kvrouter:landings", "Awaited landings.", ["outcome"])
+        self.ahead = Tally(
+            "kvrouter:decode_ahead",
+            "Decode legs planned before their KV had landed, by what became of them.",
+            ["outcome"],
+        )
         self.handoff_missing = Tally(
             "kvrouter:handoff_missing", "Prefill legs whose answer named no KV."
         )

@@ -11,14 +11,17 @@ from itertools import count
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.landing import Outcome
+
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Mapping
 
     from kvrouter.budget import Grant
     from kvrouter.engine import HashDomain
     from kvrouter.families.base import Handoff
     from kvrouter.http.exchange import Exchange
-    from kvrouter.landing import Held
+    from kvrouter.landing import Held, Landing
     from kvrouter.openai import Request
     from kvrouter.plan import Plan
     from kvrouter.tokens import Tokens
@@ -51,6 +54,29 @@ class RequestIds:
 
 
 @dataclass(slots=True)
+class Watched:
+    """A landing that is awaited while the prefill leg is under way.
+
+    Attributes:
+        manifest: hex digest of the manifest.
+        blocks: leading blocks of the prompt that are awaited.
+        task: the wait; its owner cancels it.
+    """
+
+    manifest: str
+    blocks: int
+    task: asyncio.Task[Landing]
+
+    @property
+    def landed(self) -> bool:
+        """Whether all that is awaited is in the store."""
+        task = self.task
+        if not task.done() or task.cancelled() or task.exception() is not None:
+            return False
+        return task.result().outcome is Outcome.LANDED
+
+
+@dataclass(slots=True)
 class Passage:
     """What is known of one request, and what it holds until it is settled.
 
@@ -62,6 +88,7 @@ class Passage:
         adapter: name and path of the LoRA adapter that its model is.
         hashes: its chain of 32-byte block hashes, once somebody needed it.
         stored: leading blocks that the store held, by manifest, if it was asked.
+        watch: the landing that is awaited, where the decode leg was sent ahead of it.
         started_s: its arrival, on the monotonic clock; the other times are on it too.
         attempts: decode engines that were asked.
         outcome: a word for metrics and the log: a finish reason, or why there is none.
@@ -80,6 +107,7 @@ class Passage:
     stored: Mapping[str, int] | None = None
     plan: Plan | None = None
     handoff: Handoff | None = None
+    watch: Watched | None = None
     landed_blocks: int | None = None
     lease: Held | None = None
     grant: Grant | None = None
@@ -97,6 +125,31 @@ class Passage:
         """Token ids, as JSON, that both legs get in place of a text prompt."""
         return self.tokens.json if self.tokens is not None else None
 
+    @property
+    def provided(self) -> bool:
+        """Whether the decode engine needs nothing any more: it answers, or all has landed."""
+        return bool(self.first_s) or (self.watch is not None and self.watch.landed)
+
+    def line(self, status: int, now_s: float) -> dict[str, str | float | None]:
+        """What the request's line in the log says, at its end."""
+        request = self.request
+        return {
+            "request_id": self.request_id,
+            "status": 499 if self.outcome == "client_left" else status,
+            "outcome": self.outcome,
+            "model": request.model if request else None,
+            "prompt_tokens": request.prompt_tokens if request else None,
+            "generated": self.generated,
+            "plan": self.plan.why if self.plan else None,
+            "prefill": self.prefill_engine,
+            "decode": self.decode_engine,
+            "attempts": self.attempts,
+            "landed_blocks": self.landed_blocks,
+            "ttft_ms": _ms(self.first_s, self.started_s),
+            "total_ms": _ms(now_s, self.started_s),
+            "error": self.error,
+        }
+
     def began(self, now_s: float) -> None:
         """The answer's first byte came: its prompt is in the engine, no KV needs holding."""
         self.first_s = now_s
@@ -110,6 +163,10 @@ class Passage:
         grant, self.grant = self.grant, None
         if grant is not None:
             grant.release()
+
+
+def _ms(until_s: float, since_s: float) -> float | None:
+    return round((until_s - since_s) * 1000, 2) if until_s else None
 
 
 def leg_fields(request_id: str, headers: Mapping[str, str]) -> bytes:

@@ -155,6 +155,7 @@ class Prober:
             manifest=told.manifest,
             root=told.root,
             refusal=told.refusal,
+            waits=told.waits,
             adapters=tuple((card.id, card.root) for card in cards if card.parent and card.root),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from kvrouter.budget import Admission, RecomputeBudget
+    from kvrouter.dispatch import Ahead
     from kvrouter.engine import Engine
+    from kvrouter.families.base import Coming
     from kvrouter.handover import Handover
     from kvrouter.http.client import Answer
     from kvrouter.http.exchange import Exchange
@@ -54,6 +57,7 @@ class Router:
         survey: gathers what it decides upon.
         legs: asks engines.
         handover: awaits landings.
+        ahead: sends decode legs ahead of them.
         budget: bounds what decode engines may compute for want of KV.
         admission: bounds the requests under way.
         metrics: counts and times.
@@ -70,6 +74,7 @@ class Router:
         survey: Survey,
         legs: Legs,
         handover: Handover,
+        ahead: Ahead,
         budget: RecomputeBudget,
         admission: Admission,
         metrics: Metrics,
@@ -82,6 +87,7 @@ class Router:
         self._survey = survey
         self._legs = legs
         self._handover = handover
+        self._ahead = ahead
         self._budget = budget
         self._admission = admission
         self._metrics = metrics
@@ -139,11 +145,12 @@ class Router:
         passage.plan = self._policy.plan(inputs)
         passage.planned_s = monotonic()
         self._note_plan(passage, inputs)
-        if passage.plan.prefill is not None:
+        coming = self._ahead.announce(passage)
+        if passage.plan.prefill is not None and coming is None:
             await self.prefill(passage, passage.plan.prefill, inputs)
-        elif passage.plan.why == "no prefill engine" and self._split:
+        elif coming is None and passage.plan.why == "no prefill engine" and self._split:
             self._recompute(passage, passage.plan.missing_tokens)
-        await self.decode(passage, model, passage.plan.decode, inputs)
+        await self.decode(passage, model, passage.plan.decode, inputs, coming)
 
     async def prefill(self, passage: Passage, engine: Engine, inputs: RouteInputs) -> None:
         """The prefill leg and its landing; where both fail, decode recomputes within the budget.
@@ -157,6 +164,8 @@ class Router:
                 await self._prefill_on(passage, engine, inputs)
                 return
             except LegFailed as failed:
+                if passage.provided:
+                    return
                 others = [e for e in inputs.prefill if e not in tried]
                 again = bool(others) and len(tried) < MAX_ATTEMPTS
                 passage.error = str(failed)
@@ -200,35 +209,60 @@ class Router:
             self._recompute(passage, missing)
 
     async def decode(
-        self, passage: Passage, model: str, engine: Engine, inputs: RouteInputs
+        self,
+        passage: Passage,
+        model: str,
+        engine: Engine,
+        inputs: RouteInputs,
+        coming: Coming | None,
     ) -> None:
-        """The decode leg, on another engine as long as the client has seen nothing of it."""
+        """The decode leg, on another engine as long as the client has seen nothing of it.
+
+        With `coming` the prefill leg is still to be done: the first engine gets both at once.
+        """
         tried: list[Engine] = []
         while True:
             tried.append(engine)
-            passage.attempts += 1
-            passage.decode_engine = engine.address
             try:
-                await self._decode_on(passage, engine)
+                if coming is None or not await self._both(passage, engine, coming, inputs):
+                    await self._decode_on(passage, engine)
                 return
             except LegFailed as failed:
                 passage.error = str(failed)
                 others = [e for e in self._pool.engines(Role.DECODE, model) if e not in tried]
                 if not others or len(tried) >= MAX_ATTEMPTS:
                     raise _decode_error(failed) from None
-            inputs = _without(inputs, decode=others, prefill=())
+            inputs, coming = _without(inputs, decode=others, prefill=()), None
             engine = self._policy.plan(inputs).decode
 
-    async def _decode_on(self, passage: Passage, engine: Engine) -> None:
+    def _both(
+        self, passage: Passage, engine: Engine, coming: Coming, inputs: RouteInputs
+    ) -> Awaitable[bool]:
+        assert passage.plan is not None
+        assert passage.plan.prefill is not None
+        prefill = self.prefill(passage, passage.plan.prefill, inputs)
+        decode = partial(self._decode_on, passage, engine, coming)
+        return self._ahead.serve(passage, coming, prefill, decode)
+
+    async def _decode_on(
+        self, passage: Passage, engine: Engine, coming: Coming | None = None
+    ) -> None:
         request = passage.request
         assert request is not None
+        passage.attempts += 1
+        passage.decode_engine = engine.address
         generated = request.max_tokens or OPEN_ENDED_TOKENS
         ticket = self._pool.reserve(engine, request.prompt_tokens + generated)
         begun_s = monotonic()
         answer: Answer | None = None
         try:
             answer = await self._legs.decode(
-                engine, request, passage.fields, passage.handoff, prompt_ids=passage.prompt_ids
+                engine,
+                request,
+                passage.fields,
+                passage.handoff,
+                prompt_ids=passage.prompt_ids,
+                coming=coming,
             )
             if request.stream:
                 await self.relay(passage, engine, answer)
@@ -243,7 +277,8 @@ class Router:
                 answer.close()
         self._metrics.decode.observe(monotonic() - begun_s)
         self._pool.succeeded(engine)
-        missing = 0 if passage.handoff or passage.plan is None else passage.plan.missing_tokens
+        spared = passage.handoff or coming or passage.plan is None
+        missing = 0 if spared or passage.plan is None else passage.plan.missing_tokens
         self._policy.leg_done(engine, Role.DECODE, missing)
         self._survey.computed(engine, passage.hashes)
 
@@ -268,7 +303,7 @@ class Router:
         """Give back what is held, count, and write the request's line."""
         passage.release()
         metrics, now_s = self._metrics, monotonic()
-        exchange, request = passage.exchange, passage.request
+        exchange = passage.exchange
         well = exchange.status == 200 and passage.outcome not in _NOT_WELL
         if well:
             metrics.success.add(1, passage.outcome)
@@ -280,24 +315,7 @@ class Router:
             metrics.errors.add(1, code)
         if self._log is None:
             return
-        self._log.write(
-            {
-                "request_id": passage.request_id,
-                "status": 499 if passage.outcome == "client_left" else exchange.status,
-                "outcome": passage.outcome,
-                "model": request.model if request else None,
-                "prompt_tokens": request.prompt_tokens if request else None,
-                "generated": passage.generated,
-                "plan": passage.plan.why if passage.plan else None,
-                "prefill": passage.prefill_engine,
-                "decode": passage.decode_engine,
-                "attempts": passage.attempts,
-                "landed_blocks": passage.landed_blocks,
-                "ttft_ms": _ms(passage.first_s, passage.started_s),
-                "total_ms": _ms(now_s, passage.started_s),
-                "error": passage.error,
-            }
-        )
+        self._log.write(passage.line(exchange.status, now_s))
 
     def _answer_whole(self, passage: Passage, body: bytes) -> None:
         handoff = passage.handoff
@@ -337,7 +355,7 @@ class Router:
         Raises:
             ApiError: 429: it does not.
         """
-        if tokens <= 0 or passage.grant is not None:
+        if tokens <= 0 or passage.grant is not None or passage.provided:
             return
         passage.grant = self._budget.take(tokens)
         if passage.grant is None:
@@ -376,7 +394,3 @@ def _decode_error(failed: LegFailed) -> ApiError:
 
 def _id_line(passage: Passage) -> bytes:
     return b"x-request-id: %b\r\n" % passage.request_id.encode("latin-1")
-
-
-def _ms(until_s: float, since_s: float) -> float | None:
-    return round((until_s - since_s) * 1000, 2) if until_s else None

@@ -25,7 +25,8 @@ class FakeEngine:
         mode: what it does with a completion: "ok"; "500"; "drop" (the connection breaks before the
             answer); "drop_head" (after the head, before a byte); "drop_mid" (after two events, or
             half an answer); "hang" (never answers); "hang_mid" (two events, then nothing);
-            "garbage".
+            "garbage"; "held" (answers once `go` is set).
+        waits: whether it says that it waits for KV which it is told is coming.
         requests: bodies of completions and chats, in order; `headers` stand beside them.
         began: every completion's body as it begins.
         left: a mark for every completion whose client left before its end.
@@ -37,6 +38,8 @@ class FakeEngine:
         self.model = model
         self.mode = "ok"
         self.manifest: str | None = None
+        self.waits = False
+        self.go = asyncio.Event()
         self.cached_tokens: int | None = None
         self.event_bytes = 0
         self.events: int | None = None
@@ -106,6 +109,8 @@ class FakeEngine:
             raise
 
     async def _answer(self, exchange: Exchange, body: Json, mode: str) -> None:
+        if mode == "held":
+            await self.go.wait()
         problem = self._problem(body)
         if problem is not None:
             exchange.respond(problem[0], json.dumps({"error": problem[1]}).encode())
@@ -196,12 +201,14 @@ class FakeEngine:
         if body.get("return_token_ids"):
             answer["prompt_token_ids"] = ids
         if self.manifest is not None:
-            told = {
+            told: Json = {
                 "manifest": self.manifest,
                 "blocks": len(ids) // BLOCK_TOKENS,
                 "block_tokens": BLOCK_TOKENS,
                 "root": root_hash(None).hex(),
             }
+            if self.waits:
+                told["waits"] = True
             answer["kv_transfer_params"] = {"kvstore": told}
         return answer
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.answers import BlockStatus, Match, PutResult
 from kvstore.block import CacheSpec, Layout, Manifest, Part
 from kvstore.chain import root_hash
+from kvstore.connectors.landings import Coming
 from kvstore.connectors.vllm_identity import Identity
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class FakeRequest:
     mm_features: Sequence[Any] = ()
     cache_salt: str | None = None
     resumable: bool = False
+    kv_transfer_params: dict[str, Any] | None = None
     skip_reading_prefix_cache: bool = False
 
 
@@ -126,6 +128,27 @@ class FakeClient:
 
     def close(self) -> None:
         self.closed = True
+
+
+class FakeLandings:
+    """Follows landings as `kvstore.connectors.landings.Landings`; the test says what lands."""
+
+    def __init__(self) -> None:
+        self.followed: list[tuple[Coming, float]] = []
+        self.waits: list[float] = []
+
+    def follow(self, hashes: bytes, first: int, wait_s: float) -> Coming:
+        coming = Coming(hashes, first)
+        self.followed.append((coming, wait_s))
+        return coming
+
+    def news(self, timeout_s: float) -> bool:
+        self.waits.append(timeout_s)
+        return False
+
+    @property
+    def coming(self) -> Coming:
+        return self.followed[-1][0]
 
 
 class FakeTensor:

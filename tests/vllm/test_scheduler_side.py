@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 from tests.vllm.fakes import (
     FakeClient,
+    FakeLandings,
     FakeOutput,
     FakeRequest,
     chain_of,
@@ -15,6 +16,7 @@ from tests.vllm.fakes import (
 
 from kvstore.chain import hash_tokens, root_hash
 from kvstore.connectors.link import StoreLink
+from kvstore.connectors.vllm_arrivals import Arrivals
 from kvstore.connectors.vllm_scheduler import SchedulerSide
 from kvstore.connectors.vllm_settings import SaveScope
 
@@ -25,7 +27,8 @@ ROOT = root_hash(None)
 def side(client: FakeClient, save: SaveScope = "all", refusal: str = "") -> SchedulerSide:
     who = identity(BLOCK, refusal)
     link = StoreLink(cast("Any", client), who.manifest, logging.getLogger("test"))
-    return SchedulerSide(who, save, link, logging.getLogger("test"))
+    arrivals = Arrivals(cast("Any", FakeLandings()))
+    return SchedulerSide(who, save, link, arrivals, logging.getLogger("test"))
 
 
 @pytest.fixture
@@ -181,6 +184,7 @@ def test_a_finished_request_tells_the_router_its_manifest(client: FakeClient) ->
             "blocks": 6,
             "block_tokens": BLOCK,
             "root": ROOT.hex(),
+            "waits": True,
         }
     }
 

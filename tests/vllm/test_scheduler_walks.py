@@ -5,9 +5,18 @@ from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.vllm.fakes import FakeClient, FakeOutput, FakeRequest, chain_of, identity, request_of
+from tests.vllm.fakes import (
+    FakeClient,
+    FakeLandings,
+    FakeOutput,
+    FakeRequest,
+    chain_of,
+    identity,
+    request_of,
+)
 
 from kvstore.connectors.link import StoreLink
+from kvstore.connectors.vllm_arrivals import Arrivals
 from kvstore.connectors.vllm_plan import LoadOrder, SaveOrder
 from kvstore.connectors.vllm_scheduler import SchedulerSide
 
@@ -25,7 +34,8 @@ class Engine:
         who = identity(BLOCK)
         log = logging.getLogger("walk")
         link = StoreLink(cast("Any", self.client), who.manifest, log)
-        self.side = SchedulerSide(who, "all", link, log)
+        arrivals = Arrivals(cast("Any", FakeLandings()))
+        self.side = SchedulerSide(who, "all", link, arrivals, log)
         self.saved: list[int] = []
         self.lives = 0
 
@@ -38,6 +48,7 @@ class Engine:
         request = self.request
         local = min(local_blocks, (request.num_tokens - 1) // BLOCK) * BLOCK
         tokens, later = self.side.matched_tokens(cast("Any", request), local)
+        assert tokens is not None
         assert tokens % BLOCK == 0
         assert later == (tokens > 0)
         assert local + tokens < request.num_tokens

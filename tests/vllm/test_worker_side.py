@@ -166,3 +166,42 @@ def test_blocks_that_the_kernels_cut_up_are_copied_whole() -> None:
 def test_memory_that_cannot_be_copied_is_refused(tensor: FakeTensor, why: str) -> None:
     with pytest.raises(ConnectorRefused, match=why):
         cache_segments({"l": tensor}, BLOCKS)
+
+
+def piece(hashes: list[bytes], first: int, ids: tuple[int, ...], **more: Any) -> LoadOrder:
+    return LoadOrder("r", b"".join(hashes[: first + len(ids)]), first, ids, **more)
+
+
+def test_a_request_that_comes_in_pieces_is_reported_with_the_last(
+    client: FakeClient, worker: WorkerSide
+) -> None:
+    hashes = chain_of(4)
+    client.held.update(hashes)
+    worker.start_loads(plan(loads=[piece(hashes, 0, (5, 2), last=False)]))
+    worker.start_loads(plan(loads=[load("other", hashes, 0, (1,))]))
+    assert ended(worker) == ({"other"}, set())
+    worker.start_loads(plan(loads=[piece(hashes, 2, (7, 3))]))
+    assert ended(worker) == ({"r"}, set())
+
+
+def test_behind_a_bad_piece_nothing_is_loaded_any_more(
+    client: FakeClient, worker: WorkerSide
+) -> None:
+    hashes = chain_of(6)
+    client.held.update(hashes)
+    client.corrupt.add(hashes[1])
+    worker.start_loads(plan(loads=[piece(hashes, 0, (5, 2), last=False)]))
+    worker.start_loads(plan(loads=[piece(hashes, 2, (7,), last=False)]))
+    worker.start_loads(plan(loads=[piece(hashes, 3, (3,), lost=(4, 6))]))
+    assert ended(worker) == ({"r"}, {2, 7, 3, 4, 6})
+    assert client.calls.count("get_into") == 1
+
+
+def test_a_load_that_was_given_up_is_reported_without_its_rest(
+    client: FakeClient, worker: WorkerSide
+) -> None:
+    hashes = chain_of(2)
+    client.held.update(hashes)
+    worker.start_loads(plan(loads=[piece(hashes, 0, (5, 2), last=False)]))
+    worker.start_loads(plan(loads=[LoadOrder("r", b"", 0, ())]))
+    assert ended(worker) == ({"r"}, set())

@@ -31,6 +31,7 @@ class Handoff:
         block_tokens: tokens per block, 0 where not told.
         root: root of the engine's block hashes, None where not told.
         refusal: why the engine's connector shares no KV; None where it does.
+        waits: whether its connector waits for KV that it is told is coming.
         prompt_tokens: of usage; None where absent.
         cached_tokens: of usage, 0 where the engine says null; None where usage is absent.
     """
@@ -43,8 +44,22 @@ class Handoff:
     block_tokens: int = 0
     root: bytes | None = None
     refusal: str | None = None
+    waits: bool = False
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """KV that is on its way into the store while the decode leg is sent already.
+
+    Attributes:
+        blocks: leading blocks of the prompt that will be there.
+        wait_s: when the engine gives up waiting for them and computes.
+    """
+
+    blocks: int
+    wait_s: float
 
 
 class Family(Protocol):
@@ -75,7 +90,12 @@ class Family(Protocol):
         """
 
     def decode_body(
-        self, request: Request, handoff: Handoff | None, *, prompt_ids: bytes | None = None
+        self,
+        request: Request,
+        handoff: Handoff | None,
+        *,
+        prompt_ids: bytes | None = None,
+        coming: Coming | None = None,
     ) -> bytes:
         """Body of the decode leg.
 
@@ -84,6 +104,7 @@ class Family(Protocol):
             handoff: from the prefill leg's answer; None where there was no such leg.
             prompt_ids: JSON array of token ids to send in place of a text prompt; by default
                 those of the hand-off.
+            coming: KV for which the engine is to wait.
         """
 
     def read_prefill_answer(self, body: bytes) -> Handoff:

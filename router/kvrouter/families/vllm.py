@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import orjson
 
 from kvrouter._native import find_token_ids
-from kvrouter.families.base import BadAnswer, Handoff
+from kvrouter.families.base import BadAnswer, Coming, Handoff
 from kvrouter.families.splice import pick, splice
 from kvstore.chain import HASH_BYTES
 
@@ -125,10 +125,18 @@ class Vllm:
         return splice(request.body, spans, changes)
 
     def decode_body(
-        self, request: Request, handoff: Handoff | None, *, prompt_ids: bytes | None = None
+        self,
+        request: Request,
+        handoff: Handoff | None,
+        *,
+        prompt_ids: bytes | None = None,
+        coming: Coming | None = None,
     ) -> bytes:
         """See `Family.decode_body`."""
         transfer = handoff.transfer_params if handoff else None
+        if coming is not None:
+            told = {"coming_blocks": coming.blocks, "wait_s": coming.wait_s}
+            transfer = orjson.dumps({"kvstore": told})
         if prompt_ids is None and handoff is not None:
             prompt_ids = handoff.prompt_token_ids
         steered = RESERVED & request.spans.keys()
@@ -194,6 +202,7 @@ class Vllm:
             block_tokens=max(0, int(store.get("block_tokens") or 0)),
             root=root,
             refusal=str(store["refusal"])[:500] if store.get("refusal") else None,
+            waits=store.get("waits") is True,
             prompt_tokens=usage.get("prompt_tokens"),
             cached_tokens=cached,
         )

@@ -20,7 +20,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
+from kvstore.connectors.landings import Landings
 from kvstore.connectors.link import StoreLink
+from kvstore.connectors.vllm_arrivals import Arrivals
 from kvstore.connectors.vllm_identity import Identity, identify, sharing_refusal
 from kvstore.connectors.vllm_plan import StepPlan
 from kvstore.connectors.vllm_scheduler import SchedulerSide
@@ -57,6 +59,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._link: StoreLink | None = None
+        self._landings: Landings | None = None
         if role == KVConnectorRole.SCHEDULER:
             self._start_scheduler(vllm_config, kv_cache_config)
         else:
@@ -72,7 +75,11 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Tokens beyond the local hit that the store can give; they are loaded asynchronously."""
+        """Tokens beyond the local hit that the store can give; they are loaded asynchronously.
+
+        None where they are on their way and none has come: vLLM passes the request over and asks
+        again in its next step.
+        """
         return self._planner.matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -128,6 +135,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """End threads and connections; what the store held for this engine is let go."""
+        if self._landings is not None:
+            self._landings.close()
         if self._link is not None:
             self._link.close()
         if self._worker is not None:
@@ -149,7 +158,11 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             )
         self._link = self._link_for(identity)
         self._link.start()
-        self._scheduler = SchedulerSide(identity, self._settings.save, self._link, log)
+        self._landings = Landings(
+            lambda: self._settings.waiter(f"{identity.engine}/landings"), manifest, log
+        )
+        arrivals = Arrivals(self._landings)
+        self._scheduler = SchedulerSide(identity, self._settings.save, self._link, arrivals, log)
 
     def _link_for(self, identity: Identity) -> StoreLink:
         return StoreLink(

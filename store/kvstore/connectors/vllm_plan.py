@@ -10,12 +10,16 @@ class LoadOrder:
     """Load blocks `first`.. of a chain into `block_ids` before the request is computed.
 
     hashes: the chain from block 0 to the last block wanted, 32 bytes each.
+    last: False where more orders for the request follow (its blocks are still landing).
+    lost: with `last`, ids of further blocks of the request that will not come.
     """
 
     request_id: str
     hashes: bytes
     first: int
     block_ids: tuple[int, ...]
+    last: bool = True
+    lost: tuple[int, ...] = ()
 
     @property
     def span(self) -> range:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from kvstore.chain import hash_tokens
 from kvstore.connectors.link import StoreLink
+from kvstore.connectors.vllm_arrivals import Arrivals, announced
 from kvstore.connectors.vllm_identity import Identity
 from kvstore.connectors.vllm_plan import LoadOrder, SaveOrder, StepPlan
 from kvstore.connectors.vllm_settings import SaveScope
@@ -33,6 +34,7 @@ class EngineRequest(Protocol):
     mm_features: Sequence[Any]
     cache_salt: str | None
     resumable: bool
+    kv_transfer_params: dict[str, Any] | None
     skip_reading_prefix_cache: bool
 
     @property
@@ -73,24 +75,33 @@ class SchedulerSide:
     """Plans loads and saves of one engine; one instance per engine core, called by one thread."""
 
     def __init__(
-        self, identity: Identity, save: SaveScope, link: StoreLink, log: logging.Logger
+        self,
+        identity: Identity,
+        save: SaveScope,
+        link: StoreLink,
+        arrivals: Arrivals,
+        log: logging.Logger,
     ) -> None:
         self._identity = identity
         self._refusal = identity.refusal
         self._save = save
         self._link = link
+        self._arrivals = arrivals
         self._log = log
         self._tracked: dict[str, _Tracked] = {}
         self._loads: list[LoadOrder] = []
         self._checked_hashes = False
 
-    def matched_tokens(self, request: EngineRequest, computed_tokens: int) -> tuple[int, bool]:
+    def matched_tokens(
+        self, request: EngineRequest, computed_tokens: int
+    ) -> tuple[int | None, bool]:
         """Tokens after `computed_tokens` (whole blocks, held here) that the store can give.
 
         At least one token of the request is left to compute, or there would be nothing to sample
         from. The second value says that loading goes on between steps. A request whose load failed
         is asked about again; it is then computed, or two links that see the store differently
-        would have it load for ever.
+        would have it load for ever. None: blocks are on their way, and none has landed yet; the
+        engine asks again in its next step.
         """
         tracked = self._track(request)
         block_tokens = self._identity.block_tokens
@@ -100,7 +111,9 @@ class SchedulerSide:
             return 0, False
         if upto <= tracked.local_blocks or tracked.loaded_in == request.num_preemptions:
             return 0, False
-        blocks = self._link.match(b"".join(request.block_hashes[:upto]))
+        blocks = self._found(request, tracked, upto)
+        if blocks is None:
+            return None, False
         tokens = max(0, blocks - tracked.local_blocks) * block_tokens
         return tokens, tokens > 0
 
@@ -117,6 +130,8 @@ class SchedulerSide:
         tracked.loaded_in = request.num_preemptions
         first = tracked.local_blocks
         end = first + external_tokens // self._identity.block_tokens
+        if self._arrivals.take(request.request_id, block_ids, first, end):
+            return
         self._loads.append(
             LoadOrder(
                 request.request_id,
@@ -129,6 +144,7 @@ class SchedulerSide:
     def plan(self, output: StepOutput) -> StepPlan:
         """The orders for this step's workers."""
         loads, self._loads = self._loads, []
+        loads += self._arrivals.orders(idle=not output.num_scheduled_tokens and not loads)
         saves: list[SaveOrder] = []
         if self._save != "none":
             for request_id, tokens in output.num_scheduled_tokens.items():
@@ -148,16 +164,39 @@ class SchedulerSide:
     def finished(self, request: EngineRequest) -> dict[str, Any]:
         """Forget the request; what the router is told of it (`kv_transfer_params`)."""
         tracked = self._tracked.pop(request.request_id, None)
+        self._arrivals.forget(request.request_id)
         manifest = self._identity.manifest
         about: dict[str, Any] = {
             "manifest": manifest.digest.hex(),
             "blocks": tracked.saved_blocks if tracked is not None else 0,
             "block_tokens": self._identity.block_tokens,
             "root": manifest.spec.root,
+            "waits": True,
         }
         if self._refusal:
             about["refusal"] = self._refusal
         return {"kvstore": about}
+
+    def _found(self, request: EngineRequest, tracked: _Tracked, upto: int) -> int | None:
+        """Leading blocks to load: those that the store holds, or all that are on their way to it.
+
+        None: not known yet. What was on its way and does not come is computed.
+        """
+        request_id = request.request_id
+        if tracked.loaded_in < 0 and self._arrivals.expects(request_id):
+            coming = self._arrivals.blocks(request_id)
+            if coming != 0:
+                return coming
+        held = self._link.match(b"".join(request.block_hashes[:upto]))
+        coming_told = announced(request.kv_transfer_params)
+        if coming_told is None or tracked.loaded_in >= 0 or self._arrivals.expects(request_id):
+            return held
+        end = min(upto, coming_told.blocks)
+        if max(held, tracked.local_blocks) >= end:
+            return held
+        hashes = b"".join(request.block_hashes[:end])
+        self._arrivals.expect(request_id, hashes, held, coming_told.wait_s)
+        return None
 
     def _track(self, request: EngineRequest) -> _Tracked:
         tracked = self._tracked.get(request.request_id)

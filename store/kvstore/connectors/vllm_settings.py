@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from kvstore.address import parse_url
+from kvstore.aio import AsyncStoreClient
 from kvstore.client import StoreClient, TransportName
 from kvstore.connectors.config import TOKEN_VARIABLE, tls_of_environment, token_of_environment
 from kvstore.connectors.vllm_versions import VERSIONS, facts_of
@@ -117,6 +118,12 @@ class ConnectorSettings:
             )
         except RdmaUnavailable as problem:
             raise _refused(f'"transport" is "rdma": {problem}') from problem
+
+    def waiter(self, name: str) -> AsyncStoreClient:
+        """A client that waits for landings, for the event loop that is running."""
+        return AsyncStoreClient(
+            self.url, name=name, token=self.token, tls=self.tls, deadline_s=self.deadline_s
+        )
 
     @property
     def rdma_options(self) -> RdmaOptions:

@@ -121,6 +121,7 @@ class WorkerSide:
         self._ended = threading.Condition()
         self._loading = 0
         self._finished: set[str] = set()
+        self._pieces: dict[str, list[int]] = {}
         self._failed: set[int] = set()
         self._failed_now: set[int] = set()
         self._idle = False
@@ -225,15 +226,23 @@ class WorkerSide:
         while (order := self._orders.get()) is not None:
             failed: Sequence[int] = order.block_ids
             try:
-                failed = self._load_one(order)
+                if not self._pieces.get(order.request_id):  # else a block before these is bad
+                    failed = self._load_one(order)
             except Exception:
                 self._log.exception("loading for %s failed; it is recomputed", order.request_id)
             finally:
-                with self._ended:
-                    self._loading -= 1
-                    self._finished.add(order.request_id)
-                    self._failed.update(failed)
-                    self._ended.notify_all()
+                self._end(order, failed)
+
+    def _end(self, order: LoadOrder, failed: Sequence[int]) -> None:
+        """Note how an order ended; a request is reported with its last one."""
+        bad = self._pieces.setdefault(order.request_id, [])
+        bad += [*failed, *order.lost]
+        with self._ended:
+            self._loading -= 1
+            if order.last:
+                self._finished.add(order.request_id)
+                self._failed.update(self._pieces.pop(order.request_id))
+            self._ended.notify_all()
 
     def _load_one(self, order: LoadOrder) -> Sequence[int]:
         """Load; the block ids from the first bad one on (a chain is of no use behind a gap)."""

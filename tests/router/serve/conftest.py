@@ -1,16 +1,23 @@
 """A whole router before fake engines, and a client for it."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 import pytest_asyncio
 from tests.fakes.engine import FakeEngine, engines
+from tests.fakes.store import StoreProcess
 
 from kvrouter.app import App
 from kvrouter.config import RouterSettings
+from kvstore.client import StoreClient
+
+from .ahead import MANIFEST, await_stat, waiting
 
 Json = dict[str, Any]
 
@@ -83,6 +90,28 @@ async def site() -> AsyncIterator[Open]:
         assert all(e.requests == 0 and e.tokens == 0 for e in each.app.pool.all())
     for context in held:
         await context.__aexit__(None, None, None)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StoreProcess]:
+    """A store in which a manifest is registered."""
+    with StoreProcess(tmp_path) as started:
+        with StoreClient(started.url) as client:
+            client.register(MANIFEST)
+        yield started
+
+
+@pytest_asyncio.fixture
+async def ahead(site: Open, node: StoreProcess) -> AsyncIterator[Open]:
+    """Opens sites before that store whose engines answer when a test says so."""
+
+    async def open_site(mode: str, *counts: int, **settings: Any) -> Site:
+        settings = {"landing_timeout_s": 30, "prepare": waiting, **settings}
+        return await site(*counts, store=node.url, decode_dispatch=mode, **settings)
+
+    yield open_site
+    for name in ("waits", "leases"):
+        await asyncio.to_thread(await_stat, node, name, 0)
 
 
 def text(**more: Any) -> Json:

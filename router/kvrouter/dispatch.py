@@ -1,0 +1,166 @@
+"""When the decode leg is sent: after the landing, or ahead of it.
+
+A leg that was sent ahead lives only while all goes well. A store that is away, a prefill leg that
+fails, a landing that does not come: it is withdrawn before anything of it has reached the client,
+and the request goes on as if it had never been sent, within the budget for recomputation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from kvrouter.engine import Failure, Role
+from kvrouter.families.base import Coming
+from kvrouter.leg import LegFailed
+from kvrouter.plan import usable_blocks
+from kvstore.chain import HASH_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from kvrouter.handover import Handover
+    from kvrouter.leg import Legs
+    from kvrouter.metrics import Metrics
+    from kvrouter.passage import Passage
+
+
+class Ahead:
+    """Sends decode legs ahead of their landing, where engine and store allow it.
+
+    Args:
+        legs: says that an engine was too slow.
+        handover: awaits landings.
+        chunk_blocks: blocks that must have landed before the leg goes; 0 sends it at once, None
+            sends none ahead.
+        wait_s: the longest that a prefill leg and its landing may take.
+        answer_s: how long after the landing the engine may take to answer.
+        metrics: counts what became of such legs.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        legs: Legs,
+        handover: Handover,
+        chunk_blocks: int | None,
+        wait_s: float,
+        answer_s: float,
+        metrics: Metrics,
+    ) -> None:
+        self._legs = legs
+        self._handover = handover
+        self._chunk_blocks = chunk_blocks
+        self._wait_s = wait_s
+        self._answer_s = answer_s
+        self._metrics = metrics
+
+    def announce(self, passage: Passage) -> Coming | None:
+        """What a decode leg sent now can be told to wait for; None where it goes after the landing.
+
+        Only of an engine that needs what the prefill engine makes and that says it waits: any other
+        would compute the prompt itself.
+        """
+        plan, request = passage.plan, passage.request
+        if self._chunk_blocks is None or plan is None or plan.prefill is None or request is None:
+            return None
+        identity = plan.decode.identity
+        if identity is None or not identity.waits or identity.refusal or not identity.manifest:
+            return None
+        if plan.prefill.manifest != identity.manifest:
+            return None
+        hashes = self._handover.known_hashes(passage)
+        usable = usable_blocks(request.prompt_tokens, identity.block_tokens or 0)
+        blocks = min(usable, len(hashes) // HASH_BYTES)
+        return Coming(blocks, self._wait_s) if blocks else None
+
+    async def serve(
+        self,
+        passage: Passage,
+        coming: Coming,
+        prefill: Coroutine[None, None, None],
+        decode: Callable[[], Awaitable[None]],
+    ) -> bool:
+        """Do both legs; whether the client got its answer. Nothing runs on when this returns.
+
+        False: the decode leg must be sent as usual, `prefill` has ended well.
+
+        Raises:
+            LegFailed: the decode engine is to blame, and `prefill` has ended well.
+            ApiError, Refused: either leg's.
+        """
+        self._handover.watch(passage, coming)
+        first = asyncio.create_task(prefill, name="prefill leg")
+        ahead = asyncio.create_task(self._send(passage, coming, decode), name="decode leg")
+        try:
+            await self._decided(passage, coming, first, ahead)
+            if not ahead.done():
+                self._metrics.ahead.add(1, "withdrawn")
+                await _ended(ahead)
+            elif (error := ahead.exception()) is not None:
+                self._metrics.ahead.add(1, "failed")
+                if isinstance(error, LegFailed):
+                    await first
+                raise error
+            else:
+                self._metrics.ahead.add(1, "answered" if ahead.result() else "not sent")
+                if ahead.result():
+                    return True
+            await first
+            return False
+        finally:
+            await _ended(first, ahead)
+            self._handover.unwatch(passage)
+
+    async def _decided(
+        self,
+        passage: Passage,
+        coming: Coming,
+        first: asyncio.Task[None],
+        ahead: asyncio.Task[bool],
+    ) -> None:
+        """Wait for the end of `ahead`, or for a reason to withdraw it.
+
+        Raises:
+            LegFailed: all has landed, and the engine does not answer.
+        """
+        watch = passage.watch
+        assert watch is not None
+        await asyncio.wait(
+            {watch.task, first, ahead},
+            timeout=coming.wait_s,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if not ahead.done() and watch.landed and not passage.first_s:
+            await asyncio.wait({ahead}, timeout=self._answer_s)
+            if not ahead.done() and not passage.first_s:
+                await _ended(ahead)
+                raise self._overdue(passage)
+        if not ahead.done() and passage.first_s:
+            await asyncio.wait({ahead})
+
+    def _overdue(self, passage: Passage) -> LegFailed:
+        assert passage.plan is not None
+        self._metrics.ahead.add(1, "failed")
+        message = f"no answer within {self._answer_s:g} s of the landing"
+        return self._legs.failed(passage.plan.decode, Role.DECODE, Failure.TIMEOUT, message)
+
+    async def _send(
+        self, passage: Passage, coming: Coming, decode: Callable[[], Awaitable[None]]
+    ) -> bool:
+        """The decode leg, when its time has come; False where it was not sent."""
+        if self._chunk_blocks and not await self._handover.begins(
+            passage, coming, self._chunk_blocks
+        ):
+            return False
+        watch = passage.watch
+        if watch is None or (watch.task.done() and not watch.landed):
+            return False
+        await decode()
+        return True
+
+
+async def _ended(*tasks: asyncio.Task[None] | asyncio.Task[bool]) -> None:
+    """Cancel what still runs, and wait until it has let go of all it held."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
