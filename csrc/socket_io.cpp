@@ -14,7 +14,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
-// Whether to go on after a signal.
+// A signal that comes just before the kernel is asked to wait wakes nobody: waits are looked after.
+constexpr Seconds kLongestWait{1.0};
+
+// Whether to go on after a signal, or where there may have been one.
 IoResult after_signal(const Wire& wire) {
   const bool stop = wire.interrupted != nullptr && wire.interrupted();
   return stop ? IoResult::kInterrupted : IoResult::kDone;
@@ -26,10 +29,10 @@ IoResult wait_ready(const Wire& wire, short events, Deadline deadline) {
     const auto left = std::chrono::duration<double, std::milli>(deadline - Clock::now()).count();
     if (left <= 0) return IoResult::kTimeout;
     pollfd waiting{wire.fd, events, 0};
-    const int ready = poll(&waiting, 1, static_cast<int>(std::ceil(std::min(left, 1e9))));
+    const double most = std::chrono::duration<double, std::milli>(kLongestWait).count();
+    const int ready = poll(&waiting, 1, static_cast<int>(std::ceil(std::min(left, most))));
     if (ready > 0) return IoResult::kDone;
-    if (ready == 0) continue;
-    if (errno != EINTR) return IoResult::kFailed;
+    if (ready < 0 && errno != EINTR) return IoResult::kFailed;
     if (after_signal(wire) != IoResult::kDone) return IoResult::kInterrupted;
   }
 }
@@ -37,7 +40,10 @@ IoResult wait_ready(const Wire& wire, short events, Deadline deadline) {
 // What a failed send or recv means: kDone to try again.
 IoResult after_error(const Wire& wire, short events, Deadline deadline) {
   if (errno == EINTR) return after_signal(wire);
-  if (errno == EAGAIN || errno == EWOULDBLOCK) return wait_ready(wire, events, deadline);
+  if (errno == EAGAIN || errno == EWOULDBLOCK) {
+    const IoResult result = after_signal(wire);
+    return result == IoResult::kDone ? wait_ready(wire, events, deadline) : result;
+  }
   return errno == EPIPE || errno == ECONNRESET ? IoResult::kClosed : IoResult::kFailed;
 }
 
@@ -46,8 +52,8 @@ IoResult after_error(const Wire& wire, short events, Deadline deadline) {
 IoResult have_patience(Wire& wire, Deadline deadline) {
   const Seconds left = deadline - Clock::now();
   if (left.count() <= 0) return IoResult::kTimeout;
-  if (wire.patience <= left && wire.patience >= left / 2) return IoResult::kDone;
-  const Seconds patience = std::min(left * 0.75, Seconds(86400));
+  const Seconds patience = std::min(left * 0.75, kLongestWait);
+  if (wire.patience <= left && wire.patience >= patience / 1.5) return IoResult::kDone;
   const auto micros = std::max<int64_t>(1, std::llround(patience.count() * 1e6));
   const timeval limit{micros / 1'000'000, micros % 1'000'000};
   if (setsockopt(wire.fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) != 0)
