@@ -1,6 +1,8 @@
 // What a node that leaves lets end, and what it waits for.
 #include <sys/socket.h>
 
+#include <algorithm>
+
 #include "node.h"
 
 namespace kv {
@@ -14,9 +16,13 @@ bool reads_in_place(const Session& session) { return session.pins && session.pin
 }  // namespace
 
 void Node::end_hopeless_waits() {
+  // Asked before the posts are taken: who has ended its posting by now has posted what will be taken.
+  const bool hopeless = std::ranges::none_of(sessions_, [](const auto& each) {
+    const Session& session = *each.second;
+    return session.put != nullptr || !session.reservations.empty() || session.posting();
+  });
   take_posts();
-  for (const auto& [id, session] : sessions_)
-    if (session->put != nullptr || !session->reservations.empty() || session->posting()) return;
+  if (!hopeless) return;
   for (const auto& wait : waits_.all()) answer_wait(*wait, Status::kTimeout);
 }
 
