@@ -24,11 +24,13 @@ from kvrouter.http.client import Deadlines
 from kvrouter.http.routes import Routes
 from kvrouter.http.server import HttpServer
 from kvrouter.http.watch import Watch
+from kvrouter.journey import Journey
 from kvrouter.kv_events import EventLedger, EventSubscriber
 from kvrouter.landing import StoreView
 from kvrouter.leg import Legs
 from kvrouter.metrics import CONTENT_TYPE, Metrics
 from kvrouter.models import ModelNames, models_body
+from kvrouter.outlet import Direct
 from kvrouter.policies import make_policy
 from kvrouter.pool import Pool
 from kvrouter.prefix_index import PrefixIndex
@@ -197,7 +199,7 @@ class App:
             settings.request_timeout_s,
             self.metrics,
         )
-        return Router(
+        journey = Journey(
             pool=self.pool,
             policy=self._policy,
             survey=survey,
@@ -205,11 +207,16 @@ class App:
             handover=handover,
             ahead=ahead,
             budget=self._budget,
+            metrics=self.metrics,
+            split=bool(settings.prefill),
+        )
+        return Router(
+            journey=journey,
+            outlet=Direct(legs, self.metrics),
             admission=Admission(settings.max_concurrent_requests),
             metrics=self.metrics,
             log=self._lines,
             models=self._models,
-            split=bool(settings.prefill),
         )
 
     def _expose(self, tokens: TokenSource) -> None:

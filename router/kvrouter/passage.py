@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvrouter.http.exchange import Exchange
     from kvrouter.landing import Held, Landing
     from kvrouter.openai import Request
+    from kvrouter.outlet import Outlet
     from kvrouter.plan import Plan
     from kvrouter.tokens import Tokens
 
@@ -81,7 +82,8 @@ class Passage:
     """What is known of one request, and what it holds until it is settled.
 
     Attributes:
-        exchange: where its answer goes.
+        exchange: the client's request, and the way to it.
+        outlet: where the decode leg's answer goes.
         request_id: as in the header of both legs and of the answer.
         fields: header lines that both legs carry.
         hashable: whether block hashes follow from token ids (and salt and adapter) alone.
@@ -95,6 +97,7 @@ class Passage:
     """
 
     exchange: Exchange
+    outlet: Outlet
     request_id: str
     fields: bytes
     started_s: float
@@ -129,6 +132,11 @@ class Passage:
     def provided(self) -> bool:
         """Whether the decode engine needs nothing any more: it answers, or all has landed."""
         return bool(self.first_s) or (self.watch is not None and self.watch.landed)
+
+    @property
+    def id_line(self) -> bytes:
+        """The header line of the answer that names the request."""
+        return b"x-request-id: %b\r\n" % self.request_id.encode("latin-1")
 
     def line(self, status: int, now_s: float) -> dict[str, str | float | None]:
         """What the request's line in the log says, at its end."""

@@ -1,0 +1,283 @@
+"""The legs of one prompt: planned, prefilled, landed, decoded; other engines where one fails.
+
+Knows no client: what an engine answers goes to the passage's outlet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from kvrouter.engine import Failure, Role
+from kvrouter.errors import ApiError
+from kvrouter.leg import MAX_ANSWER_BYTES, LegFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+
+    from kvrouter.budget import RecomputeBudget
+    from kvrouter.dispatch import Ahead
+    from kvrouter.engine import Engine
+    from kvrouter.families.base import Coming
+    from kvrouter.handover import Handover
+    from kvrouter.http.client import Answer
+    from kvrouter.leg import Legs
+    from kvrouter.metrics import Metrics
+    from kvrouter.passage import Passage
+    from kvrouter.plan import RouteInputs
+    from kvrouter.policies.base import Policy
+    from kvrouter.pool import Pool
+    from kvrouter.survey import Survey
+
+MAX_ATTEMPTS: Final = 3
+"""Engines asked at most for one leg of one request."""
+OPEN_ENDED_TOKENS: Final = 256
+"""Tokens that a request without max_tokens is taken to generate, for load alone."""
+
+
+class Journey:
+    """Takes prompts through their legs on the engines of a pool, each in its caller's task.
+
+    Cancelling closes the leg under way and gives back its ticket; lease and grant stay the
+    passage's, whose owner releases them.
+
+    Args:
+        pool: the engines.
+        policy: chooses among them.
+        survey: gathers what it decides upon.
+        legs: asks engines.
+        handover: awaits landings.
+        ahead: sends decode legs ahead of them.
+        budget: bounds what decode engines may compute for want of KV.
+        metrics: counts and times.
+        split: whether there are prefill engines at all, be they away or not.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: Pool,
+        policy: Policy,
+        survey: Survey,
+        legs: Legs,
+        handover: Handover,
+        ahead: Ahead,
+        budget: RecomputeBudget,
+        metrics: Metrics,
+        split: bool,
+    ) -> None:
+        self._pool = pool
+        self._policy = policy
+        self._survey = survey
+        self._legs = legs
+        self._handover = handover
+        self._ahead = ahead
+        self._budget = budget
+        self._metrics = metrics
+        self._split = split
+
+    async def run(self, passage: Passage, model: str) -> None:
+        """Take the prompt of `passage.request` from its plan to the end of its answer.
+
+        Raises:
+            ApiError: no engine can do it, or none has room.
+            Refused: an engine refused the request itself.
+        """
+        decode = self._pool.engines(Role.DECODE, model)
+        if not decode:
+            raise ApiError(503, "No decode engine is available.", retry_after_s=1)
+        prefill = self._pool.engines(Role.PREFILL, model)
+        inputs = await self._survey.inputs(passage, model, decode, prefill)
+        passage.plan = self._policy.plan(inputs)
+        passage.planned_s = monotonic()
+        self._note_plan(passage, inputs)
+        coming = self._ahead.announce(passage)
+        if passage.plan.prefill is not None and coming is None:
+            await self.prefill(passage, passage.plan.prefill, inputs)
+        elif coming is None and passage.plan.why == "no prefill engine" and self._split:
+            self._recompute(passage, passage.plan.missing_tokens)
+        await self.decode(passage, model, passage.plan.decode, inputs, coming)
+
+    async def prefill(self, passage: Passage, engine: Engine, inputs: RouteInputs) -> None:
+        """The prefill leg and its landing; where both fail, decode recomputes within the budget.
+
+        An engine that refuses connections has computed nothing, so another takes the leg. After
+        any other failure decode does without, while the budget allows, else another engine.
+        """
+        tried = {engine}
+        while True:
+            try:
+                await self._prefill_on(passage, engine, inputs)
+                return
+            except LegFailed as failed:
+                if passage.provided:
+                    return
+                others = [e for e in inputs.prefill if e not in tried]
+                again = bool(others) and len(tried) < MAX_ATTEMPTS
+                passage.error = str(failed)
+                if not (again and failed.failure is Failure.REFUSED):
+                    missing = passage.plan.missing_tokens if passage.plan else 0
+                    passage.grant = self._budget.take(missing)
+                    if passage.grant is not None:
+                        return
+                if not again:
+                    raise self._over_budget() from None
+            decode = inputs.decode if passage.plan is None else (passage.plan.decode,)
+            plan = self._policy.plan(_without(inputs, prefill=others, decode=decode))
+            if plan.prefill is None:
+                self._recompute(passage, plan.missing_tokens)
+                return
+            engine = plan.prefill
+            tried.add(engine)
+
+    async def _prefill_on(self, passage: Passage, engine: Engine, inputs: RouteInputs) -> None:
+        request, plan = passage.request, passage.plan
+        assert request is not None
+        assert plan is not None
+        passage.prefill_engine = engine.address
+        ticket = self._pool.reserve(engine, plan.missing_tokens)
+        begun_s = monotonic()
+        try:
+            passage.handoff = await self._legs.prefill(
+                engine,
+                request,
+                passage.fields,
+                prompt_ids=passage.prompt_ids,
+                want_ids=request.ids is None and passage.tokens is None,
+            )
+        finally:
+            ticket.release()
+        self._metrics.prefill.observe(monotonic() - begun_s)
+        self._policy.leg_done(engine, Role.PREFILL, plan.missing_tokens)
+        self._survey.computed(engine, passage.hashes)
+        missing = await self._handover.land(passage)
+        if missing:
+            self._recompute(passage, missing)
+
+    async def decode(
+        self,
+        passage: Passage,
+        model: str,
+        engine: Engine,
+        inputs: RouteInputs,
+        coming: Coming | None,
+    ) -> None:
+        """The decode leg, on another engine as long as the client has seen nothing of it.
+
+        With `coming` the prefill leg is still to be done: the first engine gets both at once.
+        """
+        tried: list[Engine] = []
+        while True:
+            tried.append(engine)
+            try:
+                if coming is None or not await self._both(passage, engine, coming, inputs):
+                    await self._decode_on(passage, engine)
+                return
+            except LegFailed as failed:
+                passage.error = str(failed)
+                others = [e for e in self._pool.engines(Role.DECODE, model) if e not in tried]
+                if not others or len(tried) >= MAX_ATTEMPTS:
+                    raise _decode_error(failed) from None
+            inputs, coming = _without(inputs, decode=others, prefill=()), None
+            engine = self._policy.plan(inputs).decode
+
+    def _both(
+        self, passage: Passage, engine: Engine, coming: Coming, inputs: RouteInputs
+    ) -> Awaitable[bool]:
+        assert passage.plan is not None
+        assert passage.plan.prefill is not None
+        prefill = self.prefill(passage, passage.plan.prefill, inputs)
+        decode = partial(self._decode_on, passage, engine, coming)
+        return self._ahead.serve(passage, coming, prefill, decode)
+
+    async def _decode_on(
+        self, passage: Passage, engine: Engine, coming: Coming | None = None
+    ) -> None:
+        request = passage.request
+        assert request is not None
+        passage.attempts += 1
+        passage.decode_engine = engine.address
+        generated = request.max_tokens or OPEN_ENDED_TOKENS
+        ticket = self._pool.reserve(engine, request.prompt_tokens + generated)
+        begun_s = monotonic()
+        answer: Answer | None = None
+        try:
+            answer = await self._legs.decode(
+                engine,
+                request,
+                passage.fields,
+                passage.handoff,
+                prompt_ids=passage.prompt_ids,
+                coming=coming,
+            )
+            if request.stream:
+                await passage.outlet.stream(passage, engine, answer)
+            else:
+                body = answer.whole(MAX_ANSWER_BYTES)
+                if body is None:
+                    body = await self._legs.read(engine, answer)
+                passage.outlet.whole(passage, body)
+        finally:
+            ticket.release()
+            if answer is not None:
+                answer.close()
+        self._metrics.decode.observe(monotonic() - begun_s)
+        self._pool.succeeded(engine)
+        spared = passage.handoff or coming or passage.plan is None
+        missing = 0 if spared or passage.plan is None else passage.plan.missing_tokens
+        self._policy.leg_done(engine, Role.DECODE, missing)
+        self._survey.computed(engine, passage.hashes)
+
+    def _note_plan(self, passage: Passage, inputs: RouteInputs) -> None:
+        plan, metrics = passage.plan, self._metrics
+        assert plan is not None
+        metrics.overhead.observe(passage.planned_s - passage.started_s)
+        metrics.plans.add(1, plan.why)
+        metrics.prompt_tokens.add(inputs.prompt_tokens)
+        own = inputs.matches.get(plan.decode, 0) if inputs.matches else 0
+        if own:
+            metrics.hit_tokens.add(own * inputs.block_tokens, "engine")
+        stored = inputs.store_blocks.get(plan.decode.manifest or "", 0)
+        if stored > own:
+            metrics.hit_tokens.add((stored - own) * inputs.block_tokens, "store")
+
+    def _recompute(self, passage: Passage, tokens: int) -> None:
+        """Let decode compute `tokens` of the prompt, if the fleet's budget allows.
+
+        Raises:
+            ApiError: 429: it does not.
+        """
+        if tokens <= 0 or passage.grant is not None or passage.provided:
+            return
+        passage.grant = self._budget.take(tokens)
+        if passage.grant is None:
+            raise self._over_budget()
+
+    def _over_budget(self) -> ApiError:
+        return ApiError(
+            429,
+            "The KV of this prompt is not available and the engines have no room to compute it.",
+            retry_after_s=self._budget.retry_after_s,
+        )
+
+
+def _without(
+    inputs: RouteInputs,
+    *,
+    prefill: Sequence[Engine] | None = None,
+    decode: Sequence[Engine] | None = None,
+) -> RouteInputs:
+    changes: dict[str, Sequence[Engine]] = {}
+    if prefill is not None:
+        changes["prefill"] = prefill
+    if decode is not None:
+        changes["decode"] = decode
+    return replace(inputs, **changes)  # type: ignore[arg-type]
+
+
+def _decode_error(failed: LegFailed) -> ApiError:
+    if failed.failure is Failure.TIMEOUT:
+        return ApiError(504, "The engine did not answer in time.")
+    return ApiError(503, "No decode engine could answer.", retry_after_s=1)

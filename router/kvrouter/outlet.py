@@ -1,0 +1,81 @@
+"""Where the answer of a decode leg goes: onto the client's connection, or into a merge with others.
+
+The seam between the legs of one prompt, which know no client, and what a client gets of them.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Protocol
+
+from kvrouter.engine import Role
+from kvrouter.errors import ApiError
+from kvrouter.http.client import UpstreamError
+from kvrouter.http.head import SSE_HEADERS, encode_headers
+from kvrouter.openai import answer_usage, tidy_answer
+from kvrouter.relay import Relay
+
+if TYPE_CHECKING:
+    from kvrouter.engine import Engine
+    from kvrouter.http.client import Answer
+    from kvrouter.leg import Legs
+    from kvrouter.metrics import Metrics
+    from kvrouter.passage import Passage
+
+SSE_FIELDS: Final = encode_headers(SSE_HEADERS)
+
+
+class Outlet(Protocol):
+    """Takes the answer of one decode leg. From its first call on no other engine can answer.
+
+    It calls `Passage.began` when the answer's first byte goes on, and fills `Passage.outcome` and
+    `Passage.generated`.
+    """
+
+    async def stream(self, passage: Passage, engine: Engine, answer: Answer) -> None:
+        """Pass on a stream whose first piece is there, to its end; the caller closes `answer`."""
+
+    def whole(self, passage: Passage, body: bytes) -> None:
+        """Pass on an answer that came whole."""
+
+
+class Direct:
+    """The outlet of a request that is one prompt: its answer is the client's, byte for byte.
+
+    Args:
+        legs: counts engines that break off; knows their deadlines.
+        metrics: counts and times.
+    """
+
+    def __init__(self, legs: Legs, metrics: Metrics) -> None:
+        self._legs = legs
+        self._metrics = metrics
+
+    async def stream(self, passage: Passage, engine: Engine, answer: Answer) -> None:
+        """Pass a stream on; one that breaks off ends with an error event."""
+        exchange = passage.exchange
+        exchange.start(200, fields=SSE_FIELDS + passage.id_line, hold=True)
+        relay = Relay(exchange, answer, self._metrics.gaps.counts)
+        passage.began(monotonic())
+        try:
+            await relay.run(self._legs.deadlines.idle_s)
+        except UpstreamError as error:
+            failed = self._legs.failed(engine, Role.DECODE, error.failure, str(error))
+            passage.error = str(failed)
+            passage.outcome = "broken"
+            relay.fail(ApiError(502, "The engine's answer broke off."))
+        else:
+            passage.outcome = relay.finish_reason()
+        passage.generated = relay.events
+
+    def whole(self, passage: Passage, body: bytes) -> None:
+        """Answer, without transfer parameters and with the prefill leg's cached tokens."""
+        handoff = passage.handoff
+        passage.began(monotonic())
+        prompt, completion, passage.outcome = answer_usage(body)
+        passage.generated = completion or 0
+        told = handoff.prompt_tokens if handoff is not None else None
+        if told is not None and prompt is not None and prompt != told:
+            self._metrics.usage_mismatch.add()
+        body = tidy_answer(body, handoff.cached_tokens if handoff else None)
+        passage.exchange.respond(200, body, fields=passage.id_line)
