@@ -31,6 +31,7 @@ STORE = (
     f"kvrouter.cli store --host {BESIDE_HOST} --insecure --port {STORE_PORT} --http-port 0 "
     "--memory 16MiB --unix-socket none --rdma on"
 )
+BESIDE_S = 60
 LIMIT_S = 480
 # Python starts slowly in there: no plugin is loaded that these tests do not use.
 PYTEST = "python -m pytest -p pytest_asyncio.plugin -p pytest_timeout -p no:cacheprovider -v -s"
@@ -72,7 +73,8 @@ def run_tests(
         variable: f"{scheme}{BESIDE_HOST}:{port}",
     }
     tests = (
-        f"until (exec 3<>/dev/tcp/{BESIDE_HOST}/{port}) 2>/dev/null; do sleep 0.2; done; "
+        f"timeout {BESIDE_S} bash -c 'until (exec 3<>/dev/tcp/{BESIDE_HOST}/{port}) 2>/dev/null;"
+        " do sleep 0.2; done' || { echo 'nobody listens in the machine beside'; exit 1; }; "
         f"exec {PYTEST} --timeout 100 --durations=5 -m rdma {' '.join(paths)}"
     )
     jobs = [
