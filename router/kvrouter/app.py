@@ -14,10 +14,12 @@ import orjson
 import uvloop
 
 from kvrouter import log as request_log
-from kvrouter.budget import Admission, RecomputeBudget
+from kvrouter.admission import Admission
+from kvrouter.budget import RecomputeBudget
 from kvrouter.chains import Chains
 from kvrouter.dispatch import Ahead
-from kvrouter.engine import BreakerState, Role
+from kvrouter.engine import Role
+from kvrouter.entrance import Entrance, Standby
 from kvrouter.families import FAMILIES
 from kvrouter.handover import Handover
 from kvrouter.http.client import Deadlines
@@ -57,7 +59,6 @@ STORE_WAIT_S: Final = 2.0
 """How long the start waits for the store, which may also come later."""
 _TICK_S: Final = 0.25
 _SWEEP_S: Final = 0.1
-_CIRCUIT: Final = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 1.0, BreakerState.OPEN: 2.0}
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +103,8 @@ class App:
             )
         self._store = StoreView(self._client) if self._client is not None else None
         self._budget = RecomputeBudget(settings.recompute_budget_tokens)
+        self.entrance = _entrance(settings, self.metrics)
+        self.standby = Standby(settings.engine_wait_s, settings.queue_size)
         self._tokenizer = LocalTokenizer(settings.tokenizer) if settings.tokenizer else None
         self._subscriber: EventSubscriber | None = None
         self._watch: Watch | None = None
@@ -132,7 +135,7 @@ class App:
         deadlines = Deadlines(CONNECT_S, settings.request_timeout_s, settings.request_timeout_s)
         self._legs = Legs(self.pool, self._families, self._watch, deadlines, self.metrics)
         watchers = (self._models, self._policy, self._index, self._legs, self._sharing)
-        for watcher in (*watchers, self._ledger):
+        for watcher in (*watchers, self._ledger, self.standby):
             if watcher is not None:
                 self.pool.watch(watcher)
         if settings.kv_events_bind is not None and self._ledger is not None:
@@ -207,13 +210,15 @@ class App:
             handover=handover,
             ahead=ahead,
             budget=self._budget,
+            standby=self.standby,
             metrics=self.metrics,
             split=bool(settings.prefill),
         )
         return Router(
             journey=journey,
             outlet=Direct(legs, self.metrics),
-            admission=Admission(settings.max_concurrent_requests),
+            entrance=self.entrance,
+            standby=self.standby,
             metrics=self.metrics,
             log=self._lines,
             models=self._models,
@@ -226,7 +231,13 @@ class App:
             counts["store_view"] = self._store.counts
         if self._ledger is not None:
             counts["kv_event"] = self._ledger.counts
-        readings = Readings(self.pool, self._index, self._budget, self._sharing, self._ledger)
+        waiting = {
+            "capacity": lambda: self.entrance.waiting,
+            "engine": lambda: self.standby.waiting,
+        }
+        readings = Readings(
+            self.pool, self._index, self._budget, self._sharing, self._ledger, waiting=waiting
+        )
         for reading in (*readings.all(), *readings.counters(counts)):
             self.metrics.add(reading)
 
@@ -261,6 +272,11 @@ class App:
 
 def _manifests_differ(one: str, other: str) -> str:
     return f"manifests {one[:12]} and {other[:12]}"
+
+
+def _entrance(settings: RouterSettings, metrics: Metrics) -> Entrance:
+    admission = Admission(settings.max_concurrent_requests, settings.queue_size)
+    return Entrance(admission, settings.queue_timeout_s, settings.tenant_header, metrics)
 
 
 def run(settings: RouterSettings) -> int:

@@ -1,6 +1,6 @@
-"""What bounds the router's own promises: requests at a time, and tokens recomputed at a time.
+"""What bounds the router's own promises: prompt tokens that decode engines compute at a time.
 
-Synchronous; the clock is injected. Neither ever waits: it grants or refuses.
+Synchronous; the clock is injected. It never waits: it grants or refuses.
 """
 
 from __future__ import annotations
@@ -65,24 +65,3 @@ class RecomputeBudget:
     def _released(self, grant: Grant) -> None:
         self.tokens -= grant.tokens
         self._mean_s += 0.2 * (self._clock() - grant.since - self._mean_s)
-
-
-class Admission:
-    """Requests under way at a time, bounded; the ones beyond are refused at once."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.requests = 0
-        self.refused = 0
-
-    def enter(self) -> bool:
-        """Whether one more request may begin; if so it must `leave` when it ends."""
-        if self.requests >= self.limit:
-            self.refused += 1
-            return False
-        self.requests += 1
-        return True
-
-    def leave(self) -> None:
-        """A request that had entered has ended."""
-        self.requests -= 1

@@ -129,7 +129,31 @@ class RouterSettings(BaseSettings):
     max_concurrent_requests: int = Field(
         default=4096,
         ge=1,
-        description="Requests under way at a time; further ones are answered 429.",
+        description="Requests under way at a time; further ones wait in the queue.",
+    )
+    queue_size: int = Field(
+        default=100,
+        ge=0,
+        description="Requests that may wait for others to end, and as many again for a decode "
+        "engine to come; further ones are answered 429 (for an engine: 503) with Retry-After.",
+    )
+    queue_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="Seconds that a request may wait in the queue; then it is answered 503.",
+        json_schema_extra={"flags": ["--queue-timeout", "--queue-timeout-secs"]},
+    )
+    tenant_header: str = Field(
+        default="authorization",
+        description="Header whose value tells tenants apart, between whom the queue is fair; "
+        "requests without it are one tenant.",
+    )
+    engine_wait_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="Seconds that a request waits for a decode engine where none is there for a "
+        "moment, as while engines restart; then it is answered 503.",
+        json_schema_extra={"flags": ["--engine-wait"]},
     )
     recompute_budget_tokens: int = Field(
         default=131072,
@@ -157,6 +181,11 @@ class RouterSettings(BaseSettings):
     @classmethod
     def _addresses(cls, value: list[str]) -> list[str]:
         return list(dict.fromkeys(parse_address(item) for item in value))
+
+    @field_validator("tenant_header")
+    @classmethod
+    def _lower_case(cls, value: str) -> str:
+        return value.strip().lower()
 
     @field_validator("store")
     @classmethod

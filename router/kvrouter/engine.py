@@ -165,6 +165,7 @@ class Engine:
         identity: what it said when it joined; None while it has not.
         requests: requests under way on it from this router.
         tokens: tokens under way on it, as reserved.
+        joins: how often it has joined the pool.
     """
 
     address: str
@@ -174,6 +175,7 @@ class Engine:
     breaker: Breaker | None = None
     requests: int = 0
     tokens: int = 0
+    joins: int = 0
     host: str = field(init=False)
     port: int = field(init=False)
 

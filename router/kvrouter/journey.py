@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvrouter.budget import RecomputeBudget
     from kvrouter.dispatch import Ahead
     from kvrouter.engine import Engine
+    from kvrouter.entrance import Standby
     from kvrouter.families.base import Coming
     from kvrouter.handover import Handover
     from kvrouter.http.client import Answer
@@ -51,6 +52,7 @@ class Journey:
         handover: awaits landings.
         ahead: sends decode legs ahead of them.
         budget: bounds what decode engines may compute for want of KV.
+        standby: where requests wait for an engine.
         metrics: counts and times.
         split: whether there are prefill engines at all, be they away or not.
     """
@@ -65,6 +67,7 @@ class Journey:
         handover: Handover,
         ahead: Ahead,
         budget: RecomputeBudget,
+        standby: Standby,
         metrics: Metrics,
         split: bool,
     ) -> None:
@@ -75,6 +78,7 @@ class Journey:
         self._handover = handover
         self._ahead = ahead
         self._budget = budget
+        self._standby = standby
         self._metrics = metrics
         self._split = split
 
@@ -86,6 +90,8 @@ class Journey:
             Refused: an engine refused the request itself.
         """
         decode = self._pool.engines(Role.DECODE, model)
+        if not decode:
+            decode = await self._standby.until(lambda: self._pool.engines(Role.DECODE, model))
         if not decode:
             raise ApiError(503, "No decode engine is available.", retry_after_s=1)
         prefill = self._pool.engines(Role.PREFILL, model)
@@ -168,20 +174,42 @@ class Journey:
 
         With `coming` the prefill leg is still to be done: the first engine gets both at once.
         """
-        tried: list[Engine] = []
+        tried: list[tuple[Engine, int]] = []
         while True:
-            tried.append(engine)
+            tried.append((engine, engine.joins))
             try:
                 if coming is None or not await self._both(passage, engine, coming, inputs):
                     await self._decode_on(passage, engine)
                 return
             except LegFailed as failed:
                 passage.error = str(failed)
-                others = [e for e in self._pool.engines(Role.DECODE, model) if e not in tried]
-                if not others or len(tried) >= MAX_ATTEMPTS:
+                if len(tried) >= MAX_ATTEMPTS:
+                    raise _decode_error(failed) from None
+                others = await self._others(model, tried, failed)
+                if not others:
                     raise _decode_error(failed) from None
             inputs, coming = _without(inputs, decode=others, prefill=()), None
             engine = self._policy.plan(inputs).decode
+
+    async def _others(
+        self, model: str, tried: Sequence[tuple[Engine, int]], failed: LegFailed
+    ) -> Sequence[Engine]:
+        """Engines for another try: those not tried since they joined, waited for if none is there.
+
+        The only engine is asked again where its connection broke: if it is gone it will refuse.
+        """
+
+        def look() -> list[Engine]:
+            ready = self._pool.engines(Role.DECODE, model)
+            return [e for e in ready if (e, e.joins) not in tried]
+
+        others, ready = look(), self._pool.engines(Role.DECODE, model)
+        if others:
+            return others
+        if ready:
+            again = failed.failure is Failure.BROKEN and failed.engine in ready
+            return [failed.engine] if again else []
+        return await self._standby.until(look)
 
     def _both(
         self, passage: Passage, engine: Engine, coming: Coming, inputs: RouteInputs

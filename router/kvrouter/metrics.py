@@ -192,6 +192,11 @@ class Metrics(Collector):
             "From the prefill leg's answer to the landing of its KV.",
             TTFT_BUCKETS,
         )
+        self.queue = Histogram(
+            "kvrouter:request_queue_time_seconds",
+            "Waits of requests that could not begin at once.",
+            REQUEST_BUCKETS,
+        )
         self.overhead = Histogram(
             "kvrouter:coordinator_overhead_seconds",
             "From the request's arrival to its first leg.",

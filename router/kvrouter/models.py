@@ -33,6 +33,11 @@ class ModelNames:
     def engine_left(self, engine: Engine) -> None:
         """Its models stay known: a request for them is a 503, not a 404."""
 
+    @property
+    def any(self) -> bool:
+        """Whether any model is known yet."""
+        return bool(self._known)
+
     def resolve(self, asked: str | None) -> str:
         """The model that a request means.
 

@@ -92,6 +92,15 @@ def parse(body: bytes, kind: Kind) -> Request:
     return Request(kind, body, spans, model, stream, max_tokens, ids, counted, salt)
 
 
+def priority(request: Request) -> int:
+    """Its `priority` (lower goes first), 0 where it has none.
+
+    Raises:
+        ApiError: 400: it is no integer.
+    """
+    return _count(request.body, request.spans, "priority") or 0
+
+
 def _check_rare(body: bytes, spans: dict[str, Span], stream: bool) -> str | None:
     """Check the members that few requests have; returns the salt."""
     if not stream and _raw(body, spans, "stream_options") is not None:

@@ -101,6 +101,7 @@ class Pool:
         if engine.identity is not None:
             self.leave(engine)
         engine.identity = identity
+        engine.joins += 1
         engine.breaker = Breaker(self._clock)
         self._unsettled.discard(engine)
         self._changed()

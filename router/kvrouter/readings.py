@@ -9,7 +9,7 @@ from kvrouter.engine import BreakerState
 from kvrouter.metrics import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from kvrouter.budget import RecomputeBudget
     from kvrouter.kv_events import EventLedger
@@ -22,7 +22,7 @@ _CIRCUIT: Final = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 1.0, Breake
 
 
 class Readings:
-    """What pool, index, budget and event ledger say of themselves."""
+    """What pool, index, budget, event ledger and those who count waiting requests say."""
 
     def __init__(
         self,
@@ -31,16 +31,26 @@ class Readings:
         budget: RecomputeBudget,
         sharing: Sharing,
         ledger: EventLedger | None,
+        *,
+        waiting: Mapping[str, Callable[[], int]],
     ) -> None:
         self._pool = pool
         self._index = index
         self._budget = budget
         self._sharing = sharing
         self._ledger = ledger
+        self._waits = waiting
 
     def all(self) -> Iterator[Reading]:
         """The gauges."""
         for name, text, read, *labels in (
+            ("num_requests_waiting", "Requests that wait to begin.", self._waiting),
+            (
+                "num_requests_waiting_by_reason",
+                "Of these: for others to end (capacity), for a decode engine to come (engine).",
+                self._waiting_by_reason,
+                "reason",
+            ),
             ("worker_up", "Engines in the pool.", self._ups, "engine", "role"),
             (
                 "circuit_state",
@@ -77,6 +87,13 @@ class Readings:
         for name, counter in counts.items():
             read = partial(_rows, counter)
             yield Reading(f"kvrouter:{name}", "Outcomes by kind.", read, ["kind"], grows=True)
+
+    def _waiting(self) -> Iterator[Row]:
+        yield (), float(sum(count() for count in self._waits.values()))
+
+    def _waiting_by_reason(self) -> Iterator[Row]:
+        for reason, count in self._waits.items():
+            yield (reason,), float(count())
 
     def _ups(self) -> Iterator[Row]:
         for engine in self._pool.all():

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter.errors import ApiError
 from kvrouter.leg import Refused
-from kvrouter.openai import parse
+from kvrouter.openai import parse, priority
 from kvrouter.passage import Passage, RequestIds, leg_fields
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from kvrouter.budget import Admission
+    from kvrouter.entrance import Entrance, Standby
     from kvrouter.http.exchange import Exchange
     from kvrouter.journey import Journey
     from kvrouter.log import RequestLog
@@ -34,7 +34,8 @@ class Router:
     Args:
         journey: takes a prompt through its legs.
         outlet: where the answer of a request that is one prompt goes.
-        admission: bounds the requests under way.
+        entrance: bounds the requests under way; those beyond wait there.
+        standby: where requests wait for an engine.
         metrics: counts and times.
         log: takes a line per request, or None.
         models: which models there are.
@@ -45,14 +46,16 @@ class Router:
         *,
         journey: Journey,
         outlet: Outlet,
-        admission: Admission,
+        entrance: Entrance,
+        standby: Standby,
         metrics: Metrics,
         log: RequestLog | None,
         models: ModelNames,
     ) -> None:
         self._journey = journey
         self._outlet = outlet
-        self._admission = admission
+        self._entrance = entrance
+        self._standby = standby
         self._metrics = metrics
         self._log = log
         self._models = models
@@ -71,11 +74,14 @@ class Router:
         request_id = self._ids.of(exchange.headers)
         fields = leg_fields(request_id, exchange.headers)
         passage = Passage(exchange, self._outlet, request_id, fields, monotonic())
-        entered = self._admission.enter()
-        self._metrics.running += 1
+        tenant = self._entrance.tenant(exchange.headers)
+        entered = self._entrance.enter(tenant)
         try:
             if not entered:
-                raise ApiError(429, "Too many requests are under way.", retry_after_s=1)
+                passage.request = parse(exchange.body, kind)
+                await self._entrance.turn(tenant, priority(passage.request))
+                entered = True
+            self._metrics.running += 1
             await self._route(passage, kind)
         except ApiError as error:
             self._answer_error(passage, error)
@@ -91,13 +97,15 @@ class Router:
             passage.outcome = "client_left" if exchange.closed else "cut_off"
             raise
         finally:
-            self._metrics.running -= 1
             if entered:
-                self._admission.leave()
+                self._metrics.running -= 1
+                self._entrance.leave(tenant)
             self.settle(passage)
 
     async def _route(self, passage: Passage, kind: Kind) -> None:
-        request = passage.request = parse(passage.exchange.body, kind)
+        request = passage.request = passage.request or parse(passage.exchange.body, kind)
+        if not self._models.any:
+            await self._standby.until(lambda: self._models.any)
         await self._journey.run(passage, self._models.resolve(request.model))
 
     def settle(self, passage: Passage) -> None:

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.router.brain.conftest import Clock
 
-from kvrouter.budget import Admission, Grant, RecomputeBudget
+from kvrouter.budget import Grant, RecomputeBudget
 
 
 def test_what_exceeds_the_budget_is_refused(clock: Clock) -> None:
@@ -53,11 +53,3 @@ def test_tokens_granted_and_released_always_add_up(steps: list[tuple[int, bool]]
             held.append(grant_or_none)
         assert budget.tokens == sum(grant.tokens for grant in held)
         assert budget.tokens <= 100
-
-
-def test_requests_beyond_the_limit_wait_outside() -> None:
-    door = Admission(2)
-    assert [door.enter() for _ in range(3)] == [True, True, False]
-    door.leave()
-    assert door.enter()
-    assert door.refused == 1

@@ -74,7 +74,7 @@ async def site() -> AsyncIterator[Open]:
                 decode=[e.address for e in made[prefill:]],
                 port=0,
                 health_interval_s=0.05,
-                **{"policy": "round_robin", **settings},
+                **{"policy": "round_robin", "engine_wait_s": 0.0, **settings},
             )
         )
         port = await app.start()
@@ -121,3 +121,15 @@ def text(**more: Any) -> Json:
 def chat(**more: Any) -> Json:
     messages = [{"role": "user", "content": "Hello"}]
     return {"model": "m", "messages": messages, "max_tokens": 4, **more}
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def metric(here: Site, line: str) -> float:
+    _, body = await here.get("/metrics")
+    found = [row for row in body.decode().splitlines() if row.startswith(line)]
+    return float(found[0].rsplit(" ", 1)[1]) if found else 0.0

@@ -7,8 +7,7 @@ from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
 from tests.fakes.store import StoreProcess, manifest_of
 
 from .ahead import AHEAD, BLOCKS, IDS, ask, await_stat, land, told, waiting
-from .conftest import Open, text
-from .test_failures import metric
+from .conftest import Open, metric, text
 
 MODES = ("landing", *AHEAD)
 

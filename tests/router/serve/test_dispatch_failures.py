@@ -8,8 +8,7 @@ from tests.fakes.store import StoreProcess
 from kvstore.client import StoreClient
 
 from .ahead import AHEAD, ask, await_stat, both_began, land
-from .conftest import Open
-from .test_failures import metric, until
+from .conftest import Open, metric, until
 
 
 @pytest.mark.parametrize("mode", AHEAD)

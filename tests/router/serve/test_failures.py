@@ -2,28 +2,15 @@
 
 import asyncio
 import json
-from typing import Any
 
 import aiohttp
 import pytest
 
 from kvrouter.engine import Role
 
-from .conftest import Open, Site, text
+from .conftest import Open, metric, text, until
 
 MODES = ("500", "drop", "drop_head", "drop_mid", "garbage")
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-async def metric(here: Site, line: str) -> float:
-    _, body = await here.get("/metrics")
-    found = [row for row in body.decode().splitlines() if row.startswith(line)]
-    return float(found[0].rsplit(" ", 1)[1]) if found else 0.0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -206,7 +193,7 @@ async def test_a_slow_reader_slows_its_engine_and_nobody_else(site: Open) -> Non
 
 
 async def test_requests_beyond_the_limit_are_told_to_wait(site: Open) -> None:
-    here = await site(max_concurrent_requests=1)
+    here = await site(max_concurrent_requests=1, queue_size=0)
     here.prefill[0].mode = "hang"
     task = asyncio.create_task(here.post(text()))
     await here.prefill[0].next_began()
