@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.errors import bad_request
 from kvrouter.plan import RouteInputs, usable_blocks
 from kvstore.chain import HASH_BYTES
 
@@ -65,16 +66,24 @@ class Survey:
     async def inputs(
         self, passage: Passage, model: str, decode: Sequence[Engine], prefill: Sequence[Engine]
     ) -> RouteInputs:
-        """All that the policy may look at; fills what `passage` knows of it."""
+        """All that the policy may look at; fills what `passage` knows of it.
+
+        Raises:
+            ApiError: 400: a parameter is not served by engines of this family.
+        """
         request = passage.request
         assert request is not None
         engine = decode[0]
         family, identity = self._legs.family(engine), engine.identity
+        refused = family.parameters.refused(request)
+        if refused is not None:
+            raise bad_request(f"`{refused}` is not served as it is given here.", refused)
+        known = family.parameters.tokenizable(request)  # the prompt's tokens, before a leg
         if identity is not None and identity.domain is not None:
             passage.domain = identity.domain
             passage.adapter = identity.adapter(model)
-            passage.hashable = family.hashable(request)
-        if self._needs_hashes and passage.hashable and request.ids is None:
+            passage.hashable = family.hashable(request) and (known or request.ids is None)
+        if self._needs_hashes and passage.hashable and request.ids is None and known:
             body = family.tokenize_body(request)
             self._turn += 1
             asked = decode[self._turn % len(decode)]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
+    from kvrouter.families.table import Table
     from kvrouter.openai import Request
 
 
@@ -66,6 +67,8 @@ class Family(Protocol):
     """Dialect of one kind of engine."""
 
     name: ClassVar[str]
+    parameters: ClassVar[Table]
+    """What each leg does with each parameter; rewriting follows it."""
 
     def __init__(self, *, own_connectors: bool = False) -> None: ...
 

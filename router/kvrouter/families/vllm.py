@@ -1,72 +1,24 @@
 """vLLM's dialect: store-type connectors, and those that hand over by `kv_transfer_params` (NIXL).
 
-Sources: vllm/entrypoints/openai/*/protocol.py of vLLM 0.32; the rewrite table of the prefill leg is
-the union of what the known P/D proxies had to learn (docs/router.md names each member).
+Sources: vllm/entrypoints/openai/*/protocol.py of vLLM 0.32; what each leg does with each parameter
+is the table of `parameters.py`.
 """
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import orjson
 
 from kvrouter._native import find_token_ids
 from kvrouter.families.base import BadAnswer, Coming, Handoff
+from kvrouter.families.parameters import VLLM
 from kvrouter.families.splice import pick, splice
 from kvstore.chain import HASH_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from kvrouter.families.table import Table
     from kvrouter.openai import Request
-
-SET_ON_PREFILL: Final[Mapping[str, bytes]] = MappingProxyType(
-    {
-        "max_tokens": b"1",
-        "stream": b"false",
-        "ignore_eos": b"true",  # an EOS as first token would end the leg as "stop", without KV
-    }
-)
-DROPPED_ON_PREFILL: Final = frozenset(
-    {
-        "stream_options",
-        "min_tokens",  # would exceed max_tokens: 400
-        "n",
-        "best_of",
-        "stop",  # nothing may end the leg before its token
-        "stop_token_ids",
-        "bad_words",
-        "logprobs",
-        "top_logprobs",
-        "response_format",  # a grammar compiled for a token that is thrown away
-        "structured_outputs",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "guided_decoding_backend",
-        "guided_whitespace_pattern",
-        "return_token_ids",
-    }
-)
-"""With `RESERVED` all that a prefill leg changes. What is not named is kept: `tools`,
-`chat_template_kwargs` and the like change the prompt, `cache_salt` its block hashes."""
-
-RESERVED: Final = frozenset(
-    {
-        "kv_transfer_params",
-        "ec_transfer_params",
-        "bootstrap_host",
-        "bootstrap_port",
-        "bootstrap_room",
-        "disaggregated_params",
-    }
-)
-"""Members that steer KV transfers: a client's are left out of both legs (sglang issue 40125)."""
-
-SINGLE_LEG: Final = ("echo", "prompt_logprobs", "use_beam_search", "prompt_embeds")
-"""Members that, unless null, false or empty, need the whole prompt computed where it is decoded."""
 
 MEDIA: Final = (b'"image', b'"input_audio"', b'"audio_', b'"video', b'"input_image"')
 """Beginnings of the types of message content whose block hashes depend on more than tokens."""
@@ -76,8 +28,6 @@ NIXL_PREFILL: Final = (
     b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
 )
 IDS_KEY: Final = "prompt_token_ids"
-_LEFT_OUT: Final = DROPPED_ON_PREFILL | RESERVED
-_FALSY: Final = (b"null", b"false", b"[]", b'""')
 
 
 class Vllm:
@@ -89,18 +39,14 @@ class Vllm:
     """
 
     name: ClassVar[str] = "vllm"
+    parameters: ClassVar[Table] = VLLM
 
     def __init__(self, *, own_connectors: bool = False) -> None:
         self._own_connectors = own_connectors
 
     def single_leg(self, request: Request) -> str | None:
-        """The first of `SINGLE_LEG` that the request has set."""
-        body, spans = request.body, request.spans
-        for key in SINGLE_LEG:
-            span = spans.get(key)
-            if span is not None and body[span[0] : span[1]] not in _FALSY:
-                return key
-        return None
+        """The first parameter of the request that the table has decoded alone."""
+        return self.parameters.alone(request)
 
     def hashable(self, request: Request) -> bool:
         """Whether block hashes follow from token ids alone (and salt and adapter): no media."""
@@ -113,11 +59,12 @@ class Vllm:
         self, request: Request, *, prompt_ids: bytes | None = None, want_ids: bool = False
     ) -> bytes:
         """See `Family.prefill_body`."""
-        spans = request.spans
-        changes: dict[str, bytes | None] = dict.fromkeys(_LEFT_OUT & spans.keys())
-        changes.update(SET_ON_PREFILL)
-        if "max_completion_tokens" in spans:
-            changes["max_completion_tokens"] = b"1"
+        spans, table = request.spans, self.parameters
+        changes: dict[str, bytes | None] = dict.fromkeys(table.left_out_on_prefill & spans.keys())
+        changes.update(table.set_on_prefill)
+        for name, value in table.set_if_given.items():
+            if name in spans:
+                changes[name] = value
         if want_ids:
             changes["return_token_ids"] = b"true"
         transfer = NIXL_PREFILL if self._own_connectors else None
@@ -139,7 +86,7 @@ class Vllm:
             transfer = orjson.dumps({"kvstore": told})
         if prompt_ids is None and handoff is not None:
             prompt_ids = handoff.prompt_token_ids
-        steered = RESERVED & request.spans.keys()
+        steered = self.parameters.own & request.spans.keys()
         if transfer is None and prompt_ids is None and not steered:
             return request.body
         changes: dict[str, bytes | None] = dict.fromkeys(steered)
@@ -164,8 +111,7 @@ class Vllm:
 
     def tokenize_body(self, request: Request) -> bytes:
         """Body of POST /tokenize for the prompt of a request that is not token ids already."""
-        kept = _TOKENIZE_CHAT if request.kind == "chat" else _TOKENIZE_TEXT
-        return pick(request.body, request.spans, kept)
+        return pick(request.body, request.spans, self.parameters.tokenized[request.kind])
 
     def read_prefill_answer(self, body: bytes) -> Handoff:
         """See `Family.read_prefill_answer`."""
@@ -211,20 +157,3 @@ class Vllm:
         """One token after one token: the smallest request that every model takes."""
         probe = {"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
         return orjson.dumps(probe)
-
-
-_TOKENIZE_TEXT: Final = frozenset({"model", "prompt", "add_special_tokens"})
-_TOKENIZE_CHAT: Final = frozenset(
-    {
-        "model",
-        "messages",
-        "tools",
-        "add_generation_prompt",
-        "continue_final_message",
-        "add_special_tokens",
-        "chat_template",
-        "chat_template_kwargs",
-        "media_io_kwargs",
-        "mm_processor_kwargs",
-    }
-)

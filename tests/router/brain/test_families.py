@@ -122,6 +122,7 @@ def test_the_prefill_leg_asks_for_one_token_and_nothing_may_end_it_before(family
         temperature=0.5,
         cache_salt="s",
         seed=7,
+        logprob_token_ids=[1],
     )
     assert json.loads(family.prefill_body(request)) == {
         "model": "m",
@@ -129,6 +130,7 @@ def test_the_prefill_leg_asks_for_one_token_and_nothing_may_end_it_before(family
         "temperature": 0.5,
         "cache_salt": "s",
         "seed": 7,
+        "response_format": {"type": "json_object"},
         "max_tokens": 1,
         "stream": False,
         "ignore_eos": True,
