@@ -16,7 +16,7 @@ PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 NAME = re.compile(r"`((?:kvrouter|kvstore)(?:\.[A-Za-z_]\w*)+)(?:\(\))?`")
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#:]+)(?:#[^)]*)?\)")
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMAND_LINE = re.compile(r"^\$? ?kvrouter (\w+)(.*)$", re.MULTILINE)
+COMMAND_LINE = re.compile(r"^\$? ?kvrouter (bench \w+|\w+)(.*)$", re.MULTILINE)
 BY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -87,7 +87,7 @@ def test_flags_in_a_page_are_taken_by_the_command(page: Path) -> None:
 @cache
 def flags_of(command: str) -> set[str]:
     done = subprocess.run(
-        [Path(sys.executable).with_name("kvrouter"), command, "--help"],
+        [Path(sys.executable).with_name("kvrouter"), *command.split(), "--help"],
         capture_output=True,
         text=True,
         check=False,

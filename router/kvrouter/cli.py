@@ -24,6 +24,10 @@ class Command:
     settings: str
     run: str
 
+    def leads(self, args: Sequence[str]) -> bool:
+        """Whether `args` begin with its name, which may be of several words."""
+        return " ".join(args[: len(self.name.split())]) == self.name
+
 
 COMMANDS: Final = (
     Command(
@@ -50,15 +54,22 @@ COMMANDS: Final = (
         "kvrouter.demo.config:DemoSettings",
         "kvrouter.demo.run:run",
     ),
+    Command(
+        "bench serve",
+        "load an OpenAI endpoint and print the figures of `vllm bench serve`",
+        "kvrouter.bench.config:BenchSettings",
+        "kvrouter.bench.run:run",
+    ),
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `kvrouter`; returns the exit code: 0 well, 1 failed while running, 2 wrong use."""
     args = list(sys.argv[1:] if argv is None else argv)
-    command = next((c for c in COMMANDS if args and c.name == args[0]), None)
+    command = next((c for c in COMMANDS if c.leads(args)), None)
     if command is not None:
-        code: int = imported("kvrouter.commands:run_command")(command, args[1:])
+        rest = args[len(command.name.split()) :]
+        code: int = imported("kvrouter.commands:run_command")(command, rest)
         return code
     if args and args[0] == "config":
         code = imported("kvrouter.commands:run_config")(COMMANDS, args[1:])

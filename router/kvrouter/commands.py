@@ -44,12 +44,14 @@ def run_config(commands: Sequence[Command], args: list[str]) -> int:
     show = actions.add_parser("show", help="values in effect for a command with these flags")
     show.add_argument("command", choices=[c.name for c in commands])
     actions.add_parser("docs", help="print docs/configuration.md")
-    parsed = parser.parse_args(args[:2])
+    command = next((c for c in commands if c.leads(args[1:])), None)
+    parsed = parser.parse_args(args[:2] if command is None else [args[0], command.name])
     if parsed.action == "docs":
         page = configuration_page((c.name, c.help, imported(c.settings)) for c in commands)
         print(page, end="")
         return 0
-    return _show(next(c for c in commands if c.name == parsed.command), args[2:])
+    assert command is not None
+    return _show(command, args[1 + len(command.name.split()) :])
 
 
 def load_settings(command: Command, args: list[str]) -> Loaded[Any]:

@@ -152,7 +152,7 @@ def test_every_command_says_what_each_of_its_flags_means(
     assert hasattr(command, "settings")
     model = imported(command.settings)
     with pytest.raises(SystemExit) as ended:
-        main([command.name, "--help"])  # type: ignore[attr-defined]
+        main([*command.name.split(), "--help"])  # type: ignore[attr-defined]
     assert ended.value.code == 0
     told = capsys.readouterr().out
     for option in options(model):
