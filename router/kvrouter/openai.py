@@ -6,7 +6,6 @@ vLLM 0.32; what is not read here, the engine judges itself.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -214,68 +213,3 @@ def _prompt_error(raw: bytes) -> ApiError:
     if first == b"]":
         return bad_request("The `prompt` must not be empty.", "prompt")
     return bad_request("Token ids in `prompt` must be integers of 0 to 4294967295.", "prompt")
-
-
-def tidy_answer(body: bytes, cached_tokens: int | None) -> bytes:
-    """The decode leg's whole answer as the client may see it; `body` itself where nothing differs.
-
-    Transfer parameters are left out, and cached tokens are those of the prefill leg: the decode
-    engine counts what it loaded from the store as cached (vllm-router issue 193).
-    """
-    if cached_tokens is not None and b'"cached_tokens"' in body:
-        told = _CACHED.search(body)
-        if told is not None and int(told[1]) != cached_tokens:
-            body = b"%b%d%b" % (body[: told.start(1)], cached_tokens, body[told.end(1) :])
-    at = body.rfind(_TRANSFER)
-    if at < 0:
-        return body
-    cut = _without_last(body, at)
-    if cut is not None:
-        return cut
-    try:
-        answer = orjson.loads(body)
-        answer.pop("kv_transfer_params", None)
-    except (ValueError, AttributeError):
-        return body
-    return orjson.dumps(answer)
-
-
-def _without_last(body: bytes, at: int) -> bytes | None:
-    """The object of `body` without its member that begins at `at`, if that is its last one.
-
-    It is in vLLM's answers, so that long ones (logprobs) need not be read and written again.
-    """
-    if body[at - 1 : at] != b"," or not body.endswith(b"}"):
-        return None
-    try:
-        orjson.loads(body[at + len(_TRANSFER) : -1])
-    except ValueError:
-        return None
-    return body[: at - 1] + b"}"
-
-
-def answer_usage(body: bytes) -> tuple[int | None, int | None, str]:
-    """Prompt tokens, completion tokens and finish reason of a whole answer.
-
-    Found by the keys' last places, without reading the answer: text cannot fake them, for a quote
-    within a JSON string is escaped.
-    """
-    at = body.rfind(b'"finish_reason":')
-    reason = _FINISH_REASON.match(body, at) if at >= 0 else None
-    return (
-        _number_after(body, b'"prompt_tokens":'),
-        _number_after(body, b'"completion_tokens":'),
-        reason[1].decode("ascii") if reason else "unknown",
-    )
-
-
-def _number_after(body: bytes, key: bytes) -> int | None:
-    at = body.rfind(key)
-    found = _NUMBER.match(body, at + len(key)) if at >= 0 else None
-    return int(found[1]) if found else None
-
-
-_TRANSFER: Final = b'"kv_transfer_params":'
-_CACHED: Final = re.compile(rb'"prompt_tokens_details":\s*\{[^{}]*"cached_tokens":\s*(\d{1,12})')
-_NUMBER: Final = re.compile(rb"\s*(\d{1,12})")
-_FINISH_REASON: Final = re.compile(rb'"finish_reason":\s*"([a-z_]{1,32})"')

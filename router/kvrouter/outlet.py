@@ -5,6 +5,7 @@ The seam between the legs of one prompt, which know no client, and what a client
 
 from __future__ import annotations
 
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -12,8 +13,8 @@ from kvrouter.engine import Role
 from kvrouter.errors import ApiError
 from kvrouter.http.client import UpstreamError
 from kvrouter.http.head import SSE_HEADERS, encode_headers
-from kvrouter.openai import answer_usage, tidy_answer
 from kvrouter.relay import Relay
+from kvrouter.tidy import answer_usage, tidy_answer, tidy_events
 
 if TYPE_CHECKING:
     from kvrouter.engine import Engine
@@ -55,7 +56,12 @@ class Direct:
         """Pass a stream on; one that breaks off ends with an error event."""
         exchange = passage.exchange
         exchange.start(200, fields=SSE_FIELDS + passage.id_line, hold=True)
-        relay = Relay(exchange, answer, self._metrics.gaps.counts)
+        request, handoff = passage.request, passage.handoff
+        usage = request is not None and "stream_options" in request.spans
+        tidy = None
+        if usage:
+            tidy = partial(tidy_events, cached_tokens=handoff.cached_tokens if handoff else None)
+        relay = Relay(exchange, answer, self._metrics.gaps.counts, tidy)
         passage.began(monotonic())
         try:
             await relay.run(self._legs.deadlines.idle_s)
@@ -66,6 +72,8 @@ class Direct:
             relay.fail(ApiError(502, "The engine's answer broke off."))
         else:
             passage.outcome = relay.finish_reason()
+            if usage:
+                self._compare(passage, relay.prompt_tokens())
         passage.generated = relay.events
 
     def whole(self, passage: Passage, body: bytes) -> None:
@@ -74,8 +82,12 @@ class Direct:
         passage.began(monotonic())
         prompt, completion, passage.outcome = answer_usage(body)
         passage.generated = completion or 0
-        told = handoff.prompt_tokens if handoff is not None else None
-        if told is not None and prompt is not None and prompt != told:
-            self._metrics.usage_mismatch.add()
+        self._compare(passage, prompt)
         body = tidy_answer(body, handoff.cached_tokens if handoff else None)
         passage.exchange.respond(200, body, fields=passage.id_line)
+
+    def _compare(self, passage: Passage, prompt_tokens: int | None) -> None:
+        """Count a prompt that the decode engine tokenised otherwise than the prefill engine."""
+        told = passage.handoff.prompt_tokens if passage.handoff is not None else None
+        if told is not None and prompt_tokens is not None and prompt_tokens != told:
+            self._metrics.usage_mismatch.add()

@@ -1,7 +1,8 @@
 """A streamed answer from an engine to a client, byte for byte, with back-pressure.
 
 Pieces go on from within the read callback, in the engine's own chunk frames where the client speaks
-HTTP/1.1; no task wakes for them. It is the seam at which kvcore could take a stream over.
+HTTP/1.1; no task wakes for them. It is the seam at which kvcore could take a stream over. Only a
+stream that is to be tidied goes on in whole events.
 """
 
 import re
@@ -9,22 +10,43 @@ from collections.abc import Callable
 
 from kvrouter._native import GapCounts, StreamFeed
 from kvrouter.errors import ApiError
-from kvrouter.http.answer import Answer
+from kvrouter.http.answer import Answer, unframed
 from kvrouter.http.exchange import Exchange
 
 _FINISH = re.compile(rb'"finish_reason":\s*"([a-z_]{1,32})"')
 
 
+_PROMPT_TOKENS = re.compile(rb'"prompt_tokens":\s*(\d{1,12})')
+MAX_EVENT_BYTES = 8 << 20
+"""What is held at most of an event that has not come whole."""
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+
+Tidy = Callable[[bytes], bytes]
+"""Makes of whole events what the client may see of them."""
+
+
 class Relay:
-    """Sink of one stream."""
+    """Sink of one stream.
 
-    __slots__ = ("_answer", "_exchange", "_feed")
+    Args:
+        exchange: the client's.
+        answer: the engine's.
+        gaps: takes the times between events.
+        tidy: changes events; None: bytes go on as they come. An event that has not come whole when
+            the stream breaks off is then not passed on at all.
+    """
 
-    def __init__(self, exchange: Exchange, answer: Answer, gaps: GapCounts) -> None:
+    __slots__ = ("_answer", "_exchange", "_feed", "_held", "_tidy")
+
+    def __init__(
+        self, exchange: Exchange, answer: Answer, gaps: GapCounts, tidy: Tidy | None = None
+    ) -> None:
         self._exchange = exchange
         self._answer = answer
         self._feed = answer.feed or StreamFeed()
         self._feed.count_into(gaps)
+        self._tidy = tidy
+        self._held = b""
 
     @property
     def events(self) -> int:
@@ -39,13 +61,17 @@ class Relay:
     @property
     def passer(self) -> Callable[[bytes], None] | None:
         """Takes chunk frames as they came from the engine, where the client takes them."""
-        return self._exchange.frame_writer()
+        writer = self._exchange.frame_writer()
+        return writer if writer is None or self._tidy is None else self._pass_frames
 
     def write(self, data: bytes) -> None:
         """Pass on a piece that goes without its frames."""
         if self._answer.feed is None:
             self._feed.note(data)
-        self._exchange.write(data)
+        if self._tidy is None:
+            self._exchange.write(data)
+        else:
+            self._pass_events(self._tidy, data)
 
     async def run(self, idle_s: float) -> None:
         """Relay to the end of the answer, which must not stop for longer than `idle_s`.
@@ -59,11 +85,12 @@ class Relay:
             await self._answer.relay_to(self, idle_s)
         finally:
             self._exchange.throttle = None
+        self._exchange.write(self._held)
         self._exchange.end()
 
     def fail(self, error: ApiError) -> None:
         """End the stream with an error event, on a line of its own."""
-        tail = self._feed.tail
+        tail = b"" if self._tidy is not None else self._feed.tail
         lead = b"" if not tail or tail.endswith(b"\n\n") else b"\n\n"
         self._exchange.write(lead + error.frame())
         self._exchange.end()
@@ -72,3 +99,23 @@ class Relay:
         """Why generation ended, as the last events say; "unknown" where they do not."""
         found = _FINISH.findall(self._feed.tail)
         return found[-1].decode("ascii") if found else "unknown"
+
+    def prompt_tokens(self) -> int | None:
+        """Tokens of the prompt, as the last usage says; None where the last events have none."""
+        found = _PROMPT_TOKENS.findall(self._feed.tail)
+        return int(found[-1]) if found else None
+
+    def _pass_frames(self, frames: bytes) -> None:
+        assert self._tidy is not None
+        self._pass_events(self._tidy, unframed(frames))
+
+    def _pass_events(self, tidy: Tidy, data: bytes) -> None:
+        """Pass on what is whole of the stream so far, and hold the rest."""
+        if self._held:
+            data = self._held + data
+        end = max(data.rfind(mark) + len(mark) if mark in data else 0 for mark in _EVENT_ENDS)
+        if len(data) - end > MAX_EVENT_BYTES:  # no event, whatever it is
+            end = len(data)
+        self._held = data[end:]
+        if end:
+            self._exchange.write(tidy(data[:end]))

@@ -32,6 +32,9 @@ class FakeEngine:
         left: a mark for every completion whose client left before its end.
         manifest: hex digest that its connector hands over, with the prompt's whole blocks.
         connections: how many connections were ever made to it.
+        piece_bytes: streams come in chunks of so many bytes, wherever events end; 0: by event.
+        skew: how many tokens it counts more than the prompt has.
+        told: more members of every answer and event.
     """
 
     def __init__(self, model: str = "m") -> None:
@@ -42,7 +45,10 @@ class FakeEngine:
         self.go = asyncio.Event()
         self.cached_tokens: int | None = None
         self.event_bytes = 0
+        self.piece_bytes = 0
         self.events: int | None = None
+        self.told: Json = {}
+        self.skew = 0
         self.requests: list[Json] = []
         self.headers: list[dict[str, str]] = []
         self.began: asyncio.Queue[Json] = asyncio.Queue()
@@ -151,12 +157,20 @@ class FakeEngine:
                 return
             if i == 2 and mode == "hang_mid":
                 await asyncio.Event().wait()
-            exchange.write(self.event(i, last=i == count - 1))
+            self._write(exchange, self.event(i, last=i == count - 1))
             if exchange.paused:
                 self.paused.set()
             await exchange.drain()
+        if (body.get("stream_options") or {}).get("include_usage"):
+            event = {"id": "cmpl-1", "choices": [], "usage": self.usage(body, count), **self.told}
+            self._write(exchange, b"data: %b\n\n" % json.dumps(event).encode())
         exchange.write(b"data: [DONE]\n\n")
         exchange.end()
+
+    def _write(self, exchange: Exchange, event: bytes) -> None:
+        size = self.piece_bytes or len(event)
+        for at in range(0, len(event), size):
+            exchange.write(event[at : at + size])
 
     def _whole(self, exchange: Exchange, body: Json, mode: str) -> None:
         if mode == "garbage":
@@ -171,7 +185,7 @@ class FakeEngine:
 
     def event(self, i: int, *, last: bool) -> bytes:
         choice = {"index": 0, "text": f" t{i}", "finish_reason": "length" if last else None}
-        event = {"id": "cmpl-1", "model": self.model, "choices": [choice]}
+        event = {"id": "cmpl-1", "model": self.model, "choices": [choice], **self.told}
         if self.event_bytes:
             event["padding"] = "x" * self.event_bytes
         return b"data: %b\n\n" % json.dumps(event).encode()
@@ -189,15 +203,9 @@ class FakeEngine:
             "created": 1,
             "model": self.model,
             "choices": [choice],
-            "usage": {
-                "prompt_tokens": len(ids),
-                "total_tokens": len(ids) + tokens,
-                "completion_tokens": tokens,
-            },
+            "usage": self.usage(body, tokens),
+            **self.told,
         }
-        if self.cached_tokens is not None:
-            details = {"cached_tokens": self.cached_tokens}
-            answer["usage"]["prompt_tokens_details"] = details
         if body.get("return_token_ids"):
             answer["prompt_token_ids"] = ids
         if self.manifest is not None:
@@ -211,6 +219,14 @@ class FakeEngine:
                 told["waits"] = True
             answer["kv_transfer_params"] = {"kvstore": told}
         return answer
+
+    def usage(self, body: Json, tokens: int) -> Json:
+        prompt = len(self._prompt_ids(body)) + self.skew
+        usage: Json = {"prompt_tokens": prompt, "total_tokens": prompt + tokens}
+        usage["completion_tokens"] = tokens
+        if self.cached_tokens is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        return usage
 
     def _prompt_ids(self, body: Json) -> list[int]:
         """One token per character."""

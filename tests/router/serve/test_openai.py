@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter.errors import ApiError
-from kvrouter.openai import answer_usage, parse, tidy_answer
+from kvrouter.openai import parse
+from kvrouter.tidy import answer_usage, tidy_answer
 
 Json = dict[str, Any]
 

@@ -1,0 +1,116 @@
+"""Answers of engines as clients may see them, and what they tell by the way. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import orjson
+
+TRANSFERS: Final = frozenset(
+    {
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "disaggregated_params",
+    }
+)
+"""Members of answers that are between router and engines alone."""
+_TRANSFER: Final = re.compile(
+    rb'"(?:(?:kv|ec)_transfer_params|disaggregated_params|bootstrap_(?:host|port|room))":'
+)
+_CACHED: Final = re.compile(rb'"prompt_tokens_details":\s*\{[^{}]*"cached_tokens":\s*(\d{1,12})')
+_NUMBER: Final = re.compile(rb"\s*(\d{1,12})")
+_FINISH_REASON: Final = re.compile(rb'"finish_reason":\s*"([a-z_]{1,32})"')
+
+
+def tidy_answer(body: bytes, cached_tokens: int | None) -> bytes:
+    """The decode leg's whole answer as the client may see it; `body` itself where nothing differs.
+
+    Transfer parameters are left out, and cached tokens are those of the prefill leg: the decode
+    engine counts what it loaded from the store as cached (vllm-router issue 193).
+    """
+    if cached_tokens is not None and b'"cached_tokens"' in body:
+        told = _CACHED.search(body)
+        if told is not None and int(told[1]) != cached_tokens:
+            body = b"%b%d%b" % (body[: told.start(1)], cached_tokens, body[told.end(1) :])
+    found = _transfer(body)
+    if found is None:
+        return body
+    cut = _without_last(body, found.start())
+    return _without_transfers(body) if cut is None else cut
+
+
+def tidy_events(data: bytes, cached_tokens: int | None) -> bytes:
+    """Whole events of the decode leg's stream, as `tidy_answer` has whole answers."""
+    if cached_tokens is not None and b'"cached_tokens"' in data:
+        data = _CACHED.sub(lambda told: _with_count(told, cached_tokens), data)
+    if _transfer(data) is None:
+        return data
+    return b"\n".join(
+        b"data: " + _without_transfers(line[5:].strip()) if line.startswith(b"data:") else line
+        for line in data.split(b"\n")
+    )
+
+
+def _with_count(told: re.Match[bytes], tokens: int) -> bytes:
+    whole, end = told[0], told.end(1) - told.start(0)
+    return b"%b%d%b" % (whole[: told.start(1) - told.start(0)], tokens, whole[end:])
+
+
+def _transfer(body: bytes) -> re.Match[bytes] | None:
+    if b'_params":' not in body and b'"bootstrap_' not in body:  # sooner than the expression
+        return None
+    return _TRANSFER.search(body)
+
+
+def _without_transfers(body: bytes) -> bytes:
+    """The JSON object without its transfer parameters; as it is where it is no object."""
+    try:
+        answer = orjson.loads(body)
+    except ValueError:
+        return body
+    if not isinstance(answer, dict):
+        return body
+    choices = answer.get("choices")
+    for part in (answer, answer.get("response"), *(choices if isinstance(choices, list) else ())):
+        for key in TRANSFERS & part.keys() if isinstance(part, dict) else ():
+            del part[key]
+    return orjson.dumps(answer)
+
+
+def _without_last(body: bytes, at: int) -> bytes | None:
+    """The object of `body` without its last members from `at` on, if all of them are transfers.
+
+    They are in vLLM's answers, so that long ones (logprobs) need not be read and written again.
+    """
+    if body[at - 1 : at] != b"," or not body.endswith(b"}"):
+        return None
+    try:
+        last = orjson.loads(b"{" + body[at:])
+    except ValueError:
+        return None
+    return None if last.keys() - TRANSFERS else body[: at - 1] + b"}"
+
+
+def answer_usage(body: bytes) -> tuple[int | None, int | None, str]:
+    """Prompt tokens, completion tokens and finish reason of a whole answer.
+
+    Found by the keys' last places, without reading the answer: text cannot fake them, for a quote
+    within a JSON string is escaped.
+    """
+    at = body.rfind(b'"finish_reason":')
+    reason = _FINISH_REASON.match(body, at) if at >= 0 else None
+    return (
+        _number_after(body, b'"prompt_tokens":'),
+        _number_after(body, b'"completion_tokens":'),
+        reason[1].decode("ascii") if reason else "unknown",
+    )
+
+
+def _number_after(body: bytes, key: bytes) -> int | None:
+    at = body.rfind(key)
+    found = _NUMBER.match(body, at + len(key)) if at >= 0 else None
+    return int(found[1]) if found else None
