@@ -14,6 +14,7 @@ import orjson
 import uvloop
 
 from kvrouter import log as request_log
+from kvrouter.admin import Admin
 from kvrouter.admission import Admission
 from kvrouter.budget import RecomputeBudget
 from kvrouter.chains import Chains
@@ -21,6 +22,8 @@ from kvrouter.dispatch import Ahead
 from kvrouter.engine import Role
 from kvrouter.entrance import Entrance, Standby
 from kvrouter.families import FAMILIES
+from kvrouter.flags import UsageError
+from kvrouter.fleet import Fleet
 from kvrouter.handover import Handover
 from kvrouter.http.client import Deadlines
 from kvrouter.http.routes import Routes
@@ -45,10 +48,12 @@ from kvrouter.tokens import LocalTokenizer, TokenizerUnavailable, TokenSource
 from kvstore.aio import AsyncStoreClient
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from kvrouter.config import RouterSettings
+    from kvrouter.engine import Engine
     from kvrouter.http.exchange import Exchange
+    from kvrouter.http.server import Handler
     from kvrouter.log import RequestLog
 
 GRACE_S: Final = 30.0
@@ -80,18 +85,17 @@ class App:
         self._started_s = int(time.time())
         self.metrics = Metrics()
         self.pool = Pool()
-        for role, addresses in ((Role.PREFILL, settings.prefill), (Role.DECODE, settings.decode)):
-            for address in addresses:
-                self.pool.add(address, role)
+        for address, role in settings.engines.items():
+            self.pool.add(address, role)
         self._families = {
             name: family(own_connectors=settings.store is None) for name, family in FAMILIES.items()
         }
         self._policy = make_policy(settings.policy)
-        self._index = PrefixIndex(settings.index_blocks)
+        self.index = PrefixIndex(settings.index_blocks)
         self._models = ModelNames(settings.model)
         self._ledger: EventLedger | None = None
         if settings.kv_events_bind is not None:
-            self._ledger = EventLedger(self._index, self.pool.find, lambda: self.pool.domain)
+            self._ledger = EventLedger(self.index, self.pool.find, lambda: self.pool.domain)
         self._client: AsyncStoreClient | None = None
         if settings.store is not None:
             self._client = AsyncStoreClient(
@@ -120,6 +124,8 @@ class App:
             model=settings.model,
             learn=self._store.learn if self._store is not None else None,
         )
+        self.fleet = Fleet(self.pool, self._prober)
+        self._asked = False  # whether every engine has been asked once
         self._sharing = Sharing(
             self.pool, self._store.difference if self._store is not None else _manifests_differ
         )
@@ -134,10 +140,11 @@ class App:
         self._watch = Watch(asyncio.get_running_loop(), _TICK_S)
         deadlines = Deadlines(CONNECT_S, settings.request_timeout_s, settings.request_timeout_s)
         self._legs = Legs(self.pool, self._families, self._watch, deadlines, self.metrics)
-        watchers = (self._models, self._policy, self._index, self._legs, self._sharing)
+        watchers = (self._models, self._policy, self.index, self._legs, self._sharing)
         for watcher in (*watchers, self._ledger, self.standby):
             if watcher is not None:
                 self.pool.watch(watcher)
+        self.pool.when_removed(self._forget)
         if settings.kv_events_bind is not None and self._ledger is not None:
             self._subscriber = EventSubscriber(settings.kv_events_bind, self._ledger)
         if self._client is not None:
@@ -146,18 +153,30 @@ class App:
         tokens = self._tokens = TokenSource(self._legs.post, self._tokenizer)
         router = self._router(self._legs, tokens)
         self._expose(tokens)
-        routes = [
+        routes: list[tuple[str, str, Handler]] = [
             ("POST", "/v1/completions", router.completions),
             ("POST", "/v1/chat/completions", router.chat),
             ("GET", "/v1/models", self._list_models),
             ("GET", "/health", self._health),
             ("GET", "/metrics", self._metrics_page),
         ]
+        if settings.admin:
+            token = settings.admin_token.get_secret_value()
+            routes += Admin(self.pool, self.fleet, self._prober, token).routes()
         self.server = HttpServer(Routes(routes).handle)
         port = await self.server.listen(settings.host, settings.port)
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
         await self._prober.start(self.pool.all())
+        self._asked = True
         return port
+
+    def follow(self, settings: RouterSettings) -> None:
+        """Bring the engines to those that `settings` name; what else they say needs a restart."""
+        before, self.settings = self.settings, settings
+        self.fleet.follow(before.engines, settings.engines)
+        engines = {"prefill", "decode"}
+        if before.model_copy(update=settings.model_dump(include=engines)) != settings:
+            log.warning("of the settings that changed only --prefill and --decode take effect now")
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Let requests under way end within `grace_s`, then give everything back. Idempotent."""
@@ -187,7 +206,7 @@ class App:
             legs=legs,
             tokens=tokens,
             chains=chains,
-            index=self._index,
+            index=self.index,
             ledger=self._ledger,
             store=self._store,
             needs_hashes=self._policy.needs_hashes,
@@ -212,7 +231,6 @@ class App:
             budget=self._budget,
             standby=self.standby,
             metrics=self.metrics,
-            split=bool(settings.prefill),
         )
         return Router(
             journey=journey,
@@ -236,7 +254,7 @@ class App:
             "engine": lambda: self.standby.waiting,
         }
         readings = Readings(
-            self.pool, self._index, self._budget, self._sharing, self._ledger, waiting=waiting
+            self.pool, self.index, self._budget, self._sharing, self._ledger, waiting=waiting
         )
         for reading in (*readings.all(), *readings.counters(counts)):
             self.metrics.add(reading)
@@ -245,7 +263,15 @@ class App:
         """Take what gone engines held out of the index, a little at a time."""
         while True:
             await asyncio.sleep(_SWEEP_S)
-            self._index.sweep()
+            self.index.sweep()
+
+    def _forget(self, engine: Engine) -> None:
+        """Nothing of an engine stays that is removed for good."""
+        self.index.engine_left(engine)
+        if self._ledger is not None:
+            self._ledger.forget(engine)
+        if self._legs is not None:
+            self._legs.engine_left(engine)
 
     # -- endpoints
 
@@ -254,17 +280,23 @@ class App:
 
     async def _health(self, exchange: Exchange) -> None:
         """200 while requests can be served, also where that means computing without reuse."""
+        if not self._asked:
+            self._unavailable(exchange, "starting", "not every engine has been asked yet")
+            return
         lacking = []
-        if self.settings.prefill and not self.pool.engines(Role.PREFILL):
+        if self.pool.named(Role.PREFILL) and not self.pool.engines(Role.PREFILL):
             lacking.append("no prefill engine is available: decode engines compute prompts")
         if self._client is not None and not self._client.connected:
             lacking.append("the store is not connected")
         if not self.pool.engines(Role.DECODE):
-            reason = {"status": "unavailable", "reason": "no decode engine is available"}
-            exchange.respond(503, orjson.dumps(reason), headers=[("retry-after", "1")])
+            self._unavailable(exchange, "unavailable", "no decode engine is available")
             return
         status = "degraded" if lacking else "ok"
         exchange.respond(200, orjson.dumps({"status": status, "lacking": lacking}))
+
+    def _unavailable(self, exchange: Exchange, status: str, reason: str) -> None:
+        body = orjson.dumps({"status": status, "reason": reason})
+        exchange.respond(503, body, headers=[("retry-after", "1")])
 
     async def _metrics_page(self, exchange: Exchange) -> None:
         exchange.respond(200, self.metrics.page(), content_type=CONTENT_TYPE)
@@ -279,8 +311,12 @@ def _entrance(settings: RouterSettings, metrics: Metrics) -> Entrance:
     return Entrance(admission, settings.queue_timeout_s, settings.tenant_header, metrics)
 
 
-def run(settings: RouterSettings) -> int:
+def run(settings: RouterSettings, reread: Callable[[], RouterSettings]) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code.
+
+    Args:
+        settings: to begin with.
+        reread: loads them anew, on SIGHUP; raises UsageError where they cannot be used.
 
     Raises:
         OSError: an address cannot be bound.
@@ -291,7 +327,8 @@ def run(settings: RouterSettings) -> int:
     except TokenizerUnavailable as error:
         log.error("%s", error)
         return 2
-    uvloop.run(_main(app))
+    uvloop.run(_main(app, reread))
+    gc.unfreeze()  # so that the interpreter can take everything down, and says of nothing it leaks
     return 0
 
 
@@ -305,13 +342,21 @@ def _quiet_collector() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-async def _main(app: App) -> None:
+async def _main(app: App, reread: Callable[[], RouterSettings]) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+
+    def reload() -> None:
+        try:
+            app.follow(reread())
+        except UsageError as error:
+            log.error("SIGHUP: everything stays as it is: %s", error)
+
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     try:
         port = await app.start()
+        loop.add_signal_handler(signal.SIGHUP, reload)
         _quiet_collector()
         print(f"kvrouter ready: http://{app.settings.host}:{port}", flush=True)
         await stop.wait()

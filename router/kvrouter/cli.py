@@ -17,12 +17,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command: where its settings model and its `run(settings) -> int | None` are."""
+    """One command: where its settings model and its `run(settings) -> int | None` are.
+
+    One that `rereads` its settings while it runs gets a function that loads them as second
+    argument.
+    """
 
     name: str
     help: str
     settings: str
     run: str
+    rereads: bool = False
 
     def leads(self, args: Sequence[str]) -> bool:
         """Whether `args` begin with its name, which may be of several words."""
@@ -35,6 +40,7 @@ COMMANDS: Final = (
         "run the router before pools of prefill and decode engines",
         "kvrouter.config:RouterSettings",
         "kvrouter.app:run",
+        rereads=True,
     ),
     Command(
         "store",

@@ -23,7 +23,9 @@ def run_command(command: Command, args: list[str]) -> int:
     prog = f"kvrouter {command.name}"
     try:
         settings = load_settings(command, args).settings
-        code: int | None = imported(command.run)(settings)
+        reread = lambda: load_settings(command, args).settings  # noqa: E731
+        more = (reread,) if command.rereads else ()
+        code: int | None = imported(command.run)(settings, *more)
     except UsageError as error:
         return _complain(f"{prog}: {error} (see {prog} --help)")
     except OSError as error:

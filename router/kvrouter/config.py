@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from kvrouter.engine import parse_address
+from kvrouter.engine import Role, parse_address
 from kvstore.address import parse_url
 from kvstore.config import (  # noqa: TC001 (pydantic reads them)
     StoreCaFile,
@@ -19,6 +19,7 @@ from kvstore.config import (  # noqa: TC001 (pydantic reads them)
     StoreKeyFile,
     StoreToken,
 )
+from kvstore.safety import is_loopback
 from kvstore.tls import ClientTls, native_context
 
 
@@ -173,6 +174,16 @@ class RouterSettings(BaseSettings):
     health_timeout_s: float = Field(
         default=5.0, gt=0, description="Seconds that an engine may take to answer a health check."
     )
+    admin: bool = Field(
+        default=False,
+        description="Serve /workers, which shows, adds and drains engines. Beyond loopback it "
+        "needs --admin-token.",
+    )
+    admin_token: SecretStr = Field(
+        default=SecretStr(""),
+        description="Token that /workers asks for, as Authorization: Bearer; better given in the "
+        "environment than as a flag, which others can see.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severity that is logged."
     )
@@ -213,12 +224,28 @@ class RouterSettings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _admin_behind_a_token(self) -> RouterSettings:
+        if self.admin and not self.admin_token.get_secret_value() and not is_loopback(self.host):
+            raise ValueError(
+                f"whoever reaches {self.host} could add and remove engines by /workers: give "
+                "--admin-token TOKEN, or listen on --host 127.0.0.1"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _some_engine(self) -> RouterSettings:
-        if not self.decode:
+        if not self.decode and not self.admin:
             raise ValueError(
                 "no engine for decode legs: give --decode URL (a --prefill URL beside it)"
             )
         return self
+
+    @property
+    def engines(self) -> dict[str, Role]:
+        """The role of each engine that is named, by its address."""
+        both = {a: Role.BOTH for a in self.prefill if a in self.decode}
+        one = dict.fromkeys(self.prefill, Role.PREFILL) | dict.fromkeys(self.decode, Role.DECODE)
+        return one | both
 
     @property
     def sent_ahead_blocks(self) -> int | None:

@@ -166,6 +166,7 @@ class Engine:
         requests: requests under way on it from this router.
         tokens: tokens under way on it, as reserved.
         joins: how often it has joined the pool.
+        draining: whether it gets no new legs because it is to leave for good.
     """
 
     address: str
@@ -176,6 +177,7 @@ class Engine:
     requests: int = 0
     tokens: int = 0
     joins: int = 0
+    draining: bool = False
     host: str = field(init=False)
     port: int = field(init=False)
 

@@ -54,7 +54,6 @@ class Journey:
         budget: bounds what decode engines may compute for want of KV.
         standby: where requests wait for an engine.
         metrics: counts and times.
-        split: whether there are prefill engines at all, be they away or not.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class Journey:
         budget: RecomputeBudget,
         standby: Standby,
         metrics: Metrics,
-        split: bool,
     ) -> None:
         self._pool = pool
         self._policy = policy
@@ -80,7 +78,6 @@ class Journey:
         self._budget = budget
         self._standby = standby
         self._metrics = metrics
-        self._split = split
 
     async def run(self, passage: Passage, model: str) -> None:
         """Take the prompt of `passage.request` from its plan to the end of its answer.
@@ -102,7 +99,11 @@ class Journey:
         coming = self._ahead.announce(passage)
         if passage.plan.prefill is not None and coming is None:
             await self.prefill(passage, passage.plan.prefill, inputs)
-        elif coming is None and passage.plan.why == "no prefill engine" and self._split:
+        elif (
+            coming is None
+            and passage.plan.why == "no prefill engine"
+            and self._pool.named(Role.PREFILL)
+        ):
             self._recompute(passage, passage.plan.missing_tokens)
         await self.decode(passage, model, passage.plan.decode, inputs, coming)
 

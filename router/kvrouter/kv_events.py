@@ -113,6 +113,10 @@ class EventLedger:
         if source is not None:
             self._sources[engine] = Source(next_sequence=source.next_sequence)
 
+    def forget(self, engine: Engine) -> None:
+        """`engine` will not come back."""
+        self._sources.pop(engine, None)
+
     def naming(self, engine: Engine) -> Naming | None:
         """How its events name blocks, or None if it never sent any."""
         source = self._sources.get(engine)

@@ -218,6 +218,8 @@ class Legs:
         body: bytes,
         deadlines: Deadlines,
     ) -> Answer:
+        if engine.draining:  # since it was chosen
+            raise LegFailed(engine, Failure.REFUSED, "it is being removed")
         try:
             answer = await self._upstream(engine).send(
                 "POST", path, fields=fields, body=(body,), deadlines=deadlines

@@ -63,6 +63,7 @@ class Pool:
         self._ready: dict[tuple[Role, str | None], tuple[Engine, ...]] = {}
         self._unsettled: set[Engine] = set()
         self._domain: HashDomain | None = None
+        self._when_removed: list[Callable[[Engine], None]] = []
 
     def add(self, address: str, role: Role, family: str = "vllm") -> Engine:
         """Name an engine to be probed; it may be asked only after `join`.
@@ -77,6 +78,37 @@ class Pool:
             engine.role = Role.BOTH
             self._ready.clear()
         return engine
+
+    def assign(self, address: str, role: Role) -> Engine:
+        """The engine of that address with exactly that role; made where there is none.
+
+        One that was draining stays. Legs under way go on.
+        """
+        engine = self.add(address, role)
+        engine.role = role
+        engine.draining = False
+        self._changed()
+        return engine
+
+    def drain(self, engine: Engine) -> bool:
+        """Give `engine` no new legs; it is removed when those under way have ended.
+
+        Returns:
+            whether it is removed already.
+        """
+        engine.draining = True
+        self._changed()
+        if not engine.requests:
+            self._remove(engine)
+        return not engine.requests
+
+    def when_removed(self, callback: Callable[[Engine], None]) -> None:
+        """Call `callback` with each engine that is removed for good, after it has left."""
+        self._when_removed.append(callback)
+
+    def named(self, role: Role) -> bool:
+        """Whether there is any engine for the leg `role`, be it away or not."""
+        return any(e.role.serves(role) and not e.draining for e in self._engines.values())
 
     def watch(self, watcher: Watcher) -> None:
         """Tell `watcher` of joins and leaves from now on."""
@@ -129,6 +161,7 @@ class Pool:
                 e
                 for e in self._engines.values()
                 if e.identity is not None
+                and not e.draining
                 and e.role.serves(role)
                 and (model is None or model in e.identity.models)
             )
@@ -187,13 +220,24 @@ class Pool:
         self._ready.clear()
         told: dict[bool, Counter[HashDomain]] = {True: Counter(), False: Counter()}
         for engine in self._engines.values():
-            if engine.identity is not None and engine.identity.domain is not None:
-                told[engine.role.serves(Role.DECODE)][engine.identity.domain] += 1
+            identity = engine.identity
+            if identity is not None and identity.domain is not None and not engine.draining:
+                told[engine.role.serves(Role.DECODE)][identity.domain] += 1
         votes = told[True] or told[False]
         self._domain = votes.most_common(1)[0][0] if votes else None
 
     def _released(self, engine: Engine, tokens: int) -> None:
         engine.requests -= 1
         engine.tokens -= tokens
+        if engine.draining and not engine.requests:
+            self._remove(engine)
         if engine in self._unsettled and engine.breaker is not None:
             engine.breaker.ended()
+
+    def _remove(self, engine: Engine) -> None:
+        if self._engines.get(engine.address) is not engine:
+            return
+        self.leave(engine)
+        del self._engines[engine.address]
+        for callback in self._when_removed:
+            callback(engine)

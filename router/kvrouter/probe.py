@@ -67,29 +67,44 @@ class Prober:
         self._timeout_s = timeout_s
         self._model = model
         self._learn = learn
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[Engine, asyncio.Task[None]] = {}
+        self._problems: dict[Engine, str] = {}
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self, engines: Iterable[Engine]) -> None:
         """Begin to watch `engines`; returns when each was asked once, or after `timeout_s`."""
-        connector = aiohttp.TCPConnector(limit=0)
+        # Nothing stays open to an engine that is removed, and each check tells whether it accepts.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
-        first_checks = []
-        for engine in engines:
-            checked = asyncio.Event()
-            watching = self._watch(engine, checked)
-            self._tasks.append(asyncio.create_task(watching, name=f"probe {engine.address}"))
-            first_checks.append(checked.wait())
+        first_checks = [self.watch(engine).wait() for engine in engines]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout_s):
                 await asyncio.gather(*first_checks)
 
+    def watch(self, engine: Engine) -> asyncio.Event:
+        """Watch one more engine from now on; the event is set when it was asked once."""
+        checked = asyncio.Event()
+        watching = self._watch(engine, checked)
+        self._tasks[engine] = asyncio.create_task(watching, name=f"probe {engine.address}")
+        return checked
+
+    def forget(self, engine: Engine) -> None:
+        """Watch `engine` no longer."""
+        self._problems.pop(engine, None)
+        task = self._tasks.pop(engine, None)
+        if task is not None:
+            task.cancel()
+
+    def problem(self, engine: Engine) -> str | None:
+        """What was wrong with `engine` when it was asked last, in a sentence; None if nothing."""
+        return self._problems.get(engine)
+
     async def close(self) -> None:
         """Stop watching and close connections. Idempotent."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
+        tasks, self._tasks = self._tasks, {}
+        for task in tasks.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 
@@ -121,10 +136,12 @@ class Prober:
                 problem = repr(error)
             checked.set()
             if problem is None:
+                self._problems.pop(engine, None)
                 failures, told = 0, ""
                 await asyncio.sleep(self._interval_s)
                 continue
             failures += 1
+            self._problems[engine] = problem
             if (engine.identity is None or failures >= FAILED_CHECKS) and (
                 self._pool.leave(engine) or problem != told
             ):

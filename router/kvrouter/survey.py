@@ -128,6 +128,7 @@ class Survey:
         if (
             hashes
             and self._needs_hashes
+            and engine.identity is not None  # else it left meanwhile, and what it held is gone
             and (self._ledger is None or self._ledger.naming(engine) is None)
         ):
             self._index.credit(engine, hashes)

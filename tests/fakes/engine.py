@@ -26,6 +26,7 @@ class FakeEngine:
             answer); "drop_head" (after the head, before a byte); "drop_mid" (after two events, or
             half an answer); "hang" (never answers); "hang_mid" (two events, then nothing);
             "garbage"; "held" (answers once `go` is set).
+        healthy: while not set, its health check does not answer.
         waits: whether it says that it waits for KV which it is told is coming.
         requests: bodies of completions and chats, in order; `headers` stand beside them.
         began: every completion's body as it begins.
@@ -43,6 +44,8 @@ class FakeEngine:
         self.manifest: str | None = None
         self.waits = False
         self.go = asyncio.Event()
+        self.healthy = asyncio.Event()
+        self.healthy.set()
         self.cached_tokens: int | None = None
         self.event_bytes = 0
         self.piece_bytes = 0
@@ -71,6 +74,10 @@ class FakeEngine:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def open_connections(self) -> int:
+        return self._server.connections if self._server is not None else 0
+
     async def start(self) -> None:
         self._server = HttpServer(self._routes.handle, Limits(tick_s=0.02))
         self.port = await self._server.listen("127.0.0.1", self.port)
@@ -89,6 +96,7 @@ class FakeEngine:
             await self.left.get()
 
     async def _health(self, exchange: Exchange) -> None:
+        await self.healthy.wait()
         exchange.respond(200)
 
     async def _models(self, exchange: Exchange) -> None:

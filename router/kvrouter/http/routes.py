@@ -8,7 +8,9 @@ from kvrouter.http.server import Handler
 
 
 class Routes:
-    """A handler by exact path and method: pass `Routes(...).handle` to `HttpServer`.
+    """A handler by path and method: pass `Routes(...).handle` to `HttpServer`.
+
+    A path that ends in "/" stands for every path below it that has no handler of its own.
 
     A path that is unknown is a 404, a method that it does not have is a 405 with `Allow`; a HEAD is
     answered as a GET whose body the exchange does not send.
@@ -23,6 +25,8 @@ class Routes:
         """What answers `exchange`, to be awaited."""
         methods = self._routes.get(exchange.path)
         if methods is None:
+            methods = self._below(exchange.path)
+        if methods is None:
             return _refuse(exchange, ApiError(404, f"There is no {exchange.path[:200]} here."))
         handler = methods.get(exchange.method)
         if handler is None and exchange.method == "HEAD":
@@ -30,6 +34,14 @@ class Routes:
         if handler is None:
             return _refuse(exchange, _MethodError(exchange.method, sorted(methods)))
         return handler(exchange)
+
+    def _below(self, path: str) -> dict[str, Handler] | None:
+        found = (
+            m
+            for prefix, m in self._routes.items()
+            if prefix.endswith("/") and path.startswith(prefix)
+        )
+        return next(found, None)
 
 
 async def _refuse(exchange: Exchange, error: ApiError) -> None:
