@@ -7,10 +7,8 @@ import contextlib
 import gc
 import logging
 import signal
-import time
 from typing import TYPE_CHECKING, Final
 
-import orjson
 import uvloop
 
 from kvrouter import log as request_log
@@ -19,7 +17,6 @@ from kvrouter.admission import Admission
 from kvrouter.budget import RecomputeBudget
 from kvrouter.chains import Chains
 from kvrouter.dispatch import Ahead
-from kvrouter.engine import Role
 from kvrouter.entrance import Entrance, Standby
 from kvrouter.families import FAMILIES
 from kvrouter.flags import UsageError
@@ -33,9 +30,10 @@ from kvrouter.journey import Journey
 from kvrouter.kv_events import EventLedger, EventSubscriber
 from kvrouter.landing import StoreView
 from kvrouter.leg import Legs
-from kvrouter.metrics import CONTENT_TYPE, Metrics
-from kvrouter.models import ModelNames, models_body
+from kvrouter.metrics import Metrics
+from kvrouter.models import ModelNames
 from kvrouter.outlet import Direct
+from kvrouter.passthrough import Passthrough
 from kvrouter.policies import make_policy
 from kvrouter.pool import Pool
 from kvrouter.prefix_index import PrefixIndex
@@ -43,6 +41,7 @@ from kvrouter.probe import Prober
 from kvrouter.readings import Readings
 from kvrouter.serve import Router
 from kvrouter.sharing import Sharing
+from kvrouter.status import Status
 from kvrouter.survey import Survey
 from kvrouter.tokens import LocalTokenizer, TokenizerUnavailable, TokenSource
 from kvstore.aio import AsyncStoreClient
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 
     from kvrouter.config import RouterSettings
     from kvrouter.engine import Engine
-    from kvrouter.http.exchange import Exchange
     from kvrouter.http.server import Handler
     from kvrouter.log import RequestLog
 
@@ -82,7 +80,6 @@ class App:
     def __init__(self, settings: RouterSettings, lines: RequestLog | None = None) -> None:
         self.settings = settings
         self._lines = lines
-        self._started_s = int(time.time())
         self.metrics = Metrics()
         self.pool = Pool()
         for address, role in settings.engines.items():
@@ -156,9 +153,8 @@ class App:
         routes: list[tuple[str, str, Handler]] = [
             ("POST", "/v1/completions", router.completions),
             ("POST", "/v1/chat/completions", router.chat),
-            ("GET", "/v1/models", self._list_models),
-            ("GET", "/health", self._health),
-            ("GET", "/metrics", self._metrics_page),
+            *self._passthrough(self._legs).routes(),
+            *self._status().routes(),
         ]
         if settings.admin:
             token = settings.admin_token.get_secret_value()
@@ -242,6 +238,27 @@ class App:
             models=self._models,
         )
 
+    def _passthrough(self, legs: Legs) -> Passthrough:
+        return Passthrough(
+            pool=self.pool,
+            legs=legs,
+            models=self._models,
+            entrance=self.entrance,
+            standby=self.standby,
+            budget=self._budget,
+            metrics=self.metrics,
+            log=self._lines,
+        )
+
+    def _status(self) -> Status:
+        client = self._client
+        return Status(
+            self.pool,
+            self.metrics,
+            asked=lambda: self._asked,
+            store_connected=lambda: client is None or client.connected,
+        )
+
     def _expose(self, tokens: TokenSource) -> None:
         """Let a scrape see what other objects count and know."""
         counts: dict[str, Mapping[str, int]] = {"tokenize": tokens.counts}
@@ -272,34 +289,6 @@ class App:
             self._ledger.forget(engine)
         if self._legs is not None:
             self._legs.engine_left(engine)
-
-    # -- endpoints
-
-    async def _list_models(self, exchange: Exchange) -> None:
-        exchange.respond(200, models_body(self.pool.all(), self._started_s))
-
-    async def _health(self, exchange: Exchange) -> None:
-        """200 while requests can be served, also where that means computing without reuse."""
-        if not self._asked:
-            self._unavailable(exchange, "starting", "not every engine has been asked yet")
-            return
-        lacking = []
-        if self.pool.named(Role.PREFILL) and not self.pool.engines(Role.PREFILL):
-            lacking.append("no prefill engine is available: decode engines compute prompts")
-        if self._client is not None and not self._client.connected:
-            lacking.append("the store is not connected")
-        if not self.pool.engines(Role.DECODE):
-            self._unavailable(exchange, "unavailable", "no decode engine is available")
-            return
-        status = "degraded" if lacking else "ok"
-        exchange.respond(200, orjson.dumps({"status": status, "lacking": lacking}))
-
-    def _unavailable(self, exchange: Exchange, status: str, reason: str) -> None:
-        body = orjson.dumps({"status": status, "reason": reason})
-        exchange.respond(503, body, headers=[("retry-after", "1")])
-
-    async def _metrics_page(self, exchange: Exchange) -> None:
-        exchange.respond(200, self.metrics.page(), content_type=CONTENT_TYPE)
 
 
 def _manifests_differ(one: str, other: str) -> str:

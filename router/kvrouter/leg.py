@@ -41,6 +41,13 @@ class LegFailed(Exception):
         self.failure = failure
 
 
+class EngineFull(LegFailed):
+    """An engine has no room (429): it has done nothing, and is not ill."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine, Failure.STATUS, "it is full")
+
+
 class Refused(Exception):
     """An engine refused the request itself (4xx): its answer is the client's answer."""
 
@@ -163,6 +170,30 @@ class Legs:
         except UpstreamError as error:
             raise self.failed(engine, Role.DECODE, error.failure, str(error)) from None
 
+    async def forward(self, engine: Engine, path: str, fields: bytes, body: bytes) -> Answer:
+        """Pass on a request that is no leg: what the engine says to it is its answer.
+
+        The caller must take the answer to its end or close it, and tell the pool how it went.
+
+        Raises:
+            LegFailed: no answer came, or one that tells of the engine and not of the request.
+        """
+        leg, deadlines = Role.DECODE, self.deadlines
+        try:
+            answer = await self._upstream(engine).send(
+                "POST", path, fields=fields, body=(body,), deadlines=deadlines
+            )
+            status = answer.status
+            if status == 501 or (status < 500 and status != 429):
+                return answer
+            await answer.read(MAX_ERROR_BYTES, deadlines.idle_s)
+        except UpstreamError as error:
+            raise self.failed(engine, leg, error.failure, str(error)) from None
+        if status == 429:
+            self._metrics.upstream_errors.add(1, leg.value, "full")
+            raise EngineFull(engine)
+        raise self.failed(engine, leg, Failure.STATUS, f"it answers {status}")
+
     async def post(self, engine: Engine, path: str, body: bytes) -> bytes:
         """The body of the engine's 200 to a POST; for calls that are no legs.
 
@@ -234,7 +265,7 @@ class Legs:
             raise self.failed(engine, leg, error.failure, str(error)) from None
         if answer.status == 429:  # full, not ill
             self._metrics.upstream_errors.add(1, leg.value, "full")
-            raise LegFailed(engine, Failure.STATUS, "it is full")
+            raise EngineFull(engine)
         if 400 <= answer.status < 500:
             self._pool.succeeded(engine)
             content_type = answer.header(b"content-type") or "application/json"

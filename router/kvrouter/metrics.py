@@ -208,6 +208,11 @@ class Metrics(Collector):
             "kvrouter:request_success", "Requests answered well.", ["finished_reason"]
         )
         self.errors = Tally("kvrouter:request_errors", "Requests not answered well.", ["code"])
+        self.passed_through = Tally(
+            "kvrouter:passed_through",
+            "Requests of endpoints that one engine answers, by the status that clients got.",
+            ["path", "code"],
+        )
         self.upstream_errors = Tally(
             "kvrouter:upstream_errors", "Legs that failed.", ["leg", "reason"]
         )

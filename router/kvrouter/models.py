@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import orjson
-
 from kvrouter.errors import ApiError, bad_request, model_not_found
 
 if TYPE_CHECKING:
@@ -55,8 +53,8 @@ class ModelNames:
         return next(iter(self._known))
 
 
-def models_body(engines: Iterable[Engine], created_s: int) -> bytes:
-    """The answer of GET /v1/models: each model of an engine that is there, once.
+def model_cards(engines: Iterable[Engine], created_s: int) -> dict[str, dict[str, object]]:
+    """OpenAI's model objects by name: each model of an engine that is there, once.
 
     Args:
         engines: of the pool; those that have not joined are left out.
@@ -79,4 +77,4 @@ def models_body(engines: Iterable[Engine], created_s: int) -> bytes:
                     "max_model_len": identity.max_model_len if identity else None,
                 },
             )
-    return orjson.dumps({"object": "list", "data": list(cards.values())})
+    return cards

@@ -67,18 +67,19 @@ def _transfer(body: bytes) -> re.Match[bytes] | None:
 
 
 def _without_transfers(body: bytes) -> bytes:
-    """The JSON object without its transfer parameters; as it is where it is no object."""
+    """The JSON object without its transfer parameters; as it is where it has none."""
     try:
         answer = orjson.loads(body)
     except ValueError:
         return body
     if not isinstance(answer, dict):
         return body
-    choices = answer.get("choices")
+    choices, kept = answer.get("choices"), True
     for part in (answer, answer.get("response"), *(choices if isinstance(choices, list) else ())):
         for key in TRANSFERS & part.keys() if isinstance(part, dict) else ():
             del part[key]
-    return orjson.dumps(answer)
+            kept = False
+    return body if kept else orjson.dumps(answer)
 
 
 def _without_last(body: bytes, at: int) -> bytes | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -35,6 +35,7 @@ class FakeEngine:
         connections: how many connections were ever made to it.
         piece_bytes: streams come in chunks of so many bytes, wherever events end; 0: by event.
         skew: how many tokens it counts more than the prompt has.
+        pages: what answers a POST to other paths, by path; bodies of these are in `posted`.
         told: more members of every answer and event.
     """
 
@@ -51,6 +52,8 @@ class FakeEngine:
         self.piece_bytes = 0
         self.events: int | None = None
         self.told: Json = {}
+        self.pages: dict[str, Callable[[Exchange], Awaitable[None]]] = {}
+        self.posted: list[tuple[str, bytes]] = []
         self.skew = 0
         self.requests: list[Json] = []
         self.headers: list[dict[str, str]] = []
@@ -79,7 +82,7 @@ class FakeEngine:
         return self._server.connections if self._server is not None else 0
 
     async def start(self) -> None:
-        self._server = HttpServer(self._routes.handle, Limits(tick_s=0.02))
+        self._server = HttpServer(self._handle, Limits(tick_s=0.02))
         self.port = await self._server.listen("127.0.0.1", self.port)
 
     async def stop(self) -> None:
@@ -94,6 +97,18 @@ class FakeEngine:
     async def next_left(self) -> None:
         async with asyncio.timeout(PATIENCE_S):
             await self.left.get()
+
+    async def _handle(self, exchange: Exchange) -> None:
+        page = self.pages.get(exchange.path)
+        if page is None:
+            await self._routes.handle(exchange)
+            return
+        self.posted.append((exchange.path, exchange.body))
+        try:
+            await page(exchange)
+        except asyncio.CancelledError:
+            self.left.put_nowait(None)
+            raise
 
     async def _health(self, exchange: Exchange) -> None:
         await self.healthy.wait()

@@ -20,6 +20,7 @@ from kvstore.client import StoreClient
 from .ahead import MANIFEST, await_stat, waiting
 
 Json = dict[str, Any]
+DEFAULTS: Json = {"policy": "round_robin", "engine_wait_s": 0.0, "health_interval_s": 0.05}
 
 
 @dataclass
@@ -73,8 +74,7 @@ async def site() -> AsyncIterator[Open]:
                 prefill=[e.address for e in made[:prefill]],
                 decode=[e.address for e in made[prefill:]],
                 port=0,
-                health_interval_s=0.05,
-                **{"policy": "round_robin", "engine_wait_s": 0.0, **settings},
+                **{**DEFAULTS, **settings},
             )
         )
         port = await app.start()

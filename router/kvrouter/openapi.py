@@ -1,0 +1,151 @@
+"""The OpenAPI document that the router publishes: its endpoints, and what it knows of parameters.
+
+Made from the table of parameters and the list of endpoints passed through; engines know more of
+each than stands here, and judge what the router does not read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from kvrouter.families.parameters import VLLM
+from kvrouter.families.table import Served
+from kvrouter.passthrough import ENDPOINTS
+
+if TYPE_CHECKING:
+    from kvrouter.openai import Kind
+
+Json = dict[str, Any]
+
+_INTEGER: Final[Json] = {"type": ["integer", "null"]}
+_IDS: Final[Json] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_TEXTS: Final[Json] = {"type": "array", "items": {"type": "string"}}
+READ: Final[dict[str, Json]] = {
+    "model": {"type": ["string", "null"]},
+    "prompt": {"oneOf": [{"type": "string", "minLength": 1}, _TEXTS, _IDS]},
+    "messages": {"type": "array", "items": {"type": "object"}},
+    "stream": {"type": ["boolean", "null"]},
+    "stream_options": {"type": ["object", "null"]},
+    "max_tokens": {"type": ["integer", "null"], "minimum": 1},
+    "max_completion_tokens": {"type": ["integer", "null"], "minimum": 1},
+    "min_tokens": _INTEGER,
+    "n": _INTEGER,
+    "best_of": _INTEGER,
+    "cache_salt": {"type": ["string", "null"]},
+    "priority": _INTEGER,
+}
+"""Schemas of the members that the router itself reads; of others engines know them."""
+
+ERRORS: Final[dict[int, str]] = {
+    400: "The request is wrong; `param` names the parameter.",
+    404: "There is no such model, or engines have no such endpoint.",
+    405: "The method is not allowed.",
+    408: "The request did not arrive in time.",
+    413: "The body is too large.",
+    429: "The router or its engines are full; `Retry-After` says for how long.",
+    431: "The head is too large.",
+    501: "Engines do not do this.",
+    502: "An engine's answer broke off.",
+    503: "No engine is there.",
+    504: "An engine did not answer in time.",
+}
+_GENERATION: Final[tuple[tuple[str, Kind, str, str], ...]] = (
+    ("/v1/completions", "completion", "prompt", "Complete a prompt."),
+    ("/v1/chat/completions", "chat", "messages", "Answer a conversation."),
+)
+_OWN: Final[tuple[tuple[str, str, str, str], ...]] = (
+    ("get", "/v1/models", "Models of the engines that are there.", "application/json"),
+    ("get", "/health", "Whether requests can be served.", "application/json"),
+    ("get", "/ready", "The same as /health.", "application/json"),
+    ("get", "/ping", "The same as /health.", "application/json"),
+    ("post", "/ping", "The same as /health.", "application/json"),
+    ("get", "/live", "Whether the process answers.", "application/json"),
+    ("get", "/version", "The router's version.", "application/json"),
+    ("get", "/metrics", "Metrics, for Prometheus.", "text/plain"),
+    ("get", "/openapi.json", "This document.", "application/json"),
+)
+
+
+def document(version: str) -> Json:
+    """The document, as a JSON object."""
+    paths: dict[str, Json] = {}
+    for path, kind, needed, about in _GENERATION:
+        paths[path] = {"post": _posted(about, _members(kind), needed)}
+    for endpoint in ENDPOINTS:
+        members = {name: {"examples": [value]} for name, value in endpoint.members.items()}
+        schema = {"model": READ["model"], **members}
+        paths[endpoint.path] = {"post": _posted(endpoint.about, schema, *endpoint.members)}
+    for method, path, about, content in _OWN:
+        answer = {"description": about, "content": {content: {}}}
+        answers = {"200": answer, **_errors(405, 408, 431)}
+        if path in ("/health", "/ready", "/ping"):
+            answers["503"] = {"description": "No engine is there.", "content": {content: {}}}
+        paths.setdefault(path, {})[method] = {"summary": about, "responses": answers}
+    paths["/v1/models/{model}"] = {"get": _MODEL}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "kvrouter", "version": version},
+        "paths": paths,
+        "components": {"schemas": {"Error": _ERROR}},
+    }
+
+
+def _members(kind: Kind) -> Json:
+    members: Json = {}
+    for name, row in VLLM.rows.items():
+        if kind not in row.kinds:
+            continue
+        schema = dict(READ.get(name, {}))
+        if row.served is not Served.SPLIT:
+            condition = row.when.text or "where given"
+            schema["description"] = f"{row.served.value} {condition}"
+        members[name] = schema
+    return members
+
+
+def _posted(about: str, members: Json, *needed: str) -> Json:
+    schema = {"type": "object", "properties": members, "required": list(needed)}
+    content = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}}
+    return {
+        "summary": about,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": {"200": {"description": about, "content": content}, **_errors(*ERRORS)},
+    }
+
+
+def _errors(*statuses: int) -> Json:
+    schema = {"$ref": "#/components/schemas/Error"}
+    return {
+        str(status): {
+            "description": ERRORS[status],
+            "content": {"application/json": {"schema": schema}},
+        }
+        for status in statuses
+    }
+
+
+_ERROR: Final[Json] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["integer", "string", "null"]},
+            },
+        }
+    },
+}
+"""OpenAI's error object."""
+_MODEL: Final[Json] = {
+    "summary": "One model.",
+    "parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}],
+    "responses": {
+        "200": {"description": "Its object.", "content": {"application/json": {}}},
+        **_errors(400, 404, 405, 408, 431),
+    },
+}

@@ -1,0 +1,324 @@
+"""Endpoints of engines that take no part in prefill and decode: one decode engine answers them.
+
+The request goes on without the members that are the router's own, its answer without transfer
+parameters; what an engine does not have, it says itself (404, 501).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from kvrouter import _native
+from kvrouter.engine import Failure, Role
+from kvrouter.errors import ApiError, bad_request
+from kvrouter.families.splice import splice
+from kvrouter.http.client import UpstreamError
+from kvrouter.http.head import JSON
+from kvrouter.leg import EngineFull, LegFailed
+from kvrouter.openai import BYTES_PER_TOKEN, Request
+from kvrouter.outlet import SSE_FIELDS
+from kvrouter.passage import RequestIds, leg_fields
+from kvrouter.policies.base import in_turn
+from kvrouter.relay import Relay
+from kvrouter.tidy import tidy_answer, tidy_events
+
+if TYPE_CHECKING:
+    from kvrouter.budget import RecomputeBudget
+    from kvrouter.engine import Engine
+    from kvrouter.entrance import Entrance, Standby
+    from kvrouter.http.client import Answer
+    from kvrouter.http.exchange import Exchange
+    from kvrouter.http.server import Handler
+    from kvrouter.leg import Legs
+    from kvrouter.log import RequestLog
+    from kvrouter.metrics import Metrics
+    from kvrouter.models import ModelNames
+    from kvrouter.pool import Pool
+
+MAX_ATTEMPTS: Final = 3
+"""Engines asked at most for one request."""
+_TOKENS: Final = attrgetter("tokens")
+_NOTHING_DONE: Final = (Failure.REFUSED, Failure.CONNECT)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A path of engines.
+
+    Attributes:
+        path: of the POST.
+        about: what it does, in one sentence.
+        again: whether another engine may be asked after one that may have begun.
+        generates: whether engines compute a prompt for it.
+        members: the least that its body has: names and an example, for the OpenAPI document.
+    """
+
+    path: str
+    about: str
+    again: bool = True
+    generates: bool = False
+    members: dict[str, object] = field(default_factory=dict)
+
+
+_PAIR: Final[dict[str, object]] = {"text_1": "a", "text_2": "b"}
+_RANKED: Final[dict[str, object]] = {"query": "a", "documents": ["b"]}
+ENDPOINTS: Final = (
+    Endpoint("/tokenize", "Token ids of a prompt or of messages.", members={"prompt": "a"}),
+    Endpoint("/detokenize", "The text of token ids.", members={"tokens": [1]}),
+    Endpoint("/v1/embeddings", "Embeddings of texts.", members={"input": "a"}),
+    Endpoint(
+        "/v1/responses",
+        "OpenAI's responses; an engine computes prompt and answer.",
+        again=False,
+        generates=True,
+        members={"input": "a"},
+    ),
+    Endpoint("/v1/rerank", "Documents by how well they answer a query.", members=_RANKED),
+    Endpoint("/rerank", "The same as /v1/rerank.", members=_RANKED),
+    Endpoint("/v1/score", "How alike texts are.", members=_PAIR),
+    Endpoint("/score", "The same as /v1/score.", members=_PAIR),
+)
+NOT_SERVED: Final = ("background", "previous_response_id")
+"""Members of responses that need the engine which keeps them: another one may get the next."""
+
+
+@dataclass(slots=True)
+class Visit:
+    """What is known of one request."""
+
+    exchange: Exchange
+    endpoint: Endpoint
+    request_id: str
+    fields: bytes
+    started_s: float
+    model: str | None = None
+    engine: str | None = None
+    attempts: int = 0
+    error: str | None = None
+
+    @property
+    def id_line(self) -> bytes:
+        """The header line of the answer that tells the request's id."""
+        return b"x-request-id: %b\r\n" % self.request_id.encode("latin-1")
+
+
+class Passthrough:
+    """Serves `ENDPOINTS`, each request in its handler's task, by the least loaded decode engine.
+
+    Args:
+        pool: the engines.
+        legs: asks them.
+        models: which models there are.
+        entrance: bounds the requests under way.
+        standby: where requests wait for an engine.
+        budget: bounds what decode engines compute where there are prefill engines.
+        metrics: counts.
+        log: takes a line per request, or None.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: Pool,
+        legs: Legs,
+        models: ModelNames,
+        entrance: Entrance,
+        standby: Standby,
+        budget: RecomputeBudget,
+        metrics: Metrics,
+        log: RequestLog | None,
+    ) -> None:
+        self._pool = pool
+        self._legs = legs
+        self._models = models
+        self._entrance = entrance
+        self._standby = standby
+        self._budget = budget
+        self._metrics = metrics
+        self._log = log
+        self._ids = RequestIds()
+        self._turn = 0
+
+    def routes(self) -> list[tuple[str, str, Handler]]:
+        """Method, path and handler of each endpoint."""
+        return [("POST", one.path, partial(self.serve, one)) for one in ENDPOINTS]
+
+    async def serve(self, endpoint: Endpoint, exchange: Exchange) -> None:
+        """Answer one request. Never raises but when it is cancelled."""
+        request_id = self._ids.of(exchange.headers)
+        fields = leg_fields(request_id, exchange.headers)
+        visit = Visit(exchange, endpoint, request_id, fields, monotonic())
+        tenant = self._entrance.tenant(exchange.headers)
+        entered = self._entrance.enter(tenant)
+        try:
+            if not entered:
+                await self._entrance.turn(tenant, 0)
+                entered = True
+            self._metrics.running += 1
+            await self._route(visit)
+        except ApiError as error:
+            visit.error = visit.error or error.message
+            exchange.respond(
+                error.status, error.body(), headers=error.headers(), fields=visit.id_line
+            )
+        finally:
+            if entered:
+                self._metrics.running -= 1
+                self._entrance.leave(tenant)
+            self._settle(visit)
+
+    async def _route(self, visit: Visit) -> None:
+        request = _read(visit.exchange.body, visit.endpoint)
+        if not self._models.any:
+            await self._standby.until(lambda: self._models.any)
+        model = visit.model = self._models.resolve(request.model)
+        await self._standby.until(lambda: self._pool.engines(Role.DECODE, model))
+        grant = None
+        if visit.endpoint.generates and self._pool.named(Role.PREFILL):
+            grant = self._budget.take(request.prompt_tokens)
+            if grant is None:
+                message = "The decode engines have no room to compute this prompt."
+                raise ApiError(429, message, retry_after_s=self._budget.retry_after_s)
+        try:
+            await self._on_some(visit, request, model)
+        finally:
+            if grant is not None:
+                grant.release()
+
+    async def _on_some(self, visit: Visit, request: Request, model: str) -> None:
+        """Ask one engine after the other, while the client has seen nothing and it is safe."""
+        tried: list[Engine] = []
+        error = ApiError(503, "No decode engine is available.", retry_after_s=1)
+        while len(tried) < MAX_ATTEMPTS:
+            engines = [e for e in self._pool.engines(Role.DECODE, model) if e not in tried]
+            if not engines:
+                break
+            self._turn += 1
+            engine = min(in_turn(engines, self._turn), key=_TOKENS)
+            tried.append(engine)
+            try:
+                await self._on(visit, engine, request)
+                return
+            except LegFailed as failed:
+                visit.error, error = str(failed), _told(failed)
+                idle = failed.failure in _NOTHING_DONE or isinstance(failed, EngineFull)
+                if not (visit.endpoint.again or idle):
+                    break
+        raise error
+
+    async def _on(self, visit: Visit, engine: Engine, request: Request) -> None:
+        visit.engine = engine.address
+        visit.attempts += 1
+        table = self._legs.family(engine).parameters
+        refused = table.refused(request)
+        if refused is not None:
+            raise bad_request(f"`{refused}` is not served as it is given here.", refused)
+        body = request.body
+        own = table.own & request.spans.keys()
+        if own:
+            body = splice(body, request.spans, dict.fromkeys(own))
+        ticket = self._pool.reserve(engine, request.prompt_tokens)
+        answer: Answer | None = None
+        try:
+            answer = await self._legs.forward(engine, visit.endpoint.path, visit.fields, body)
+            await self._pass_on(visit, engine, answer)
+        finally:
+            ticket.release()
+            if answer is not None:
+                answer.close()
+        self._pool.succeeded(engine)
+
+    async def _pass_on(self, visit: Visit, engine: Engine, answer: Answer) -> None:
+        content_type = answer.header(b"content-type") or JSON
+        if answer.status == 200 and content_type.startswith("text/event-stream"):
+            await self._stream(visit, engine, answer)
+            return
+        body = await self._legs.read(engine, answer)
+        if answer.status >= 400 and not _is_error(body):
+            message = f"The engine answers {answer.status} to {visit.endpoint.path}."
+            raise ApiError(answer.status, message)
+        body = tidy_answer(body, None)
+        visit.exchange.respond(answer.status, body, content_type=content_type, fields=visit.id_line)
+
+    async def _stream(self, visit: Visit, engine: Engine, answer: Answer) -> None:
+        try:
+            await answer.first_piece(self._legs.deadlines.first_byte_s)
+        except UpstreamError as error:
+            raise self._legs.failed(engine, Role.DECODE, error.failure, str(error)) from None
+        exchange = visit.exchange
+        exchange.start(200, fields=SSE_FIELDS + visit.id_line, hold=True)
+        tidy = partial(tidy_events, cached_tokens=None)
+        relay = Relay(exchange, answer, self._metrics.gaps.counts, tidy)
+        try:
+            await relay.run(self._legs.deadlines.idle_s)
+        except UpstreamError as error:
+            failed = self._legs.failed(engine, Role.DECODE, error.failure, str(error))
+            visit.error = str(failed)
+            relay.fail(ApiError(502, "The engine's answer broke off."))
+
+    def _settle(self, visit: Visit) -> None:
+        """Count, and write the request's line."""
+        exchange = visit.exchange
+        status = 499 if exchange.closed else exchange.status
+        self._metrics.passed_through.add(1, visit.endpoint.path, str(status))
+        if self._log is None:
+            return
+        line: dict[str, str | float | None] = {
+            "request_id": visit.request_id,
+            "status": status,
+            "path": visit.endpoint.path,
+            "model": visit.model,
+            "decode": visit.engine,
+            "attempts": visit.attempts,
+            "total_ms": round((monotonic() - visit.started_s) * 1000, 2),
+            "error": visit.error,
+        }
+        self._log.write(line)
+
+
+def _read(body: bytes, endpoint: Endpoint) -> Request:
+    """What the way of a request depends on: its members and model.
+
+    Raises:
+        ApiError: 400.
+    """
+    try:
+        spans, _ = _native.scan_object(body)
+    except ValueError as error:
+        raise bad_request(f"The body is not a JSON object that can be served: {error}.") from None
+    values = {
+        name: orjson.loads(body[slice(*spans[name])])
+        for name in ("model", *NOT_SERVED)
+        if name in spans
+    }
+    model = values.pop("model", None)
+    if model is not None and not isinstance(model, str):
+        raise bad_request("`model` must be a string.", "model")
+    for name, value in values.items():
+        if endpoint.generates and value:
+            message = f"`{name}` is not served: engines keep responses each for themselves."
+            raise bad_request(message, name)
+    tokens = max(1, len(body) // BYTES_PER_TOKEN)
+    return Request("chat", body, spans, model, False, None, None, tokens)
+
+
+def _is_error(body: bytes) -> bool:
+    try:
+        answer = orjson.loads(body)
+    except ValueError:
+        return False
+    return isinstance(answer, dict) and isinstance(answer.get("error"), dict)
+
+
+def _told(failed: LegFailed) -> ApiError:
+    if isinstance(failed, EngineFull):
+        return ApiError(429, "The engines are full.", retry_after_s=1)
+    if failed.failure is Failure.TIMEOUT:
+        return ApiError(504, "The engine did not answer in time.")
+    return ApiError(503, "No engine could answer.", retry_after_s=1)

@@ -1,0 +1,121 @@
+"""What the router says of itself: health, readiness, version, models, metrics, its own API."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import orjson
+
+from kvrouter.engine import Role
+from kvrouter.errors import model_not_found
+from kvrouter.metrics import CONTENT_TYPE
+from kvrouter.models import model_cards
+from kvrouter.openapi import document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvrouter.http.exchange import Exchange
+    from kvrouter.http.server import Handler
+    from kvrouter.metrics import Metrics
+    from kvrouter.pool import Pool
+
+Row = tuple[str, str, "Handler"]
+
+
+class Status:
+    """Answers of its own; asks no engine.
+
+    Args:
+        pool: the engines.
+        metrics: shown at /metrics.
+        asked: whether every engine has been asked once, so that it is known who is there.
+        store_connected: whether the store is there; True where there is none.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        metrics: Metrics,
+        *,
+        asked: Callable[[], bool],
+        store_connected: Callable[[], bool],
+    ) -> None:
+        self._pool = pool
+        self._metrics = metrics
+        self._asked = asked
+        self._store_connected = store_connected
+        self._started_s = int(time.time())
+        self._version = version("kvrouter")
+        self._document: bytes | None = None
+
+    def routes(self) -> list[Row]:
+        """Method, path and handler of each endpoint."""
+        return [
+            ("GET", "/v1/models", self.models),
+            ("GET", "/v1/models/", self.model),
+            ("GET", "/health", self.health),
+            ("GET", "/ready", self.health),
+            ("GET", "/ping", self.health),
+            ("POST", "/ping", self.health),
+            ("GET", "/live", self.live),
+            ("GET", "/version", self.version),
+            ("GET", "/metrics", self.metrics_page),
+            ("GET", "/openapi.json", self.api),
+        ]
+
+    async def models(self, exchange: Exchange) -> None:
+        """Models of the engines that are there."""
+        cards = model_cards(self._pool.all(), self._started_s)
+        exchange.respond(200, orjson.dumps({"object": "list", "data": list(cards.values())}))
+
+    async def model(self, exchange: Exchange) -> None:
+        """One of them, by its name in the path."""
+        name = unquote(exchange.path.removeprefix("/v1/models/"))
+        cards = model_cards(self._pool.all(), self._started_s)
+        if name in cards:
+            exchange.respond(200, orjson.dumps(cards[name]))
+        else:
+            exchange.respond(404, model_not_found(name).body())
+
+    async def health(self, exchange: Exchange) -> None:
+        """200 while requests can be served, also where that means computing without reuse."""
+        if not self._asked():
+            _unavailable(exchange, "starting", "not every engine has been asked yet")
+            return
+        lacking = []
+        if self._pool.named(Role.PREFILL) and not self._pool.engines(Role.PREFILL):
+            lacking.append("no prefill engine is available: decode engines compute prompts")
+        if not self._store_connected():
+            lacking.append("the store is not connected")
+        if not self._pool.engines(Role.DECODE):
+            _unavailable(exchange, "unavailable", "no decode engine is available")
+            return
+        status = "degraded" if lacking else "ok"
+        exchange.respond(200, orjson.dumps({"status": status, "lacking": lacking}))
+
+    async def live(self, exchange: Exchange) -> None:
+        """200 while the process answers at all."""
+        exchange.respond(200, b'{"status":"ok"}')
+
+    async def version(self, exchange: Exchange) -> None:
+        """The router's version, in the words of vLLM's endpoint."""
+        exchange.respond(200, orjson.dumps({"version": self._version, "server": "kvrouter"}))
+
+    async def metrics_page(self, exchange: Exchange) -> None:
+        """For Prometheus."""
+        exchange.respond(200, self._metrics.page(), content_type=CONTENT_TYPE)
+
+    async def api(self, exchange: Exchange) -> None:
+        """The OpenAPI document of what the router serves."""
+        if self._document is None:
+            self._document = orjson.dumps(document(self._version))
+        exchange.respond(200, self._document)
+
+
+def _unavailable(exchange: Exchange, status: str, reason: str) -> None:
+    body = orjson.dumps({"status": status, "reason": reason})
+    exchange.respond(503, body, headers=[("retry-after", "1")])

@@ -1,0 +1,70 @@
+"""A router over simulated engines in a thread of its own, for clients that block."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import uvloop
+
+from kvrouter.app import App
+from kvrouter.config import RouterSettings
+from kvrouter.sim.config import SimSettings
+from kvrouter.sim.serve import SimServer
+
+DEADLINE_S = 30.0
+CONTEXT_TOKENS = 256
+
+
+class Routed:
+    """Two prefill and two decode engines, and the router before them."""
+
+    def __init__(self) -> None:
+        self.sims = [SimServer(self._settings()) for _ in range(4)]
+        self.app: App | None = None
+        self.url = ""
+
+    def _settings(self) -> SimSettings:
+        return SimSettings(model="m", port=0, max_model_len=CONTEXT_TOKENS, block_size=16)
+
+    async def start(self) -> None:
+        ports = [await sim.start() for sim in self.sims]
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        self.app = App(
+            RouterSettings(
+                prefill=addresses[:2], decode=addresses[2:], port=0, policy="least_tokens"
+            )
+        )
+        self.url = f"http://127.0.0.1:{await self.app.start()}"
+
+    async def close(self) -> None:
+        if self.app is not None:
+            await self.app.close()
+        for sim in self.sims:
+            await sim.close()
+
+
+@contextmanager
+def in_a_thread() -> Iterator[Routed]:
+    loop = uvloop.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    routed = Routed()
+    try:
+        asyncio.run_coroutine_threadsafe(routed.start(), loop).result(DEADLINE_S)
+        yield routed
+    finally:
+        asyncio.run_coroutine_threadsafe(routed.close(), loop).result(DEADLINE_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(DEADLINE_S)
+        loop.close()
+
+
+@pytest.fixture(scope="module")
+def routed() -> Iterator[Routed]:
+    with in_a_thread() as site:
+        yield site
+        assert site.app is not None
+        assert site.app.metrics.running == 0
+        assert all(e.requests == 0 and e.tokens == 0 for e in site.app.pool.all())
