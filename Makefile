@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline stubs vllm-env docker rdma
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline stubs vllm-env docker rdma drill
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
 
@@ -57,3 +57,6 @@ docker: ## deploy/ for real: build, start, ask, stop (a private Docker engine wh
 
 rdma: ## RDMA on Soft-RoCE, in two emulated machines joined by a virtual Ethernet; Debian's packages
 	$(PYTHON) -m tests.rdma
+
+drill: ## a minute of traffic while engines, store, links and clients fail; a table, and a verdict in the last line
+	$(PYTHON) -m tests.drill

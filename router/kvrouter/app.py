@@ -30,7 +30,7 @@ from kvrouter.journey import Journey
 from kvrouter.kv_events import EventLedger, EventSubscriber
 from kvrouter.landing import StoreView
 from kvrouter.leg import Legs
-from kvrouter.metrics import Metrics
+from kvrouter.metrics import Metrics, Reading
 from kvrouter.models import ModelNames
 from kvrouter.outlet import Direct
 from kvrouter.passthrough import Passthrough
@@ -273,7 +273,12 @@ class App:
         readings = Readings(
             self.pool, self.index, self._budget, self._sharing, self._ledger, waiting=waiting
         )
-        for reading in (*readings.all(), *readings.counters(counts)):
+        tasks = Reading(
+            "kvrouter:tasks",
+            "Tasks of the event loop: one per request under way, one per engine, and a few.",
+            lambda: [((), float(len(asyncio.all_tasks())))],
+        )
+        for reading in (*readings.all(), *readings.counters(counts), tasks):
             self.metrics.add(reading)
 
     async def _sweep(self) -> None:

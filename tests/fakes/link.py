@@ -166,7 +166,7 @@ class Link:
             if data:
                 _send(sink, data, fds)
         except OSError:
-            limit_reached = True
+            data = b""  # who should get it is gone: this connection ends, the others go on
         if limit_reached:
             self.cut()
         elif not data:

@@ -1,0 +1,238 @@
+"""What the drill runs against: a store, simulated engines and a router, each a process of its own.
+
+The router reaches some of them over links that can be cut and stalled.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from tests.fakes.link import Link
+
+from kvrouter.demo.children import Child, Children
+
+PATIENCE_S = 20.0
+MODEL = "tiny"
+BLOCK_TOKENS = 16
+KV_BYTES_PER_TOKEN = 256
+ROLES = {"prefill-0": "prefill", "prefill-1": "prefill", "decode-0": "decode", "decode-1": "decode"}
+LINKED = ("prefill-1", "decode-1")
+"""Engines that the router, and the store, reach over links."""
+REQUEST_TIMEOUT_S = 4.0
+ADMIN_JSON = {"content-type": "application/json"}
+HELD = ("leases", "leased_blocks", "pinned_blocks", "waits", "reserved_blocks", "fenced_blocks")
+ROUTER_GAUGES = (
+    "kvrouter:num_requests_running",
+    "kvrouter:num_requests_waiting",
+    "kvrouter:recompute_tokens",
+    "kvrouter:worker_requests",
+)
+
+
+@dataclass
+class SimEngine:
+    """One engine: its process, and the address by which the router knows it."""
+
+    name: str
+    role: str
+    child: Child
+    link: Link | None
+    starts: int = 1
+
+    @property
+    def port(self) -> int:
+        """Where its process listens."""
+        return int(self.child.http.rpartition(":")[2])
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT in the router's list."""
+        if self.link is None:
+            return f"127.0.0.1:{self.port}"
+        return self.link.url.removeprefix("kv://")
+
+
+class Cluster:
+    """All of it; an async context that leaves nothing behind."""
+
+    def __init__(self, folder: Path, children: Children, http: aiohttp.ClientSession) -> None:
+        self.http = http
+        self.engines: dict[str, SimEngine] = {}
+        self.store: Child
+        self.router: Child
+        self.store_link: Link
+        self._folder = folder
+        self._children = children
+        self._links = ExitStack()
+        self._store_starts = 0
+
+    async def start(self) -> None:
+        """Start all; returns when every engine has joined."""
+        await self.start_store("0")
+        self.store_link = self._linked(self.store.urls["kv"])
+        started = await asyncio.gather(*(self._sim(name, "0") for name in ROLES))
+        for name, child in zip(ROLES, started, strict=True):
+            link = self._linked(child.http) if name in LINKED else None
+            self.engines[name] = SimEngine(name, ROLES[name], child, link)
+        named = {
+            role: [e.address for e in self.engines.values() if e.role == role]
+            for role in ("prefill", "decode")
+        }
+        self.router = await self._children.start(
+            "router",
+            *("serve", "--port", "0", "--admin", "--store", self.store_link.url),
+            *("--prefill", *named["prefill"], "--decode", *named["decode"]),
+            *("--request-timeout", str(REQUEST_TIMEOUT_S), "--health-interval-s", "0.5"),
+            *("--health-timeout-s", "1", "--log-level", "warning"),
+        )
+        for name in ROLES:
+            await self.joined(name)
+
+    def close(self) -> None:
+        """Close the links."""
+        self._links.close()
+
+    # -- what the drill does to them
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL one engine."""
+        await self._children.kill(self.engines[name].child)
+
+    async def restart(self, name: str) -> None:
+        """Start a dead engine again, where it was."""
+        engine = self.engines[name]
+        engine.starts += 1
+        engine.child = await self._sim(name, str(engine.port), engine.starts)
+
+    async def roll(self, name: str) -> None:
+        """Restart one engine as `docs/operations.md` says: drained first, then added again."""
+        engine = self.engines[name]
+        url = f"{self.router.http}/workers"
+        async with self.http.delete(f"{url}/{engine.address}") as answer:
+            assert answer.status in (200, 202), await answer.text()
+        await self._until(lambda: self._gone(engine))
+        engine.child.process.terminate()
+        await engine.child.process.wait()
+        engine.child.killed = True
+        await self.restart(name)
+        body = {"url": f"http://{engine.address}", "worker_type": engine.role}
+        async with self.http.post(url, data=json.dumps(body), headers=ADMIN_JSON) as answer:
+            assert answer.status == 202, await answer.text()
+        await self.joined(name)
+
+    async def kill_store(self) -> None:
+        """SIGKILL the store."""
+        await self._children.kill(self.store)
+
+    async def start_store(self, port: str | None = None) -> None:
+        """Start the store, by default where it was."""
+        port = port or self.store.urls["kv"].rpartition(":")[2]
+        self._store_starts += 1
+        self.store = await self._children.start(
+            f"store-{self._store_starts}",
+            *("store", "--port", port, "--http-port", "0", "--memory", "64MiB"),
+            *("--unix-socket", str(self._folder / "store.sock")),
+        )
+
+    async def joined(self, name: str) -> None:
+        """Return when the router may ask that engine."""
+        await self._until(lambda: self._is_up(self.engines[name]))
+
+    # -- what is asked of them
+
+    async def store_gauges(self) -> dict[str, float]:
+        """What the store holds for somebody."""
+        async with self.http.get(f"{self.store.http}/stats") as answer:
+            stats = await answer.json()
+        return {f"store {name}": float(stats[name]) for name in HELD}
+
+    async def router_gauges(self) -> dict[str, float]:
+        """What the router has under way, its tasks, and its sockets."""
+        async with self.http.get(f"{self.router.http}/metrics") as answer:
+            page = await answer.text()
+        gauges = {name: total(page, name) for name in (*ROUTER_GAUGES, "kvrouter:tasks")}
+        return {**gauges, "router sockets": float(len(self.router_sockets()))}
+
+    def router_sockets(self) -> list[str]:
+        """Every socket of the router, TCP ones by their ends and state."""
+        fds = (_target(fd) for fd in Path(f"/proc/{self.router.pid}/fd").iterdir())
+        known = _tcp_sockets(self.router.pid)
+        return [known.get(fd[8:-1], "no TCP") for fd in fds if fd.startswith("socket:[")]
+
+    async def engine_gauges(self) -> dict[str, float]:
+        """What the engines still run or hold."""
+        found: dict[str, float] = {}
+        for name, engine in self.engines.items():
+            async with self.http.get(f"{engine.child.http}/metrics") as answer:
+                page = await answer.text()
+            found[f"{name} running"] = total(page, "vllm:num_requests_running")
+            found[f"{name} waiting"] = total(page, "vllm:num_requests_waiting")
+            found[f"{name} cache in use"] = total(page, "vllm:kv_cache_usage_perc")
+        return found
+
+    def unexpected_deaths(self) -> list[str]:
+        """Processes that ended though nobody ended them."""
+        return [
+            f"{name} ended by itself"
+            for name in self._children.unexpected_deaths()
+            if not name.startswith("nobody")
+        ]
+
+    # -- inside
+
+    async def _sim(self, name: str, port: str, start: int = 1) -> Child:
+        over_link = name in LINKED
+        return await self._children.start(
+            f"{name}-{start}",
+            *("sim", "--role", ROLES[name], "--port", port, "--model", MODEL),
+            *("--block-size", str(BLOCK_TOKENS), "--kv-bytes-per-token", str(KV_BYTES_PER_TOKEN)),
+            *("--store", self.store_link.url if over_link else self.store.urls["kv"]),
+            *("--store-transport", "tcp" if over_link else "auto", "--store-deadline", "500ms"),
+            *("--kv-cache-size", "4096", "--inter-token-latency", "10ms"),
+            *("--prefill-time-per-token", "200us"),
+        )
+
+    def _linked(self, url: str) -> Link:
+        host, port = url.rpartition("//")[2].split(":")
+        return self._links.enter_context(Link((host, int(port))))
+
+    async def _until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not await condition():
+                await asyncio.sleep(0.05)
+
+    async def _is_up(self, engine: SimEngine) -> bool:
+        url = f"{self.router.http}/workers/{engine.address}"
+        async with self.http.get(url) as answer:
+            card = await answer.json()
+        return answer.status == 200 and card["status"] == "up"
+
+    async def _gone(self, engine: SimEngine) -> bool:
+        url = f"{self.router.http}/workers/{engine.address}"
+        async with self.http.get(url) as answer:
+            return answer.status == 404
+
+
+def total(page: str, name: str) -> float:
+    """The sum over all series of one metric."""
+    pattern = re.compile(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", re.MULTILINE)
+    return sum(float(value) for value in pattern.findall(page))
+
+
+def _tcp_sockets(pid: int) -> dict[str, str]:
+    """Ends (hexadecimal, as the kernel tells them) and state of each TCP socket, by inode."""
+    rows = [row.split() for row in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    ports = {row[9]: [int(end.rpartition(":")[2], 16) for end in row[1:3]] for row in rows}
+    return {row[9]: f"{ports[row[9]][0]}-{ports[row[9]][1]} state {row[3]}" for row in rows}
+
+
+def _target(fd: Path) -> str:
+    try:
+        return str(fd.readlink())
+    except OSError:
+        return ""
