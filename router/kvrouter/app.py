@@ -39,6 +39,7 @@ from kvrouter.pool import Pool
 from kvrouter.prefix_index import PrefixIndex
 from kvrouter.probe import Prober
 from kvrouter.readings import Readings
+from kvrouter.release import Releases
 from kvrouter.serve import Router
 from kvrouter.sharing import Sharing
 from kvrouter.status import Status
@@ -84,9 +85,7 @@ class App:
         self.pool = Pool()
         for address, role in settings.engines.items():
             self.pool.add(address, role)
-        self._families = {
-            name: family(own_connectors=settings.store is None) for name, family in FAMILIES.items()
-        }
+        self._families = {name: family() for name, family in FAMILIES.items()}
         self._policy = make_policy(settings.policy)
         self.index = PrefixIndex(settings.index_blocks)
         self._models = ModelNames(settings.model)
@@ -110,12 +109,15 @@ class App:
         self._subscriber: EventSubscriber | None = None
         self._watch: Watch | None = None
         self._legs: Legs | None = None
+        self._releases: Releases | None = None
         self._tokens: TokenSource | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self.server: HttpServer | None = None
         self._prober = Prober(
             self.pool,
             self._families.__getitem__,
+            connector=settings.kv_connector,
+            bootstrap_ports=settings.bootstrap_ports,
             interval_s=settings.health_interval_s,
             timeout_s=settings.health_timeout_s,
             model=settings.model,
@@ -187,6 +189,8 @@ class App:
             self._subscriber.close()
         if self._tokens is not None:
             self._tokens.close()
+        if self._releases is not None:
+            await self._releases.close()
         if self._legs is not None:
             self._legs.close()
         if self._client is not None:
@@ -217,6 +221,7 @@ class App:
             settings.request_timeout_s,
             self.metrics,
         )
+        self._releases = Releases(self.pool, legs, self.metrics)
         journey = Journey(
             pool=self.pool,
             policy=self._policy,
@@ -226,6 +231,7 @@ class App:
             ahead=ahead,
             budget=self._budget,
             standby=self.standby,
+            releases=self._releases,
             metrics=self.metrics,
         )
         return Router(

@@ -78,6 +78,18 @@ class RouterSettings(BaseSettings):
     store_ca_file: StoreCaFile = ""
     store_cert_file: StoreCertFile = ""
     store_key_file: StoreKeyFile = ""
+    kv_connector: Literal["auto", "store", "nixl", "mooncake", "sglang", "openai"] = Field(
+        default="auto",
+        description="How the engines hand KV over: store (kvrouter's connector, LMCache, "
+        "MooncakeStore), nixl and mooncake (vLLM's NixlConnector and MooncakeConnector), sglang, "
+        "or not at all: openai. auto asks each engine what it is.",
+    )
+    bootstrap_port: Addresses = Field(
+        default_factory=list,
+        description="Port at which decode engines find a prefill engine of SGLang or "
+        "MooncakeConnector, as PORT for all or HOST:PORT=PORT for one. By default SGLang's "
+        "/server_info tells it, and 8998 is taken for MooncakeConnector.",
+    )
     policy: Literal["round_robin", "least_tokens", "prefix"] = Field(
         default="prefix",
         description="How engines are chosen: round_robin in turn, least_tokens by tokens under "
@@ -198,6 +210,17 @@ class RouterSettings(BaseSettings):
     def _lower_case(cls, value: str) -> str:
         return value.strip().lower()
 
+    @field_validator("bootstrap_port")
+    @classmethod
+    def _bootstrap_ports(cls, value: list[str]) -> list[str]:
+        for item in value:
+            address, _, port = item.rpartition("=")
+            if address:
+                parse_address(address)
+            if not (port.isdigit() and 0 < int(port) < 65536):
+                raise ValueError(f"bootstrap port {item!r}: give it as PORT or HOST:PORT=PORT")
+        return value
+
     @field_validator("store")
     @classmethod
     def _store_url(cls, value: str | None) -> str | None:
@@ -246,6 +269,12 @@ class RouterSettings(BaseSettings):
         both = {a: Role.BOTH for a in self.prefill if a in self.decode}
         one = dict.fromkeys(self.prefill, Role.PREFILL) | dict.fromkeys(self.decode, Role.DECODE)
         return one | both
+
+    @property
+    def bootstrap_ports(self) -> dict[str, int]:
+        """Bootstrap ports by the engine's address; under "" that of all others."""
+        split = (item.rpartition("=") for item in self.bootstrap_port)
+        return {parse_address(engine) if engine else "": int(port) for engine, _, port in split}
 
     @property
     def sent_ahead_blocks(self) -> int | None:

@@ -56,6 +56,26 @@ class HashDomain:
 
 
 @dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """Where decode engines find a prefill engine.
+
+    Attributes:
+        host: name or address, an IPv6 one without brackets.
+        port: TCP port.
+        engine_ids: how it calls its data-parallel ranks, in their order; empty where it does not.
+    """
+
+    host: str
+    port: int
+    engine_ids: tuple[str, ...] = ()
+
+    @property
+    def bracketed(self) -> str:
+        """The host as it stands before a port: an IPv6 address in brackets."""
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+
+@dataclass(frozen=True, slots=True)
 class Identity:
     """What one engine says it is, learnt by probes when it joins.
 
@@ -68,6 +88,10 @@ class Identity:
         adapters: (name, path) of the LoRA adapters among its models.
         refusal: why its connector shares no KV at all, or None where it does.
         waits: whether its connector waits for KV that it is told is coming.
+        family: the dialect it was found to speak; None where it was not asked.
+        pairs: whether it can do one leg of two at all.
+        alone: whether it answers a request that has no other leg.
+        bootstrap: where decode engines find it, None where they need not.
     """
 
     models: tuple[str, ...]
@@ -78,6 +102,10 @@ class Identity:
     adapters: tuple[tuple[str, str], ...] = ()
     refusal: str | None = None
     waits: bool = False
+    family: str | None = None
+    pairs: bool = True
+    alone: bool = True
+    bootstrap: Bootstrap | None = None
     domain: HashDomain | None = field(init=False, compare=False, repr=False, default=None)
     """The domain of its block hashes; None where it does not tell its block size."""
 
@@ -89,7 +117,8 @@ class Identity:
     def __str__(self) -> str:
         block = f"blocks of {self.block_tokens} tokens" if self.block_tokens else "unknown blocks"
         kv = f"manifest {self.manifest[:12]}" if self.manifest else "no connector of kvstore"
-        return f"{', '.join(self.models)}; {block}; {kv}"
+        spoken = f"; {self.family}" if self.family else ""
+        return f"{', '.join(self.models)}; {block}; {kv}{spoken}"
 
     def adapter(self, model: str) -> tuple[str, str] | None:
         """Name and path of the adapter that `model` names, as block hashes have them."""
@@ -161,7 +190,8 @@ class Engine:
     Attributes:
         address: `HOST:PORT`, its one name in metrics, logs and topics of KV events.
         role: which legs it may be given.
-        family: dialect it speaks, a name in `kvrouter.families.FAMILIES`.
+        family: dialect it speaks, a name in `kvrouter.families.FAMILIES`; its identity's where that
+            tells.
         identity: what it said when it joined; None while it has not.
         requests: requests under way on it from this router.
         tokens: tokens under way on it, as reserved.
@@ -171,7 +201,7 @@ class Engine:
 
     address: str
     role: Role
-    family: str = "vllm"
+    family: str = "store"
     identity: Identity | None = None
     breaker: Breaker | None = None
     requests: int = 0

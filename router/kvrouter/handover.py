@@ -47,6 +47,9 @@ class Handover:
             the hand-off promises nothing that could be awaited.
         """
         handoff = passage.handoff
+        if handoff is not None and handoff.missing:
+            self._metrics.handoff_missing.add()
+            return passage.plan.missing_tokens if passage.plan is not None else 0
         if self._store is None or handoff is None or passage.first_s:
             return 0
         if handoff.manifest is None:

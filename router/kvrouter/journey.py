@@ -5,14 +5,24 @@ Knows no client: what an engine answers goes to the passage's outlet.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engine import Failure, Role
 from kvrouter.errors import ApiError
-from kvrouter.leg import MAX_ANSWER_BYTES, LegFailed
+from kvrouter.families.base import Order
+from kvrouter.leg import (
+    MAX_ANSWER_BYTES,
+    MAX_ATTEMPTS,
+    NOT_TAKEN,
+    LegFailed,
+    Refused,
+    decode_error,
+)
+from kvrouter.pair import Pairs, prefill_fields
+from kvrouter.plan import without
+from kvrouter.release import pinned
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -21,19 +31,18 @@ if TYPE_CHECKING:
     from kvrouter.dispatch import Ahead
     from kvrouter.engine import Engine
     from kvrouter.entrance import Standby
-    from kvrouter.families.base import Coming
+    from kvrouter.families.base import Coming, Meeting
     from kvrouter.handover import Handover
     from kvrouter.http.client import Answer
     from kvrouter.leg import Legs
     from kvrouter.metrics import Metrics
     from kvrouter.passage import Passage
-    from kvrouter.plan import RouteInputs
+    from kvrouter.plan import Plan, RouteInputs
     from kvrouter.policies.base import Policy
     from kvrouter.pool import Pool
+    from kvrouter.release import Releases
     from kvrouter.survey import Survey
 
-MAX_ATTEMPTS: Final = 3
-"""Engines asked at most for one leg of one request."""
 OPEN_ENDED_TOKENS: Final = 256
 """Tokens that a request without max_tokens is taken to generate, for load alone."""
 
@@ -53,6 +62,7 @@ class Journey:
         ahead: sends decode legs ahead of them.
         budget: bounds what decode engines may compute for want of KV.
         standby: where requests wait for an engine.
+        releases: frees what prefill engines hold for decode legs that do not come.
         metrics: counts and times.
     """
 
@@ -67,16 +77,19 @@ class Journey:
         ahead: Ahead,
         budget: RecomputeBudget,
         standby: Standby,
+        releases: Releases,
         metrics: Metrics,
     ) -> None:
         self._pool = pool
         self._policy = policy
         self._survey = survey
         self._legs = legs
+        self._pairs = Pairs(policy, legs, releases)
         self._handover = handover
         self._ahead = ahead
         self._budget = budget
         self._standby = standby
+        self._releases = releases
         self._metrics = metrics
 
     async def run(self, passage: Passage, model: str) -> None:
@@ -93,19 +106,43 @@ class Journey:
             raise ApiError(503, "No decode engine is available.", retry_after_s=1)
         prefill = self._pool.engines(Role.PREFILL, model)
         inputs = await self._survey.inputs(passage, model, decode, prefill)
-        passage.plan = self._policy.plan(inputs)
+        plan = passage.plan = self._policy.plan(inputs)
         passage.planned_s = monotonic()
         self._note_plan(passage, inputs)
-        coming = self._ahead.announce(passage)
-        if passage.plan.prefill is not None and coming is None:
-            await self.prefill(passage, passage.plan.prefill, inputs)
-        elif (
-            coming is None
-            and passage.plan.why == "no prefill engine"
-            and self._pool.named(Role.PREFILL)
-        ):
-            self._recompute(passage, passage.plan.missing_tokens)
-        await self.decode(passage, model, passage.plan.decode, inputs, coming)
+        try:
+            if self._legs.family(plan.decode).order is Order.CONCURRENT:
+                await self._at_once(passage, model, inputs)
+                return
+            coming = self._ahead.announce(passage)
+            if plan.prefill is not None and coming is None:
+                await self.prefill(passage, plan.prefill, inputs)
+            elif coming is None:
+                self._compute_alone(passage, plan)
+            await self.decode(passage, model, plan.decode, inputs, coming)
+        finally:
+            if passage.pinned is not None:
+                self._releases.begin(passage, model)
+
+    async def _at_once(self, passage: Passage, model: str, inputs: RouteInputs) -> None:
+        """Both legs together; where no prefill engine can do its part, decode alone."""
+        left = await self._pairs.serve(
+            passage, model, inputs, prefill=self._prefill_leg, decode=self._decode_on
+        )
+        plan = passage.plan
+        if left is not None and plan is not None:
+            if passage.error:
+                self._recompute(passage, plan.missing_tokens)
+            self._compute_alone(passage, plan)
+            await self.decode(passage, model, plan.decode, left, None)
+
+    def _compute_alone(self, passage: Passage, plan: Plan) -> None:
+        """Count what decode computes because there is no prefill engine, where there should be one.
+
+        Raises:
+            ApiError: 429: it is too much.
+        """
+        if plan.why == "no prefill engine" and self._pool.named(Role.PREFILL):
+            self._recompute(passage, plan.missing_tokens)
 
     async def prefill(self, passage: Passage, engine: Engine, inputs: RouteInputs) -> None:
         """The prefill leg and its landing; where both fail, decode recomputes within the budget.
@@ -132,7 +169,7 @@ class Journey:
                 if not again:
                     raise self._over_budget() from None
             decode = inputs.decode if passage.plan is None else (passage.plan.decode,)
-            plan = self._policy.plan(_without(inputs, prefill=others, decode=decode))
+            plan = self._policy.plan(without(inputs, prefill=others, decode=decode))
             if plan.prefill is None:
                 self._recompute(passage, plan.missing_tokens)
                 return
@@ -140,6 +177,18 @@ class Journey:
             tried.add(engine)
 
     async def _prefill_on(self, passage: Passage, engine: Engine, inputs: RouteInputs) -> None:
+        await self._prefill_leg(passage, engine)
+        handoff = passage.handoff
+        if handoff is not None and handoff.transfer_params is not None:
+            lease_s = self._legs.family(engine).lease_s
+            passage.pinned = pinned(handoff.transfer_params, lease_s)
+        missing = await self._handover.land(passage)
+        if missing:
+            self._recompute(passage, missing)
+
+    async def _prefill_leg(
+        self, passage: Passage, engine: Engine, meeting: Meeting | None = None
+    ) -> None:
         request, plan = passage.request, passage.plan
         assert request is not None
         assert plan is not None
@@ -150,18 +199,16 @@ class Journey:
             passage.handoff = await self._legs.prefill(
                 engine,
                 request,
-                passage.fields,
+                passage.fields if meeting is None else prefill_fields(passage, meeting),
                 prompt_ids=passage.prompt_ids,
-                want_ids=request.ids is None and passage.tokens is None,
+                want_ids=meeting is None and request.ids is None and passage.tokens is None,
+                meeting=meeting,
             )
         finally:
             ticket.release()
         self._metrics.prefill.observe(monotonic() - begun_s)
         self._policy.leg_done(engine, Role.PREFILL, plan.missing_tokens)
         self._survey.computed(engine, passage.hashes)
-        missing = await self._handover.land(passage)
-        if missing:
-            self._recompute(passage, missing)
 
     async def decode(
         self,
@@ -185,12 +232,32 @@ class Journey:
             except LegFailed as failed:
                 passage.error = str(failed)
                 if len(tried) >= MAX_ATTEMPTS:
-                    raise _decode_error(failed) from None
+                    raise decode_error(failed) from None
                 others = await self._others(model, tried, failed)
                 if not others:
-                    raise _decode_error(failed) from None
-            inputs, coming = _without(inputs, decode=others, prefill=()), None
+                    raise decode_error(failed) from None
+                taken = failed.failure not in NOT_TAKEN
+            inputs, coming = without(inputs, decode=others, prefill=()), None
             engine = self._policy.plan(inputs).decode
+            if _spent(passage, taken):
+                await self._hand_over_anew(passage, model, engine, inputs)
+
+    async def _hand_over_anew(
+        self, passage: Passage, model: str, decode: Engine, inputs: RouteInputs
+    ) -> None:
+        """Another prefill leg: what the engine that failed was handed it may have fetched already.
+
+        Then its memory is somebody else's, and who fetches it now gets wrong KV without an error.
+        What that engine did not fetch it has freed itself, or the lease ends.
+        """
+        passage.handoff = passage.pinned = None
+        prefill = self._pool.engines(Role.PREFILL, model)
+        inputs = without(inputs, decode=(decode,), prefill=prefill)
+        plan = passage.plan = self._policy.plan(inputs)
+        if plan.prefill is not None:
+            await self.prefill(passage, plan.prefill, inputs)
+        else:
+            self._recompute(passage, plan.missing_tokens)
 
     async def _others(
         self, model: str, tried: Sequence[tuple[Engine, int]], failed: LegFailed
@@ -222,7 +289,11 @@ class Journey:
         return self._ahead.serve(passage, coming, prefill, decode)
 
     async def _decode_on(
-        self, passage: Passage, engine: Engine, coming: Coming | None = None
+        self,
+        passage: Passage,
+        engine: Engine,
+        coming: Coming | None = None,
+        meeting: Meeting | None = None,
     ) -> None:
         request = passage.request
         assert request is not None
@@ -240,7 +311,9 @@ class Journey:
                 passage.handoff,
                 prompt_ids=passage.prompt_ids,
                 coming=coming,
+                meeting=meeting,
             )
+            passage.pinned = None
             if request.stream:
                 await passage.outlet.stream(passage, engine, answer)
             else:
@@ -248,13 +321,16 @@ class Journey:
                 if body is None:
                     body = await self._legs.read(engine, answer)
                 passage.outlet.whole(passage, body)
+        except Refused:
+            passage.pinned = None  # an engine that refuses frees what it was handed
+            raise
         finally:
             ticket.release()
             if answer is not None:
                 answer.close()
         self._metrics.decode.observe(monotonic() - begun_s)
         self._pool.succeeded(engine)
-        spared = passage.handoff or coming or passage.plan is None
+        spared = passage.handoff or coming or meeting or passage.plan is None
         missing = 0 if spared or passage.plan is None else passage.plan.missing_tokens
         self._policy.leg_done(engine, Role.DECODE, missing)
         self._survey.computed(engine, passage.hashes)
@@ -292,21 +368,8 @@ class Journey:
         )
 
 
-def _without(
-    inputs: RouteInputs,
-    *,
-    prefill: Sequence[Engine] | None = None,
-    decode: Sequence[Engine] | None = None,
-) -> RouteInputs:
-    changes: dict[str, Sequence[Engine]] = {}
-    if prefill is not None:
-        changes["prefill"] = prefill
-    if decode is not None:
-        changes["decode"] = decode
-    return replace(inputs, **changes)  # type: ignore[arg-type]
-
-
-def _decode_error(failed: LegFailed) -> ApiError:
-    if failed.failure is Failure.TIMEOUT:
-        return ApiError(504, "The engine did not answer in time.")
-    return ApiError(503, "No decode engine could answer.", retry_after_s=1)
+def _spent(passage: Passage, taken: bool) -> bool:
+    """Whether what a decode engine was handed may be gone from the prefill engine's memory."""
+    if passage.handoff is None or passage.handoff.transfer_params is None:
+        return False
+    return taken or passage.pinned is None or monotonic() > passage.pinned.until_s

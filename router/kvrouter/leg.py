@@ -5,10 +5,12 @@ It never chooses an engine and never tries another one: that is `serve`'s.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engine import Failure, Role
+from kvrouter.errors import ApiError
 from kvrouter.families.base import BadAnswer
 from kvrouter.http.client import Answer, Deadlines, Upstream, UpstreamError
 
@@ -16,18 +18,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvrouter.engine import Engine
-    from kvrouter.families.base import Coming, Family, Handoff
+    from kvrouter.families.base import Coming, Family, Handoff, Meeting
     from kvrouter.http.watch import Watch
     from kvrouter.metrics import Metrics
     from kvrouter.openai import Kind, Request
     from kvrouter.pool import Pool
 
+MAX_ATTEMPTS: Final = 3
+"""Engines asked at most for one leg of one request."""
+NOT_TAKEN: Final = frozenset({Failure.REFUSED, Failure.CONNECT})
+"""Failures of an engine that has not seen the request."""
 MAX_ANSWER_BYTES: Final = 64 << 20
 MAX_ERROR_BYTES: Final = 1 << 20
 PATHS: Final[Mapping[Kind, str]] = {
     "completion": "/v1/completions",
     "chat": "/v1/chat/completions",
 }
+_ERROR_BYTES: Final = 4096
+_ERROR: Final = re.compile(rb'^[^{}]{0,32}data: {"error": ?{[^{}]*"code": ?5\d\d\b')
+"""The beginning of a stream, perhaps in a chunk's frame: a 5xx that came too late for a status."""
 _TOKENIZE_DEADLINES: Final = Deadlines(connect_s=2.0, first_byte_s=5.0, idle_s=5.0)
 _POST_FIELDS: Final = b"content-type: application/json\r\n"
 
@@ -56,6 +65,13 @@ class Refused(Exception):
         self.status = status
         self.body = body
         self.content_type = content_type
+
+
+def decode_error(failed: LegFailed) -> ApiError:
+    """What the client is told where no engine did its part."""
+    if failed.failure is Failure.TIMEOUT:
+        return ApiError(504, "The engine did not answer in time.")
+    return ApiError(503, "No decode engine could answer.", retry_after_s=1)
 
 
 class Legs:
@@ -96,6 +112,7 @@ class Legs:
         *,
         prompt_ids: bytes | None,
         want_ids: bool,
+        meeting: Meeting | None = None,
     ) -> Handoff:
         """Do the prefill leg on `engine`; cancelling closes its connection, which ends it there.
 
@@ -104,7 +121,9 @@ class Legs:
             Refused: the request is.
         """
         family = self.family(engine)
-        body = family.prefill_body(request, prompt_ids=prompt_ids, want_ids=want_ids)
+        body = family.prefill_body(
+            request, prompt_ids=prompt_ids, want_ids=want_ids, meeting=meeting
+        )
         path = PATHS[request.kind]
         answer = await self._ask(engine, Role.PREFILL, path, fields, body, self.deadlines)
         try:
@@ -128,6 +147,7 @@ class Legs:
         *,
         prompt_ids: bytes | None,
         coming: Coming | None = None,
+        meeting: Meeting | None = None,
     ) -> Answer:
         """Begin the decode leg: the answer's body has begun, or is there whole if not a stream.
 
@@ -139,7 +159,7 @@ class Legs:
             Refused: the request is.
         """
         body = self.family(engine).decode_body(
-            request, handoff, prompt_ids=prompt_ids, coming=coming
+            request, handoff, prompt_ids=prompt_ids, coming=coming, meeting=meeting
         )
         deadlines = self.deadlines
         if coming is not None:
@@ -154,6 +174,8 @@ class Legs:
             if not content_type.startswith("text/event-stream"):
                 raise UpstreamError(Failure.ANSWER, f"a stream of {content_type[:80]!r}")
             await answer.first_piece(deadlines.first_byte_s)
+            if _ERROR.search(answer.beginning(_ERROR_BYTES)):
+                raise UpstreamError(Failure.STATUS, "its stream begins with an error")
         except UpstreamError as error:
             answer.close()
             raise self.failed(engine, Role.DECODE, error.failure, str(error)) from None
@@ -212,6 +234,21 @@ class Legs:
         if answer.status != 200:
             raise ValueError(f"{path} answers {answer.status}")
         return content
+
+    async def status(self, engine: Engine, path: str, fields: bytes, body: bytes) -> int:
+        """The status of the engine's answer to a POST that is no leg, within a few seconds.
+
+        Raises:
+            OSError: no answer came.
+        """
+        try:
+            answer = await self._upstream(engine).send(
+                "POST", path, fields=fields, body=(body,), deadlines=_TOKENIZE_DEADLINES
+            )
+            await answer.read(MAX_ERROR_BYTES, _TOKENIZE_DEADLINES.idle_s)
+        except UpstreamError as error:
+            raise OSError(str(error)) from None
+        return answer.status
 
     def failed(self, engine: Engine, leg: Role, failure: Failure, message: str) -> LegFailed:
         """Count a failed leg and tell the pool; returns what to raise."""

@@ -226,6 +226,12 @@ class Metrics(Collector):
         self.handoff_missing = Tally(
             "kvrouter:handoff_missing", "Prefill legs whose answer named no KV."
         )
+        self.releases = Tally(
+            "kvrouter:stranded_release",
+            "Hand-offs that no decode leg fetched: released at once, or stranded until a lease "
+            "ends.",
+            ["outcome"],
+        )
         self.prompt_tokens = Tally("kvrouter:prompt_tokens", "Prompt tokens of plans.")
         self.generation_tokens = Tally(
             "kvrouter:generation_tokens", "Tokens generated, or events where usage is not told."

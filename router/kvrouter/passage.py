@@ -77,6 +77,19 @@ class Watched:
         return task.result().outcome is Outcome.LANDED
 
 
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """KV that a prefill engine keeps for one decode engine.
+
+    Attributes:
+        params: raw JSON of the `kv_transfer_params` that fetch it.
+        until_s: when it may be gone, on the monotonic clock.
+    """
+
+    params: bytes
+    until_s: float
+
+
 @dataclass(slots=True)
 class Passage:
     """What is known of one request, and what it holds until it is settled.
@@ -92,6 +105,7 @@ class Passage:
         stored: leading blocks that the store held, by manifest, if it was asked.
         watch: the landing that is awaited, where the decode leg was sent ahead of it.
         started_s: its arrival, on the monotonic clock; the other times are on it too.
+        pinned: what a prefill engine keeps for a decode engine that has not answered yet.
         attempts: decode engines that were asked.
         outcome: a word for metrics and the log: a finish reason, or why there is none.
     """
@@ -112,6 +126,7 @@ class Passage:
     handoff: Handoff | None = None
     watch: Watched | None = None
     landed_blocks: int | None = None
+    pinned: Pinned | None = None
     lease: Held | None = None
     grant: Grant | None = None
     prefill_engine: str | None = None

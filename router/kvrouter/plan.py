@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -53,14 +53,28 @@ class Plan:
         missing_tokens: tokens that a prefill leg would spare the decode engine.
         why: the reason in a word or three, for the log line and a metric's label; from a
             bounded set: "prefill", "little missing", "no prefill engine", "not splittable",
-            "manifests differ", "shares no KV",
-            "same engine".
+            "families differ", "manifests differ", "shares no KV", "same engine".
     """
 
     prefill: Engine | None
     decode: Engine
     missing_tokens: int
     why: str
+
+
+def without(
+    inputs: RouteInputs,
+    *,
+    prefill: Sequence[Engine] | None = None,
+    decode: Sequence[Engine] | None = None,
+) -> RouteInputs:
+    """The same request with other engines to choose from."""
+    changes: dict[str, Sequence[Engine]] = {}
+    if prefill is not None:
+        changes["prefill"] = prefill
+    if decode is not None:
+        changes["decode"] = decode
+    return replace(inputs, **changes)  # type: ignore[arg-type]
 
 
 def held_tokens(inputs: RouteInputs, engine: Engine) -> tuple[int, int]:
@@ -96,13 +110,17 @@ def missing_tokens(inputs: RouteInputs, decode: Engine) -> int:
 
 
 def shares(prefill: Engine, decode: Engine) -> bool:
-    """Whether KV of `prefill` is KV to `decode`: equal manifests, or one that nobody knows.
+    """Whether KV of `prefill` is KV to `decode`: one family, and equal manifests or unknown ones.
 
     An engine whose connector refuses to share does so with nobody.
     """
+    if prefill.family != decode.family:
+        return False
     mine, theirs = prefill.identity, decode.identity
     if mine is None or theirs is None:
         return True
+    if not (mine.pairs and theirs.pairs):
+        return False
     if mine.refusal is not None or theirs.refusal is not None:
         return False
     return mine.manifest == theirs.manifest or None in (mine.manifest, theirs.manifest)

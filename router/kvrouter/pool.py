@@ -65,7 +65,7 @@ class Pool:
         self._domain: HashDomain | None = None
         self._when_removed: list[Callable[[Engine], None]] = []
 
-    def add(self, address: str, role: Role, family: str = "vllm") -> Engine:
+    def add(self, address: str, role: Role, family: str = "store") -> Engine:
         """Name an engine to be probed; it may be asked only after `join`.
 
         The same address named under the other role becomes an engine for both legs.
@@ -134,6 +134,7 @@ class Pool:
             self.leave(engine)
         engine.identity = identity
         engine.joins += 1
+        engine.family = identity.family or engine.family
         engine.breaker = Breaker(self._clock)
         self._unsettled.discard(engine)
         self._changed()

@@ -8,17 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
-import msgspec
 
-from kvrouter.engine import Identity
-from kvrouter.families.base import BadAnswer
+from kvrouter.introduce import AUTO, Introducer, ProbeFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from kvrouter.engine import Engine
     from kvrouter.families.base import Family
@@ -29,13 +26,8 @@ INTRODUCTION_S: Final = 60.0
 """Time for the request of one token: it waits its turn among the engine's other requests."""
 FAILED_CHECKS: Final = 2
 """Failed health checks in a row after which an engine leaves the pool."""
-_BLOCK_SIZE: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bblock_size="(\d+)"', re.M)
 
 log = logging.getLogger(__name__)
-
-
-class ProbeFailed(Exception):
-    """An engine does not answer a probe as it should; says how, in a sentence."""
 
 
 class Prober:
@@ -44,9 +36,11 @@ class Prober:
     Args:
         pool: is told of joins and leaves.
         family: the dialect of an engine, by the name in `Engine.family`.
+        connector: the family that all engines are of, or "auto": each is asked.
         interval_s: between two health checks of one engine.
         timeout_s: that an engine may take for one answer.
         model: the one model to serve, or None for whatever engines serve.
+        bootstrap_ports: see `Introducer`.
         learn: is awaited with the manifest of an engine before it joins, so that those who watch
             the pool can compare it.
     """
@@ -56,16 +50,26 @@ class Prober:
         pool: Pool,
         family: Callable[[str], Family],
         *,
+        connector: str = "store",
         interval_s: float = 2.0,
         timeout_s: float = 5.0,
         model: str | None = None,
+        bootstrap_ports: Mapping[str, int] | None = None,
         learn: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._pool = pool
         self._family = family
         self._interval_s = interval_s
         self._timeout_s = timeout_s
-        self._model = model
+        self._introducer = Introducer(
+            family,
+            self._get,
+            self._post,
+            connector=connector,
+            model=model,
+            bootstrap_ports=bootstrap_ports,
+        )
+        self._health_path = family(connector).health_path if connector != AUTO else None
         self._learn = learn
         self._tasks: dict[Engine, asyncio.Task[None]] = {}
         self._problems: dict[Engine, str] = {}
@@ -115,9 +119,9 @@ class Prober:
             None, or what is wrong with it, in a sentence.
         """
         try:
-            await self._get(engine, "/health")
+            await self._health(engine)
             if engine.identity is None:
-                identity = await self._introduce(engine)
+                identity = await self._introducer.introduce(engine)
                 if self._learn is not None and identity.manifest is not None:
                     await self._learn(identity.manifest)
                 log.info("engine %s joins as %s: %s", engine.address, engine.role, identity)
@@ -149,43 +153,25 @@ class Prober:
                 told = problem
             await asyncio.sleep(self._interval_s)
 
-    async def _introduce(self, engine: Engine) -> Identity:
-        """Ask who it is: its models, its block size, and by a request of one token its manifest."""
-        cards = _read_models(await self._get(engine, "/v1/models"))
-        models = tuple(card.id for card in cards)
-        if self._model is not None:
-            if self._model not in models:
-                raise ProbeFailed(f"it serves {', '.join(models)}, not --model {self._model}")
-            models = (self._model,)
-        family = self._family(engine.family)
-        probe = family.probe_body(models[0])
-        answer = await self._ask("POST", engine, "/v1/completions", probe, INTRODUCTION_S)
-        try:
-            told = family.read_prefill_answer(answer)
-        except BadAnswer as error:
-            raise ProbeFailed(str(error)) from None
-        block_tokens = told.block_tokens or await self._block_size(engine)
-        return Identity(
-            models,
-            max_model_len=cards[0].max_model_len,
-            block_tokens=block_tokens or None,
-            manifest=told.manifest,
-            root=told.root,
-            refusal=told.refusal,
-            waits=told.waits,
-            adapters=tuple((card.id, card.root) for card in cards if card.parent and card.root),
+    async def _health(self, engine: Engine) -> None:
+        """Ask for its health, in the way of its family."""
+        path = self._health_path or (
+            self._family(engine.family).health_path if engine.identity is not None else None
         )
-
-    async def _block_size(self, engine: Engine) -> int:
-        """From the engine's metrics (vllm:cache_config_info); 0 where they do not tell."""
+        if path is not None:
+            await self._get(engine, path)
+            return
         try:
-            found = _BLOCK_SIZE.search(await self._get(engine, "/metrics"))
-        except ProbeFailed:
-            return 0
-        return int(found.group(1)) if found else 0
+            await self._get(engine, "/health")
+        except ProbeFailed as error:
+            if error.status != 404:  # a plain OpenAI server may have no such page
+                raise
 
     async def _get(self, engine: Engine, path: str) -> bytes:
         return await self._ask("GET", engine, path, None, self._timeout_s)
+
+    async def _post(self, engine: Engine, path: str, body: bytes) -> bytes:
+        return await self._ask("POST", engine, path, body, INTRODUCTION_S)
 
     async def _ask(
         self, method: str, engine: Engine, path: str, body: bytes | None, timeout_s: float
@@ -196,7 +182,7 @@ class Prober:
         try:
             async with self._session.request(
                 method,
-                engine.url + path,
+                path if "://" in path else engine.url + path,
                 data=body,
                 headers=headers,
                 allow_redirects=False,
@@ -204,7 +190,9 @@ class Prober:
             ) as answer:
                 content = await _read(answer)
                 if answer.status != 200:
-                    raise ProbeFailed(f"{path} answers {answer.status}: {_short(content)}")
+                    raise ProbeFailed(
+                        f"{path} answers {answer.status}: {_short(content)}", answer.status
+                    )
                 return content
         except TimeoutError:
             raise ProbeFailed(f"{path} does not answer within {timeout_s:g} s") from None
@@ -219,29 +207,6 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
         if len(content) > MAX_ANSWER_BYTES:
             raise ProbeFailed(f"{answer.url.path} answers more than {MAX_ANSWER_BYTES} bytes")
     return bytes(content)
-
-
-class _Card(msgspec.Struct):
-    """One model of /v1/models; an adapter has its base as `parent` and its path as `root`."""
-
-    id: str
-    root: str | None = None
-    parent: str | None = None
-    max_model_len: int | None = None
-
-
-class _Cards(msgspec.Struct):
-    data: list[_Card]
-
-
-def _read_models(body: bytes) -> list[_Card]:
-    try:
-        cards = msgspec.json.decode(body, type=_Cards).data
-    except msgspec.DecodeError as error:
-        raise ProbeFailed(f"/v1/models is not OpenAI's list ({error})") from None
-    if not cards:
-        raise ProbeFailed("/v1/models names no model")
-    return cards
 
 
 def _short(content: bytes) -> str:

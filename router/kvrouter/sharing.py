@@ -64,4 +64,9 @@ class Sharing:
         for engine in (prefill, decode):
             if engine.identity is not None and engine.identity.refusal is not None:
                 return f"{engine.address}: {engine.identity.refusal}"
+        if prefill.family != decode.family:
+            return f"the one is of family {prefill.family}, the other of {decode.family}"
+        for engine in (prefill, decode):
+            if engine.identity is not None and not engine.identity.pairs:
+                return f"{engine.address} answers only whole requests ({engine.family})"
         return self._difference(prefill.manifest or "", decode.manifest or "")

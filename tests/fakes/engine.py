@@ -66,6 +66,7 @@ class FakeEngine:
         self._routes = Routes(
             [
                 ("GET", "/health", self._health),
+                ("GET", "/version", self._version),
                 ("GET", "/v1/models", self._models),
                 ("POST", "/tokenize", self._tokenize),
                 ("POST", "/v1/completions", self._completions),
@@ -113,6 +114,9 @@ class FakeEngine:
     async def _health(self, exchange: Exchange) -> None:
         await self.healthy.wait()
         exchange.respond(200)
+
+    async def _version(self, exchange: Exchange) -> None:
+        exchange.respond(200, b'{"version": "0.32.0"}')
 
     async def _models(self, exchange: Exchange) -> None:
         card = {"id": self.model, "object": "model", "max_model_len": 4096}

@@ -130,14 +130,15 @@ def start_router(
     folder: Path,
     prefill: Sequence[str],
     decode: Sequence[str],
-    store_url: str,
+    store_url: str | None,
     flags: Sequence[str] = (),
 ) -> Service:
     """`kvrouter serve` before these engines, ready."""
     port = free_port()
     command = [
         *(sys.executable, "-m", "kvrouter.cli", "serve", "--host", "127.0.0.1", "--port", port),
-        *("--prefill", *prefill, "--decode", *decode, "--store", store_url, *flags),
+        *("--prefill", *prefill, "--decode", *decode, *flags),
+        *(("--store", store_url) if store_url is not None else ()),
     ]
     service = Service.start("router", command, folder)
     service.address, service.url = f"127.0.0.1:{port}", f"http://127.0.0.1:{port}"

@@ -5,6 +5,10 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.families.mooncake import Mooncake
+from kvrouter.families.nixl import Nixl
+from kvrouter.families.openai_server import OpenAiServer
+from kvrouter.families.sglang import Sglang
 from kvrouter.families.vllm import Vllm
 
 if TYPE_CHECKING:
@@ -12,5 +16,7 @@ if TYPE_CHECKING:
 
     from kvrouter.families.base import Family
 
-FAMILIES: Final[Mapping[str, type[Family]]] = MappingProxyType({Vllm.name: Vllm})
-"""Every family by its name; a new one is one line here."""
+FAMILIES: Final[Mapping[str, type[Family]]] = MappingProxyType(
+    {family.name: family for family in (Vllm, Nixl, Mooncake, Sglang, OpenAiServer)}
+)
+"""Every family by its name; a new one is one word here."""

@@ -6,11 +6,22 @@ A family never does I/O and never re-serialises a body: it splices the client's 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
+    from kvrouter.engine import Engine
     from kvrouter.families.table import Table
     from kvrouter.openai import Request
+
+
+class Order(StrEnum):
+    """In which order the legs of a request go, and how KV gets from the one to the other."""
+
+    STORE = "store"  # prefill, its KV lands in the store, decode: KV may be lost, never wrong
+    HANDED = "handed over"  # prefill's answer tells decode where to fetch: once, until a lease ends
+    CONCURRENT = "concurrent"  # both at once: the engines meet at an address that both are told
+    SINGLE = "single"  # decode alone
 
 
 class BadAnswer(Exception):
@@ -35,6 +46,7 @@ class Handoff:
         waits: whether its connector waits for KV that it is told is coming.
         prompt_tokens: of usage; None where absent.
         cached_tokens: of usage, 0 where the engine says null; None where usage is absent.
+        missing: the engine was to tell where to fetch the KV from, and does not.
     """
 
     prompt_token_ids: bytes | None = None
@@ -48,6 +60,24 @@ class Handoff:
     waits: bool = False
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    missing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where and as what the engines of one attempt at two concurrent legs find each other.
+
+    Made anew for every attempt: a second use would mix up two requests, or crash schedulers.
+
+    Attributes:
+        prefill: raw JSON of the members that the prefill leg's body gets, by name.
+        decode: those of the decode leg's body.
+        fields: header lines that the prefill leg gets besides.
+    """
+
+    prefill: dict[str, bytes]
+    decode: dict[str, bytes]
+    fields: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +94,19 @@ class Coming:
 
 
 class Family(Protocol):
-    """Dialect of one kind of engine."""
+    """Dialect of one kind of engine. It keeps no state of requests."""
 
     name: ClassVar[str]
+    """As in `--kv-connector`."""
     parameters: ClassVar[Table]
     """What each leg does with each parameter; rewriting follows it."""
+    order: ClassVar[Order]
+    health_path: ClassVar[str]
+    """What a GET answers 200 while the engine is well."""
+    lease_s: ClassVar[float]
+    """How long a prefill engine keeps KV for a decode leg that does not come; 0: not at all."""
 
-    def __init__(self, *, own_connectors: bool = False) -> None: ...
+    def __init__(self) -> None: ...
 
     def single_leg(self, request: Request) -> str | None:
         """Why `request` must not be split in two legs (e.g. "echo"), or None if it may."""
@@ -82,7 +118,12 @@ class Family(Protocol):
         """Body of POST /tokenize for a prompt that is text or messages."""
 
     def prefill_body(
-        self, request: Request, *, prompt_ids: bytes | None = None, want_ids: bool = False
+        self,
+        request: Request,
+        *,
+        prompt_ids: bytes | None = None,
+        want_ids: bool = False,
+        meeting: Meeting | None = None,
     ) -> bytes:
         """Body of the prefill leg.
 
@@ -90,6 +131,7 @@ class Family(Protocol):
             request: as parsed, with its original bytes.
             prompt_ids: JSON array of token ids to send in place of a text prompt.
             want_ids: ask the engine to return the prompt's token ids.
+            meeting: what the legs share, where they are concurrent.
         """
 
     def decode_body(
@@ -99,6 +141,7 @@ class Family(Protocol):
         *,
         prompt_ids: bytes | None = None,
         coming: Coming | None = None,
+        meeting: Meeting | None = None,
     ) -> bytes:
         """Body of the decode leg.
 
@@ -108,6 +151,16 @@ class Family(Protocol):
             prompt_ids: JSON array of token ids to send in place of a text prompt; by default
                 those of the hand-off.
             coming: KV for which the engine is to wait.
+            meeting: what the legs share, where they are concurrent.
+        """
+
+    def meet(self, prefill: Engine) -> Meeting:
+        """A new meeting at `prefill`; only where the legs are concurrent."""
+
+    def release_body(self, model: str, params: bytes) -> bytes:
+        """Body of a POST /v1/completions by which a decode engine has freed what `params` name.
+
+        The engine refuses it (400) without computing or fetching anything; only where `lease_s`.
         """
 
     def read_prefill_answer(self, body: bytes) -> Handoff:
@@ -117,5 +170,8 @@ class Family(Protocol):
             BadAnswer: it is not a completion's JSON.
         """
 
-    def probe_body(self, model: str) -> bytes:
-        """Body of a POST /v1/completions of one token, whose answer tells who the engine is."""
+    def probe_body(self, model: str) -> bytes | None:
+        """Body of a POST /v1/completions of one token, whose answer tells who the engine is.
+
+        None: such a request tells nothing, or is refused.
+        """

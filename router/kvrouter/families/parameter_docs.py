@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.families import FAMILIES
+from kvrouter.families.base import Order
 from kvrouter.families.table import BOTH, WHERE_SET, Fate, Served
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def parameters_page(families: Mapping[str, type[Family]]) -> str:
             told = f" Unknown here: {gone}." if gone else ""
             title += f"\nAs {base_name}, but for these.{told}\n" if shown else ""
             title += "" if shown else f"\nAs {base_name}.{told}\n"
+            if family.order is Order.SINGLE:
+                title += "There is no prefill leg: all is decoded alone.\n"
         else:
             first = (name, rows)
         sections.append(title)

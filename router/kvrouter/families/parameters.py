@@ -7,6 +7,7 @@ classes), and what older and other engines know. A member that is not named is k
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import orjson
@@ -189,7 +190,13 @@ IDENTITY: Final = _kept("priority", "user", "request_id", "session_id")
 
 TRANSFER: Final = (
     *_steering(
-        *TRANSFERS, "bootstrap_host", "bootstrap_port", "bootstrap_room", "disaggregated_params"
+        *TRANSFERS,
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "bootstrap_pair_key",
+        "disagg_prefill_dp_rank",
+        "disaggregated_params",
     ),
     Parameter(
         "vllm_xargs",
@@ -201,3 +208,24 @@ TRANSFER: Final = (
 
 VLLM: Final = Table((*PROMPT, *LENGTH, *CHOICES, *SAMPLING, *ANSWER, *IDENTITY, *TRANSFER))
 """What engines of the vLLM family are told."""
+
+
+def _same(row: Parameter) -> Parameter:
+    """The same where both legs get the client's own words."""
+    served = Served.SPLIT if row.served is Served.ALONE else row.served
+    if row.prefill in (Fate.KEPT, Fate.OWN) and served is row.served:
+        return row
+    return replace(row, prefill=Fate.KEPT, value=b"", served=served, why="")
+
+
+SGLANG: Final = Table(map(_same, VLLM.rows.values())).changed(
+    Parameter("stream", prefill=Fate.SET, value=b"false", why="a failed leg has a status then"),
+    Parameter("stream_options", prefill=Fate.DROPPED, why="refused without `stream`"),
+    Parameter(
+        "echo",
+        tokenize=Tokenize.BARS,
+        why="with `logprobs` a 400: the engine that decodes has not computed the prompt",
+    ),
+    *_steering("routed_dp_rank", "data_parallel_rank"),
+)
+"""What SGLang's engines are told: both legs the same, for decode takes over prefill's token."""

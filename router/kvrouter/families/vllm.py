@@ -1,4 +1,4 @@
-"""vLLM's dialect: store-type connectors, and those that hand over by `kv_transfer_params` (NIXL).
+"""vLLM's dialect, with connectors that share KV through a store (kvstore's, LMCache, Mooncake's).
 
 Sources: vllm/entrypoints/openai/*/protocol.py of vLLM 0.32; what each leg does with each parameter
 is the table of `parameters.py`.
@@ -11,38 +11,33 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import orjson
 
 from kvrouter._native import find_token_ids
-from kvrouter.families.base import BadAnswer, Coming, Handoff
+from kvrouter.families.base import BadAnswer, Coming, Handoff, Meeting, Order
 from kvrouter.families.parameters import VLLM
 from kvrouter.families.splice import pick, splice
 from kvstore.chain import HASH_BYTES
 
 if TYPE_CHECKING:
+    from kvrouter.engine import Engine
     from kvrouter.families.table import Table
     from kvrouter.openai import Request
 
 MEDIA: Final = (b'"image', b'"input_audio"', b'"audio_', b'"video', b'"input_image"')
 """Beginnings of the types of message content whose block hashes depend on more than tokens."""
 
-NIXL_PREFILL: Final = (
-    b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
-    b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
-)
+TRANSFER: Final = "kv_transfer_params"
 IDS_KEY: Final = "prompt_token_ids"
 
 
 class Vllm:
-    """Engines of the vLLM family.
+    """Engines of vLLM whose connector needs no word of a request to find its KV."""
 
-    Args:
-        own_connectors: engines hand KV over themselves (no store is given): the prefill leg asks
-            for it, and what it answers goes to the decode leg verbatim.
-    """
-
-    name: ClassVar[str] = "vllm"
+    name: ClassVar[str] = "store"
     parameters: ClassVar[Table] = VLLM
-
-    def __init__(self, *, own_connectors: bool = False) -> None:
-        self._own_connectors = own_connectors
+    order: ClassVar[Order] = Order.STORE
+    health_path: ClassVar[str] = "/health"
+    lease_s: ClassVar[float] = 0.0
+    asks: ClassVar[bytes | None] = None
+    """`kv_transfer_params` of every prefill leg."""
 
     def single_leg(self, request: Request) -> str | None:
         """The first parameter of the request that the table has decoded alone."""
@@ -56,7 +51,12 @@ class Vllm:
         return not any(request.body.find(mark, *span) >= 0 for mark in MEDIA)
 
     def prefill_body(
-        self, request: Request, *, prompt_ids: bytes | None = None, want_ids: bool = False
+        self,
+        request: Request,
+        *,
+        prompt_ids: bytes | None = None,
+        want_ids: bool = False,
+        meeting: Meeting | None = None,
     ) -> bytes:
         """See `Family.prefill_body`."""
         spans, table = request.spans, self.parameters
@@ -67,7 +67,7 @@ class Vllm:
                 changes[name] = value
         if want_ids:
             changes["return_token_ids"] = b"true"
-        transfer = NIXL_PREFILL if self._own_connectors else None
+        transfer = self.asks if meeting is None else meeting.prefill[TRANSFER]
         self._put_ids(request, changes, prompt_ids, transfer)
         return splice(request.body, spans, changes)
 
@@ -78,9 +78,12 @@ class Vllm:
         *,
         prompt_ids: bytes | None = None,
         coming: Coming | None = None,
+        meeting: Meeting | None = None,
     ) -> bytes:
         """See `Family.decode_body`."""
         transfer = handoff.transfer_params if handoff else None
+        if meeting is not None:
+            transfer = meeting.decode[TRANSFER]
         if coming is not None:
             told = {"coming_blocks": coming.blocks, "wait_s": coming.wait_s}
             transfer = orjson.dumps({"kvstore": told})
@@ -107,7 +110,22 @@ class Vllm:
             rest = b"," + transfer[1:] if transfer and transfer != b"{}" else b"}"
             transfer = b'{"prompt_token_ids":' + ids + rest
         if transfer is not None:
-            changes["kv_transfer_params"] = transfer
+            changes[TRANSFER] = transfer
+
+    def meet(self, prefill: Engine) -> Meeting:
+        """Its legs share nothing."""
+        raise NotImplementedError
+
+    def release_body(self, model: str, params: bytes) -> bytes:
+        """A request that vLLM refuses after it has read `kv_transfer_params`.
+
+        It then tells the prefill engine that nothing will be fetched
+        (entrypoints/generate/base/serving.py, `_with_kv_transfer_rejection_cleanup`). A request
+        that is sent and cut off would not do: where the server notices the end before it reads the
+        body, nobody hears of them.
+        """
+        head = {"model": model, "prompt": [0], "max_tokens": 1, "temperature": -1}
+        return orjson.dumps(head)[:-1] + b',"%b":%b}' % (TRANSFER.encode(), params)
 
     def tokenize_body(self, request: Request) -> bytes:
         """Body of POST /tokenize for the prompt of a request that is not token ids already."""
@@ -131,7 +149,7 @@ class Vllm:
         return handoff
 
     def _handoff(self, answer: dict[str, Any]) -> Handoff:
-        params = answer.get("kv_transfer_params") or {}
+        params = answer.get(TRANSFER) or {}
         store = params.get("kvstore") or {}
         usage = answer.get("usage") or {}
         cached = None
@@ -140,9 +158,7 @@ class Vllm:
         root = bytes.fromhex(store["root"]) if store.get("root") else None
         if root is not None and len(root) != HASH_BYTES:
             raise BadAnswer(f"a root of {len(root)} bytes")
-        foreign = self._own_connectors and params and not store
         return Handoff(
-            transfer_params=orjson.dumps(params) if foreign else None,
             manifest=store.get("manifest") or None,
             blocks=max(0, int(store.get("blocks") or 0)),
             block_tokens=max(0, int(store.get("block_tokens") or 0)),
@@ -153,7 +169,7 @@ class Vllm:
             cached_tokens=cached,
         )
 
-    def probe_body(self, model: str) -> bytes:
+    def probe_body(self, model: str) -> bytes | None:
         """One token after one token: the smallest request that every model takes."""
         probe = {"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
         return orjson.dumps(probe)

@@ -155,6 +155,10 @@ class Answer:
             self.close()
             raise
 
+    def beginning(self, limit_bytes: int) -> bytes:
+        """The first bytes of the body that are there, as they came, perhaps in chunk frames."""
+        return self._body[0][:limit_bytes] if self._body else b""
+
     async def relay_to(self, sink: Sink, idle_deadline_s: float) -> None:
         """Pass the body to `sink` as it comes; return at its end.
 

@@ -57,10 +57,11 @@ def decide(
         choose: picks the prefill engine from a sequence that is not empty.
     """
     missing = missing_tokens(inputs, decode)
-    if not inputs.split:
-        return Plan(None, decode, missing, "not splittable")
-    if missing <= inputs.prefill_threshold:
-        return Plan(None, decode, missing, "little missing")
+    if decode.identity is None or decode.identity.alone:
+        if not inputs.split:
+            return Plan(None, decode, missing, "not splittable")
+        if missing <= inputs.prefill_threshold:
+            return Plan(None, decode, missing, "little missing")
     if not inputs.prefill:
         return Plan(None, decode, missing, "no prefill engine")
     able = partners(inputs.prefill, decode)
@@ -70,6 +71,9 @@ def decide(
 
 
 def _why_alone(inputs: RouteInputs, decode: Engine) -> str:
-    if decode.identity is not None and decode.identity.refusal is not None:
+    identity = decode.identity
+    if identity is not None and (identity.refusal is not None or not identity.pairs):
         return "shares no KV"
+    if all(engine.family != decode.family for engine in inputs.prefill):
+        return "families differ"
     return "same engine" if decode in inputs.prefill else "manifests differ"

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.families import FAMILIES
 from kvrouter.families.base import BadAnswer, Handoff
+from kvrouter.families.nixl import PREFILL, Nixl
 from kvrouter.families.splice import splice
-from kvrouter.families.vllm import NIXL_PREFILL, Vllm
+from kvrouter.families.vllm import Vllm
 from kvstore.chain import root_hash
 
 Spans = dict[str, tuple[int, int]]
@@ -324,10 +324,10 @@ def test_no_answer_whatsoever_raises_anything_else(body: bytes) -> None:
 
 
 def test_engines_own_connectors_get_what_the_prefill_engine_answered() -> None:
-    family = Vllm(own_connectors=True)
+    family = Nixl()
     request = completion()
     asked_for = json.loads(family.prefill_body(request))["kv_transfer_params"]
-    assert asked_for == json.loads(NIXL_PREFILL)
+    assert asked_for == json.loads(PREFILL)
     params = {
         "do_remote_prefill": True,
         "remote_block_ids": [[1, 2]],
@@ -352,13 +352,4 @@ def test_the_prompt_alone_goes_to_the_tokenizer(family: Vllm) -> None:
 
 
 def test_a_probe_asks_for_one_token(family: Vllm) -> None:
-    assert json.loads(family.probe_body("m"))["max_tokens"] == 1
-
-
-@pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_every_family_keeps_the_seam(name: str) -> None:
-    made = FAMILIES[name]()
-    assert made.name == name
-    request = completion(stream=True)
-    assert json.loads(made.prefill_body(request))["max_tokens"] == 1
-    assert json.loads(made.decode_body(request, None))["stream"] is True
+    assert json.loads(family.probe_body("m") or b"")["max_tokens"] == 1

@@ -102,7 +102,7 @@ async def test_an_engine_introduces_itself_when_it_joins(bench: Bench) -> None:
     await prober.start([bench.engine])
     await prober.close()
     assert bench.engine.identity == Identity(
-        ("m", "lora"), 4096, 32, "cd" * 32, ROOT, (("lora", "/adapters/l"),)
+        ("m", "lora"), 4096, 32, "cd" * 32, ROOT, (("lora", "/adapters/l"),), family="store"
     )
     assert [probe["max_tokens"] for probe in bench.fake.probes] == [1]
 
@@ -132,7 +132,7 @@ async def test_without_our_connector_the_block_size_is_read_from_metrics(bench: 
     await prober.start([bench.engine])
     await prober.close()
     assert bench.engine.identity == Identity(
-        ("m", "lora"), 4096, 64, adapters=(("lora", "/adapters/l"),)
+        ("m", "lora"), 4096, 64, adapters=(("lora", "/adapters/l"),), family="store"
     )
 
 
@@ -141,7 +141,7 @@ async def test_an_engine_that_tells_nothing_of_blocks_joins_all_the_same(bench: 
     prober = bench.prober()
     await prober.start([bench.engine])
     await prober.close()
-    assert bench.engine.identity == Identity(("m",))
+    assert bench.engine.identity == Identity(("m",), family="store")
 
 
 async def test_an_engine_that_is_down_at_the_start_may_come_later(bench: Bench) -> None:

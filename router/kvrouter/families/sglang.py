@@ -1,0 +1,116 @@
+"""SGLang: both legs at once, which meet in a room of the prefill engine's bootstrap server.
+
+Sources, of SGLang 0.5.23: srt/entrypoints/openai/protocol.py (`PDRoutingFields`),
+srt/disaggregation/{prefill,decode}.py and common/conn.py. Both bodies are the client's: the decode
+engine takes over the first token that the prefill engine sampled, with its logprobs, and that one
+cuts `max_tokens` itself. Without a room both refuse a request.
+"""
+
+from __future__ import annotations
+
+from secrets import randbits
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import orjson
+
+from kvrouter.families.base import BadAnswer, Coming, Handoff, Meeting, Order
+from kvrouter.families.openai_server import OpenAiServer
+from kvrouter.families.parameters import SGLANG
+from kvrouter.families.splice import splice
+
+if TYPE_CHECKING:
+    from kvrouter.engine import Engine
+    from kvrouter.families.table import Table
+    from kvrouter.openai import Request
+
+ROOM_BITS: Final = 63
+
+
+class Rooms:
+    """Numbers no two of which are equal, and which no other router hands out.
+
+    A random start and a random odd step walk through all numbers before one comes again.
+    """
+
+    def __init__(self) -> None:
+        self._next = randbits(ROOM_BITS)
+        self._step = randbits(ROOM_BITS) | 1
+
+    def take(self) -> int:
+        """A room that was never taken; not 0, which SGLang has for itself."""
+        self._next = (self._next + self._step) & ((1 << ROOM_BITS) - 1)
+        return self._next or self.take()
+
+
+class Sglang(OpenAiServer):
+    """Engines of SGLang, disaggregated or whole."""
+
+    name: ClassVar[str] = "sglang"
+    parameters: ClassVar[Table] = SGLANG
+    order: ClassVar[Order] = Order.CONCURRENT
+    health_path: ClassVar[str] = "/health"
+
+    def __init__(self) -> None:
+        self._rooms = Rooms()
+
+    def single_leg(self, request: Request) -> str | None:
+        """Logprobs of the prompt: the engine that decodes has not computed it."""
+        echo = request.raw("echo")
+        if echo == b"true" and request.raw("logprobs") is not None:
+            return "echo"
+        return None
+
+    def meet(self, prefill: Engine) -> Meeting:
+        """A new room at the engine's bootstrap server."""
+        bootstrap = prefill.identity.bootstrap if prefill.identity else None
+        if bootstrap is None:
+            raise LookupError(f"{prefill.address} has told no bootstrap server")
+        members = {
+            "bootstrap_host": orjson.dumps(bootstrap.bracketed),
+            "bootstrap_port": b"%d" % bootstrap.port,
+            "bootstrap_room": b"%d" % self._rooms.take(),
+        }
+        return Meeting(members, members)
+
+    def prefill_body(
+        self,
+        request: Request,
+        *,
+        prompt_ids: bytes | None = None,
+        want_ids: bool = False,
+        meeting: Meeting | None = None,
+    ) -> bytes:
+        """The client's body with the room, not as a stream: it fails with a status then."""
+        met = meeting.prefill if meeting is not None else {}
+        given = request.spans.keys()
+        left_out = dict.fromkeys(self.parameters.left_out_on_prefill & given)
+        changes = {**left_out, **self.parameters.set_on_prefill, **met}
+        return splice(request.body, request.spans, changes)
+
+    def decode_body(
+        self,
+        request: Request,
+        handoff: Handoff | None,
+        *,
+        prompt_ids: bytes | None = None,
+        coming: Coming | None = None,
+        meeting: Meeting | None = None,
+    ) -> bytes:
+        """The client's body with the room."""
+        changes: dict[str, bytes | None] = dict.fromkeys(self.parameters.own & request.spans.keys())
+        if meeting is not None:
+            changes.update(meeting.decode)
+        return splice(request.body, request.spans, changes) if changes else request.body
+
+    def read_prefill_answer(self, body: bytes) -> Handoff:
+        """Its usage; the KV has gone to the decode engine by then."""
+        try:
+            answer = orjson.loads(body)
+            usage = answer["usage"] or {}
+            details = usage.get("prompt_tokens_details")
+            return Handoff(
+                prompt_tokens=usage.get("prompt_tokens"),
+                cached_tokens=int(details.get("cached_tokens") or 0) if details else None,
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise BadAnswer(f"prefill answer: {error!r}") from None

@@ -1,0 +1,251 @@
+"""What an engine says of itself when it joins: its family, its models, the KV that it needs.
+
+It reads answers; how they are got is `probe`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import orjson
+
+from kvrouter.engine import Bootstrap, Identity, Role
+from kvrouter.families.base import BadAnswer, Handoff
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from kvrouter.engine import Engine
+    from kvrouter.families.base import Family
+
+    Ask = Callable[[Engine, str], Awaitable[bytes]]
+    """The body of the engine's 200 to a GET of a path, or of a URL."""
+    Post = Callable[[Engine, str, bytes], Awaitable[bytes]]
+
+AUTO: Final = "auto"
+MOONCAKE_PORT: Final = 8998
+"""VLLM_MOONCAKE_BOOTSTRAP_PORT's default."""
+_ABSENT: Final = frozenset({400, 401, 403, 404, 405, 501})
+_BLOCK_SIZE: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bblock_size="(\d+)"', re.M)
+_NIXL: Final = re.compile(rb"^vllm:nixl_", re.M)
+
+log = logging.getLogger(__name__)
+
+
+class ProbeFailed(Exception):
+    """An engine does not answer a probe as it should; says how, in a sentence.
+
+    Attributes:
+        status: of its answer, 0 where none came.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Introducer:
+    """Asks one engine after another who it is.
+
+    Args:
+        families: dialects by name.
+        get: asks an engine.
+        post: the same with a request, which may wait its turn among the engine's others.
+        connector: the family of all engines, or "auto".
+        model: the one model to serve, or None for whatever engines serve.
+        bootstrap_ports: by the engine's address; under "" that of all others.
+    """
+
+    def __init__(
+        self,
+        families: Callable[[str], Family],
+        get: Ask,
+        post: Post,
+        *,
+        connector: str = "store",
+        model: str | None = None,
+        bootstrap_ports: Mapping[str, int] | None = None,
+    ) -> None:
+        self._families = families
+        self._get = get
+        self._post = post
+        self._connector = connector
+        self._model = model
+        self._ports = bootstrap_ports or {}
+
+    async def introduce(self, engine: Engine) -> Identity:
+        """All that the router wants to know of `engine`.
+
+        Raises:
+            ProbeFailed: it does not answer, or not as its family does.
+        """
+        cards = read_models(await self._get(engine, "/v1/models"))
+        models = tuple(card.id for card in cards)
+        if self._model is not None:
+            if self._model not in models:
+                raise ProbeFailed(f"it serves {', '.join(models)}, not --model {self._model}")
+            models = (self._model,)
+        name = await self._family_of(engine)
+        told = await self._one_token(engine, name or self._connector, models[0])
+        metrics = await self._metrics(engine) if name != "openai" else b""
+        if name is None:
+            name = self._vllm_kind(engine, told, metrics)
+        pairs, alone, bootstrap = await self._legs(engine, name)
+        return Identity(
+            models,
+            max_model_len=cards[0].max_model_len,
+            block_tokens=told.block_tokens or _block_size(metrics) or None,
+            manifest=told.manifest,
+            root=told.root,
+            refusal=told.refusal,
+            waits=told.waits,
+            adapters=tuple((card.id, card.root) for card in cards if card.parent and card.root),
+            family=name,
+            pairs=pairs,
+            alone=alone,
+            bootstrap=bootstrap,
+        )
+
+    async def _family_of(self, engine: Engine) -> str | None:
+        """Its family; None where it is vLLM, whose connector has yet to be found."""
+        if self._connector != AUTO:
+            return self._connector
+        if "disaggregation_mode" in await self._maybe(engine, "/server_info"):
+            return "sglang"
+        if "version" in await self._maybe(engine, "/version"):
+            return None
+        log.info(
+            "engine %s is taken for a plain OpenAI server: it has neither SGLang's /server_info "
+            "nor vLLM's /version",
+            engine.address,
+        )
+        return "openai"
+
+    async def _maybe(self, engine: Engine, path: str) -> dict[str, Any]:
+        """The JSON object at `path`, empty where the engine has none there."""
+        try:
+            found = orjson.loads(await self._get(engine, path))
+        except ProbeFailed as error:
+            if error.status not in _ABSENT:
+                raise
+            return {}
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    async def _one_token(self, engine: Engine, name: str, model: str) -> Handoff:
+        """What the answer to the smallest request tells."""
+        family = self._families("store" if name == AUTO else name)
+        probe = family.probe_body(model)
+        if probe is None:
+            return Handoff()
+        answer = await self._post(engine, "/v1/completions", probe)
+        try:
+            return family.read_prefill_answer(answer)
+        except BadAnswer as error:
+            raise ProbeFailed(str(error)) from None
+
+    async def _metrics(self, engine: Engine) -> bytes:
+        try:
+            return await self._get(engine, "/metrics")
+        except ProbeFailed:
+            return b""
+
+    def _vllm_kind(self, engine: Engine, told: Handoff, metrics: bytes) -> str:
+        if told.manifest is not None:
+            return "store"
+        if _NIXL.search(metrics):
+            log.info("engine %s is vLLM with NixlConnector, by its metrics", engine.address)
+            return "nixl"
+        log.warning(
+            "engine %s is vLLM, and neither kvrouter's connector nor NixlConnector was found in "
+            "it: KV is taken to be shared through a store of its own (LMCache, MooncakeStore), or "
+            "not at all. MooncakeConnector cannot be detected: give --kv-connector mooncake",
+            engine.address,
+        )
+        return "store"
+
+    async def _legs(self, engine: Engine, name: str) -> tuple[bool, bool, Bootstrap | None]:
+        """Whether it does one leg of two, whether it can do without the other, where it is met."""
+        prefills = engine.role.serves(Role.PREFILL)
+        if name == "sglang":
+            return await self._sglang_legs(engine)
+        if name == "mooncake" and prefills:
+            return True, True, await self._mooncake_bootstrap(engine)
+        return name != "openai", True, None
+
+    async def _sglang_legs(self, engine: Engine) -> tuple[bool, bool, Bootstrap | None]:
+        info = await self._maybe(engine, "/server_info")
+        mode = info.get("disaggregation_mode")
+        if mode not in ("prefill", "decode"):
+            return False, True, None
+        if engine.role is not Role(mode):
+            raise ProbeFailed(
+                f"it was started with --disaggregation-mode {mode}; name it under --{mode} alone"
+            )
+        if mode == "decode":
+            return True, False, None
+        told = info.get("disaggregation_bootstrap_port")
+        port = self._port(engine) or (told if isinstance(told, int) else 0)
+        if not 0 < port < 65536:
+            raise ProbeFailed("its /server_info names no bootstrap port: give --bootstrap-port")
+        return True, False, Bootstrap(engine.host, port)
+
+    async def _mooncake_bootstrap(self, engine: Engine) -> Bootstrap:
+        """Ask its bootstrap server how it calls its data-parallel ranks."""
+        found = Bootstrap(engine.host, self._port(engine) or MOONCAKE_PORT)
+        url = f"http://{found.bracketed}:{found.port}/query"
+        try:
+            ranks = msgspec.json.decode(await self._get(engine, url), type=dict[int, _Rank])
+        except ProbeFailed as error:
+            raise ProbeFailed(f"MooncakeConnector's bootstrap server: {error}") from None
+        except msgspec.DecodeError as error:
+            raise ProbeFailed(f"{url} is not MooncakeConnector's ({error})") from None
+        if sorted(ranks) != list(range(len(ranks))) or not ranks:
+            raise ProbeFailed(f"{url}: not all of its data-parallel ranks are there yet")
+        names = tuple(ranks[rank].engine_id for rank in sorted(ranks))
+        return Bootstrap(found.host, found.port, names)
+
+    def _port(self, engine: Engine) -> int | None:
+        return self._ports.get(engine.address) or self._ports.get("")
+
+
+class _Rank(msgspec.Struct):
+    engine_id: str
+
+
+class Card(msgspec.Struct):
+    """One model of /v1/models; an adapter has its base as `parent` and its path as `root`."""
+
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class _Cards(msgspec.Struct):
+    data: list[Card]
+
+
+def read_models(body: bytes) -> list[Card]:
+    """The models that /v1/models names.
+
+    Raises:
+        ProbeFailed: it names none.
+    """
+    try:
+        cards = msgspec.json.decode(body, type=_Cards).data
+    except msgspec.DecodeError as error:
+        raise ProbeFailed(f"/v1/models is not OpenAI's list ({error})") from None
+    if not cards:
+        raise ProbeFailed("/v1/models names no model")
+    return cards
+
+
+def _block_size(metrics: bytes) -> int:
+    """Of vllm:cache_config_info; 0 where the engine's metrics do not tell."""
+    found = _BLOCK_SIZE.search(metrics)
+    return int(found.group(1)) if found else 0

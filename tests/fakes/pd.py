@@ -1,0 +1,268 @@
+"""Engines that prefill and decode as their family does, and note every rule that is broken.
+
+What an engine says depends on the KV of its prompt and on nothing else, so that wrong KV is wrong
+text. KV here is a digest of the prompt's token ids: computed, or had from another engine in the way
+of the family. `violations` must stay empty: a real engine would have crashed, hung, stranded memory
+or answered from somebody else's KV.
+
+Requests are judged by kvrouter.sim.requests, whose rules are vLLM's (tests/vllm holds both to the
+same cases). This base is an engine that computes all itself: vLLM with a store-type connector whose
+store has nothing, and, with `api` "openai", any server of OpenAI's API.
+"""
+
+import asyncio
+import json
+from array import array
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from typing import Any, ClassVar
+
+from kvrouter.http.exchange import Exchange
+from kvrouter.http.head import SSE_HEADERS
+from kvrouter.http.limits import Limits
+from kvrouter.http.routes import Routes
+from kvrouter.http.server import HttpServer
+from kvrouter.sim.answers import Answer, StreamWriter, error_body
+from kvrouter.sim.requests import GenerateRequest, Kind, RequestError, parse_request, parse_tokenize
+from kvrouter.sim.tokenizer import SimTokenizer
+
+Json = dict[str, Any]
+Routed = list[tuple[str, str, Callable[[Exchange], Awaitable[None]]]]
+PATIENCE_S = 10.0
+MAX_LEN = 8192
+MODEL = "m"
+GARBAGE = b"memory of somebody else"
+
+
+def kv_of(prompt: list[int]) -> bytes:
+    """The KV of a prompt."""
+    return sha256(array("I", prompt).tobytes()).digest()
+
+
+class Network:
+    """Where engines of one test find each other: what RDMA and side channels are elsewhere."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, PdEngine] = {}
+
+
+class PdEngine:
+    """One engine on a free port.
+
+    Attributes:
+        role: "prefill", "decode" or "both".
+        mode: "ok"; "500"; "drop" (the connection breaks); "drop_mid" (after two events, or within
+            the answer); "hang"; "hang_mid" (two events, then nothing); "held" (waits for `go`).
+        requests: bodies of completions and chats but for introductions, with `headers` beside.
+        began: their bodies as they begin; `computed`: prompts whose KV was computed here.
+        live: requests under way.
+        violations: rules that were broken.
+    """
+
+    family: ClassVar[str] = "store"
+    api: ClassVar[str] = "vllm"
+
+    def __init__(self, network: Network, role: str, name: str = "") -> None:
+        self.network = network
+        self.role = role
+        self.name = name or f"engine-{len(network.engines)}"
+        network.engines[self.name] = self
+        self.mode = "ok"
+        self.go = asyncio.Event()
+        self.requests: list[Json] = []
+        self.headers: list[dict[str, str]] = []
+        self.began: asyncio.Queue[Json] = asyncio.Queue()
+        self.computed = 0
+        self.live = 0
+        self.violations: list[str] = []
+        self.port = 0
+        self._tokenizer = SimTokenizer()
+        self._server: HttpServer | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def held(self) -> dict[str, object]:
+        """What it keeps for others; empty when nothing is under way."""
+        return {}
+
+    async def start(self) -> None:
+        self._server = HttpServer(Routes(self.routes()).handle, Limits(tick_s=0.02))
+        self.port = await self._server.listen("127.0.0.1", self.port)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.close()
+            self._server = None
+
+    async def next_began(self) -> Json:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.began.get()
+
+    def routes(self) -> Routed:
+        routes: Routed = [
+            ("GET", "/v1/models", self._models),
+            ("POST", "/v1/completions", self._completions),
+            ("POST", "/v1/chat/completions", self._chats),
+        ]
+        if self.api != "openai":
+            routes += [("GET", "/health", self._health), ("POST", "/tokenize", self._tokenize)]
+        if self.api == "vllm":
+            routes += [("GET", "/version", self._version), ("GET", "/metrics", self._metrics)]
+        return routes
+
+    # -- what a family does in its own way
+
+    def metrics(self) -> bytes:
+        return b'vllm:cache_config_info{block_size="16",engine="0"} 1.0\n'
+
+    def refuse(self, body: Json) -> None:
+        """Raise RequestError for what this family refuses beyond vLLM's rules."""
+
+    async def refused(self, body: Json) -> None:
+        """A request was refused after it had been read."""
+
+    async def kv(self, body: Json, request: GenerateRequest) -> bytes:
+        """The KV of the request's prompt, computed or had from elsewhere."""
+        return self.compute(request)
+
+    def finish(self, body: Json, request: GenerateRequest, kv: bytes) -> Json | None:
+        """All tokens are there; returns the answer's `kv_transfer_params`."""
+        return None
+
+    def compute(self, request: GenerateRequest) -> bytes:
+        self.computed += 1
+        return kv_of(request.prompt)
+
+    # -- HTTP
+
+    async def _health(self, exchange: Exchange) -> None:
+        exchange.respond(200)
+
+    async def _version(self, exchange: Exchange) -> None:
+        exchange.respond(200, b'{"version":"0.32.0"}')
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        exchange.respond(200, self.metrics())
+
+    async def _models(self, exchange: Exchange) -> None:
+        card = {"id": MODEL, "object": "model", "max_model_len": MAX_LEN}
+        exchange.respond(200, json.dumps({"object": "list", "data": [card]}).encode())
+
+    async def _tokenize(self, exchange: Exchange) -> None:
+        tokens = parse_tokenize(exchange.body, self._tokenizer, (MODEL,))
+        exchange.respond(200, json.dumps({"count": len(tokens), "tokens": tokens}).encode())
+
+    async def _completions(self, exchange: Exchange) -> None:
+        await self._serve(exchange, "completion")
+
+    async def _chats(self, exchange: Exchange) -> None:
+        await self._serve(exchange, "chat")
+
+    async def _serve(self, exchange: Exchange, kind: Kind) -> None:
+        body: Json = json.loads(exchange.body)
+        probe = body.get("prompt") == [1] and body.get("max_tokens") == 1
+        self.live += 1
+        try:
+            try:
+                request = parse_request(exchange.body, kind, self._tokenizer, (MODEL,), MAX_LEN)
+                self.refuse(body)
+            except RequestError as error:
+                await self.refused(body)
+                exchange.respond(error.status, error_body(error, error.status))
+                return
+            if not probe:
+                self.requests.append(body)
+                self.headers.append(exchange.headers)
+                self.began.put_nowait(body)
+            await self._generate(exchange, body, request, "ok" if probe else self.mode)
+        finally:
+            self.live -= 1
+
+    async def _generate(
+        self, exchange: Exchange, body: Json, request: GenerateRequest, mode: str
+    ) -> None:
+        if mode in ("500", "drop"):
+            await self.refused(body)
+            if mode == "drop":
+                exchange.abort()
+            else:
+                self.fail(exchange, request, "CUDA error")
+            return
+        if mode == "hang":
+            await self.stall(body)
+        if mode == "held":
+            await self.go.wait()
+        try:
+            kv = await self.kv(body, request)
+        except LoadFailed as error:
+            self.fail(exchange, request, str(error))
+            return
+        answer = Answer(request, 0, None)
+        if request.stream:
+            await self._stream(exchange, body, answer, kv, mode)
+            return
+        for _ in range(request.max_tokens or 16):
+            self.say(answer, kv)
+        answer.kv_transfer_params = self.finish(body, request, kv)
+        if mode == "hang_mid":
+            await asyncio.Event().wait()
+        if mode == "drop_mid":
+            exchange.start(200)
+            exchange.write(b'{"id": "c')
+            exchange.abort()
+            return
+        exchange.respond(200, self.whole(answer))
+
+    async def _stream(
+        self, exchange: Exchange, body: Json, answer: Answer, kv: bytes, mode: str
+    ) -> None:
+        writer = StreamWriter(answer)
+        exchange.start(200, SSE_HEADERS)
+        exchange.write(writer.opening())
+        count = answer.request.max_tokens or 16
+        for i in range(count):
+            if i == 2 and mode == "drop_mid":
+                exchange.abort()
+                return
+            if i == 2 and mode == "hang_mid":
+                await asyncio.Event().wait()
+            token, text = self.say(answer, kv)
+            exchange.write(writer.token(token, text, i == count - 1))
+            await exchange.drain()
+        self.finish(body, answer.request, kv)
+        exchange.write(writer.closing())
+        exchange.end()
+
+    async def stall(self, body: Json) -> None:
+        """Answer nothing, ever; the request is in the engine."""
+        await asyncio.Event().wait()
+
+    def fail(self, exchange: Exchange, request: GenerateRequest, message: str) -> None:
+        error = {"message": message, "type": "InternalServerError", "param": None, "code": 500}
+        exchange.respond(500, json.dumps({"error": error}).encode())
+
+    def whole(self, answer: Answer) -> bytes:
+        return answer.body()
+
+    def say(self, answer: Answer, kv: bytes) -> tuple[int, str]:
+        """The next token: of the KV, and of how many there are already."""
+        number = int.from_bytes(sha256(kv + bytes([len(answer.tokens) % 251])).digest()[:4])
+        token = self._tokenizer.spoken(number)
+        text = self._tokenizer.decode((token,))
+        answer.tokens.append(token)
+        answer.text += text
+        return token, text
+
+
+class PlainEngine(PdEngine):
+    """Any server of OpenAI's API: no /health, no /version, nothing to hand over."""
+
+    family: ClassVar[str] = "openai"
+    api: ClassVar[str] = "openai"
+
+
+class LoadFailed(Exception):
+    """KV that was to come did not: the request ends with a 500 (`kv_load_failure_policy` fail)."""

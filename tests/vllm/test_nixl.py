@@ -1,0 +1,110 @@
+"""Real vLLM with NixlConnector behind the router: the same tokens, fetched once, freed when not.
+
+A smoke test of a few hundred tokens: NIXL keeps a core busy where there are no devices.
+"""
+
+import json
+import os
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.vllm.asking import token_prompt
+from tests.vllm.engines import Engine, EngineOptions, ask, free_port, running
+from tests.vllm.models import TINY, model_folder
+from tests.vllm.services import Service, start_router
+
+from kvrouter.families.nixl import PREFILL, Nixl
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+HOW = (
+    "set KVROUTER_NIXL_SITE to a folder made by "
+    "pip install --no-deps --target FOLDER nixl==1.5.1 nixl-cu12==1.5.1"
+)
+TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+FREED_S = 15.0  # half of the lease
+
+
+@dataclass
+class Cluster:
+    router: Service
+    prefill: Engine
+    decode: Engine
+
+
+@pytest.fixture(scope="module")
+def cluster(vllm_python: Path, engine_folder: Path) -> Iterator[Cluster]:
+    site = os.environ.get("KVROUTER_NIXL_SITE")
+    if not site:
+        pytest.skip(f"no NIXL: {HOW}")
+    model = model_folder(TINY, vllm_python)
+
+    def engine(name: str, core: str) -> Engine:
+        environment = {
+            "PYTHONPATH": site,
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+            "UCX_NET_DEVICES": "lo",
+            "UCX_TLS": "tcp,self,sm",
+        }
+        options = EngineOptions(name, model, core, TRANSFER, environment=environment)
+        return Engine.start(vllm_python, options, engine_folder, None)
+
+    engines = [engine("nixl-prefill", "0"), engine("nixl-decode", "1")]
+    with running(engines):
+        prefill, decode = engines
+        router = start_router(engine_folder, [prefill.url], [decode.url], None, [])
+        try:
+            yield Cluster(router, prefill, decode)
+        finally:
+            router.stop()
+
+
+def token_ids(address: str, body: dict[str, Any]) -> list[int]:
+    status, raw = ask(address, "POST", "/v1/completions", {"model": "tiny", **body}, 200.0)
+    assert status == 200, raw
+    found: list[int] = json.loads(raw)["choices"][0]["token_ids"]
+    return found
+
+
+def test_the_router_finds_out_that_it_is_nixl(cluster: Cluster) -> None:
+    assert cluster.router.log.read_text().count("is vLLM with NixlConnector") == 2
+
+
+def test_tokens_are_those_of_one_engine_alone(cluster: Cluster) -> None:
+    before = cluster.decode.prompt_tokens()
+    sampling = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    lengths = (70, 130, 200)
+    for length in lengths:
+        body = {"prompt": token_prompt(random.Random(length), length), **sampling}
+        handed = token_ids(cluster.router.address, body)
+        alone = token_ids(cluster.prefill.address, {**body, "cache_salt": "alone"})
+        assert handed == alone
+    after = cluster.decode.prompt_tokens()
+    assert after["external_kv_transfer"] - before["external_kv_transfer"] >= sum(lengths) - 3
+
+
+def test_a_release_frees_what_the_prefill_engine_keeps(cluster: Cluster) -> None:
+    prompt = {"model": "tiny", "prompt": token_prompt(random.Random(9), 120), "max_tokens": 1}
+    asked = {**prompt, "ignore_eos": True, "kv_transfer_params": json.loads(PREFILL)}
+    _, raw = ask(cluster.prefill.address, "POST", "/v1/completions", asked, 100.0)
+    handoff = Nixl().read_prefill_answer(raw)
+    assert handoff.transfer_params is not None
+    assert usage(cluster.prefill) > 0
+    release = json.loads(Nixl().release_body("tiny", handoff.transfer_params))
+    status, _ = ask(cluster.decode.address, "POST", "/v1/completions", release, 100.0)
+    assert status == 400
+    until = time.monotonic() + FREED_S
+    while usage(cluster.prefill) > 0:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def usage(engine: Engine) -> float:
+    """The part of its KV cache that requests hold."""
+    return engine.counters()["vllm:kv_cache_usage_perc"]
