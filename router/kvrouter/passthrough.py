@@ -18,6 +18,7 @@ from kvrouter import _native
 from kvrouter.engine import Failure, Role
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.families.splice import splice
+from kvrouter.families.table import WHERE_SET
 from kvrouter.http.client import UpstreamError
 from kvrouter.http.head import JSON
 from kvrouter.leg import EngineFull, LegFailed
@@ -292,20 +293,16 @@ def _read(body: bytes, endpoint: Endpoint) -> Request:
         spans, _ = _native.scan_object(body)
     except ValueError as error:
         raise bad_request(f"The body is not a JSON object that can be served: {error}.") from None
-    values = {
-        name: orjson.loads(body[slice(*spans[name])])
-        for name in ("model", *NOT_SERVED)
-        if name in spans
-    }
-    model = values.pop("model", None)
-    if model is not None and not isinstance(model, str):
+    given = {name: body[slice(*spans[name])] for name in ("model", *NOT_SERVED) if name in spans}
+    model = given.pop("model", b"null")
+    if model != b"null" and not model.startswith(b'"'):
         raise bad_request("`model` must be a string.", "model")
-    for name, value in values.items():
-        if endpoint.generates and value:
+    for name, raw in given.items():
+        if endpoint.generates and WHERE_SET.holds(raw):
             message = f"`{name}` is not served: engines keep responses each for themselves."
             raise bad_request(message, name)
     tokens = max(1, len(body) // BYTES_PER_TOKEN)
-    return Request("chat", body, spans, model, False, None, None, tokens)
+    return Request("chat", body, spans, orjson.loads(model), False, None, None, tokens)
 
 
 def _is_error(body: bytes) -> bool:

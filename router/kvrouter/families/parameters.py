@@ -29,8 +29,14 @@ TRANSFERS: Final = ("kv_transfer_params", "ec_transfer_params")
 
 
 def steers(raw: bytes) -> bool:
-    """Whether the JSON of `vllm_xargs` has a member that vLLM takes for one of `TRANSFERS`."""
-    extra = orjson.loads(raw)
+    """Whether the JSON of `vllm_xargs` has a member that vLLM takes for one of `TRANSFERS`.
+
+    So it is taken to be where it cannot be read here, as with a number that no float can hold.
+    """
+    try:
+        extra = orjson.loads(raw)
+    except ValueError:
+        return True
     return isinstance(extra, dict) and not extra.keys().isdisjoint(TRANSFERS)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvrouter.http.server import HttpServer
 
 _LINGER_S = 2.0
+_VERSIONS = ("1.1", "1.0")
 
 log = logging.getLogger("kvrouter.http")
 
@@ -47,6 +48,7 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_advanced",
         "_body",
         "_body_bytes",
         "_current",
@@ -78,6 +80,7 @@ class Connection(asyncio.Protocol):
         self._url = b""
         self._headers: dict[str, str] = {}
         self._head_bytes = 0
+        self._advanced = False  # whether the bytes at hand held a part of a body or a request's end
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._current: Exchange | None = None
@@ -116,6 +119,7 @@ class Connection(asyncio.Protocol):
             if plain is not None and len(plain[4]) <= limits.body_bytes:
                 self._begin(self._plain_exchange(plain))
                 return
+        self._advanced = False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -123,10 +127,11 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError:
             self._refuse()
             return
-        if self._phase is Phase.HEAD:
+        if self._phase is not Phase.IDLE and not self._advanced:
+            # Nothing but head, or trailers and the like behind a body: neither may go on for ever.
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.head_bytes:
-                self._refusal = (431, "the request's head is too large")
+                self._refusal = (431, "the request's head or trailers are too large")
                 self._refuse()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -230,10 +235,13 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Refuse a body that is too large before it comes; answer an expectation."""
         headers = self._headers
+        if self._parser.get_http_version() not in _VERSIONS:
+            self._stop(400, "the version of HTTP is neither 1.1 nor 1.0")
         length = headers.get("content-length")
         if length is not None and int(length) > self._limits.body_bytes:
             self._stop(413, f"the body is larger than {self._limits.body_bytes} bytes")
         self._phase = Phase.BODY
+        self._head_bytes = 0
         if self._current is None:
             self.expires_at = self._loop.time() + self._limits.body_timeout_s
             if headers.get("expect", "").lower() == "100-continue":
@@ -241,6 +249,8 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
+        self._advanced = True
+        self._head_bytes = 0
         self._body_bytes += len(body)
         if self._body_bytes > self._limits.body_bytes:
             self._stop(413, f"the body is larger than {self._limits.body_bytes} bytes")
@@ -249,6 +259,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """The request is whole: serve it, or queue it behind the one under way."""
         exchange = self._exchange()
+        self._advanced = True
         self._phase = Phase.IDLE
         self._body = []
         if self._current is None:
@@ -367,17 +378,7 @@ class Connection(asyncio.Protocol):
         self._say(status, message)
 
     def _say(self, status: int, message: str) -> None:
-        exchange = Exchange(
-            self,
-            method="POST",
-            path="",
-            query="",
-            headers={},
-            body=b"",
-            peer=self._peer,
-            keep_alive=False,
-            http_1_1=True,
-        )
+        exchange = self._plain_exchange(("POST", "", "", {}, b"", False))
         exchange.respond(status, ApiError(status, message).body())
         self._phase = Phase.REFUSED
         if self.transport.can_write_eof():

@@ -3,12 +3,15 @@
 import asyncio
 import http.client
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvrouter._native import GapCounts
+from kvrouter.relay import Relay
 from kvrouter.tidy import TRANSFERS, tidy_events
 
 from .conftest import Json, Open, Site, text
@@ -128,3 +131,56 @@ def test_what_engines_say_is_never_taken_for_what_they_tell(
     assert [each["choices"][0]["text"] for each in got[:-1]] == texts
     assert got[-1]["usage"]["prompt_tokens_details"] == {**details, "cached_tokens": cached}
     assert not any("kv_transfer_params" in each for each in got)
+
+
+class Client:
+    """An exchange as far as a relay needs one."""
+
+    def __init__(self) -> None:
+        self.got = b""
+        self.paused = False
+
+    def write(self, data: bytes) -> None:
+        self.got += data
+
+    def frame_writer(self) -> Any:
+        return self.write
+
+
+class Engine:
+    """An answer as far as a relay needs one."""
+
+    feed = None
+
+
+ends = st.sampled_from(["\n\n", "\r\n\r\n"])
+lines = st.sampled_from(
+    ["data: a", "data: b\ndata: c", ": comment", "event: x\ndata: {}", "id: 1\nretry: 5"]
+)
+
+
+@given(st.lists(st.tuples(lines, ends), max_size=8), st.lists(st.integers(0, 200), max_size=8))
+def test_however_a_stream_is_cut_whole_events_are_tidied(
+    parts: list[tuple[str, str]], cuts: list[int]
+) -> None:
+    raw = "".join(line + end for line, end in parts).encode()
+    seen: list[bytes] = []
+
+    def tidy(data: bytes) -> bytes:
+        seen.append(data)
+        return data.upper()
+
+    client: Any = Client()
+    engine: Any = Engine()
+    relay = Relay(client, engine, GapCounts([1.0]), tidy)
+    places = sorted({min(cut, len(raw)) for cut in cuts} | {0, len(raw)})
+    for start, end in pairwise(places):
+        piece = raw[start:end]
+        if start % 2:
+            assert relay.passer is not None
+            relay.passer(b"%x\r\n%b\r\n" % (len(piece), piece))
+        else:
+            relay.write(piece)
+    assert client.got == raw.upper()
+    assert all(data.endswith((b"\n\n", b"\r\n\r\n")) for data in seen)
+    assert relay.events >= 0
