@@ -84,7 +84,7 @@ class Journey:
         self._policy = policy
         self._survey = survey
         self._legs = legs
-        self._pairs = Pairs(policy, legs, releases)
+        self._pairs = Pairs(pool, policy, legs, releases, standby)
         self._handover = handover
         self._ahead = ahead
         self._budget = budget
@@ -239,7 +239,9 @@ class Journey:
                 taken = failed.failure not in NOT_TAKEN
             inputs, coming = without(inputs, decode=others, prefill=()), None
             engine = self._policy.plan(inputs).decode
-            if _spent(passage, taken):
+            handoff = passage.handoff
+            handed = handoff is not None and handoff.transfer_params is not None
+            if handed and (taken or _spent(passage, engine)):
                 await self._hand_over_anew(passage, model, engine, inputs)
 
     async def _hand_over_anew(
@@ -269,7 +271,11 @@ class Journey:
 
         def look() -> list[Engine]:
             ready = self._pool.engines(Role.DECODE, model)
-            return [e for e in ready if (e, e.joins) not in tried]
+            return [
+                e
+                for e in ready
+                if (e, e.joins) not in tried and (e.identity is None or e.identity.alone)
+            ]
 
         others, ready = look(), self._pool.engines(Role.DECODE, model)
         if others:
@@ -368,8 +374,9 @@ class Journey:
         )
 
 
-def _spent(passage: Passage, taken: bool) -> bool:
-    """Whether what a decode engine was handed may be gone from the prefill engine's memory."""
-    if passage.handoff is None or passage.handoff.transfer_params is None:
-        return False
-    return taken or passage.pinned is None or monotonic() > passage.pinned.until_s
+def _spent(passage: Passage, engine: Engine) -> bool:
+    """Whether a hand-off cannot be fetched any more, or not by `engine`."""
+    plan, pinned_ = passage.plan, passage.pinned
+    if plan is not None and engine.family != plan.decode.family:
+        return True
+    return pinned_ is None or monotonic() > pinned_.until_s

@@ -35,7 +35,7 @@ PATHS: Final[Mapping[Kind, str]] = {
     "chat": "/v1/chat/completions",
 }
 _ERROR_BYTES: Final = 4096
-_ERROR: Final = re.compile(rb'^[^{}]{0,32}data: {"error": ?{[^{}]*"code": ?5\d\d\b')
+_ERROR: Final = re.compile(rb'[^{}]{0,32}data: {"error": ?{[^{}]*"code": ?5\d\d\b')
 """The beginning of a stream, perhaps in a chunk's frame: a 5xx that came too late for a status."""
 _TOKENIZE_DEADLINES: Final = Deadlines(connect_s=2.0, first_byte_s=5.0, idle_s=5.0)
 _POST_FIELDS: Final = b"content-type: application/json\r\n"
@@ -174,7 +174,7 @@ class Legs:
             if not content_type.startswith("text/event-stream"):
                 raise UpstreamError(Failure.ANSWER, f"a stream of {content_type[:80]!r}")
             await answer.first_piece(deadlines.first_byte_s)
-            if _ERROR.search(answer.beginning(_ERROR_BYTES)):
+            if _ERROR.match(answer.beginning(_ERROR_BYTES)):
                 raise UpstreamError(Failure.STATUS, "its stream begins with an error")
         except UpstreamError as error:
             answer.close()

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
-from kvrouter.engine import Failure
+from kvrouter.engine import Failure, Role
 from kvrouter.errors import ApiError, bad_request
-from kvrouter.leg import MAX_ATTEMPTS, NOT_TAKEN, LegFailed, decode_error
+from kvrouter.leg import MAX_ATTEMPTS, NOT_TAKEN, LegFailed, Refused, decode_error
 from kvrouter.plan import without
 from kvrouter.release import pinned
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Sequence
 
     from kvrouter.engine import Engine
+    from kvrouter.entrance import Standby
     from kvrouter.families.base import Meeting
     from kvrouter.leg import Legs
     from kvrouter.passage import Passage
     from kvrouter.plan import Plan, RouteInputs
     from kvrouter.policies.base import Policy
+    from kvrouter.pool import Pool
     from kvrouter.release import Releases
 
 _RANK: Final = re.compile(rb"x-data-parallel-rank:[^\r\n]*\r\n", re.IGNORECASE)
@@ -43,24 +46,24 @@ class Pairs:
     """Sends the legs of requests to pairs of engines.
 
     Args:
+        pool: the engines.
         policy: chooses the pairs.
         legs: knows each engine's family.
         releases: frees what a prefill engine keeps for a decode engine that was not reached.
+        standby: where requests wait for engines.
     """
 
-    def __init__(self, policy: Policy, legs: Legs, releases: Releases) -> None:
+    def __init__(
+        self, pool: Pool, policy: Policy, legs: Legs, releases: Releases, standby: Standby
+    ) -> None:
+        self._pool = pool
         self._policy = policy
         self._legs = legs
         self._releases = releases
+        self._standby = standby
 
     async def serve(
-        self,
-        passage: Passage,
-        model: str,
-        inputs: RouteInputs,
-        *,
-        prefill: Leg,
-        decode: Leg,
+        self, passage: Passage, model: str, inputs: RouteInputs, *, prefill: Leg, decode: Leg
     ) -> RouteInputs | None:
         """Do both legs, on other engines as long as the client has seen nothing of them.
 
@@ -72,17 +75,18 @@ class Pairs:
             ApiError: no pair of engines can do it.
             Refused: an engine refused the request itself.
         """
-        plan = passage.plan
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            assert plan is not None
+        plan, failed, tried = passage.plan, None, Tried()
+        self._check(passage, inputs)
+        for _ in range(MAX_ATTEMPTS):
+            if failed is not None or plan is None or not _together(plan):
+                found = await self._standby.until(partial(self._ready, model, inputs, tried))
+                if found is None:
+                    break
+                inputs, plan = found, self._policy.plan(found)
             passage.plan, passage.handoff = plan, None
-            self._check(passage, plan, inputs)
             if plan.prefill is None:
-                return inputs
-            family = self._legs.family(plan.decode)
-            meeting = family.meet(plan.prefill)
-            if family.lease_s:  # from when on, nobody hears who cuts the leg off
-                passage.pinned = pinned(meeting.decode["kv_transfer_params"], family.lease_s)
+                return inputs if _alone(plan.decode) else _no_prefill()
+            meeting = self._meet(passage, plan.decode, plan.prefill)
             try:
                 await both(
                     passage,
@@ -91,44 +95,80 @@ class Pairs:
                 )
                 passage.pinned = None
                 return None
-            except LegFailed as failed:
+            except Refused:
+                passage.pinned = None  # nothing was made, or whoever refused has it freed
+                raise
+            except LegFailed as error:
+                failed = error
                 passage.error = str(failed)
+                tried.add(failed, plan)
                 if failed.engine is plan.decode and failed.failure in NOT_TAKEN:
                     self._releases.begin(passage, model)
                 passage.pinned = None
-                inputs = _others(inputs, plan, failed)
-                if not inputs.decode or attempt == MAX_ATTEMPTS:
-                    raise decode_error(failed) from None
-            plan = self._policy.plan(inputs)
-        raise AssertionError("unreachable")
+        if failed is None:
+            return _no_prefill()
+        raise decode_error(failed)
 
-    def _check(self, passage: Passage, plan: Plan, inputs: RouteInputs) -> None:
-        """That the decode engine can do it as planned.
+    def _meet(self, passage: Passage, decode: Engine, prefill: Engine) -> Meeting:
+        family = self._legs.family(decode)
+        meeting = family.meet(prefill)
+        if family.lease_s:  # from now on: who cuts the leg off does not hear whether it was done
+            passage.pinned = pinned(meeting.decode["kv_transfer_params"], family.lease_s)
+        return meeting
+
+    def _ready(self, model: str, inputs: RouteInputs, tried: Tried) -> RouteInputs | None:
+        """The engines that can be asked now; None where they cannot do it."""
+        prefill = tried.others(self._pool.engines(Role.PREFILL, model))
+        decode = tried.others(self._pool.engines(Role.DECODE, model))
+        decode = decode if prefill else [engine for engine in decode if _alone(engine)]
+        return without(inputs, prefill=prefill, decode=decode) if decode else None
+
+    def _check(self, passage: Passage, inputs: RouteInputs) -> None:
+        """That engines which only decode can do what is asked.
 
         Raises:
-            ApiError: it answers nothing that has no prefill leg.
+            ApiError: 400: they cannot.
         """
-        identity, request = plan.decode.identity, passage.request
-        if identity is None or identity.alone or request is None:
+        plan, request = passage.plan, passage.request
+        if inputs.split or plan is None or request is None or _alone(plan.decode):
             return
-        if not inputs.split:
-            name = self._legs.family(plan.decode).single_leg(request)
-            raise bad_request(f"`{name}` is not served by engines that only decode.", name)
-        if plan.prefill is None:
-            raise ApiError(503, "No prefill engine is available.", retry_after_s=1)
+        name = self._legs.family(plan.decode).single_leg(request)
+        raise bad_request(f"`{name}` is not served by engines that only decode.", name)
 
 
-def _others(inputs: RouteInputs, plan: Plan, failed: LegFailed) -> RouteInputs:
-    """Without the engine that failed, and those that left meanwhile.
+class Tried:
+    """Engines that need not be asked again for one request, unless they have joined anew."""
 
-    Where both were silent nobody knows which one is to blame: without either, if that leaves any.
-    """
-    prefill = [e for e in inputs.prefill if e is not failed.engine and e.identity is not None]
-    decode = [e for e in inputs.decode if e is not failed.engine and e.identity is not None]
-    if failed.failure is Failure.TIMEOUT:
-        prefill = [e for e in prefill if e is not plan.prefill] or prefill
-        decode = [e for e in decode if e is not plan.decode] or decode
-    return without(inputs, prefill=prefill, decode=decode)
+    def __init__(self) -> None:
+        self._failed: set[tuple[Engine, int]] = set()
+        self._silent: set[tuple[Engine, int]] = set()
+
+    def add(self, failed: LegFailed, plan: Plan) -> None:
+        """Note a failure. Where both engines were silent nobody knows which one is to blame."""
+        self._failed.add((failed.engine, failed.engine.joins))
+        if failed.failure is Failure.TIMEOUT:
+            pair = (plan.decode, plan.prefill)
+            self._silent.update((engine, engine.joins) for engine in pair if engine is not None)
+
+    def others(self, engines: Sequence[Engine]) -> list[Engine]:
+        """Those that have not failed; of these, if there are any, those that were not silent."""
+        left = [e for e in engines if (e, e.joins) not in self._failed]
+        return [e for e in left if (e, e.joins) not in self._silent] or left
+
+
+def _alone(engine: Engine) -> bool:
+    return engine.identity is None or engine.identity.alone
+
+
+def _together(plan: Plan) -> bool:
+    """Whether its engines are there, and enough of them."""
+    if plan.prefill is None:
+        return _alone(plan.decode)
+    return plan.prefill.identity is not None and plan.decode.identity is not None
+
+
+def _no_prefill() -> NoReturn:
+    raise ApiError(503, "No prefill engine is available.", retry_after_s=1)
 
 
 async def both(

@@ -14,7 +14,7 @@ from kvrouter.families.sglang import ROOM_BITS, Rooms, Sglang
 from kvrouter.leg import LegFailed
 from kvrouter.pair import both
 
-from .conftest import Open, ids, text
+from .conftest import Open, ids, text, until
 
 
 async def test_both_legs_say_the_same_but_for_the_stream(open_site: Open) -> None:
@@ -68,6 +68,16 @@ async def test_without_prefill_engines_disaggregated_sglang_has_the_client_wait(
     for _ in range(2):
         status, raw = await here.post(ids())
         assert (status, json.loads(raw)["error"]["code"]) == (503, 503)
+
+
+async def test_a_pair_is_waited_for_where_its_engines_come_again(open_site: Open) -> None:
+    here = await open_site("sglang", engine_wait_s=10)
+    prefill = here.prefill[0]
+    await prefill.stop()
+    task = asyncio.create_task(here.same(ids()))
+    await until(lambda: here.app.standby.waiting == 1)
+    await prefill.start()
+    await task
 
 
 async def test_logprobs_of_the_prompt_are_refused_where_decode_has_not_computed_it(
