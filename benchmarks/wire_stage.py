@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,8 +151,16 @@ def _await_idle(router: Router) -> None:
 
 
 @contextmanager
-def set_stage(folder: Path) -> Iterator[Stage]:
-    """Start all of it, with the KV of every prompt in the store; end all of it."""
+def set_stage(
+    folder: Path, *, with_peer: bool = True, options: Sequence[str] = ()
+) -> Iterator[Stage]:
+    """Start all of it, with the KV of every prompt in the store; end all of it.
+
+    Args:
+        folder: for output and sockets.
+        with_peer: whether the peer plays.
+        options: more flags of our routers.
+    """
     with ExitStack() as stack:
         scene = Scene(stack, folder, Cores.pick())
         stack.enter_context(on_core(scene.cores.rest))
@@ -168,11 +176,13 @@ def set_stage(folder: Path) -> Iterator[Stage]:
         fill_store(store_url, chains)
         saver.start(store_url, asked)
         local = ["--tokenizer", str(tokenizer.path)] if tokenizer else []
-        prefix, events_url = _ours(scene, engines, store_url, ["--policy", "prefix", *local])
+        prefix, events_url = _ours(
+            scene, engines, store_url, ["--policy", "prefix", *local, *options]
+        )
         least_tokens, _ = _ours(scene, engines, store_url, ["--policy", "least_tokens"])
         stack.enter_context(_kv_events(events_url, engines, chains))
         try:
-            peer = _peer(scene, engines)
+            peer = _peer(scene, engines) if with_peer else None
         except RuntimeError as error:
             peer = None
             notes.append(f"sglang-router is missing, so that its bars are false: {error}")

@@ -1,0 +1,40 @@
+"""The soak of the router, for some seconds; and that its verdict sees what it is there to see."""
+
+from dataclasses import replace
+
+import pytest
+from benchmarks.router_soak import Sample, verdict
+
+STILL = Sample(0.0, rss_kib=80_000, fds=30, tasks=8, latency_p50_us=900, cpu_us=60)
+
+
+def test_a_flat_run_is_well() -> None:
+    assert verdict([STILL] * 8, STILL, STILL) == []
+
+
+def test_what_settles_in_the_first_half_is_well() -> None:
+    settling = [replace(STILL, rss_kib=min(90_000, 80_000 + 4000 * k)) for k in range(8)]
+    assert verdict(settling, STILL, STILL) == []
+
+
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        (replace(STILL, rss_kib=88_192), "memory grew by 8.0 MiB in the last half"),
+        (replace(STILL, latency_p50_us=1400), "latency_p50_us was 900, then 1400"),
+        (replace(STILL, cpu_us=100), "cpu_us was 60, then 100"),
+    ],
+)
+def test_what_is_worse_at_the_end_is_said(later: Sample, said: str) -> None:
+    assert verdict([STILL] * 6 + [later] * 2, STILL, STILL) == [said]
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        (replace(STILL, fds=31), "fds: 30 before, 31 after"),
+        (replace(STILL, tasks=9), "tasks: 8 before, 9 after"),
+    ],
+)
+def test_what_is_left_at_the_end_is_said(after: Sample, said: str) -> None:
+    assert verdict([STILL] * 8, STILL, after) == [said]
