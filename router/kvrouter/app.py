@@ -40,6 +40,7 @@ from kvrouter.prefix_index import PrefixIndex
 from kvrouter.probe import Prober
 from kvrouter.readings import Readings
 from kvrouter.release import Releases
+from kvrouter.resume import Resumption
 from kvrouter.serve import Router
 from kvrouter.sharing import Sharing
 from kvrouter.status import Status
@@ -242,6 +243,7 @@ class App:
             metrics=self.metrics,
             log=self._lines,
             models=self._models,
+            resumption=Resumption(journey, legs, self.metrics) if settings.resume_streams else None,
         )
 
     def _passthrough(self, legs: Legs) -> Passthrough:

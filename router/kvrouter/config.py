@@ -175,6 +175,12 @@ class RouterSettings(BaseSettings):
         "not land; requests beyond it are answered 429 with Retry-After.",
         json_schema_extra={"flags": ["--recompute-budget"]},
     )
+    resume_streams: bool = Field(
+        default=False,
+        description="Let a stream whose engine dies go on at another one, where temperature is 0 "
+        "and nothing but its tokens tells how it goes on. Costs a few microseconds of CPU for each "
+        "event of such streams.",
+    )
     index_blocks: int = Field(
         default=1_000_000,
         ge=1024,

@@ -241,6 +241,11 @@ class Metrics(Collector):
             "Prompt tokens that the decode engine or the store held at planning.",
             ["source"],
         )
+        self.resumed = Tally(
+            "kvrouter:streams_broken",
+            "Streams whose engine broke off, of those that could be resumed (--resume-streams).",
+            ["outcome"],
+        )
         self.usage_mismatch = Tally(
             "kvrouter:usage_mismatch", "Answers whose legs counted different prompt tokens."
         )

@@ -10,6 +10,7 @@ from kvrouter.errors import ApiError
 from kvrouter.leg import Refused
 from kvrouter.openai import parse, priority
 from kvrouter.passage import Passage, RequestIds, leg_fields
+from kvrouter.resume import resumable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from kvrouter.models import ModelNames
     from kvrouter.openai import Kind
     from kvrouter.outlet import Outlet
+    from kvrouter.resume import Resumption
 
 
 class Router:
@@ -39,6 +41,7 @@ class Router:
         metrics: counts and times.
         log: takes a line per request, or None.
         models: which models there are.
+        resumption: serves streams that outlive their engine; None: none does.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Router:
         metrics: Metrics,
         log: RequestLog | None,
         models: ModelNames,
+        resumption: Resumption | None = None,
     ) -> None:
         self._journey = journey
         self._outlet = outlet
@@ -59,6 +63,7 @@ class Router:
         self._metrics = metrics
         self._log = log
         self._models = models
+        self._resumption = resumption
         self._ids = RequestIds()
 
     def completions(self, exchange: Exchange) -> Awaitable[None]:
@@ -106,7 +111,11 @@ class Router:
         request = passage.request = passage.request or parse(passage.exchange.body, kind)
         if not self._models.any:
             await self._standby.until(lambda: self._models.any)
-        await self._journey.run(passage, self._models.resolve(request.model))
+        model = self._models.resolve(request.model)
+        if self._resumption is not None and resumable(request):
+            await self._resumption.run(passage, model)
+        else:
+            await self._journey.run(passage, model)
 
     def settle(self, passage: Passage) -> None:
         """Give back what is held, count, and write the request's line."""

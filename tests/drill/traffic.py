@@ -75,7 +75,9 @@ class Traffic:
         asked = Asked(f"request {len(self.asked)}", stream, self.now_s)
         asked.expected = self._oracle.text(ids, tokens)
         self.asked.append(asked)
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        asked.greedy = draw.random() < 0.9
+        temperature = 0.0 if asked.greedy else 0.7  # simulated engines say the same
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "temperature": temperature}
         return asked, {**body, "stream": stream}
 
     async def _ask(self, asked: Asked, body: dict[str, Any]) -> None:
@@ -138,6 +140,7 @@ class Traffic:
         ids, tokens = [7, *range(60)], 900
         asked.expected = self._oracle.text(ids, tokens)
         body = {"model": MODEL, "prompt": ids, "max_tokens": tokens, "stream": True}
+        body["temperature"] = 0
         reader, writer = await self._send(body)
         await reader.readuntil(b"\r\n\r\n")
         await resume.wait()
