@@ -1,8 +1,8 @@
 """Engines that prefill and decode as their family does, and note every rule that is broken.
 
-What an engine says depends on the KV of its prompt and on nothing else, so that wrong KV is wrong
-text. KV here is a digest of the prompt's token ids: computed, or had from another engine in the way
-of the family. `violations` must stay empty: a real engine would have crashed, hung, stranded memory
+What an engine says depends on the KV of its prompt and on what it said, so that wrong KV is wrong
+text. KV here is the prompt's token ids as bytes: computed, or had from another engine in the way of
+the family. `violations` must stay empty: a real engine would have crashed, hung, stranded memory
 or answered from somebody else's KV.
 
 Requests are judged by kvrouter.sim.requests, whose rules are vLLM's (tests/vllm holds both to the
@@ -36,7 +36,7 @@ GARBAGE = b"memory of somebody else"
 
 def kv_of(prompt: list[int]) -> bytes:
     """The KV of a prompt."""
-    return sha256(array("I", prompt).tobytes()).digest()
+    return array("I", prompt).tobytes()
 
 
 class Network:
@@ -248,8 +248,9 @@ class PdEngine:
         return answer.body()
 
     def say(self, answer: Answer, kv: bytes) -> tuple[int, str]:
-        """The next token: of the KV, and of how many there are already."""
-        number = int.from_bytes(sha256(kv + bytes([len(answer.tokens) % 251])).digest()[:4])
+        """The next token: of the KV, and of those that were said."""
+        said = array("I", answer.tokens).tobytes()
+        number = int.from_bytes(sha256(kv + said).digest()[:4])
         token = self._tokenizer.spoken(number)
         text = self._tokenizer.decode((token,))
         answer.tokens.append(token)

@@ -134,6 +134,16 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(
     assert json.loads(frames[-3].removeprefix(b"data: "))["error"]["code"] == 502
 
 
+@pytest.mark.parametrize("family", ["mooncake", "nixl", "store"])
+async def test_a_greedy_stream_that_breaks_off_goes_on_elsewhere(
+    open_site: Open, family: str
+) -> None:
+    here = await open_site(family, 2, 2, resume_streams=True)
+    here.decode[0].mode = "drop_mid"
+    for first in range(3):
+        await here.same(ids(300 + first, stream=True, temperature=0))
+
+
 async def leave(here: Site, engine: PdEngine, stream: bool) -> None:
     """A client that leaves when its leg on that engine has begun."""
     task = asyncio.create_task(here.post(ids(stream=stream)))
