@@ -6,6 +6,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <memory>
 #include <string>
@@ -16,6 +17,7 @@
 #include "io_bindings.h"
 #include "memory_bindings.h"
 #include "reply_bindings.h"
+#include "tcp_options.h"
 #include "wire_codec.h"
 
 namespace kv::python {
@@ -100,28 +102,35 @@ Hash parent_of(const std::optional<nb::bytes>& parent) {
   return hash;
 }
 
+// Its statuses as `to_statuses` makes them.
+template <class Convert>
 nb::object do_put(Link& link, WriteRequest body, const OwnedSegments& from,
-                  const Indices& indices, double deadline) {
+                  const Indices& indices, double deadline, Convert to_statuses) {
   check_indices(from.segments, indices);
   const uint64_t payload = put_payload_bytes(from.segments.block_bytes, indices.size());
   const std::string frame = encode_frame(Op::kPut, Status::kOk, link.next_id(), body, payload);
   Exchange exchange(link.wire(), frame, deadline_at(deadline));
   perform(link, &exchange, [&] { return exchange.put(from.segments, indices); });
-  if (!exchange.ok()) return reply_of(exchange);
-  nb::list statuses;
-  for (const uint8_t status : exchange.statuses()) statuses.append(static_cast<BlockStatus>(status));
-  return statuses;
+  return exchange.ok() ? to_statuses(exchange.statuses()) : reply_of(exchange);
+}
+
+nb::object list_of(const std::vector<uint8_t>& statuses) {
+  nb::list list;
+  for (const uint8_t status : statuses) list.append(static_cast<BlockStatus>(status));
+  return list;
 }
 
 nb::object put(Link& link, uint32_t manifest_id, uint16_t part,
                const std::optional<nb::bytes>& parent, const nb::bytes& hashes,
                const OwnedSegments& from, const Indices& indices, double deadline) {
   const WriteRequest body{manifest_id, part, parent_of(parent), hashes_of(hashes, indices)};
-  return do_put(link, body, from, indices, deadline);
+  return do_put(link, body, from, indices, deadline, list_of);
 }
 
+// Its statuses as `to_statuses` makes them.
+template <class Convert>
 nb::object do_get(Link& link, ReadRequest body, const OwnedSegments& to,
-                  const Indices& indices, bool verify, double deadline) {
+                  const Indices& indices, bool verify, double deadline, Convert to_statuses) {
   check_destination(to.segments);
   check_indices(to.segments, indices);
   const std::string frame = encode_frame(Op::kGet, Status::kOk, link.next_id(), body);
@@ -131,33 +140,35 @@ nb::object do_get(Link& link, ReadRequest body, const OwnedSegments& to,
     return exchange.get(landing, indices.size(), to.segments.block_bytes);
   });
   if (!exchange.ok()) return reply_of(exchange);
-  nb::list statuses;
+  std::vector<uint8_t> statuses(indices.size(), static_cast<uint8_t>(BlockStatus::kMissing));
   const std::vector<uint32_t>& wanted = exchange.crcs();
-  for (size_t i = 0; i < indices.size(); ++i) {
-    const bool intact = i < wanted.size() && (!verify || wanted[i] == landing.crcs()[i]);
-    statuses.append(i >= wanted.size() ? BlockStatus::kMissing
-                    : intact           ? BlockStatus::kOk
-                                       : BlockStatus::kCorrupt);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const bool intact = !verify || wanted[i] == landing.crcs()[i];
+    statuses[i] = static_cast<uint8_t>(intact ? BlockStatus::kOk : BlockStatus::kCorrupt);
   }
-  return statuses;
+  return to_statuses(statuses);
 }
 
 nb::object get(Link& link, uint32_t manifest_id, uint16_t part, const nb::bytes& hashes,
                const OwnedSegments& to, const Indices& indices, bool verify, double deadline) {
   const ReadRequest body{manifest_id, part, hashes_of(hashes, indices)};
-  return do_get(link, body, to, indices, verify, deadline);
+  return do_get(link, body, to, indices, verify, deadline, list_of);
 }
 
 // A link and a manifest that is registered there. What does not fit is left to others, to say why.
 class KnownLink {
  public:
   KnownLink(Link& link, uint32_t manifest_id, std::vector<uint64_t> part_bytes, uint32_t most_blocks,
-            uint64_t most_bytes)
+            uint64_t most_bytes, uint64_t rate_bytes_s)
       : link_(link),
         manifest_id_(manifest_id),
         part_bytes_(std::move(part_bytes)),
         most_blocks_(most_blocks),
-        most_bytes_(most_bytes) {}
+        most_bytes_(most_bytes),
+        rate_bytes_s_(static_cast<double>(rate_bytes_s)) {
+    for (uint8_t status = 0; status <= kLastBlockStatus; ++status)
+      statuses_.push_back(nb::cast(static_cast<BlockStatus>(status)));
+  }
 
   nb::object put(int64_t part, const nb::bytes& hashes, nb::handle span, const OwnedSegments& from,
                  const Indices& indices, double deadline) {
@@ -166,7 +177,14 @@ class KnownLink {
     const auto* all = reinterpret_cast<const Hash*>(hashes.c_str());
     const Hash parent = chosen->data == all ? Hash{} : chosen->data[-1];
     const WriteRequest body{manifest_id_, static_cast<uint16_t>(part), parent, *chosen};
-    return do_put(link_, body, from, indices, deadline);
+    const auto tuple_of = [this](const std::vector<uint8_t>& statuses) {
+      nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(statuses.size())));
+      if (!tuple.is_valid()) throw nb::python_error();
+      for (size_t i = 0; i < statuses.size(); ++i)
+        PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), object_of(statuses[i]));
+      return tuple;
+    };
+    return do_put(link_, body, from, indices, later(deadline, from, indices), tuple_of);
   }
 
   nb::object get(int64_t part, const nb::bytes& hashes, nb::handle span, const OwnedSegments& to,
@@ -174,7 +192,17 @@ class KnownLink {
     const std::optional<HashSpan> chosen = chosen_of(part, hashes, span, to, indices);
     if (!chosen) return nb::none();
     const ReadRequest body{manifest_id_, static_cast<uint16_t>(part), *chosen};
-    return do_get(link_, body, to, indices, verify, deadline);
+    const auto list_unless_corrupt = [this](const std::vector<uint8_t>& statuses) -> nb::object {
+      const auto corrupt = static_cast<uint8_t>(BlockStatus::kCorrupt);
+      if (std::find(statuses.begin(), statuses.end(), corrupt) != statuses.end()) return nb::none();
+      nb::object list = nb::steal(PyList_New(static_cast<Py_ssize_t>(statuses.size())));
+      if (!list.is_valid()) throw nb::python_error();
+      for (size_t i = 0; i < statuses.size(); ++i)
+        PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), object_of(statuses[i]));
+      return list;
+    };
+    return do_get(link_, body, to, indices, verify, later(deadline, to, indices),
+                  list_unless_corrupt);
   }
 
  private:
@@ -183,10 +211,10 @@ class KnownLink {
                                     const OwnedSegments& memory, const Indices& indices) const {
     const size_t blocks = hashes.size() / kHashBytes, count = indices.size();
     if (getpid() != pid_ || hashes.size() % kHashBytes != 0 || !PyRange_Check(span.ptr())) return {};
-    const auto start = nb::cast<int64_t>(span.attr("start"));
-    const auto stop = nb::cast<int64_t>(span.attr("stop"));
+    const auto start = nb::cast<int64_t>(span.attr(start_));
+    const auto stop = nb::cast<int64_t>(span.attr(stop_));
     const uint64_t bytes = memory.segments.block_bytes;
-    if (start < 0 || stop <= start || nb::cast<int64_t>(span.attr("step")) != 1 ||
+    if (start < 0 || stop <= start || nb::cast<int64_t>(span.attr(step_)) != 1 ||
         static_cast<uint64_t>(stop) > blocks || static_cast<uint64_t>(stop - start) != count)
       return {};
     if (part < 0 || static_cast<size_t>(part) >= part_bytes_.size()) return {};
@@ -196,18 +224,30 @@ class KnownLink {
     return HashSpan{all + start, static_cast<uint32_t>(count)};
   }
 
+  double later(double deadline, const OwnedSegments& memory, const Indices& indices) const {
+    return deadline + static_cast<double>(memory.segments.block_bytes) *
+                          static_cast<double>(indices.size()) / rate_bytes_s_;
+  }
+
+  // A new reference to a BlockStatus: to make one anew takes longer than a system call.
+  PyObject* object_of(uint8_t status) const { return nb::object(statuses_[status]).release().ptr(); }
+
   Link& link_;
   pid_t pid_ = getpid();
   uint32_t manifest_id_;
   std::vector<uint64_t> part_bytes_;
   uint32_t most_blocks_;
   uint64_t most_bytes_;
+  double rate_bytes_s_;
+  std::vector<nb::object> statuses_;
+  nb::str start_{"start"}, stop_{"stop"}, step_{"step"};
 };
 
 }  // namespace
 
 void bind_link(nb::module_& m) {
   using namespace nb::literals;
+  m.def("tune_tcp", tune_tcp, "fd"_a);
   nb::exception<ProtocolFailure>(m, "ProtocolError", PyExc_ConnectionError);
   nb::class_<Link>(m, "Link")
       .def(nb::init<int>(), "fd"_a)
@@ -222,9 +262,9 @@ void bind_link(nb::module_& m) {
            "indices"_a, "verify"_a, "deadline"_a)
       .def("quiet", [](Link& link) { return quiet(link.wire()); });
   nb::class_<KnownLink>(m, "KnownLink")
-      .def(nb::init<Link&, uint32_t, std::vector<uint64_t>, uint32_t, uint64_t>(), "link"_a,
+      .def(nb::init<Link&, uint32_t, std::vector<uint64_t>, uint32_t, uint64_t, uint64_t>(), "link"_a,
            "manifest_id"_a, "part_bytes"_a, nb::kw_only(), "most_blocks"_a, "most_bytes"_a,
-           nb::keep_alive<1, 2>())
+           "rate_bytes_s"_a, nb::keep_alive<1, 2>())
       .def("put", &KnownLink::put, "part"_a, "hashes"_a, "span"_a, "segments"_a, "indices"_a,
            "deadline"_a)
       .def("get", &KnownLink::get, "part"_a, "hashes"_a, "span"_a, "segments"_a, "indices"_a,

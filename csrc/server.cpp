@@ -16,6 +16,7 @@
 #include <random>
 
 #include "listener.h"
+#include "tcp_options.h"
 
 namespace kv {
 namespace {
@@ -36,9 +37,8 @@ std::string read_boot_id() {
 }
 
 // A peer whose machine is gone is found out within about a minute.
-void tune_tcp(int fd) {
+void keep_alive(int fd) {
   const int on = 1, idle_s = 30, interval_s = 10, probes = 3;
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
@@ -228,7 +228,7 @@ void Server::accept_all(const File& listener, bool local) {
     }
     make_way();
     if (node_->sessions().size() >= options_.max_connections) continue;
-    if (!local) tune_tcp(socket.get());
+    if (!local) tune_tcp(socket.get()), keep_alive(socket.get());
     Session& session =
         node_->add_session(std::move(socket), local, local ? nullptr : options_.tls);
     session.interest = EPOLLIN;

@@ -50,7 +50,8 @@ void Server::serve(Session& session, uint32_t events) {
     }
     if (!session.paused && read_some(session) == IoState::kEnded) return end(id);
   }
-  if ((events & EPOLLOUT) != 0) flush(session);
+  // At once, not when all are served: its peer goes on while we serve the next.
+  if ((events & EPOLLOUT) != 0 || session.dirty) flush(session);
 }
 
 IoState Server::read_some(Session& session) {
@@ -185,20 +186,21 @@ void Server::resume_queued() {
     Session* session = node_->find_session(id);
     if (session == nullptr) continue;
     session->queued = false;
-    if (!session->paused && read_some(*session) == IoState::kEnded) end(id);
+    if (session->paused) continue;
+    if (read_some(*session) == IoState::kEnded) end(id);
+    else if (session->dirty) flush(*session);
   }
 }
 
 void Server::flush_dirty() {
   for (const uint64_t id : node_->take_dirty()) {
     Session* session = node_->find_session(id);
-    if (session == nullptr) continue;
-    session->dirty = false;
-    flush(*session);
+    if (session != nullptr && session->dirty) flush(*session);
   }
 }
 
 void Server::flush(Session& session) {
+  session.dirty = false;
   const IoState state = session.flush(kTurnBytes, node_->now());
   if (state == IoState::kEnded || state == IoState::kBroken) return end(session.id);
   if (session.paused && session.output_relieved()) {

@@ -339,6 +339,12 @@ class TlsContext:
         It must name the host unless not `check_host`. `cert_file` and `key_file` are shown where asked for.
         """
 
+def tune_tcp(fd: int) -> None:
+    """Set up a connected TCP socket, the caller's: nothing waits for more to send.
+
+    Nor is anything paced where the peer is on this host, if the host lets it choose.
+    """
+
 class ProtocolError(ConnectionError):
     """What a server sent is none of the protocol's replies, or not the one that was asked for."""
 
@@ -398,7 +404,8 @@ class KnownLink:
     """A Link and a manifest that is registered there: put and get by what a client's caller gives.
 
     They return None, with nothing sent, where that does not fit together, is more than one request may carry
-    (most_blocks, most_bytes), or this process is not the one that made it. Else as put and get of Link.
+    (most_blocks, most_bytes), or this process is not the one that made it. Else as put and get of Link, but that
+    the deadline is later by what the payload takes at `rate_bytes_s`.
     """
 
     def __init__(
@@ -409,6 +416,7 @@ class KnownLink:
         *,
         most_blocks: int,
         most_bytes: int,
+        rate_bytes_s: int,
     ) -> None: ...
     def put(
         self,
@@ -418,7 +426,7 @@ class KnownLink:
         segments: Segments,
         indices: Sequence[int],
         deadline: float,
-    ) -> list[BlockStatus] | ErrorReply | None:
+    ) -> tuple[BlockStatus, ...] | ErrorReply | None:
         """PUT the blocks `span` of the chain `hashes`."""
 
     def get(
@@ -431,7 +439,7 @@ class KnownLink:
         verify: bool,
         deadline: float,
     ) -> list[BlockStatus] | ErrorReply | None:
-        """GET the blocks `span` of the chain `hashes`."""
+        """GET the blocks `span` of the chain `hashes`. None too where one came corrupt."""
 
 
 def put_payload_bytes(block_bytes: int, blocks: int) -> int:

@@ -20,6 +20,8 @@ __all__ = [
     "understood",
 ]
 
+_STORED, _EXISTS = BlockStatus.STORED, BlockStatus.EXISTS  # found here in a tenth of the time
+
 
 @dataclass(frozen=True, slots=True)
 class Registration:
@@ -68,8 +70,7 @@ class Match(NamedTuple):
     places: tuple[Place, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PutResult:
+class PutResult(NamedTuple):  # quicker to make than a frozen dataclass: one per put
     """Counts over the blocks of one put, and the status of each in order.
 
     A status is STORED, EXISTS, BUSY (another writer is at it), NO_SPACE (what could make room is
@@ -82,12 +83,12 @@ class PutResult:
     @property
     def stored(self) -> int:
         """Blocks that this put committed."""
-        return self.statuses.count(BlockStatus.STORED)
+        return self.statuses.count(_STORED)
 
     @property
     def existed(self) -> int:
         """Blocks that were there already (their bytes are kept)."""
-        return self.statuses.count(BlockStatus.EXISTS)
+        return self.statuses.count(_EXISTS)
 
     @property
     def refused(self) -> int:

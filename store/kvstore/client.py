@@ -11,7 +11,6 @@ from kvstore._core import (
     AcquireReply,
     BlockStatus,
     CountReply,
-    KnownLink,
     LocalLease,
     ManifestsReply,
     MatchReply,
@@ -160,20 +159,13 @@ class StoreClient:
         Blocks become visible when they are whole. What exists is left as it is. After the first
         block without space the rest is not tried.
         """
-        deadline = Deadline(self.deadline_s, segments.block_bytes * len(span))
-        quick = self._session.shortcut.move(
-            manifest,
-            deadline,
-            KnownLink.put,
-            part,
-            hashes,
-            span,
-            segments,
-            indices,
-            deadline.at,
+        began, most_s = time.monotonic(), self.deadline_s
+        quick = self._session.shortcut.put(
+            manifest, part, hashes, span, segments, indices, began, most_s
         )
         if quick is not None:
-            return PutResult(tuple(quick))
+            return quick
+        deadline = Deadline(most_s, segments.block_bytes * len(span), began)
         check_span(manifest, part, hashes, span, segments, indices)
 
         def move(batch: range, chosen: Sequence[int], channel: Channel) -> list[BlockStatus]:
@@ -203,21 +195,13 @@ class StoreClient:
         after the first missing block all are. A corrupt one is also deleted from the node. The
         memory of a block that is not OK holds anything.
         """
-        deadline = Deadline(self.deadline_s, segments.block_bytes * len(span))
-        quick = self._session.shortcut.move(
-            manifest,
-            deadline,
-            KnownLink.get,
-            part,
-            hashes,
-            span,
-            segments,
-            indices,
-            self.verify,
-            deadline.at,
+        began, most_s = time.monotonic(), self.deadline_s
+        quick = self._session.shortcut.get(
+            manifest, part, hashes, span, segments, indices, self.verify, began, most_s
         )
-        if quick is not None and BlockStatus.CORRUPT not in quick:
+        if quick is not None:
             return quick
+        deadline = Deadline(most_s, segments.block_bytes * len(span), began)
         check_span(manifest, part, hashes, span, segments, indices)
 
         def move(batch: range, chosen: Sequence[int], channel: Channel) -> list[BlockStatus]:

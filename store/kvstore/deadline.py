@@ -10,12 +10,17 @@ MIN_RATE_BYTES_S = 64 << 20
 
 
 class Deadline:
-    """A point in time: `deadline_s` from now, and one second more for each 64 MiB of payload."""
+    """A point in time: `deadline_s` from now, and one second more for each 64 MiB of payload.
+
+    `began`: what time.monotonic() was when it was set, where that is not now.
+    """
 
     __slots__ = ("at", "began")
 
-    def __init__(self, deadline_s: float, payload_bytes: int = 0) -> None:
-        self.began = time.monotonic()
+    def __init__(
+        self, deadline_s: float, payload_bytes: int = 0, began: float | None = None
+    ) -> None:
+        self.began = time.monotonic() if began is None else began
         self.at = self.began + deadline_s + payload_bytes / MIN_RATE_BYTES_S
 
     def used_s(self) -> float:

@@ -2,6 +2,7 @@
 
 import socket
 
+from kvstore import _core
 from kvstore.address import Address
 from kvstore.deadline import Deadline
 from kvstore.errors import StoreUnavailable
@@ -17,7 +18,7 @@ def dial(address: Address, deadline: Deadline) -> socket.socket:
         else:
             target = (address.host, address.port)
             link = socket.create_connection(target, timeout=deadline.left_s())
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _core.tune_tcp(link.fileno())
     except OSError as error:
         raise StoreUnavailable(f"no connection to the store at {address}: {error}") from error
     link.settimeout(None)

@@ -4,22 +4,20 @@ What a call costs in Python is a third of what one small block costs. All that i
 ordinary is left to the long way, which knows what to do about it and how to say what is wrong.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Concatenate, ParamSpec
 
-from kvstore._core import BlockStatus, ErrorReply, KnownLink, Status
-from kvstore.answers import Registration
+from kvstore._core import BlockStatus, ErrorReply, KnownLink, Segments, Status
+from kvstore.answers import PutResult, Registration
 from kvstore.block import Manifest
-from kvstore.connection import Channel, Deadline, LinkLost, refused
+from kvstore.connection import Channel, LinkLost, refused
+from kvstore.deadline import MIN_RATE_BYTES_S
 from kvstore.errors import DeadlineExceeded
 from kvstore.lane import Lane
 from kvstore.spans import BATCH_BLOCKS, BATCH_BYTES
 
 __all__ = ["Shortcut"]
-
-P = ParamSpec("P")
-Native = Callable[Concatenate[KnownLink, P], list[BlockStatus] | ErrorReply | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +25,7 @@ class _Known:
     manifest: Manifest
     channel: Channel
     link: KnownLink
+    acquire: Callable[[bool], bool]  # of the channel's lock
 
 
 class Shortcut:
@@ -49,62 +48,99 @@ class Shortcut:
             sizes,
             most_blocks=BATCH_BLOCKS,
             most_bytes=BATCH_BYTES,
+            rate_bytes_s=MIN_RATE_BYTES_S,
         )
-        self._known = _Known(manifest, channel, link)
+        self._known = _Known(manifest, channel, link, channel.lock.acquire)
 
     def forget(self) -> None:
         """Until it learns again, everything goes the long way."""
         self._known = None
 
-    def move(
+    def put(  # noqa: PLR0917
         self,
         manifest: Manifest,
-        deadline: Deadline,
-        native: Native[P],
-        *arguments: P.args,
-        **options: P.kwargs,
-    ) -> list[BlockStatus] | None:
-        """What `native` returns; None where it was not tried, or failed: take the long way.
+        part: int,
+        hashes: bytes,
+        span: range,
+        segments: Segments,
+        indices: Sequence[int],
+        began: float,
+        deadline_s: float,
+    ) -> PutResult | None:
+        """As the client's put; None where it was not tried, or failed: take the long way.
 
-        Raises StoreRefused, DeadlineExceeded, ValueError and IndexError as the long way does.
+        It ends as Deadline(deadline_s, payload, began) says. Raises StoreRefused, DeadlineExceeded,
+        ValueError and IndexError as the long way does.
         """
         known = self._known
-        if known is None or known.manifest is not manifest:
+        if known is None or known.manifest is not manifest or not known.acquire(False):
             return None
         channel = known.channel
-        if not channel.lock.acquire(blocking=False):
-            return None
-        if channel.broken:  # its descriptor may be another's by now
-            self._known = None
-            channel.lock.release()
-            return None
-        channel.pending = True
         try:
-            answer = native(known.link, *arguments, **options)
+            if channel.broken:  # its descriptor may be another's by now
+                return None
+            channel.pending = True
+            answer = known.link.put(part, hashes, span, segments, indices, began + deadline_s)
             # After a PUT that it refuses the server reads nothing more.
-            channel.pending = isinstance(answer, ErrorReply) and native is KnownLink.put
+            channel.pending = isinstance(answer, ErrorReply)
         except OSError as error:
-            self._failed(channel, error, deadline)
+            self._failed(channel, error, began)
             return None
         finally:
-            if channel.pending:
+            if channel.pending or channel.broken:
                 self._known = None
             self._lane.give(channel)
-        return _understood(answer)
+        if isinstance(answer, tuple):
+            return PutResult(answer)
+        _raise_refusal(answer)
+        return None
 
-    def _failed(self, channel: Channel, error: OSError, deadline: Deadline) -> None:
+    def get(  # noqa: PLR0917
+        self,
+        manifest: Manifest,
+        part: int,
+        hashes: bytes,
+        span: range,
+        segments: Segments,
+        indices: Sequence[int],
+        verify: bool,
+        began: float,
+        deadline_s: float,
+    ) -> list[BlockStatus] | None:
+        """As the client's get_into, and as `put`; None also where a block came corrupt."""
+        known = self._known
+        if known is None or known.manifest is not manifest or not known.acquire(False):
+            return None
+        channel, ends = known.channel, began + deadline_s
+        try:
+            if channel.broken:
+                return None
+            channel.pending = True
+            answer = known.link.get(part, hashes, span, segments, indices, verify, ends)
+            channel.pending = False
+        except OSError as error:
+            self._failed(channel, error, began)
+            return None
+        finally:
+            if channel.pending or channel.broken:
+                self._known = None
+            self._lane.give(channel)
+        if isinstance(answer, list):
+            return answer
+        _raise_refusal(answer)
+        return None
+
+    def _failed(self, channel: Channel, error: OSError, began: float) -> None:
         try:
             channel.lost(error)
         except DeadlineExceeded:
-            self._late(deadline.used_s())
+            self._late(time.monotonic() - began)
             raise
         except LinkLost:  # the long way tries once more
             return
 
 
-def _understood(answer: list[BlockStatus] | ErrorReply | None) -> list[BlockStatus] | None:
-    if not isinstance(answer, ErrorReply):
-        return answer
-    if answer.status == Status.UNKNOWN_MANIFEST:  # the long way knows what to do then
-        return None
-    raise refused(answer.status, answer.message)
+def _raise_refusal(answer: ErrorReply | None) -> None:
+    """Unless the long way knows what to do about it."""
+    if answer is not None and answer.status != Status.UNKNOWN_MANIFEST:
+        raise refused(answer.status, answer.message)
