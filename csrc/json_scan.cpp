@@ -38,6 +38,14 @@ class Scanner {
   Scanner(std::string_view text, std::string_view ids_key, JsonScan& out)
       : begin_(text.data()), p_(begin_), end_(begin_ + text.size()), ids_key_(ids_key), out_(out) {}
 
+  void run_array(size_t max_items, std::vector<JsonSpan>& items) {
+    space();
+    if (!at('[')) return void(fail("not a JSON array"));
+    if (!array_items(max_items, items)) return;
+    space();
+    if (p_ != end_) fail("text after the JSON array");
+  }
+
   void run() {
     space();
     if (!at('{')) return void(fail("not a JSON object"));
@@ -78,6 +86,24 @@ class Scanner {
       space();
       if (at('}')) return ++p_, true;
       if (!at(',')) return fail("expected ',' or '}'");
+      ++p_;
+      space();
+    }
+  }
+
+  bool array_items(size_t max_items, std::vector<JsonSpan>& items) {
+    ++p_;
+    space();
+    if (at(']')) return ++p_, true;
+    for (;;) {
+      if (items.size() == max_items) return fail("too many items");
+      JsonSpan& item = items.emplace_back();
+      item.start = static_cast<size_t>(p_ - begin_);
+      if (!value(1)) return false;
+      item.end = static_cast<size_t>(p_ - begin_);
+      space();
+      if (at(']')) return ++p_, true;
+      if (!at(',')) return fail("expected ',' or ']'");
       ++p_;
       space();
     }
@@ -314,6 +340,15 @@ class Scanner {
 JsonScan scan_json_object(std::string_view text, std::string_view ids_key) {
   JsonScan out;
   Scanner(text, ids_key, out).run();
+  return out;
+}
+
+JsonItems scan_json_array(std::string_view text, size_t max_items) {
+  JsonScan scan;
+  JsonItems out;
+  Scanner(text, {}, scan).run_array(max_items, out.items);
+  out.error = scan.error;
+  out.error_at = scan.error_at;
   return out;
 }
 

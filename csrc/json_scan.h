@@ -31,4 +31,17 @@ struct JsonScan {
 // a name that occurs twice at the top level, lone surrogates, and what exceeds the limits above.
 JsonScan scan_json_object(std::string_view text, std::string_view ids_key);
 
+struct JsonSpan {
+  size_t start = 0, end = 0;  // in bytes
+};
+
+struct JsonItems {
+  std::vector<JsonSpan> items;  // in the order of the text
+  const char* error = nullptr;
+  size_t error_at = 0;
+};
+
+// Scan `text`, which must be one JSON array of at most `max_items` items, by the same rules.
+JsonItems scan_json_array(std::string_view text, size_t max_items);
+
 }  // namespace kv

@@ -18,14 +18,15 @@ namespace {
 
 constexpr size_t kStep = 256;  // bytes compared by one call of the C library
 
+[[noreturn]] void throw_at(const char* error, size_t at) {
+  const std::string what = std::string(error) + " at byte " + std::to_string(at);
+  throw nb::value_error(what.c_str());
+}
+
 nb::tuple scan_object(nb::bytes body, nb::str ids_key) {
   const std::string_view text(static_cast<const char*>(body.data()), body.size());
   const kv::JsonScan scan = kv::scan_json_object(text, ids_key.c_str());
-  if (scan.error != nullptr) {
-    const std::string what =
-        std::string(scan.error) + " at byte " + std::to_string(scan.error_at);
-    throw nb::value_error(what.c_str());
-  }
+  if (scan.error != nullptr) throw_at(scan.error, scan.error_at);
   nb::dict spans;
   for (const kv::JsonMember& m : scan.members) {
     spans[nb::str(m.key.data(), m.key.size())] = nb::make_tuple(m.start, m.end);
@@ -33,6 +34,18 @@ nb::tuple scan_object(nb::bytes body, nb::str ids_key) {
   nb::object ids = nb::none();
   if (scan.has_ids) ids = nb::bytes(scan.ids.data(), scan.ids.size() * sizeof(uint32_t));
   return nb::make_tuple(spans, ids);
+}
+
+nb::list scan_array(nb::bytes body, size_t start, size_t end, size_t max_items) {
+  if (start > end || end > body.size()) throw nb::value_error("a span beyond the body");
+  const std::string_view text(static_cast<const char*>(body.data()) + start, end - start);
+  const kv::JsonItems scan = kv::scan_json_array(text, max_items);
+  if (scan.error != nullptr) throw_at(scan.error, start + scan.error_at);
+  nb::list spans;
+  for (const kv::JsonSpan& item : scan.items) {
+    spans.append(nb::make_tuple(start + item.start, start + item.end));
+  }
+  return spans;
 }
 
 nb::object find_token_ids(nb::bytes body, nb::str key) {
@@ -112,6 +125,8 @@ void bind_prefix_table(nb::module_& m) {
 NB_MODULE(_native, m) {
   m.doc() = "Native scanning for the router's hot path.";
   m.def("scan_object", &scan_object, nb::arg("body"), nb::arg("ids_key") = "prompt");
+  m.def("scan_array", &scan_array, nb::arg("body"), nb::arg("start"), nb::arg("end"),
+        nb::arg("max_items"));
   m.def("find_token_ids", &find_token_ids, nb::arg("body"), nb::arg("key"));
   m.def("shared_bytes", &shared_bytes, nb::arg("one"), nb::arg("other"));
   bind_prefix_table(m);

@@ -34,6 +34,10 @@ void scan_all(std::string_view text) {
   kv::scan_plain_answer(exact.view(), kLimits, answer);
   kv::scan_chunked_head(exact.view(), kLimits, head);
   kv::scan_json_object(exact.view(), "prompt");
+  const kv::JsonItems array = kv::scan_json_array(exact.view(), 4);
+  for (const kv::JsonSpan& item : array.items) {
+    CHECK(array.error != nullptr || (item.start < item.end && item.end <= exact.size));
+  }
 }
 
 void test_mutated_messages_are_taken_or_refused() {
@@ -43,6 +47,7 @@ void test_mutated_messages_are_taken_or_refused() {
       "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
       "{\"prompt\":[12345,1,98765432, 7,10000,20000,30000,40000,50000,60000,70000,80000,90000,1234567,"
       "11111, 22222,33333,44444,55555,66666,77777,88888,99999,0,123456789,4294967295,5,6]}",
+      "[ \"a\\u00e9\", [1,2 ,[]], {\"b\":[null]} , -1.5e3]",
       "{\"model\":\"m\",\"prompt\":[1,2,4294967295],\"a\":{\"b\":[\"\\u00e9\\n\",1.5e3,null]}}",
   };
   std::mt19937 random(7);

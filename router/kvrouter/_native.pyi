@@ -13,6 +13,13 @@ def scan_object(body: bytes, ids_key: str = "prompt") -> tuple[dict[str, tuple[i
     twice, a lone surrogate, more than 128 levels or 1024 members.
     """
 
+def scan_array(body: bytes, start: int, end: int, max_items: int) -> list[tuple[int, int]]:
+    """Validate the JSON array that is `body[start:end]`: start and end in `body` of each of its items.
+
+    ValueError, with the byte offset: not one JSON array by `scan_object`'s rules, more than `max_items` items, or
+    a span beyond the body.
+    """
+
 def scan_request(
     data: bytes, head_bytes: int, fields: int
 ) -> tuple[str, str, str, dict[str, str], bytes, bool] | None:

@@ -88,14 +88,22 @@ class Admission:
         self._running[tenant] += 1
         return True
 
-    def leave(self, tenant: str) -> None:
-        """A request that had entered or been admitted has ended: its place goes to the next."""
-        self.requests -= 1
-        if self._running[tenant] == 1:
+    def widen(self, tenant: str, count: int) -> None:
+        """A request under way counts as `count` more, be that beyond the limit; they `leave` too.
+
+        Nobody who comes later begins before enough have ended.
+        """
+        self.requests += count
+        self._running[tenant] += count
+
+    def leave(self, tenant: str, count: int = 1) -> None:
+        """So many that had entered or been admitted have ended: their places go to the next."""
+        self.requests -= count
+        if self._running[tenant] <= count:
             del self._running[tenant]  # tenants that are gone must not add up
         else:
-            self._running[tenant] -= 1
-        if self.waiting:
+            self._running[tenant] -= count
+        while self.waiting and self.requests < self.limit:
             self._admit()
 
     def join(self, tenant: str, priority: int, wake: Callable[[], None]) -> Waiting | None:

@@ -19,6 +19,7 @@ from kvrouter.chains import Chains
 from kvrouter.dispatch import Ahead
 from kvrouter.entrance import Entrance, Standby
 from kvrouter.families import FAMILIES
+from kvrouter.fanout import Fanout
 from kvrouter.flags import UsageError
 from kvrouter.fleet import Fleet
 from kvrouter.handover import Handover
@@ -237,6 +238,7 @@ class App:
         )
         return Router(
             journey=journey,
+            fanout=Fanout(journey, legs, self.metrics),
             outlet=Direct(legs, self.metrics),
             entrance=self.entrance,
             standby=self.standby,
@@ -244,6 +246,7 @@ class App:
             log=self._lines,
             models=self._models,
             resumption=Resumption(journey, legs, self.metrics) if settings.resume_streams else None,
+            max_choices=settings.max_choices,
         )
 
     def _passthrough(self, legs: Legs) -> Passthrough:

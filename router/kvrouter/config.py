@@ -168,6 +168,12 @@ class RouterSettings(BaseSettings):
         "moment, as while engines restart; then it is answered 503.",
         json_schema_extra={"flags": ["--engine-wait"]},
     )
+    max_choices: int = Field(
+        default=1024,
+        ge=1,
+        description="Choices, prompts times n, that one request may ask for; more are answered "
+        "400. Each prompt of a list counts as a request under way.",
+    )
     recompute_budget_tokens: int = Field(
         default=131072,
         ge=0,

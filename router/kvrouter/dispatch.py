@@ -63,6 +63,8 @@ class Ahead:
         plan, request = passage.plan, passage.request
         if self._chunk_blocks is None or plan is None or plan.prefill is None or request is None:
             return None
+        if request.n > 1:
+            return None  # each of its samples would wait, holding the others' place
         identity = plan.decode.identity
         if identity is None or not identity.waits or identity.refusal or not identity.manifest:
             return None

@@ -44,6 +44,7 @@ class Entrance:
         self._tenant_header = tenant_header
         self._metrics = metrics
         self.leave = admission.leave
+        self.widen = admission.widen
 
     @property
     def waiting(self) -> int:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kvrouter.http.client import Answer
     from kvrouter.leg import Legs
     from kvrouter.metrics import Metrics
+    from kvrouter.openai import Request
     from kvrouter.passage import Passage
     from kvrouter.plan import Plan, RouteInputs
     from kvrouter.policies.base import Policy
@@ -91,6 +92,11 @@ class Journey:
         self._standby = standby
         self._releases = releases
         self._metrics = metrics
+
+    def samples_alone(self, request: Request, model: str) -> bool:
+        """Whether some engine that may decode `request` takes one sample of it per hand-over."""
+        engines = self._pool.engines(Role.DECODE, model)
+        return any(self._legs.family(engine).samples_alone(request) for engine in engines)
 
     async def run(self, passage: Passage, model: str) -> None:
         """Take the prompt of `passage.request` from its plan to the end of its answer.
@@ -306,7 +312,7 @@ class Journey:
         passage.attempts += 1
         passage.decode_engine = engine.address
         generated = request.max_tokens or OPEN_ENDED_TOKENS
-        ticket = self._pool.reserve(engine, request.prompt_tokens + generated)
+        ticket = self._pool.reserve(engine, request.prompt_tokens + generated * request.n)
         begun_s = monotonic()
         answer: Answer | None = None
         try:

@@ -12,7 +12,7 @@ from typing import Final, Literal
 import orjson
 
 from kvrouter import _native
-from kvrouter.errors import ApiError, bad_request
+from kvrouter.errors import bad_request
 
 Kind = Literal["completion", "chat"]
 Span = tuple[int, int]
@@ -22,6 +22,8 @@ BYTES_PER_TOKEN: Final = 4
 _DEFAULT_COMPLETION_TOKENS: Final = 16
 _MAX_DIGITS: Final = 18
 _RARE: Final = frozenset({"stream_options", "n", "best_of", "cache_salt"})
+_NO_PROMPT: Final = "Either prompt or prompt_embeds must be provided and non-empty."
+_BEST_OF: Final = "best_of must be n or be left out: engines do not choose among samples, got {}."
 
 
 @dataclass(slots=True)
@@ -38,6 +40,9 @@ class Request:
         ids: the prompt's token ids as native uint32, where it was given so.
         prompt_tokens: tokens of the prompt, counted if `ids`, else estimated from its length.
         cache_salt: what keeps its blocks apart from others' with the same tokens.
+        n: how many samples of each prompt are wanted.
+        prompts: start and end in `body` of each prompt, where it is a list of prompts: such a
+            request is served by its `kvrouter.shares`, never as it is.
     """
 
     kind: Kind
@@ -49,6 +54,8 @@ class Request:
     ids: bytes | None
     prompt_tokens: int
     cache_salt: str | None = None
+    n: int = 1
+    prompts: list[Span] | None = None
 
     def raw(self, key: str) -> bytes | None:
         """The JSON of a top-level member, None if it is absent or null."""
@@ -66,8 +73,8 @@ class Request:
         return text
 
 
-def parse(body: bytes, kind: Kind) -> Request:
-    """Read a request's body.
+def parse(body: bytes, kind: Kind, max_choices: int) -> Request:
+    """Read a request's body, which may ask for so many choices: prompts times samples.
 
     Raises:
         ApiError: 400, in OpenAI's shape and vLLM's wording where it has one.
@@ -78,17 +85,19 @@ def parse(body: bytes, kind: Kind) -> Request:
         raise bad_request(f"The body is not a JSON object that can be served: {error}.") from None
     model = _text(body, spans, "model")
     stream = _flag(body, spans, "stream") if "stream" in spans else False
-    salt = None
+    n, salt, prompts = 1, None, None
     if not _RARE.isdisjoint(spans):
-        salt = _check_rare(body, spans, stream)
+        n, salt = _check_rare(body, spans, stream, max_choices)
     if kind == "chat":
         ids = None
         size = _messages_bytes(body, spans)
+    elif ids is not None:
+        size = 0
     else:
-        size = 0 if ids is not None else _prompt_bytes(body, spans)
+        size, prompts = _prompt_bytes(body, spans, max_choices // n)
     counted = len(ids) // 4 if ids is not None else max(1, size // BYTES_PER_TOKEN)
     max_tokens = _max_tokens(body, spans, kind)
-    return Request(kind, body, spans, model, stream, max_tokens, ids, counted, salt)
+    return Request(kind, body, spans, model, stream, max_tokens, ids, counted, salt, n, prompts)
 
 
 def priority(request: Request) -> int:
@@ -100,19 +109,34 @@ def priority(request: Request) -> int:
     return _count(request.body, request.spans, "priority") or 0
 
 
-def _check_rare(body: bytes, spans: dict[str, Span], stream: bool) -> str | None:
-    """Check the members that few requests have; returns the salt."""
+def _check_rare(
+    body: bytes, spans: dict[str, Span], stream: bool, max_choices: int
+) -> tuple[int, str | None]:
+    """Check the members that few requests have; returns the number of samples and the salt."""
     if not stream and _raw(body, spans, "stream_options") is not None:
         raise bad_request(
             "Stream options can only be defined when `stream=True`.", "stream_options"
         )
-    _check_single(body, spans)
+    n = _samples(body, spans, max_choices)
     salt = _text(body, spans, "cache_salt")
     if salt == "":
         raise bad_request(
             "Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt"
         )
-    return salt
+    return n, salt
+
+
+def _samples(body: bytes, spans: dict[str, Span], max_choices: int) -> int:
+    given = _count(body, spans, "n")
+    n = 1 if given is None else given
+    if n < 1:
+        raise bad_request(f"n must be at least 1, got {n}.", "n")
+    if n > max_choices:
+        raise bad_request(f"n must be at most {max_choices}, got {n}.", "n")
+    best_of = _count(body, spans, "best_of")
+    if best_of is not None and best_of != n:
+        raise bad_request(_BEST_OF.format(best_of), "best_of")
+    return n
 
 
 def _raw(body: bytes, spans: dict[str, Span], key: str) -> bytes | None:
@@ -151,15 +175,6 @@ def _count(body: bytes, spans: dict[str, Span], key: str) -> int | None:
     return int(raw)
 
 
-def _check_single(body: bytes, spans: dict[str, Span]) -> None:
-    for key in ("n", "best_of"):
-        if key not in spans:
-            continue
-        count = _count(body, spans, key)
-        if count is not None and count != 1:
-            raise bad_request(f"`{key}` must be 1: several choices are not served yet.", key)
-
-
 def _max_tokens(body: bytes, spans: dict[str, Span], kind: Kind) -> int | None:
     count = _count(body, spans, "max_tokens")
     if kind == "chat" and "max_completion_tokens" in spans:
@@ -185,31 +200,44 @@ def _messages_bytes(body: bytes, spans: dict[str, Span]) -> int:
     return span[1] - span[0]
 
 
-def _prompt_bytes(body: bytes, spans: dict[str, Span]) -> int:
-    """Length of a text prompt in bytes.
+def _prompt_bytes(
+    body: bytes, spans: dict[str, Span], max_prompts: int
+) -> tuple[int, list[Span] | None]:
+    """Length in bytes of a prompt that is no token ids, and its parts where it is several.
 
     Raises:
         ApiError: 400: there is no prompt, or not one.
     """
     raw = _raw(body, spans, "prompt")
-    if raw is None:
-        embeds = _raw(body, spans, "prompt_embeds")
+    embeds = _raw(body, spans, "prompt_embeds")
+    if raw is None or raw == b'""':
         if embeds is not None:
-            return len(embeds)
-        raise bad_request("A `prompt` is needed.", "prompt")
+            return len(embeds), None
+        raise bad_request(_NO_PROMPT, "prompt")
     if raw.startswith(b'"'):
-        if len(raw) == 2:
-            raise bad_request("The `prompt` must not be empty.", "prompt")
-        return len(raw) - 2
-    raise _prompt_error(raw)
+        return len(raw) - 2, None
+    prompts = _prompts(body, spans["prompt"], max_prompts)
+    return len(raw), prompts if embeds is None else None  # embeddings are prompts beside the others
 
 
-def _prompt_error(raw: bytes) -> ApiError:
-    if not raw.startswith(b"["):
-        return bad_request("`prompt` must be a string or a list of token ids.", "prompt")
-    first = raw[1:].lstrip()[:1]
-    if first in (b'"', b"["):
-        return bad_request("Lists of prompts are not served yet; send one prompt.", "prompt")
+def _prompts(body: bytes, span: Span, max_prompts: int) -> list[Span]:
+    """The parts of a list of prompts: all of them texts, or all of them lists."""
+    start, end = span
+    if body[start] != ord("["):
+        raise bad_request("`prompt` must be a text, token ids, or a list of either.", "prompt")
+    first = body[start + 1 : end].lstrip()[:1]
     if first == b"]":
-        return bad_request("The `prompt` must not be empty.", "prompt")
-    return bad_request("Token ids in `prompt` must be integers of 0 to 4294967295.", "prompt")
+        raise bad_request(_NO_PROMPT, "prompt")
+    if first not in (b'"', b"["):
+        raise bad_request("Token ids in `prompt` must be integers of 0 to 4294967295.", "prompt")
+    try:
+        prompts = _native.scan_array(body, start, end, max_prompts)
+    except ValueError:  # the body has been scanned: there are just too many
+        message = f"prompt list length exceeds the maximum allowed count of {max_prompts}."
+        raise bad_request(message, "prompt") from None
+    if any(body[at] != first[0] for at, _ in prompts):
+        raise bad_request("`prompt` must hold texts alone or lists of token ids alone.", "prompt")
+    lists = first == b"["
+    if any(to - at == 2 or (lists and body[at + 1 : to - 1].isspace()) for at, to in prompts):
+        raise bad_request(_NO_PROMPT, "prompt")
+    return prompts

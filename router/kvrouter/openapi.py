@@ -20,16 +20,17 @@ Json = dict[str, Any]
 _INTEGER: Final[Json] = {"type": ["integer", "null"]}
 _IDS: Final[Json] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _TEXTS: Final[Json] = {"type": "array", "items": {"type": "string"}}
+_LISTS: Final[Json] = {"type": "array", "items": _IDS}
 READ: Final[dict[str, Json]] = {
     "model": {"type": ["string", "null"]},
-    "prompt": {"oneOf": [{"type": "string", "minLength": 1}, _TEXTS, _IDS]},
+    "prompt": {"oneOf": [{"type": "string", "minLength": 1}, _TEXTS, _IDS, _LISTS]},
     "messages": {"type": "array", "items": {"type": "object"}},
     "stream": {"type": ["boolean", "null"]},
     "stream_options": {"type": ["object", "null"]},
     "max_tokens": {"type": ["integer", "null"], "minimum": 1},
     "max_completion_tokens": {"type": ["integer", "null"], "minimum": 1},
     "min_tokens": _INTEGER,
-    "n": _INTEGER,
+    "n": {"type": ["integer", "null"], "minimum": 1},
     "best_of": _INTEGER,
     "cache_salt": {"type": ["string", "null"]},
     "priority": _INTEGER,

@@ -56,11 +56,11 @@ class Direct:
         """Pass a stream on; one that breaks off ends with an error event."""
         exchange = passage.exchange
         exchange.start(200, fields=SSE_FIELDS + passage.id_line, hold=True)
-        request, handoff = passage.request, passage.handoff
+        request = passage.request
         usage = request is not None and "stream_options" in request.spans
         tidy = None
         if usage:
-            tidy = partial(tidy_events, cached_tokens=handoff.cached_tokens if handoff else None)
+            tidy = partial(tidy_events, cached_tokens=passage.cached_tokens)
         relay = Relay(exchange, answer, self._metrics.gaps.counts, tidy)
         passage.began(monotonic())
         try:
@@ -73,21 +73,26 @@ class Direct:
         else:
             passage.outcome = relay.finish_reason()
             if usage:
-                self._compare(passage, relay.prompt_tokens())
+                compare_prompts(passage, relay.prompt_tokens(), self._metrics)
         passage.generated = relay.events
 
     def whole(self, passage: Passage, body: bytes) -> None:
         """Answer, without transfer parameters and with the prefill leg's cached tokens."""
-        handoff = passage.handoff
-        passage.began(monotonic())
-        prompt, completion, passage.outcome = answer_usage(body)
-        passage.generated = completion or 0
-        self._compare(passage, prompt)
-        body = tidy_answer(body, handoff.cached_tokens if handoff else None)
+        note_answer(passage, body, self._metrics)
+        body = tidy_answer(body, passage.cached_tokens)
         passage.exchange.respond(200, body, fields=passage.id_line)
 
-    def _compare(self, passage: Passage, prompt_tokens: int | None) -> None:
-        """Count a prompt that the decode engine tokenised otherwise than the prefill engine."""
-        told = passage.handoff.prompt_tokens if passage.handoff is not None else None
-        if told is not None and prompt_tokens is not None and prompt_tokens != told:
-            self._metrics.usage_mismatch.add()
+
+def note_answer(passage: Passage, body: bytes, metrics: Metrics) -> None:
+    """A decode leg's whole answer is there: what it tells goes to the passage."""
+    passage.began(monotonic())
+    prompt, completion, passage.outcome = answer_usage(body)
+    passage.generated = completion or 0
+    compare_prompts(passage, prompt, metrics)
+
+
+def compare_prompts(passage: Passage, prompt_tokens: int | None, metrics: Metrics) -> None:
+    """Count a prompt that the decode engine tokenised otherwise than the prefill engine."""
+    told = passage.handoff.prompt_tokens if passage.handoff is not None else None
+    if told is not None and prompt_tokens is not None and prompt_tokens != told:
+        metrics.usage_mismatch.add()

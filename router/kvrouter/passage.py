@@ -6,7 +6,7 @@ Pure bookkeeping: it sends nothing and waits for nothing.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final
@@ -15,7 +15,7 @@ from kvrouter.landing import Outcome
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from kvrouter.budget import Grant
     from kvrouter.engine import HashDomain
@@ -108,6 +108,7 @@ class Passage:
         pinned: what a prefill engine keeps for a decode engine that has not answered yet.
         attempts: decode engines that were asked.
         outcome: a word for metrics and the log: a finish reason, or why there is none.
+        shares: the passages of its parts, where it is served in several.
     """
 
     exchange: Exchange
@@ -137,6 +138,12 @@ class Passage:
     generated: int = 0
     outcome: str = "unknown"
     error: str | None = None
+    shares: list[Passage] | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that the prefill engine found cached; None where it was not asked."""
+        return self.handoff.cached_tokens if self.handoff is not None else None
 
     @property
     def prompt_ids(self) -> bytes | None:
@@ -167,6 +174,7 @@ class Passage:
             "prefill": self.prefill_engine,
             "decode": self.decode_engine,
             "attempts": self.attempts,
+            "shares": len(self.shares) if self.shares else None,
             "landed_blocks": self.landed_blocks,
             "ttft_ms": _ms(self.first_s, self.started_s),
             "total_ms": _ms(now_s, self.started_s),
@@ -178,6 +186,25 @@ class Passage:
         self.first_s = now_s
         self.release()
 
+    def sum_up(self) -> None:
+        """The shares have ended: give back what they hold, put together what became of them."""
+        shares = self.shares or []
+        plans = [share.plan for share in shares if share.plan is not None]
+        if plans:
+            self.plan = replace(plans[0], why=_joined(plan.why for plan in plans) or "")
+        self.prefill_engine = _joined(share.prefill_engine for share in shares)
+        self.decode_engine = _joined(share.decode_engine for share in shares)
+        self.attempts = sum(share.attempts for share in shares)
+        self.generated = sum(share.generated for share in shares)
+        self.first_s = min((share.first_s for share in shares if share.first_s), default=0.0)
+        self.error = self.error or _joined(share.error for share in shares)
+        landed = [share.landed_blocks for share in shares if share.landed_blocks is not None]
+        self.landed_blocks = sum(landed) if landed else None
+        if self.outcome == "unknown" and shares:
+            self.outcome = shares[-1].outcome
+        for share in shares:
+            share.release()
+
     def release(self) -> None:
         """Give back lease and grant. Idempotent."""
         lease, self.lease = self.lease, None
@@ -186,6 +213,11 @@ class Passage:
         grant, self.grant = self.grant, None
         if grant is not None:
             grant.release()
+
+
+def _joined(words: Iterable[str | None]) -> str | None:
+    """The different ones of `words`, in their order."""
+    return ",".join(dict.fromkeys(word for word in words if word)) or None
 
 
 def _ms(until_s: float, since_s: float) -> float | None:

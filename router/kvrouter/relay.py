@@ -14,8 +14,6 @@ from kvrouter.http.answer import Answer, unframed
 from kvrouter.http.exchange import Exchange
 
 _FINISH = re.compile(rb'"finish_reason":\s*"([a-z_]{1,32})"')
-
-
 _PROMPT_TOKENS = re.compile(rb'"prompt_tokens":\s*(\d{1,12})')
 MAX_EVENT_BYTES = 8 << 20
 """What is held at most of an event that has not come whole."""
@@ -97,13 +95,11 @@ class Relay:
 
     def finish_reason(self) -> str:
         """Why generation ended, as the last events say; "unknown" where they do not."""
-        found = _FINISH.findall(self._feed.tail)
-        return found[-1].decode("ascii") if found else "unknown"
+        return finish_reason(self._feed.tail)
 
     def prompt_tokens(self) -> int | None:
         """Tokens of the prompt, as the last usage says; None where the last events have none."""
-        found = _PROMPT_TOKENS.findall(self._feed.tail)
-        return int(found[-1]) if found else None
+        return prompt_tokens(self._feed.tail)
 
     def _pass_frames(self, frames: bytes) -> None:
         assert self._tidy is not None
@@ -119,3 +115,15 @@ class Relay:
         self._held = data[end:]
         if end:
             self._exchange.write(tidy(data[:end]))
+
+
+def finish_reason(tail: bytes) -> str:
+    """The last finish reason in the end of a stream; "unknown" where there is none."""
+    found = _FINISH.findall(tail)
+    return found[-1].decode("ascii") if found else "unknown"
+
+
+def prompt_tokens(tail: bytes) -> int | None:
+    """The last usage's tokens of the prompt in the end of a stream; None where there is none."""
+    found = _PROMPT_TOKENS.findall(tail)
+    return int(found[-1]) if found else None

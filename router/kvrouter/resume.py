@@ -230,7 +230,7 @@ class Resumption:
         assert asked is not None
         spoken = Spoken()
         body = splice(asked.body, asked.spans, {"return_token_ids": b"true"})
-        passage.request = parse(body, "completion")
+        passage.request = parse(body, "completion", 1)
         passage.outlet = _Resuming(self._legs, self._metrics, spoken)
         leg, resumes = passage, 0
         while True:
@@ -276,7 +276,7 @@ class Resumption:
             changes["min_tokens"] = b"%d" % max(0, int(least) - said)
         now_s = monotonic()
         following = Passage(leg.exchange, leg.outlet, leg.request_id, leg.fields, now_s)
-        following.request = parse(splice(request.body, request.spans, changes), "completion")
+        following.request = parse(splice(request.body, request.spans, changes), "completion", 1)
         return following
 
     def _end(self, passage: Passage, leg: Passage, spoken: Spoken) -> None:

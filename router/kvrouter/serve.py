@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from kvrouter.entrance import Entrance, Standby
+    from kvrouter.fanout import Fanout
     from kvrouter.http.exchange import Exchange
     from kvrouter.journey import Journey
     from kvrouter.log import RequestLog
     from kvrouter.metrics import Metrics
     from kvrouter.models import ModelNames
-    from kvrouter.openai import Kind
+    from kvrouter.openai import Kind, Request
     from kvrouter.outlet import Outlet
     from kvrouter.resume import Resumption
 
@@ -35,6 +36,7 @@ class Router:
 
     Args:
         journey: takes a prompt through its legs.
+        fanout: takes the shares of a request for several choices through theirs.
         outlet: where the answer of a request that is one prompt goes.
         entrance: bounds the requests under way; those beyond wait there.
         standby: where requests wait for an engine.
@@ -42,21 +44,25 @@ class Router:
         log: takes a line per request, or None.
         models: which models there are.
         resumption: serves streams that outlive their engine; None: none does.
+        max_choices: how many choices one request may ask for.
     """
 
     def __init__(
         self,
         *,
         journey: Journey,
+        fanout: Fanout,
         outlet: Outlet,
         entrance: Entrance,
         standby: Standby,
         metrics: Metrics,
         log: RequestLog | None,
         models: ModelNames,
+        max_choices: int,
         resumption: Resumption | None = None,
     ) -> None:
         self._journey = journey
+        self._fanout = fanout
         self._outlet = outlet
         self._entrance = entrance
         self._standby = standby
@@ -64,6 +70,7 @@ class Router:
         self._log = log
         self._models = models
         self._resumption = resumption
+        self._max_choices = max_choices
         self._ids = RequestIds()
 
     def completions(self, exchange: Exchange) -> Awaitable[None]:
@@ -83,11 +90,11 @@ class Router:
         entered = self._entrance.enter(tenant)
         try:
             if not entered:
-                passage.request = parse(exchange.body, kind)
+                passage.request = parse(exchange.body, kind, self._max_choices)
                 await self._entrance.turn(tenant, priority(passage.request))
                 entered = True
             self._metrics.running += 1
-            await self._route(passage, kind)
+            await self._route(passage, kind, tenant)
         except ApiError as error:
             self._answer_error(passage, error)
         except Refused as refused:
@@ -107,15 +114,39 @@ class Router:
                 self._entrance.leave(tenant)
             self.settle(passage)
 
-    async def _route(self, passage: Passage, kind: Kind) -> None:
-        request = passage.request = passage.request or parse(passage.exchange.body, kind)
+    async def _route(self, passage: Passage, kind: Kind, tenant: str) -> None:
+        request = passage.request
+        if request is None:
+            request = passage.request = parse(passage.exchange.body, kind, self._max_choices)
         if not self._models.any:
             await self._standby.until(lambda: self._models.any)
         model = self._models.resolve(request.model)
-        if self._resumption is not None and resumable(request):
-            await self._resumption.run(passage, model)
+        if request.n > 1 or request.prompts is not None:
+            await self._several(passage, request, model, tenant)
         else:
-            await self._journey.run(passage, model)
+            await self._whole(passage, request, model)
+
+    def _whole(self, passage: Passage, request: Request, model: str) -> Awaitable[None]:
+        """Serve what one decode leg answers."""
+        if self._resumption is not None and resumable(request):
+            return self._resumption.run(passage, model)
+        return self._journey.run(passage, model)
+
+    async def _several(self, passage: Passage, request: Request, model: str, tenant: str) -> None:
+        """Serve what asks for several choices; each share that takes own legs counts as a request.
+
+        They do not wait for places while they hold one: those who come after them do.
+        """
+        shares = self._fanout.shares(request, model)
+        if len(shares) == 1:
+            request = passage.request = shares[0].request
+            await self._whole(passage, request, model)
+            return
+        self._entrance.widen(tenant, len(shares) - 1)
+        try:
+            await self._fanout.serve(passage, model, shares)
+        finally:
+            self._entrance.leave(tenant, len(shares) - 1)
 
     def settle(self, passage: Passage) -> None:
         """Give back what is held, count, and write the request's line."""

@@ -51,6 +51,18 @@ def _chat(**more: Any) -> Json:
     return {"model": "{model}", "messages": MESSAGES, "max_tokens": 4, **more}
 
 
+def _refused_choices(long: list[int]) -> tuple[Refusal, ...]:
+    return (
+        Refusal("no choices at all", COMPLETIONS, _text(n=0)),
+        Refusal("two greedy choices", COMPLETIONS, _text(n=2, temperature=0)),
+        Refusal("two greedy choices in a chat", CHAT, _chat(n=2, temperature=0)),
+        Refusal("a text and token ids", COMPLETIONS, _text(prompt=["a", 1])),
+        Refusal("texts and lists of token ids", COMPLETIONS, _text(prompt=["a", [1]])),
+        Refusal("too many prompts", COMPLETIONS, _text(prompt=["a"] * 1025), param="prompt"),
+        Refusal("one prompt of two too long", COMPLETIONS, _text(prompt=[[7], long])),
+    )
+
+
 def refusals(max_model_len: int) -> tuple[Refusal, ...]:
     """Requests that an engine with this context length refuses."""
     long = [7] * (max_model_len + 1)
@@ -90,7 +102,7 @@ def refusals(max_model_len: int) -> tuple[Refusal, ...]:
         Refusal("a temperature above 2", CHAT, _chat(temperature=2.5), param="temperature"),
         Refusal("a top_p of 0", COMPLETIONS, _text(top_p=0), param="top_p"),
         Refusal("a presence penalty of 3", COMPLETIONS, _text(presence_penalty=3)),
-        Refusal("no choices at all", COMPLETIONS, _text(n=0)),
+        *_refused_choices(long),
         Refusal("an empty prompt", COMPLETIONS, _text(prompt=""), param="prompt"),
         Refusal("no prompt", COMPLETIONS, {"model": "{model}"}, param="prompt"),
         Refusal("a prompt that is a number", COMPLETIONS, _text(prompt=7)),
@@ -177,6 +189,43 @@ def check_accepted(ask: Ask, model: str, case: Accepted) -> None:
     else:
         assert answer["object"] == "text_completion", case.name
         assert isinstance(choice["text"], str), case.name
+
+
+def check_choices(ask: Ask, model: str, path: str) -> None:
+    """Choices stand in the order of prompts and then samples; the i-th sample has the seed + i."""
+    prompts: list[Json] = [{"prompt": TOKENS}, {"prompt": [*TOKENS, 18]}]
+    asked = _text if path == COMPLETIONS else _chat
+    if path == CHAT:
+        prompts = [{"messages": MESSAGES}]
+    drawn = {"ignore_eos": True, "temperature": 1.0, "return_token_ids": True}
+    alone = [
+        json.loads(ask("POST", path, encoded(asked(**drawn, **p, seed=7 + i), model))[1])
+        for p in prompts
+        for i in range(2)
+    ]
+    whole = prompts[0]
+    if path == COMPLETIONS:
+        whole = {"prompt": [p["prompt"] for p in prompts]}
+    status, body = ask("POST", path, encoded(asked(**drawn, **whole, seed=7, n=2), model))
+    assert status == 200, body
+    told = json.loads(body)
+    assert [choice["index"] for choice in told["choices"]] == list(range(len(alone)))
+    said = [choice["token_ids"] for choice in told["choices"]]
+    assert said == [one["choices"][0]["token_ids"] for one in alone]
+    assert said[0] != said[1]
+    usage, each = told["usage"], [one["usage"] for one in alone]
+    assert usage["completion_tokens"] == 4 * len(alone)
+    assert usage["prompt_tokens"] == sum(one["prompt_tokens"] for one in each[::2])
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    more = {**drawn, **whole, **options, "seed": 7, "n": 2}
+    *chunks, last = events(ask("POST", path, encoded(asked(**more), model))[1])
+    assert last["choices"] == []
+    assert last["usage"]["total_tokens"] == usage["total_tokens"]
+    streamed: list[list[int]] = [[] for _ in alone]
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        streamed[choice["index"]] += choice.get("token_ids") or []
+    assert streamed == said
 
 
 def events(body: bytes) -> list[Json]:

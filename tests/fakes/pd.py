@@ -22,7 +22,7 @@ from kvrouter.http.head import SSE_HEADERS
 from kvrouter.http.limits import Limits
 from kvrouter.http.routes import Routes
 from kvrouter.http.server import HttpServer
-from kvrouter.sim.answers import Answer, StreamWriter, error_body
+from kvrouter.sim.answers import Answer, Writer, error_body
 from kvrouter.sim.requests import GenerateRequest, Kind, RequestError, parse_request, parse_tokenize
 from kvrouter.sim.tokenizer import SimTokenizer
 
@@ -191,22 +191,20 @@ class PdEngine:
             else:
                 self.fail(exchange, request, "CUDA error")
             return
-        if mode == "hang":
-            await self.stall(body)
-        if mode == "held":
-            await self.go.wait()
+        await self._delay(body, mode)
+        answers = [Answer(one, 0, None) for one in request.choices()]
         try:
-            kv = await self.kv(body, request)
+            kvs = [await self.kv(body, answer.request) for answer in answers[:: request.n]]
         except LoadFailed as error:
             self.fail(exchange, request, str(error))
             return
-        answer = Answer(request, 0, None)
         if request.stream:
-            await self._stream(exchange, body, answer, kv, mode)
+            await self._stream(exchange, body, request, answers, kvs, mode)
             return
-        for _ in range(request.max_tokens or 16):
-            self.say(answer, kv)
-        answer.kv_transfer_params = self.finish(body, request, kv)
+        for at, answer in enumerate(answers):
+            for _ in range(request.max_tokens or 16):
+                self.say(answer, kvs[at // request.n])
+        answers[0].kv_transfer_params = self.finish(body, answers[0].request, kvs[0])
         if mode == "hang_mid":
             await asyncio.Event().wait()
         if mode == "drop_mid":
@@ -214,27 +212,41 @@ class PdEngine:
             exchange.write(b'{"id": "c')
             exchange.abort()
             return
-        exchange.respond(200, self.whole(answer))
+        exchange.respond(200, self.whole(request, answers))
 
-    async def _stream(
-        self, exchange: Exchange, body: Json, answer: Answer, kv: bytes, mode: str
+    async def _stream(  # noqa: PLR0917
+        self,
+        exchange: Exchange,
+        body: Json,
+        request: GenerateRequest,
+        answers: list[Answer],
+        kvs: list[bytes],
+        mode: str,
     ) -> None:
-        writer = StreamWriter(answer)
+        writer = Writer(request)
         exchange.start(200, SSE_HEADERS)
-        exchange.write(writer.opening())
-        count = answer.request.max_tokens or 16
+        for at in range(len(answers)):
+            exchange.write(writer.opening(at))
+        count = request.max_tokens or 16
         for i in range(count):
             if i == 2 and mode == "drop_mid":
                 exchange.abort()
                 return
             if i == 2 and mode == "hang_mid":
                 await asyncio.Event().wait()
-            token, text = self.say(answer, kv)
-            exchange.write(writer.token(token, text, i == count - 1))
+            for at, answer in enumerate(answers):
+                token, text = self.say(answer, kvs[at // request.n])
+                exchange.write(writer.token(at, answer, token, text, i == count - 1))
             await exchange.drain()
-        self.finish(body, answer.request, kv)
-        exchange.write(writer.closing())
+        self.finish(body, answers[0].request, kvs[0])
+        exchange.write(writer.closing(answers))
         exchange.end()
+
+    async def _delay(self, body: Json, mode: str) -> None:
+        if mode == "hang":
+            await self.stall(body)
+        if mode == "held":
+            await self.go.wait()
 
     async def stall(self, body: Json) -> None:
         """Answer nothing, ever; the request is in the engine."""
@@ -244,13 +256,15 @@ class PdEngine:
         error = {"message": message, "type": "InternalServerError", "param": None, "code": 500}
         exchange.respond(500, json.dumps({"error": error}).encode())
 
-    def whole(self, answer: Answer) -> bytes:
-        return answer.body()
+    def whole(self, request: GenerateRequest, answers: list[Answer]) -> bytes:
+        return Writer(request).body(answers)
 
     def say(self, answer: Answer, kv: bytes) -> tuple[int, str]:
-        """The next token: of the KV, and of those that were said."""
-        said = array("I", answer.tokens).tobytes()
-        number = int.from_bytes(sha256(kv + said).digest()[:4])
+        """The next token: of the KV, of those that were said, and of the seed."""
+        seen = kv + array("I", answer.tokens).tobytes()
+        if answer.request.seed is not None:
+            seen += b"%d" % answer.request.seed
+        number = int.from_bytes(sha256(seen).digest()[:4])
         token = self._tokenizer.spoken(number)
         text = self._tokenizer.decode((token,))
         answer.tokens.append(token)

@@ -169,10 +169,10 @@ class SglangEngine(PdEngine):
         exchange.write(b"data: [DONE]\n\n")
         exchange.end()
 
-    def whole(self, answer: Answer) -> bytes:
+    def whole(self, request: GenerateRequest, answers: list[Answer]) -> bytes:
         if self.role != "prefill":
-            return answer.body()
-        content = json.loads(answer.body())
+            return super().whole(request, answers)
+        content = json.loads(super().whole(request, answers))
         content["usage"]["completion_tokens"] = 1
         content["usage"]["prompt_tokens_details"] = None
         return json.dumps(content).encode()

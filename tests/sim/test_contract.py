@@ -66,9 +66,25 @@ def test_continuous_usage_counts_up(sim: LiveSim) -> None:
     assert counted == [1, 2, 3, 3]
 
 
-@pytest.mark.parametrize("name", ["n", "best"])
+@pytest.mark.parametrize("path", [cases.COMPLETIONS, cases.CHAT])
+def test_choices_are_numbered_and_seeded_as_vllm_does(sim: LiveSim, path: str) -> None:
+    cases.check_choices(sim.ask, "tiny", path)
+
+
+def test_each_choice_of_a_stream_counts_its_own_usage(sim: LiveSim) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": ["hi", "hello"], "max_tokens": 2, "stream": True, "stream_options": options}
+    *told, last = cases.events(sim.ask("POST", cases.COMPLETIONS, json.dumps(body).encode())[1])
+    for index, prompt_tokens in enumerate((1, 3)):
+        usages = [e["usage"] for e in told if e["choices"][0]["index"] == index]
+        assert [u["completion_tokens"] for u in usages] == [1, 2]
+        assert {u["prompt_tokens"] for u in usages} == {prompt_tokens}
+    assert last["usage"]["total_tokens"] == 8
+
+
+@pytest.mark.parametrize("name", ["echo", "use_beam_search", "logprobs"])
 def test_what_it_cannot_do_is_refused_and_not_answered_otherwise(sim: LiveSim, name: str) -> None:
-    body = {"n": {"prompt": "hello", "n": 2}, "best": {"prompt": ["hello", "world"]}}[name]
+    body = {"prompt": "hello", name: 1 if name == "logprobs" else True}
     status, answer = sim.ask("POST", cases.COMPLETIONS, json.dumps(body).encode())
     assert status == 400
     assert "simulator" in json.loads(answer)["error"]["message"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 if TYPE_CHECKING:
     from kvrouter.engine import Engine
@@ -22,6 +22,10 @@ class Order(StrEnum):
     HANDED = "handed over"  # prefill's answer tells decode where to fetch: once, until a lease ends
     CONCURRENT = "concurrent"  # both at once: the engines meet at an address that both are told
     SINGLE = "single"  # decode alone
+
+
+FETCHED_ONCE: Final = frozenset({Order.HANDED, Order.CONCURRENT})
+"""Where one prefill leg serves one decode leg of one sample."""
 
 
 class BadAnswer(Exception):
@@ -113,6 +117,16 @@ class Family(Protocol):
 
     def hashable(self, request: Request) -> bool:
         """Whether its block hashes follow from its token ids, cache salt and adapter alone."""
+
+    def samples_alone(self, request: Request) -> bool:
+        """Whether each of the `request.n` samples needs legs of its own.
+
+        False where an engine draws all of them from one prompt that it holds or loads. True where
+        what the prefill leg hands over can be fetched once. Asked where `request.n` is above 1.
+
+        Raises:
+            ApiError: 400: the engine would refuse so many, but would not see that there are.
+        """
 
     def tokenize_body(self, request: Request) -> bytes:
         """Body of POST /tokenize for a prompt that is text or messages."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from kvrouter.families.base import BadAnswer, Coming, Handoff, Meeting, Order
+from kvrouter.families.base import FETCHED_ONCE, BadAnswer, Coming, Handoff, Meeting, Order
 from kvrouter.families.parameters import VLLM
 from kvrouter.families.splice import pick, splice
 
@@ -29,6 +29,10 @@ class OpenAiServer:
     def single_leg(self, request: Request) -> str | None:
         """Nothing is split, so nothing may not be."""
         return None
+
+    def samples_alone(self, request: Request) -> bool:
+        """Only where two legs meet for one sample."""
+        return self.order in FETCHED_ONCE and self.single_leg(request) is None
 
     def hashable(self, request: Request) -> bool:
         """Its hashes, if it has any, are unknown."""

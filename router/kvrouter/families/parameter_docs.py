@@ -29,7 +29,6 @@ names the parameter. `/tokenize`: what is *sent* changes the prompt's tokens, an
 ask, and learns the tokens from the prefill leg.
 """
 _COLUMNS: Final = ("Parameter", "Served by", "Prefill leg", "Decode leg", "/tokenize", "Why")
-_LEGS: Final = (Served.SPLIT, Served.SINGLE)
 
 
 def parameters_page(families: Mapping[str, type[Family]]) -> str:
@@ -75,7 +74,7 @@ def _cells(row: Parameter) -> tuple[str, ...]:
     (kind,) = row.kinds if len(row.kinds) == 1 else ("",)
     name = f"`{row.name}`" if row.kinds == BOTH else f"`{row.name}` ({kind})"
     served = row.served.value + (f" {row.when.text}" if row.when is not WHERE_SET else "")
-    if row.served in _LEGS:
+    if row.served is Served.SPLIT:
         prefill = f"`{row.value.decode()}`" if row.value else row.prefill.value
         prefill += " where given" if row.prefill is Fate.SET_IF_GIVEN else ""
         decode = row.decode.value

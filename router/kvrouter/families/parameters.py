@@ -139,8 +139,13 @@ LENGTH: Final = (
 )
 
 CHOICES: Final = (
-    Parameter("n", prefill=Fate.DROPPED, served=Served.SINGLE),
-    Parameter("best_of", COMPLETION, prefill=Fate.DROPPED, served=Served.SINGLE),
+    *_dropped("n", why="the prefill leg needs one sample"),
+    Parameter(
+        "best_of",
+        COMPLETION,
+        prefill=Fate.DROPPED,
+        why="other than `n` a 400: engines do not choose among samples",
+    ),
     *_alone("use_beam_search", why=_WHOLE),
     *_kept("length_penalty"),
 )

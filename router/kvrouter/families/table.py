@@ -37,7 +37,6 @@ class Served(StrEnum):
 
     SPLIT = "both legs"
     ALONE = "decode alone"
-    SINGLE = "both legs; above 1 a 400"
     REFUSED = "400"
 
 

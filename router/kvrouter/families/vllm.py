@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import orjson
 
 from kvrouter._native import find_token_ids
-from kvrouter.families.base import BadAnswer, Coming, Handoff, Meeting, Order
+from kvrouter.errors import bad_request
+from kvrouter.families.base import FETCHED_ONCE, BadAnswer, Coming, Handoff, Meeting, Order
 from kvrouter.families.parameters import VLLM
 from kvrouter.families.splice import pick, splice
 from kvstore.chain import HASH_BYTES
@@ -25,6 +26,8 @@ MEDIA: Final = (b'"image', b'"input_audio"', b'"audio_', b'"video', b'"input_ima
 """Beginnings of the types of message content whose block hashes depend on more than tokens."""
 
 TRANSFER: Final = "kv_transfer_params"
+GREEDY_BELOW: Final = 1e-5
+"""Temperatures below this are 0 to vLLM (vllm/sampling_params.py)."""
 IDS_KEY: Final = "prompt_token_ids"
 
 
@@ -42,6 +45,19 @@ class Vllm:
     def single_leg(self, request: Request) -> str | None:
         """The first parameter of the request that the table has decoded alone."""
         return self.parameters.alone(request)
+
+    def samples_alone(self, request: Request) -> bool:
+        """Where engines hand over themselves: the first sample that has fetched it frees it.
+
+        Raises:
+            ApiError: 400, as vLLM says it: temperature 0 leaves no choice.
+        """
+        if self.order not in FETCHED_ONCE or self.single_leg(request) is not None:
+            return False
+        temperature = orjson.loads(request.raw("temperature") or b"1")
+        if isinstance(temperature, int | float) and temperature < GREEDY_BELOW:
+            raise bad_request(f"n must be 1 when using greedy sampling, got {request.n}.")
+        return True
 
     def hashable(self, request: Request) -> bool:
         """Whether block hashes follow from token ids alone (and salt and adapter): no media."""

@@ -11,7 +11,7 @@ import orjson
 from kvrouter.sim.failures import Failure
 from kvrouter.sim.requests import GenerateRequest, RequestError
 
-__all__ = ["DONE", "Answer", "StreamWriter", "error_body", "models_body"]
+__all__ = ["DONE", "Answer", "Writer", "error_body", "models_body"]
 
 DONE = b"data: [DONE]\n\n"
 
@@ -42,7 +42,7 @@ def models_body(names: Sequence[str], root: str, max_model_len: int, created: in
 
 @dataclass
 class Answer:
-    """What an engine produced for one request."""
+    """What an engine produced for one choice."""
 
     request: GenerateRequest
     cached_tokens: int
@@ -50,110 +50,120 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: str = "length"
-    name: str = field(default_factory=lambda: uuid4().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    @property
-    def id(self) -> str:
-        """The answer's id, as vLLM prefixes it."""
-        return ("cmpl-" if self.request.kind == "completion" else "chatcmpl-") + self.name
-
-    def usage(self, details: bool = True) -> dict[str, Any]:
-        """The usage so far."""
-        prompt, completion = len(self.request.prompt), len(self.tokens)
-        usage: dict[str, Any] = {
-            "prompt_tokens": prompt,
-            "total_tokens": prompt + completion,
-            "completion_tokens": completion,
-        }
-        if details:
-            usage["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
-        return usage
-
-    def body(self) -> bytes:
-        """The whole answer of a request that does not stream."""
-        chat = self.request.kind == "chat"
-        asked = self.request.return_token_ids
-        choice: dict[str, Any] = {"index": 0}
-        if chat:
-            choice["message"] = {"role": "assistant", "content": self.text}
-        else:
-            choice["text"] = self.text
-        choice |= {
-            "logprobs": None,
-            "finish_reason": self.finish_reason,
-            "stop_reason": None,
-            "token_ids": self.tokens if asked else None,
-        }
-        if not chat:
-            choice["prompt_token_ids"] = self.request.prompt if asked else None
-        whole: dict[str, Any] = {
-            "id": self.id,
-            "object": "chat.completion" if chat else "text_completion",
-            "created": self.created,
-            "model": self.request.model,
-            "choices": [choice],
-            "usage": self.usage(),
-            "kv_transfer_params": self.kv_transfer_params,
-        }
-        if chat:
-            whole["prompt_token_ids"] = self.request.prompt if asked else None
-        return orjson.dumps(whole)
 
 
-class StreamWriter:
-    """Server-sent events of one answer: what `text/event-stream` carries, piece by piece."""
+class Writer:
+    """The answer of one request, whole or as the server-sent events of a stream.
 
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-        request = answer.request
+    Args:
+        request: as it was asked; its choices are numbered as vLLM does: those of the first prompt,
+            those of the second, and so on.
+        name: what makes the answer's id.
+    """
+
+    def __init__(self, request: GenerateRequest, name: str | None = None) -> None:
+        self._request = request
         self._chat = request.kind == "chat"
-        self._told_prompt = not request.return_token_ids
+        self._told_prompts: set[int] = set()
+        whole, streamed = "chat.completion", "chat.completion.chunk"
+        if not self._chat:
+            whole = streamed = "text_completion"
         self._head: dict[str, Any] = {
-            "id": answer.id,
-            "object": "chat.completion.chunk" if self._chat else "text_completion",
-            "created": answer.created,
+            "id": ("chatcmpl-" if self._chat else "cmpl-") + (name or uuid4().hex),
+            "object": streamed if request.stream else whole,
+            "created": int(time.time()),
             "model": request.model,
         }
 
-    def opening(self) -> bytes:
-        """What comes before the first token: the role in a chat, nothing in a completion."""
+    def body(self, answers: Sequence[Answer]) -> bytes:
+        """The whole answer of a request that does not stream, made of all choices."""
+        whole: dict[str, Any] = {
+            **self._head,
+            "choices": [self._choice(index, answer) for index, answer in enumerate(answers)],
+            "usage": self._usage(answers),
+            "kv_transfer_params": answers[0].kv_transfer_params,
+        }
+        if self._chat:
+            asked = self._request.return_token_ids
+            whole["prompt_token_ids"] = self._request.prompts[0] if asked else None
+        return orjson.dumps(whole)
+
+    def opening(self, index: int) -> bytes:
+        """What comes before a choice's first token: the role in a chat, else nothing."""
         if not self._chat:
             return b""
         choice = {
-            "index": 0,
+            "index": index,
             "delta": {"role": "assistant", "content": ""},
             "logprobs": None,
             "finish_reason": None,
         }
-        return self._event(choice)
+        return self._event(choice, None)
 
-    def token(self, token: int, text: str, last: bool) -> bytes:
-        """One token; with the last one the reason why it ended."""
-        reason = self._answer.finish_reason if last else None
-        choice: dict[str, Any] = {"index": 0}
+    def token(self, index: int, answer: Answer, token: int, text: str, last: bool) -> bytes:
+        """One token of a choice; with the last one the reason why it ended."""
+        reason = answer.finish_reason if last else None
+        choice: dict[str, Any] = {"index": index}
         if self._chat:
             choice["delta"] = {"content": text}
         else:
             choice["text"] = text
         choice |= {"logprobs": None, "finish_reason": reason, "stop_reason": None}
-        if self._answer.request.return_token_ids:
+        if self._request.return_token_ids:
             choice["token_ids"] = [token]
-        return self._event(choice)
+        return self._event(choice, answer)
 
-    def closing(self) -> bytes:
+    def closing(self, answers: Sequence[Answer]) -> bytes:
         """The usage, where it was asked for, and the end mark."""
-        if not self._answer.request.include_usage:
+        if not self._request.include_usage:
             return DONE
-        whole = {**self._head, "choices": [], "usage": self._answer.usage()}
+        whole = {**self._head, "choices": [], "usage": self._usage(answers)}
         return b"data: " + orjson.dumps(whole) + b"\n\n" + DONE
 
-    def _event(self, choice: dict[str, Any]) -> bytes:
+    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+        asked = self._request.return_token_ids
+        choice: dict[str, Any] = {"index": index}
+        if self._chat:
+            choice["message"] = {"role": "assistant", "content": answer.text}
+        else:
+            choice["text"] = answer.text
+        choice |= {
+            "logprobs": None,
+            "finish_reason": answer.finish_reason,
+            "stop_reason": None,
+            "token_ids": answer.tokens if asked else None,
+        }
+        if not self._chat:
+            choice["prompt_token_ids"] = answer.request.prompt if asked else None
+        return choice
+
+    def _usage(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The usage of all choices; prompts count once, however many samples they have."""
+        prompts = answers[:: self._request.n]
+        usage = _usage(
+            sum(len(answer.request.prompt) for answer in prompts),
+            sum(len(answer.tokens) for answer in answers),
+        )
+        cached = sum(answer.cached_tokens for answer in prompts)
+        return usage | {"prompt_tokens_details": {"cached_tokens": cached}}
+
+    def _event(self, choice: dict[str, Any], answer: Answer | None) -> bytes:
         whole: dict[str, Any] = {**self._head, "choices": [choice]}
-        if not self._told_prompt:
-            self._told_prompt = True
+        request, index = self._request, choice["index"]
+        prompt = request.prompts[index // request.n]
+        first = not self._told_prompts if self._chat else index not in self._told_prompts
+        if request.return_token_ids and first:
+            self._told_prompts.add(index)
             target = whole if self._chat else choice
-            target["prompt_token_ids"] = self._answer.request.prompt
-        if self._answer.request.continuous_usage:
-            whole["usage"] = self._answer.usage(details=False)
+            target["prompt_token_ids"] = prompt
+        if request.continuous_usage:
+            whole["usage"] = _usage(len(prompt), len(answer.tokens) if answer else 0)
         return b"data: " + orjson.dumps(whole) + b"\n\n"
+
+
+def _usage(prompt: int, completion: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+    }

@@ -88,7 +88,7 @@ class SimEngine:
             await self.link.register()
 
     async def admit(self, request: GenerateRequest) -> Generation:
-        """Wait for room, then hand the request its slots. The caller closes the generation.
+        """Wait for room, then hand one choice its slots. The caller closes the generation.
 
         Raises QueueFull where too many wait already.
         """
@@ -166,9 +166,9 @@ class SimEngine:
 
     def _answer_tokens(self, request: GenerateRequest) -> int:
         """Exactly what was asked for; else what a model that stops by itself might say."""
-        if request.max_tokens is not None:
-            return request.max_tokens
         room = self.settings.context_tokens - len(request.prompt)
+        if request.max_tokens is not None:
+            return min(request.max_tokens, room)
         if request.ignore_eos:
             return room
         number = sha256(array("I", request.prompt).tobytes()).digest()[0]

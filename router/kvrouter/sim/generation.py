@@ -108,7 +108,7 @@ class Generation:
             self._first_token_s = self._due_s = now_s = time.monotonic()
             engine.metrics.first_token.observe(now_s - self._arrived_s)
         self._spoken_s = now_s
-        number = self._context.next_number(self._tail)
+        number = self._context.next_number(self._tail, self.answer.request.seed)
         token = engine.tokenizer.spoken(number)
         text = engine.tokenizer.decode((token,))
         self.answer.tokens.append(token)

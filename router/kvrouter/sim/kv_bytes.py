@@ -51,7 +51,11 @@ class KVContext:
         self._state = sha256(self._state + digest.to_bytes(4, "little")).digest()
         self.blocks += 1
 
-    def next_number(self, tail: Sequence[int]) -> int:
-        """A number that stands for the next token after the blocks and the `tail` of tokens."""
-        seen = sha256(self._state + array("I", tail).tobytes()).digest()
+    def next_number(self, tail: Sequence[int], seed: int | None = None) -> int:
+        """A number that stands for the next token after the blocks and the `tail` of tokens.
+
+        With a seed it stands for a token drawn at random.
+        """
+        drawn = b"" if seed is None else b"%d" % seed
+        seen = sha256(self._state + array("I", tail).tobytes() + drawn).digest()
         return int.from_bytes(seen[:8], "little")

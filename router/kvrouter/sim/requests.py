@@ -6,7 +6,7 @@ vllm/sampling_params.py; tests/fakes/openai_cases.py holds them, for this engine
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import orjson
@@ -18,6 +18,9 @@ __all__ = ["GenerateRequest", "RequestError", "parse_request", "parse_tokenize"]
 Kind = Literal["completion", "chat"]
 _DEFAULT_COMPLETION_TOKENS = 16
 _MAX_TOKEN_ID = 2**32 - 1
+_MAX_PROMPTS = 1024
+_GREEDY_BELOW = 1e-5
+_NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
 
 
 class RequestError(Exception):
@@ -39,11 +42,19 @@ class RequestError(Exception):
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """A valid request. `max_tokens` None means: until the model would stop by itself."""
+    """A valid request. `max_tokens` None means: until the model would stop by itself.
+
+    Attributes:
+        prompts: token ids of each prompt.
+        n: choices per prompt.
+        seed: of the first choice of each prompt; None: the most likely tokens.
+    """
 
     kind: Kind
     model: str
-    prompt: list[int]
+    prompts: list[list[int]]
+    n: int
+    seed: int | None
     max_tokens: int | None
     stream: bool
     include_usage: bool
@@ -51,6 +62,25 @@ class GenerateRequest:
     return_token_ids: bool
     ignore_eos: bool
     cache_salt: str | None
+
+    @property
+    def prompt(self) -> list[int]:
+        """The only prompt of one choice."""
+        (prompt,) = self.prompts
+        return prompt
+
+    def choices(self) -> "list[GenerateRequest]":
+        """A request for each choice, in the order of their indices, as vLLM seeds and counts them.
+
+        vllm/v1/engine/parallel_sampling.py: sample i of a prompt has the seed + i.
+        """
+        return [
+            replace(
+                self, prompts=[prompt], n=1, seed=None if self.seed is None else self.seed + sample
+            )
+            for prompt in self.prompts
+            for sample in range(self.n)
+        ]
 
 
 @dataclass(frozen=True)
@@ -72,14 +102,20 @@ def parse_request(
     model = _model(data, limits)
     max_tokens = _max_tokens(data, kind, limits)
     _check_sampling(data, max_tokens)
+    n, seed = _samples(data)
     salt = _cache_salt(data)
-    prompt = _completion_prompt(data, tokenizer) if kind == "completion" else _chat(data, tokenizer)
-    max_tokens = _fit(len(prompt), max_tokens, limits)
+    prompts = (
+        _completion_prompts(data, tokenizer) if kind == "completion" else [_chat(data, tokenizer)]
+    )
+    for prompt in prompts:
+        _check_room(len(prompt), limits)
     options = data.get("stream_options") or {}
     return GenerateRequest(
         kind=kind,
         model=model,
-        prompt=prompt,
+        prompts=prompts,
+        n=n,
+        seed=seed,
         max_tokens=max_tokens,
         stream=_flag(data, "stream"),
         include_usage=_flag(options, "include_usage"),
@@ -158,11 +194,6 @@ def _check_stream_options(data: Mapping[str, Any]) -> None:
 
 def _check_unsupported(data: Mapping[str, Any]) -> None:
     """Real engines do these; the simulator says so instead of answering something else."""
-    count = _integer(data, "n")
-    if count is not None and count < 1:
-        raise RequestError(f"n must be at least 1, got {count}.", param="n")
-    if count is not None and count > 1:
-        raise RequestError("The simulator answers one choice: n must be 1.", param="n")
     for name in ("echo", "use_beam_search"):
         if _flag(data, name):
             raise RequestError(f"The simulator has no {name}.", param=name)
@@ -230,6 +261,20 @@ def _check_sampling(data: Mapping[str, Any], max_tokens: int | None) -> None:
         )
 
 
+def _samples(data: Mapping[str, Any]) -> tuple[int, int | None]:
+    """How many choices per prompt, and their seed where they are drawn at random."""
+    given, seed = _integer(data, "n"), _integer(data, "seed")
+    n = 1 if given is None else given
+    if n < 1:
+        raise RequestError(f"n must be at least 1, got {n}.", param="n")
+    temperature = _number(data, "temperature")
+    if temperature is not None and temperature < _GREEDY_BELOW:
+        if n > 1:
+            raise RequestError(f"n must be 1 when using greedy sampling, got {n}.")
+        seed = None
+    return n, seed
+
+
 def _cache_salt(data: Mapping[str, Any]) -> str | None:
     salt = data.get("cache_salt")
     if salt is None:
@@ -241,20 +286,31 @@ def _cache_salt(data: Mapping[str, Any]) -> str | None:
     return salt
 
 
-def _completion_prompt(data: Mapping[str, Any], tokenizer: SimTokenizer) -> list[int]:
+def _completion_prompts(data: Mapping[str, Any], tokenizer: SimTokenizer) -> list[list[int]]:
     prompt = data.get("prompt")
     if prompt is None or prompt in ("", []):
+        raise RequestError(_NO_PROMPT, param="prompt")
+    if not isinstance(prompt, str | list):
+        raise RequestError("prompt: Input should be a valid list or string", param="prompt")
+    if isinstance(prompt, str) or not isinstance(prompt[0], str | list):
+        return [_one_prompt(prompt, tokenizer)]
+    if len(prompt) > _MAX_PROMPTS:
         raise RequestError(
-            "Either prompt or prompt_embeds must be provided and non-empty.", param="prompt"
+            f"prompt list length {len(prompt)} exceeds the maximum allowed count of "
+            f"{_MAX_PROMPTS}. To increase this limit, set the VLLM_MAX_COMPLETION_PROMPTS "
+            "environment variable.",
+            param="prompt",
         )
+    if any(type(one) is not type(prompt[0]) for one in prompt):
+        raise RequestError("prompt.0: Input should be a valid integer", param="prompt")
+    return [_one_prompt(one, tokenizer) for one in prompt]
+
+
+def _one_prompt(prompt: str | list[Any], tokenizer: SimTokenizer) -> list[int]:
+    if not prompt:
+        raise RequestError(_NO_PROMPT, param="prompt")
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
-    if not isinstance(prompt, list):
-        raise RequestError("prompt: Input should be a valid list or string", param="prompt")
-    if len(prompt) == 1 and isinstance(prompt[0], str | list):
-        return _completion_prompt({"prompt": prompt[0]}, tokenizer)
-    if isinstance(prompt[0], str | list):
-        raise RequestError("The simulator answers one prompt at a time.", param="prompt")
     if not all(type(token) is int and 0 <= token <= _MAX_TOKEN_ID for token in prompt):
         raise RequestError("prompt: token ids are integers of 0 to 2**32 - 1", param="prompt")
     return prompt
@@ -282,14 +338,12 @@ def _chat(data: Mapping[str, Any], tokenizer: SimTokenizer) -> list[int]:
     )
 
 
-def _fit(prompt_tokens: int, max_tokens: int | None, limits: Limits) -> int | None:
-    """Like vLLM: a prompt needs room for one token; an answer is cut at the context's end."""
-    room = limits.max_model_len - prompt_tokens
-    if room < 1:
+def _check_room(prompt_tokens: int, limits: Limits) -> None:
+    """A prompt needs room for one token; as in vLLM an answer is cut at the context's end."""
+    if prompt_tokens >= limits.max_model_len:
         raise RequestError(
             f"This model's maximum context length is {limits.max_model_len} tokens. However, your "
             f"prompt contains {prompt_tokens} input tokens, which exceeds this limit even without "
             "any output tokens. Please reduce the length of the input prompt.",
             param="input_tokens",
         )
-    return None if max_tokens is None else min(max_tokens, room)

@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from random import Random
 
 import orjson
@@ -17,14 +17,20 @@ import uvloop
 from kvrouter.http.exchange import Exchange
 from kvrouter.http.server import HttpServer
 from kvrouter.sim.admission import QueueFull
-from kvrouter.sim.answers import StreamWriter, error_body, models_body
+from kvrouter.sim.answers import Answer, Writer, error_body, models_body
 from kvrouter.sim.block_cache import Event
 from kvrouter.sim.config import SimSettings
 from kvrouter.sim.engine import SimEngine
 from kvrouter.sim.events import EventPublisher
 from kvrouter.sim.failures import Failure, FailureInjection
 from kvrouter.sim.generation import Generation
-from kvrouter.sim.requests import Kind, RequestError, parse_request, parse_tokenize
+from kvrouter.sim.requests import (
+    GenerateRequest,
+    Kind,
+    RequestError,
+    parse_request,
+    parse_tokenize,
+)
 from kvstore.rdma.base import RdmaUnavailable
 
 __all__ = ["SimServer", "run"]
@@ -160,36 +166,69 @@ class SimServer:
         if failure is not None:
             self._fail(exchange, failure)
             return
-        generation = await engine.admit(request)
-        generation.answer.name = exchange.headers.get("x-request-id") or generation.answer.name
+        writer = Writer(request, exchange.headers.get("x-request-id"))
+        tell = _Stream(exchange, writer) if request.stream else None
+        answers = await _together(
+            [self._choice(one, at, tell) for at, one in enumerate(request.choices())]
+        )
+        if tell is None:
+            exchange.respond(200, writer.body(answers))
+        else:
+            exchange.write(writer.closing(answers))
+            exchange.end()
+
+    async def _choice(self, request: GenerateRequest, index: int, tell: "_Stream | None") -> Answer:
+        """One choice of a request, from its slots to its last token."""
+        generation = await self.engine.admit(request)
         try:
-            if request.stream:
-                await _stream(exchange, generation)
-            else:
-                await generation.prefill()
-                while not generation.done:
-                    await generation.next_token()
-                exchange.respond(200, generation.answer.body())
+            await generation.prefill()
+            if tell is not None:
+                tell.open(index)
+            while not generation.done:
+                token, text = await generation.next_token()
+                if tell is not None:
+                    await tell.token(index, generation, token, text)
         finally:
             generation.close()
+        return generation.answer
 
     def _fail(self, exchange: Exchange, failure: Failure) -> None:
         self.engine.metrics.injected.inc()
         exchange.respond(failure.status, error_body(failure, failure.status))
 
 
-async def _stream(exchange: Exchange, generation: Generation) -> None:
-    writer = StreamWriter(generation.answer)
-    await generation.prefill()
-    exchange.start(200, [_EVENT_STREAM])
-    exchange.write(writer.opening())
-    while not generation.done:
-        token, text = await generation.next_token()
-        exchange.write(writer.token(token, text, generation.done))
-        if exchange.paused:
-            await exchange.drain()
-    exchange.write(writer.closing())
-    exchange.end()
+class _Stream:
+    """Writes the tokens of all choices into one stream, as they come."""
+
+    def __init__(self, exchange: Exchange, writer: Writer) -> None:
+        self._exchange = exchange
+        self._writer = writer
+
+    def open(self, index: int) -> None:
+        """The prompt of a choice is computed."""
+        if not self._exchange.started:
+            self._exchange.start(200, [_EVENT_STREAM])
+        self._exchange.write(self._writer.opening(index))
+
+    async def token(self, index: int, generation: Generation, token: int, text: str) -> None:
+        """The next token of a choice; waits for a client that reads too slowly."""
+        event = self._writer.token(index, generation.answer, token, text, generation.done)
+        self._exchange.write(event)
+        if self._exchange.paused:
+            await self._exchange.drain()
+
+
+async def _together(runs: Sequence[Coroutine[None, None, Answer]]) -> list[Answer]:
+    """All choices at once; the first failure ends the others."""
+    if len(runs) == 1:
+        return [await runs[0]]
+    tasks = [asyncio.create_task(run) for run in runs]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _serve(settings: SimSettings) -> int:

@@ -108,6 +108,24 @@ def test_the_refused_are_told_to_come_back_after_the_time_that_others_wait(clock
     assert door.retry_after_s == 7
 
 
+def test_a_request_that_counts_for_several_lets_nobody_in_before_enough_have_ended(
+    clock: Clock,
+) -> None:
+    door = Admission(2, 9, clock)
+    assert door.enter("a")
+    door.widen("a", 3)
+    assert not door.enter("b")
+    waits = [joined(door, "b") for _ in range(3)]
+    door.leave("a", 2)
+    assert [w.turn for w in waits] == [Turn.WAITING] * 3
+    door.leave("a", 2)
+    assert [w.turn for w in waits] == [Turn.ADMITTED, Turn.ADMITTED, Turn.WAITING]
+    door.leave("b")
+    door.leave("b")
+    door.leave("b")
+    assert door.requests == 0
+
+
 TENANTS = st.sampled_from(["a", "b", "c"])
 
 

@@ -45,7 +45,7 @@ def request_with(name: str, kind: Kind, value: Any = None) -> Request:
         "messages" if kind == "chat" else "prompt"
     ]
     body[name] = GIVEN.get(name, 3) if value is None else value
-    return parse(json.dumps(body).encode(), kind)
+    return parse(json.dumps(body).encode(), kind, 8)
 
 
 def cells() -> Iterator[Any]:
@@ -94,7 +94,7 @@ def test_what_is_not_really_given_changes_nothing(value: Any) -> None:
             raw = json.dumps(body).encode()
             if row.name in GIVEN:
                 continue
-            request = parse(raw, kind)
+            request = parse(raw, kind, 8)
             assert VLLM.alone(request) is None
             assert VLLM.refused(request) is None
             assert VLLM.tokenizable(request)
@@ -115,7 +115,7 @@ def test_transfers_cannot_be_steered_through_the_engines_own_arguments() -> None
     for harmless in ({"top": 1}, ["kv_transfer_params"], "kv_transfer_params"):
         assert VLLM.refused(request_with("vllm_xargs", "chat", harmless)) is None
     escaped = b'{"model":"m","prompt":"a","vllm_xargs":{"\\u006bv_transfer_params":"x"}}'
-    assert VLLM.refused(parse(escaped, "completion")) == "vllm_xargs"
+    assert VLLM.refused(parse(escaped, "completion", 8)) == "vllm_xargs"
 
 
 def test_a_parameter_of_the_other_endpoint_is_passed_through() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from tests.fakes.pd import PdEngine
+from tests.fakes.pd import Json, PdEngine
 
 from kvrouter.families import FAMILIES
 
@@ -13,6 +13,7 @@ from .conftest import KINDS, STEERING, Open, Site, chat, ids, said, text, until
 NAMES = sorted(FAMILIES)
 PAIRED = [name for name in NAMES if name != "openai"]
 PINNING = ["mooncake", "nixl"]
+FETCHED_ONCE = ["mooncake", "nixl", "sglang"]
 EITHER = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 EVERY = pytest.mark.parametrize("family", NAMES)
 EVERY_PAIR = pytest.mark.parametrize("family", PAIRED)
@@ -36,6 +37,44 @@ async def test_answers_are_those_of_one_engine_alone(
     assert sum(len(engine.requests) for engine in here.decode) == 4
     handed = 0 if family in ("openai", "store") else 4
     assert sum(getattr(engine, "fetched", 0) for engine in here.decode) == handed
+
+
+@EITHER
+@EVERY
+async def test_several_prompts_and_samples_are_those_of_one_engine_alone(
+    open_site: Open, family: str, stream: bool
+) -> None:
+    here = await open_site(family, 2, 2)
+    prompts = [list(range(first, first + 40)) for first in (300, 400, 500)]
+    for more in ({}, {"n": 2, "seed": 3}, {"prompt": prompts[0], "n": 3, "seed": 3}):
+        body = {**ids(stream=stream), "prompt": prompts, **more}
+        assert await choices(here, body, here.port) == await choices(here, body, here.alone.port)
+    body = chat(stream=stream, n=3, seed=3)
+    path = "/v1/chat/completions"
+    told = await choices(here, body, here.port, path)
+    assert told == await choices(here, body, here.alone.port, path)
+    assert len(set(told.values())) == 3
+    legs = 3 + 6 + 3 + 3 if family in FETCHED_ONCE else 3 + 3 + 1 + 1
+    assert sum(len(engine.requests) for engine in here.decode) == legs
+    prefilled = sum(len(engine.requests) for engine in here.prefill)
+    assert prefilled == (0 if family == "openai" else legs)
+
+
+async def choices(
+    here: Site, body: Json, port: int, path: str = "/v1/completions"
+) -> dict[int, str]:
+    """What was said of each choice, whole or streamed."""
+    status, raw = await here.post(body, path, port)
+    assert status == 200, raw
+    streamed = raw.startswith(b"data:")
+    parts = [part[6:] for part in raw.split(b"\n\n")[:-2]] if streamed else [raw]
+    events = [json.loads(part) for part in parts]
+    told: dict[int, str] = {}
+    for choice in (choice for event in events for choice in event["choices"]):
+        part = choice.get("text") or choice.get("delta") or choice.get("message") or ""
+        text = part if isinstance(part, str) else part.get("content") or ""
+        told[choice["index"]] = told.get(choice["index"], "") + text
+    return dict(sorted(told.items()))
 
 
 @EVERY

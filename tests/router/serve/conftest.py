@@ -58,7 +58,7 @@ Open = Callable[..., Awaitable[Site]]
 
 @pytest_asyncio.fixture
 async def site() -> AsyncIterator[Open]:
-    """Opens one site: `prefill` and `decode` engines, and settings of the router."""
+    """Opens one site: `prefill` and `decode` engines, and settings of the router, its `lines`."""
     opened: list[Site] = []
     held = []
 
@@ -66,7 +66,7 @@ async def site() -> AsyncIterator[Open]:
         context = engines(prefill + decode)
         made = await context.__aenter__()
         held.append(context)
-        prepare = settings.pop("prepare", None)
+        prepare, lines = settings.pop("prepare", None), settings.pop("lines", None)
         if prepare is not None:
             prepare(made)
         app = App(
@@ -75,7 +75,8 @@ async def site() -> AsyncIterator[Open]:
                 decode=[e.address for e in made[prefill:]],
                 port=0,
                 **{**DEFAULTS, **settings},
-            )
+            ),
+            lines,
         )
         port = await app.start()
         site = Site(app, port, made[:prefill], made[prefill:], aiohttp.ClientSession())

@@ -90,7 +90,7 @@ def test_any_object_is_read_or_refused(body: Json, kind: Any) -> None:
     request = None
     refusal: ApiError | None = None
     try:
-        request = parse(raw, kind)
+        request = parse(raw, kind, 8)
     except ApiError as error:
         refusal = error
     if request is None:
@@ -108,7 +108,7 @@ def test_any_object_is_read_or_refused(body: Json, kind: Any) -> None:
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50))
 def test_token_ids_are_kept_as_numbers(ids: list[int]) -> None:
-    request = parse(json.dumps({"model": "m", "prompt": ids}).encode(), "completion")
+    request = parse(json.dumps({"model": "m", "prompt": ids}).encode(), "completion", 8)
     assert request.ids is not None
     assert memoryview(request.ids).cast("I").tolist() == ids
     assert request.prompt_tokens == len(ids)

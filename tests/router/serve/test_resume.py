@@ -157,7 +157,7 @@ async def test_a_stream_whose_engines_all_die_again_and_again_ends_with_an_error
 )
 def test_only_what_its_tokens_determine_is_resumed(more: Json, whether: bool) -> None:
     body = {"model": "m", "prompt": [1], "temperature": 0, "stream": True, **more}
-    assert resumable(parse(json.dumps(body).encode(), "completion")) is whether
+    assert resumable(parse(json.dumps(body).encode(), "completion", 8)) is whether
 
 
 def event(number: int, text: str, *, last: bool = False) -> bytes:

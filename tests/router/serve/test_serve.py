@@ -103,10 +103,13 @@ async def test_what_needs_the_whole_prompt_where_it_is_decoded_takes_one_leg(sit
     ("body", "status", "param", "code"),
     [
         (text(model="nobody"), 404, "model", "model_not_found"),
-        (text(n=2), 400, "n", 400),
+        (text(n=0), 400, "n", 400),
+        (text(n=1025), 400, "n", 400),
         (text(best_of=2), 400, "best_of", 400),
-        (text(prompt=["a", "b"]), 400, "prompt", 400),
-        (text(prompt=[[1], [2]]), 400, "prompt", 400),
+        (text(prompt=["a", 1]), 400, "prompt", 400),
+        (text(prompt=["a", ""]), 400, "prompt", 400),
+        (text(prompt=[[1], [[2]]]), 400, "prompt", 400),
+        (text(prompt=["a"] * 1025), 400, "prompt", 400),
         (text(prompt=[]), 400, "prompt", 400),
         (text(prompt=""), 400, "prompt", 400),
         (text(prompt=7), 400, "prompt", 400),
@@ -180,7 +183,7 @@ async def test_metrics_tell_what_happened(site: Open) -> None:
     here = await site()
     await here.post(text())
     await here.post(text(stream=True))
-    await here.post(text(n=2))
+    await here.post(text(n=0))
     status, body = await here.get("/metrics")
     lines = body.decode().splitlines()
     assert status == 200
@@ -226,4 +229,4 @@ async def test_the_openai_client_works(site: Open) -> None:
         with pytest.raises(openai.NotFoundError):
             await client.completions.create(model="nobody", prompt="Hello")
         with pytest.raises(openai.BadRequestError):
-            await client.completions.create(model="m", prompt="Hello", n=2)
+            await client.completions.create(model="m", prompt="Hello", n=0)

@@ -1,0 +1,80 @@
+"""A client's request taken apart: one share per prompt, or per sample of it. Pure.
+
+A share is a request of its own, spliced from the client's bytes. Seeds and indices are those that
+vLLM gives (vllm/v1/engine/parallel_sampling.py, vllm/entrypoints/openai/completion/serving.py).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kvrouter.errors import bad_request
+from kvrouter.families.splice import splice
+from kvrouter.openai import parse
+
+if TYPE_CHECKING:
+    from kvrouter.openai import Request, Span
+
+_SEED: Final = re.compile(rb"-?\d{1,19}")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One part of a request.
+
+    Attributes:
+        request: what is asked of the engines.
+        first: index of its first choice among those of the whole; it has `request.n`.
+        counts_prompt: whether its prompt counts in the usage: another sample's does already.
+    """
+
+    request: Request
+    first: int
+    counts_prompt: bool = True
+
+
+def split(request: Request, *, alone: bool) -> list[Share]:
+    """The shares of `request`, in the order of their choices.
+
+    Args:
+        request: as parsed, with its original bytes.
+        alone: each sample is a share, its seed advanced by its number. Otherwise the engine
+            samples `n` times from one prompt.
+
+    Raises:
+        ApiError: 400: a prompt is wrong.
+    """
+    if request.prompts is None and not alone:
+        return [Share(request, 0)]
+    prompts: list[Span | None] = [*request.prompts] if request.prompts is not None else [None]
+    samples = range(request.n if alone else 1)
+    choices = request.n // len(samples)
+    return [
+        Share(_part(request, prompt, sample if alone else None), index * choices, sample == 0)
+        for index, (prompt, sample) in enumerate((p, s) for p in prompts for s in samples)
+    ]
+
+
+def _part(request: Request, prompt: Span | None, sample: int | None) -> Request:
+    """The request of one prompt, and of one sample only where its number is given."""
+    body, spans = request.body, request.spans
+    changes: dict[str, bytes | None] = {}
+    if prompt is not None:
+        changes["prompt"] = body[prompt[0] : prompt[1]]
+    if sample is not None:
+        changes.update(dict.fromkeys({"n", "best_of"} & spans.keys()))
+        seed = request.raw("seed")
+        if seed is not None:
+            changes["seed"] = _advanced(seed, sample)
+    part = parse(splice(body, spans, changes), request.kind, request.n)
+    if part.prompts is not None:
+        raise bad_request("Token ids in `prompt` must be integers of 0 to 4294967295.", "prompt")
+    return part
+
+
+def _advanced(seed: bytes, sample: int) -> bytes:
+    if not _SEED.fullmatch(seed):
+        raise bad_request("`seed` must be an integer.", "seed")
+    return b"%d" % (int(seed) + sample)
