@@ -8,10 +8,12 @@ import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.fakes import openai_cases
+from tests.vllm import matrix
 from tests.vllm.asking import (
     Answer,
     Question,
@@ -242,6 +244,25 @@ def test_a_real_engine_speaks_the_dialect_that_the_simulator_is_held_to(cluster:
     openai_cases.check_usage_only_when_asked(ask, "tiny")
     openai_cases.check_tokenize(ask, "tiny")
     openai_cases.check_endpoints(ask, "tiny")
+
+
+def test_every_parameter_means_through_the_router_what_it_means_to_one_engine(
+    cluster: Cluster,
+) -> None:
+    asked = matrix.cases()
+    with ThreadPoolExecutor(8) as pool:
+        alone = list(pool.map(partial(matrix.outcome, cluster.alone.address), asked))
+        routed = list(pool.map(partial(matrix.outcome, cluster.router.address), asked))
+    wrong = [
+        f"{case.name}: {text}"
+        for case, want, got in zip(asked, alone, routed, strict=True)
+        if (text := matrix.difference(list(want), list(got)))
+    ]
+    refused = {case.name for case, want in zip(asked, alone, strict=True) if want[0] != 200}
+    print(f"{len(asked)} cells compared, {len(refused)} of them refused by both: {refused}")
+    assert not wrong, "\n".join(wrong)
+    for case in matrix.cases(refused=True):
+        assert matrix.outcome(cluster.router.address, case) == (400, case.parameter)
 
 
 def test_engines_go_on_while_the_store_is_dead_and_use_it_when_it_is_back(

@@ -187,7 +187,13 @@ ANSWER: Final = (
     Parameter("top_logprobs", CHAT, prefill=Fate.DROPPED, why="refused without `logprobs`"),
     *_alone("prompt_logprobs", why=_WHOLE),
     *_dropped("return_token_ids", why="on the prefill leg where the router needs them"),
-    Parameter("return_prompt_text", CHAT, prefill=Fate.DROPPED, why="the answer is not shown"),
+    Parameter(
+        "return_prompt_text",
+        CHAT,
+        served=Served.ALONE,
+        tokenize=Tokenize.BARS,
+        why="engines that are given token ids render no text",
+    ),
     *_dropped("routed_experts_prompt_start", why="the answer is not shown"),
     *_kept(
         "return_tokens_as_token_ids",
