@@ -40,6 +40,7 @@ bench: ## the quick benchmarks; figures in build/
 	$(PYTHON) -m benchmarks.copy_plans --quick --json build/copy_plans.json
 	$(PYTHON) -m benchmarks.store --quick --json build/store.json
 	$(PYTHON) -m benchmarks.wire --quick --json build/wire.json
+	$(PYTHON) -m benchmarks.router_soak --seconds 20 --log build/router_soak.jsonl
 
 headline: ## cold and warm TTFT with real engines beside the seed's own proxy; ten minutes
 	$(PYTHON) -m benchmarks.headline --vllm-python "$$(tests/vllm/make_env.sh)" --json build/headline.json

@@ -56,6 +56,7 @@ KEPT: Final = frozenset(
         "skip_special_tokens",
         "spaces_between_special_tokens",
         "request_id",
+        "return_token_ids",
     }
 )
 """Members that mean the same for the rest of an answer as for all of it, or are put right."""
@@ -68,7 +69,6 @@ NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
     "use_beam_search": (False,),
-    "return_token_ids": (False,),
     "bad_words": ([],),
     "logit_bias": ({},),
 }
@@ -96,6 +96,9 @@ class StreamBroken(Exception):
 class Spoken:
     """What a client was sent of one stream, over all engines that spoke.
 
+    Args:
+        show_ids: whether the client asked for the token ids itself.
+
     Attributes:
         tokens: ids of all tokens of events that were sent.
         certain: how many of them the text that was sent shows: after these another engine goes on.
@@ -105,7 +108,9 @@ class Spoken:
         before: how many tokens engines before the one that speaks had said.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, show_ids: bool = False) -> None:
+        self._hidden = ("prompt_token_ids",) if show_ids else ("prompt_token_ids", "token_ids")
+        self._show_ids = show_ids
         self.tokens: list[int] = []
         self.certain = 0
         self.finish: str | None = None
@@ -155,8 +160,10 @@ class Spoken:
         self._head = self._head or {name: event[name] for name in names if name in event}
         event.update(self._head)
         for choice in event["choices"]:
-            ids = choice.pop("token_ids", None)
-            choice.pop("prompt_token_ids", None)
+            ids = choice.get("token_ids")
+            if not self._show_ids or self.before:
+                for name in self._hidden:
+                    choice.pop(name, None)
             if ids is None:
                 self.told = self.told and not choice["text"]
             else:
@@ -228,7 +235,7 @@ class Resumption:
         """As `Journey.run`, for a request that is `resumable`."""
         asked = passage.request
         assert asked is not None
-        spoken = Spoken()
+        spoken = Spoken(show_ids=asked.raw("return_token_ids") == b"true")
         body = splice(asked.body, asked.spans, {"return_token_ids": b"true"})
         passage.request = parse(body, "completion", 1)
         passage.outlet = _Resuming(self._legs, self._metrics, spoken)

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 from benchmarks.router_soak import Sample, verdict
 
-STILL = Sample(0.0, rss_kib=80_000, fds=30, tasks=8, latency_p50_us=900, cpu_us=60)
+STILL = Sample(0.0, rss_kib=80_000, fds=30, tasks=8, latency_ratio=3, cpu_us=60)
 
 
 def test_a_flat_run_is_well() -> None:
-    assert verdict([STILL] * 8, STILL, STILL) == []
+    assert verdict([STILL] * 16, STILL, STILL) == []
 
 
 def test_what_settles_in_the_first_half_is_well() -> None:
-    settling = [replace(STILL, rss_kib=min(90_000, 80_000 + 4000 * k)) for k in range(8)]
+    settling = [replace(STILL, rss_kib=min(90_000, 80_000 + 4000 * k)) for k in range(16)]
     assert verdict(settling, STILL, STILL) == []
 
 
@@ -21,12 +21,12 @@ def test_what_settles_in_the_first_half_is_well() -> None:
     ("later", "said"),
     [
         (replace(STILL, rss_kib=88_192), "memory grew by 8.0 MiB in the last half"),
-        (replace(STILL, latency_p50_us=1400), "latency_p50_us was 900, then 1400"),
-        (replace(STILL, cpu_us=100), "cpu_us was 60, then 100"),
+        (replace(STILL, latency_ratio=5), "latency_ratio was 3.0, then 5.0"),
+        (replace(STILL, cpu_us=100), "cpu_us was 60.0, then 100.0"),
     ],
 )
 def test_what_is_worse_at_the_end_is_said(later: Sample, said: str) -> None:
-    assert verdict([STILL] * 6 + [later] * 2, STILL, STILL) == [said]
+    assert verdict([STILL] * 12 + [later] * 4, STILL, STILL) == [said]
 
 
 @pytest.mark.parametrize(
@@ -37,4 +37,4 @@ def test_what_is_worse_at_the_end_is_said(later: Sample, said: str) -> None:
     ],
 )
 def test_what_is_left_at_the_end_is_said(after: Sample, said: str) -> None:
-    assert verdict([STILL] * 8, STILL, after) == [said]
+    assert verdict([STILL] * 16, STILL, after) == [said]
