@@ -63,6 +63,20 @@ def test_token_ids(client: openai.OpenAI) -> None:
     assert whole.usage.prompt_tokens == 3
 
 
+@pytest.mark.parametrize("prompt", [["a b", "c d e"], [[5, 6, 7], [8, 9]]])
+def test_lists_of_prompts_and_samples(client: openai.OpenAI, prompt: Any) -> None:
+    asked: Any = {"model": "m", "prompt": prompt, "n": 2, "max_tokens": 3, "extra_body": MORE}
+    whole = client.completions.create(**asked)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 12
+    said = ["", "", "", ""]
+    for part in client.completions.create(**asked, stream=True):
+        for choice in part.choices:
+            said[choice.index] += choice.text
+    assert said == [choice.text for choice in whole.choices]
+
+
 def test_chats(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(
         model="m", messages=HELLO, max_completion_tokens=5, seed=1, extra_body=MORE
