@@ -31,7 +31,7 @@ csrc-test: ## C++ tests under AddressSanitizer and UBSan
 csrc-tsan: ## C++ tests under ThreadSanitizer
 	.ci/sanitize thread build/tsan
 
-fuzz: ## replay the kept inputs of every fuzz target, then fuzz for FUZZ_SECONDS in all
+fuzz: ## replay the kept inputs of every fuzz target, then fuzz for FUZZ_SECONDS of one processor in all
 	.ci/fuzz $(FUZZ_SECONDS)
 
 bench: ## the quick benchmarks; figures in build/

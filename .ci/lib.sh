@@ -30,4 +30,11 @@ activate_dev() {
   python -c 'import pytest, kvrouter' 2> /dev/null || python -m pip install --quiet '.[dev]'
 }
 
+# Brings cmake and ninja alone: what is built without Python need not wait for the development dependencies.
+activate_native() {
+  local tools=$ROOT/build/ci/tools
+  [ -x "$tools/bin/ninja" ] || { python3 -m venv "$tools" && "$tools/bin/pip" install --quiet cmake ninja; }
+  PATH=$tools/bin:$PATH
+}
+
 step() { printf -- '--- %s\n' "$*"; }

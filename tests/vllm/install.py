@@ -1,7 +1,13 @@
-"""Puts this checkout into the environment of a vLLM engine, as a user would: pip, --no-deps."""
+"""Puts this checkout into the environment of a vLLM engine, as a user would: pip, --no-deps.
 
+As a command: python -m tests.vllm.install PYTHON.
+"""
+
+import fcntl
 import os
+import shutil
 import subprocess
+import sys
 from hashlib import sha256
 from pathlib import Path
 
@@ -21,19 +27,28 @@ def install_into(python: Path) -> Path | None:
         return Path(site)
     key = _source_key()
     marker = cache_folder() / f"installed-{sha256(str(python).encode()).hexdigest()[:16]}"
-    if not marker.exists() or marker.read_text() != key:
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        build = cache_folder() / "build"
-        subprocess.run(
-            [
-                *(python, "-m", "pip", "install", "--quiet", "--no-deps"),
-                *("--force-reinstall", f"-Cbuild-dir={build}", CHECKOUT),
-            ],
-            check=True,
-            timeout=600,
-        )
-        marker.write_text(key)
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    with (cache_folder() / "install.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one build folder, and one pip in an environment
+        if not marker.exists() or marker.read_text() != key:
+            wheel = _wheel(python, cache_folder() / f"wheel-{key[:16]}")
+            command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"]
+            subprocess.run([*command, wheel], check=True, timeout=600)
+            marker.write_text(key)
     return None
+
+
+def _wheel(python: Path, folder: Path) -> Path:
+    """The checkout's wheel, built into the folder where it is not there: one for every series."""
+    if not (found := list(folder.glob("*.whl"))):
+        build = cache_folder() / "build"
+        command = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder]
+        subprocess.run([*command, f"-Cbuild-dir={build}", CHECKOUT], check=True, timeout=600)
+        found = list(folder.glob("*.whl"))
+        for old in cache_folder().glob("wheel-*"):
+            if old != folder:
+                shutil.rmtree(old)
+    return found[0]
 
 
 def _source_key() -> str:
@@ -44,3 +59,7 @@ def _source_key() -> str:
             if path.is_file() and "__pycache__" not in path.parts:
                 total.update(str(path.relative_to(CHECKOUT)).encode() + path.read_bytes())
     return total.hexdigest()
+
+
+if __name__ == "__main__":
+    install_into(Path(sys.argv[1]))
