@@ -32,8 +32,7 @@ def install_into(python: Path) -> Path | None:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one build folder, and one pip in an environment
         if not marker.exists() or marker.read_text() != key:
             wheel = _wheel(python, cache_folder() / f"wheel-{key[:16]}")
-            command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"]
-            subprocess.run([*command, wheel], check=True, timeout=600)
+            _pip(python, "install", "--force-reinstall", wheel)
             marker.write_text(key)
     return None
 
@@ -42,13 +41,17 @@ def _wheel(python: Path, folder: Path) -> Path:
     """The checkout's wheel, built into the folder where it is not there: one for every series."""
     if not (found := list(folder.glob("*.whl"))):
         build = cache_folder() / "build"
-        command = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder]
-        subprocess.run([*command, f"-Cbuild-dir={build}", CHECKOUT], check=True, timeout=600)
+        _pip(python, "wheel", "--wheel-dir", folder, f"-Cbuild-dir={build}", CHECKOUT)
         found = list(folder.glob("*.whl"))
         for old in cache_folder().glob("wheel-*"):
             if old != folder:
                 shutil.rmtree(old)
     return found[0]
+
+
+def _pip(python: Path, command: str, *arguments: str | Path) -> None:
+    whole = [python, "-m", "pip", command, "--quiet", "--no-deps", *arguments]
+    subprocess.run(whole, check=True, timeout=600)
 
 
 def _source_key() -> str:

@@ -6,10 +6,13 @@ place of its workers.
 
 import json
 import os
+import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from tests.fakes.link import Link
@@ -40,49 +43,72 @@ def node() -> Iterator[StoreServer]:
     node.stop()
 
 
-@pytest.fixture
-def start(vllm_python: Path, site: Path | None) -> Iterator[Callable[..., "Stories"]]:
-    """Starts vLLM's offloading over a tier, to tell stories."""
-    running: list[Stories] = []
+@pytest.fixture(scope="module")
+def vllm_offloading(
+    vllm_python: Path, site: Path | None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The socket of a process that has imported vLLM, and forks for every connection."""
+    path = str(tmp_path_factory.mktemp("tier") / "socket")
     paths = {"PYTHONPATH": str(site)} if site else {}
+    process = subprocess.Popen(
+        [vllm_python, TIERING, path],
+        env={**os.environ, **paths, "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert "listening\n" in process.stdout
+        yield path
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # and whatever still tells a story
+        process.communicate()
 
-    def begin(tier: dict[str, Any], *stories: str) -> Stories:
-        process = subprocess.Popen(
-            [vllm_python, TIERING, json.dumps(tier), *stories],
-            env={**os.environ, **paths, "HF_HUB_OFFLINE": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        running.append(Stories(process))
-        return running[-1]
 
-    yield begin
-    for each in running:
-        each.process.kill()
-        each.process.communicate()
+@pytest.fixture
+def start(vllm_offloading: str) -> Iterator[Callable[..., "Stories"]]:
+    """Starts vLLM's offloading over a tier, to tell stories."""
+    with ExitStack() as connections:
+
+        def begin(tier: dict[str, Any], *stories: str) -> Stories:
+            connection = connections.enter_context(socket.socket(socket.AF_UNIX))
+            connection.settimeout(TIMEOUT_S)
+            connection.connect(vllm_offloading)
+            connection.sendall(json.dumps([json.dumps(tier), *stories]).encode() + b"\n")
+            return Stories(connection, connections.enter_context(connection.makefile()))
+
+        yield begin
 
 
 class Stories:
     """A process that tells stories, and stops where it is told to."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
+    def __init__(self, connection: socket.socket, told: TextIO) -> None:
+        self._connection = connection
+        self._told = told
 
     def until_paused(self) -> None:
         """Return when it has come to its next pause."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        said: list[str] = []
+        for line in self._told:
             if line == "paused\n":
                 return
-        raise AssertionError(self.process.communicate()[1][-3000:])
+            said.append(line)
+        raise AssertionError("".join(said)[-3000:])
+
+    def until_exited(self) -> tuple[int, str]:
+        """Let it go on; its exit status and all it said, once it has ended."""
+        self._connection.shutdown(socket.SHUT_WR)
+        said, _, status = self._told.read().rpartition("\nexited ")
+        return int(status), said
 
     def found(self) -> dict[str, Any]:
         """What it found, story by story, at its end."""
-        out, err = self.process.communicate("\n", timeout=TIMEOUT_S)
-        assert self.process.returncode == 0, err[-3000:]
-        told: dict[str, Any] = json.loads(out.splitlines()[-1])
+        status, said = self.until_exited()
+        assert status == 0, said[-3000:]
+        findings = [line for line in said.splitlines() if line.startswith("{")]
+        told: dict[str, Any] = json.loads(findings[-1])
         return {name.split()[1]: finding for name, finding in told.items()}
 
 
@@ -186,7 +212,6 @@ def test_an_engine_starts_without_a_store(start: Callable[..., Stories]) -> None
 def test_a_tier_that_cannot_work_says_what_to_set(
     start: Callable[..., Stories], change: dict[str, Any], sentence: str
 ) -> None:
-    process = start({**ours("kv://127.0.0.1:9"), **change}, "lost").process
-    _, err = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode != 0
-    assert sentence in err
+    status, said = start({**ours("kv://127.0.0.1:9"), **change}, "lost").until_exited()
+    assert status != 0
+    assert sentence in said

@@ -1,13 +1,18 @@
 """vLLM's real TieringOffloadingSpec over one secondary tier; run by the vLLM environment's python.
 
-tiering.py TIER_JSON STORY...: the tier's entry of "secondary_tiers", and what to do with it, in
-order. Prints a JSON object of story to finding; the test that runs this says what each must be.
+tiering.py SOCKET: forks a process for each connection there, since importing vLLM takes long. Its
+first line is a JSON list, the process's arguments TIER_JSON STORY...: the tier's entry of
+"secondary_tiers", and what to do with it, in order. The process prints a JSON object of story to
+finding into the connection; the test that runs this says what each must be.
 There is no device: the stories write to and read from vLLM's host memory as its workers would.
-Between stories this waits for a line on standard input where it is told "pause".
+Where it is told "pause", it waits for the end of what the connection brings.
 """
 
+import gc
 import json
 import os
+import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -238,5 +243,34 @@ def main(tier: str, *stories: str) -> int:
     return 0
 
 
+def forked(path: str) -> list[str]:
+    """Listens, and returns in a new process for every connection, with its arguments.
+
+    The connection is that process's standard input, output and error; the last line there, from
+    its parent, says how it exited.
+    """
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        print("listening", flush=True)
+        gc.freeze()  # what all of them share is neither searched nor copied for garbage
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        while True:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                break
+            connection.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if teller := os.fork():
+        code = os.waitstatus_to_exitcode(os.waitpid(teller, 0)[1])
+        connection.sendall(f"\nexited {code}\n".encode())
+        os._exit(0)
+    for standard in range(3):
+        os.dup2(connection.fileno(), standard)
+    connection.close()
+    arguments: list[str] = json.loads(sys.stdin.readline())
+    return arguments
+
+
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(*forked(sys.argv[1])))
