@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -226,8 +227,8 @@ def running(engines: Sequence[Engine]) -> Iterator[None]:
             engine.wait_ready()
         yield
     finally:
-        for engine in engines:
-            engine.stop()
+        with ThreadPoolExecutor(max(1, len(engines))) as pool:
+            list(pool.map(Engine.stop, engines))
 
 
 def host_and_port(url: str) -> str:
