@@ -7,4 +7,4 @@ step "the engines' environment"
 KVROUTER_VLLM_PYTHON=$(tests/vllm/make_env.sh)
 export KVROUTER_VLLM_PYTHON
 step "tests/vllm"
-python -m pytest -m vllm tests/vllm --timeout 900 -o faulthandler_timeout=600 -v -s -rs
+python -m pytest -m vllm tests/vllm --ignore tests/vllm/test_kills.py --timeout 900 -o faulthandler_timeout=600 -v -s -rs

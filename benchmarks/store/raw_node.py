@@ -10,7 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-from benchmarks.store.contenders.raw import library
+from benchmarks.store.contenders.raw import library, tune
 
 HELLO_BYTES = 32
 
@@ -37,7 +37,7 @@ def main() -> int:
         while True:
             link, _ = door.accept()
             if link.family == socket.AF_INET:
-                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                tune(link)
             threading.Thread(target=serve, args=(link,), daemon=True).start()
 
     tcp = socket.create_server(("127.0.0.1", 0))

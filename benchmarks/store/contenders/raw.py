@@ -1,5 +1,6 @@
 """The floor of the sockets: the C pair of raw_pair.c, one frame for all blocks of a call."""
 
+import contextlib
 import ctypes
 import socket
 from collections.abc import Callable
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.store.contender import Contender, Seat, connect
 
-__all__ = ["Raw", "library"]
+__all__ = ["Raw", "library", "tune"]
 
 
 def library(path: Path) -> ctypes.CDLL:
@@ -20,6 +21,15 @@ def library(path: Path) -> ctypes.CDLL:
     return lib
 
 
+def tune(link: socket.socket) -> None:
+    """What both ends ask of TCP: nothing waits, nothing is paced; as the store does on one host."""
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for kind in (b"cubic", b"reno"):  # the former may need a privilege
+        with contextlib.suppress(OSError):
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, kind)
+            return
+
+
 class Raw(Contender):
     """Options: `transport` 'unix' or 'tcp', `digest` 'crc32c' or 'none'."""
 
@@ -29,6 +39,7 @@ class Raw(Contender):
         self._crc = int(seat.options["digest"] == "crc32c")
         if seat.options["transport"] == "tcp":
             self._link = connect(seat.server)
+            tune(self._link)
         else:
             self._link = socket.socket(socket.AF_UNIX)
             self._link.connect(seat.server["path"])
