@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes import openai_cases
-from tests.vllm import matrix
+from tests.vllm import choices, matrix
 from tests.vllm.asking import (
     Answer,
     Question,
@@ -153,6 +153,27 @@ def test_tokens_are_those_of_one_engine_alone_and_no_block_is_computed_twice(
     assert loaded > found
 
 
+def test_several_prompts_and_samples_are_those_of_one_engine_alone(cluster: Cluster) -> None:
+    asked = choices.several()
+    with ThreadPoolExecutor(4) as pool:
+        alone, routed = (
+            list(pool.map(lambda body, to=address: choices.told(to, body), asked))
+            for address in (cluster.alone.address, cluster.router.address)
+        )
+    wrong = []
+    for body, (want, usage), (have, summed) in zip(asked, alone, routed, strict=True):
+        counts = [
+            {key: value for key, value in (one or {}).items() if key.endswith("_tokens")}
+            for one in (usage, summed)
+        ]
+        if not choices.same(want, have) or counts[0] != counts[1]:
+            wrong.append((body, want, have, *counts))
+    total = sum(choices.tokens(want) for want, _ in alone)
+    print(f"{len(asked)} requests for several choices, {total} tokens compared")
+    assert not wrong
+    assert total > 1000
+
+
 @pytest.mark.every_series
 @pytest.mark.parametrize("size", [5, 32, 33, 64, 65, 1000, 3000])
 def test_a_prompt_prefilled_elsewhere_is_loaded_but_for_its_last_tokens(
@@ -241,6 +262,7 @@ def test_a_real_engine_speaks_the_dialect_that_the_simulator_is_held_to(cluster:
         openai_cases.check_accepted(ask, "tiny", accepted)
     for path in (openai_cases.COMPLETIONS, openai_cases.CHAT):
         openai_cases.check_stream(ask, "tiny", path)
+        openai_cases.check_choices(ask, "tiny", path)
     openai_cases.check_usage_only_when_asked(ask, "tiny")
     openai_cases.check_tokenize(ask, "tiny")
     openai_cases.check_endpoints(ask, "tiny")
