@@ -341,6 +341,8 @@ class Journey:
             if answer is not None:
                 answer.close()
         self._metrics.decode.observe(monotonic() - begun_s)
+        if passage.outcome == "broken":  # within a stream: counted as failed already
+            return
         self._pool.succeeded(engine)
         spared = passage.handoff or coming or meeting or passage.plan is None
         missing = 0 if spared or passage.plan is None else passage.plan.missing_tokens

@@ -6,7 +6,7 @@ import json
 import aiohttp
 import pytest
 
-from kvrouter.engine import Role
+from kvrouter.engine import BreakerState, Role
 
 from .conftest import Open, metric, text, until
 
@@ -100,6 +100,16 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(site: Open) -> 
     assert error["code"] == 502
     assert await metric(here, 'kvrouter:upstream_errors_total{leg="decode"') == 1
     assert await metric(here, "kvrouter:request_success_total") == 0
+
+
+async def test_streams_that_break_off_open_the_engines_breaker(site: Open) -> None:
+    here = await site()
+    here.decode[0].mode = "drop_mid"
+    for _ in range(3):
+        await here.post(text(stream=True))
+    engine = here.app.pool.find(here.decode[0].address)
+    assert engine is not None
+    assert here.app.pool.state(engine) is BreakerState.OPEN
 
 
 async def test_a_stream_that_stops_ends_with_an_error_event_after_its_deadline(
