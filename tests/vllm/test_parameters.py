@@ -14,6 +14,7 @@ INSIDE = Path(__file__).parent / "inside"
 NOT_OF_ITS_CLASSES = {
     "disaggregated_params",  # TensorRT-LLM
     *("bootstrap_host", "bootstrap_port", "bootstrap_room"),  # SGLang
+    *("bootstrap_pair_key", "disagg_prefill_dp_rank"),
     *("best_of", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),  # older vLLM
     *("guided_decoding_backend", "guided_whitespace_pattern"),
 }
