@@ -92,7 +92,7 @@ class AsyncLink(asyncio.Protocol):
         try:
             return await answer
         except asyncio.CancelledError:
-            self._abandon(request_id)
+            self._abandon(request_id, answer)
             raise
 
     def tell(self, request_id: int, frame: bytes) -> None:
@@ -186,18 +186,21 @@ class AsyncLink(asyncio.Protocol):
         pending = self._pending.pop(header.request_id, None)
         if pending is None:
             self._give_back(header, reply)
-            return
-        if pending.answer.done():
-            self._give_back(header, reply)
+        elif pending.answer.done():  # its caller is cancelled and has not run since
+            self._give_up(reply)
         elif isinstance(reply, ErrorReply):
             pending.answer.set_exception(refused(header.status, reply.message))
         else:
             pending.answer.set_result(reply)
 
-    def _abandon(self, request_id: int) -> None:
-        """The caller left. A WAIT is cancelled; the reply of anything is still to be taken in."""
-        pending = self._pending.pop(request_id, None)
-        if pending is None:
+    def _abandon(self, request_id: int, answer: "asyncio.Future[Reply]") -> None:
+        """The caller left. A WAIT is cancelled; the reply of anything is still to be taken in.
+
+        The reply may have come in the same turn of the loop: then the caller never sees it.
+        """
+        if self._pending.pop(request_id, None) is None:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                self._give_up(answer.result())
             return
         self._orphans.add(request_id)
         cancel_id = self.next_id()
@@ -207,11 +210,15 @@ class AsyncLink(asyncio.Protocol):
         if header.request_id not in self._orphans:
             raise ValueError(f"reply to request {header.request_id} was not asked for")
         self._orphans.discard(header.request_id)
+        if header.op == Op.HELLO:
+            raise ValueError("a second HELLO")
+        self._give_up(reply)
+
+    def _give_up(self, reply: "Reply") -> None:
+        """Give back the lease of a reply that nobody takes."""
         if isinstance(reply, AcquireReply | WaitReply) and reply.lease_id:
             release_id = self.next_id()
             self.tell(release_id, _core.encode_release(release_id, reply.lease_id))
-        elif header.op == Op.HELLO:
-            raise ValueError("a second HELLO")
 
     def _look(self) -> None:
         """Give the connection up if a reply is late. One timer for all: they are many and short."""

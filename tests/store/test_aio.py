@@ -8,8 +8,9 @@ import pytest
 from tests.fakes.link import Link
 from tests.fakes.store import chain_of, manifest_of, put_chain
 
-from kvstore._core import StoreServer
+from kvstore._core import Header, StoreServer, WaitReply
 from kvstore.aio import AsyncStoreClient
+from kvstore.aio_link import AsyncLink
 from kvstore.client import StoreClient
 from kvstore.errors import StoreClosed, StoreRefused, StoreUnavailable
 
@@ -104,6 +105,38 @@ async def test_a_cancelled_acquire_leaves_no_lease(
     await aio.stats()  # its reply comes after that of the acquire
     await until(lambda: server.stats()["leases"] == 0)
     assert aio.connected
+
+
+@pytest.mark.parametrize("reply_first", [True, False])
+async def test_a_wait_cancelled_in_the_turn_of_its_reply_leaves_no_lease(
+    aio: AsyncStoreClient,
+    client: StoreClient,
+    server: StoreServer,
+    monkeypatch: pytest.MonkeyPatch,
+    reply_first: bool,
+) -> None:
+    waiting = asyncio.create_task(aio.wait(MANIFEST, chain_of(2), 2, 60, lease=True))
+    other = asyncio.create_task(aio.wait(MANIFEST, chain_of(2, "b"), 2, 60))
+    await until(lambda: server.stats()["waits"] == 2)
+    deliver = AsyncLink._deliver
+
+    def cancelling(link: AsyncLink, header: Header, reply: object) -> None:
+        landed = isinstance(reply, WaitReply) and not waiting.done()
+        if landed and not reply_first:
+            waiting.cancel()
+        deliver(link, header, reply)  # type: ignore[arg-type]
+        if landed and reply_first:
+            waiting.cancel()
+
+    monkeypatch.setattr(AsyncLink, "_deliver", cancelling)
+    await asyncio.to_thread(put_chain, client, MANIFEST, chain_of(2))
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await until(lambda: server.stats()["leases"] == 0)
+    assert aio.connected
+    assert not other.done()
+    await asyncio.to_thread(put_chain, client, MANIFEST, chain_of(2, "b"))
+    assert (await other).landed
 
 
 async def test_a_refusal_by_the_node_is_reported(aio: AsyncStoreClient) -> None:
