@@ -1,7 +1,7 @@
 """Copies between a KV cache and the store, and what is reported of them, without an engine."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
@@ -116,6 +116,26 @@ def test_saves_are_done_when_the_step_ends(client: FakeClient, worker: WorkerSid
     order = SaveOrder("r", b"".join(hashes), 2, (4, 0, 6))
     worker.save(plan(saves=[order]))
     assert client.held == set(hashes[2:])
+
+
+@pytest.mark.parametrize("cause", [SystemExit, KeyboardInterrupt, RuntimeError])
+def test_a_forward_pass_that_broke_off_publishes_nothing(
+    client: FakeClient, worker: WorkerSide, cause: type[BaseException]
+) -> None:
+    order = SaveOrder("r", b"".join(chain_of(2)), 0, (4, 0))
+    with pytest.raises(cause):
+        step_that_raises(cause(), lambda: worker.save(plan(saves=[order])))
+    assert client.calls == []
+    worker.save(plan(saves=[order]))
+    assert client.held == set(chain_of(2))
+
+
+def step_that_raises(cause: BaseException, wait_for_save: Callable[[], None]) -> None:
+    """A step as vLLM runs it."""
+    try:
+        raise cause
+    finally:
+        wait_for_save()
 
 
 def test_only_the_first_of_several_ranks_with_the_same_heads_saves(client: FakeClient) -> None:

@@ -1,6 +1,7 @@
 """The worker's side of the vLLM connector: copies blocks between KV cache and store. Plans nothing.
 
-Saves happen inside the step that completes a block, so its content cannot change under the copy.
+Saves happen inside the step that completes a block, so its content cannot change under the copy;
+a step that broke off completed none.
 Loads run on one thread between steps: vLLM hands the blocks of a loading request to nobody else
 until the load is reported, finished or aborted. On a CPU the worker runs steps one after the other,
 so a block that is loaded now cannot still be written by an earlier step.
@@ -9,6 +10,7 @@ so a block that is loaded now cannot still be written by an earlier step.
 import logging
 import queue
 import re
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -149,8 +151,16 @@ class WorkerSide:
             self._orders.put(order)
 
     def save(self, plan: StepPlan) -> None:
-        """Copy the blocks that this step completed. Returns when the copies are done."""
+        """Copy the blocks that this step completed. Returns when the copies are done.
+
+        Copies nothing where the step broke off: vLLM calls this in a `finally`
+        (v1/worker/kv_connector_model_runner_mixin.py), so also when a signal or an error ended the
+        forward pass, and then the later layers of the planned blocks hold what was there before.
+        """
         if not plan.saves:
+            return
+        if (cause := sys.exception()) is not None:
+            self._log.warning("the forward pass broke off (%r): its KV is not shared", cause)
             return
         link, segments = self._attach(plan), self._segments
         if link is None or segments is None or not self._owns:
