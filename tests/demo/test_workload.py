@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 from tests.sim.conftest import LiveSim
 
+from kvrouter.demo.simulated import held_against
 from kvrouter.demo.workload import Conversation, Reply, Workload, conversations
 from kvrouter.http.exchange import Exchange
 from kvrouter.http.server import HttpServer
@@ -31,10 +32,17 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield opened
 
 
+TOKENS = 12
+
+
 def workload(session: aiohttp.ClientSession, port: int) -> Workload:
-    work = Workload(session, "m", Oracle(MANIFEST), 12)
+    work = Workload(session, "m", TOKENS)
     work.url = f"http://127.0.0.1:{port}"
     return work
+
+
+def checked(reply: Reply) -> Reply:
+    return held_against(Oracle(MANIFEST), reply, TOKENS)
 
 
 def test_conversations_share_documents_and_half_of_those_are_chats() -> None:
@@ -51,7 +59,7 @@ async def test_the_oracle_agrees_with_an_engine_over_several_turns(
     done: list[Reply] = []
     work = workload(session, sim.port)
     replies = await work.run(conversations(2, 4), 3, 2, done.append)
-    assert [work.checked(reply).problem for reply in replies] == [""] * 12
+    assert [checked(reply).problem for reply in replies] == [""] * 12
     assert done == replies
     assert all(reply.ttft_s > 0 for reply in replies)
 
@@ -99,7 +107,7 @@ async def test_whatever_is_not_the_right_answer_is_a_problem(
     port = await server.listen("127.0.0.1", 0)
     try:
         work = workload(session, port)
-        reply = work.checked(await work.ask(Conversation("c", "text", chat=False), "Why?"))
+        reply = checked(await work.ask(Conversation("c", "text", chat=False), "Why?"))
     finally:
         await server.close()
     assert problem in reply.problem

@@ -6,9 +6,11 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from kvrouter.demo.config import child_environment
 
@@ -18,6 +20,14 @@ START_S = 20.0
 STOP_S = 5.0
 _LOG_TAIL_LINES = 15
 _PR_SET_PDEATHSIG = 1
+# Stands before a command that has processes of its own: told to end, it tells the command, and then
+# ends what is left of their session.
+_GUARD = """
+trap 'kill -TERM $command; (sleep 4; kill -KILL 0) & wait $command; kill -KILL 0' TERM
+"$@" &
+command=$!
+wait $command
+"""
 
 
 class ChildFailed(Exception):
@@ -44,12 +54,12 @@ class Child:
         return self.urls["http"]
 
 
-def _dies_with(parent: int) -> Callable[[], None]:
-    """For the child, before it becomes somebody else: SIGKILL when the demo's process is gone."""
+def _dies_with(parent: int, last_signal: signal.Signals) -> Callable[[], None]:
+    """For the child, before it becomes somebody else: that signal when the demo is gone."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def tie() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(_PR_SET_PDEATHSIG, last_signal)
         if os.getppid() != parent:
             os._exit(1)
 
@@ -57,7 +67,7 @@ def _dies_with(parent: int) -> Callable[[], None]:
 
 
 class Children:
-    """Starts `kvrouter` commands and stops them all; an async context."""
+    """Starts processes, each in a session of its own, and stops them all; an async context."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -76,33 +86,70 @@ class Children:
 
         Raises ChildFailed where it ends before, or takes too long.
         """
-        log = self._folder / f"{name}.log"
-        with log.open("wb") as stderr:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "kvrouter.cli", *arguments),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=stderr,
-                env=child_environment(),
-                start_new_session=True,
-                preexec_fn=_dies_with(os.getpid()),
+        with self._log(name).open("wb") as log:
+            command = (sys.executable, "-m", "kvrouter.cli", *arguments)
+            process = await self._spawn(
+                command, child_environment(), stdout=asyncio.subprocess.PIPE, stderr=log
             )
-        self._processes.append(process)
         try:
             async with asyncio.timeout(START_S):
                 urls = await _announced(process)
         except TimeoutError:
             urls = {}
         if not urls:
-            raise ChildFailed(f"{name} did not start:\n{_tail(log)}")
+            raise ChildFailed(f"{name} did not start:\n{_tail(self._log(name))}")
         child = Child(name, process, urls)
         self._started.append(child)
         self._drains.append(asyncio.create_task(_drain(process)))
         return child
 
+    async def launch(
+        self, name: str, url: str, command: Sequence[str], environment: Mapping[str, str]
+    ) -> Child:
+        """Run any command that will serve HTTP at `url`; it may have processes of its own.
+
+        Does not wait until it serves.
+        """
+        guarded = ("/bin/sh", "-c", _GUARD, name, *command)
+        with self._log(name).open("wb") as log:
+            process = await self._spawn(
+                guarded, environment, stdout=log, stderr=log, last_signal=signal.SIGTERM
+            )
+        child = Child(name, process, {"http": url})
+        self._started.append(child)
+        return child
+
+    async def _spawn(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        stdout: IO[bytes] | int,
+        stderr: IO[bytes],
+        last_signal: signal.Signals = signal.SIGKILL,
+    ) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=_dies_with(os.getpid(), last_signal),
+        )
+        self._processes.append(process)
+        return process
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
     def last_words(self, child: Child) -> str:
         """The end of what a process logged."""
-        return _tail(self._folder / f"{child.name}.log")
+        return _tail(self._log(child.name))
+
+    def logged(self, child: Child) -> str:
+        """All that a process logged."""
+        return self._log(child.name).read_text(errors="replace")
 
     def unexpected_deaths(self) -> Sequence[str]:
         """Names of processes that are gone although nobody killed them."""
@@ -115,24 +162,28 @@ class Children:
     async def kill(self, child: Child) -> None:
         """SIGKILL, as a machine that loses power; returns when the process is gone."""
         child.killed = True
-        child.process.kill()
-        await child.process.wait()
+        await _end(child.process)
 
     async def stop(self) -> None:
         """End all of them, the last one first, and wait: no process is left behind."""
         for process in reversed(self._processes):
             if process.returncode is None:
                 process.terminate()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await asyncio.gather(*(process.wait() for process in self._processes))
         for process in self._processes:
-            try:
-                async with asyncio.timeout(STOP_S):
-                    await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+            await _end(process)
         for drain in self._drains:
             drain.cancel()
         await asyncio.gather(*self._drains, return_exceptions=True)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """SIGKILL for whatever is left of a process and its own; returns when it is gone."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # it leads its session
+    await process.wait()
 
 
 async def _announced(process: asyncio.subprocess.Process) -> dict[str, str]:

@@ -1,11 +1,13 @@
 """Settings of the demo: flags > environment (KVROUTER_DEMO_*) > YAML file > these defaults."""
 
 import os
+from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-__all__ = ["DemoSettings", "child_environment"]
+__all__ = ["DemoSettings", "child_environment", "engine_environment"]
 
 
 class DemoSettings(BaseSettings):
@@ -15,6 +17,27 @@ class DemoSettings(BaseSettings):
         env_prefix="KVROUTER_DEMO_", extra="forbid", frozen=True, validate_default=True
     )
 
+    engine: Literal["sim", "vllm"] = Field(
+        default="sim",
+        description="engines: sim, simulated ones; vllm, real ones, where vLLM is installed",
+    )
+    model: str = Field(
+        default="HuggingFaceTB/SmolLM2-135M-Instruct",
+        min_length=1,
+        description="what vLLM engines serve: a folder, or a name on the Hugging Face Hub, of a "
+        "small model with a chat template",
+    )
+    vllm_python: str = Field(
+        default="",
+        description="python of the environment where vLLM is installed; without it, the one that "
+        "runs the demo",
+    )
+    start_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="seconds until vLLM engines must be ready, a model's download included",
+        json_schema_extra={"flags": ["--start-timeout"]},
+    )
     keep: bool = Field(
         default=False, description="leave everything up after the figures, until Ctrl-C"
     )
@@ -34,10 +57,19 @@ class DemoSettings(BaseSettings):
         default=150,
         ge=0,
         le=100_000,
-        description="microseconds that computing a prompt token takes",
+        description="microseconds that computing a prompt token takes a simulated engine",
     )
 
 
 def child_environment() -> dict[str, str]:
     """The environment for what the demo starts: ours without settings of kvrouter's commands."""
     return {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
+
+
+def engine_environment(processors: str, sockets: Path) -> dict[str, str]:
+    """The environment of a vLLM engine: loopback alone, processors that no other one has.
+
+    `sockets`: the folder for those between its own processes.
+    """
+    own = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_OMP_THREADS_BIND": processors}
+    return {**own, **child_environment(), "VLLM_RPC_BASE_PATH": str(sockets)}

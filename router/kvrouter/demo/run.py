@@ -3,7 +3,6 @@
 import asyncio
 import re
 import signal
-import socket
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -12,31 +11,19 @@ from pathlib import Path
 import aiohttp
 
 from kvrouter.demo.children import Child, ChildFailed, Children
+from kvrouter.demo.cluster import Cluster, Setup
 from kvrouter.demo.config import DemoSettings
 from kvrouter.demo.figures import Counted, hit_rate, source_table, speedup, ttft_line
+from kvrouter.demo.find_vllm import find_vllm
 from kvrouter.demo.progress import Progress
+from kvrouter.demo.simulated import Simulated
+from kvrouter.demo.vllm_engines import VllmEngines
 from kvrouter.demo.workload import Reply, Workload, conversations
-from kvrouter.sim.config import SimSettings
-from kvrouter.sim.oracle import Oracle
-from kvrouter.sim.store_link import sim_manifest
-from kvstore.chain import root_hash
 
 __all__ = ["run"]
 
-MODEL = "demo-8b"
-PREFILL, DECODE = ("prefill-0", "prefill-1"), ("decode-0", "decode-1")
-VICTIM = "prefill-0"
 READY_S = 20.0
 BUSY_S = 0.3
-
-
-@dataclass
-class Cluster:
-    """What runs."""
-
-    store: Child
-    engines: dict[str, Child]
-    router: Child
 
 
 @dataclass
@@ -47,11 +34,6 @@ class Outcome:
     warm: list[Reply] = field(default_factory=list)
     engines: dict[str, Counted] = field(default_factory=dict)
     under_way_at_death: int = 0
-
-    def check(self, work: Workload) -> None:
-        """Hold every answer against what it must be."""
-        self.cold = [work.checked(reply) for reply in self.cold]
-        self.warm = [work.checked(reply) for reply in self.warm]
 
     @property
     def problems(self) -> list[str]:
@@ -65,31 +47,30 @@ class Demo:
     def __init__(
         self,
         settings: DemoSettings,
+        setup: Setup,
         children: Children,
         progress: Progress,
         session: aiohttp.ClientSession,
     ) -> None:
         self._settings = settings
+        self._setup = setup
         self._session = session
         self._children = children
         self._progress = progress
-        self._sim = SimSettings(model=MODEL)
-        manifest = sim_manifest(
-            MODEL,
-            self._sim.weights_revision,
-            self._sim.block_size,
-            self._sim.block_bytes,
-            root_hash(None),
+        self._victim = setup.prefill[0]
+        self._work = Workload(
+            *(session, setup.model, settings.answer_tokens),
+            request_s=setup.request_s,
+            more=setup.more,
         )
-        self._work = Workload(session, MODEL, Oracle(manifest), settings.answer_tokens)
         self.outcome = Outcome()
 
     async def run(self, folder: Path) -> Cluster:
-        """Start all, then the cold and the warm part of the workload."""
-        settings, progress = self._settings, self._progress
-        progress.step("starting a store, 2 prefill and 2 decode engines and the router")
-        cluster = await self._start(folder)
-        await _ready(self._session, cluster.router.http)
+        """Start all, then the cold and the warm part of the workload; compare the answers."""
+        settings, setup, progress = self._settings, self._setup, self._progress
+        progress.step(setup.opening())
+        cluster = await setup.start(self._children, self._session, folder)
+        await _ready(self._session, cluster.router.http, setup.model)
         progress.line(f"router {cluster.router.http}   store {cluster.store.urls['kv']}")
         self._work.url = cluster.router.http
         progress.step(f"cold: {settings.documents} documents, each for the first time")
@@ -97,8 +78,10 @@ class Demo:
             self.outcome.cold.append(await self._work.ask(reader, "What is it about?"))
             progress.count(done, settings.documents)
         await self._warm(cluster)
-        self.outcome.engines |= await _counted(self._session, cluster, but={VICTIM})
-        self.outcome.check(self._work)
+        self.outcome.engines |= await _counted(self._session, cluster, but={self._victim})
+        progress.step("comparing every answer")
+        for part in (self.outcome.cold, self.outcome.warm):
+            part[:] = await setup.checked(self._session, cluster, part)
         return cluster
 
     async def _warm(self, cluster: Cluster) -> None:
@@ -115,7 +98,7 @@ class Demo:
             count += 1
             progress.count(count, whole)
             if count >= whole // 3 and not killed:
-                killed.append(asyncio.create_task(self._kill(cluster.engines[VICTIM])))
+                killed.append(asyncio.create_task(self._kill(cluster.engines[self._victim])))
 
         self.outcome.warm = await self._work.run(every, settings.turns, settings.concurrency, done)
         await asyncio.gather(*killed)
@@ -123,56 +106,19 @@ class Demo:
     async def _kill(self, victim: Child) -> None:
         """SIGKILL for one prefill engine while requests are under way."""
         await _busy(self._session, victim)
-        self.outcome.engines[VICTIM] = await _count(self._session, victim)
+        self.outcome.engines[victim.name] = await _count(self._session, victim)
         self.outcome.under_way_at_death = self._work.under_way
-        self._progress.line(f"killing {VICTIM} (SIGKILL, pid {victim.pid}) in the midst of it")
+        self._progress.line(f"killing {victim.name} (SIGKILL, pid {victim.pid}) in the midst of it")
         await self._children.kill(victim)
 
-    async def _start(self, folder: Path) -> Cluster:
-        settings = self._settings
-        store = await self._children.start(
-            "store",
-            *("store", "--port", "0", "--http-port", "0", "--memory", "256MiB"),
-            *("--unix-socket", str(folder / "store.sock")),
-        )
-        events = f"tcp://127.0.0.1:{_free_port()}"
-        prefill_time = f"{settings.prefill_time_per_token_us}us"
-        common = (
-            *("--port", "0", "--model", MODEL, "--store", store.urls["kv"]),
-            *("--kv-events-endpoint", events, "--prefill-time-per-token", prefill_time),
-            *("--inter-token-latency", "5ms"),
-        )
-        roles = {name: name.split("-")[0] for name in (*PREFILL, *DECODE)}
-        started = await asyncio.gather(
-            *(
-                self._children.start(name, "sim", "--role", role, *common)
-                for name, role in roles.items()
-            )
-        )
-        engines = dict(zip(roles, started, strict=True))
-        router = await self._children.start(
-            "router",
-            *("serve", "--port", str(settings.port), "--store", store.urls["kv"]),
-            *("--prefill", *(engines[name].http for name in PREFILL)),
-            *("--decode", *(engines[name].http for name in DECODE)),
-            *("--kv-events-bind", events, "--log-level", "warning"),
-        )
-        return Cluster(store, engines, router)
 
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-async def _ready(session: aiohttp.ClientSession, url: str) -> None:
+async def _ready(session: aiohttp.ClientSession, url: str, model: str) -> None:
     """Return when the router serves the engines' model. Raises ChildFailed where it never does."""
     try:
         async with asyncio.timeout(READY_S):
             while True:
                 async with session.get(f"{url}/v1/models") as answer:
-                    if answer.status == 200 and MODEL in await answer.text():
+                    if answer.status == 200 and model in await answer.text():
                         return
                 await asyncio.sleep(0.05)
     except TimeoutError:
@@ -208,7 +154,7 @@ async def _counted(
     }
 
 
-def report(outcome: Outcome, progress: Progress) -> bool:
+def report(outcome: Outcome, setup: Setup, progress: Progress) -> bool:
     """Print the figures; whether all was well."""
     every = [*outcome.cold, *outcome.warm]
     whole = sum(outcome.engines.values(), Counted())
@@ -219,62 +165,67 @@ def report(outcome: Outcome, progress: Progress) -> bool:
         + f"   ({speedup(outcome.cold, outcome.warm):.1f} times sooner)"
     )
     progress.line()
-    ordered = {name: outcome.engines[name] for name in (*PREFILL, *DECODE)}
-    for line in source_table(ordered, {VICTIM: "(up to its death)"}):
+    victim = setup.prefill[0]
+    ordered = {name: outcome.engines[name] for name in (*setup.prefill, *setup.decode)}
+    for line in source_table(ordered, {victim: "(up to its death)"}):
         progress.line(line)
     progress.line(
         f"hit rate {hit_rate(whole):.1%}: {whole.own / whole.total:.1%} held by the engines, "
-        f"{whole.store / whole.total:.1%} loaded from the store, every byte of it compared"
+        f"{whole.store / whole.total:.1%} loaded from the store, {setup.loaded}"
     )
     progress.line()
     for problem in outcome.problems:
         progress.line(f"FAILED {problem}")
     good = len(every) - len(outcome.problems)
     progress.line(
-        f"{good} of {len(every)} answers complete and right; {VICTIM} was killed with "
-        f"{outcome.under_way_at_death} requests under way; {whole.wrong_blocks} blocks were wrong"
+        f"{good} of {len(every)} answers complete and right; {victim} was killed with "
+        f"{outcome.under_way_at_death} requests under way; {setup.assurance(whole.wrong_blocks)}"
     )
     return not outcome.problems and not whole.wrong_blocks
 
 
-def _curl(url: str) -> str:
-    body = f'{{"model": "{MODEL}", "prompt": "Once upon a time", "max_tokens": 32}}'
+def _curl(url: str, model: str) -> str:
+    body = f'{{"model": "{model}", "prompt": "Once upon a time", "max_tokens": 32}}'
     return f"curl {url}/v1/completions -H 'content-type: application/json' -d '{body}'"
 
 
-async def _demo(settings: DemoSettings, stop: asyncio.Event, kept: asyncio.Event) -> int:
+async def _demo(
+    settings: DemoSettings, setup: Setup, stop: asyncio.Event, kept: asyncio.Event
+) -> int:
     progress = Progress()
     with tempfile.TemporaryDirectory(prefix="kvrouter-demo-") as name:
         async with (
             Children(Path(name)) as children,
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
         ):
-            demo = Demo(settings, children, progress, session)
+            demo = Demo(settings, setup, children, progress, session)
             try:
                 cluster = await demo.run(Path(name))
             except (ChildFailed, aiohttp.ClientError) as error:
                 progress.line(f"kvrouter demo: {error}")
                 return 1
-            well = report(demo.outcome, progress)
+            well = report(demo.outcome, setup, progress)
             for dead in children.unexpected_deaths():
                 progress.line(f"FAILED {dead} died")
                 well = False
             if not well:
                 progress.line(f"the router's last words:\n{children.last_words(cluster.router)}")
             if settings.keep:
-                progress.line(f"\nIt stays up until Ctrl-C. Try:\n  {_curl(cluster.router.http)}")
+                progress.line(
+                    f"\nIt stays up until Ctrl-C. Try:\n  {_curl(cluster.router.http, setup.model)}"
+                )
                 kept.set()
                 await stop.wait()
             return 0 if well else 1
 
 
-async def _until_signalled(settings: DemoSettings) -> int:
+async def _until_signalled(settings: DemoSettings, setup: Setup) -> int:
     """Run the demo; SIGINT or SIGTERM ends it, and everything that it started."""
     stop, kept = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    demo = asyncio.create_task(_demo(settings, stop, kept))
+    demo = asyncio.create_task(_demo(settings, setup, stop, kept))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait([demo, stopped], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
@@ -288,5 +239,13 @@ async def _until_signalled(settings: DemoSettings) -> int:
 
 
 def run(settings: DemoSettings) -> int:
-    """Run the demo; 0 where every answer was complete and right, 1 where one was not."""
-    return asyncio.run(_until_signalled(settings))
+    """Run the demo; 0 where every answer was complete and right, 1 where one was not.
+
+    Raises UsageError where vLLM engines are asked for and cannot be had.
+    """
+    setup: Setup
+    if settings.engine == "vllm":
+        setup = VllmEngines(settings, find_vllm(settings.vllm_python))
+    else:
+        setup = Simulated(settings)
+    return asyncio.run(_until_signalled(settings, setup))
