@@ -2,14 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.vllm.engines import OFFLINE, free_port
+from tests.vllm.engines import OFFLINE
 from tests.vllm.models import TINY, model_folder
-from tests.vllm.services import Service, start_router, start_store
+from tests.vllm.services import Service
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 LOAD = (
@@ -27,29 +25,6 @@ serve.main(parser.parse_args())
 TIMES = ("Mean TTFT (ms):", "Median TTFT (ms):", "Mean TPOT (ms):", "Median ITL (ms):")
 
 
-@pytest.fixture
-def router(engine_folder: Path) -> Iterator[Service]:
-    """A router before simulated engines, whose times are known."""
-    with ExitStack() as cleanup:
-        store = start_store(engine_folder, name="bench-store")
-        cleanup.callback(store.stop)
-        engines = []
-        for role in ("prefill", "decode"):
-            port = free_port()
-            command = [
-                *(sys.executable, "-m", "kvrouter.cli", "sim", "--role", role, "--port", port),
-                *("--model", "tiny", "--block-size", "16", "--store", store.url),
-                *("--time-to-first-token", "40ms", "--inter-token-latency", "10ms"),
-            ]
-            engine = Service.start(f"bench-{role}", command, engine_folder)
-            cleanup.callback(engine.stop)
-            engine.wait_port(port)
-            engines.append([f"127.0.0.1:{port}"])
-        router = start_router(engine_folder, engines[0], engines[1], store.url)
-        cleanup.callback(router.stop)
-        yield router
-
-
 def rows(command: list[str]) -> dict[str, float]:
     """The rows of the block that a benchmark prints."""
     done = subprocess.run(
@@ -61,8 +36,10 @@ def rows(command: list[str]) -> dict[str, float]:
     return {line[:40].strip(): float(line[40:]) for line in lines}
 
 
-def test_its_figures_are_those_of_vllms_own_benchmark(vllm_python: Path, router: Service) -> None:
-    url = ("--base-url", router.url)
+def test_its_figures_are_those_of_vllms_own_benchmark(
+    vllm_python: Path, simulated: Service
+) -> None:
+    url = ("--base-url", simulated.url)
     tokenizer = str(model_folder(TINY, vllm_python))
     how = ("--backend", "openai", "--dataset-name", "random", "--tokenizer", tokenizer)
     theirs = rows([str(vllm_python), "-c", THEIRS, *LOAD, *how, "--disable-tqdm", *url])

@@ -1,0 +1,85 @@
+"""guidellm, unchanged, against the router over simulated engines: it counts what they said."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.vllm.engines import OFFLINE
+from tests.vllm.models import TINY, model_folder
+from tests.vllm.services import Service
+
+from kvrouter.sim.config import SimSettings
+from kvrouter.sim.oracle import Oracle
+from kvrouter.sim.store_link import sim_manifest
+from kvstore.chain import root_hash
+
+REQUESTS, OUTPUT_TOKENS = 24, 20
+MAKE = Path(__file__).with_name("make_guidellm.sh")
+MAKE_S, RUN_S = 500, 150
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(MAKE_S + RUN_S)]
+
+
+@pytest.fixture(scope="module")
+def guidellm(vllm_python: Path) -> Path:
+    """The command; its environment is made where it is not there yet."""
+    try:
+        made = subprocess.run(
+            [MAKE, vllm_python], capture_output=True, text=True, timeout=MAKE_S, check=True
+        )
+    except subprocess.CalledProcessError as failed:
+        pytest.skip(f"guidellm cannot be installed: {failed.stderr.strip().splitlines()[-1:]}")
+    return Path(made.stdout.strip()).with_name("guidellm")
+
+
+def judged(
+    guidellm: Path, url: str, path: str, tokenizer: Path, folder: Path
+) -> dict[str, list[dict[str, Any]]]:
+    """Its report on requests of about 64 tokens, streamed, four at a time."""
+    report = folder / "report.json"
+    backend = f"kind=openai_http,target={url},model=tiny,request_format={path}"
+    data = f"kind=synthetic_text,prompt_tokens=64,output_tokens={OUTPUT_TOKENS}"
+    done = subprocess.run(
+        [
+            *(guidellm, "run", "--backend", backend, "--data", data),
+            *("--profile", "kind=concurrent,streams=4"),
+            *("--constraint", f"kind=max_requests,count={REQUESTS}"),
+            *("--tokenizer", f"kind=huggingface_auto,model={tokenizer}"),
+            *("--output", f"kind=json,path={report}", "--disable-console"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        env={**OFFLINE, "HOME": str(folder), "GUIDELLM__MAX_WORKER_PROCESSES": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    [benchmark] = json.loads(report.read_text())["benchmarks"]
+    found: dict[str, list[dict[str, Any]]] = benchmark["requests"]
+    return found
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_it_counts_every_request_as_good_and_the_tokens_as_they_are(
+    guidellm: Path, vllm_python: Path, simulated: Service, tmp_path: Path, path: str
+) -> None:
+    tokenizer = model_folder(TINY, vllm_python)
+    requests = judged(guidellm, simulated.url, path, tokenizer, tmp_path)
+    assert requests["errored"] == requests["incomplete"] == []
+    assert len(requests["successful"]) == REQUESTS
+    sim = SimSettings(model="tiny", block_size=16)
+    root = root_hash(None)
+    oracle = Oracle(sim_manifest("tiny", sim.weights_revision, 16, sim.block_bytes, root))
+    for request in requests["successful"]:
+        arguments = json.loads(request["request_args"])
+        body = arguments["body"]
+        assert arguments["stream"] is body["stream"] is True
+        if "messages" in body:
+            prompt = oracle.tokenizer.render_chat(body["messages"])
+        else:
+            prompt = oracle.tokenizer.encode(body["prompt"])
+        assert request["prompt_tokens"] == len(prompt)
+        assert request["output_tokens"] == OUTPUT_TOKENS
+        assert request["output"] == oracle.text(prompt, OUTPUT_TOKENS)
+        assert 0 < request["time_to_first_token_ms"] < 1000 * request["request_latency"]
