@@ -236,16 +236,17 @@ class App:
             releases=self._releases,
             metrics=self.metrics,
         )
+        resumption = Resumption(journey, legs, self.metrics) if settings.resume_streams else None
         return Router(
             journey=journey,
-            fanout=Fanout(journey, legs, self.metrics),
+            fanout=Fanout(journey, legs, self.metrics, resumption),
             outlet=Direct(legs, self.metrics),
             entrance=self.entrance,
             standby=self.standby,
             metrics=self.metrics,
             log=self._lines,
             models=self._models,
-            resumption=Resumption(journey, legs, self.metrics) if settings.resume_streams else None,
+            resumption=resumption,
             max_choices=settings.max_choices,
         )
 

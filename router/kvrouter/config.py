@@ -183,9 +183,9 @@ class RouterSettings(BaseSettings):
     )
     resume_streams: bool = Field(
         default=False,
-        description="Let a stream whose engine dies go on at another one, where temperature is 0 "
-        "and nothing but its tokens tells how it goes on. Costs a few microseconds of CPU for each "
-        "event of such streams.",
+        description="Let a stream whose engine dies go on at another one, where nothing but its "
+        "tokens tells how it goes on. Costs a few microseconds of CPU for each event of such "
+        "streams.",
     )
     index_blocks: int = Field(
         default=1_000_000,

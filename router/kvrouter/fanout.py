@@ -20,7 +20,8 @@ from kvrouter.leg import Refused
 from kvrouter.merge import BadShare, Events, ShareError, StreamMerge, answer_id, merge_answers
 from kvrouter.outlet import SSE_FIELDS, compare_prompts, note_answer
 from kvrouter.passage import Passage, leg_fields
-from kvrouter.relay import finish_reason, prompt_tokens
+from kvrouter.relay import END_MARK, finish_reason, prompt_tokens
+from kvrouter.resume import StreamBroken, broken, check, leave, spoken_of
 from kvrouter.shares import split
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from kvrouter.merge import Piece
     from kvrouter.metrics import Metrics
     from kvrouter.openai import Request
+    from kvrouter.resume import Resumption
     from kvrouter.shares import Share
+    from kvrouter.spoken import Spoken
 
 
 class Fanout:
@@ -44,12 +47,20 @@ class Fanout:
         journey: takes each share through its legs.
         legs: counts engines that break off; knows their deadlines.
         metrics: counts and times.
+        resumption: has shares go on elsewhere where their engine dies; None: none does.
     """
 
-    def __init__(self, journey: Journey, legs: Legs, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        journey: Journey,
+        legs: Legs,
+        metrics: Metrics,
+        resumption: Resumption | None = None,
+    ) -> None:
         self._journey = journey
         self._legs = legs
         self._metrics = metrics
+        self._resumption = resumption
 
     def shares(self, request: Request, model: str) -> list[Share]:
         """What `request` is taken apart into; one share where one engine does all of it.
@@ -71,7 +82,7 @@ class Fanout:
         parts = [_part(passage, share, at, gathering) for at, share in enumerate(shares)]
         passage.shares = parts
         try:
-            await _all(self._journey.run(part, model) for part in parts)
+            await _all(self._run(part, model) for part in parts)
             gathering.finish()
         except (ApiError, Refused, BadShare, ShareError) as error:
             if not passage.exchange.started:
@@ -81,6 +92,15 @@ class Fanout:
             passage.exchange.end()
         finally:
             passage.sum_up()
+
+    def _run(self, part: Passage, model: str) -> Coroutine[None, None, None]:
+        """Take a share through its legs."""
+        outlet, request = part.outlet, part.request
+        assert isinstance(outlet, _ShareOutlet)
+        assert request is not None
+        if self._resumption is None or not self._resumption.applies(request, model):
+            return self._journey.run(part, model)
+        return outlet.speak(self._resumption, part, model)
 
 
 def _part(passage: Passage, share: Share, number: int, gathering: _Gathering) -> Passage:
@@ -114,10 +134,30 @@ class _ShareOutlet:
     def __init__(self, share: Share, gathering: _Gathering) -> None:
         self._share = share
         self._gathering = gathering
+        self._spoken: Spoken | None = None
+        self._first: Passage | None = None
+
+    async def speak(self, resumption: Resumption, part: Passage, model: str) -> None:
+        """Have a share's stream mixed in by as many engines as it takes.
+
+        Raises:
+            ApiError, ShareError: it cannot go on.
+            Refused: no engine can do it.
+        """
+        spoken, self._first = spoken_of(part), part
+        self._spoken = spoken
+        try:
+            owed = await resumption.speak(part, model, spoken)
+        except StreamBroken:
+            if spoken.error is not None:
+                raise ShareError(spoken.error.removeprefix(b"data:").strip()) from None
+            raise ApiError(502, "The engine's answer broke off.") from None
+        self._gathering.owed(self._share, part, owed)
 
     async def stream(self, passage: Passage, engine: Engine, answer: Answer) -> None:
         """Mix a stream into the client's."""
-        await self._gathering.stream(self._share, passage, engine, answer)
+        first = self._first or passage
+        await self._gathering.stream(self._share, passage, engine, answer, first, self._spoken)
 
     def whole(self, passage: Passage, body: bytes) -> None:
         """Keep an answer until all are there."""
@@ -145,11 +185,33 @@ class _Gathering:
         note_answer(part, body, self._metrics)
         self._answers[share.first] = share, body, part.cached_tokens
 
-    async def stream(self, share: Share, part: Passage, engine: Engine, answer: Answer) -> None:
+    def owed(self, share: Share, part: Passage, events: bytes) -> None:
+        """Mix in what an engine that broke off after a share's last token did not say."""
+        for event in Events().feed(events):
+            self._exchange.write(self._merge.event(share, event, part.cached_tokens)[0])
+
+    async def stream(  # noqa: PLR0917
+        self,
+        share: Share,
+        part: Passage,
+        engine: Engine,
+        answer: Answer,
+        first: Passage,
+        spoken: Spoken | None,
+    ) -> None:
         """Mix a stream into the client's, event by event.
+
+        Args:
+            share: whose it is.
+            part: the leg's passage.
+            engine: that answers.
+            answer: its stream.
+            first: the passage of the share's first leg.
+            spoken: what it has said of a stream that may go on elsewhere; None where it may not.
 
         Raises:
             ApiError: 502: it broke off.
+            StreamBroken: it broke off, and may go on elsewhere.
             BadShare: it cannot be mixed with the others.
             ShareError: the engine ended it with an error.
         """
@@ -158,7 +220,7 @@ class _Gathering:
             exchange.start(200, fields=SSE_FIELDS + self._passage.id_line, hold=True)
             exchange.throttle = self._throttle
         part.began(monotonic())
-        tap = _Tap(self._merge, share, part, answer, exchange, self._metrics)
+        tap = _Tap(self._merge, share, first, answer, exchange, self._metrics, spoken)
         exchange.on_close(answer.close)  # before another piece comes
         try:
             with self._throttle.holding(answer):
@@ -167,11 +229,16 @@ class _Gathering:
         except UpstreamError as error:
             if tap.problem is not None:
                 raise tap.problem from None
+            if spoken is not None:
+                raise broken(self._legs, engine, error, spoken) from None
             failed = self._legs.failed(engine, Role.DECODE, error.failure, str(error))
             part.error = str(failed)
-            raise ApiError(502, "The engine's answer broke off.") from None
+            if not tap.tail.rstrip().endswith(END_MARK):
+                raise ApiError(502, "The engine's answer broke off.") from None
         finally:
             part.generated = tap.events
+        if spoken is not None:
+            check(self._legs, engine, spoken)
         part.outcome = finish_reason(tap.tail)
         if "stream_options" in share.request.spans:
             compare_prompts(part, prompt_tokens(tap.tail), self._metrics)
@@ -235,6 +302,7 @@ class _Tap:
         answer: Answer,
         exchange: Exchange,
         metrics: Metrics,
+        spoken: Spoken | None,
     ) -> None:
         self._merge = merge
         self._share = share
@@ -242,6 +310,7 @@ class _Tap:
         self._answer = answer
         self._exchange = exchange
         self._metrics = metrics
+        self._spoken = spoken
         self._cut = Events()
         self._feed = answer.feed or StreamFeed()
         self._feed.count_into(metrics.gaps.counts)
@@ -284,10 +353,14 @@ class _Tap:
         return self._feed.tail
 
     def _pass(self, events: list[bytes]) -> None:
+        spoken = self._spoken
         for event in events:
-            frame, choices = self._merge.event(self._share, event, self._part.cached_tokens)
+            seen = event if spoken is None else spoken.take(event)
+            frame, choices = self._merge.event(self._share, seen, self._part.cached_tokens)
             self.events += choices
             self._exchange.write(frame)
+        if spoken is not None:
+            leave(self._answer, spoken)
 
 
 def _told(error: Exception) -> Exception:

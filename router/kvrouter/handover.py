@@ -163,6 +163,8 @@ class Handover:
             told = HashDomain(handoff.block_tokens, handoff.root or passage.domain.root)
         if request.ids is not None:
             passage.hashes = hash_prompt(self._chains, passage, request.ids, told)
+        elif passage.tokens is not None:
+            passage.hashes = hash_prompt(self._chains, passage, passage.tokens.ids, told)
         elif handoff is not None and handoff.ids is not None:
             passage.hashes = hash_prompt(self._chains, passage, handoff.ids, told)
         return passage.hashes or b""

@@ -98,6 +98,11 @@ class Journey:
         engines = self._pool.engines(Role.DECODE, model)
         return any(self._legs.family(engine).samples_alone(request) for engine in engines)
 
+    def names_tokens(self, request: Request, model: str) -> bool:
+        """Whether some engine that may decode `request` can name the tokens of its stream."""
+        engines = self._pool.engines(Role.DECODE, model)
+        return any(self._legs.family(engine).names_tokens(request) for engine in engines)
+
     async def run(self, passage: Passage, model: str) -> None:
         """Take the prompt of `passage.request` from its plan to the end of its answer.
 
@@ -324,6 +329,7 @@ class Journey:
                 prompt_ids=passage.prompt_ids,
                 coming=coming,
                 meeting=meeting,
+                want_ids=passage.names_tokens,
             )
             passage.pinned = None
             if request.stream:

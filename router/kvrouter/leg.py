@@ -148,6 +148,7 @@ class Legs:
         prompt_ids: bytes | None,
         coming: Coming | None = None,
         meeting: Meeting | None = None,
+        want_ids: bool = False,
     ) -> Answer:
         """Begin the decode leg: the answer's body has begun, or is there whole if not a stream.
 
@@ -159,7 +160,12 @@ class Legs:
             Refused: the request is.
         """
         body = self.family(engine).decode_body(
-            request, handoff, prompt_ids=prompt_ids, coming=coming, meeting=meeting
+            request,
+            handoff,
+            prompt_ids=prompt_ids,
+            coming=coming,
+            meeting=meeting,
+            want_ids=want_ids,
         )
         deadlines = self.deadlines
         if coming is not None:

@@ -69,7 +69,10 @@ class Direct:
             failed = self._legs.failed(engine, Role.DECODE, error.failure, str(error))
             passage.error = str(failed)
             passage.outcome = "broken"
-            relay.fail(ApiError(502, "The engine's answer broke off."))
+            if relay.ended():
+                passage.outcome = relay.finish_reason()
+            else:
+                relay.fail(ApiError(502, "The engine's answer broke off."))
         else:
             passage.outcome = relay.finish_reason()
             if usage:

@@ -109,6 +109,7 @@ class Passage:
         attempts: decode engines that were asked.
         outcome: a word for metrics and the log: a finish reason, or why there is none.
         shares: the passages of its parts, where it is served in several.
+        names_tokens: whether the decode engine is to name the tokens of a stream's events.
     """
 
     exchange: Exchange
@@ -139,6 +140,7 @@ class Passage:
     outcome: str = "unknown"
     error: str | None = None
     shares: list[Passage] | None = None
+    names_tokens: bool = False
 
     @property
     def cached_tokens(self) -> int | None:

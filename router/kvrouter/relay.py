@@ -17,6 +17,7 @@ _FINISH = re.compile(rb'"finish_reason":\s*"([a-z_]{1,32})"')
 _PROMPT_TOKENS = re.compile(rb'"prompt_tokens":\s*(\d{1,12})')
 MAX_EVENT_BYTES = 8 << 20
 """What is held at most of an event that has not come whole."""
+END_MARK = b"data: [DONE]"
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 
 Tidy = Callable[[bytes], bytes]
@@ -71,8 +72,12 @@ class Relay:
         else:
             self._pass_events(self._tidy, data)
 
-    async def run(self, idle_s: float) -> None:
+    async def run(self, idle_s: float, *, end: bool = True) -> None:
         """Relay to the end of the answer, which must not stop for longer than `idle_s`.
+
+        Args:
+            idle_s: seconds.
+            end: whether the client's answer ends with it.
 
         Raises:
             UpstreamError: the engine's answer broke off; `fail` can tell the client.
@@ -83,8 +88,19 @@ class Relay:
             await self._answer.relay_to(self, idle_s)
         finally:
             self._exchange.throttle = None
-        self._exchange.write(self._held)
+        if self._held and self._tidy is not None:
+            self._exchange.write(self._tidy(self._held))
+        if end:
+            self._exchange.end()
+
+    def ended(self) -> bool:
+        """Whether a stream that broke off had said all: then the client's answer ends well here."""
+        if not self._feed.tail.rstrip().endswith(END_MARK):
+            return False
+        if self._held and self._tidy is not None:
+            self._exchange.write(self._tidy(self._held))
         self._exchange.end()
+        return True
 
     def fail(self, error: ApiError) -> None:
         """End the stream with an error event, on a line of its own."""

@@ -1,17 +1,18 @@
 """Streams that outlive their engine: what was said so far becomes part of the prompt elsewhere.
 
-Only where the rest is certain: greedy sampling, no state but the tokens. The engine is asked to
-name the tokens of each event; the client does not see them.
+Only where the rest is certain, or as likely as it was. The engine is asked to name the tokens of
+each event; the client does not see them.
 """
 
 from __future__ import annotations
 
+from array import array
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from kvrouter.engine import Role
+from kvrouter.engine import Failure, Role
 from kvrouter.errors import DONE_FRAME, ApiError
 from kvrouter.families.splice import splice
 from kvrouter.http.client import UpstreamError
@@ -20,11 +21,12 @@ from kvrouter.openai import parse
 from kvrouter.outlet import SSE_FIELDS
 from kvrouter.passage import Passage
 from kvrouter.relay import Relay
+from kvrouter.resumable import resumable
+from kvrouter.spoken import Spoken
 from kvrouter.tidy import tidy_events
+from kvrouter.tokens import Tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from kvrouter.engine import Engine
     from kvrouter.http.client import Answer
     from kvrouter.journey import Journey
@@ -35,157 +37,20 @@ if TYPE_CHECKING:
 
 MAX_RESUMES: Final = 3
 """Engines that one stream may outlive."""
-KEPT: Final = frozenset(
-    {
-        "model",
-        "prompt",
-        "stream",
-        "stream_options",
-        "max_tokens",
-        "min_tokens",
-        "seed",
-        "user",
-        "priority",
-        "cache_salt",
-        "ignore_eos",
-        "stop_token_ids",
-        "top_p",
-        "top_k",
-        "min_p",
-        "add_special_tokens",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-        "request_id",
-        "return_token_ids",
-    }
-)
-"""Members that mean the same for the rest of an answer as for all of it, or are put right."""
-NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "stop": ([], ""),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "use_beam_search": (False,),
-    "bad_words": ([],),
-    "logit_bias": ({},),
-}
-"""Members that may stand there with these values (or null), which change nothing."""
-
-
-def resumable(request: Request) -> bool:
-    """Whether the rest of the answer follows from the prompt and what was said of it."""
-    if request.kind != "completion" or not request.stream:
-        return False
-    temperature = request.raw("temperature")
-    if temperature is None or orjson.loads(temperature) != 0:
-        return False
-    for key in request.spans:
-        raw = None if key in KEPT or key == "temperature" else request.raw(key)
-        if raw is not None and (key not in NEUTRAL or orjson.loads(raw) not in NEUTRAL[key]):
-            return False
-    return True
 
 
 class StreamBroken(Exception):
     """A stream broke off after the client had seen some of it; not the fault of the next engine."""
 
 
-class Spoken:
-    """What a client was sent of one stream, over all engines that spoke.
-
-    Args:
-        show_ids: whether the client asked for the token ids itself.
-
-    Attributes:
-        tokens: ids of all tokens of events that were sent.
-        certain: how many of them the text that was sent shows: after these another engine goes on.
-            The text of those behind was held back, as of half a character.
-        finish: the reason that the last event gave, None while there is none.
-        told: whether every event named its tokens.
-        before: how many tokens engines before the one that speaks had said.
-    """
-
-    def __init__(self, *, show_ids: bool = False) -> None:
-        self._hidden = ("prompt_token_ids",) if show_ids else ("prompt_token_ids", "token_ids")
-        self._show_ids = show_ids
-        self.tokens: list[int] = []
-        self.certain = 0
-        self.finish: str | None = None
-        self.told = True
-        self.usage: dict[str, Any] | None = None
-        self._head: dict[str, Any] = {}
-        self.before = 0
-
-    def go_on(self) -> None:
-        """Another engine speaks from now on, and begins after the certain tokens."""
-        del self.tokens[self.certain :]
-        self.before = self.certain
-
-    def take(self, events: bytes) -> bytes:
-        """Whole events as the client may see them."""
-        lines = events.split(b"\n")
-        return b"\n".join(self._line(line) if line.startswith(b"data:") else line for line in lines)
-
-    def ending(self, prompt_tokens: int | None) -> bytes:
-        """What an engine that broke off after its last token still owed the client.
-
-        Args:
-            prompt_tokens: for the usage; None where the client asked for none.
-        """
-        owed = b""
-        if prompt_tokens is not None and self.usage is None:
-            spoken = len(self.tokens)
-            counts = {"prompt_tokens": prompt_tokens, "completion_tokens": spoken}
-            counts["total_tokens"] = prompt_tokens + spoken
-            owed = b"data: " + orjson.dumps({**self._head, "choices": [], "usage": counts})
-            owed += b"\n\n"
-        return owed + DONE_FRAME
-
-    def _line(self, line: bytes) -> bytes:
-        data = line[5:].strip()
-        if data == b"[DONE]":
-            return line
-        try:
-            event = orjson.loads(data)
-            return b"data: " + orjson.dumps(self._seen(event))
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError):
-            self.told = False  # nothing that we know: it passes, and the stream is not resumed
-            return line
-
-    def _seen(self, event: dict[str, Any]) -> dict[str, Any]:
-        names = ("id", "object", "created", "model")
-        self._head = self._head or {name: event[name] for name in names if name in event}
-        event.update(self._head)
-        for choice in event["choices"]:
-            ids = choice.get("token_ids")
-            if not self._show_ids or self.before:
-                for name in self._hidden:
-                    choice.pop(name, None)
-            if ids is None:
-                self.told = self.told and not choice["text"]
-            else:
-                self.tokens += ids
-            if choice["text"]:
-                self.certain = len(self.tokens)
-            self.finish = choice["finish_reason"] or self.finish
-        usage = event.get("usage")
-        if usage and self.before:
-            usage["prompt_tokens"] -= self.before
-            usage["completion_tokens"] += self.before
-        self.usage = usage if usage and not event["choices"] else self.usage
-        return event
-
-
 class _Resuming:
-    """The outlet of such a stream."""
+    """The outlet of such a stream, where it is all of the client's answer."""
 
-    def __init__(self, legs: Legs, metrics: Metrics, spoken: Spoken) -> None:
+    def __init__(self, legs: Legs, metrics: Metrics, spoken: Spoken, first: Passage) -> None:
         self._legs = legs
         self._metrics = metrics
         self._spoken = spoken
+        self._first = first
 
     async def stream(self, passage: Passage, engine: Engine, answer: Answer) -> None:
         """Pass a stream on, or the rest of one.
@@ -196,25 +61,53 @@ class _Resuming:
         exchange = passage.exchange
         if not exchange.started:
             exchange.start(200, fields=SSE_FIELDS + passage.id_line, hold=True)
-        relay = Relay(exchange, answer, self._metrics.gaps.counts, self._tidy(passage))
+        relay = Relay(exchange, answer, self._metrics.gaps.counts, self._tidy(passage, answer))
         passage.began(monotonic())
         try:
-            await relay.run(self._legs.deadlines.idle_s)
+            await relay.run(self._legs.deadlines.idle_s, end=False)
         except UpstreamError as error:
-            raise StreamBroken(
-                str(self._legs.failed(engine, Role.DECODE, error.failure, str(error)))
-            ) from None
+            raise broken(self._legs, engine, error, self._spoken) from None
+        check(self._legs, engine, self._spoken)
         passage.outcome = self._spoken.finish or "unknown"
 
-    def _tidy(self, passage: Passage) -> Tidy:
-        request, handoff = passage.request, passage.handoff
-        if request is None or handoff is None or "stream_options" not in request.spans:
-            return self._spoken.take
-        return lambda events: tidy_events(self._spoken.take(events), handoff.cached_tokens)
+    def _tidy(self, passage: Passage, answer: Answer) -> Tidy:
+        spoken, request = self._spoken, passage.request
+        usage = request is not None and "stream_options" in request.spans
+
+        def tidy(events: bytes) -> bytes:
+            seen = spoken.take(events)
+            leave(answer, spoken)
+            return tidy_events(seen, self._first.cached_tokens) if usage else seen
+
+        return tidy
 
     def whole(self, passage: Passage, body: bytes) -> None:
         """Never called: such a request streams."""
         raise NotImplementedError
+
+
+def leave(answer: Answer, spoken: Spoken) -> None:
+    """Give `answer` up where its engine is to be left."""
+    if spoken.failure is not None:
+        answer.failed(UpstreamError(Failure.STATUS, spoken.failure))
+        answer.close()
+
+
+def check(legs: Legs, engine: Engine, spoken: Spoken) -> None:
+    """Look at a stream that came to its end.
+
+    Raises:
+        StreamBroken: its engine is to be left all the same.
+    """
+    if spoken.failure is not None:
+        raise broken(legs, engine, UpstreamError(Failure.STATUS, spoken.failure), spoken)
+
+
+def broken(legs: Legs, engine: Engine, error: UpstreamError, spoken: Spoken) -> StreamBroken:
+    """Count a stream that broke off; what to raise. An engine that cannot go on is not ill."""
+    if spoken.failure is not None and spoken.error is None:
+        return StreamBroken(f"{engine.address}: {spoken.failure}")
+    return StreamBroken(str(legs.failed(engine, Role.DECODE, error.failure, str(error))))
 
 
 class Resumption:
@@ -231,82 +124,137 @@ class Resumption:
         self._legs = legs
         self._metrics = metrics
 
+    def applies(self, request: Request, model: str) -> bool:
+        """Whether a stream that answers `request` can outlive its engine."""
+        return resumable(request) and self._journey.names_tokens(request, model)
+
     async def run(self, passage: Passage, model: str) -> None:
-        """As `Journey.run`, for a request that is `resumable`."""
-        asked = passage.request
-        assert asked is not None
-        spoken = Spoken(show_ids=asked.raw("return_token_ids") == b"true")
-        body = splice(asked.body, asked.spans, {"return_token_ids": b"true"})
-        passage.request = parse(body, "completion", 1)
-        passage.outlet = _Resuming(self._legs, self._metrics, spoken)
+        """As `Journey.run`, for a request of which `applies` is true."""
+        spoken = spoken_of(passage)
+        passage.outlet = _Resuming(self._legs, self._metrics, spoken, passage)
+        exchange = passage.exchange
+        try:
+            exchange.write(await self.speak(passage, model, spoken))
+        except StreamBroken:
+            error = spoken.error
+            ending = error + b"\n\n" + DONE_FRAME if error is not None else _BROKEN.frame()
+            exchange.write(ending)
+        exchange.end()
+
+    async def speak(self, passage: Passage, model: str, spoken: Spoken) -> bytes:
+        """Have the answer of `passage` given to its outlet, by as many engines as it takes.
+
+        The outlet gets the legs of all of them, and raises StreamBroken where one breaks off.
+
+        Returns:
+            events that the last engine still owed the client; mostly none.
+
+        Raises:
+            StreamBroken: the answer cannot go on; the client has seen part of it.
+            ApiError, Refused: no engine can do it; the client has seen nothing of it.
+        """
+        passage.names_tokens = True
         leg, resumes = passage, 0
-        while True:
-            try:
-                await self._journey.run(leg, model)
-                break
-            except StreamBroken as broken:
-                passage.error = str(broken)
-            except (ApiError, Refused) as error:
-                if not passage.exchange.started:
-                    raise
+        try:
+            while (error := await self._leg(passage, leg, model)) is not None:
                 passage.error = str(error)
-                resumes = MAX_RESUMES
-            finally:
-                leg.release()
-            following = self._following(leg, spoken) if resumes < MAX_RESUMES else None
-            if following is None:
-                self._end(passage, leg, spoken)
-                break
-            self._metrics.resumed.add(1, "resumed")
-            leg, resumes = following, resumes + 1
-            passage.attempts += 1
-        passage.outcome = leg.outcome if leg.outcome != "unknown" else passage.outcome
-        passage.decode_engine = leg.decode_engine
-        passage.generated = len(spoken.tokens)
+                if spoken.ended or spoken.finish is not None:
+                    return spoken.ending(_counted(leg, spoken))
+                following = None
+                if resumes < MAX_RESUMES and isinstance(error, StreamBroken):
+                    following = self._following(leg, spoken)
+                if following is None:
+                    self._metrics.resumed.add(1, "given up")
+                    passage.outcome = "broken"
+                    raise StreamBroken(str(error))
+                self._metrics.resumed.add(1, "resumed")
+                leg, resumes = following, resumes + 1
+        finally:
+            passage.generated = len(spoken.tokens)
+            if passage.outcome == "unknown":
+                passage.outcome = spoken.finish or "unknown"
+        return b""
+
+    async def _leg(self, passage: Passage, leg: Passage, model: str) -> Exception | None:
+        """What went wrong with one leg; None where the answer has come to its end."""
+        try:
+            await self._journey.run(leg, model)
+        except StreamBroken as error:
+            return error
+        except (ApiError, Refused) as error:
+            if leg is passage:
+                raise
+            return error
+        finally:
+            leg.release()
+            if leg is not passage:
+                passage.attempts += leg.attempts
+                passage.decode_engine = leg.decode_engine or passage.decode_engine
+        return None
 
     def _following(self, leg: Passage, spoken: Spoken) -> Passage | None:
         """The rest of the answer as a request of its own; None where it is over or not certain."""
         request = leg.request
-        ids = _prompt_ids(leg)
-        if spoken.finish or not spoken.told or ids is None or request is None:
+        ids = _prompt_ids(leg, spoken)
+        if not spoken.told or ids is None or request is None:
             return None
         said = spoken.certain - spoken.before
-        rest = (request.max_tokens or 0) - said
-        if rest < 1:
+        changes = _limits(request, said)
+        if changes is None:
             return None
-        spoken.go_on()
-        prompt = ids[:-1] + b"".join(b",%d" % token for token in spoken.tokens[-said:]) + b"]"
-        changes: dict[str, bytes | None] = {"max_tokens": b"%d" % rest}
-        changes["prompt"] = prompt if said else ids
-        least = request.raw("min_tokens")
-        if least is not None:
-            changes["min_tokens"] = b"%d" % max(0, int(least) - said)
-        now_s = monotonic()
-        following = Passage(leg.exchange, leg.outlet, leg.request_id, leg.fields, now_s)
-        following.request = parse(splice(request.body, request.spans, changes), "completion", 1)
+        following = Passage(leg.exchange, leg.outlet, leg.request_id, leg.fields, monotonic())
+        following.names_tokens = True
+        new = spoken.tokens[spoken.before : spoken.certain]
+        prompt = ids[:-1] + b"".join(b",%d" % token for token in new) + b"]"
+        if request.kind == "completion":
+            changes["prompt"] = prompt
+            spoken.go_on()
+        else:
+            following.tokens = Tokens(array("I", orjson.loads(prompt)).tobytes(), prompt)
+            spoken.go_on(prompt)
+        following.request = parse(splice(request.body, request.spans, changes), request.kind, 1)
         return following
 
-    def _end(self, passage: Passage, leg: Passage, spoken: Spoken) -> None:
-        """End a stream that is not resumed: well, where its last token had come."""
-        exchange = passage.exchange
-        if spoken.finish and leg.request is not None:
-            options = orjson.loads(leg.request.raw("stream_options") or b"{}")
-            ids = _prompt_ids(leg) if options.get("include_usage") else None
-            counted = ids.count(b",") + 1 - spoken.before if ids is not None else None
-            exchange.write(spoken.ending(counted))
-            leg.outcome = spoken.finish
-        else:
-            self._metrics.resumed.add(1, "given up")
-            exchange.write(ApiError(502, "The engine's answer broke off.").frame())
-            leg.outcome = "broken"
-        exchange.end()
+
+_BROKEN: Final = ApiError(502, "The engine's answer broke off.")
 
 
-def _prompt_ids(leg: Passage) -> bytes | None:
-    """The prompt's token ids as JSON, where anybody has told them."""
+def spoken_of(passage: Passage) -> Spoken:
+    """Nothing said yet of the answer to a request."""
+    request = passage.request
+    assert request is not None
+    return Spoken(request.kind, show_ids=request.raw("return_token_ids") == b"true")
+
+
+def _limits(request: Request, said: int) -> dict[str, bytes | None] | None:
+    """The members that bound the rest of an answer; None where nothing is left of it."""
+    changes: dict[str, bytes | None] = {}
+    if request.max_tokens is not None:
+        newer = request.kind == "chat" and request.raw("max_completion_tokens") is not None
+        rest = request.max_tokens - said
+        if rest < 1:
+            return None
+        changes["max_completion_tokens" if newer else "max_tokens"] = b"%d" % rest
+    least = request.raw("min_tokens")
+    if least is not None:
+        changes["min_tokens"] = b"%d" % max(0, int(least) - said)
+    return changes
+
+
+def _counted(leg: Passage, spoken: Spoken) -> int | None:
+    """Tokens of the prompt, where the client asked for usage."""
+    assert leg.request is not None
+    options = orjson.loads(leg.request.raw("stream_options") or b"{}")
+    ids = _prompt_ids(leg, spoken) if options.get("include_usage") else None
+    return ids.count(b",") + 1 - spoken.before if ids is not None else None
+
+
+def _prompt_ids(leg: Passage, spoken: Spoken) -> bytes | None:
+    """The token ids that a leg's engine was given, as JSON, where anybody has told them."""
     request, handoff = leg.request, leg.handoff
     if request is not None and request.ids is not None:
         return request.raw("prompt")
     if leg.tokens is not None:
         return leg.tokens.json
-    return handoff.prompt_token_ids if handoff is not None else None
+    told = handoff.prompt_token_ids if handoff is not None else None
+    return told or spoken.prompt

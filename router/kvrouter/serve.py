@@ -10,7 +10,6 @@ from kvrouter.errors import ApiError
 from kvrouter.leg import Refused
 from kvrouter.openai import parse, priority
 from kvrouter.passage import Passage, RequestIds, leg_fields
-from kvrouter.resume import resumable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -128,7 +127,7 @@ class Router:
 
     def _whole(self, passage: Passage, request: Request, model: str) -> Awaitable[None]:
         """Serve what one decode leg answers."""
-        if self._resumption is not None and resumable(request):
+        if self._resumption is not None and self._resumption.applies(request, model):
             return self._resumption.run(passage, model)
         return self._journey.run(passage, model)
 

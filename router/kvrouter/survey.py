@@ -83,7 +83,8 @@ class Survey:
             passage.domain = identity.domain
             passage.adapter = identity.adapter(model)
             passage.hashable = family.hashable(request) and (known or request.ids is None)
-        if self._needs_hashes and passage.hashable and request.ids is None and known:
+        asks = self._needs_hashes and passage.hashable and request.ids is None and known
+        if asks and passage.tokens is None:
             body = family.tokenize_body(request)
             self._turn += 1
             asked = decode[self._turn % len(decode)]

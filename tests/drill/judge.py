@@ -23,7 +23,7 @@ class Asked:
     """One request. Times are seconds since the drill began; `idle_s` it did not read by itself.
 
     Attributes:
-        greedy: whether its stream could go on at another engine.
+        resumable: whether its stream could go on at another engine.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Asked:
     first_s: float | None = None
     ended_s: float = 0.0
     idle_s: float = 0.0
-    greedy: bool = True
+    resumable: bool = True
     end: End = End.HUNG
     text: str = ""
     said: str = ""
@@ -89,13 +89,13 @@ class Schedule:
 
     def may_fail(self, asked: Asked) -> bool:
         """Whether no engine of a role was there at some time of the request, or its stream had
-        begun, an engine's streams broke then and sampling forbade that another goes on; such a one
+        begun, an engine's streams broke then and its kind forbade that another goes on; such a one
         must have ended with an error event.
         """
         touching = [f for f in self.faults if f.touches(asked.begun_s, asked.ended_s)]
         if any(self._alone(touching, role) for role in set(self._roles.values())):
             return True
-        if asked.greedy or asked.first_s is None or asked.end is not End.ERROR_EVENT:
+        if asked.resumable or asked.first_s is None or asked.end is not End.ERROR_EVENT:
             return False
         return any(
             f.breaks_streams and f.touches(asked.first_s, asked.ended_s) for f in self.faults

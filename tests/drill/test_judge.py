@@ -9,7 +9,7 @@ ROLES = {"p0": "prefill", "d0": "decode", "d1": "decode"}
 WHOLE = Asked(
     "r", stream=True, begun_s=1, expected="abc", first_s=2, ended_s=5, end=End.WHOLE, text="abc"
 )
-BROKEN = replace(WHOLE, end=End.ERROR_EVENT, text="ab", greedy=False)
+BROKEN = replace(WHOLE, end=End.ERROR_EVENT, text="ab", resumable=False)
 
 
 def after(*faults: Fault) -> Schedule:
@@ -36,7 +36,7 @@ def test_a_stream_that_ran_when_its_engine_may_have_died_is_excused() -> None:
         replace(BROKEN, ended_s=2.9),  # before the fault
         replace(BROKEN, begun_s=6.1, first_s=7, ended_s=8),  # after it
         replace(BROKEN, first_s=None, text=""),  # nothing of it had come: another engine could
-        replace(BROKEN, greedy=True),
+        replace(BROKEN, resumable=True),
         replace(BROKEN, end=End.CUT),  # nobody told it so
         replace(BROKEN, end=End.REFUSED, first_s=None, text=""),
         replace(BROKEN, end=End.HUNG),

@@ -22,6 +22,19 @@ SIM = SimSettings(model=MODEL, block_size=BLOCK_TOKENS, kv_bytes_per_token=KV_BY
 _WORDS = ("river", "machine", "seldom", "carries", "a", "letter", "to", "the", "quiet", "harbour")
 
 
+def _path(body: dict[str, Any]) -> str:
+    return "/v1/chat/completions" if "messages" in body else "/v1/completions"
+
+
+def _said(answer: dict[str, Any]) -> str:
+    """The text of an answer or an event."""
+    said = ""
+    for choice in answer["choices"]:
+        message = choice.get("message") or choice.get("delta") or {}
+        said += choice.get("text") or message.get("content") or ""
+    return said
+
+
 class Traffic:
     """Asks the router at `url`, and keeps what became of each request.
 
@@ -62,37 +75,49 @@ class Traffic:
         draw = self._draw
         stream = draw.random() < 0.7
         tokens = draw.randint(200, 500) if stream and draw.random() < 0.2 else draw.randint(8, 64)
-        prompt: str | list[int]
-        if draw.random() < 0.2:
-            prompt = " ".join(draw.choice(_WORDS) for _ in range(draw.randint(20, 120)))
-            ids = self._oracle.tokenizer.encode(prompt)
-        else:
-            begin = draw.choice(self._prompts[-50:]) if draw.random() < 0.4 else []
-            ids = begin[: draw.randrange(300)]
-            ids = ids + [draw.randrange(50_000) for _ in range(draw.randint(5, 200))]
-            self._prompts.append(ids)
-            prompt = ids
+        ids, prompt = self._prompt()
         asked = Asked(f"request {len(self.asked)}", stream, self.now_s)
-        asked.expected = self._oracle.text(ids, tokens)
         self.asked.append(asked)
-        asked.greedy = draw.random() < 0.9
-        temperature = 0.0 if asked.greedy else 0.7  # simulated engines say the same
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "temperature": temperature}
-        return asked, {**body, "stream": stream}
+        body = {"model": MODEL, "max_tokens": tokens, "stream": stream, **prompt}
+        kind = draw.random()
+        asked.resumable = kind < 0.9
+        asked.expected = self._oracle.text(ids, tokens)
+        if kind < 0.8:
+            return asked, {**body, "temperature": 0}
+        if asked.resumable:  # drawn at random; simulated engines say the same
+            return asked, {**body, "temperature": 0.7}
+        return asked, {**body, "temperature": 0, "frequency_penalty": 0.5}
+
+    def _prompt(self) -> tuple[list[int], dict[str, Any]]:
+        """Token ids of a prompt, and how they are asked for: as such, as a text or as a chat."""
+        draw = self._draw
+        if draw.random() < 0.4:
+            text = " ".join(draw.choice(_WORDS) for _ in range(draw.randint(20, 120)))
+            if draw.random() < 0.5:
+                return self._oracle.tokenizer.encode(text), {"prompt": text}
+            messages = [{"role": "user", "content": text}]
+            ids = self._oracle.tokenizer.render_chat(
+                messages, add_generation_prompt=True, continue_final_message=False
+            )
+            return ids, {"messages": messages}
+        begin = draw.choice(self._prompts[-50:]) if draw.random() < 0.4 else []
+        ids = begin[: draw.randrange(300)]
+        ids = ids + [draw.randrange(50_000) for _ in range(draw.randint(5, 200))]
+        self._prompts.append(ids)
+        return ids, {"prompt": ids}
 
     async def _ask(self, asked: Asked, body: dict[str, Any]) -> None:
         try:
             async with (
                 asyncio.timeout(2 * HUNG_S),
-                self._http.post(f"{self._url}/v1/completions", json=body) as answer,
+                self._http.post(self._url + _path(body), json=body) as answer,
             ):
                 if answer.status != 200:
                     asked.end, asked.said = End.REFUSED, f"{answer.status} {await answer.text()}"
                 elif asked.stream:
                     await self._read(asked, answer.content)
                 else:
-                    whole = await answer.json()
-                    asked.text, asked.end = whole["choices"][0]["text"], End.WHOLE
+                    asked.text, asked.end = _said(await answer.json()), End.WHOLE
         except TimeoutError:
             asked.end = End.HUNG
         except aiohttp.ClientError as error:
@@ -111,7 +136,7 @@ class Traffic:
                     asked.said = event["error"]["message"]
                     continue
                 asked.first_s = asked.first_s or self.now_s
-                asked.text += "".join(choice["text"] for choice in event["choices"])
+                asked.text += _said(event)
 
     async def vanish(self, clients: int, seconds: float) -> None:
         """So many clients ask and leave at any moment, most of them before their answer's end."""

@@ -22,7 +22,7 @@ from kvrouter.http.head import SSE_HEADERS
 from kvrouter.http.limits import Limits
 from kvrouter.http.routes import Routes
 from kvrouter.http.server import HttpServer
-from kvrouter.sim.answers import Answer, Writer, error_body
+from kvrouter.sim.answers import DONE, Answer, Writer, error_body
 from kvrouter.sim.requests import GenerateRequest, Kind, RequestError, parse_request, parse_tokenize
 from kvrouter.sim.tokenizer import SimTokenizer
 
@@ -32,6 +32,7 @@ PATIENCE_S = 10.0
 MAX_LEN = 8192
 MODEL = "m"
 GARBAGE = b"memory of somebody else"
+DEAD = b'data: {"error":{"message":"EngineCore died","type":"InternalServerError","code":500}}\n\n'
 
 
 def kv_of(prompt: list[int]) -> bytes:
@@ -52,7 +53,8 @@ class PdEngine:
     Attributes:
         role: "prefill", "decode" or "both".
         mode: "ok"; "500"; "drop" (the connection breaks); "drop_mid" (after two events, or within
-            the answer); "hang"; "hang_mid" (two events, then nothing); "held" (waits for `go`).
+            the answer); "drop_end" (after a stream's end mark); "error_mid" (two events, then an
+            error event); "hang"; "hang_mid" (two events, then nothing); "held" (waits for `go`).
         requests: bodies of completions and chats but for introductions, with `headers` beside.
         began: their bodies as they begin; `computed`: prompts whose KV was computed here.
         live: requests under way.
@@ -234,12 +236,18 @@ class PdEngine:
                 return
             if i == 2 and mode == "hang_mid":
                 await asyncio.Event().wait()
+            if i == 2 and mode == "error_mid":
+                exchange.write(DEAD + DONE)
+                exchange.end()
+                return
             for at, answer in enumerate(answers):
                 token, text = self.say(answer, kvs[at // request.n])
                 exchange.write(writer.token(at, answer, token, text, i == count - 1))
             await exchange.drain()
         self.finish(body, answers[0].request, kvs[0])
         exchange.write(writer.closing(answers))
+        if mode == "drop_end":
+            exchange.abort()
         exchange.end()
 
     async def _delay(self, body: Json, mode: str) -> None:

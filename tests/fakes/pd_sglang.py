@@ -13,6 +13,8 @@ Under sglang/srt/:
 - entrypoints/openai/serving_completions.py `_generate_completion_stream`: a failure of a stream is
   an event with an error object within a 200; managers/tokenizer_manager.py
   `_handle_abort_finish_reason`: that of a whole answer is a status.
+- entrypoints/openai/serving_completions.py names the tokens of a stream's events where it is asked
+  (`return_token_ids`); serving_chat.py refuses that of a stream.
 - entrypoints/http_server.py `server_info`; there is no /version.
 """
 
@@ -31,7 +33,7 @@ from kvrouter.http.server import HttpServer
 from kvrouter.sim.answers import Answer
 from kvrouter.sim.requests import GenerateRequest, RequestError
 
-_OF_LEG = ("stream", "stream_options")
+_OF_LEG = ("stream", "stream_options", "return_token_ids")
 
 
 @dataclass
@@ -99,6 +101,8 @@ class SglangEngine(PdEngine):
     def refuse(self, body: Json) -> None:
         if self.role != "both" and body.get("bootstrap_room") is None:
             raise RequestError("Disaggregated request received without bootstrap room id.")
+        if body.get("messages") and body.get("stream") and body.get("return_token_ids"):
+            raise RequestError("return_token_ids is not supported with streaming on chats.")
         if self.role == "both" and body.get("bootstrap_room") is not None:
             self.violations.append("a room for an engine that is not disaggregated")
 

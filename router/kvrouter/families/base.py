@@ -128,6 +128,12 @@ class Family(Protocol):
             ApiError: 400: the engine would refuse so many, but would not see that there are.
         """
 
+    def names_tokens(self, request: Request) -> bool:
+        """Whether engines that stream an answer to `request` name the tokens of its events.
+
+        Only where another engine can be given those beside the prompt.
+        """
+
     def tokenize_body(self, request: Request) -> bytes:
         """Body of POST /tokenize for a prompt that is text or messages."""
 
@@ -156,6 +162,7 @@ class Family(Protocol):
         prompt_ids: bytes | None = None,
         coming: Coming | None = None,
         meeting: Meeting | None = None,
+        want_ids: bool = False,
     ) -> bytes:
         """Body of the decode leg.
 
@@ -166,6 +173,7 @@ class Family(Protocol):
                 those of the hand-off.
             coming: KV for which the engine is to wait.
             meeting: what the legs share, where they are concurrent.
+            want_ids: ask the engine to name the tokens of each event, where it can.
         """
 
     def meet(self, prefill: Engine) -> Meeting:

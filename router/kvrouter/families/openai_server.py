@@ -34,6 +34,10 @@ class OpenAiServer:
         """Only where two legs meet for one sample."""
         return self.order in FETCHED_ONCE and self.single_leg(request) is None
 
+    def names_tokens(self, request: Request) -> bool:
+        """OpenAI's API has no token ids: a server may refuse to be asked for them."""
+        return False
+
     def hashable(self, request: Request) -> bool:
         """Its hashes, if it has any, are unknown."""
         return False
@@ -61,6 +65,7 @@ class OpenAiServer:
         prompt_ids: bytes | None = None,
         coming: Coming | None = None,
         meeting: Meeting | None = None,
+        want_ids: bool = False,
     ) -> bytes:
         """The client's bytes, without what steers transfers."""
         steered = self.parameters.own & request.spans.keys()

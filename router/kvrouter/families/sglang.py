@@ -60,6 +60,10 @@ class Sglang(OpenAiServer):
             return "echo"
         return None
 
+    def names_tokens(self, request: Request) -> bool:
+        """Completions; a chat that streams is refused with `return_token_ids` (serving_chat.py)."""
+        return request.kind == "completion"
+
     def meet(self, prefill: Engine) -> Meeting:
         """A new room at the engine's bootstrap server."""
         bootstrap = prefill.identity.bootstrap if prefill.identity else None
@@ -95,9 +99,12 @@ class Sglang(OpenAiServer):
         prompt_ids: bytes | None = None,
         coming: Coming | None = None,
         meeting: Meeting | None = None,
+        want_ids: bool = False,
     ) -> bytes:
         """The client's body with the room."""
         changes: dict[str, bytes | None] = dict.fromkeys(self.parameters.own & request.spans.keys())
+        if want_ids and self.names_tokens(request):
+            changes["return_token_ids"] = b"true"
         if meeting is not None:
             changes.update(meeting.decode)
         return splice(request.body, request.spans, changes) if changes else request.body

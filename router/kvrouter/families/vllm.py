@@ -59,6 +59,14 @@ class Vllm:
             raise bad_request(f"n must be 1 when using greedy sampling, got {request.n}.")
         return True
 
+    def names_tokens(self, request: Request) -> bool:
+        """Completions and chats; ids stand in for the messages of a chat where there is no media.
+
+        vllm/renderers/online_renderer.py (`_reused_prompt_token_ids`), from 0.32 on: older engines
+        render the messages, and their first event says so (`prompt_token_ids`).
+        """
+        return self.hashable(request)
+
     def hashable(self, request: Request) -> bool:
         """Whether block hashes follow from token ids alone (and salt and adapter): no media."""
         span = request.spans.get("messages")
@@ -95,6 +103,7 @@ class Vllm:
         prompt_ids: bytes | None = None,
         coming: Coming | None = None,
         meeting: Meeting | None = None,
+        want_ids: bool = False,
     ) -> bytes:
         """See `Family.decode_body`."""
         transfer = handoff.transfer_params if handoff else None
@@ -106,9 +115,11 @@ class Vllm:
         if prompt_ids is None and handoff is not None:
             prompt_ids = handoff.prompt_token_ids
         steered = self.parameters.own & request.spans.keys()
-        if transfer is None and prompt_ids is None and not steered:
+        if transfer is None and prompt_ids is None and not steered and not want_ids:
             return request.body
         changes: dict[str, bytes | None] = dict.fromkeys(steered)
+        if want_ids:
+            changes["return_token_ids"] = b"true"
         self._put_ids(request, changes, prompt_ids, transfer)
         return splice(request.body, request.spans, changes)
 

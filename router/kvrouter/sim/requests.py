@@ -104,9 +104,11 @@ def parse_request(
     _check_sampling(data, max_tokens)
     n, seed = _samples(data)
     salt = _cache_salt(data)
-    prompts = (
-        _completion_prompts(data, tokenizer) if kind == "completion" else [_chat(data, tokenizer)]
-    )
+    if kind == "completion":
+        prompts = _completion_prompts(data, tokenizer)
+    else:
+        rendered = _chat(data, tokenizer)
+        prompts = [_reused_ids(data) or rendered]
     for prompt in prompts:
         _check_room(len(prompt), limits)
     options = data.get("stream_options") or {}
@@ -336,6 +338,27 @@ def _chat(data: Mapping[str, Any], tokenizer: SimTokenizer) -> list[int]:
         add_generation_prompt=not again and generate is not False,
         continue_final_message=again,
     )
+
+
+def _reused_ids(data: Mapping[str, Any]) -> list[int] | None:
+    """Token ids that a chat is to be taken to have (vllm/renderers/online_renderer.py)."""
+    params = data.get("kv_transfer_params")
+    ids = params.get("prompt_token_ids") if isinstance(params, dict) else None
+    if ids is None or not all(_is_text(message.get("content")) for message in data["messages"]):
+        return None
+    if not isinstance(ids, list) or not ids or any(type(x) is not int or x < 0 for x in ids):
+        raise RequestError(
+            "`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative "
+            "integers.",
+            param="kv_transfer_params.prompt_token_ids",
+        )
+    return ids
+
+
+def _is_text(content: object) -> bool:
+    if not isinstance(content, list):
+        return True
+    return all(isinstance(part, str) or part.get("type") == "text" for part in content)
 
 
 def _check_room(prompt_tokens: int, limits: Limits) -> None:

@@ -173,14 +173,58 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(
     assert json.loads(frames[-3].removeprefix(b"data: "))["error"]["code"] == 502
 
 
-@pytest.mark.parametrize("family", ["mooncake", "nixl", "store"])
-async def test_a_greedy_stream_that_breaks_off_goes_on_elsewhere(
-    open_site: Open, family: str
+@pytest.mark.parametrize("mode", ["drop_mid", "error_mid"])
+@EVERY_PAIR
+async def test_a_stream_that_breaks_off_goes_on_elsewhere(
+    open_site: Open, family: str, mode: str
 ) -> None:
     here = await open_site(family, 2, 2, resume_streams=True)
-    here.decode[0].mode = "drop_mid"
-    for first in range(3):
+    here.decode[0].mode = mode
+    for first in range(2):
         await here.same(ids(300 + first, stream=True, temperature=0))
+        await here.same(ids(300 + first, stream=True))
+        several = ids(300, stream=True) | {"prompt": [[7] * 20, [8] * 30]}
+        assert await choices(here, several, here.port) == await choices(
+            here, several, here.alone.port
+        )
+        if family in FETCHED_ONCE:
+            samples = ids(300 + first, stream=True, n=2)
+            assert await choices(here, samples, here.port) == await choices(
+                here, samples, here.alone.port
+            )
+        if family != "sglang":
+            await here.same(chat(stream=True), "/v1/chat/completions")
+    assert await here.metric('kvrouter:streams_broken_total{outcome="resumed"}') >= 2
+    assert await here.metric('kvrouter:streams_broken_total{outcome="given up"}') == 0
+
+
+@EVERY
+async def test_only_engines_that_can_name_their_tokens_are_asked_to(
+    open_site: Open, family: str
+) -> None:
+    here = await open_site(family, resume_streams=True)
+    await here.same(ids(stream=True))
+    await here.same(chat(stream=True), "/v1/chat/completions")
+    await here.same(ids(stream=False))
+    asked = [sent.get("return_token_ids", False) for sent in here.decode[0].requests]
+    assert asked == [family != "openai", family not in ("openai", "sglang"), False]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@EVERY
+async def test_a_stream_that_breaks_off_after_its_end_mark_is_whole(
+    open_site: Open, family: str, resume: bool
+) -> None:
+    here = await open_site(family, resume_streams=resume)
+    here.decode[0].mode = here.alone.mode = "drop_end"
+    for more in ({}, {"stream_options": {"include_usage": True}}, {"prompt": [[7] * 20, [8] * 9]}):
+        status, raw = await here.post(ids(stream=True) | more)
+        assert status == 200
+        assert raw.count(b"[DONE]") == 1
+        assert b'"error"' not in raw
+        assert raw.endswith(b"data: [DONE]\n\n")
+        assert raw.count(b'"length"') == (2 if "prompt" in more else 1)
+    assert await here.metric('kvrouter:streams_broken_total{outcome="given up"}') == 0
 
 
 async def leave(here: Site, engine: PdEngine, stream: bool) -> None:

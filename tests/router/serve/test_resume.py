@@ -9,14 +9,12 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.fakes.link import Link
+from tests.fakes.openai_cases import CHAT, COMPLETIONS
 
 from kvrouter.app import App
 from kvrouter.config import RouterSettings
-from kvrouter.openai import parse
-from kvrouter.resume import Spoken, resumable
+from kvrouter.sim import requests
 from kvrouter.sim.config import SimSettings
 from kvrouter.sim.oracle import Oracle
 from kvrouter.sim.serve import SimServer
@@ -42,9 +40,12 @@ class Fleet:
 
     async def events(self, cuts: tuple[int, ...] = (), **more: Any) -> list[Json]:
         """The events of one stream; after so many of them all links are cut."""
-        body = {"model": "tiny", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
+        path = CHAT if "messages" in more else COMPLETIONS
+        body = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0}
+        if path == COMPLETIONS:
+            body["prompt"] = PROMPT
         found: list[Json] = []
-        url = f"http://127.0.0.1:{self.port}/v1/completions"
+        url = f"http://127.0.0.1:{self.port}{path}"
         async with self.http.post(url, json={**body, "stream": True, **more}) as answer:
             assert answer.status == 200, await answer.text()
             async for line in answer.content:
@@ -86,8 +87,14 @@ async def fleet() -> AsyncIterator[Fleet]:
         await sim.close()
 
 
-def said(events: list[Json]) -> str:
-    return "".join(choice["text"] for event in events for choice in event.get("choices", []))
+def choices(events: list[Json]) -> list[Json]:
+    return [choice for event in events for choice in event.get("choices", [])]
+
+
+def said(events: list[Json], index: int = 0) -> str:
+    """What was said of one choice."""
+    mine = [choice for choice in choices(events) if choice["index"] == index]
+    return "".join(c["text"] if "text" in c else c["delta"].get("content") or "" for c in mine)
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, "Once upon a time in a quiet harbour"])
@@ -130,15 +137,111 @@ async def test_a_stream_that_nothing_happens_to_is_as_without(fleet: Fleet) -> N
     assert await fleet.counted("resumed") == 0
 
 
+MESSAGES = [{"role": "user", "content": "Once upon a time in a quiet harbour"}]
+RENDERED = ORACLE.tokenizer.render_chat(
+    MESSAGES, add_generation_prompt=True, continue_final_message=False
+)
+USAGE = {"include_usage": True}
+
+
+@pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("cuts", [(1,), (2,), (20,), (60,), (10, 30), (5, 20, 45)])
+async def test_a_chat_goes_on_where_its_engine_broke_off(
+    fleet: Fleet, cuts: tuple[int, ...], limit: str
+) -> None:
+    more = {"max_tokens": None, limit: TOKENS}
+    events = await fleet.events(cuts, messages=MESSAGES, stream_options=USAGE, **more)
+    assert said(events) == ORACLE.text(RENDERED, TOKENS)
+    assert [event for event in events if "error" in event] == []
+    assert [event for event in events if "done" in event] == events[-1:]
+    told = events[-2]["usage"]
+    assert (told["prompt_tokens"], told["completion_tokens"]) == (len(RENDERED), TOKENS)
+    heads = {(event["id"], event["object"], event["created"]) for event in events[:-1]}
+    assert len(heads) == 1
+    assert [c["delta"]["role"] for c in choices(events) if "role" in c["delta"]] == ["assistant"]
+    assert "token_ids" not in str(events)
+    assert [c["finish_reason"] for c in choices(events) if c["finish_reason"]] == ["length"]
+    assert await fleet.counted("resumed") or cuts == (60,)
+
+
+async def test_a_chat_shows_token_ids_to_who_asked_for_them_once(fleet: Fleet) -> None:
+    whole = await fleet.events(messages=MESSAGES, return_token_ids=True)
+    events = await fleet.events((10, 30), messages=MESSAGES, return_token_ids=True)
+    assert [event.get("prompt_token_ids") for event in events] == [
+        event.get("prompt_token_ids") for event in whole
+    ]
+    assert [choice.get("token_ids") for choice in choices(events)] == [
+        choice.get("token_ids") for choice in choices(whole)
+    ]
+
+
+async def test_a_chat_without_a_limit_goes_on(fleet: Fleet) -> None:
+    events = await fleet.events((10,), messages=MESSAGES, max_tokens=None)
+    told = [choice for choice in choices(events) if "role" not in choice["delta"]]
+    assert said(events) == ORACLE.text(RENDERED, len(told))
+    assert told[-1]["finish_reason"] == "stop"
+    assert await fleet.counted("resumed") == 1
+
+
+async def test_a_chat_whose_next_engine_begins_anew_ends_with_an_error(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "_reused_ids", lambda _: None)  # as vLLM before 0.32
+    events = await fleet.events((10,), messages=MESSAGES)
+    assert events[-2]["error"]["code"] == 502
+    assert ORACLE.text(RENDERED, TOKENS).startswith(said(events))
+    assert all(engine.breaker.allows() for engine in fleet.app.pool.all() if engine.breaker)
+
+
+@pytest.mark.parametrize("cuts", [(1,), (40,), (30, 100), (178,)])
+async def test_each_prompt_of_a_list_goes_on_by_itself(fleet: Fleet, cuts: tuple[int, ...]) -> None:
+    prompts = [PROMPT, list(range(7)), list(range(100, 150))]
+    events = await fleet.events(cuts, prompt=prompts, stream_options=USAGE)
+    for index, prompt in enumerate(prompts):
+        assert said(events, index) == ORACLE.text(prompt, TOKENS)
+    assert [event for event in events if "error" in event] == []
+    assert [event for event in events if "done" in event] == events[-1:]
+    told = events[-2]["usage"]
+    assert told["prompt_tokens"] == sum(map(len, prompts))
+    assert told["completion_tokens"] == len(prompts) * TOKENS
+    assert "token_ids" not in str(events)
+    assert await fleet.counted("resumed") >= (cuts != (178,))
+
+
+async def test_a_list_whose_engines_die_again_and_again_ends_with_one_error(fleet: Fleet) -> None:
+    events = await fleet.events((5, 15, 30, 45, 60), prompt=[PROMPT, PROMPT[:9]])
+    assert events[-2]["error"]["code"] == 502
+    assert events[-1] == {"done": True}
+    assert len([event for event in events if "error" in event]) == 1
+    assert ORACLE.text(PROMPT, TOKENS).startswith(said(events))
+
+
+@pytest.mark.parametrize("temperature", [None, 0.7])
+async def test_what_is_drawn_at_random_without_a_seed_goes_on(
+    fleet: Fleet, temperature: float | None
+) -> None:
+    events = await fleet.events((20,), temperature=temperature)
+    assert len(choices(events)) == TOKENS
+    assert await fleet.counted("resumed") == 1
+
+
 @pytest.mark.parametrize(
-    "more", [{"temperature": 0.7}, {"stop": ["xyzzy"]}, {"frequency_penalty": 0.5}]
+    "more",
+    [
+        {"temperature": 0.7, "seed": 1},
+        {"stop": ["xyzzy"]},
+        {"frequency_penalty": 0.5},
+        {"n": 2, "temperature": 0.7},
+        {"prompt": [PROMPT, PROMPT], "temperature": 0.7, "seed": 1},
+    ],
 )
 async def test_a_stream_that_could_go_on_otherwise_ends_with_an_error(
     fleet: Fleet, more: Json
 ) -> None:
     events = await fleet.events((10,), **more)
     assert events[-2]["error"]["code"] == 502
-    assert ORACLE.text(PROMPT, TOKENS).startswith(said(events))
+    assert len(choices(events)) < TOKENS
+    assert await fleet.counted("resumed") == 0
 
 
 async def test_a_stream_whose_engines_all_die_again_and_again_ends_with_an_error(
@@ -149,57 +252,3 @@ async def test_a_stream_whose_engines_all_die_again_and_again_ends_with_an_error
     assert events[-1] == {"done": True}
     assert ORACLE.text(PROMPT, TOKENS).startswith(said(events))
     assert await fleet.counted("given up") == 1
-
-
-@pytest.mark.parametrize(
-    ("more", "whether"),
-    [
-        ({}, True),
-        ({"temperature": 0.0, "n": 1, "stop": None, "echo": False, "logprobs": None}, True),
-        ({"temperature": 0.1}, False),
-        ({"temperature": None}, False),
-        ({"logprobs": 1}, False),
-        ({"stop": "x"}, False),
-        ({"stream": False}, False),
-        ({"presence_penalty": 1}, False),
-        ({"return_token_ids": True}, True),
-        ({"response_format": {"type": "json_object"}}, False),
-        ({"what_is_not_known": 1}, False),
-    ],
-)
-def test_only_what_its_tokens_determine_is_resumed(more: Json, whether: bool) -> None:
-    body = {"model": "m", "prompt": [1], "temperature": 0, "stream": True, **more}
-    assert resumable(parse(json.dumps(body).encode(), "completion", 8)) is whether
-
-
-def event(number: int, text: str, *, last: bool = False) -> bytes:
-    reason = "length" if last else None
-    choice = {"index": 0, "text": text, "finish_reason": reason, "token_ids": [number]}
-    return b"data: %b\n\n" % json.dumps({"id": "a", "choices": [choice]}).encode()
-
-
-@given(st.lists(st.sampled_from(["", "x", "yz"]), max_size=20))
-def test_tokens_whose_text_was_held_back_are_said_again(texts: list[str]) -> None:
-    spoken = Spoken()
-    spoken.take(b"".join(event(number, text) for number, text in enumerate(texts)))
-    shown = max((number + 1 for number, text in enumerate(texts) if text), default=0)
-    spoken.go_on()
-    assert spoken.tokens == list(range(shown))
-    assert spoken.before == shown
-
-
-def test_an_engine_that_does_not_name_its_tokens_is_not_followed() -> None:
-    spoken = Spoken()
-    spoken.take(b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n')
-    assert not spoken.told
-
-
-def test_an_engine_that_dies_after_its_last_token_owes_usage_and_the_end() -> None:
-    spoken = Spoken()
-    spoken.take(event(1, "a") + event(2, "b", last=True))
-    assert spoken.finish == "length"
-    assert spoken.ending(None) == b"data: [DONE]\n\n"
-    owed, end, rest = spoken.ending(7).split(b"\n\n")
-    usage = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
-    assert json.loads(owed.removeprefix(b"data: ")) == {"id": "a", "choices": [], "usage": usage}
-    assert (end, rest) == (b"data: [DONE]", b"")

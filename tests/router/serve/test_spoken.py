@@ -1,0 +1,179 @@
+"""What another engine can go on with, and what a client sees of several engines' streams."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvrouter.openai import Kind, parse
+from kvrouter.resumable import resumable
+from kvrouter.spoken import Spoken
+
+Json = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("more", "whether"),
+    [
+        ({}, True),
+        ({"temperature": 0.0, "n": 1, "stop": None, "echo": False, "logprobs": None}, True),
+        ({"temperature": 0.1}, True),
+        ({"temperature": None}, True),
+        ({"temperature": 0.1, "seed": 3}, False),
+        ({"seed": 3}, True),
+        ({"temperature": None, "seed": 3}, False),
+        ({"logprobs": 1}, False),
+        ({"logprobs": 0}, False),
+        ({"n": 2, "temperature": 1}, False),
+        ({"stop": "x"}, False),
+        ({"stream": False}, False),
+        ({"presence_penalty": 1}, False),
+        ({"return_token_ids": True}, True),
+        ({"response_format": {"type": "json_object"}}, False),
+        ({"what_is_not_known": 1}, False),
+    ],
+)
+def test_only_what_its_tokens_determine_is_resumed(more: Json, whether: bool) -> None:
+    body = {"model": "m", "prompt": [1], "temperature": 0, "stream": True, **more}
+    assert resumable(parse(json.dumps(body).encode(), "completion", 8)) is whether
+
+
+@pytest.mark.parametrize(
+    ("more", "whether"),
+    [
+        ({}, True),
+        ({"max_completion_tokens": 3, "add_generation_prompt": True}, True),
+        ({"logprobs": False, "top_logprobs": 0, "tools": [], "tool_choice": "none"}, True),
+        ({"response_format": {"type": "text"}}, True),
+        ({"logprobs": True}, False),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, False),
+        ({"tool_choice": "required"}, False),
+        ({"response_format": {"type": "json_object"}}, False),
+        ({"include_reasoning": False}, False),
+        ({"echo": True}, False),
+        ({"stop": "x"}, False),
+    ],
+)
+def test_only_chats_of_plain_text_are_resumed(more: Json, whether: bool) -> None:
+    message = {"role": "user", "content": "Hello"}
+    body = {"model": "m", "messages": [message], "temperature": 0, "stream": True, **more}
+    assert resumable(parse(json.dumps(body).encode(), "chat", 8)) is whether
+
+
+def event(number: int, text: str, *, last: bool = False) -> bytes:
+    reason = "length" if last else None
+    choice = {"index": 0, "text": text, "finish_reason": reason, "token_ids": [number]}
+    return b"data: %b\n\n" % json.dumps({"id": "a", "choices": [choice]}).encode()
+
+
+@given(st.lists(st.sampled_from(["", "x", "yz"]), max_size=20))
+def test_tokens_whose_text_was_held_back_are_said_again(texts: list[str]) -> None:
+    spoken = Spoken()
+    spoken.take(b"".join(event(number, text) for number, text in enumerate(texts)))
+    shown = max((number + 1 for number, text in enumerate(texts) if text), default=0)
+    spoken.go_on()
+    assert spoken.tokens == list(range(shown))
+    assert spoken.before == shown
+
+
+def test_an_engine_that_does_not_name_its_tokens_is_not_followed() -> None:
+    spoken = Spoken()
+    spoken.take(b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n')
+    assert not spoken.told
+
+
+def test_an_engine_that_dies_after_its_last_token_owes_usage_and_the_end() -> None:
+    spoken = Spoken()
+    spoken.take(event(1, "a") + event(2, "b", last=True))
+    assert spoken.finish == "length"
+    assert spoken.ending(None) == b"data: [DONE]\n\n"
+    owed, end, rest = spoken.ending(7).split(b"\n\n")
+    usage = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
+    assert json.loads(owed.removeprefix(b"data: ")) == {"id": "a", "choices": [], "usage": usage}
+    assert (end, rest) == (b"data: [DONE]", b"")
+
+
+def chunk(delta: Json, ids: list[int] | None = None, **more: Any) -> bytes:
+    choice: Json = {"index": 0, "delta": delta, "finish_reason": None}
+    if ids is not None:
+        choice["token_ids"] = ids
+    return b"data: %b\n\n" % json.dumps({"id": "a", "choices": [choice], **more}).encode()
+
+
+ROLE = {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [{"reasoning": "hm"}, {"reasoning_content": "hm"}, {"tool_calls": [{"index": 0}]}],
+)
+def test_a_chat_that_has_said_more_than_text_is_not_followed(delta: Json) -> None:
+    spoken = Spoken("chat")
+    spoken.take(chunk(ROLE, prompt_token_ids=[1, 2]))
+    spoken.take(chunk({"content": "a"}, [3]))
+    assert spoken.told
+    spoken.take(chunk(delta, [4]))
+    assert not spoken.told
+
+
+def test_a_role_is_said_once() -> None:
+    spoken = Spoken("chat")
+    assert json.loads(spoken.take(chunk(ROLE, prompt_token_ids=[1, 2]))[6:]) == {
+        "id": "a",
+        "choices": [{"index": 0, "delta": ROLE, "finish_reason": None}],
+    }
+    assert spoken.prompt == b"[1,2]"
+    spoken.take(chunk({"content": "a"}, [3]))
+    spoken.go_on(b"[1,2,3]")
+    assert spoken.take(chunk(ROLE, prompt_token_ids=[1, 2, 3])) == b""
+    both = chunk({"role": "assistant", "content": "b"}, [4])
+    assert b"role" not in spoken.take(both)
+    assert (spoken.tokens, spoken.failure) == ([3, 4], None)
+
+
+@pytest.mark.parametrize("told", [{"prompt_token_ids": [1, 2]}, {}])
+def test_an_engine_that_does_not_go_on_from_the_tokens_it_was_given_is_not_believed(
+    told: Json,
+) -> None:
+    spoken = Spoken("chat")
+    spoken.take(chunk(ROLE, prompt_token_ids=[1, 2]) + chunk({"content": "a"}, [3]))
+    spoken.go_on(b"[1, 2, 3]")
+    assert spoken.take(chunk(ROLE, **told) + chunk({"content": "a"}, [3])) == b""
+    assert spoken.failure is not None
+    assert spoken.tokens == [3]
+
+
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_an_error_of_the_engine_is_kept_from_the_client(kind: Kind) -> None:
+    spoken = Spoken(kind)
+    error = b'data: {"error": {"message": "EngineCore died", "code": 500}}'
+    assert spoken.take(error + b"\n\ndata: [DONE]\n\n") == b""
+    assert (spoken.error, spoken.ended) == (error, False)
+    assert spoken.failure is not None
+
+
+def test_an_error_of_the_request_is_the_clients() -> None:
+    spoken = Spoken()
+    error = b'data: {"error": {"message": "no", "code": 400}}\n\n'
+    assert spoken.take(error) == error
+    assert spoken.failure is None
+
+
+def test_an_engine_that_dies_after_the_end_mark_owes_nothing() -> None:
+    spoken = Spoken()
+    spoken.take(event(1, "a", last=True) + b"data: [DONE]\n\n")
+    assert spoken.ending(7) == b""
+
+
+def test_cached_tokens_are_of_the_prompt() -> None:
+    spoken = Spoken()
+    spoken.take(event(1, "a") + event(2, "b"))
+    spoken.go_on()
+    details = {"cached_tokens": 9}
+    usage = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": details}
+    last = spoken.take(b"data: %b\n\n" % json.dumps({"choices": [], "usage": usage}).encode())
+    told = json.loads(last[6:])["usage"]
+    assert (told["prompt_tokens"], told["completion_tokens"]) == (7, 6)
+    assert told["prompt_tokens_details"] == {"cached_tokens": 7}
