@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from kvrouter.sim.store_link import sim_manifest
 from kvstore.chain import root_hash
 
 REQUESTS, OUTPUT_TOKENS = 24, 20
+PATHS = ("/v1/completions", "/v1/chat/completions")
+Report = dict[str, list[dict[str, Any]]]
 MAKE = Path(__file__).with_name("make_guidellm.sh")
 MAKE_S, RUN_S = 500, 150
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(MAKE_S + RUN_S)]
@@ -33,9 +36,21 @@ def guidellm(vllm_python: Path) -> Path:
     return Path(made.stdout.strip()).with_name("guidellm")
 
 
-def judged(
-    guidellm: Path, url: str, path: str, tokenizer: Path, folder: Path
-) -> dict[str, list[dict[str, Any]]]:
+@pytest.fixture(scope="module")
+def reports(
+    guidellm: Path, vllm_python: Path, simulated: Service, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Report]:
+    """What it reports of each path; at the same time, for most of it is imports."""
+    tokenizer = model_folder(TINY, vllm_python)
+
+    def judged(path: str) -> Report:
+        return judge(guidellm, simulated.url, path, tokenizer, tmp_path_factory.mktemp("guidellm"))
+
+    with ThreadPoolExecutor(len(PATHS)) as pool:
+        return dict(zip(PATHS, pool.map(judged, PATHS), strict=True))
+
+
+def judge(guidellm: Path, url: str, path: str, tokenizer: Path, folder: Path) -> Report:
     """Its report on requests of about 64 tokens, streamed, four at a time."""
     report = folder / "report.json"
     backend = f"kind=openai_http,target={url},model=tiny,request_format={path}"
@@ -56,16 +71,15 @@ def judged(
     )
     assert done.returncode == 0, done.stderr[-2000:]
     [benchmark] = json.loads(report.read_text())["benchmarks"]
-    found: dict[str, list[dict[str, Any]]] = benchmark["requests"]
+    found: Report = benchmark["requests"]
     return found
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", PATHS)
 def test_it_counts_every_request_as_good_and_the_tokens_as_they_are(
-    guidellm: Path, vllm_python: Path, simulated: Service, tmp_path: Path, path: str
+    reports: dict[str, Report], path: str
 ) -> None:
-    tokenizer = model_folder(TINY, vllm_python)
-    requests = judged(guidellm, simulated.url, path, tokenizer, tmp_path)
+    requests = reports[path]
     assert requests["errored"] == requests["incomplete"] == []
     assert len(requests["successful"]) == REQUESTS
     sim = SimSettings(model="tiny", block_size=16)
