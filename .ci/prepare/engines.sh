@@ -4,3 +4,4 @@
 python=$(tests/vllm/make_env.sh)
 python3 -m tests.vllm.install "$python"
 tests/vllm/make_guidellm.sh "$python"
+tests/vllm/make_nixl.sh

@@ -5,6 +5,7 @@
 activate_dev
 step "the engines' environment"
 KVROUTER_VLLM_PYTHON=$(tests/vllm/make_env.sh)
-export KVROUTER_VLLM_PYTHON
+KVROUTER_NIXL_SITE=$(tests/vllm/make_nixl.sh) || echo "NIXL cannot be installed: its tests are skipped"
+export KVROUTER_VLLM_PYTHON KVROUTER_NIXL_SITE
 step "tests/vllm"
 python -m pytest -m vllm tests/vllm --ignore tests/vllm/test_kills.py --timeout 900 -o faulthandler_timeout=600 -v -s -rs

@@ -22,12 +22,10 @@ from kvrouter.families.nixl import PREFILL, Nixl
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-HOW = (
-    "set KVROUTER_NIXL_SITE to a folder made by "
-    "pip install --no-deps --target FOLDER nixl==1.5.1 nixl-cu12==1.5.1"
-)
+HOW = "set KVROUTER_NIXL_SITE to the folder that tests/vllm/make_nixl.sh prints"
 TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
 FREED_S = 15.0  # half of the lease
+MET_S = 240.0
 
 
 @dataclass
@@ -60,9 +58,19 @@ def cluster(vllm_python: Path, engine_folder: Path) -> Iterator[Cluster]:
         prefill, decode = engines
         router = start_router(engine_folder, [prefill.url], [decode.url], None, [])
         try:
+            until_met(router)
             yield Cluster(router, prefill, decode)
         finally:
             router.stop()
+
+
+def until_met(router: Service) -> None:
+    """Return once the engines have shaken hands, which vLLM gives up after 5 s, busy or not."""
+    until = time.monotonic() + MET_S
+    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 1}
+    while ask(router.address, "POST", "/v1/completions", body, MET_S)[0] != 200:
+        assert time.monotonic() < until
+        time.sleep(0.5)
 
 
 def token_ids(address: str, body: dict[str, Any]) -> list[int]:
