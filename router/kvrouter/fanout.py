@@ -68,8 +68,10 @@ class Fanout:
         Raises:
             ApiError: 400: a prompt is wrong.
         """
-        alone = request.n > 1 and self._journey.samples_alone(request, model)
-        return split(request, alone=alone)
+        alone = self._journey.samples_alone(request, model) if request.n > 1 else None
+        if alone is None:
+            return split(request, alone=False)
+        return split(request, alone=True, seeds_differ=alone.seeds_differ)
 
     async def serve(self, passage: Passage, model: str, shares: list[Share]) -> None:
         """Take every share through its legs and answer the client. Nothing runs on afterwards.

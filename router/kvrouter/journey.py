@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kvrouter.dispatch import Ahead
     from kvrouter.engine import Engine
     from kvrouter.entrance import Standby
-    from kvrouter.families.base import Coming, Meeting
+    from kvrouter.families.base import Coming, Family, Meeting
     from kvrouter.handover import Handover
     from kvrouter.http.client import Answer
     from kvrouter.leg import Legs
@@ -93,10 +93,10 @@ class Journey:
         self._releases = releases
         self._metrics = metrics
 
-    def samples_alone(self, request: Request, model: str) -> bool:
-        """Whether some engine that may decode `request` takes one sample of it per hand-over."""
-        engines = self._pool.engines(Role.DECODE, model)
-        return any(self._legs.family(engine).samples_alone(request) for engine in engines)
+    def samples_alone(self, request: Request, model: str) -> Family | None:
+        """The family of engines that may decode `request` and take one sample per hand-over."""
+        families = (self._legs.family(e) for e in self._pool.engines(Role.DECODE, model))
+        return next((family for family in families if family.samples_alone(request)), None)
 
     def names_tokens(self, request: Request, model: str) -> bool:
         """Whether some engine that may decode `request` can name the tokens of its stream."""

@@ -21,9 +21,8 @@ BYTES_PER_TOKEN: Final = 4
 """Bytes of text per token, where nobody has counted."""
 _DEFAULT_COMPLETION_TOKENS: Final = 16
 _MAX_DIGITS: Final = 18
-_RARE: Final = frozenset({"stream_options", "n", "best_of", "cache_salt"})
+_RARE: Final = frozenset({"stream_options", "n", "cache_salt"})
 _NO_PROMPT: Final = "Either prompt or prompt_embeds must be provided and non-empty."
-_BEST_OF: Final = "best_of must be n or be left out: engines do not choose among samples, got {}."
 
 
 @dataclass(slots=True)
@@ -133,9 +132,6 @@ def _samples(body: bytes, spans: dict[str, Span], max_choices: int) -> int:
         raise bad_request(f"n must be at least 1, got {n}.", "n")
     if n > max_choices:
         raise bad_request(f"n must be at most {max_choices}, got {n}.", "n")
-    best_of = _count(body, spans, "best_of")
-    if best_of is not None and best_of != n:
-        raise bad_request(_BEST_OF.format(best_of), "best_of")
     return n
 
 

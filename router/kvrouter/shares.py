@@ -1,7 +1,7 @@
 """A client's request taken apart: one share per prompt, or per sample of it. Pure.
 
-A share is a request of its own, spliced from the client's bytes. Seeds and indices are those that
-vLLM gives (vllm/v1/engine/parallel_sampling.py, vllm/entrypoints/openai/completion/serving.py).
+A share is a request of its own, spliced from the client's bytes. Indices are those that vLLM gives
+(vllm/entrypoints/openai/completion/serving.py), seeds those of the family's engines.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Share:
     counts_prompt: bool = True
 
 
-def split(request: Request, *, alone: bool) -> list[Share]:
+def split(request: Request, *, alone: bool, seeds_differ: bool = True) -> list[Share]:
     """The shares of `request`, in the order of their choices.
 
     Args:
         request: as parsed, with its original bytes.
-        alone: each sample is a share, its seed advanced by its number. Otherwise the engine
-            samples `n` times from one prompt.
+        alone: each sample is a share. Otherwise the engine samples `n` times from one prompt.
+        seeds_differ: the seed of a sample alone is advanced by its number.
 
     Raises:
         ApiError: 400: a prompt is wrong.
@@ -52,22 +52,26 @@ def split(request: Request, *, alone: bool) -> list[Share]:
     samples = range(request.n if alone else 1)
     choices = request.n // len(samples)
     return [
-        Share(_part(request, prompt, sample if alone else None), index * choices, sample == 0)
+        Share(
+            _part(request, prompt, alone=alone, advance=sample if seeds_differ else 0),
+            index * choices,
+            sample == 0,
+        )
         for index, (prompt, sample) in enumerate((p, s) for p in prompts for s in samples)
     ]
 
 
-def _part(request: Request, prompt: Span | None, sample: int | None) -> Request:
-    """The request of one prompt, and of one sample only where its number is given."""
+def _part(request: Request, prompt: Span | None, *, alone: bool, advance: int) -> Request:
+    """The request of one prompt, and where `alone` of one sample, its seed advanced by so much."""
     body, spans = request.body, request.spans
     changes: dict[str, bytes | None] = {}
     if prompt is not None:
         changes["prompt"] = body[prompt[0] : prompt[1]]
-    if sample is not None:
+    if alone:
         changes.update(dict.fromkeys({"n", "best_of"} & spans.keys()))
         seed = request.raw("seed")
         if seed is not None:
-            changes["seed"] = _advanced(seed, sample)
+            changes["seed"] = _advanced(seed, advance)
     part = parse(splice(body, spans, changes), request.kind, request.n)
     if part.prompts is not None:
         raise bad_request("Token ids in `prompt` must be integers of 0 to 4294967295.", "prompt")

@@ -126,6 +126,10 @@ class PdEngine:
     async def refused(self, body: Json) -> None:
         """A request was refused after it had been read."""
 
+    def choices(self, request: GenerateRequest) -> list[GenerateRequest]:
+        """A request for each choice, with its own seed."""
+        return request.choices()
+
     async def kv(self, body: Json, request: GenerateRequest) -> bytes:
         """The KV of the request's prompt, computed or had from elsewhere."""
         return self.compute(request)
@@ -194,7 +198,7 @@ class PdEngine:
                 self.fail(exchange, request, "CUDA error")
             return
         await self._delay(body, mode)
-        answers = [Answer(one, 0, None) for one in request.choices()]
+        answers = [Answer(one, 0, None) for one in self.choices(request)]
         try:
             kvs = [await self.kv(body, answer.request) for answer in answers[:: request.n]]
         except LoadFailed as error:

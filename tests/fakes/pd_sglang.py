@@ -15,12 +15,13 @@ Under sglang/srt/:
   `_handle_abort_finish_reason`: that of a whole answer is a status.
 - entrypoints/openai/serving_completions.py names the tokens of a stream's events where it is asked
   (`return_token_ids`); serving_chat.py refuses that of a stream.
+- managers/io_struct.py `_expand_inputs`: n samples have one seed (`sampling_params * n`).
 - entrypoints/http_server.py `server_info`; there is no /version.
 """
 
 import asyncio
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import aiohttp
@@ -105,6 +106,9 @@ class SglangEngine(PdEngine):
             raise RequestError("return_token_ids is not supported with streaming on chats.")
         if self.role == "both" and body.get("bootstrap_room") is not None:
             self.violations.append("a room for an engine that is not disaggregated")
+
+    def choices(self, request: GenerateRequest) -> list[GenerateRequest]:
+        return [replace(one, seed=request.seed) for one in request.choices()]
 
     async def kv(self, body: Json, request: GenerateRequest) -> bytes:
         if self.role == "prefill":

@@ -45,7 +45,7 @@ GIVEN: Json = {
     "bad_words": {"bad_words": ["def", "class"]},
     "include_stop_str_in_output": {"stop": ["e"], "include_stop_str_in_output": True},
     "n": {"n": 1},
-    "best_of": {"best_of": 1},
+    "best_of": {"best_of": 3},
     "use_beam_search": {"use_beam_search": True, "n": 1, "return_token_ids": False},
     "length_penalty": {"length_penalty": 1.0},
     "temperature": SAMPLED,

@@ -109,6 +109,8 @@ class Family(Protocol):
     """What a GET answers 200 while the engine is well."""
     lease_s: ClassVar[float]
     """How long a prefill engine keeps KV for a decode leg that does not come; 0: not at all."""
+    seeds_differ: ClassVar[bool]
+    """Whether an engine that draws several samples of one prompt gives sample i the seed + i."""
 
     def __init__(self) -> None: ...
 

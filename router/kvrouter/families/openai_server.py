@@ -25,6 +25,7 @@ class OpenAiServer:
     order: ClassVar[Order] = Order.SINGLE
     health_path: ClassVar[str] = "/v1/models"
     lease_s: ClassVar[float] = 0.0
+    seeds_differ: ClassVar[bool] = True
 
     def single_leg(self, request: Request) -> str | None:
         """Nothing is split, so nothing may not be."""

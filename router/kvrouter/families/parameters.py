@@ -144,7 +144,7 @@ CHOICES: Final = (
         "best_of",
         COMPLETION,
         prefill=Fate.DROPPED,
-        why="other than `n` a 400: engines do not choose among samples",
+        why="engines do not choose among samples: vLLM and SGLang heed `n` alone",
     ),
     *_alone("use_beam_search", why=_WHOLE),
     *_kept("length_penalty"),

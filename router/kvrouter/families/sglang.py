@@ -49,6 +49,7 @@ class Sglang(OpenAiServer):
     parameters: ClassVar[Table] = SGLANG
     order: ClassVar[Order] = Order.CONCURRENT
     health_path: ClassVar[str] = "/health"
+    seeds_differ: ClassVar[bool] = False  # srt/managers/io_struct.py: sampling_params * n
 
     def __init__(self) -> None:
         self._rooms = Rooms()

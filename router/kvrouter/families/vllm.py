@@ -39,6 +39,7 @@ class Vllm:
     order: ClassVar[Order] = Order.STORE
     health_path: ClassVar[str] = "/health"
     lease_s: ClassVar[float] = 0.0
+    seeds_differ: ClassVar[bool] = True  # vllm/v1/engine/parallel_sampling.py
     asks: ClassVar[bytes | None] = None
     """`kv_transfer_params` of every prefill leg."""
 

@@ -110,7 +110,8 @@ async def open_site() -> AsyncIterator[Open]:
         roles = ["prefill"] * prefill + ["decode"] * decode
         prepare = settings.pop("prepare", lambda engines: None)
         engines = [kind(network, role) for role in roles]
-        alone = PlainEngine(Network(), "both")
+        alone_kind = SglangEngine if family == "sglang" else PlainEngine
+        alone = alone_kind(Network(), "both")
         prepare(engines)
         for engine in (*engines, alone):
             await engine.start()

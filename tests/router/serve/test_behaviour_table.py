@@ -171,7 +171,7 @@ async def test_clients_x_request_id(site: Open) -> None:
 
 @pytest.mark.parametrize(
     ("more", "legs"),
-    [({"n": 1}, 2), ({"best_of": 1}, 2), ({"logprobs": 2}, 2), ({"echo": True}, 1)],
+    [({"n": 1}, 2), ({"best_of": 3}, 2), ({"logprobs": 2}, 2), ({"echo": True}, 1)],
 )
 async def test_n_best_of_echo_logprobs_on_the_prefill_leg(
     site: Open, more: Json, legs: int

@@ -105,7 +105,6 @@ async def test_what_needs_the_whole_prompt_where_it_is_decoded_takes_one_leg(sit
         (text(model="nobody"), 404, "model", "model_not_found"),
         (text(n=0), 400, "n", 400),
         (text(n=1025), 400, "n", 400),
-        (text(best_of=2), 400, "best_of", 400),
         (text(prompt=["a", 1]), 400, "prompt", 400),
         (text(prompt=["a", ""]), 400, "prompt", 400),
         (text(prompt=[[1], [[2]]]), 400, "prompt", 400),
