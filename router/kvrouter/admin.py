@@ -131,15 +131,27 @@ class Admin:
         identity = engine.identity
         up = identity is not None and not engine.draining
         state = self._pool.state(engine)
+        passing = any(t.breaker is None or t.breaker.allows() for t in engine.targets)
         return {
             "id": engine.address,
             "url": engine.url,
             "worker_type": _TYPES[engine.role],
             "status": "draining" if engine.draining else "up" if up else "away",
-            "is_healthy": up and (engine.breaker is None or engine.breaker.allows()),
+            "is_healthy": up and passing,
             "circuit": state.value if state is not None else None,
             "load": engine.requests,
             "tokens": engine.tokens,
+            "ranks": [self._rank(rank) for rank in engine.ranks],
             "models": list(identity.models) if identity is not None else [],
             "problem": self._prober.problem(engine),
+        }
+
+    def _rank(self, rank: Engine) -> dict[str, Any]:
+        state = self._pool.state(rank)
+        circuit = state.value if state is not None else None
+        return {
+            "id": rank.address,
+            "circuit": circuit,
+            "load": rank.requests,
+            "tokens": rank.tokens,
         }

@@ -115,16 +115,7 @@ class App:
         self._tokens: TokenSource | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self.server: HttpServer | None = None
-        self._prober = Prober(
-            self.pool,
-            self._families.__getitem__,
-            connector=settings.kv_connector,
-            bootstrap_ports=settings.bootstrap_ports,
-            interval_s=settings.health_interval_s,
-            timeout_s=settings.health_timeout_s,
-            model=settings.model,
-            learn=self._store.learn if self._store is not None else None,
-        )
+        self._prober = self._make_prober()
         self.fleet = Fleet(self.pool, self._prober)
         self._asked = False  # whether every engine has been asked once
         self._sharing = Sharing(
@@ -148,6 +139,7 @@ class App:
         self.pool.when_removed(self._forget)
         if settings.kv_events_bind is not None and self._ledger is not None:
             self._subscriber = EventSubscriber(settings.kv_events_bind, self._ledger)
+            self.pool.watch(self._subscriber)
         if self._client is not None:
             self._client.start()
             await self._client.wait_connected(STORE_WAIT_S)
@@ -201,6 +193,20 @@ class App:
             self._watch.close()
         if self._lines is not None:
             self._lines.flush()
+
+    def _make_prober(self) -> Prober:
+        settings = self.settings
+        return Prober(
+            self.pool,
+            self._families.__getitem__,
+            connector=settings.kv_connector,
+            bootstrap_ports=settings.bootstrap_ports,
+            rank_counts=settings.rank_counts,
+            interval_s=settings.health_interval_s,
+            timeout_s=settings.health_timeout_s,
+            model=settings.model,
+            learn=self._store.learn if self._store is not None else None,
+        )
 
     def _router(self, legs: Legs, tokens: TokenSource) -> Router:
         settings, chains = self.settings, Chains()
@@ -301,11 +307,12 @@ class App:
 
     def _forget(self, engine: Engine) -> None:
         """Nothing of an engine stays that is removed for good."""
-        self.index.engine_left(engine)
-        if self._ledger is not None:
-            self._ledger.forget(engine)
-        if self._legs is not None:
-            self._legs.engine_left(engine)
+        for each in (engine, *engine.known.values()):
+            self.index.engine_left(each)
+            if self._ledger is not None:
+                self._ledger.forget(each)
+            if self._legs is not None:
+                self._legs.engine_left(each)
 
 
 def _manifests_differ(one: str, other: str) -> str:

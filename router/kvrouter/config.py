@@ -34,6 +34,21 @@ def _split(value: Any) -> Any:
     return value
 
 
+def _by_engine(items: list[str], highest: int = 65535, remedy: str = "{}") -> dict[str, int]:
+    """Numbers by engine, from `NUMBER` (under "") and `HOST:PORT=NUMBER`.
+
+    Raises:
+        ValueError: one is not from 1 to `highest`: `remedy`, with it filled in.
+    """
+    found: dict[str, int] = {}
+    for item in items:
+        engine, _, number = item.rpartition("=")
+        if not (number.isdecimal() and 0 < int(number) <= highest):
+            raise ValueError(remedy.format(item))
+        found[parse_address(engine) if engine else ""] = int(number)
+    return found
+
+
 Addresses = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 
 
@@ -89,6 +104,14 @@ class RouterSettings(BaseSettings):
         description="Port at which decode engines find a prefill engine of SGLang or "
         "MooncakeConnector, as PORT for all or HOST:PORT=PORT for one. By default SGLang's "
         "/server_info tells it, and 8998 is taken for MooncakeConnector.",
+    )
+    data_parallel_size: Addresses = Field(
+        default_factory=list,
+        description="Data-parallel ranks of an engine, as N for all or HOST:PORT=N for one. Each "
+        "is chosen, counted and named (HOST:PORT@RANK) as an engine of its own; with 1 the engine "
+        "spreads requests over them itself. By default vLLM's metrics and SGLang's /server_info "
+        "tell.",
+        json_schema_extra={"flags": ["--intra-node-data-parallel-size"]},
     )
     policy: Literal["round_robin", "least_tokens", "prefix"] = Field(
         default="prefix",
@@ -225,12 +248,13 @@ class RouterSettings(BaseSettings):
     @field_validator("bootstrap_port")
     @classmethod
     def _bootstrap_ports(cls, value: list[str]) -> list[str]:
-        for item in value:
-            address, _, port = item.rpartition("=")
-            if address:
-                parse_address(address)
-            if not (port.isdigit() and 0 < int(port) < 65536):
-                raise ValueError(f"bootstrap port {item!r}: give it as PORT or HOST:PORT=PORT")
+        _by_engine(value, 65535, "bootstrap port {!r}: give it as PORT or HOST:PORT=PORT")
+        return value
+
+    @field_validator("data_parallel_size")
+    @classmethod
+    def _rank_counts(cls, value: list[str]) -> list[str]:
+        _by_engine(value, 4096, "data-parallel size {!r}: give it as N or HOST:PORT=N")
         return value
 
     @field_validator("store")
@@ -285,8 +309,12 @@ class RouterSettings(BaseSettings):
     @property
     def bootstrap_ports(self) -> dict[str, int]:
         """Bootstrap ports by the engine's address; under "" that of all others."""
-        split = (item.rpartition("=") for item in self.bootstrap_port)
-        return {parse_address(engine) if engine else "": int(port) for engine, _, port in split}
+        return _by_engine(self.bootstrap_port)
+
+    @property
+    def rank_counts(self) -> dict[str, int]:
+        """Data-parallel ranks by the engine's address; under "" those of all others."""
+        return _by_engine(self.data_parallel_size)
 
     @property
     def sent_ahead_blocks(self) -> int | None:

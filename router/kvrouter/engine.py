@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from kvstore.chain import root_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 class Role(StrEnum):
@@ -92,6 +92,8 @@ class Identity:
         pairs: whether it can do one leg of two at all.
         alone: whether it answers a request that has no other leg.
         bootstrap: where decode engines find it, None where they need not.
+        ranks: how its KV events number its data-parallel ranks, in the order in which a request
+            names them (0, 1, ...); empty where it tells of none.
     """
 
     models: tuple[str, ...]
@@ -106,6 +108,7 @@ class Identity:
     pairs: bool = True
     alone: bool = True
     bootstrap: Bootstrap | None = None
+    ranks: tuple[int, ...] = ()
     domain: HashDomain | None = field(init=False, compare=False, repr=False, default=None)
     """The domain of its block hashes; None where it does not tell its block size."""
 
@@ -118,7 +121,8 @@ class Identity:
         block = f"blocks of {self.block_tokens} tokens" if self.block_tokens else "unknown blocks"
         kv = f"manifest {self.manifest[:12]}" if self.manifest else "no connector of kvstore"
         spoken = f"; {self.family}" if self.family else ""
-        return f"{', '.join(self.models)}; {block}; {kv}{spoken}"
+        ranks = f"; {len(self.ranks)} data-parallel ranks" if len(self.ranks) > 1 else ""
+        return f"{', '.join(self.models)}; {block}; {kv}{spoken}{ranks}"
 
     def adapter(self, model: str) -> tuple[str, str] | None:
         """Name and path of the adapter that `model` names, as block hashes have them."""
@@ -185,10 +189,13 @@ class Breaker:
 
 @dataclass(eq=False, slots=True)
 class Engine:
-    """One engine. Compared and hashed by identity; owned by the pool, which alone changes counts.
+    """What a leg can be sent to: a server, or one data-parallel rank of a server that has several.
+
+    Compared and hashed by identity; owned by the pool, which alone changes counts.
 
     Attributes:
-        address: `HOST:PORT`, its one name in metrics, logs and topics of KV events.
+        address: `HOST:PORT`, its one name in metrics, logs and topics of KV events; of a rank
+            `HOST:PORT@RANK`.
         role: which legs it may be given.
         family: dialect it speaks, a name in `kvrouter.families.FAMILIES`; its identity's where that
             tells.
@@ -196,7 +203,13 @@ class Engine:
         requests: requests under way on it from this router.
         tokens: tokens under way on it, as reserved.
         joins: how often it has joined the pool.
-        draining: whether it gets no new legs because it is to leave for good.
+        draining: whether it gets no new legs because it is to leave for good; a server's.
+        ranks: of a server with several data-parallel ranks, these: they get the legs.
+        rank: of a rank, its place among them, as requests name it.
+        number: how its KV events number it, and by how much their port is moved.
+        server: whose rank it is; itself where it is none.
+        rank_line: header line by which a request goes to this rank; empty where there are none.
+        known: every rank that the server ever had, by `rank` and `number`.
     """
 
     address: str
@@ -208,11 +221,18 @@ class Engine:
     tokens: int = 0
     joins: int = 0
     draining: bool = False
+    ranks: tuple[Engine, ...] = ()
+    rank: int | None = None
+    number: int = 0
     host: str = field(init=False)
     port: int = field(init=False)
+    server: Engine = field(init=False)
+    rank_line: bytes = field(init=False, default=b"")
+    known: dict[tuple[int, int], Engine] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.host, self.port = split_address(self.address)
+        self.server = self
 
     def __repr__(self) -> str:
         return (
@@ -221,13 +241,45 @@ class Engine:
 
     @property
     def url(self) -> str:
-        """Base URL, without a slash at its end."""
-        return f"http://{self.address}"
+        """Base URL of its server, without a slash at its end."""
+        return f"http://{self.server.address}"
 
     @property
     def manifest(self) -> str | None:
         """Hex digest of its manifest, None where unknown."""
         return self.identity.manifest if self.identity else None
+
+    @property
+    def targets(self) -> tuple[Engine, ...]:
+        """What legs are sent to: its ranks, or itself."""
+        return self.ranks or (self,)
+
+    def numbered(self, number: int) -> Engine | None:
+        """The target whose KV events bear that number; None where it has no such rank."""
+        if not self.ranks:
+            return self
+        return next((each for each in self.ranks if each.number == number), None)
+
+    def divide(self, numbers: Sequence[int]) -> None:
+        """Have a rank for each of `numbers`, where these are several: the one it had, or a new one.
+
+        Args:
+            numbers: as `Identity.ranks`.
+        """
+        self.number = numbers[0] if len(numbers) == 1 else 0
+        self.ranks = ()
+        if len(numbers) > 1:
+            self.ranks = tuple(self._rank(*place) for place in enumerate(numbers))
+
+    def _rank(self, rank: int, number: int) -> Engine:
+        made = self.known.get((rank, number))
+        if made is None:
+            address = f"{self.address}@{rank}"
+            made = Engine(address, self.role, self.family, rank=rank, number=number)
+            made.server = self
+            made.rank_line = b"x-data-parallel-rank: %d\r\n" % rank
+            self.known[rank, number] = made
+        return made
 
 
 def parse_address(text: str) -> str:
@@ -253,6 +305,6 @@ def parse_address(text: str) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split `HOST:PORT` or `[V6]:PORT` into host without brackets and port."""
-    host, _, port = address.rpartition(":")
+    """Split `HOST:PORT`, `[V6]:PORT` or a rank of it into host without brackets and port."""
+    host, _, port = address.partition("@")[0].rpartition(":")
     return host.strip("[]"), int(port)

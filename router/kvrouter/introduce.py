@@ -31,6 +31,9 @@ MOONCAKE_PORT: Final = 8998
 _ABSENT: Final = frozenset({400, 401, 403, 404, 405, 501})
 _BLOCK_SIZE: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bblock_size="(\d+)"', re.M)
 _NIXL: Final = re.compile(rb"^vllm:nixl_", re.M)
+_RANKS: Final = re.compile(rb'^vllm:num_requests_running\{[^}\n]*\bengine="(\d+)"', re.M)
+MAX_RANKS: Final = 512
+"""Data-parallel ranks of one engine: each is a target of its own, with connections and counts."""
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,7 @@ class Introducer:
         connector: the family of all engines, or "auto".
         model: the one model to serve, or None for whatever engines serve.
         bootstrap_ports: by the engine's address; under "" that of all others.
+        rank_counts: data-parallel ranks, likewise, instead of those that engines tell of.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Introducer:
         connector: str = "store",
         model: str | None = None,
         bootstrap_ports: Mapping[str, int] | None = None,
+        rank_counts: Mapping[str, int] | None = None,
     ) -> None:
         self._families = families
         self._get = get
@@ -75,6 +80,7 @@ class Introducer:
         self._connector = connector
         self._model = model
         self._ports = bootstrap_ports or {}
+        self._counts = rank_counts or {}
 
     async def introduce(self, engine: Engine) -> Identity:
         """All that the router wants to know of `engine`.
@@ -93,7 +99,8 @@ class Introducer:
         metrics = await self._metrics(engine) if name != "openai" else b""
         if name is None:
             name = self._vllm_kind(engine, told, metrics)
-        pairs, alone, bootstrap = await self._legs(engine, name)
+        info = await self._maybe(engine, "/server_info") if name == "sglang" else {}
+        pairs, alone, bootstrap = await self._legs(engine, name, info)
         return Identity(
             models,
             max_model_len=cards[0].max_model_len,
@@ -107,6 +114,7 @@ class Introducer:
             pairs=pairs,
             alone=alone,
             bootstrap=bootstrap,
+            ranks=self._ranks(engine, metrics, info, bootstrap),
         )
 
     async def _family_of(self, engine: Engine) -> str | None:
@@ -168,17 +176,20 @@ class Introducer:
         )
         return "store"
 
-    async def _legs(self, engine: Engine, name: str) -> tuple[bool, bool, Bootstrap | None]:
+    async def _legs(
+        self, engine: Engine, name: str, info: dict[str, Any]
+    ) -> tuple[bool, bool, Bootstrap | None]:
         """Whether it does one leg of two, whether it can do without the other, where it is met."""
         prefills = engine.role.serves(Role.PREFILL)
         if name == "sglang":
-            return await self._sglang_legs(engine)
+            return self._sglang_legs(engine, info)
         if name == "mooncake" and prefills:
             return True, True, await self._mooncake_bootstrap(engine)
         return name != "openai", True, None
 
-    async def _sglang_legs(self, engine: Engine) -> tuple[bool, bool, Bootstrap | None]:
-        info = await self._maybe(engine, "/server_info")
+    def _sglang_legs(
+        self, engine: Engine, info: dict[str, Any]
+    ) -> tuple[bool, bool, Bootstrap | None]:
         mode = info.get("disaggregation_mode")
         if mode not in ("prefill", "decode"):
             return False, True, None
@@ -208,6 +219,28 @@ class Introducer:
             raise ProbeFailed(f"{url}: not all of its data-parallel ranks are there yet")
         names = tuple(ranks[rank].engine_id for rank in sorted(ranks))
         return Bootstrap(found.host, found.port, names)
+
+    def _ranks(
+        self, engine: Engine, metrics: bytes, info: dict[str, Any], bootstrap: Bootstrap | None
+    ) -> tuple[int, ...]:
+        """How its KV events number its data-parallel ranks, as it tells, or 0 and up.
+
+        vLLM's metrics have the numbers as labels; SGLang's `dp_size` is how many there are. What
+        MooncakeConnector names its ranks, decode engines must be told, whatever the user says.
+        """
+        size = info.get("dp_size")
+        told = tuple(range(size)) if isinstance(size, int) and 0 < size <= MAX_RANKS else ()
+        told = told or tuple(sorted({int(number) for number in _RANKS.findall(metrics)}))
+        named = len(bootstrap.engine_ids) if bootstrap is not None else 0
+        given = named or self._counts.get(engine.address) or self._counts.get("") or len(told)
+        if told and given != len(told) and (named or given != 1):
+            raise ProbeFailed(
+                f"it tells of {len(told)} data-parallel ranks, not of {given}"
+                + (": not all are there yet" if named else ", as --data-parallel-size says")
+            )
+        if given > MAX_RANKS:
+            raise ProbeFailed(f"it has {given} data-parallel ranks: give --data-parallel-size 1")
+        return told if given == len(told) else tuple(range(given)) if given > 1 else ()
 
     def _port(self, engine: Engine) -> int | None:
         return self._ports.get(engine.address) or self._ports.get("")

@@ -19,9 +19,10 @@ from kvrouter.leg import (
     LegFailed,
     Refused,
     decode_error,
+    without_rank,
 )
-from kvrouter.pair import Pairs, prefill_fields
-from kvrouter.plan import without
+from kvrouter.pair import Pairs
+from kvrouter.plan import elsewhere, without
 from kvrouter.release import pinned
 
 if TYPE_CHECKING:
@@ -169,7 +170,8 @@ class Journey:
             except LegFailed as failed:
                 if passage.provided:
                     return
-                others = [e for e in inputs.prefill if e not in tried]
+                left = [e for e in inputs.prefill if e not in tried and e.identity is not None]
+                others = elsewhere(left, tried)
                 again = bool(others) and len(tried) < MAX_ATTEMPTS
                 passage.error = str(failed)
                 if not (again and failed.failure is Failure.REFUSED):
@@ -210,7 +212,7 @@ class Journey:
             passage.handoff = await self._legs.prefill(
                 engine,
                 request,
-                passage.fields if meeting is None else prefill_fields(passage, meeting),
+                passage.fields if meeting is None else without_rank(passage.fields),
                 prompt_ids=passage.prompt_ids,
                 want_ids=meeting is None and request.ids is None and passage.tokens is None,
                 meeting=meeting,
@@ -290,7 +292,7 @@ class Journey:
 
         others, ready = look(), self._pool.engines(Role.DECODE, model)
         if others:
-            return others
+            return elsewhere(others, (engine for engine, _ in tried))
         if ready:
             again = failed.failure is Failure.BROKEN and failed.engine in ready
             return [failed.engine] if again else []

@@ -62,7 +62,8 @@ class Source:
     """What is known of one engine's events.
 
     Attributes:
-        next_sequence: by data-parallel rank, the number that its next message must have.
+        next_sequence: the number that its next message must have, by its data-parallel rank where
+            several are one target.
         naming: see `Naming`.
         domain: the hash domain under which `naming` was learnt.
         names: where MAPPED, the engine's name -> our 32-byte hash, oldest first.
@@ -86,8 +87,9 @@ class EventLedger:
         max_names: bound of the names kept per engine whose naming is MAPPED.
 
     Attributes:
-        counts: messages, events, gaps, restarts, malformed, unknown_topic, unknown_event,
-            other_medium, other_group, foreign_names, unmapped_blocks: each only grows.
+        counts: messages, events, gaps, restarts, malformed, unknown_topic, unknown_rank,
+            unknown_event, other_medium, other_group, foreign_names, unmapped_blocks: each only
+            grows.
     """
 
     def __init__(
@@ -127,12 +129,17 @@ class EventLedger:
         try:
             if len(frames) != 3:
                 raise BadMessage(f"{len(frames)} frames")
-            engine = self._sender(frames[0])
-            if engine is None:
+            server = self._sender(frames[0])
+            if server is None:
                 return
             sequence, batch = decode_sequence(frames[1]), decode_batch(frames[2])
         except (BadMessage, UnicodeDecodeError) as error:
             self._count("malformed", "KV events: malformed message (%s)", error)
+            return
+        engine = server.numbered(batch.rank)
+        if engine is None:
+            message = "KV events of %s: it has no data-parallel rank %d"
+            self._count("unknown_rank", message, server.address, batch.rank)
             return
         self.counts["messages"] += 1
         self.counts["events"] += len(batch.events)
@@ -263,6 +270,10 @@ class EventLedger:
 class EventSubscriber:
     """A bound SUB socket on the running loop; engines connect their publishers to it.
 
+    A watcher of the pool: data-parallel ranks publish each to a port of its own, the endpoint's
+    plus their number (`ZmqEventPublisher.offset_endpoint_port` of vLLM and SGLang). Those ports are
+    bound when an engine that has them joins, and stay.
+
     Args:
         endpoint: tcp://HOST:PORT (port 0 takes a free one) or ipc:///PATH.
         ledger: is given every message.
@@ -286,10 +297,33 @@ class EventSubscriber:
             self._context.destroy(linger=0)
             raise OSError(error.errno, f"--kv-events-bind {endpoint}: {error.strerror}") from None
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._numbers = {0}
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._drain()
+
+    def engine_joined(self, engine: Engine) -> None:
+        """Listen where its events come to; a port that is taken is logged, and they are lost."""
+        number = engine.number
+        if number in self._numbers or self._closed or not self.endpoint.startswith("tcp:"):
+            return
+        self._numbers.add(number)
+        host, _, port = self.endpoint.rpartition(":")
+        endpoint = f"{host}:{int(port) + number}"
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            log.error(
+                "KV events of data-parallel ranks %d cannot be taken at %s: %s; give "
+                "--kv-events-bind a port behind which as many are free as there are ranks",
+                number,
+                endpoint,
+                error.strerror,
+            )
+
+    def engine_left(self, engine: Engine) -> None:
+        """Its publisher may connect again."""
 
     def close(self) -> None:
         """Stop receiving and free the socket. Idempotent."""

@@ -37,6 +37,9 @@ PATHS: Final[Mapping[Kind, str]] = {
 _ERROR_BYTES: Final = 4096
 _ERROR: Final = re.compile(rb'[^{}]{0,32}data: {"error": ?{[^{}]*"code": ?5\d\d\b')
 """The beginning of a stream, perhaps in a chunk's frame: a 5xx that came too late for a status."""
+_RANK: Final = re.compile(rb"^x-data-parallel-rank:[^\r\n]*\r\n", re.MULTILINE)
+_NO_RANK: Final = re.compile(rb"(?:data_parallel_rank \d+ is|routed_dp_rank=\d+) out of range")
+"""How vLLM and SGLang refuse a rank (input_processor.py; managers/tokenizer_manager.py)."""
 _TOKENIZE_DEADLINES: Final = Deadlines(connect_s=2.0, first_byte_s=5.0, idle_s=5.0)
 _POST_FIELDS: Final = b"content-type: application/json\r\n"
 
@@ -65,6 +68,11 @@ class Refused(Exception):
         self.status = status
         self.body = body
         self.content_type = content_type
+
+
+def without_rank(fields: bytes) -> bytes:
+    """Header lines of `leg_fields`, without the data-parallel rank that the client named."""
+    return _RANK.sub(b"", fields)
 
 
 def decode_error(failed: LegFailed) -> ApiError:
@@ -207,6 +215,7 @@ class Legs:
             LegFailed: no answer came, or one that tells of the engine and not of the request.
         """
         leg, deadlines = Role.DECODE, self.deadlines
+        fields = without_rank(fields) + engine.rank_line if engine.rank_line else fields
         try:
             answer = await self._upstream(engine).send(
                 "POST", path, fields=fields, body=(body,), deadlines=deadlines
@@ -247,6 +256,7 @@ class Legs:
         Raises:
             OSError: no answer came.
         """
+        fields = without_rank(fields) + engine.rank_line if engine.rank_line else fields
         try:
             answer = await self._upstream(engine).send(
                 "POST", path, fields=fields, body=(body,), deadlines=_TOKENIZE_DEADLINES
@@ -292,8 +302,10 @@ class Legs:
         body: bytes,
         deadlines: Deadlines,
     ) -> Answer:
-        if engine.draining:  # since it was chosen
+        if engine.server.draining:  # since it was chosen
             raise LegFailed(engine, Failure.REFUSED, "it is being removed")
+        if engine.rank_line:
+            fields = without_rank(fields) + engine.rank_line
         try:
             answer = await self._upstream(engine).send(
                 "POST", path, fields=fields, body=(body,), deadlines=deadlines
@@ -309,6 +321,9 @@ class Legs:
         if answer.status == 429:  # full, not ill
             self._metrics.upstream_errors.add(1, leg.value, "full")
             raise EngineFull(engine)
+        if engine.rank is not None and _NO_RANK.search(content):
+            self._pool.leave(engine)  # it has fewer ranks than it told: it is introduced anew
+            raise self.failed(engine, leg, Failure.ANSWER, "it has no such data-parallel rank")
         if 400 <= answer.status < 500:
             self._pool.succeeded(engine)
             content_type = answer.header(b"content-type") or "application/json"

@@ -7,14 +7,13 @@ other is withdrawn, and both are asked anew, with a new meeting.
 from __future__ import annotations
 
 import asyncio
-import re
 from functools import partial
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from kvrouter.engine import Failure, Role
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.leg import MAX_ATTEMPTS, NOT_TAKEN, LegFailed, Refused, decode_error
-from kvrouter.plan import without
+from kvrouter.plan import elsewhere, without
 from kvrouter.release import pinned
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from kvrouter.policies.base import Policy
     from kvrouter.pool import Pool
     from kvrouter.release import Releases
-
-_RANK: Final = re.compile(rb"x-data-parallel-rank:[^\r\n]*\r\n", re.IGNORECASE)
 
 
 class Leg(Protocol):
@@ -150,10 +147,11 @@ class Tried:
             pair = (plan.decode, plan.prefill)
             self._silent.update((engine, engine.joins) for engine in pair if engine is not None)
 
-    def others(self, engines: Sequence[Engine]) -> list[Engine]:
+    def others(self, engines: Sequence[Engine]) -> Sequence[Engine]:
         """Those that have not failed; of these, if there are any, those that were not silent."""
         left = [e for e in engines if (e, e.joins) not in self._failed]
-        return [e for e in left if (e, e.joins) not in self._silent] or left
+        left = [e for e in left if (e, e.joins) not in self._silent] or left
+        return elsewhere(left, (engine for engine, _ in self._failed)) if self._failed else left
 
 
 def _alone(engine: Engine) -> bool:
@@ -201,8 +199,3 @@ async def both(
         for task in (first, second):
             task.cancel()
         await asyncio.gather(first, second, return_exceptions=True)
-
-
-def prefill_fields(passage: Passage, meeting: Meeting) -> bytes:
-    """Header lines of the prefill leg: the meeting says on which rank it runs, not the client."""
-    return _RANK.sub(b"", passage.fields) + meeting.fields

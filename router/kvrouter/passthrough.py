@@ -25,6 +25,7 @@ from kvrouter.leg import EngineFull, LegFailed
 from kvrouter.openai import BYTES_PER_TOKEN, Request
 from kvrouter.outlet import SSE_FIELDS
 from kvrouter.passage import RequestIds, leg_fields
+from kvrouter.plan import elsewhere
 from kvrouter.policies.base import in_turn
 from kvrouter.relay import Relay
 from kvrouter.tidy import tidy_answer, tidy_events
@@ -201,6 +202,8 @@ class Passthrough:
             if not engines:
                 break
             self._turn += 1
+            if tried:
+                engines = list(elsewhere(engines, tried))
             engine = min(in_turn(engines, self._turn), key=_TOKENS)
             tried.append(engine)
             try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from kvrouter.engine import Engine
 
@@ -127,6 +127,16 @@ def shares(prefill: Engine, decode: Engine) -> bool:
 
 
 def partners(prefill: Sequence[Engine], decode: Engine) -> Sequence[Engine]:
-    """Those other prefill engines whose KV `decode` can load."""
-    able = [e for e in prefill if e is not decode and shares(e, decode)]
+    """Those prefill engines of other servers whose KV `decode` can load."""
+    server = decode.server
+    able = [e for e in prefill if e.server is not server and shares(e, decode)]
     return prefill if len(able) == len(prefill) else able
+
+
+def elsewhere(engines: Sequence[Engine], failed: Iterable[Engine]) -> Sequence[Engine]:
+    """Those of `engines` on other servers than `failed`; all of them where there are none.
+
+    Ranks of one server often fail together.
+    """
+    servers = {engine.server for engine in failed}
+    return [engine for engine in engines if engine.server not in servers] or engines

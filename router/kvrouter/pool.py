@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from kvrouter.engine import Breaker, BreakerState, Engine, Failure, HashDomain, Identity, Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 class Watcher(Protocol):
@@ -85,7 +85,8 @@ class Pool:
         One that was draining stays. Legs under way go on.
         """
         engine = self.add(address, role)
-        engine.role = role
+        for each in (engine, *engine.ranks):
+            each.role = role
         engine.draining = False
         self._changed()
         return engine
@@ -115,8 +116,13 @@ class Pool:
         self._watchers.append(watcher)
 
     def all(self) -> tuple[Engine, ...]:
-        """Every engine that was named, joined or not."""
+        """Every engine that was named, joined or not; of one with several ranks the server."""
         return tuple(self._engines.values())
+
+    def targets(self) -> Iterator[Engine]:
+        """What legs are sent to: every engine that was named, or its ranks."""
+        for engine in self._engines.values():
+            yield from engine.targets
 
     def find(self, address: str) -> Engine | None:
         """The engine of that `HOST:PORT`, if it was named."""
@@ -132,25 +138,32 @@ class Pool:
             return False
         if engine.identity is not None:
             self.leave(engine)
-        engine.identity = identity
-        engine.joins += 1
-        engine.family = identity.family or engine.family
-        engine.breaker = Breaker(self._clock)
-        self._unsettled.discard(engine)
+        engine.divide(identity.ranks)
+        for each in (engine, *engine.ranks):
+            each.identity = identity
+            each.joins += 1
+            each.family = identity.family or each.family
+            each.role = engine.role
+            each.breaker = Breaker(self._clock)
+            self._unsettled.discard(each)
         self._changed()
-        for watcher in self._watchers:
-            watcher.engine_joined(engine)
+        for target in engine.targets:
+            for watcher in self._watchers:
+                watcher.engine_joined(target)
         return True
 
     def leave(self, engine: Engine) -> bool:
-        """`engine` is gone; returns whether it was in the pool. Tickets stay valid."""
-        if engine.identity is None:
+        """The server of `engine` is gone; returns whether it was here. Tickets stay valid."""
+        server = engine.server
+        if server.identity is None:
             return False
-        engine.identity = None
-        self._unsettled.discard(engine)
+        for each in (server, *server.ranks):
+            each.identity = None
+            self._unsettled.discard(each)
         self._changed()
-        for watcher in self._watchers:
-            watcher.engine_left(engine)
+        for target in server.targets:
+            for watcher in self._watchers:
+                watcher.engine_left(target)
         return True
 
     def engines(self, role: Role, model: str | None = None) -> Sequence[Engine]:
@@ -159,12 +172,13 @@ class Pool:
         ready = self._ready.get(key)
         if ready is None:
             ready = self._ready[key] = tuple(
-                e
+                target
                 for e in self._engines.values()
                 if e.identity is not None
                 and not e.draining
                 and e.role.serves(role)
                 and (model is None or model in e.identity.models)
+                for target in e.targets
             )
         if not self._unsettled:
             return ready
@@ -187,6 +201,9 @@ class Pool:
         """Count one request of `tokens` on `engine` until the ticket is released."""
         engine.requests += 1
         engine.tokens += tokens
+        if engine.server is not engine:
+            engine.server.requests += 1
+            engine.server.tokens += tokens
         if engine in self._unsettled and engine.breaker is not None:
             engine.breaker.began()
         return Ticket(self, engine, tokens)
@@ -230,8 +247,12 @@ class Pool:
     def _released(self, engine: Engine, tokens: int) -> None:
         engine.requests -= 1
         engine.tokens -= tokens
-        if engine.draining and not engine.requests:
-            self._remove(engine)
+        server = engine.server
+        if server is not engine:
+            server.requests -= 1
+            server.tokens -= tokens
+        if server.draining and not server.requests:
+            self._remove(server)
         if engine in self._unsettled and engine.breaker is not None:
             engine.breaker.ended()
 

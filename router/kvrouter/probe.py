@@ -41,6 +41,7 @@ class Prober:
         timeout_s: that an engine may take for one answer.
         model: the one model to serve, or None for whatever engines serve.
         bootstrap_ports: see `Introducer`.
+        rank_counts: see `Introducer`.
         learn: is awaited with the manifest of an engine before it joins, so that those who watch
             the pool can compare it.
     """
@@ -55,6 +56,7 @@ class Prober:
         timeout_s: float = 5.0,
         model: str | None = None,
         bootstrap_ports: Mapping[str, int] | None = None,
+        rank_counts: Mapping[str, int] | None = None,
         learn: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._pool = pool
@@ -68,6 +70,7 @@ class Prober:
             connector=connector,
             model=model,
             bootstrap_ports=bootstrap_ports,
+            rank_counts=rank_counts,
         )
         self._health_path = family(connector).health_path if connector != AUTO else None
         self._learn = learn

@@ -51,7 +51,13 @@ class Readings:
                 self._waiting_by_reason,
                 "reason",
             ),
-            ("worker_up", "Engines in the pool.", self._ups, "engine", "role"),
+            (
+                "worker_up",
+                "Engines in the pool, or their data-parallel ranks, as HOST:PORT@RANK.",
+                self._ups,
+                "engine",
+                "role",
+            ),
             (
                 "circuit_state",
                 "Breakers: 0 closed, 1 half open, 2 open.",
@@ -96,24 +102,24 @@ class Readings:
             yield (reason,), float(count())
 
     def _ups(self) -> Iterator[Row]:
-        for engine in self._pool.all():
+        for engine in self._pool.targets():
             yield (engine.address, engine.role.value), float(engine.identity is not None)
 
     def _circuits(self) -> Iterator[Row]:
-        for engine in self._pool.all():
+        for engine in self._pool.targets():
             state = self._pool.state(engine)
             if state is not None:
                 yield (engine.address,), _CIRCUIT[state]
 
     def _loads(self) -> Iterator[Row]:
-        for engine in self._pool.all():
+        for engine in self._pool.targets():
             yield (engine.address,), float(engine.requests)
 
     def _blocks(self) -> Iterator[Row]:
         yield (), float(len(self._index))
 
     def _index_states(self) -> Iterator[Row]:
-        for engine in self._pool.all():
+        for engine in self._pool.targets():
             naming = self._ledger.naming(engine) if self._ledger is not None else None
             yield (engine.address, naming.value if naming is not None else "guessed"), 1.0
 

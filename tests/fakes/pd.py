@@ -8,6 +8,12 @@ or answered from somebody else's KV.
 Requests are judged by kvrouter.sim.requests, whose rules are vLLM's (tests/vllm holds both to the
 same cases). This base is an engine that computes all itself: vLLM with a store-type connector whose
 store has nothing, and, with `api` "openai", any server of OpenAI's API.
+
+Data-parallel ranks, by vLLM 0.32: entrypoints/generate/base/serving.py `_get_data_parallel_rank`
+takes X-data-parallel-rank where it is an integer; v1/engine/input_processor.py refuses one out of
+range (400); without it v1/engine/core_client.py `get_core_engine_for_request` spreads requests.
+v1/metrics/loggers.py labels metrics with the ranks' numbers, which with --data-parallel-hybrid-lb
+begin with the first of this server, while the header counts from 0.
 """
 
 import asyncio
@@ -58,6 +64,7 @@ class PdEngine:
         requests: bodies of completions and chats but for introductions, with `headers` beside.
         began: their bodies as they begin; `computed`: prompts whose KV was computed here.
         live: requests under way.
+        ranks: data-parallel ranks, numbered from `first_rank`; `ranks_of` the requests, as above.
         violations: rules that were broken.
     """
 
@@ -76,6 +83,11 @@ class PdEngine:
         self.began: asyncio.Queue[Json] = asyncio.Queue()
         self.computed = 0
         self.live = 0
+        self.ranks = 1
+        self.first_rank = 0
+        self.ranks_of: list[int] = []
+        self._rank_of: dict[int, int] = {}
+        self._turn = 0
         self.violations: list[str] = []
         self.port = 0
         self._tokenizer = SimTokenizer()
@@ -118,7 +130,29 @@ class PdEngine:
     # -- what a family does in its own way
 
     def metrics(self) -> bytes:
-        return b'vllm:cache_config_info{block_size="16",engine="0"} 1.0\n'
+        page = 'vllm:cache_config_info{block_size="16",engine="0"} 1.0\n'
+        for number in range(self.first_rank, self.first_rank + self.ranks):
+            page += f'vllm:num_requests_running{{engine="{number}",model_name="{MODEL}"}} 0.0\n'
+        return page.encode()
+
+    def rank(self, exchange: Exchange, body: Json) -> int:
+        """The data-parallel rank that a request goes to; raises RequestError where it has none."""
+        given = exchange.headers.get("x-data-parallel-rank", "")
+        if not given.lstrip("-").isdecimal():
+            return self.spread(body)
+        if not 0 <= int(given) < self.ranks:
+            range_ = f"[0, {self.ranks})"
+            raise RequestError(f"data_parallel_rank {given} is out of range {range_}.")
+        return int(given)
+
+    def spread(self, body: Json) -> int:
+        """The rank of a request that names none."""
+        self._turn += 1
+        return self._turn % self.ranks
+
+    def rank_of(self, body: Json) -> int:
+        """The rank on which a request is."""
+        return self._rank_of[id(body)]
 
     def refuse(self, body: Json) -> None:
         """Raise RequestError for what this family refuses beyond vLLM's rules."""
@@ -175,6 +209,7 @@ class PdEngine:
             try:
                 request = parse_request(exchange.body, kind, self._tokenizer, (MODEL,), MAX_LEN)
                 self.refuse(body)
+                self._rank_of[id(body)] = self.rank(exchange, body)
             except RequestError as error:
                 await self.refused(body)
                 exchange.respond(error.status, error_body(error, error.status))
@@ -182,9 +217,11 @@ class PdEngine:
             if not probe:
                 self.requests.append(body)
                 self.headers.append(exchange.headers)
+                self.ranks_of.append(self.rank_of(body))
                 self.began.put_nowait(body)
             await self._generate(exchange, body, request, "ok" if probe else self.mode)
         finally:
+            self._rank_of.pop(id(body), None)
             self.live -= 1
 
     async def _generate(

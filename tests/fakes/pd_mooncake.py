@@ -44,7 +44,8 @@ class MooncakeEngine(PdEngine):
 
     Attributes:
         sends: transfers under way, by their id, made by whichever side comes first.
-        ranks: data-parallel ranks that its bootstrap server names; `rank_of` each transfer.
+        prefilled_on: the data-parallel rank of each transfer.
+        registered: ranks that its bootstrap server names, None for all.
         fetched: prompts whose KV this engine had from others.
         bootstrap_port: of its bootstrap server.
     """
@@ -54,10 +55,10 @@ class MooncakeEngine(PdEngine):
     def __init__(self, network: Network, role: str, name: str = "") -> None:
         super().__init__(network, role, name)
         self.sends: dict[str, _Sending] = {}
-        self.ranks = 1
+        self.registered: int | None = None
         self.fetched = 0
         self.bootstrap_port = 0
-        self.rank_of: dict[str, int] = {}
+        self.prefilled_on: dict[str, int] = {}
         self._bootstrap: HttpServer | None = None
 
     @property
@@ -80,7 +81,7 @@ class MooncakeEngine(PdEngine):
     async def _query(self, exchange: Exchange) -> None:
         entries = {
             str(rank): {"engine_id": self.engine_id(rank), "worker_addr": {"0": {"0": "tcp://x"}}}
-            for rank in range(self.ranks)
+            for rank in range(self.ranks if self.registered is None else self.registered)
         }
         exchange.respond(200, json.dumps(entries).encode())
 
@@ -90,7 +91,7 @@ class MooncakeEngine(PdEngine):
     async def kv(self, body: Json, request: GenerateRequest) -> bytes:
         params = body.get("kv_transfer_params") or {}
         if params.get("do_remote_decode"):
-            return await self._to_send(params, request)
+            return await self._to_send(body, request)
         if not params.get("do_remote_prefill"):
             return self.compute(request)
         if self.role == "prefill":
@@ -100,16 +101,16 @@ class MooncakeEngine(PdEngine):
             return self.compute(request)
         return await self._fetch(params)
 
-    async def _to_send(self, params: Json, request: GenerateRequest) -> bytes:
-        transfer_id = params.get("transfer_id")
+    async def _to_send(self, body: Json, request: GenerateRequest) -> bytes:
+        transfer_id = body["kv_transfer_params"].get("transfer_id")
         if self.role == "decode":
             self.violations.append("a consumer was asked to send: assert not is_kv_consumer")
         if not transfer_id:
             self.violations.append("missing transfer_id from router")
             return self.compute(request)
-        if transfer_id in self.rank_of:
+        if transfer_id in self.prefilled_on:
             self.violations.append(f"{transfer_id} was used twice")
-        self.rank_of[transfer_id] = int(self.headers[-1].get("x-data-parallel-rank", "0"))
+        self.prefilled_on[transfer_id] = self.rank_of(body)
         return self.compute(request)
 
     def finish(self, body: Json, request: GenerateRequest, kv: bytes) -> Json | None:
@@ -136,7 +137,7 @@ class MooncakeEngine(PdEngine):
             sending.gone = True
             raise
         remote.sends.pop(transfer_id, None)
-        if remote.rank_of.get(transfer_id) != int(rank):
+        if remote.prefilled_on.get(transfer_id) != int(rank):
             self.violations.append(f"{transfer_id} was prefilled on another rank than {rank}")
         self.fetched += 1
         return sending.kv

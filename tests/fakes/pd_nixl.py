@@ -7,6 +7,7 @@ Under vllm/distributed/kv_transfer/kv_connector/v1/nixl/:
   the blocks are free whoever wants them.
 - pull_worker.py `_get_new_notifs`: the first notification frees; one for an unknown request means
   that a decode worker has read memory which may hold anything ("Potentially invalid KV blocks").
+- base_scheduler.py: each data-parallel rank has a side channel of its own (base port + index).
 - pull_scheduler.py `update_state_after_alloc`: all four remote_* must be there, else the request is
   computed with a warning; a request fetches once.
 - base_worker.py: an unknown engine id fails the load (config/kv_transfer.py: policy "fail").
@@ -110,10 +111,10 @@ class NixlEngine(PdEngine):
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "remote_block_ids": [[1, 2, 3]],
-            "remote_engine_id": self.name,
+            "remote_engine_id": f"{self.name}_dp{self.rank_of(body)}",
             "remote_request_id": request_id,
             "remote_host": "127.0.0.1",
-            "remote_port": 5600,
+            "remote_port": 5600 + self.rank_of(body),
             "tp_size": 1,
             "remote_num_tokens": len(request.prompt),
             "transfer_mode": "pull",
@@ -135,5 +136,8 @@ class NixlEngine(PdEngine):
             remote.notified(params["remote_request_id"], read=False)
 
     def _remote(self, params: Json) -> "NixlEngine | None":
-        found = self.network.engines.get(str(params.get("remote_engine_id")))
+        name, _, rank = str(params.get("remote_engine_id")).rpartition("_dp")
+        if params.get("remote_port") != 5600 + int(rank or 0):
+            self.violations.append(f"the side channel of rank {rank} is not there: {params}")
+        found = self.network.engines.get(name)
         return found if isinstance(found, NixlEngine) else None

@@ -16,6 +16,11 @@ Under sglang/srt/:
 - entrypoints/openai/serving_completions.py names the tokens of a stream's events where it is asked
   (`return_token_ids`); serving_chat.py refuses that of a stream.
 - managers/io_struct.py `_expand_inputs`: n samples have one seed (`sampling_params * n`).
+- Data-parallel ranks: entrypoints/openai/serving_base.py `extract_routed_dp_rank_from_header` (the
+  header wins over the body), managers/tokenizer_manager.py (out of range: 400),
+  managers/data_parallel_controller.py (without one room % ranks on a prefill engine, the next in
+  turn on others); common/conn.py `CommonKVSender` fails a request whose rank is not room % ranks
+  unless it has disagg_prefill_dp_rank; decode.py `_resolve_prefill_dp_rank` looks for it there.
 - entrypoints/http_server.py `server_info`; there is no /version.
 """
 
@@ -40,6 +45,7 @@ _OF_LEG = ("stream", "stream_options", "return_token_ids")
 @dataclass
 class _Room:
     body: Json
+    rank: int
     peer: asyncio.Event = field(default_factory=asyncio.Event)
     sent: asyncio.Event = field(default_factory=asyncio.Event)
     kv: bytes = b""
@@ -91,13 +97,29 @@ class SglangEngine(PdEngine):
 
     async def _server_info(self, exchange: Exchange) -> None:
         mode = "null" if self.role == "both" else self.role
-        info = {"disaggregation_mode": mode, "version": "0.5.23", "dp_size": 1}
+        info = {"disaggregation_mode": mode, "version": "0.5.23", "dp_size": self.ranks}
         if self.role == "prefill":
             info["disaggregation_bootstrap_port"] = self.bootstrap_port
         exchange.respond(200, json.dumps(info).encode())
 
     async def _route(self, exchange: Exchange) -> None:
-        exchange.respond(200, b'{"attn_tp_size":1,"dp_size":1,"follow_bootstrap_room":true}')
+        info = {"attn_tp_size": 1, "dp_size": self.ranks, "follow_bootstrap_room": True}
+        exchange.respond(200, json.dumps(info).encode())
+
+    def rank(self, exchange: Exchange, body: Json) -> int:
+        given = exchange.headers.get("x-data-parallel-rank", body.get("routed_dp_rank"))
+        if given is None:
+            return self.spread(body)
+        if not str(given).lstrip("-").isdecimal():
+            raise RequestError(f"Invalid X-Data-Parallel-Rank header: {given}")
+        if not 0 <= int(given) < self.ranks:
+            raise RequestError(f"routed_dp_rank={given} out of range [0, {self.ranks})")
+        return int(given)
+
+    def spread(self, body: Json) -> int:
+        if self.role == "prefill":
+            return int(body["bootstrap_room"]) % self.ranks
+        return super().spread(body)
 
     def refuse(self, body: Json) -> None:
         if self.role != "both" and body.get("bootstrap_room") is None:
@@ -124,7 +146,10 @@ class SglangEngine(PdEngine):
         if number in self.rooms:
             self.violations.append(f"room {number} is open already")
             raise LoadFailed("Duplicate or cancelled bootstrap room")
-        room = self.rooms[number] = _Room(body)
+        room = self.rooms[number] = _Room(body, self.rank_of(body))
+        hinted = body.get("disagg_prefill_dp_rank") is not None
+        if self.ranks > 1 and not hinted and room.rank != number % self.ranks:
+            self.violations.append(f"room {number} on rank {room.rank}: conflict")
         try:
             room.kv = self.compute(request)
             await room.peer.wait()
@@ -143,6 +168,9 @@ class SglangEngine(PdEngine):
             while number not in remote.rooms:
                 await asyncio.sleep(0.005)  # as the scheduler polls; the leg may never come
             room = remote.rooms[number]
+            hint = body.get("disagg_prefill_dp_rank")
+            if room.rank != (number % remote.ranks if hint is None else hint):
+                self.violations.append(f"room {number} is on rank {room.rank}, not on {hint}")
             if _sampling(room.body) != _sampling(body):
                 self.violations.append("the legs differ in what they say of sampling")
             room.peer.set()

@@ -76,12 +76,10 @@ class Meeting:
     Attributes:
         prefill: raw JSON of the members that the prefill leg's body gets, by name.
         decode: those of the decode leg's body.
-        fields: header lines that the prefill leg gets besides.
     """
 
     prefill: dict[str, bytes]
     decode: dict[str, bytes]
-    fields: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +177,7 @@ class Family(Protocol):
         """
 
     def meet(self, prefill: Engine) -> Meeting:
-        """A new meeting at `prefill`; only where the legs are concurrent."""
+        """A new meeting at `prefill`, or at the rank that it is; only where legs are concurrent."""
 
     def release_body(self, model: str, params: bytes) -> bytes:
         """Body of a POST /v1/completions by which a decode engine has freed what `params` name.

@@ -32,13 +32,12 @@ class Mooncake(Vllm):
         self._numbers = count()
 
     def meet(self, prefill: Engine) -> Meeting:
-        """A transfer of its own on one of the engine's data-parallel ranks, in turn."""
+        """A transfer of its own, on the data-parallel rank that `prefill` is."""
         bootstrap = prefill.identity.bootstrap if prefill.identity else None
-        if bootstrap is None or not bootstrap.engine_ids:
+        rank = prefill.rank or 0
+        if bootstrap is None or rank >= len(bootstrap.engine_ids):
             raise LookupError(f"{prefill.address} has told no bootstrap server")
-        number = next(self._numbers)
-        transfer_id = f"xfer-{self._prefix}-{number:x}"
-        rank = number % len(bootstrap.engine_ids)
+        transfer_id = f"xfer-{self._prefix}-{next(self._numbers):x}"
         sends = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id}
         takes = {
             "do_remote_decode": False,
@@ -47,7 +46,4 @@ class Mooncake(Vllm):
             "remote_engine_id": bootstrap.engine_ids[rank],
             "transfer_id": transfer_id,
         }
-        fields = b""
-        if len(bootstrap.engine_ids) > 1:
-            fields = b"x-data-parallel-rank: %d\r\n" % rank
-        return Meeting({TRANSFER: orjson.dumps(sends)}, {TRANSFER: orjson.dumps(takes)}, fields)
+        return Meeting({TRANSFER: orjson.dumps(sends)}, {TRANSFER: orjson.dumps(takes)})

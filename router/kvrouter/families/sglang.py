@@ -8,7 +8,8 @@ cuts `max_tokens` itself. Without a room both refuse a request.
 
 from __future__ import annotations
 
-from secrets import randbits
+from math import gcd
+from secrets import randbelow
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import orjson
@@ -29,17 +30,24 @@ ROOM_BITS: Final = 63
 class Rooms:
     """Numbers no two of which are equal, and which no other router hands out.
 
-    A random start and a random odd step walk through all numbers before one comes again.
+    A random start and a random step walk through all of them before one comes again.
+
+    Args:
+        ranks: data-parallel ranks of the engine: a room also says which of them prefills.
     """
 
-    def __init__(self) -> None:
-        self._next = randbits(ROOM_BITS)
-        self._step = randbits(ROOM_BITS) | 1
+    def __init__(self, ranks: int = 1) -> None:
+        self._ranks = ranks
+        self._count = (1 << ROOM_BITS) // ranks
+        self._next = randbelow(self._count)
+        self._step = randbelow(self._count) or 1
+        while gcd(self._step, self._count) > 1:
+            self._step += 1
 
-    def take(self) -> int:
-        """A room that was never taken; not 0, which SGLang has for itself."""
-        self._next = (self._next + self._step) & ((1 << ROOM_BITS) - 1)
-        return self._next or self.take()
+    def take(self, rank: int = 0) -> int:
+        """A room of that rank that was never taken; not 0, which SGLang has for itself."""
+        self._next = (self._next + self._step) % self._count
+        return self._next * self._ranks + rank or self.take(rank)
 
 
 class Sglang(OpenAiServer):
@@ -52,7 +60,7 @@ class Sglang(OpenAiServer):
     seeds_differ: ClassVar[bool] = False  # srt/managers/io_struct.py: sampling_params * n
 
     def __init__(self) -> None:
-        self._rooms = Rooms()
+        self._rooms: dict[int, Rooms] = {}
 
     def single_leg(self, request: Request) -> str | None:
         """Logprobs of the prompt: the engine that decodes has not computed it."""
@@ -66,15 +74,25 @@ class Sglang(OpenAiServer):
         return request.kind == "completion"
 
     def meet(self, prefill: Engine) -> Meeting:
-        """A new room at the engine's bootstrap server."""
+        """A new room at the engine's bootstrap server, of the data-parallel rank that it is.
+
+        The room says the rank as engines find it by themselves (`follow_bootstrap_room`), and
+        `disagg_prefill_dp_rank` says it to those that would ask the bootstrap server for it.
+        """
         bootstrap = prefill.identity.bootstrap if prefill.identity else None
         if bootstrap is None:
             raise LookupError(f"{prefill.address} has told no bootstrap server")
+        ranks = len(prefill.server.ranks) or 1
+        rooms = self._rooms.get(ranks)
+        if rooms is None:
+            rooms = self._rooms[ranks] = Rooms(ranks)
         members = {
             "bootstrap_host": orjson.dumps(bootstrap.bracketed),
             "bootstrap_port": b"%d" % bootstrap.port,
-            "bootstrap_room": b"%d" % self._rooms.take(),
+            "bootstrap_room": b"%d" % rooms.take(prefill.rank or 0),
         }
+        if prefill.rank is not None:
+            members["disagg_prefill_dp_rank"] = b"%d" % prefill.rank
         return Meeting(members, members)
 
     def prefill_body(

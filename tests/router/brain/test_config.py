@@ -70,6 +70,14 @@ def test_lists_in_the_environment_are_split_at_commas_and_blanks(
     assert shown(capsys)["decode"].startswith('["a:1", "b:2", "c:3"]')
 
 
+def test_numbers_are_given_for_all_engines_or_for_one() -> None:
+    settings = RouterSettings(
+        decode=["a:1"], data_parallel_size=["8", "http://b:2=4"], bootstrap_port=["[::1]:3=99"]
+    )
+    assert settings.rank_counts == {"": 8, "b:2": 4}
+    assert settings.bootstrap_ports == {"[::1]:3": 99}
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
@@ -81,6 +89,9 @@ def test_lists_in_the_environment_are_split_at_commas_and_blanks(
         ([*ENGINES, "--prefill-threshold", "-1"], "greater than or equal to 0"),
         ([*ENGINES, "--store", "redis://x"], "write kv://HOST:PORT"),
         ([*ENGINES, "--kv-events-bind", "127.0.0.1"], "give it as tcp://HOST:PORT"),
+        ([*ENGINES, "--bootstrap-port", "a:1=0"], "give it as PORT or HOST:PORT=PORT"),
+        ([*ENGINES, "--data-parallel-size", "0"], "data-parallel size '0': give it as N or"),
+        ([*ENGINES, "--data-parallel-size", "d=2"], "give it as http://HOST:PORT or HOST:PORT"),
         ([*ENGINES, "--landing-timeout", "0"], "--landing-timeout-s '0': should be greater than 0"),
         (
             [*ENGINES, "--config", "/nowhere.yaml"],

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from kvrouter.families.base import BadAnswer, Handoff
 from kvrouter.families.nixl import PREFILL, Nixl
+from kvrouter.families.sglang import Rooms
 from kvrouter.families.splice import splice
 from kvrouter.families.vllm import Vllm
+from kvrouter.leg import without_rank
+from kvrouter.passage import leg_fields
 from kvstore.chain import root_hash
 
 Spans = dict[str, tuple[int, int]]
@@ -353,3 +356,16 @@ def test_the_prompt_alone_goes_to_the_tokenizer(family: Vllm) -> None:
 
 def test_a_probe_asks_for_one_token(family: Vllm) -> None:
     assert json.loads(family.probe_body("m") or b"")["max_tokens"] == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 8, 64])
+def test_rooms_are_never_taken_twice_and_say_their_rank(ranks: int) -> None:
+    rooms = Rooms(ranks)
+    taken = [(rooms.take(number % ranks), number % ranks) for number in range(2000)]
+    assert len({room for room, _ in taken}) == 2000
+    assert all(0 < room < 2**63 and room % ranks == rank for room, rank in taken)
+
+
+def test_a_rank_is_taken_out_of_header_lines_and_nothing_that_looks_like_it() -> None:
+    given = {"baggage": "a=x-data-parallel-rank: 3", "x-data-parallel-rank": "1"}
+    assert without_rank(leg_fields("r", given)) == leg_fields("r", {"baggage": given["baggage"]})

@@ -1,7 +1,14 @@
 import pytest
 
 from kvrouter.engine import Engine, Identity, Role
-from kvrouter.plan import RouteInputs, held_tokens, missing_tokens, partners, usable_blocks
+from kvrouter.plan import (
+    RouteInputs,
+    elsewhere,
+    held_tokens,
+    missing_tokens,
+    partners,
+    usable_blocks,
+)
 
 
 def engine(port: int, manifest: str | None = None) -> Engine:
@@ -58,3 +65,12 @@ def test_engines_of_different_manifests_are_no_partners() -> None:
     refusing.identity = Identity(("m",), manifest="x", refusal="why")
     assert partners([same, refusing], decode) == [same]
     assert partners([same], refusing) == []
+
+
+def test_ranks_of_one_engine_are_no_partners_and_the_last_to_be_asked_after_a_failure() -> None:
+    divided, other = engine(1), engine(2)
+    divided.divide((0, 1))
+    first, second = divided.ranks
+    assert partners([first, second, other], first) == [other]
+    assert elsewhere([second, other], [first]) == [other]
+    assert elsewhere([second], [first]) == [second]

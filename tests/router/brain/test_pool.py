@@ -189,3 +189,82 @@ class PoolMachine(RuleBasedStateMachine):
 
 TestPoolMachine = PoolMachine.TestCase
 TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+RANKED = Identity(("m",), ranks=(4, 5, 6))
+
+
+def test_each_rank_of_an_engine_is_a_target_of_its_own(clock: Clock) -> None:
+    diary = Diary()
+    pool = Pool(clock, [diary])
+    engine = pool.add("[::1]:80", Role.DECODE)
+    pool.join(engine, RANKED)
+    targets = list(pool.engines(Role.DECODE, "m"))
+    assert [t.address for t in targets] == ["[::1]:80@0", "[::1]:80@1", "[::1]:80@2"]
+    assert {(t.host, t.port, t.url) for t in targets} == {("::1", 80, "http://[::1]:80")}
+    assert [(t.rank, t.number, t.joins) for t in targets] == [(0, 4, 1), (1, 5, 1), (2, 6, 1)]
+    assert [engine.numbered(number) for number in (3, 4, 6)] == [None, targets[0], targets[2]]
+    assert diary.entries == [("joined", t.address) for t in targets]
+    assert pool.all() == (engine,)
+
+
+def test_a_rank_that_refuses_takes_the_whole_engine_along_and_back(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = pool.add("a:1", Role.DECODE)
+    pool.join(engine, RANKED)
+    before = list(pool.engines(Role.DECODE))
+    assert pool.failed(before[1], Failure.REFUSED)
+    assert list(pool.engines(Role.DECODE)) == []
+    assert not pool.failed(before[2], Failure.REFUSED)
+    pool.join(engine, RANKED)
+    assert list(pool.engines(Role.DECODE)) == before  # they are the same: what is under way counts
+
+
+def test_one_ranks_breaker_leaves_the_others_alone(clock: Clock) -> None:
+    pool = Pool(clock)
+    pool.join(pool.add("a:1", Role.DECODE), RANKED)
+    first, *others = pool.engines(Role.DECODE)
+    for _ in range(3):
+        pool.failed(first, Failure.TIMEOUT)
+    assert pool.state(first) is BreakerState.OPEN
+    assert list(pool.engines(Role.DECODE)) == others
+
+
+def test_an_engine_with_ranks_drains_when_all_of_them_are_idle(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = pool.add("a:1", Role.DECODE)
+    pool.join(engine, RANKED)
+    tickets = [pool.reserve(target, 10) for target in pool.engines(Role.DECODE)]
+    assert (engine.requests, engine.tokens) == (3, 30)
+    assert not pool.drain(engine)
+    assert list(pool.engines(Role.DECODE)) == []
+    for ticket in tickets[:2]:
+        ticket.release()
+    assert pool.find("a:1") is engine
+    tickets[2].release()
+    assert pool.find("a:1") is None
+
+
+def test_an_engine_that_comes_back_with_fewer_ranks_counts_what_is_under_way_on_the_others(
+    clock: Clock,
+) -> None:
+    pool = Pool(clock)
+    engine = pool.add("a:1", Role.DECODE)
+    pool.join(engine, RANKED)
+    last = list(pool.engines(Role.DECODE))[-1]
+    ticket = pool.reserve(last, 10)
+    pool.join(engine, Identity(("m",)))
+    assert list(pool.engines(Role.DECODE)) == [engine]
+    assert engine.requests == 1
+    ticket.release()
+    assert (engine.requests, last.requests) == (0, 0)
+    pool.join(engine, RANKED)
+    assert list(pool.engines(Role.DECODE))[-1] is last
+
+
+def test_a_role_that_is_changed_is_changed_of_every_rank(clock: Clock) -> None:
+    pool = Pool(clock)
+    pool.join(pool.add("a:1", Role.DECODE), RANKED)
+    pool.assign("a:1", Role.PREFILL)
+    assert [t.role for t in pool.targets()] == [Role.PREFILL] * 3
+    assert list(pool.engines(Role.DECODE)) == []

@@ -76,7 +76,8 @@ class Site:
         await until(lambda: not any(engine.live for engine in self.engines))
         await until(lambda: not any(engine.held for engine in self.engines))
         assert [engine.violations for engine in self.engines if engine.violations] == []
-        assert all(e.requests == 0 and e.tokens == 0 for e in self.app.pool.all())
+        pool = self.app.pool
+        assert all(e.requests == e.tokens == 0 for e in (*pool.all(), *pool.targets()))
 
     async def metric(self, line: str) -> float:
         async with self.http.get(f"http://127.0.0.1:{self.port}/metrics") as answer:

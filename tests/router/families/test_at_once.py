@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import pytest
 from tests.fakes.pd import Network, PdEngine
-from tests.fakes.pd_mooncake import MooncakeEngine
 from tests.fakes.pd_sglang import SglangEngine
 
 from kvrouter.engine import Bootstrap, Engine, Failure, Identity, Role
@@ -135,22 +134,6 @@ async def test_a_leg_whose_other_one_fails_is_withdrawn() -> None:
     with pytest.raises(LegFailed):
         await both(Begun(0.0), waiting(), ends(broken))  # type: ignore[arg-type]
     assert withdrawn.is_set()
-
-
-async def test_transfers_go_to_the_data_parallel_rank_that_they_name(open_site: Open) -> None:
-    def ranks(engines: list[PdEngine]) -> None:
-        for engine in engines:
-            assert isinstance(engine, MooncakeEngine)
-            engine.ranks = 3
-
-    here = await open_site("mooncake", prepare=ranks)
-    header = {"x-data-parallel-rank": "1"}
-    for first in range(6):
-        status, _ = await here.post(ids(300 + first), headers=header)
-        assert status == 200
-    (prefill,) = here.prefill
-    assert isinstance(prefill, MooncakeEngine)
-    assert sorted(prefill.rank_of.values()) == [0, 0, 1, 1, 2, 2]
 
 
 async def test_a_fake_knows_a_room_that_is_used_twice() -> None:
