@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hmac
 from typing import TYPE_CHECKING, Any, Final, Literal
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 import msgspec
 import orjson
@@ -114,6 +114,9 @@ class Admin:
 
     def _remove(self, exchange: Exchange) -> tuple[int, Any]:
         engine = self._named(exchange)
+        if _flag(exchange.query, "force"):
+            legs = self._fleet.cut(engine)
+            return 200, {**self._card(engine), "removed": True, "cut": legs}
         gone = self._fleet.remove(engine)
         return (200 if gone else 202), {**self._card(engine), "removed": gone}
 
@@ -155,3 +158,15 @@ class Admin:
             "load": rank.requests,
             "tokens": rank.tokens,
         }
+
+
+def _flag(query: str, name: str) -> bool:
+    """The value of a flag in a query, the last where it is given more than once.
+
+    Raises:
+        ApiError: 400: it is none.
+    """
+    given = parse_qs(query, keep_blank_values=True).get(name, ["false"])[-1]
+    if given not in ("true", "false"):
+        raise bad_request(f"`{name}` must be true or false.", name)
+    return given == "true"

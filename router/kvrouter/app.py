@@ -275,6 +275,7 @@ class App:
             self.metrics,
             asked=lambda: self._asked,
             store_connected=lambda: client is None or client.connected,
+            admin=self.settings.admin,
         )
 
     def _expose(self, tokens: TokenSource) -> None:
@@ -312,7 +313,7 @@ class App:
             if self._ledger is not None:
                 self._ledger.forget(each)
             if self._legs is not None:
-                self._legs.engine_left(each)
+                self._legs.forget(each)
 
 
 def _manifests_differ(one: str, other: str) -> str:

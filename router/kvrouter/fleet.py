@@ -1,7 +1,7 @@
 """Engines that come and go while the router runs: added, given another role, drained, forgotten.
 
-Synchronous. It says what shall be; the pool lets what is under way end, the prober finds out who is
-there.
+Synchronous. It says what shall be; the pool lets what is under way end (or breaks it off, where
+that was asked for), the prober finds out who is there.
 """
 
 from __future__ import annotations
@@ -52,6 +52,16 @@ class Fleet:
         """
         log.info("engine %s drains: %d legs are under way", engine.address, engine.requests)
         return self._pool.drain(engine)
+
+    def cut(self, engine: Engine) -> int:
+        """Forget `engine` now; returns how many legs were under way on it, all of which break off.
+
+        What the client has seen nothing of, another engine does.
+        """
+        legs = engine.requests
+        log.info("engine %s is removed at once: %d legs are cut off", engine.address, legs)
+        self._pool.remove(engine)
+        return legs
 
     def follow(self, before: Mapping[str, Role], after: Mapping[str, Role]) -> None:
         """Bring the engines from one list (roles by address) to another.

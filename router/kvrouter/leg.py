@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from kvrouter.engine import Failure, Role
 from kvrouter.errors import ApiError
 from kvrouter.families.base import BadAnswer
-from kvrouter.http.client import Answer, Deadlines, Upstream, UpstreamError
+from kvrouter.http.client import Answer, Deadlines, Links, Upstream, UpstreamError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,6 +106,7 @@ class Legs:
         self._watch = watch
         self._metrics = metrics
         self._upstreams: dict[Engine, Upstream] = {}
+        self._links: dict[Engine, Links] = {}
         self.deadlines = deadlines
 
     def family(self, engine: Engine) -> Family:
@@ -281,6 +282,13 @@ class Legs:
         if upstream is not None:
             upstream.close()
 
+    def forget(self, engine: Engine) -> None:
+        """`engine` is removed for good; legs that are under way on it all the same break off."""
+        self.engine_left(engine)
+        links = self._links.pop(engine, None)
+        if links is not None and engine.requests:
+            links.cut()
+
     def close(self) -> None:
         """Close every idle connection."""
         for engine in list(self._upstreams):
@@ -289,7 +297,8 @@ class Legs:
     def _upstream(self, engine: Engine) -> Upstream:
         upstream = self._upstreams.get(engine)
         if upstream is None:
-            upstream = Upstream(engine.host, engine.port, self._watch)
+            links = self._links.setdefault(engine, Links())
+            upstream = Upstream(engine.host, engine.port, self._watch, links=links)
             self._upstreams[engine] = upstream
         return upstream
 

@@ -39,10 +39,12 @@ READ: Final[dict[str, Json]] = {
 
 ERRORS: Final[dict[int, str]] = {
     400: "The request is wrong; `param` names the parameter.",
+    401: "The admin token is missing or wrong.",
     404: "There is no such model, or engines have no such endpoint.",
     405: "The method is not allowed.",
     408: "The request did not arrive in time.",
     413: "The body is too large.",
+    415: "The body is not said to be JSON.",
     429: "The router or its engines are full; `Retry-After` says for how long.",
     431: "The head is too large.",
     501: "Engines do not do this.",
@@ -50,6 +52,8 @@ ERRORS: Final[dict[int, str]] = {
     503: "No engine is there.",
     504: "An engine did not answer in time.",
 }
+_ADMINS: Final = frozenset({401, 415})
+"""Those that the admin API alone answers."""
 _GENERATION: Final[tuple[tuple[str, Kind, str, str], ...]] = (
     ("/v1/completions", "completion", "prompt", "Complete a prompt."),
     ("/v1/chat/completions", "chat", "messages", "Answer a conversation."),
@@ -67,8 +71,8 @@ _OWN: Final[tuple[tuple[str, str, str, str], ...]] = (
 )
 
 
-def document(version: str) -> Json:
-    """The document, as a JSON object."""
+def document(version: str, *, admin: bool = False) -> Json:
+    """The document, as a JSON object; `admin`: with the admin API."""
     paths: dict[str, Json] = {}
     for path, kind, needed, about in _GENERATION:
         paths[path] = {"post": _posted(about, _members(kind), needed)}
@@ -83,6 +87,8 @@ def document(version: str) -> Json:
             answers["503"] = {"description": "No engine is there.", "content": {content: {}}}
         paths.setdefault(path, {})[method] = {"summary": about, "responses": answers}
     paths["/v1/models/{model}"] = {"get": _MODEL}
+    if admin:
+        paths |= _admin()
     return {
         "openapi": "3.1.0",
         "info": {"title": "kvrouter", "version": version},
@@ -107,11 +113,49 @@ def _members(kind: Kind) -> Json:
 def _posted(about: str, members: Json, *needed: str) -> Json:
     schema = {"type": "object", "properties": members, "required": list(needed)}
     content = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}}
+    errors = [status for status in ERRORS if status not in _ADMINS]
     return {
         "summary": about,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {"200": {"description": about, "content": content}, **_errors(*ERRORS)},
+        "responses": {"200": {"description": about, "content": content}, **_errors(*errors)},
     }
+
+
+def _admin() -> Json:
+    """Paths of the admin API."""
+    url = {"type": "string", "description": "http://HOST:PORT or HOST:PORT"}
+    kind = {"enum": ["prefill", "decode", "regular"], "default": "regular"}
+    schema: Json = {"type": "object", "properties": {"url": url, "worker_type": kind}}
+    schema |= {"required": ["url"], "additionalProperties": False}
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    worker = {"name": "worker", "in": "path", "required": True, "schema": {"type": "string"}}
+    force: Json = {"name": "force", "in": "query", "schema": {"type": "boolean", "default": False}}
+    force["description"] = "Remove it now: legs under way on it break off."
+    listed, shown = {200: "Every engine."}, {200: "The engine."}
+    added = {202: "The engine; it takes legs when it has answered its introduction."}
+    gone = {200: "It is gone.", 202: "It drains: legs are under way on it."}
+    return {
+        "/workers": {
+            "get": _called("Every engine.", listed),
+            "post": {**_called("Add an engine.", added, 400, 413, 415), "requestBody": body},
+        },
+        "/workers/{worker}": {
+            "get": {**_called("One engine.", shown, 404), "parameters": [worker]},
+            "delete": {
+                **_called("Drain an engine, or remove it now.", gone, 400, 404),
+                "parameters": [worker, force],
+            },
+        },
+    }
+
+
+def _called(about: str, answers: dict[int, str], *errors: int) -> Json:
+    """A call of the admin API."""
+    said = {
+        str(status): {"description": what, "content": {"application/json": {}}}
+        for status, what in answers.items()
+    }
+    return {"summary": about, "responses": {**said, **_errors(401, 405, 408, 431, *errors)}}
 
 
 def _errors(*statuses: int) -> Json:

@@ -103,6 +103,12 @@ class Pool:
             self._remove(engine)
         return not engine.requests
 
+    def remove(self, engine: Engine) -> None:
+        """Remove `engine` now, whatever is under way on it. Tickets stay valid."""
+        engine.draining = True
+        self._changed()
+        self._remove(engine)
+
     def when_removed(self, callback: Callable[[Engine], None]) -> None:
         """Call `callback` with each engine that is removed for good, after it has left."""
         self._when_removed.append(callback)

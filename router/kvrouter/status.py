@@ -34,6 +34,7 @@ class Status:
         metrics: shown at /metrics.
         asked: whether every engine has been asked once, so that it is known who is there.
         store_connected: whether the store is there; True where there is none.
+        admin: whether the admin API is served.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class Status:
         *,
         asked: Callable[[], bool],
         store_connected: Callable[[], bool],
+        admin: bool = False,
     ) -> None:
         self._pool = pool
         self._metrics = metrics
         self._asked = asked
         self._store_connected = store_connected
+        self._admin = admin
         self._started_s = int(time.time())
         self._version = version("kvrouter")
         self._document: bytes | None = None
@@ -112,7 +115,7 @@ class Status:
     async def api(self, exchange: Exchange) -> None:
         """The OpenAPI document of what the router serves."""
         if self._document is None:
-            self._document = orjson.dumps(document(self._version))
+            self._document = orjson.dumps(document(self._version, admin=self._admin))
         exchange.respond(200, self._document)
 
 

@@ -26,6 +26,8 @@ SETTLE_S = 15.0
 """For connections and tasks to end after the last request; those to engines are kept for 4 s."""
 STALL_S = 5.0
 """Longer than the router waits for an engine."""
+CUT = ("prefill-0", "decode-0")
+"""Removed by force under their legs."""
 VANISHING = 1000
 VANISH_S = 9.0
 
@@ -107,6 +109,9 @@ class Drill:
             for name in ROLES:
                 async with self._fault(f"{name} drained and restarted"):
                     await cluster.roll(name)
+            for name in CUT:
+                async with self._fault(f"{name} removed by force", breaks_streams=True):
+                    await cluster.cut(name)
             self._resume.set()
 
     async def wait_until(self, at_s: float) -> None:

@@ -120,7 +120,21 @@ class Cluster:
         await engine.child.process.wait()
         engine.child.killed = True
         await self.restart(name)
+        await self._add(name)
+
+    async def cut(self, name: str) -> None:
+        """Remove one engine by force, under its legs, and add it again."""
+        engine = self.engines[name]
+        url = f"{self.router.http}/workers/{engine.address}?force=true"
+        async with self.http.delete(url) as answer:
+            assert answer.status == 200, await answer.text()
+        assert await self._gone(engine)
+        await self._add(name)
+
+    async def _add(self, name: str) -> None:
+        engine = self.engines[name]
         body = {"url": f"http://{engine.address}", "worker_type": engine.role}
+        url = f"{self.router.http}/workers"
         async with self.http.post(url, data=json.dumps(body), headers=ADMIN_JSON) as answer:
             assert answer.status == 202, await answer.text()
         await self.joined(name)

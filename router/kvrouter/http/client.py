@@ -10,8 +10,9 @@ from kvrouter.http.answer import Answer, UpstreamError
 from kvrouter.http.link import Link
 from kvrouter.http.watch import Watch
 
-__all__ = ["Answer", "Deadlines", "Upstream", "UpstreamError"]
+__all__ = ["Answer", "Deadlines", "Links", "Upstream", "UpstreamError"]
 
+_CUT = "the engine was removed"
 _KEEP_S = 4.0  # uvicorn, which vLLM's server is, closes an idle connection after 5 s
 
 
@@ -22,6 +23,32 @@ class Deadlines:
     connect_s: float = 5.0
     first_byte_s: float = 600.0
     idle_s: float = 120.0
+
+
+class Links:
+    """All connections to one engine, also those in use of upstreams that are closed."""
+
+    def __init__(self) -> None:
+        self._links: set[Link] = set()
+        self._cut = False
+
+    def add(self, link: Link) -> bool:
+        """A connection was made; False where it is cut off already."""
+        if self._cut:
+            link.abort()
+            return False
+        self._links.add(link)
+        return True
+
+    def discard(self, link: Link) -> None:
+        """A connection is gone."""
+        self._links.discard(link)
+
+    def cut(self) -> None:
+        """End all of them, and each that is being made, for good: what is under way breaks off."""
+        self._cut = True
+        for link in list(self._links):
+            link.cut(_CUT)
 
 
 class Upstream:
@@ -35,14 +62,27 @@ class Upstream:
         port: TCP port.
         watch: checks the deadlines; shared by all upstreams of one loop.
         idle_links: connections kept at most while nothing is asked on them.
+        links: of the engine, shared by all upstreams that ever lead to it; None: its own.
+
+    Attributes:
+        links: all its connections, in use or not.
     """
 
-    def __init__(self, host: str, port: int, watch: Watch, *, idle_links: int = 1024) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        watch: Watch,
+        *,
+        idle_links: int = 1024,
+        links: Links | None = None,
+    ) -> None:
         self._host = host
         self._port = port
         self._watch = watch
         self._idle_links = idle_links
         self._idle: list[Link] = []
+        self.links = links or Links()
         self._closed = False
 
     @property
@@ -124,6 +164,8 @@ class Upstream:
             raise UpstreamError(Failure.REFUSED, "the connection was refused") from None
         except OSError as error:
             raise UpstreamError(Failure.CONNECT, f"no connection: {error.strerror}") from None
+        if not self.links.add(link):
+            raise UpstreamError(Failure.REFUSED, _CUT)
         self._watch.add(link)
         return link
 
@@ -136,6 +178,7 @@ class Upstream:
 
     def _gone(self, link: Link) -> None:
         self._watch.discard(link)
+        self.links.discard(link)
         if link in self._idle:
             self._idle.remove(link)
 

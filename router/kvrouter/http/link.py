@@ -118,6 +118,10 @@ class Link(asyncio.Protocol):
         self.expires_at = NEVER
         self.transport.abort()
 
+    def cut(self, message: str) -> None:
+        """Close now; the answer under way, if there is one, ends with that message."""
+        self._fail(Failure.BROKEN, message)
+
     # -- Watched
 
     def expire(self) -> None:

@@ -199,6 +199,28 @@ async def test_a_stream_that_breaks_off_goes_on_elsewhere(
     assert await here.metric('kvrouter:streams_broken_total{outcome="given up"}') == 0
 
 
+@EVERY_PAIR
+async def test_a_stream_on_an_engine_that_is_removed_by_force_goes_on_elsewhere(
+    open_site: Open, family: str
+) -> None:
+    here = await open_site(family, 2, 2, resume_streams=True, admin=True)
+    body = ids(stream=True)
+    for engine in here.decode:
+        engine.mode = "hang_mid"
+    root = f"http://127.0.0.1:{here.port}"
+    async with here.http.post(f"{root}/v1/completions", json=body) as answer:
+        begun = [await answer.content.readuntil(b"\n\n") for _ in range(2)]
+        leaving, staying = sorted(here.decode, key=lambda engine: -engine.live)
+        staying.mode = "ok"
+        async with here.http.delete(f"{root}/workers/{leaving.address}?force=true") as removed:
+            assert (removed.status, (await removed.json())["cut"]) == (200, 1)
+        raw = b"".join(begun) + await answer.read()
+    _, expected = await here.post(body, port=here.alone.port)
+    assert said(raw) == said(expected)
+    assert await here.metric('kvrouter:streams_broken_total{outcome="resumed"}') == 1
+    assert here.app.pool.find(leaving.address) is None
+
+
 @EVERY
 async def test_only_engines_that_can_name_their_tokens_are_asked_to(
     open_site: Open, family: str

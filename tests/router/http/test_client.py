@@ -165,6 +165,24 @@ async def test_a_new_connection_that_breaks_is_not_tried_again(start: Start) -> 
     assert len(peers) == 1
 
 
+async def test_what_is_under_way_or_being_connected_when_links_are_cut_fails(start: Start) -> None:
+    upstream, peers = await start(hangs)
+    asked = [upstream.send("POST", "/", body=(b"",), deadlines=LATER) for _ in range(2)]
+    first = asyncio.create_task(asked[0])
+    while not peers:
+        await asyncio.sleep(0)
+    second = asyncio.create_task(asked[1])
+    await asyncio.sleep(0)  # it connects
+    upstream.links.cut()
+    for task, failure in ((first, Failure.BROKEN), (second, Failure.REFUSED)):
+        with pytest.raises(UpstreamError, match="removed") as caught:
+            await task
+        assert caught.value.failure is failure
+        assert not caught.value.stale
+    with pytest.raises(UpstreamError, match="removed"):
+        await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+
+
 async def test_nobody_listening_is_told_apart() -> None:
     watch = Watch(asyncio.get_running_loop(), 0.01)
     with pytest.raises(UpstreamError) as caught:

@@ -85,6 +85,112 @@ async def forgotten(here: Site, engine: FakeEngine) -> None:
     await until(lambda: engine.open_connections == 0)
 
 
+async def cut(here: Site, engine: FakeEngine) -> Json:
+    """Remove an engine by force."""
+    status, card = await call(here, "DELETE", f"/workers/{engine.address}?force=true")
+    assert (status, card["removed"]) == (200, True)
+    assert (await call(here, "GET", f"/workers/{engine.address}"))[0] == 404
+    return card
+
+
+@pytest.mark.parametrize("prompt", ["Hello", ["Hello", "you", "there"]])
+async def test_a_stream_on_an_engine_that_is_removed_by_force_ends_with_an_error(
+    site: Open, prompt: Any
+) -> None:
+    here = await site(1, 1, admin=True)
+    engine = here.decode[0]
+    engine.mode = "hang_mid"
+    body = text(prompt=prompt, stream=True)
+    async with here.http.post(here.url("/v1/completions"), json=body) as answer:
+        await answer.content.readuntil(b" t1")
+        assert (await cut(here, engine))["cut"] == (3 if isinstance(prompt, list) else 1)
+        rest = await answer.content.read()
+    *_, error, done, last = rest.split(b"\n\n")
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == 502
+    assert (done, last) == (b"data: [DONE]", b"")
+    await engine.next_left()
+    await forgotten(here, engine)
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_nobody_has_seen_goes_to_another_engine_when_one_is_removed_by_force(
+    site: Open, leg: str, stream: bool
+) -> None:
+    here = await site(2, 2, admin=True)
+    leaving = (here.prefill if leg == "prefill" else here.decode)[0]
+    leaving.mode = "hang"
+    task = asyncio.create_task(here.post(text(stream=stream)))
+    await leaving.next_began()
+    assert (await cut(here, leaving))["cut"] == 1
+    status, _, body = await task
+    assert status == 200
+    assert b" t3" in body
+    assert b'"error"' not in body
+    await leaving.next_left()
+    await forgotten(here, leaving)
+
+
+@pytest.mark.parametrize("first", ["drains", "is away"])
+async def test_an_engine_that_leaves_already_can_be_removed_by_force(
+    site: Open, first: str
+) -> None:
+    here = await site(1, 2, admin=True, health_timeout_s=0.1)
+    leaving = here.decode[0]
+    leaving.mode = "hang_mid"
+    task = asyncio.create_task(here.post(text(stream=True)))
+    await leaving.next_began()
+    if first == "drains":
+        await call(here, "DELETE", f"/workers/{leaving.address}")
+    else:
+        leaving.healthy.clear()
+        await until(lambda: len(here.app.pool.engines(Role.DECODE)) == 1)
+    _, card = await call(here, "GET", f"/workers/{leaving.address}")
+    assert (card["status"], card["load"]) == ("draining" if first == "drains" else "away", 1)
+    assert (await cut(here, leaving))["cut"] == 1
+    assert (await task)[2].endswith(b"data: [DONE]\n\n")
+    leaving.healthy.set()
+    await forgotten(here, leaving)
+
+
+async def test_an_engine_removed_by_force_can_be_added_again_at_once(site: Open) -> None:
+    here = await site(1, 1, admin=True)
+    engine = here.decode[0]
+    engine.mode = "hang"
+    task = asyncio.create_task(here.post(text()))
+    await engine.next_began()
+    await cut(here, engine)
+    engine.mode = "ok"
+    assert (await add(here, engine, "decode"))[0] == 202
+    assert (await task)[0] == 503
+    await until(lambda: len(here.app.pool.engines(Role.DECODE)) == 1)
+    assert (await here.post(text()))[0] == 200
+
+
+async def test_force_is_true_or_false(site: Open) -> None:
+    here = await site(admin=True)
+    path = f"/workers/{here.decode[0].address}"
+    status, answer = await call(here, "DELETE", f"{path}?force=now")
+    assert (status, answer["error"]["param"]) == (400, "force")
+    assert (await call(here, "GET", path))[0] == 200
+    status, card = await call(here, "DELETE", f"{path}?force=false")
+    assert (status, card["removed"]) == (200, True)
+
+
+@pytest.mark.parametrize("admin", [False, True])
+async def test_the_document_tells_of_the_admin_api_where_it_is_served(
+    site: Open, admin: bool
+) -> None:
+    here = await site(admin=admin)
+    _, document = await call(here, "GET", "/openapi.json")
+    paths = {path for path in document["paths"] if path.startswith("/workers")}
+    assert paths == ({"/workers", "/workers/{worker}"} if admin else set())
+    for path in paths:
+        for method in document["paths"][path]:
+            status, _ = await call(here, method.upper(), path)
+            assert str(status) in document["paths"][path][method]["responses"]
+
+
 async def test_what_an_engine_held_is_forgotten_with_it(site: Open) -> None:
     here = await site(1, 2, admin=True, policy="prefix", store="kv://127.0.0.1:1")
     for engine in here.decode:
