@@ -90,6 +90,24 @@ async def test_an_engine_that_is_gone_takes_its_ranks_with_it(open_site: Open, f
 
 
 @RANKED
+async def test_an_engine_that_is_removed_by_force_takes_the_legs_of_all_its_ranks(
+    open_site: Open, family: str
+) -> None:
+    here = await open_site(family, 1, 2, prepare=ranks(2), admin=True)
+    leaving = here.decode[0]
+    leaving.mode = "hang"
+    asked = [asyncio.create_task(here.same(ids(300 + first))) for first in range(4)]
+    for _ in range(2):
+        await leaving.next_began()
+    url = f"http://127.0.0.1:{here.port}/workers/{leaving.address}?force=true"
+    async with here.http.delete(url) as answer:
+        assert (answer.status, (await answer.json())["cut"]) == (200, 2)
+    await asyncio.gather(*asked)
+    assert here.app.pool.find(leaving.address) is None
+    assert len(here.decode[1].requests) == 4
+
+
+@RANKED
 async def test_after_one_rank_has_failed_another_engine_is_asked_before_its_siblings(
     open_site: Open, family: str
 ) -> None:
