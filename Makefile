@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline stubs vllm-env docker rdma drill
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline stubs vllm-env docker rdma drill soak
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
 
@@ -40,7 +40,10 @@ bench: ## the quick benchmarks; figures in build/
 	$(PYTHON) -m benchmarks.copy_plans --quick --json build/copy_plans.json
 	$(PYTHON) -m benchmarks.store --quick --json build/store.json
 	$(PYTHON) -m benchmarks.wire --quick --json build/wire.json
-	$(PYTHON) -m benchmarks.router_soak --seconds 20 --log build/router_soak.jsonl
+
+soak: ## 2,000 idle streams, then two minutes of a router at 70 % load: flat memory, flat latency
+	@mkdir -p build
+	$(PYTHON) -m benchmarks.router_soak --seconds 120 --log build/router_soak.jsonl
 
 headline: ## cold and warm TTFT with real engines beside the seed's own proxy; ten minutes
 	$(PYTHON) -m benchmarks.headline --vllm-python "$$(tests/vllm/make_env.sh)" --json build/headline.json
