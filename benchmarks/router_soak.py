@@ -208,8 +208,9 @@ def main() -> int:
         requests = sum(sample.requests for sample in soak.samples)
         events = sum(sample.events for sample in soak.samples)
         tell(json.dumps({"requests": requests, "events": events}), None)
-        told = len(soak.samples) >= LEAST_SAMPLES
-        tell(json.dumps({"samples": len(soak.samples), "growth": "looked at" if told else UNSEEN}), None)
+        count = len(soak.samples)
+        growth = "looked at" if count >= LEAST_SAMPLES else UNSEEN
+        tell(json.dumps({"samples": count, "growth": growth}), None)
         tell(json.dumps({"verdict": found or "well"}), None)
     return 1 if found else 0
 
