@@ -30,6 +30,18 @@ def descendants(pid: int) -> set[int]:
     return own.union(*(descendants(child) for child in own))
 
 
+def shared_memory(pids: set[int]) -> set[Path]:
+    """The files of shared memory that processes have mapped."""
+    found: set[Path] = set()
+    for pid in pids:
+        try:
+            maps = Path(f"/proc/{pid}/maps").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        found |= {Path(name) for name in re.findall(r" (/dev/shm/psm_\w+)$", maps, re.MULTILINE)}
+    return found
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs (a zombie that nobody has waited for does not)."""
     try:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.demo.running import QUICK, Running, all_gone, descendants
+from tests.demo.running import QUICK, Running, all_gone, descendants, shared_memory
 from tests.vllm.engines import OFFLINE
 from tests.vllm.models import TINY, model_folder
 
@@ -20,14 +20,17 @@ def test_the_demo_runs_on_real_engines_and_leaves_nothing_behind(
     flags = ["--engine", "vllm", "--vllm-python", str(vllm_python), "--model", str(model)]
     demo = Running(*QUICK, *flags, environment=environment)
     try:
-        demo.until("^killing prefill-0")
+        demo.until(r"\] warm: ")
         processes = descendants(demo.process.pid)
+        memory = shared_memory(processes)
         assert demo.end(DEADLINE_S) == 0, demo.said
     finally:
         demo.close()
     print(demo.said)
     assert len(processes) >= 6  # a store, a router, two engines with a process of their own each
     assert all_gone(processes)
+    assert memory
+    assert not any(each.exists() for each in memory)
     assert "14 of 14 answers complete and right" in demo.said
     assert "right is what one engine alone says, token for token" in demo.said
     found = re.search(r"^decode-0 +([\d,]+) +([\d,]+) +([\d,]+)$", demo.said, re.MULTILINE)

@@ -20,14 +20,6 @@ START_S = 20.0
 STOP_S = 5.0
 _LOG_TAIL_LINES = 15
 _PR_SET_PDEATHSIG = 1
-# Stands before a command that has processes of its own: told to end, it tells the command, and then
-# ends what is left of their session.
-_GUARD = """
-trap 'kill -TERM $command; (sleep 4; kill -KILL 0) & wait $command; kill -KILL 0' TERM
-"$@" &
-command=$!
-wait $command
-"""
 
 
 class ChildFailed(Exception):
@@ -42,6 +34,7 @@ class Child:
     process: asyncio.subprocess.Process
     urls: dict[str, str]
     killed: bool = False
+    guarded: bool = False
 
     @property
     def pid(self) -> int:
@@ -110,12 +103,12 @@ class Children:
 
         Does not wait until it serves.
         """
-        guarded = ("/bin/sh", "-c", _GUARD, name, *command)
+        guarded = (sys.executable, "-m", "kvrouter.demo.guard", *command)
         with self._log(name).open("wb") as log:
             process = await self._spawn(
                 guarded, environment, stdout=log, stderr=log, last_signal=signal.SIGTERM
             )
-        child = Child(name, process, {"http": url})
+        child = Child(name, process, {"http": url}, guarded=True)
         self._started.append(child)
         return child
 
@@ -162,6 +155,9 @@ class Children:
     async def kill(self, child: Child) -> None:
         """SIGKILL, as a machine that loses power; returns when the process is gone."""
         child.killed = True
+        if child.guarded:
+            child.process.send_signal(signal.SIGUSR1)
+            await _gone([child.process])
         await _end(child.process)
 
     async def stop(self) -> None:
@@ -169,14 +165,19 @@ class Children:
         for process in reversed(self._processes):
             if process.returncode is None:
                 process.terminate()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STOP_S):
-                await asyncio.gather(*(process.wait() for process in self._processes))
+        await _gone(self._processes)
         for process in self._processes:
             await _end(process)
         for drain in self._drains:
             drain.cancel()
         await asyncio.gather(*self._drains, return_exceptions=True)
+
+
+async def _gone(processes: Sequence[asyncio.subprocess.Process]) -> None:
+    """Return when they have ended, or have taken too long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(STOP_S):
+            await asyncio.gather(*(process.wait() for process in processes))
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

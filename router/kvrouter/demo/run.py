@@ -160,10 +160,9 @@ def report(outcome: Outcome, setup: Setup, progress: Progress) -> bool:
     whole = sum(outcome.engines.values(), Counted())
     progress.line()
     progress.line(ttft_line("cold", outcome.cold))
-    progress.line(
-        ttft_line("warm", outcome.warm)
-        + f"   ({speedup(outcome.cold, outcome.warm):.1f} times sooner)"
-    )
+    sooner = speedup(outcome.cold, outcome.warm)
+    comparison = f"   ({sooner:.1f} times sooner)" if sooner > 1 else ""
+    progress.line(ttft_line("warm", outcome.warm) + comparison)
     progress.line()
     victim = setup.prefill[0]
     ordered = {name: outcome.engines[name] for name in (*setup.prefill, *setup.decode)}
