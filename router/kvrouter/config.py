@@ -93,11 +93,14 @@ class RouterSettings(BaseSettings):
     store_ca_file: StoreCaFile = ""
     store_cert_file: StoreCertFile = ""
     store_key_file: StoreKeyFile = ""
-    kv_connector: Literal["auto", "store", "nixl", "mooncake", "sglang", "openai"] = Field(
+    kv_connector: Literal[
+        "auto", "store", "nixl", "mooncake", "mooncake-legacy", "sglang", "openai"
+    ] = Field(
         default="auto",
         description="How the engines hand KV over: store (kvrouter's connector, LMCache, "
-        "MooncakeStore), nixl and mooncake (vLLM's NixlConnector and MooncakeConnector), sglang, "
-        "or not at all: openai. auto asks each engine what it is.",
+        "MooncakeStore), nixl and mooncake (vLLM's NixlConnector and MooncakeConnector; "
+        "mooncake-legacy where /version does not tell that it is vLLM before 0.14), sglang, or not "
+        "at all: openai. auto asks each engine what it is.",
     )
     bootstrap_port: Addresses = Field(
         default_factory=list,

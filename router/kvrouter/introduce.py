@@ -32,6 +32,10 @@ _ABSENT: Final = frozenset({400, 401, 403, 404, 405, 501})
 _BLOCK_SIZE: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bblock_size="(\d+)"', re.M)
 _NIXL: Final = re.compile(rb"^vllm:nixl_", re.M)
 _RANKS: Final = re.compile(rb'^vllm:num_requests_running\{[^}\n]*\bengine="(\d+)"', re.M)
+_VERSION: Final = re.compile(r"(\d+)\.(\d+)")
+_MOONCAKE_FROM: Final = (0, 8)  # no vLLM before has a connector of this kind
+_IDS_DIFFER_FROM: Final = (0, 14)  # v1/engine/input_processor.py adds random letters to ids
+_TRANSFERS_FROM: Final = (0, 16)  # MooncakeConnector with transfer_id and bootstrap servers
 MAX_RANKS: Final = 512
 """Data-parallel ranks of one engine: each is a target of its own, with connections and counts."""
 
@@ -119,6 +123,8 @@ class Introducer:
 
     async def _family_of(self, engine: Engine) -> str | None:
         """Its family; None where it is vLLM, whose connector has yet to be found."""
+        if self._connector.startswith("mooncake"):
+            return await self._mooncake_form(engine)
         if self._connector != AUTO:
             return self._connector
         if "disaggregation_mode" in await self._maybe(engine, "/server_info"):
@@ -131,6 +137,25 @@ class Introducer:
             engine.address,
         )
         return "openai"
+
+    async def _mooncake_form(self, engine: Engine) -> str:
+        """The family of its version of MooncakeConnector; as the user says where none is told.
+
+        Raises:
+            ProbeFailed: it is one that hands over nothing and says it did.
+        """
+        told = (await self._maybe(engine, "/version")).get("version")
+        found = _VERSION.match(str(told))
+        version = (int(found[1]), int(found[2])) if found else (0, 0)
+        if version < _MOONCAKE_FROM:  # also 0.1.dev1, as builds without tags call themselves
+            return self._connector
+        if _IDS_DIFFER_FROM <= version < _TRANSFERS_FROM:
+            raise ProbeFailed(
+                f"vLLM {told} gives the legs of one request different ids, by which its "
+                "MooncakeConnector matches them: no KV would be loaded, and answers would be wrong "
+                "without an error; use vLLM 0.13, or 0.16 and later"
+            )
+        return "mooncake" if version >= _TRANSFERS_FROM else "mooncake-legacy"
 
     async def _maybe(self, engine: Engine, path: str) -> dict[str, Any]:
         """The JSON object at `path`, empty where the engine has none there."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from secrets import token_hex
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engine import Failure, Role
@@ -38,6 +39,7 @@ _ERROR_BYTES: Final = 4096
 _ERROR: Final = re.compile(rb'[^{}]{0,32}data: {"error": ?{[^{}]*"code": ?5\d\d\b')
 """The beginning of a stream, perhaps in a chunk's frame: a 5xx that came too late for a status."""
 _RANK: Final = re.compile(rb"^x-data-parallel-rank:[^\r\n]*\r\n", re.MULTILINE)
+_ID: Final = re.compile(rb"^x-request-id: [^\r\n]*", re.MULTILINE)
 _NO_RANK: Final = re.compile(rb"(?:data_parallel_rank \d+ is|routed_dp_rank=\d+) out of range")
 """How vLLM and SGLang refuse a rank (input_processor.py; managers/tokenizer_manager.py)."""
 _TOKENIZE_DEADLINES: Final = Deadlines(connect_s=2.0, first_byte_s=5.0, idle_s=5.0)
@@ -73,6 +75,12 @@ class Refused(Exception):
 def without_rank(fields: bytes) -> bytes:
     """Header lines of `leg_fields`, without the data-parallel rank that the client named."""
     return _RANK.sub(b"", fields)
+
+
+def with_own_id(fields: bytes) -> bytes:
+    """Header lines of `leg_fields`, with a request id that begins like it and no leg ever had."""
+    suffix = f"-{token_hex(8)}".encode()
+    return _ID.sub(lambda found: found[0] + suffix, fields, count=1)
 
 
 def decode_error(failed: LegFailed) -> ApiError:
@@ -133,6 +141,8 @@ class Legs:
         body = family.prefill_body(
             request, prompt_ids=prompt_ids, want_ids=want_ids, meeting=meeting
         )
+        if family.own_ids:
+            fields = with_own_id(fields)
         path = PATHS[request.kind]
         answer = await self._ask(engine, Role.PREFILL, path, fields, body, self.deadlines)
         try:
@@ -145,6 +155,8 @@ class Legs:
         except BadAnswer as error:
             raise self.failed(engine, Role.PREFILL, Failure.ANSWER, str(error)) from None
         self._pool.succeeded(engine)
+        if family.own_ids:
+            handoff.fields = fields
         return handoff
 
     async def decode(
@@ -180,6 +192,8 @@ class Legs:
         if coming is not None:
             first_byte_s = deadlines.first_byte_s + coming.wait_s
             deadlines = replace(deadlines, first_byte_s=first_byte_s)
+        if handoff is not None and handoff.fields is not None:
+            fields = handoff.fields
         path = PATHS[request.kind]
         answer = await self._ask(engine, Role.DECODE, path, fields, body, deadlines)
         try:

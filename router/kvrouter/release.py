@@ -63,15 +63,9 @@ class Releases:
 
     async def _release(self, passage: Passage, model: str, first: Engine, params: bytes) -> None:
         body = self._legs.family(first).release_body(model, params)
-        for engine in self._able(first, model)[:MAX_ASKED]:
-            try:
-                status = await self._legs.status(engine, "/v1/completions", passage.fields, body)
-            except OSError as error:
-                log.debug("release on %s: %s", engine.address, error)
-                continue
-            if status == _REFUSED:
-                self._metrics.releases.add(1, "released")
-                return
+        if body is not None and await self._told(passage, self._able(first, model), body):
+            self._metrics.releases.add(1, "released")
+            return
         self._metrics.releases.add(1, "stranded")
         log.warning(
             "request %s: KV stays on %s until its lease ends, for no decode engine could be told "
@@ -79,6 +73,18 @@ class Releases:
             passage.request_id,
             passage.prefill_engine,
         )
+
+    async def _told(self, passage: Passage, able: list[Engine], body: bytes) -> bool:
+        """Whether one of the engines was told."""
+        for engine in able[:MAX_ASKED]:
+            try:
+                status = await self._legs.status(engine, "/v1/completions", passage.fields, body)
+            except OSError as error:
+                log.debug("release on %s: %s", engine.address, error)
+                continue
+            if status == _REFUSED:
+                return True
+        return False
 
     def _able(self, first: Engine, model: str) -> list[Engine]:
         """Decode engines of the same family, the one that was meant to have it first."""

@@ -87,6 +87,8 @@ class PdEngine:
         self.first_rank = 0
         self.ranks_of: list[int] = []
         self._rank_of: dict[int, int] = {}
+        self._id_of: dict[int, str] = {}
+        self.version = "0.32.0"
         self._turn = 0
         self.violations: list[str] = []
         self.port = 0
@@ -150,6 +152,13 @@ class PdEngine:
         self._turn += 1
         return self._turn % self.ranks
 
+    def id_of(self, body: Json) -> str:
+        """The `x-request-id` of a request; empty where it has none."""
+        return self._id_of.get(id(body), "")
+
+    def ended(self, body: Json) -> None:
+        """A request is over, however it ended."""
+
     def rank_of(self, body: Json) -> int:
         """The rank on which a request is."""
         return self._rank_of[id(body)]
@@ -182,7 +191,7 @@ class PdEngine:
         exchange.respond(200)
 
     async def _version(self, exchange: Exchange) -> None:
-        exchange.respond(200, b'{"version":"0.32.0"}')
+        exchange.respond(200, json.dumps({"version": self.version}).encode())
 
     async def _metrics(self, exchange: Exchange) -> None:
         exchange.respond(200, self.metrics())
@@ -205,6 +214,7 @@ class PdEngine:
         body: Json = json.loads(exchange.body)
         probe = body.get("prompt") == [1] and body.get("max_tokens") == 1
         self.live += 1
+        self._id_of[id(body)] = exchange.headers.get("x-request-id", "")
         try:
             try:
                 request = parse_request(exchange.body, kind, self._tokenizer, (MODEL,), MAX_LEN)
@@ -221,7 +231,9 @@ class PdEngine:
                 self.began.put_nowait(body)
             await self._generate(exchange, body, request, "ok" if probe else self.mode)
         finally:
+            self.ended(body)
             self._rank_of.pop(id(body), None)
+            self._id_of.pop(id(body), None)
             self.live -= 1
 
     async def _generate(

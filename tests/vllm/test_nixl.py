@@ -104,7 +104,7 @@ def test_a_release_frees_what_the_prefill_engine_keeps(cluster: Cluster) -> None
     handoff = Nixl().read_prefill_answer(raw)
     assert handoff.transfer_params is not None
     assert usage(cluster.prefill) > 0
-    release = json.loads(Nixl().release_body("tiny", handoff.transfer_params))
+    release = json.loads(Nixl().release_body("tiny", handoff.transfer_params) or b"")
     status, _ = ask(cluster.decode.address, "POST", "/v1/completions", release, 100.0)
     assert status == 400
     until = time.monotonic() + FREED_S

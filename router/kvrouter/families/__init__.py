@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.families.mooncake import Mooncake
+from kvrouter.families.mooncake_legacy import MooncakeLegacy
 from kvrouter.families.nixl import Nixl
 from kvrouter.families.openai_server import OpenAiServer
 from kvrouter.families.sglang import Sglang
@@ -17,6 +18,6 @@ if TYPE_CHECKING:
     from kvrouter.families.base import Family
 
 FAMILIES: Final[Mapping[str, type[Family]]] = MappingProxyType(
-    {family.name: family for family in (Vllm, Nixl, Mooncake, Sglang, OpenAiServer)}
+    {family.name: family for family in (Vllm, Nixl, Mooncake, MooncakeLegacy, Sglang, OpenAiServer)}
 )
 """Every family by its name; a new one is one word here."""

@@ -51,6 +51,7 @@ class Handoff:
         prompt_tokens: of usage; None where absent.
         cached_tokens: of usage, 0 where the engine says null; None where usage is absent.
         missing: the engine was to tell where to fetch the KV from, and does not.
+        fields: header lines that the decode leg must carry instead of the request's; None: none.
     """
 
     prompt_token_ids: bytes | None = None
@@ -65,6 +66,7 @@ class Handoff:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     missing: bool = False
+    fields: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ class Family(Protocol):
     """What a GET answers 200 while the engine is well."""
     lease_s: ClassVar[float]
     """How long a prefill engine keeps KV for a decode leg that does not come; 0: not at all."""
+    own_ids: ClassVar[bool]
+    """Whether engines match the legs of a hand-over by `x-request-id`: then no other has theirs."""
     seeds_differ: ClassVar[bool]
     """Whether an engine that draws several samples of one prompt gives sample i the seed + i."""
 
@@ -179,10 +183,11 @@ class Family(Protocol):
     def meet(self, prefill: Engine) -> Meeting:
         """A new meeting at `prefill`, or at the rank that it is; only where legs are concurrent."""
 
-    def release_body(self, model: str, params: bytes) -> bytes:
+    def release_body(self, model: str, params: bytes) -> bytes | None:
         """Body of a POST /v1/completions by which a decode engine has freed what `params` name.
 
         The engine refuses it (400) without computing or fetching anything; only where `lease_s`.
+        None: nothing but the end of the lease frees it.
         """
 
     def read_prefill_answer(self, body: bytes) -> Handoff:

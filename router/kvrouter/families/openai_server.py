@@ -25,6 +25,7 @@ class OpenAiServer:
     order: ClassVar[Order] = Order.SINGLE
     health_path: ClassVar[str] = "/v1/models"
     lease_s: ClassVar[float] = 0.0
+    own_ids: ClassVar[bool] = False
     seeds_differ: ClassVar[bool] = True
 
     def single_leg(self, request: Request) -> str | None:
@@ -78,7 +79,7 @@ class OpenAiServer:
         """There is but one leg."""
         raise NotImplementedError
 
-    def release_body(self, model: str, params: bytes) -> bytes:
+    def release_body(self, model: str, params: bytes) -> bytes | None:
         """Nothing is held."""
         raise NotImplementedError
 

@@ -39,6 +39,7 @@ class Vllm:
     order: ClassVar[Order] = Order.STORE
     health_path: ClassVar[str] = "/health"
     lease_s: ClassVar[float] = 0.0
+    own_ids: ClassVar[bool] = False
     seeds_differ: ClassVar[bool] = True  # vllm/v1/engine/parallel_sampling.py
     asks: ClassVar[bytes | None] = None
     """`kv_transfer_params` of every prefill leg."""
@@ -144,7 +145,7 @@ class Vllm:
         """Its legs share nothing."""
         raise NotImplementedError
 
-    def release_body(self, model: str, params: bytes) -> bytes:
+    def release_body(self, model: str, params: bytes) -> bytes | None:
         """A request that vLLM refuses after it has read `kv_transfer_params`.
 
         It then tells the prefill engine that nothing will be fetched

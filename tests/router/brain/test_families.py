@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from array import array
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from kvrouter.families.nixl import PREFILL, Nixl
 from kvrouter.families.sglang import Rooms
 from kvrouter.families.splice import splice
 from kvrouter.families.vllm import Vllm
-from kvrouter.leg import without_rank
+from kvrouter.leg import with_own_id, without_rank
 from kvrouter.passage import leg_fields
 from kvstore.chain import root_hash
 
@@ -369,3 +370,10 @@ def test_rooms_are_never_taken_twice_and_say_their_rank(ranks: int) -> None:
 def test_a_rank_is_taken_out_of_header_lines_and_nothing_that_looks_like_it() -> None:
     given = {"baggage": "a=x-data-parallel-rank: 3", "x-data-parallel-rank": "1"}
     assert without_rank(leg_fields("r", given)) == leg_fields("r", {"baggage": given["baggage"]})
+
+
+def test_an_id_of_its_own_begins_with_the_requests_and_is_never_made_twice() -> None:
+    fields = leg_fields("mine", {"baggage": "x-request-id: theirs"})
+    made = {with_own_id(fields) for _ in range(100)}
+    assert len(made) == 100
+    assert all(re.sub(rb"mine-[0-9a-f]{16}\r", b"mine\r", each) == fields for each in made)

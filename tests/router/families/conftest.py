@@ -10,6 +10,7 @@ import aiohttp
 import pytest_asyncio
 from tests.fakes.pd import PATIENCE_S, Json, Network, PdEngine, PlainEngine
 from tests.fakes.pd_mooncake import MooncakeEngine
+from tests.fakes.pd_mooncake_legacy import MooncakeLegacyEngine
 from tests.fakes.pd_nixl import NixlEngine
 from tests.fakes.pd_sglang import SglangEngine
 
@@ -17,7 +18,15 @@ from kvrouter.app import App
 from kvrouter.config import RouterSettings
 
 KINDS: dict[str, type[PdEngine]] = {
-    kind.family: kind for kind in (PdEngine, NixlEngine, MooncakeEngine, SglangEngine, PlainEngine)
+    kind.family: kind
+    for kind in (
+        PdEngine,
+        NixlEngine,
+        MooncakeEngine,
+        MooncakeLegacyEngine,
+        SglangEngine,
+        PlainEngine,
+    )
 }
 STEERING: Json = {
     "kv_transfer_params": {"do_remote_prefill": True, "remote_engine_id": "x"},
@@ -119,6 +128,8 @@ async def open_site() -> AsyncIterator[Open]:
         ports = [
             f"{e.address}={e.bootstrap_port}" for e in engines if isinstance(e, MooncakeEngine)
         ]
+        if family == "mooncake-legacy":
+            settings = {"kv_connector": "mooncake", **settings}  # told by its /version
         if family == "mooncake":
             settings = {"bootstrap_port": ports[:prefill], "kv_connector": family, **settings}
         app = App(

@@ -13,7 +13,7 @@ from .conftest import KINDS, STEERING, Open, Site, chat, ids, said, text, until
 NAMES = sorted(FAMILIES)
 PAIRED = [name for name in NAMES if name != "openai"]
 PINNING = ["mooncake", "nixl"]
-FETCHED_ONCE = ["mooncake", "nixl", "sglang"]
+FETCHED_ONCE = ["mooncake", "mooncake-legacy", "nixl", "sglang"]
 EITHER = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 EVERY = pytest.mark.parametrize("family", NAMES)
 EVERY_PAIR = pytest.mark.parametrize("family", PAIRED)
@@ -300,7 +300,7 @@ async def test_what_no_decode_engine_fetches_is_released_at_once(
     assert await here.metric('kvrouter:stranded_release_total{outcome="released"}') == 4
 
 
-@pytest.mark.parametrize("family", ["mooncake", "nixl", "store"])
+@pytest.mark.parametrize("family", ["mooncake", "mooncake-legacy", "nixl", "store"])
 async def test_without_prefill_engines_decode_computes_within_the_budget(
     open_site: Open, family: str
 ) -> None:
