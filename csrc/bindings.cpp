@@ -12,5 +12,6 @@ NB_MODULE(_core, module) {
   kv::python::bind_plans(module);
   kv::python::bind_local_writes(module);
   kv::python::bind_local_reads(module);
+  kv::python::bind_known_pool(module);
   kv::python::bind_server(module);
 }

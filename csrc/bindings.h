@@ -59,6 +59,7 @@ void bind_memory(nb::module_& module);
 void bind_plans(nb::module_& module);
 void bind_local_reads(nb::module_& module);
 void bind_local_writes(nb::module_& module);
+void bind_known_pool(nb::module_& module);
 void bind_server(nb::module_& module);
 
 }  // namespace kv::python

@@ -4,19 +4,15 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "exchange.h"
-#include "io_bindings.h"
+#include "known_parts.h"
+#include "link_bindings.h"
 #include "memory_bindings.h"
-#include "reply_bindings.h"
 #include "tcp_options.h"
 #include "wire_codec.h"
 
@@ -24,58 +20,6 @@ namespace kv::python {
 namespace {
 
 using namespace wire;
-
-// Lets handlers of signals run in Python, as a wait that Python makes does.
-bool handler_raised() {
-  const nb::gil_scoped_acquire gil;
-  return PyErr_CheckSignals() != 0;
-}
-
-// Over a socket that Python owns.
-class Link {
- public:
-  explicit Link(int fd) : wire_(fd) { wire_.interrupted = handler_raised; }
-  Link(int fd, const std::shared_ptr<TlsContext>& context, const std::string& host)
-      : stream_(std::make_unique<TlsStream>(context, fd, host)), wire_(fd, *stream_) {
-    wire_.interrupted = handler_raised;
-  }
-  Wire& wire() { return wire_; }
-  // An id that no request had before.
-  uint64_t next_id() { return ++last_id_; }
-  const TlsStream* stream() const { return stream_.get(); }
-
- private:
-  std::unique_ptr<TlsStream> stream_;
-  Wire wire_;
-  uint64_t last_id_ = 0;
-};
-
-// As a reading of time.monotonic(), which is the same clock.
-Deadline deadline_at(double seconds) {
-  return Deadline(std::chrono::duration_cast<Deadline::duration>(
-      std::chrono::duration<double>(seconds)));
-}
-
-// Does `io` without the GIL; raises unless that goes well.
-template <class Io>
-void perform(Link& link, const Exchange* exchange, Io io) {
-  IoResult result;
-  int error;
-  {
-    const ReleaseGil released(true);
-    result = io();
-    error = errno;
-  }
-  check_io(result, error, link.stream(), exchange == nullptr ? "" : exchange->why());
-}
-
-nb::object reply_of(const Exchange& exchange) {
-  try {
-    return to_reply(exchange.header(), exchange.body());
-  } catch (const nb::builtin_exception& error) {
-    throw ProtocolFailure(error.what());
-  }
-}
 
 void handshake(Link& link, double deadline) {
   perform(link, nullptr, [&] { return shake_hands(link.wire(), deadline_at(deadline)); });
@@ -155,92 +99,50 @@ nb::object get(Link& link, uint32_t manifest_id, uint16_t part, const nb::bytes&
   return do_get(link, body, to, indices, verify, deadline, list_of);
 }
 
-// A link and a manifest that is registered there. What does not fit is left to others, to say why.
+// A link and a manifest that is registered there.
 class KnownLink {
  public:
   KnownLink(Link& link, uint32_t manifest_id, std::vector<uint64_t> part_bytes, uint32_t most_blocks,
             uint64_t most_bytes, uint64_t rate_bytes_s)
       : link_(link),
         manifest_id_(manifest_id),
-        part_bytes_(std::move(part_bytes)),
-        most_blocks_(most_blocks),
-        most_bytes_(most_bytes),
-        rate_bytes_s_(static_cast<double>(rate_bytes_s)) {
-    for (uint8_t status = 0; status <= kLastBlockStatus; ++status)
-      statuses_.push_back(nb::cast(static_cast<BlockStatus>(status)));
-  }
+        parts_(std::move(part_bytes), most_blocks, most_bytes),
+        rate_bytes_s_(static_cast<double>(rate_bytes_s)) {}
 
   nb::object put(int64_t part, const nb::bytes& hashes, nb::handle span, const OwnedSegments& from,
                  const Indices& indices, double deadline) {
-    const std::optional<HashSpan> chosen = chosen_of(part, hashes, span, from, indices);
+    const std::optional<HashSpan> chosen = parts_.chosen_of(part, hashes, span, from, indices);
     if (!chosen) return nb::none();
-    const auto* all = reinterpret_cast<const Hash*>(hashes.c_str());
-    const Hash parent = chosen->data == all ? Hash{} : chosen->data[-1];
-    const WriteRequest body{manifest_id_, static_cast<uint16_t>(part), parent, *chosen};
-    const auto tuple_of = [this](const std::vector<uint8_t>& statuses) {
-      nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(statuses.size())));
-      if (!tuple.is_valid()) throw nb::python_error();
-      for (size_t i = 0; i < statuses.size(); ++i)
-        PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), object_of(statuses[i]));
-      return tuple;
-    };
-    return do_put(link_, body, from, indices, later(deadline, from, indices), tuple_of);
+    const WriteRequest body{manifest_id_, static_cast<uint16_t>(part),
+                            KnownParts::parent_of(hashes, *chosen), *chosen};
+    return do_put(link_, body, from, indices, later(deadline, from, indices),
+                  [this](const auto& statuses) { return parts_.tuple_of(statuses); });
   }
 
   nb::object get(int64_t part, const nb::bytes& hashes, nb::handle span, const OwnedSegments& to,
                  const Indices& indices, bool verify, double deadline) {
-    const std::optional<HashSpan> chosen = chosen_of(part, hashes, span, to, indices);
+    const std::optional<HashSpan> chosen = parts_.chosen_of(part, hashes, span, to, indices);
     if (!chosen) return nb::none();
     const ReadRequest body{manifest_id_, static_cast<uint16_t>(part), *chosen};
     const auto list_unless_corrupt = [this](const std::vector<uint8_t>& statuses) -> nb::object {
       const auto corrupt = static_cast<uint8_t>(BlockStatus::kCorrupt);
       if (std::find(statuses.begin(), statuses.end(), corrupt) != statuses.end()) return nb::none();
-      nb::object list = nb::steal(PyList_New(static_cast<Py_ssize_t>(statuses.size())));
-      if (!list.is_valid()) throw nb::python_error();
-      for (size_t i = 0; i < statuses.size(); ++i)
-        PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), object_of(statuses[i]));
-      return list;
+      return parts_.list_of(statuses);
     };
     return do_get(link_, body, to, indices, verify, later(deadline, to, indices),
                   list_unless_corrupt);
   }
 
  private:
-  // The hashes of the blocks in the range `span`, where one request may carry them.
-  std::optional<HashSpan> chosen_of(int64_t part, const nb::bytes& hashes, nb::handle span,
-                                    const OwnedSegments& memory, const Indices& indices) const {
-    const size_t blocks = hashes.size() / kHashBytes, count = indices.size();
-    if (getpid() != pid_ || hashes.size() % kHashBytes != 0 || !PyRange_Check(span.ptr())) return {};
-    const auto start = nb::cast<int64_t>(span.attr(start_));
-    const auto stop = nb::cast<int64_t>(span.attr(stop_));
-    const uint64_t bytes = memory.segments.block_bytes;
-    if (start < 0 || stop <= start || nb::cast<int64_t>(span.attr(step_)) != 1 ||
-        static_cast<uint64_t>(stop) > blocks || static_cast<uint64_t>(stop - start) != count)
-      return {};
-    if (part < 0 || static_cast<size_t>(part) >= part_bytes_.size()) return {};
-    if (part_bytes_[static_cast<size_t>(part)] != bytes) return {};
-    if (count > most_blocks_ || bytes > most_bytes_ / count) return {};
-    const auto* all = reinterpret_cast<const Hash*>(hashes.c_str());
-    return HashSpan{all + start, static_cast<uint32_t>(count)};
-  }
-
   double later(double deadline, const OwnedSegments& memory, const Indices& indices) const {
     return deadline + static_cast<double>(memory.segments.block_bytes) *
                           static_cast<double>(indices.size()) / rate_bytes_s_;
   }
 
-  // A new reference to a BlockStatus: to make one anew takes longer than a system call.
-  PyObject* object_of(uint8_t status) const { return nb::object(statuses_[status]).release().ptr(); }
-
   Link& link_;
-  pid_t pid_ = getpid();
   uint32_t manifest_id_;
-  std::vector<uint64_t> part_bytes_;
-  uint32_t most_blocks_;
-  uint64_t most_bytes_;
+  KnownParts parts_;
   double rate_bytes_s_;
-  std::vector<nb::object> statuses_;
-  nb::str start_{"start"}, stop_{"stop"}, step_{"step"};
 };
 
 }  // namespace

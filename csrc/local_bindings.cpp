@@ -7,30 +7,12 @@
 #include <memory>
 #include <vector>
 
-#include "local_reader.h"
+#include "local_bindings.h"
 #include "local_writer.h"
 #include "memory_bindings.h"
 
 namespace kv::python {
 namespace {
-
-// A directory that can be given up; whoever reads takes a share of it first.
-class DirectoryReader {
- public:
-  DirectoryReader(int fd, size_t size, int notes_fd) {
-    int error = 0;
-    reader_ = LocalReader::map(fd, size, notes_fd, error);
-    if (!reader_) throw_errno(error);
-  }
-  void close() { reader_.reset(); }
-  std::shared_ptr<LocalReader> share() const {
-    if (!reader_) throw nb::value_error("the directory is closed");
-    return reader_;
-  }
-
- private:
-  std::shared_ptr<LocalReader> reader_;
-};
 
 HashSpan hashes_in(const nb::bytes& hashes) {
   if (hashes.size() % wire::kHashBytes != 0) throw nb::value_error("hashes are 32 bytes each");

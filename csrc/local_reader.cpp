@@ -71,6 +71,15 @@ bool LocalReader::has_all(const BlockNames& names, HashSpan hashes) {
   return true;
 }
 
+bool LocalReader::finds_all(const BlockNames& names, HashSpan hashes) const {
+  prefetch(names, hashes);
+  for (uint32_t i = 0; i < hashes.count; ++i) {
+    if (i + kAhead < hashes.count) prefetch_one(names, hashes[i + kAhead]);
+    if (!find_complete(names, hashes[i], 0)) return false;
+  }
+  return true;
+}
+
 bool LocalReader::keep(const PartKey& key) {
   const std::optional<Place> place = directory_.find(key);
   if (place) log_.add({place->index, UseLog::Kind::kKept});

@@ -33,6 +33,8 @@ class LocalReader : public std::enable_shared_from_this<LocalReader> {
 
   // Whether the pool has all of these blocks with all parts. If so, they count as used.
   bool has_all(const BlockNames& names, HashSpan hashes);
+  // The same, but that it counts as nothing.
+  bool finds_all(const BlockNames& names, HashSpan hashes) const;
 
   struct Request {
     const BlockNames& names;

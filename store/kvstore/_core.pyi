@@ -441,6 +441,50 @@ class KnownLink:
     ) -> list[BlockStatus] | ErrorReply | None:
         """GET the blocks `span` of the chain `hashes`. None too where one came corrupt."""
 
+class KnownPool:
+    """A mapped pool, its server's Link, and a manifest that is registered there: as KnownLink, without a request.
+
+    Also None, and nothing copied by a put, where the link is not quiet, the pool is closed, or the server has no
+    slots to lend (`writer` None: where there is nobody to write). `deadline` is that of the LEND that a put makes
+    where slots have run out, or somebody waits for blocks. One thread at a time.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        pool: PoolView,
+        directory: DirectoryReader,
+        writer: LocalWriter | None,
+        names: BlockNames,
+        manifest_id: int,
+        part_bytes: Sequence[int],
+        *,
+        most_blocks: int,
+        most_bytes: int,
+    ) -> None: ...
+    def put(
+        self,
+        part: int,
+        hashes: bytes,
+        span: range,
+        segments: Segments,
+        indices: Sequence[int],
+        deadline: float,
+    ) -> tuple[BlockStatus, ...] | None:
+        """Copy the blocks `span` of the chain `hashes` into lent slots, and post them. OSError: they may be lost."""
+
+    def get(
+        self,
+        part: int,
+        hashes: bytes,
+        span: range,
+        segments: Segments,
+        indices: Sequence[int],
+        verify: bool,
+        deadline: float,
+    ) -> list[BlockStatus] | None:
+        """Copy the blocks out. None too where not all are in the directory, or one is corrupt."""
+
 
 def put_payload_bytes(block_bytes: int, blocks: int) -> int:
     """Return the payload_bytes of a PUT of `blocks` blocks: bytes and CRC32C of each."""

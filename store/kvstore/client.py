@@ -160,7 +160,7 @@ class StoreClient:
         block without space the rest is not tried.
         """
         began, most_s = time.monotonic(), self.deadline_s
-        quick = self._session.shortcut.put(
+        quick = self._session.puts.put(
             manifest, part, hashes, span, segments, indices, began, most_s
         )
         if quick is not None:
@@ -173,7 +173,7 @@ class StoreClient:
             parent, moved = parent_of(hashes, batch), hashes_of(hashes, batch)
             write = Write(known.manifest_id, part, parent, moved, known.names, segments, chosen)
             statuses = transport_of(channel).put(channel, write, deadline)
-            self._session.went_well(channel, manifest, known)
+            self._session.went_well(Access.WRITE, channel, manifest, known)
             return statuses
 
         memory = (segments.block_bytes, indices)
@@ -196,7 +196,7 @@ class StoreClient:
         memory of a block that is not OK holds anything.
         """
         began, most_s = time.monotonic(), self.deadline_s
-        quick = self._session.shortcut.get(
+        quick = self._session.gets.get(
             manifest, part, hashes, span, segments, indices, self.verify, began, most_s
         )
         if quick is not None:
@@ -211,7 +211,7 @@ class StoreClient:
             statuses = transport_of(channel).get_into(channel, read, deadline)
             if BlockStatus.CORRUPT in statuses:
                 _forget_corrupt(channel, read, statuses, deadline)
-            self._session.went_well(channel, manifest, known)
+            self._session.went_well(Access.READ, channel, manifest, known)
             return statuses
 
         memory = (segments.block_bytes, indices)

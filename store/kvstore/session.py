@@ -17,8 +17,6 @@ from kvstore.registry import Registry
 from kvstore.route import Route, TransportName, Way
 from kvstore.shortcut import Shortcut
 from kvstore.tls_channel import open_channel
-from kvstore.transports import transport_of
-from kvstore.transports.stream import Stream
 
 __all__ = ["Session"]
 
@@ -49,7 +47,7 @@ class Session:
         self._tls = tls
         self._rest_until = 0.0
         self._lanes = {access: Lane(functools.partial(self._connect, access)) for access in Access}
-        self.shortcut = Shortcut(self._lanes[Access.NONE], self._rest)
+        self.puts, self.gets = Shortcut(self._rest), Shortcut(self._rest)
 
     def operate(
         self,
@@ -72,10 +70,21 @@ class Session:
             deadline.left_s()
         return self._try(access, deadline, action, without_leases, proven=True)
 
-    def went_well(self, channel: Channel, manifest: Manifest, known: Registration) -> None:
+    def went_well(
+        self, access: Access, channel: Channel, manifest: Manifest, known: Registration
+    ) -> None:
         """Blocks of the manifest were moved over the channel, locked by the caller."""
-        if isinstance(transport_of(channel), Stream):
-            self.shortcut.learn(channel, manifest, known)
+        if channel.remote is not None:
+            return
+        if channel.pool is None:  # it serves both
+            lane, learners = self._lanes[Access.NONE], [self.puts, self.gets]
+        else:
+            lane, learners = (
+                self._lanes[access],
+                [self.puts if access == Access.WRITE else self.gets],
+            )
+        for shortcut in learners:
+            shortcut.learn(lane, channel, manifest, known)
 
     def lane_of(self, channel: Channel) -> Lane:
         """The lane that the channel belongs to."""
@@ -86,6 +95,7 @@ class Session:
 
     def close(self) -> None:
         """End every connection."""
+        self._forget_shortcuts()
         for lane in self._lanes.values():
             lane.close()
         self._rdma.close()
@@ -121,7 +131,11 @@ class Session:
     def _rest(self, lost_s: float) -> None:
         """Rest as long as was lost: who calls a node that hangs waits at most half of the time."""
         self._rest_until = time.monotonic() + min(lost_s, LONGEST_REST_S)
-        self.shortcut.forget()
+        self._forget_shortcuts()
+
+    def _forget_shortcuts(self) -> None:
+        self.puts.forget()
+        self.gets.forget()
 
     def _connect(self, access: Access, deadline: Deadline) -> Channel:
         """Connect along the known way; where it leads nowhere any more, look for another, once."""

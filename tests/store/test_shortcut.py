@@ -1,4 +1,4 @@
-"""The short way of a put or get by a socket: taken where it can be, and no caller can tell."""
+"""The short way of a put or get: taken where it can be, and no caller can tell."""
 
 import os
 import time
@@ -19,6 +19,7 @@ from tests.fakes.store import (
 from kvstore._core import BlockStatus, StoreServer
 from kvstore.client import StoreClient
 from kvstore.errors import DeadlineExceeded, StoreClosed, StoreUnavailable
+from kvstore.transports.shm import SharedMemory
 from kvstore.transports.stream import Stream
 
 BLOCK = 4096
@@ -26,11 +27,13 @@ MANIFEST = manifest_of(BLOCK)
 CHAIN = chain_of(4)
 
 
-@pytest.fixture
-def warm(url: str) -> Iterator[StoreClient]:
-    """A client that has put a block of another chain."""
-    with StoreClient(url, transport="tcp", deadline_s=5) as client:
-        put_chain(client, MANIFEST, chain_of(1, "warm"))
+@pytest.fixture(params=["tcp", "shm"])
+def warm(url: str, request: pytest.FixtureRequest) -> Iterator[StoreClient]:
+    """A client that has put and got a block of another chain."""
+    with StoreClient(url, transport=request.param, deadline_s=5) as client:
+        chain, memory = chain_of(1, "warm"), Memory(1, BLOCK)
+        put_chain(client, MANIFEST, chain)
+        client.get_into(MANIFEST, 0, chain, range(1), memory.segments, [0])
         yield client
 
 
@@ -41,17 +44,40 @@ def hurried(warm: StoreClient, monkeypatch: pytest.MonkeyPatch) -> StoreClient:
     def closed(*_: object) -> list[BlockStatus]:
         raise AssertionError("the long way was taken")
 
-    monkeypatch.setattr(Stream, "put", closed)
-    monkeypatch.setattr(Stream, "get_into", closed)
+    for transport in (Stream, SharedMemory):
+        monkeypatch.setattr(transport, "put", closed)
+        monkeypatch.setattr(transport, "get_into", closed)
     return warm
 
 
-def test_what_follows_a_put_goes_the_short_way(hurried: StoreClient) -> None:
+def test_what_follows_a_put_goes_the_short_way(hurried: StoreClient, server: StoreServer) -> None:
     assert put_chain(hurried, MANIFEST, CHAIN) == 4
+    server.stats()  # it looks at what was posted
     sink, source = Memory(2, BLOCK), Memory(4, BLOCK).holds(CHAIN)
     got = hurried.get_into(MANIFEST, 0, CHAIN, range(2, 4), sink.segments, [1, 0])
     assert got == [BlockStatus.OK] * 2
     assert (sink[1], sink[0]) == (source[2], source[3])
+
+
+def test_more_puts_than_there_are_lent_slots_go_the_short_way(hurried: StoreClient) -> None:
+    chains = [chain_of(3, str(number)) for number in range(200)]
+    assert [put_chain(hurried, MANIFEST, chain) for chain in chains] == [3] * len(chains)
+    memory = Memory(4, BLOCK).holds(chains[0])
+    again = hurried.put(MANIFEST, 0, chains[0], range(3), memory.segments, range(3))
+    assert again.statuses == (BlockStatus.EXISTS,) * 3
+
+
+def test_what_is_missing_and_what_is_left_of_a_chain_is_told_as_on_the_long_way(
+    warm: StoreClient,
+) -> None:
+    put_chain(warm, MANIFEST, CHAIN[: 2 * HASH_BYTES])
+    memory = Memory(4, BLOCK)
+    got = warm.get_into(MANIFEST, 0, CHAIN, range(4), memory.segments, range(4))
+    assert got == [BlockStatus.OK] * 2 + [BlockStatus.MISSING] * 2
+    assert memory.data[: 2 * BLOCK] == Memory(4, BLOCK).holds(CHAIN).data[: 2 * BLOCK]
+    absent = chain_of(1, "absent")
+    got = warm.get_into(MANIFEST, 0, absent, range(1), memory.segments, [0])
+    assert got == [BlockStatus.MISSING]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +108,8 @@ def test_memory_of_another_size_or_too_little_of_it_is_refused(warm: StoreClient
         warm.put(MANIFEST, 0, CHAIN, range(1), Memory(4, 2 * BLOCK).segments, [0])
     with pytest.raises(IndexError):
         warm.put(MANIFEST, 0, CHAIN, range(1), Memory(4, BLOCK).segments, [4])
+    with pytest.raises(IndexError):
+        warm.get_into(MANIFEST, 0, chain_of(1, "warm"), range(1), Memory(4, BLOCK).segments, [4])
     assert put_chain(warm, MANIFEST, CHAIN) == 4
 
 

@@ -1,0 +1,86 @@
+// What the short way of a put or get knows before it is called: a registered manifest, and how much
+// one request may carry. What does not fit is left to others, to say why.
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "memory_bindings.h"
+#include "wire.h"
+
+namespace kv::python {
+
+class KnownParts {
+ public:
+  // `part_bytes`: of a block, one for each of the manifest's parts.
+  KnownParts(std::vector<uint64_t> part_bytes, uint32_t most_blocks, uint64_t most_bytes)
+      : part_bytes_(std::move(part_bytes)), most_blocks_(most_blocks), most_bytes_(most_bytes) {
+    for (uint8_t status = 0; status <= wire::kLastBlockStatus; ++status)
+      statuses_.push_back(nb::cast(static_cast<wire::BlockStatus>(status)));
+  }
+
+  // The hashes of the blocks in the range `span`, where one request may carry them. None in a
+  // process that was forked since.
+  std::optional<wire::HashSpan> chosen_of(int64_t part, const nb::bytes& hashes, nb::handle span,
+                                          const OwnedSegments& memory,
+                                          const Indices& indices) const {
+    const size_t blocks = hashes.size() / wire::kHashBytes, count = indices.size();
+    if (getpid() != pid_ || hashes.size() % wire::kHashBytes != 0 || !PyRange_Check(span.ptr()))
+      return {};
+    const auto start = nb::cast<int64_t>(span.attr(start_));
+    const auto stop = nb::cast<int64_t>(span.attr(stop_));
+    const uint64_t bytes = memory.segments.block_bytes;
+    if (start < 0 || stop <= start || nb::cast<int64_t>(span.attr(step_)) != 1 ||
+        static_cast<uint64_t>(stop) > blocks || static_cast<uint64_t>(stop - start) != count)
+      return {};
+    if (part < 0 || static_cast<size_t>(part) >= part_bytes_.size()) return {};
+    if (part_bytes_[static_cast<size_t>(part)] != bytes) return {};
+    if (count > most_blocks_ || bytes > most_bytes_ / count) return {};
+    return wire::HashSpan{all_of(hashes) + start, static_cast<uint32_t>(count)};
+  }
+
+  // What the first of the chosen hashes hangs on.
+  static wire::Hash parent_of(const nb::bytes& hashes, const wire::HashSpan& chosen) {
+    return chosen.data == all_of(hashes) ? wire::Hash{} : chosen.data[-1];
+  }
+
+  nb::object tuple_of(const std::vector<uint8_t>& statuses) const {
+    nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(statuses.size())));
+    if (!tuple.is_valid()) throw nb::python_error();
+    for (size_t i = 0; i < statuses.size(); ++i)
+      PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), object_of(statuses[i]));
+    return tuple;
+  }
+
+  nb::object list_of(const std::vector<uint8_t>& statuses) const {
+    nb::object list = nb::steal(PyList_New(static_cast<Py_ssize_t>(statuses.size())));
+    if (!list.is_valid()) throw nb::python_error();
+    for (size_t i = 0; i < statuses.size(); ++i)
+      PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), object_of(statuses[i]));
+    return list;
+  }
+
+ private:
+  static const wire::Hash* all_of(const nb::bytes& hashes) {
+    return reinterpret_cast<const wire::Hash*>(hashes.c_str());
+  }
+
+  // A new reference to a BlockStatus: to make one anew takes longer than a system call.
+  PyObject* object_of(uint8_t status) const {
+    return nb::object(statuses_[status]).release().ptr();
+  }
+
+  pid_t pid_ = getpid();
+  std::vector<uint64_t> part_bytes_;
+  uint32_t most_blocks_;
+  uint64_t most_bytes_;
+  std::vector<nb::object> statuses_;
+  nb::str start_{"start"}, stop_{"stop"}, step_{"step"};
+};
+
+}  // namespace kv::python

@@ -1,0 +1,67 @@
+// A blocking client's connection, as the bindings that use one see it.
+#pragma once
+
+#include <cerrno>
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "exchange.h"
+#include "io_bindings.h"
+#include "reply_bindings.h"
+
+namespace kv::python {
+
+// Lets handlers of signals run in Python, as a wait that Python makes does.
+inline bool handler_raised() {
+  const nb::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+
+// Over a socket that Python owns.
+class Link {
+ public:
+  explicit Link(int fd) : wire_(fd) { wire_.interrupted = handler_raised; }
+  Link(int fd, const std::shared_ptr<TlsContext>& context, const std::string& host)
+      : stream_(std::make_unique<TlsStream>(context, fd, host)), wire_(fd, *stream_) {
+    wire_.interrupted = handler_raised;
+  }
+  Wire& wire() { return wire_; }
+  // An id that no request had before.
+  uint64_t next_id() { return ++last_id_; }
+  const TlsStream* stream() const { return stream_.get(); }
+
+ private:
+  std::unique_ptr<TlsStream> stream_;
+  Wire wire_;
+  uint64_t last_id_ = 0;
+};
+
+// As a reading of time.monotonic(), which is the same clock.
+inline Deadline deadline_at(double seconds) {
+  return Deadline(std::chrono::duration_cast<Deadline::duration>(
+      std::chrono::duration<double>(seconds)));
+}
+
+// Does `io` without the GIL; raises unless that goes well.
+template <class Io>
+void perform(Link& link, const Exchange* exchange, Io io) {
+  IoResult result;
+  int error;
+  {
+    const ReleaseGil released(true);
+    result = io();
+    error = errno;
+  }
+  check_io(result, error, link.stream(), exchange == nullptr ? "" : exchange->why());
+}
+
+inline nb::object reply_of(const Exchange& exchange) {
+  try {
+    return to_reply(exchange.header(), exchange.body());
+  } catch (const nb::builtin_exception& error) {
+    throw ProtocolFailure(error.what());
+  }
+}
+
+}  // namespace kv::python
