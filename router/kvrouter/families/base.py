@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from kvrouter.families.splice import pick, splice
 
 if TYPE_CHECKING:
     from kvrouter.engine import Engine
@@ -97,30 +99,34 @@ class Coming:
     wait_s: float
 
 
-class Family(Protocol):
-    """Dialect of one kind of engine. It keeps no state of requests."""
+class Family:
+    """Dialect of one kind of engine. It keeps no state of requests.
+
+    What stands here, and what a family does not say otherwise, is the plainest dialect: no transfer
+    but at meetings, and nothing told but the client's bytes.
+    """
 
     name: ClassVar[str]
     """As in `--kv-connector`."""
     parameters: ClassVar[Table]
     """What each leg does with each parameter; rewriting follows it."""
     order: ClassVar[Order]
-    health_path: ClassVar[str]
+    health_path: ClassVar[str] = "/health"
     """What a GET answers 200 while the engine is well."""
-    lease_s: ClassVar[float]
+    lease_s: ClassVar[float] = 0.0
     """How long a prefill engine keeps KV for a decode leg that does not come; 0: not at all."""
-    own_ids: ClassVar[bool]
+    own_ids: ClassVar[bool] = False
     """Whether engines match the legs of a hand-over by `x-request-id`: then no other has theirs."""
-    seeds_differ: ClassVar[bool]
+    seeds_differ: ClassVar[bool] = True
     """Whether an engine that draws several samples of one prompt gives sample i the seed + i."""
-
-    def __init__(self) -> None: ...
 
     def single_leg(self, request: Request) -> str | None:
         """Why `request` must not be split in two legs (e.g. "echo"), or None if it may."""
+        return None
 
     def hashable(self, request: Request) -> bool:
         """Whether its block hashes follow from its token ids, cache salt and adapter alone."""
+        return False
 
     def samples_alone(self, request: Request) -> bool:
         """Whether each of the `request.n` samples needs legs of its own.
@@ -131,15 +137,18 @@ class Family(Protocol):
         Raises:
             ApiError: 400: the engine would refuse so many, but would not see that there are.
         """
+        return self.order in FETCHED_ONCE and self.single_leg(request) is None
 
     def names_tokens(self, request: Request) -> bool:
         """Whether engines that stream an answer to `request` name the tokens of its events.
 
         Only where another engine can be given those beside the prompt.
         """
+        return False
 
     def tokenize_body(self, request: Request) -> bytes:
         """Body of POST /tokenize for a prompt that is text or messages."""
+        return pick(request.body, request.spans, self.parameters.tokenized[request.kind])
 
     def prefill_body(
         self,
@@ -157,6 +166,12 @@ class Family(Protocol):
             want_ids: ask the engine to return the prompt's token ids.
             meeting: what the legs share, where they are concurrent.
         """
+        table, given = self.parameters, request.spans.keys()
+        changes: dict[str, bytes | None] = dict.fromkeys(table.left_out_on_prefill & given)
+        changes.update(table.set_on_prefill)
+        if meeting is not None:
+            changes.update(meeting.prefill)
+        return splice(request.body, request.spans, changes)
 
     def decode_body(
         self,
@@ -179,9 +194,20 @@ class Family(Protocol):
             meeting: what the legs share, where they are concurrent.
             want_ids: ask the engine to name the tokens of each event, where it can.
         """
+        changes: dict[str, bytes | None] = dict.fromkeys(self.parameters.own & request.spans.keys())
+        if want_ids and self.names_tokens(request):
+            changes["return_token_ids"] = b"true"
+        if meeting is not None:
+            changes.update(meeting.decode)
+        return splice(request.body, request.spans, changes) if changes else request.body
 
     def meet(self, prefill: Engine) -> Meeting:
-        """A new meeting at `prefill`, or at the rank that it is; only where legs are concurrent."""
+        """A new meeting at `prefill`, or at the rank that it is; only where legs are concurrent.
+
+        Raises:
+            LookupError: the engine has not told where it is met.
+        """
+        raise NotImplementedError
 
     def release_body(self, model: str, params: bytes) -> bytes | None:
         """Body of a POST /v1/completions by which a decode engine has freed what `params` name.
@@ -189,6 +215,7 @@ class Family(Protocol):
         The engine refuses it (400) without computing or fetching anything; only where `lease_s`.
         None: nothing but the end of the lease frees it.
         """
+        return None
 
     def read_prefill_answer(self, body: bytes) -> Handoff:
         """Read the prefill leg's answer.
@@ -196,9 +223,11 @@ class Family(Protocol):
         Raises:
             BadAnswer: it is not a completion's JSON.
         """
+        raise BadAnswer("its family has no prefill leg")
 
     def probe_body(self, model: str) -> bytes | None:
         """Body of a POST /v1/completions of one token, whose answer tells who the engine is.
 
         None: such a request tells nothing, or is refused.
         """
+        return None

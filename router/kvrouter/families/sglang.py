@@ -3,7 +3,8 @@
 Sources, of SGLang 0.5.23: srt/entrypoints/openai/protocol.py (`PDRoutingFields`),
 srt/disaggregation/{prefill,decode}.py and common/conn.py. Both bodies are the client's: the decode
 engine takes over the first token that the prefill engine sampled, with its logprobs, and that one
-cuts `max_tokens` itself. Without a room both refuse a request.
+cuts `max_tokens` itself. Without a room both refuse a request. The prefill leg is no stream, so
+that it fails with a status.
 """
 
 from __future__ import annotations
@@ -14,10 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import orjson
 
-from kvrouter.families.base import BadAnswer, Coming, Handoff, Meeting, Order
-from kvrouter.families.openai_server import OpenAiServer
+from kvrouter.families.base import BadAnswer, Family, Handoff, Meeting, Order
 from kvrouter.families.parameters import SGLANG
-from kvrouter.families.splice import splice
 
 if TYPE_CHECKING:
     from kvrouter.engine import Engine
@@ -50,13 +49,12 @@ class Rooms:
         return self._next * self._ranks + rank or self.take(rank)
 
 
-class Sglang(OpenAiServer):
+class Sglang(Family):
     """Engines of SGLang, disaggregated or whole."""
 
     name: ClassVar[str] = "sglang"
     parameters: ClassVar[Table] = SGLANG
     order: ClassVar[Order] = Order.CONCURRENT
-    health_path: ClassVar[str] = "/health"
     seeds_differ: ClassVar[bool] = False  # srt/managers/io_struct.py: sampling_params * n
 
     def __init__(self) -> None:
@@ -94,39 +92,6 @@ class Sglang(OpenAiServer):
         if prefill.rank is not None:
             members["disagg_prefill_dp_rank"] = b"%d" % prefill.rank
         return Meeting(members, members)
-
-    def prefill_body(
-        self,
-        request: Request,
-        *,
-        prompt_ids: bytes | None = None,
-        want_ids: bool = False,
-        meeting: Meeting | None = None,
-    ) -> bytes:
-        """The client's body with the room, not as a stream: it fails with a status then."""
-        met = meeting.prefill if meeting is not None else {}
-        given = request.spans.keys()
-        left_out = dict.fromkeys(self.parameters.left_out_on_prefill & given)
-        changes = {**left_out, **self.parameters.set_on_prefill, **met}
-        return splice(request.body, request.spans, changes)
-
-    def decode_body(
-        self,
-        request: Request,
-        handoff: Handoff | None,
-        *,
-        prompt_ids: bytes | None = None,
-        coming: Coming | None = None,
-        meeting: Meeting | None = None,
-        want_ids: bool = False,
-    ) -> bytes:
-        """The client's body with the room."""
-        changes: dict[str, bytes | None] = dict.fromkeys(self.parameters.own & request.spans.keys())
-        if want_ids and self.names_tokens(request):
-            changes["return_token_ids"] = b"true"
-        if meeting is not None:
-            changes.update(meeting.decode)
-        return splice(request.body, request.spans, changes) if changes else request.body
 
     def read_prefill_answer(self, body: bytes) -> Handoff:
         """Its usage; the KV has gone to the decode engine by then."""

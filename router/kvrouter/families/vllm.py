@@ -12,13 +12,12 @@ import orjson
 
 from kvrouter._native import find_token_ids
 from kvrouter.errors import bad_request
-from kvrouter.families.base import FETCHED_ONCE, BadAnswer, Coming, Handoff, Meeting, Order
+from kvrouter.families.base import BadAnswer, Coming, Family, Handoff, Meeting, Order
 from kvrouter.families.parameters import VLLM
-from kvrouter.families.splice import pick, splice
+from kvrouter.families.splice import splice
 from kvstore.chain import HASH_BYTES
 
 if TYPE_CHECKING:
-    from kvrouter.engine import Engine
     from kvrouter.families.table import Table
     from kvrouter.openai import Request
 
@@ -31,15 +30,12 @@ GREEDY_BELOW: Final = 1e-5
 IDS_KEY: Final = "prompt_token_ids"
 
 
-class Vllm:
+class Vllm(Family):
     """Engines of vLLM whose connector needs no word of a request to find its KV."""
 
     name: ClassVar[str] = "store"
     parameters: ClassVar[Table] = VLLM
     order: ClassVar[Order] = Order.STORE
-    health_path: ClassVar[str] = "/health"
-    lease_s: ClassVar[float] = 0.0
-    own_ids: ClassVar[bool] = False
     seeds_differ: ClassVar[bool] = True  # vllm/v1/engine/parallel_sampling.py
     asks: ClassVar[bytes | None] = None
     """`kv_transfer_params` of every prefill leg."""
@@ -54,7 +50,7 @@ class Vllm:
         Raises:
             ApiError: 400, as vLLM says it: temperature 0 leaves no choice.
         """
-        if self.order not in FETCHED_ONCE or self.single_leg(request) is not None:
+        if not super().samples_alone(request):
             return False
         temperature = orjson.loads(request.raw("temperature") or b"1")
         if isinstance(temperature, int | float) and temperature < GREEDY_BELOW:
@@ -84,7 +80,7 @@ class Vllm:
         want_ids: bool = False,
         meeting: Meeting | None = None,
     ) -> bytes:
-        """See `Family.prefill_body`."""
+        """One token of the client's request, which ends by nothing but its length."""
         spans, table = request.spans, self.parameters
         changes: dict[str, bytes | None] = dict.fromkeys(table.left_out_on_prefill & spans.keys())
         changes.update(table.set_on_prefill)
@@ -107,7 +103,7 @@ class Vllm:
         meeting: Meeting | None = None,
         want_ids: bool = False,
     ) -> bytes:
-        """See `Family.decode_body`."""
+        """The client's bytes themselves, where nothing is to be said of a transfer."""
         transfer = handoff.transfer_params if handoff else None
         if meeting is not None:
             transfer = meeting.decode[TRANSFER]
@@ -141,10 +137,6 @@ class Vllm:
         if transfer is not None:
             changes[TRANSFER] = transfer
 
-    def meet(self, prefill: Engine) -> Meeting:
-        """Its legs share nothing."""
-        raise NotImplementedError
-
     def release_body(self, model: str, params: bytes) -> bytes | None:
         """A request that vLLM refuses after it has read `kv_transfer_params`.
 
@@ -156,12 +148,8 @@ class Vllm:
         head = {"model": model, "prompt": [0], "max_tokens": 1, "temperature": -1}
         return orjson.dumps(head)[:-1] + b',"%b":%b}' % (TRANSFER.encode(), params)
 
-    def tokenize_body(self, request: Request) -> bytes:
-        """Body of POST /tokenize for the prompt of a request that is not token ids already."""
-        return pick(request.body, request.spans, self.parameters.tokenized[request.kind])
-
     def read_prefill_answer(self, body: bytes) -> Handoff:
-        """See `Family.read_prefill_answer`."""
+        """Its usage and what the connector tells; token ids are read natively, not parsed."""
         found = find_token_ids(body, IDS_KEY)
         rest = body
         if found is not None:
