@@ -34,6 +34,9 @@ class Sharing:
 
     def engine_joined(self, engine: Engine) -> None:
         """Log every engine with which it could share KV by its role, but does not."""
+        if engine.rank:
+            return  # what holds for one rank of an engine holds for all: the first has told
+        engine = engine.server
         identity = engine.identity
         if identity is not None and identity.refusal is not None:
             log.warning("engine %s shares no KV: %s", engine.address, identity.refusal)

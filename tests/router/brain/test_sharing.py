@@ -118,3 +118,17 @@ def test_engines_are_named_by_what_matters_of_them() -> None:
     assert str(identity) == "m, l; blocks of 16 tokens; manifest abababababab"
     assert str(Identity(("m",))) == "m; unknown blocks; no connector of kvstore"
     assert repr(Engine("e:1", Role.BOTH)) == "<Engine e:1 both: 0 requests, 0 tokens>"
+
+
+def test_an_engine_with_several_ranks_is_told_of_once(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    joined(pool, "p:1", Role.PREFILL, manifest="x")
+    divided = Identity(("m",), manifest="y", ranks=(0, 1, 2))
+    pool.join(pool.add("d:1", Role.DECODE), divided)
+    assert refused(pool) == [("p:1", "d:1", "x and y")]
+    assert [record.getMessage().count("p:1 and d:1 share no KV") for record in caplog.records] == [
+        1
+    ]
+    pool.join(pool.add("d:2", Role.DECODE), Identity(("m",), refusal="why", ranks=(0, 1)))
+    assert caplog.text.count("engine d:2 shares no KV: why") == 1
