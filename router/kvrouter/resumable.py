@@ -23,6 +23,7 @@ KEPT: Final = frozenset(
         "min_tokens",
         "temperature",
         "seed",
+        "best_of",
         "user",
         "priority",
         "cache_salt",
@@ -50,7 +51,6 @@ KEPT: Final = frozenset(
 """Members that mean the same for the rest of an answer as for all of it, or are put right."""
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "n": (1,),
-    "best_of": (1,),
     "echo": (False,),
     "stop": ([], ""),
     "frequency_penalty": (0,),

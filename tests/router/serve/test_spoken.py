@@ -26,6 +26,7 @@ Json = dict[str, Any]
         ({"temperature": None, "seed": 3}, False),
         ({"logprobs": 1}, False),
         ({"logprobs": 0}, False),
+        ({"best_of": 3}, True),
         ({"n": 2, "temperature": 1}, False),
         ({"stop": "x"}, False),
         ({"stream": False}, False),
