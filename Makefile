@@ -23,7 +23,7 @@ types: ## mypy, strict
 	mypy
 
 test: ## unit, property, integration and fault tests; no engine, no container
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n auto --dist loadfile
 
 csrc-test: ## C++ tests under AddressSanitizer and UBSan
 	.ci/sanitize address,undefined build/asan

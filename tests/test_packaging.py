@@ -103,4 +103,4 @@ def test_the_wheel_passes_the_tests_of_the_sdist(
     # All of them have passed in the tree; these use every package and both native modules.
     chosen = ["tests/store/test_client.py", "tests/store/test_transport_contract.py"]
     chosen += ["tests/store/test_node.py", "tests/router/serve", "tests/router/native", "tests/sim"]
-    run(python, "-m", "pytest", "-q", *chosen, cwd=unpacked)
+    run(python, "-m", "pytest", "-q", "-n", "auto", "--dist", "loadfile", *chosen, cwd=unpacked)

@@ -40,7 +40,7 @@ def install_into(python: Path) -> Path | None:
 def _wheel(python: Path, folder: Path) -> Path:
     """The checkout's wheel, built into the folder where it is not there: one for every series."""
     if not (found := list(folder.glob("*.whl"))):
-        build = cache_folder() / "build"
+        build = CHECKOUT / "build" / "engines"
         _pip(python, "wheel", "--wheel-dir", folder, f"-Cbuild-dir={build}", CHECKOUT)
         found = list(folder.glob("*.whl"))
         for old in cache_folder().glob("wheel-*"):
