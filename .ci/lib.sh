@@ -5,6 +5,12 @@ ROOT=$PWD
 VENV=$ROOT/build/ci/venv
 CACHE=${KVROUTER_CI_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvrouter-ci}
 
+# What did not change since another run is not compiled again, wherever the checkout lies; without ccache it only takes longer.
+if command -v ccache > /dev/null; then
+  export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_DIR=$CACHE/ccache CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1
+  mkdir -p "$CCACHE_DIR"
+fi
+
 # The README's own commands, the N-th of the block after <!-- two commands -->.
 readme_command() {
   awk '/<!-- two commands -->/ { seen = 1 } seen && /^\$ / { print substr($0, 3) } seen && /^```$/ { exit }' README.md |
@@ -24,10 +30,14 @@ activate() {
   . "$VENV/bin/activate"
 }
 
-# Activates it with the development dependencies; installs them where a stage is run alone.
+# Activates it with the development dependencies; installs them where a stage is run alone. One stage at a time.
 activate_dev() {
+  mkdir -p "$ROOT/build/ci"
+  exec 9> "$ROOT/build/ci/venv.lock"
+  flock 9
   activate
   python -c 'import pytest, kvrouter' 2> /dev/null || python -m pip install --quiet '.[dev]'
+  exec 9>&-
 }
 
 # Brings cmake and ninja alone: what is built without Python need not wait for the development dependencies.

@@ -1,5 +1,8 @@
 #!/usr/bin/env bash
 # What the stage native runs, built. First what installs Debian packages: no other stage does that so early.
+if [ "$(id -u)" = 0 ] && ! command -v ccache > /dev/null; then
+  { apt-get update && apt-get install -y --no-install-recommends ccache; } > /dev/null || echo "ccache is not to be had"
+fi
 . "$(dirname "$0")/../lib.sh"
 activate_native
 .ci/fuzz --build
