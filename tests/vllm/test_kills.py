@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.vllm.asking import Question, answer, difference, reference, token_prompt
+from tests.vllm.asking import WORDS, Question, answer, difference, reference, token_prompt
 from tests.vllm.engines import Engine, EngineOptions, ask, running, transfer_config
 from tests.vllm.models import TINY, model_folder
 from tests.vllm.services import Service, start_router, start_store
@@ -63,18 +63,19 @@ def cluster(vllm_python: Path, site: Path | None, engine_folder: Path) -> Iterat
 
 
 def streams(seed: int) -> list[Question]:
-    """Streams of some length, cold by a salt of their own."""
+    """Streams of some length, cold by a salt of their own; every second one is a chat."""
     draw = random.Random(seed)
-    return [
-        Question(
-            f"stream-{k}",
-            token_prompt(draw, draw.choice([40, 300, 900])),
-            stream=True,
-            max_tokens=TOKENS,
-            salt=f"kills {seed}",
-        )
-        for k in range(STREAMS)
-    ]
+
+    def stream(k: int) -> Question:
+        size, chat = draw.choice([40, 300, 900]), k % 2 == 1
+        prompt: list[int] | list[dict[str, str]] = token_prompt(draw, size)
+        if chat:
+            words = " ".join(draw.choice(WORDS) for _ in range(size // 3))
+            prompt = [{"role": "user", "content": words}]
+        salt = f"kills {seed}"
+        return Question(f"stream-{k}", prompt, chat, stream=True, max_tokens=TOKENS, salt=salt)
+
+    return [stream(k) for k in range(STREAMS)]
 
 
 def kill(engine: Engine) -> None:
