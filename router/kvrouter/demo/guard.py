@@ -26,19 +26,20 @@ def run(command: Sequence[str]) -> int:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     unblock = lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)  # noqa: E731
-    leader = subprocess.Popen(command, preexec_fn=unblock).pid  # noqa: PLW1509 - no threads here
+    # Kept to the end: one that is thrown away takes the status of a child that has ended already.
+    process = subprocess.Popen(command, preexec_fn=unblock)  # noqa: PLW1509 - no threads here
     status = 0
     kill_at_s, give_up_at_s = float("inf"), float("inf")
     while True:
         heard = signal.sigtimedwait(_HEARD, LOOK_S if kill_at_s < float("inf") else 60.0)
         now_s = time.monotonic()
         for pid, ended in _ended():
-            if pid == leader:
+            if pid == process.pid:
                 status, kill_at_s = ended, min(kill_at_s, now_s)
         if not _session():
             return status
         if heard is not None and heard.si_signo == signal.SIGTERM and kill_at_s > now_s + ASKED_S:
-            os.kill(leader, signal.SIGTERM)
+            os.kill(process.pid, signal.SIGTERM)
             kill_at_s = now_s + ASKED_S
         if heard is not None and heard.si_signo == signal.SIGUSR1:
             kill_at_s = now_s
