@@ -16,7 +16,8 @@ from pathlib import Path
 
 __all__ = ["run"]
 
-ASKED_S, CLEANED_S, LOOK_S = 3.0, 1.5, 0.1
+ASKED_S, CLEANED_S, LOOK_S = 3.0, 15.0, 0.1
+# A tracker ends by itself when those that it serves are gone; a busy machine lets it wait for that.
 _PR_SET_CHILD_SUBREAPER = 36
 _HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
 
