@@ -1,17 +1,15 @@
-"""Puts the router together, opens its port and takes it down again. Decides nothing."""
+"""Puts the router together, opens its port and takes it down again. Decides nothing.
+
+The process around it is `kvrouter.run`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
-import signal
 from typing import TYPE_CHECKING, Final
 
-import uvloop
-
-from kvrouter import log as request_log
 from kvrouter.admin import Admin
 from kvrouter.admission import Admission
 from kvrouter.budget import RecomputeBudget
@@ -20,7 +18,6 @@ from kvrouter.dispatch import Ahead
 from kvrouter.entrance import Entrance, Standby
 from kvrouter.families import FAMILIES
 from kvrouter.fanout import Fanout
-from kvrouter.flags import UsageError
 from kvrouter.fleet import Fleet
 from kvrouter.handover import Handover
 from kvrouter.http.client import Deadlines
@@ -46,18 +43,17 @@ from kvrouter.serve import Router
 from kvrouter.sharing import Sharing
 from kvrouter.status import Status
 from kvrouter.survey import Survey
-from kvrouter.tokens import LocalTokenizer, TokenizerUnavailable, TokenSource
+from kvrouter.tokens import LocalTokenizer, TokenSource
 from kvstore.aio import AsyncStoreClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from kvrouter.config import RouterSettings
     from kvrouter.engine import Engine
     from kvrouter.http.server import Handler
     from kvrouter.log import RequestLog
 
-GRACE_S: Final = 30.0
 CONNECT_S: Final = 5.0
 STORE_DEADLINE_S: Final = 2.0
 """A store that does not answer for so long is given up, until it can be connected again."""
@@ -323,58 +319,3 @@ def _manifests_differ(one: str, other: str) -> str:
 def _entrance(settings: RouterSettings, metrics: Metrics) -> Entrance:
     admission = Admission(settings.max_concurrent_requests, settings.queue_size)
     return Entrance(admission, settings.queue_timeout_s, settings.tenant_header, metrics)
-
-
-def run(settings: RouterSettings, reread: Callable[[], RouterSettings]) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit code.
-
-    Args:
-        settings: to begin with.
-        reread: loads them anew, on SIGHUP; raises UsageError where they cannot be used.
-
-    Raises:
-        OSError: an address cannot be bound.
-    """
-    lines = request_log.set_up(settings.log_level)
-    try:
-        app = App(settings, lines)
-    except TokenizerUnavailable as error:
-        log.error("%s", error)
-        return 2
-    uvloop.run(_main(app, reread))
-    gc.unfreeze()  # so that the interpreter can take everything down, and says of nothing it leaks
-    return 0
-
-
-def _quiet_collector() -> None:
-    """What start-up made stays: walking it again and again would only stop requests for a while.
-
-    Requests leave no cycles behind, so the young generation may grow between two walks.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
-
-
-async def _main(app: App, reread: Callable[[], RouterSettings]) -> None:
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-
-    def reload() -> None:
-        try:
-            app.follow(reread())
-        except UsageError as error:
-            log.error("SIGHUP: everything stays as it is: %s", error)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    try:
-        port = await app.start()
-        loop.add_signal_handler(signal.SIGHUP, reload)
-        _quiet_collector()
-        print(f"kvrouter ready: http://{app.settings.host}:{port}", flush=True)
-        await stop.wait()
-        log.info("closing: requests under way get %g s", GRACE_S)
-        await app.close(GRACE_S)
-    finally:
-        await app.close()

@@ -39,7 +39,7 @@ COMMANDS: Final = (
         "serve",
         "run the router before pools of prefill and decode engines",
         "kvrouter.config:RouterSettings",
-        "kvrouter.app:run",
+        "kvrouter.run:run",
         rereads=True,
     ),
     Command(
