@@ -80,6 +80,12 @@ class Admission:
         self._number = 0
         self._mean_wait_s = 1.0
 
+    def resize(self, limit: int | None = None, queue_size: int | None = None) -> None:
+        """Other bounds from now on; who is under way or waits already stays."""
+        self.limit = self.limit if limit is None else limit
+        self.queue_size = self.queue_size if queue_size is None else queue_size
+        self._fill()
+
     def enter(self, tenant: str) -> bool:
         """Whether a request of `tenant` may begin at once; if so it must `leave` when it ends."""
         if self.requests >= self.limit:
@@ -103,8 +109,7 @@ class Admission:
             del self._running[tenant]  # tenants that are gone must not add up
         else:
             self._running[tenant] -= count
-        while self.waiting and self.requests < self.limit:
-            self._admit()
+        self._fill()
 
     def join(self, tenant: str, priority: int, wake: Callable[[], None]) -> Waiting | None:
         """Begin to wait; None where the queue is full and nobody can be pushed out.
@@ -143,6 +148,10 @@ class Admission:
     def retry_after_s(self) -> int:
         """When a refused client may try again: the mean wait of those admitted, at least 1."""
         return max(1, ceil(self._mean_wait_s))
+
+    def _fill(self) -> None:
+        while self.waiting and self.requests < self.limit:
+            self._admit()
 
     def _admit(self) -> None:
         tenant = min(self._queues, key=lambda name: (self._running[name], self._served[name]))

@@ -100,7 +100,7 @@ class App:
                 deadline_s=STORE_DEADLINE_S,
             )
         self._store = StoreView(self._client) if self._client is not None else None
-        self._budget = RecomputeBudget(settings.recompute_budget_tokens)
+        self.budget = RecomputeBudget(settings.recompute_budget_tokens)
         self.entrance = _entrance(settings, self.metrics)
         self.standby = Standby(settings.engine_wait_s, settings.queue_size)
         self._tokenizer = LocalTokenizer(settings.tokenizer) if settings.tokenizer else None
@@ -109,10 +109,13 @@ class App:
         self._legs: Legs | None = None
         self._releases: Releases | None = None
         self._tokens: TokenSource | None = None
+        self.survey: Survey | None = None
+        self.handover: Handover | None = None
+        self.router: Router | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self.server: HttpServer | None = None
-        self._prober = self._make_prober()
-        self.fleet = Fleet(self.pool, self._prober)
+        self.prober = self._make_prober()
+        self.fleet = Fleet(self.pool, self.prober)
         self._asked = False  # whether every engine has been asked once
         self._sharing = Sharing(
             self.pool, self._store.difference if self._store is not None else _manifests_differ
@@ -140,7 +143,7 @@ class App:
             self._client.start()
             await self._client.wait_connected(STORE_WAIT_S)
         tokens = self._tokens = TokenSource(self._legs.post, self._tokenizer)
-        router = self._router(self._legs, tokens)
+        router = self.router = self._router(self._legs, tokens)
         self._expose(tokens)
         routes: list[tuple[str, str, Handler]] = [
             ("POST", "/v1/completions", router.completions),
@@ -150,21 +153,13 @@ class App:
         ]
         if settings.admin:
             token = settings.admin_token.get_secret_value()
-            routes += Admin(self.pool, self.fleet, self._prober, token).routes()
+            routes += Admin(self.pool, self.fleet, self.prober, token).routes()
         self.server = HttpServer(Routes(routes).handle)
         port = await self.server.listen(settings.host, settings.port)
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
-        await self._prober.start(self.pool.all())
+        await self.prober.start(self.pool.all())
         self._asked = True
         return port
-
-    def follow(self, settings: RouterSettings) -> None:
-        """Bring the engines to those that `settings` name; what else they say needs a restart."""
-        before, self.settings = self.settings, settings
-        self.fleet.follow(before.engines, settings.engines)
-        engines = {"prefill", "decode"}
-        if before.model_copy(update=settings.model_dump(include=engines)) != settings:
-            log.warning("of the settings that changed only --prefill and --decode take effect now")
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Let requests under way end within `grace_s`, then give everything back. Idempotent."""
@@ -174,7 +169,7 @@ class App:
             self._sweeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._sweeper
-        await self._prober.close()
+        await self.prober.close()
         if self._subscriber is not None:
             self._subscriber.close()
         if self._tokens is not None:
@@ -206,7 +201,7 @@ class App:
 
     def _router(self, legs: Legs, tokens: TokenSource) -> Router:
         settings, chains = self.settings, Chains()
-        survey = Survey(
+        self.survey = Survey(
             legs=legs,
             tokens=tokens,
             chains=chains,
@@ -216,12 +211,11 @@ class App:
             needs_hashes=self._policy.needs_hashes,
             prefill_threshold=settings.prefill_threshold,
         )
-        handover = Handover(self._store, chains, settings.landing_timeout_s, self.metrics)
+        self.handover = Handover(self._store, chains, settings.landing_timeout_s, self.metrics)
         ahead = Ahead(
             legs,
-            handover,
+            self.handover,
             settings.sent_ahead_blocks,
-            settings.request_timeout_s + settings.landing_timeout_s,
             settings.request_timeout_s,
             self.metrics,
         )
@@ -229,11 +223,11 @@ class App:
         journey = Journey(
             pool=self.pool,
             policy=self._policy,
-            survey=survey,
+            survey=self.survey,
             legs=legs,
-            handover=handover,
+            handover=self.handover,
             ahead=ahead,
-            budget=self._budget,
+            budget=self.budget,
             standby=self.standby,
             releases=self._releases,
             metrics=self.metrics,
@@ -259,7 +253,7 @@ class App:
             models=self._models,
             entrance=self.entrance,
             standby=self.standby,
-            budget=self._budget,
+            budget=self.budget,
             metrics=self.metrics,
             log=self._lines,
         )
@@ -286,7 +280,7 @@ class App:
             "engine": lambda: self.standby.waiting,
         }
         readings = Readings(
-            self.pool, self.index, self._budget, self._sharing, self._ledger, waiting=waiting
+            self.pool, self.index, self.budget, self._sharing, self._ledger, waiting=waiting
         )
         tasks = Reading(
             "kvrouter:tasks",

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = imported("kvrouter.commands:run_command")(command, rest)
         return code
     if args and args[0] == "config":
-        code = imported("kvrouter.commands:run_config")(COMMANDS, args[1:])
+        code = imported("kvrouter.config_commands:run_config")(COMMANDS, args[1:])
         return code
     _top_parser().parse_args(args)
     return 2
@@ -94,7 +94,7 @@ def _top_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for each in COMMANDS:
         subparsers.add_parser(each.name, help=each.help)
-    subparsers.add_parser("config", help="show a command's settings and whence they came")
+    subparsers.add_parser("config", help="show, check and describe the settings of these commands")
     return parser
 
 

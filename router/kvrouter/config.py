@@ -5,13 +5,14 @@ Read once at start; nothing else in kvrouter reads the environment.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kvrouter.engine import Role, parse_address
+from kvrouter.settings.toy_proxy import Texts, ToyProxySettings
 from kvstore.address import parse_url
 from kvstore.config import (  # noqa: TC001 (pydantic reads them)
     StoreCaFile,
@@ -21,17 +22,6 @@ from kvstore.config import (  # noqa: TC001 (pydantic reads them)
 )
 from kvstore.safety import is_loopback
 from kvstore.tls import ClientTls, native_context
-
-
-def _split(value: Any) -> Any:
-    """A list may be written `a,b` or `a b` (environment), or as a list (flags, YAML)."""
-    if isinstance(value, str):
-        return value.replace(",", " ").split()
-    if isinstance(value, list):
-        return [
-            part for item in value for part in (_split(item) if isinstance(item, str) else [item])
-        ]
-    return value
 
 
 def _by_engine(items: list[str], highest: int = 65535, remedy: str = "{}") -> dict[str, int]:
@@ -49,11 +39,8 @@ def _by_engine(items: list[str], highest: int = 65535, remedy: str = "{}") -> di
     return found
 
 
-Addresses = Annotated[list[str], NoDecode, BeforeValidator(_split)]
-
-
-class RouterSettings(BaseSettings):
-    """Settings of `kvrouter serve`.
+class RouterSettings(ToyProxySettings, BaseSettings):
+    """Settings of `kvrouter serve`: its own, and the groups of `kvrouter.settings`.
 
     A field `some_name` is the flag `--some-name`, the environment's `KVROUTER_SOME_NAME` and the
     YAML file's `some_name`; `json_schema_extra={"flags": [...]}` adds spellings of the flag.
@@ -61,12 +48,12 @@ class RouterSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="KVROUTER_", extra="forbid")
 
-    prefill: Addresses = Field(
+    prefill: Texts = Field(
         default_factory=list,
         description="Engines for prefill legs, as URL or HOST:PORT; repeat it or give a list. "
         "An engine named here and under --decode takes both legs.",
     )
-    decode: Addresses = Field(
+    decode: Texts = Field(
         default_factory=list,
         description="Engines for decode legs, as URL or HOST:PORT; repeat it or give a list.",
     )
@@ -102,13 +89,13 @@ class RouterSettings(BaseSettings):
         "mooncake-legacy where /version does not tell that it is vLLM before 0.14), sglang, or not "
         "at all: openai. auto asks each engine what it is.",
     )
-    bootstrap_port: Addresses = Field(
+    bootstrap_port: Texts = Field(
         default_factory=list,
         description="Port at which decode engines find a prefill engine of SGLang or "
         "MooncakeConnector, as PORT for all or HOST:PORT=PORT for one. By default SGLang's "
         "/server_info tells it, and 8998 is taken for MooncakeConnector.",
     )
-    data_parallel_size: Addresses = Field(
+    data_parallel_size: Texts = Field(
         default_factory=list,
         description="Data-parallel ranks of an engine, as N for all or HOST:PORT=N for one. Each "
         "is chosen, counted and named (HOST:PORT@RANK) as an engine of its own; with 1 the engine "
@@ -292,6 +279,12 @@ class RouterSettings(BaseSettings):
                 f"whoever reaches {self.host} could add and remove engines by /workers: give "
                 "--admin-token TOKEN, or listen on --host 127.0.0.1"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _paired_engines(self) -> RouterSettings:
+        self.prefill = self._addresses([*self.prefill, *self.paired_prefill])
+        self.decode = self._addresses([*self.decode, *self.paired_decode])
         return self
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvrouter.flags import options
+from kvrouter.reload import ENGINES, RELOADED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,6 +25,15 @@ YAML file that `--config FILE` names, the file over the default. `kvrouter confi
 
 In the environment and in YAML a setting has the name shown; lists are written `a,b` or `a b` in the
 environment and as lists in YAML.
+
+`kvrouter config check FILE [COMMAND] [flags]` tells all that is wrong with a file: what is unknown,
+with the name that it resembles, what stands twice, what cannot be. `kvrouter config schema
+[COMMAND]` prints the JSON schema of such files, for editors. Wrong settings end with exit code 2. A
+variable of the environment that resembles a setting's and is none is an error, for it would do
+nothing.
+
+Of a running router SIGHUP changes the settings marked ↻; it reads the file anew, and drops no
+stream ([Change engines while the router runs](operations.md#the-settings-file)).
 """
 
 
@@ -31,7 +41,8 @@ def configuration_page(commands: Iterable[tuple[str, str, type[BaseSettings]]]) 
     """The whole page, in Markdown, for (name, help, settings model) of each command."""
     sections = [HEAD]
     for name, text, model in commands:
-        rows = [_row(option) for option in options(model)]
+        live = {*ENGINES, *RELOADED} if name == "serve" else frozenset[str]()
+        rows = [_row(option, option.name in live) for option in options(model)]
         table = "\n".join(
             ["| flag | environment | default | meaning |", "|---|---|---|---|", *rows]
         )
@@ -39,11 +50,11 @@ def configuration_page(commands: Iterable[tuple[str, str, type[BaseSettings]]]) 
     return "".join(sections)
 
 
-def _row(option: Option) -> str:
+def _row(option: Option, live: bool) -> str:
     flags = ", ".join(f"`{flag}`" for flag in option.flags)
     meaning = option.help
     if option.choices:
         meaning += " One of " + ", ".join(f"`{choice}`" for choice in option.choices) + "."
     default = f"`{option.default}`" if option.default else ""
-    cells = (flags, f"`{option.env}`", default, meaning)
+    cells = (flags + " ↻" * live, f"`{option.env}`", default, meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -33,24 +33,22 @@ class Ahead:
         handover: awaits landings.
         chunk_blocks: blocks that must have landed before the leg goes; 0 sends it at once, None
             sends none ahead.
-        wait_s: the longest that a prefill leg and its landing may take.
-        answer_s: how long after the landing the engine may take to answer.
+        answer_s: how long a leg may take to answer: the prefill leg, and the decode leg after the
+            landing.
         metrics: counts what became of such legs.
     """
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         legs: Legs,
         handover: Handover,
         chunk_blocks: int | None,
-        wait_s: float,
         answer_s: float,
         metrics: Metrics,
     ) -> None:
         self._legs = legs
         self._handover = handover
         self._chunk_blocks = chunk_blocks
-        self._wait_s = wait_s
         self._answer_s = answer_s
         self._metrics = metrics
 
@@ -73,7 +71,7 @@ class Ahead:
         hashes = self._handover.known_hashes(passage)
         usable = usable_blocks(request.prompt_tokens, identity.block_tokens or 0)
         blocks = min(usable, len(hashes) // HASH_BYTES)
-        return Coming(blocks, self._wait_s) if blocks else None
+        return Coming(blocks, self._answer_s + self._handover.timeout_s) if blocks else None
 
     async def serve(
         self,

@@ -31,8 +31,9 @@ class Entrance:
 
     Args:
         admission: decides.
-        timeout_s: that a request may wait.
-        tenant_header: name of the header whose value tells tenants apart, in lower case.
+        timeout_s: that a request may wait; may change.
+        tenant_header: name of the header whose value tells tenants apart, in lower case; may
+            change.
         metrics: times the waits.
     """
 
@@ -40,11 +41,12 @@ class Entrance:
         self, admission: Admission, timeout_s: float, tenant_header: str, metrics: Metrics
     ) -> None:
         self._admission = admission
-        self._timeout_s = timeout_s
-        self._tenant_header = tenant_header
+        self.timeout_s = timeout_s
+        self.tenant_header = tenant_header
         self._metrics = metrics
         self.leave = admission.leave
         self.widen = admission.widen
+        self.resize = admission.resize
 
     @property
     def waiting(self) -> int:
@@ -53,7 +55,7 @@ class Entrance:
 
     def tenant(self, headers: Mapping[str, str]) -> str:
         """Whose request it is; all without the header are one tenant."""
-        return headers.get(self._tenant_header, "")
+        return headers.get(self.tenant_header, "")
 
     def enter(self, tenant: str) -> bool:
         """Whether a request may begin at once; if so its owner must call `leave(tenant)`."""
@@ -70,13 +72,13 @@ class Entrance:
         if waiting is None:
             raise self._full()
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 await turned.wait()
         except TimeoutError:
             if waiting.turn is Turn.WAITING:
                 raise ApiError(
                     503,
-                    f"The request waited {self._timeout_s:g} s for others to end.",
+                    f"The request waited {self.timeout_s:g} s for others to end.",
                     retry_after_s=self._admission.retry_after_s,
                 ) from None
         except asyncio.CancelledError:
@@ -101,16 +103,16 @@ class Standby:
     """Requests that wait for an engine to come; a watcher of the pool.
 
     Args:
-        timeout_s: that a request may wait; 0: it does not wait.
-        size: requests that may wait.
+        timeout_s: that a request may wait; 0: it does not wait; may change.
+        size: requests that may wait; may change.
 
     Attributes:
         waiting: requests that wait now.
     """
 
     def __init__(self, timeout_s: float, size: int) -> None:
-        self._timeout_s = timeout_s
-        self._size = size
+        self.timeout_s = timeout_s
+        self.size = size
         self._joined = asyncio.Event()
         self.waiting = 0
 
@@ -130,9 +132,9 @@ class Standby:
             look: asked at once and then whenever an engine may have come.
         """
         found = look()
-        if found or self.waiting >= self._size:
+        if found or self.waiting >= self.size:
             return found
-        end_s = monotonic() + self._timeout_s
+        end_s = monotonic() + self.timeout_s
         self.waiting += 1
         try:
             while not found and (left_s := end_s - monotonic()) > 0:

@@ -7,27 +7,66 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    NoReturn,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
-import yaml
 from pydantic import BaseModel, ByteSize, ValidationError
 from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings, EnvSettingsSource
 from pydantic_settings.exceptions import SettingsError as SourceError
 
+from kvrouter.settings_file import UnreadableFile, did_you_mean, read_settings_file
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from pydantic.fields import FieldInfo
 
 S = TypeVar("S", bound=BaseSettings)
 
 
+_MISSPELT: Final = 0.85
+"""Likeness from which on a variable that nobody reads is taken for a setting's own."""
+
+
 class UsageError(Exception):
-    """What the user must change, in one sentence; the command ends with exit code 2."""
+    """What the user must change; the command ends with exit code 2.
+
+    Attributes:
+        sentences: all that is wrong; the first is what `str` gives.
+    """
+
+    def __init__(self, *sentences: str) -> None:
+        super().__init__(sentences[0])
+        self.sentences = sentences
+
+
+class FlagParser(argparse.ArgumentParser):
+    """Refuses abbreviations, and names the flag that an unknown one resembles."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage and `message` on stderr and leave with exit code 2."""
+        unknown = message.removeprefix("unrecognized arguments: ").split()
+        if message.startswith("unrecognized") and unknown[0].startswith("--"):
+            message += did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
+        super().error(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,72 +140,93 @@ class Loaded(Generic[S]):
     whence: Mapping[str, str]
 
 
-def load(model: type[S], flags: Mapping[str, Any], config: str | None = None) -> Loaded[S]:
+def load(
+    model: type[S],
+    flags: Mapping[str, Any],
+    config: str | None = None,
+    elsewhere: Callable[[], Collection[str]] = tuple,
+) -> Loaded[S]:
     """Merge flags over the environment over the YAML file over defaults, and validate.
 
     Args:
         model: what to load.
         flags: values by field name, of the flags that were given.
         config: path of the YAML file, if any.
+        elsewhere: variables of the environment that others read, asked where one looks misspelt.
 
     Raises:
-        UsageError: a value is wrong, or the file is.
+        UsageError: values are wrong, or the file is.
     """
     known = {option.name: option for option in options(model)}
     values: dict[str, Any] = {}
     whence: dict[str, str] = {}
-    for origin, found in (
-        (f"file {config}", _read_yaml(config, known) if config else {}),
-        ("environment", _read_env(model)),
-        ("flag", dict(flags)),
-    ):
-        for name, value in found.items():
-            values[name] = value
-            whence[name] = f"{origin} {known[name].env}" if origin == "environment" else origin
+    problems: list[str] = []
+    if config is not None:
+        try:
+            file = read_settings_file(config, known)
+        except UnreadableFile as error:
+            raise UsageError(f"--config {error}") from None
+        problems += (f"--config {problem}" for problem in file.problems)
+        values.update(file.values)
+        whence.update({name: f"file {place}" for name, place in file.places.items()})
+    found, misspelt = _read_env(model, known, elsewhere)
+    problems += misspelt
+    for name, value in found.items():
+        values[name], whence[name] = value, f"environment {known[name].env}"
+    values.update(flags)
+    whence.update(dict.fromkeys(flags, "flag"))
     try:
-        return Loaded(model(**values), whence)
+        settings = model(**values)
     except ValidationError as error:
-        raise UsageError(_sentence(error, known, whence)) from None
+        problems += _sentences(error, known, whence)
+    if problems:
+        raise UsageError(*problems)
+    return Loaded(settings, whence)
 
 
-def _read_env(model: type[BaseSettings]) -> dict[str, Any]:
+def _read_env(
+    model: type[BaseSettings],
+    known: Mapping[str, Option],
+    elsewhere: Callable[[], Collection[str]],
+) -> tuple[dict[str, Any], list[str]]:
+    """What the environment sets, and which variables are no setting's but seem to be meant so."""
     try:
-        return EnvSettingsSource(model)()
+        source = EnvSettingsSource(model)
+        values = source()
     except SourceError as error:
         raise UsageError(f"environment: {error}") from None
+    prefix = str(model.model_config.get("env_prefix", ""))
+    names = [name.upper() for name in known]
+    problems = []
+    for variable in sorted(name.upper() for name in source.env_vars):
+        name = variable.removeprefix(prefix)
+        near = get_close_matches(name, names, 1, _MISSPELT)
+        if not near or name in (variable, near[0]) or variable in elsewhere():
+            continue
+        problems.append(f"environment: no setting {variable}; did you mean {prefix}{near[0]}?")
+    return values, problems
 
 
-def _read_yaml(path: str, known: Mapping[str, Option]) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}; give a readable file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        line = " ".join(str(error).split())
-        raise UsageError(f"--config {path}: not YAML ({line}); write `name: value` lines") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise UsageError(f"--config {path}: not a mapping; write `name: value` lines")
-    named = {str(key).replace("-", "_"): value for key, value in content.items()}
-    for name in named:
-        if name not in known:
-            raise UsageError(f"--config {path}: no setting {name!r}; there are {', '.join(known)}")
-    return named
-
-
-def _sentence(
+def _sentences(
     error: ValidationError, known: Mapping[str, Option], whence: Mapping[str, str]
-) -> str:
-    first = error.errors(include_url=False)[0]
-    cause = first.get("ctx", {}).get("error")
-    message = str(cause) if cause is not None else first["msg"].removeprefix("Input ")
-    option = known.get(str(first["loc"][0])) if first["loc"] else None
+) -> list[str]:
+    return [_sentence(each, known, whence) for each in error.errors(include_url=False)]
+
+
+def _sentence(error: Any, known: Mapping[str, Option], whence: Mapping[str, str]) -> str:
+    cause = error.get("ctx", {}).get("error")
+    message = str(cause) if cause is not None else error["msg"].removeprefix("Input ")
+    option = known.get(str(error["loc"][0])) if error["loc"] else None
     if option is None:
         return message
     origin = whence.get(option.name, "")
     where = option.flags[0] if origin in ("flag", "") else f"{option.name} ({origin})"
-    return f"{where}: {message}" if cause is not None else f"{where} {first['input']!r}: {message}"
+    if origin.startswith("environment") and str(error["input"]).startswith("tcp://"):
+        message += (
+            "; Kubernetes sets it for a Service of that name: give the Service another name, or "
+            "the Pod enableServiceLinks: false"
+        )
+    return f"{where}: {message}" if cause is not None else f"{where} {error['input']!r}: {message}"
 
 
 def _kind(annotation: Any) -> tuple[str, tuple[str, ...], str]:

@@ -27,7 +27,7 @@ class Handover:
     Args:
         store: the store, or None where engines hand over among themselves.
         chains: hashes prompts.
-        timeout_s: how long after the prefill leg's answer a landing is awaited.
+        timeout_s: how long after the prefill leg's answer a landing is awaited; may change.
         metrics: counts and times landings.
     """
 
@@ -36,7 +36,7 @@ class Handover:
     ) -> None:
         self._store = store
         self._chains = chains
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._metrics = metrics
 
     async def land(self, passage: Passage) -> int:
@@ -63,7 +63,7 @@ class Handover:
         begun_s = monotonic()
         landing = await self._watched(passage, handoff, upto)
         if landing is None:
-            wait = self._wait(passage, handoff.manifest, upto, self._timeout_s)
+            wait = self._wait(passage, handoff.manifest, upto, self.timeout_s)
             landing = await wait
         self._metrics.handoff.observe(monotonic() - begun_s)
         self._metrics.landings.add(1, landing.outcome.value)
@@ -108,7 +108,7 @@ class Handover:
         if watch is None or watch.landed:
             return watch.task.result() if watch is not None else None
         if watch.manifest == handoff.manifest and upto >= watch.blocks and not watch.task.done():
-            await asyncio.wait({watch.task}, timeout=self._timeout_s)
+            await asyncio.wait({watch.task}, timeout=self.timeout_s)
             if watch.landed:
                 return watch.task.result()
             watch.task.cancel()

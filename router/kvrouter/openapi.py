@@ -64,6 +64,7 @@ _OWN: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("get", "/ready", "The same as /health.", "application/json"),
     ("get", "/ping", "The same as /health.", "application/json"),
     ("post", "/ping", "The same as /health.", "application/json"),
+    ("get", "/healthcheck", "Engines that are there, as vLLM's toy proxy.", "application/json"),
     ("get", "/live", "Whether the process answers.", "application/json"),
     ("get", "/version", "The router's version.", "application/json"),
     ("get", "/metrics", "Metrics, for Prometheus.", "text/plain"),
@@ -83,7 +84,7 @@ def document(version: str, *, admin: bool = False) -> Json:
     for method, path, about, content in _OWN:
         answer = {"description": about, "content": {content: {}}}
         answers = {"200": answer, **_errors(405, 408, 431)}
-        if path in ("/health", "/ready", "/ping"):
+        if path in ("/health", "/ready", "/ping", "/healthcheck"):
             answers["503"] = {"description": "No engine is there.", "content": {content: {}}}
         paths.setdefault(path, {})[method] = {"summary": about, "responses": answers}
     paths["/v1/models/{model}"] = {"get": _MODEL}

@@ -37,8 +37,8 @@ class Prober:
         pool: is told of joins and leaves.
         family: the dialect of an engine, by the name in `Engine.family`.
         connector: the family that all engines are of, or "auto": each is asked.
-        interval_s: between two health checks of one engine.
-        timeout_s: that an engine may take for one answer.
+        interval_s: between two health checks of one engine; may change.
+        timeout_s: that an engine may take for one answer; may change.
         model: the one model to serve, or None for whatever engines serve.
         bootstrap_ports: see `Introducer`.
         rank_counts: see `Introducer`.
@@ -61,8 +61,8 @@ class Prober:
     ) -> None:
         self._pool = pool
         self._family = family
-        self._interval_s = interval_s
-        self._timeout_s = timeout_s
+        self.interval_s = interval_s
+        self.timeout_s = timeout_s
         self._introducer = Introducer(
             family,
             self._get,
@@ -85,7 +85,7 @@ class Prober:
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
         first_checks = [self.watch(engine).wait() for engine in engines]
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 await asyncio.gather(*first_checks)
 
     def watch(self, engine: Engine) -> asyncio.Event:
@@ -145,7 +145,7 @@ class Prober:
             if problem is None:
                 self._problems.pop(engine, None)
                 failures, told = 0, ""
-                await asyncio.sleep(self._interval_s)
+                await asyncio.sleep(self.interval_s)
                 continue
             failures += 1
             self._problems[engine] = problem
@@ -154,7 +154,7 @@ class Prober:
             ):
                 log.warning("engine %s is not available: %s", engine.address, problem)
                 told = problem
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(self.interval_s)
 
     async def _health(self, engine: Engine) -> None:
         """Ask for its health, in the way of its family."""
@@ -171,7 +171,7 @@ class Prober:
                 raise
 
     async def _get(self, engine: Engine, path: str) -> bytes:
-        return await self._ask("GET", engine, path, None, self._timeout_s)
+        return await self._ask("GET", engine, path, None, self.timeout_s)
 
     async def _post(self, engine: Engine, path: str, body: bytes) -> bytes:
         return await self._ask("POST", engine, path, body, INTRODUCTION_S)

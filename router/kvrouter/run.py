@@ -13,6 +13,7 @@ import uvloop
 from kvrouter import log as request_log
 from kvrouter.app import App
 from kvrouter.flags import UsageError
+from kvrouter.reload import follow
 from kvrouter.tokens import TokenizerUnavailable
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ async def _main(app: App, reread: Callable[[], RouterSettings]) -> None:
 
     def reload() -> None:
         try:
-            app.follow(reread())
+            follow(app, reread())
         except UsageError as error:
             log.error("SIGHUP: everything stays as it is: %s", error)
 

@@ -43,7 +43,7 @@ class Router:
         log: takes a line per request, or None.
         models: which models there are.
         resumption: serves streams that outlive their engine; None: none does.
-        max_choices: how many choices one request may ask for.
+        max_choices: how many choices one request may ask for; may change.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Router:
         self._log = log
         self._models = models
         self._resumption = resumption
-        self._max_choices = max_choices
+        self.max_choices = max_choices
         self._ids = RequestIds()
 
     def completions(self, exchange: Exchange) -> Awaitable[None]:
@@ -89,7 +89,7 @@ class Router:
         entered = self._entrance.enter(tenant)
         try:
             if not entered:
-                passage.request = parse(exchange.body, kind, self._max_choices)
+                passage.request = parse(exchange.body, kind, self.max_choices)
                 await self._entrance.turn(tenant, priority(passage.request))
                 entered = True
             self._metrics.running += 1
@@ -116,7 +116,7 @@ class Router:
     async def _route(self, passage: Passage, kind: Kind, tenant: str) -> None:
         request = passage.request
         if request is None:
-            request = passage.request = parse(passage.exchange.body, kind, self._max_choices)
+            request = passage.request = parse(passage.exchange.body, kind, self.max_choices)
         if not self._models.any:
             await self._standby.until(lambda: self._models.any)
         model = self._models.resolve(request.model)

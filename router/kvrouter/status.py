@@ -64,6 +64,7 @@ class Status:
             ("GET", "/ready", self.health),
             ("GET", "/ping", self.health),
             ("POST", "/ping", self.health),
+            ("GET", "/healthcheck", self.healthcheck),
             ("GET", "/live", self.live),
             ("GET", "/version", self.version),
             ("GET", "/metrics", self.metrics_page),
@@ -99,6 +100,14 @@ class Status:
             return
         status = "degraded" if lacking else "ok"
         exchange.respond(200, orjson.dumps({"status": status, "lacking": lacking}))
+
+    async def healthcheck(self, exchange: Exchange) -> None:
+        """How many engines there are, as vLLM's toy proxy says it; 503 where none decodes."""
+        prefill, decode = self._pool.engines(Role.PREFILL), self._pool.engines(Role.DECODE)
+        counts = {"prefill_instances": len(prefill), "decode_instances": len(decode)}
+        status = "ok" if decode else "unavailable"
+        body = orjson.dumps({"status": status, **counts})
+        exchange.respond(200 if decode else 503, body)
 
     async def live(self, exchange: Exchange) -> None:
         """200 while the process answers at all."""

@@ -38,7 +38,7 @@ class Survey:
         ledger: who tells of its own cache, or None where no events are taken.
         store: the store, or None.
         needs_hashes: whether the policy wants to know who holds what.
-        prefill_threshold: see `RouteInputs`.
+        prefill_threshold: see `RouteInputs`; may change.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Survey:
         self._ledger = ledger
         self._store = store
         self._needs_hashes = needs_hashes
-        self._threshold = prefill_threshold
+        self.prefill_threshold = prefill_threshold
         self._turn = 0  # whose turn it is to tokenise
 
     async def inputs(
@@ -108,7 +108,7 @@ class Survey:
             matches=matches,
             guesses=guesses,
             store_blocks=passage.stored or _NOTHING,
-            prefill_threshold=self._threshold,
+            prefill_threshold=self.prefill_threshold,
             split=family.single_leg(request) is None,
         )
 

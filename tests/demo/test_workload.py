@@ -7,7 +7,10 @@ import aiohttp
 import pytest
 from tests.sim.conftest import LiveSim
 
-from kvrouter.demo.simulated import held_against
+from kvrouter.cli import COMMANDS
+from kvrouter.commands import load_settings
+from kvrouter.demo.config import DemoSettings
+from kvrouter.demo.simulated import Simulated, held_against
 from kvrouter.demo.workload import Conversation, Reply, Workload, conversations
 from kvrouter.http.exchange import Exchange
 from kvrouter.http.server import HttpServer
@@ -58,7 +61,7 @@ async def test_the_oracle_agrees_with_an_engine_over_several_turns(
 ) -> None:
     done: list[Reply] = []
     work = workload(session, sim.port)
-    replies = await work.run(conversations(2, 4), 3, 2, done.append)
+    replies = await work.run(conversations(2, 4), 3, concurrency=2, done=done.append)
     assert [checked(reply).problem for reply in replies] == [""] * 12
     assert done == replies
     assert all(reply.ttft_s > 0 for reply in replies)
@@ -116,3 +119,10 @@ async def test_whatever_is_not_the_right_answer_is_a_problem(
 async def test_a_router_that_is_not_there_is_a_problem(session: aiohttp.ClientSession) -> None:
     reply = await workload(session, 1).ask(Conversation("c", "text", chat=True), "Why?")
     assert "ClientConnectorError" in reply.problem
+
+
+def test_engines_take_as_long_for_a_token_as_the_demo_was_told() -> None:
+    setup = Simulated(DemoSettings(prefill_time_per_token_us=7))
+    flags = setup.engine_flags("kv://127.0.0.1:1", "tcp://127.0.0.1:2")
+    parsed = load_settings(next(c for c in COMMANDS if c.name == "sim"), list(flags)).settings
+    assert parsed.prefill_time_per_token == pytest.approx(7e-6)

@@ -201,3 +201,20 @@ def test_a_node_as_it_is_run_offers_rdma(tmp_path: Path) -> None:
             assert memory.data == Memory(3, 4096).holds(hashes).data
         assert store.stop() == 0
     assert "ERROR" not in store.log
+
+
+def test_as_many_connections_have_a_queue_pair_as_was_said(
+    node: StoreServer, stand_in: StandIn
+) -> None:
+    settings = settings_with(rdma_connections=1)
+    with serving_rdma(node, settings, [], stand_in.open):
+        url = f"kv://127.0.0.1:{node.port}"
+        rdma = Initiator(opens=stand_in.open)
+        with StoreClient(url, transport="rdma", rdma=rdma, deadline_s=5) as first:
+            put_chain(first, MANIFEST, chain_of(2))
+            second = Initiator(opens=stand_in.open)
+            with (
+                StoreClient(url, transport="rdma", rdma=second, deadline_s=5) as client,
+                pytest.raises(StoreUnavailable),
+            ):
+                put_chain(client, MANIFEST, chain_of(2))

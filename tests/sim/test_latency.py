@@ -76,6 +76,23 @@ def test_a_cache_smaller_than_one_request_is_refused_with_the_remedy() -> None:
         SimSettings(model="m", kv_cache_size=4, block_size=16, max_model_len=1000)
 
 
+def test_spread_and_load_are_as_the_flags_say() -> None:
+    model = latency_model(
+        SimSettings(
+            model="m",
+            time_to_first_token="100ms",  # type: ignore[arg-type]
+            time_to_first_token_std_dev="20ms",  # type: ignore[arg-type]
+            kv_cache_transfer_latency="10ms",  # type: ignore[arg-type]
+            kv_cache_transfer_latency_std_dev="2ms",  # type: ignore[arg-type]
+            time_factor_under_load=3.0,
+            max_num_seqs=2,
+        )
+    )
+    assert len({model.prefill(1, 0, 1) for _ in range(10)}) == 10
+    assert len({model.transfer(1, 1) for _ in range(10)}) == 10
+    assert model.load_factor(2) == 3.0
+
+
 def test_every_latency_flag_reaches_the_model() -> None:
     flags = [
         *("time_to_first_token", "inter_token_latency", "prefill_overhead"),

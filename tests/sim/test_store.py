@@ -1,10 +1,14 @@
 """Simulated engines around a real store: what is shared, what is checked, what is lost."""
 
+import json
+from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from tests.fakes.store import eventually
 from tests.sim.conftest import LiveSim
 
 from kvrouter.sim.store_link import sim_manifest
@@ -186,3 +190,18 @@ def test_many_requests_at_once_all_say_what_one_engine_alone_says(
     assert said == [alone.text(prompt, 20) for prompt in prompts]
     assert sum(each.metric("kvsim:wrong_blocks_total") for each in engines) == 0
     assert sum(each.tokens_from("external_kv_transfer") for each in engines) > 0
+
+
+@pytest.mark.parametrize(("step", "blocks"), [(BLOCK, 1), (4 * BLOCK, 4)])
+def test_blocks_are_saved_after_each_step(
+    engine: Start, client: StoreClient, step: int, blocks: int
+) -> None:
+    prompt = PROMPT[: 4 * BLOCK]
+    slow = engine(role="prefill", prefill_time_per_token="10s", max_num_batched_tokens=step)
+    hashes = hash_tokens(array("I", prompt), BLOCK, root=root_hash(None)).data
+    asking = HTTPConnection("127.0.0.1", slow.port, timeout=30)
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
+    asking.request("POST", "/v1/completions", json.dumps(body))
+    assert eventually(lambda: client.match(MANIFEST, hashes).blocks >= blocks)
+    assert client.match(MANIFEST, hashes).blocks == blocks
+    asking.close()

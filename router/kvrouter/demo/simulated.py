@@ -49,12 +49,7 @@ class Simulated:
         settings = self._settings
         store = await start_store(children, folder, "256MiB")
         events = f"tcp://127.0.0.1:{free_port()}"
-        prefill_time = f"{settings.prefill_time_per_token_us}us"
-        common = (
-            *("--port", "0", "--model", self.model, "--store", store.urls["kv"]),
-            *("--kv-events-endpoint", events, "--prefill-time-per-token", prefill_time),
-            *("--inter-token-latency", "5ms"),
-        )
+        common = self.engine_flags(store.urls["kv"], events)
         names = (*self.prefill, *self.decode)
         started = await asyncio.gather(
             *(children.start(name, "sim", "--role", name.split("-")[0], *common) for name in names)
@@ -62,6 +57,15 @@ class Simulated:
         roles = (started[: len(self.prefill)], started[len(self.prefill) :])
         router = await start_router(children, settings.port, store, roles, events)
         return Cluster(store, dict(zip(names, started, strict=True)), router)
+
+    def engine_flags(self, store: str, events: str) -> tuple[str, ...]:
+        """What all engines are started with."""
+        prefill_time = f"{self._settings.prefill_time_per_token_us}us"
+        return (
+            *("--port", "0", "--model", self.model, "--store", store),
+            *("--kv-events-endpoint", events, "--prefill-time-per-token", prefill_time),
+            *("--inter-token-latency", "5ms"),
+        )
 
     async def checked(
         self, session: aiohttp.ClientSession, cluster: Cluster, replies: Sequence[Reply]

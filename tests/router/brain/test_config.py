@@ -48,12 +48,12 @@ def test_a_flag_wins_over_environment_over_file_over_default(
     config.write_text("host: 127.0.0.2\n")
     assert shown(capsys, *given)["port"] == "8000  # default"
     config.write_text("port: 1\nprefill-threshold: 5\n")
-    assert shown(capsys, *given)["port"] == f"1  # file {config}"
+    assert shown(capsys, *given)["port"] == f"1  # file {config}:1"
     monkeypatch.setenv("KVROUTER_PORT", "2")
     assert shown(capsys, *given)["port"] == "2  # environment KVROUTER_PORT"
     values = shown(capsys, *given, "--port", "3")
     assert values["port"] == "3  # flag"
-    assert values["prefill_threshold"] == f"5  # file {config}"
+    assert values["prefill_threshold"] == f"5  # file {config}:2"
 
 
 def test_engines_may_be_repeated_listed_or_joined_by_commas(
@@ -112,7 +112,7 @@ def test_wrong_use_is_told_in_one_sentence_with_exit_code_2(
     [
         ("- a\n", "not a mapping"),
         ("a: [\n", "not YAML"),
-        ("prot: 1\n", "no setting 'prot'; there are prefill, decode, host, port"),
+        ("prot: 1\n", "no setting 'prot'; did you mean 'port'?"),
         ("port: x\n", "'x': should be a valid integer"),
     ],
 )

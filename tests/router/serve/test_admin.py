@@ -16,6 +16,7 @@ from kvrouter.app import App
 from kvrouter.config import RouterSettings
 from kvrouter.demo.children import Children
 from kvrouter.engine import Role
+from kvrouter.reload import follow
 
 from .conftest import Json, Open, Site, metric, text, until
 
@@ -284,7 +285,7 @@ async def test_settings_read_again_change_the_engines_and_nothing_else(site: Ope
     settings = here.app.settings
     async with engines(1) as (fresh,):
         wanted = {"decode": [fresh.address], "prefill": [here.prefill[0].address]}
-        here.app.follow(settings.model_copy(update={**wanted, "request_timeout_s": 1.0}))
+        follow(here.app, settings.model_copy(update={**wanted, "request_timeout_s": 1.0}))
         await until(lambda: len(here.app.pool.engines(Role.DECODE)) == 1)
         assert (await here.post(text()))[0] == 200
         assert len(fresh.requests) == 1

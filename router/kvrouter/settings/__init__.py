@@ -1,0 +1,1 @@
+"""Groups of the router's settings, which `kvrouter.config.RouterSettings` puts together."""

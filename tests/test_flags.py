@@ -1,0 +1,65 @@
+"""No flag without an effect: each setting is read where it acts, and a test gives it a value."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from kvrouter.cli import COMMANDS, Command, imported
+from kvrouter.flags import Option, options
+
+ROOT = Path(__file__).resolve().parent.parent
+ABOUT_PARSING = {"test_config.py", "test_config_commands.py", "test_flags.py", "test_docs.py"}
+
+
+def settings() -> Iterator[tuple[Command, Option]]:
+    for command in COMMANDS:
+        for option in options(imported(command.settings)):
+            yield command, option
+
+
+@cache
+def read_names() -> frozenset[str]:
+    """Attributes that are read anywhere in the product, by name."""
+    names = set()
+    for folder in ("router", "store"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                    names.add(node.attr)
+    return frozenset(names)
+
+
+@cache
+def text_of_tests() -> str:
+    """What tests, and the programs that they run, say; but for those about parsing."""
+    paths = [
+        path
+        for folder in ("tests", "benchmarks", "deploy", ".ci")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".sh", ".yml", ".yaml"} and path.name not in ABOUT_PARSING
+    ]
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
+
+
+def spellings(option: Option) -> str:
+    """A pattern of all ways to give it: keyword, key, variable, flag."""
+    flags = "|".join(re.escape(flag) for flag in option.flags)
+    bare = "|".join(re.escape(flag.removeprefix("--")) for flag in option.flags)
+    name = re.escape(option.name)
+    return rf"\b{name}\s?[=:]|[\"']{name}[\"']|\b{option.env}\b|(?:{flags})\b|--no-(?:{bare})\b"
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    settings(),
+    ids=lambda each: each.name.replace(" ", "-") if hasattr(each, "name") else "",
+)
+def test_every_setting_is_read_and_given_a_value_by_a_test(
+    command: Command, option: Option
+) -> None:
+    assert option.name in read_names(), f"kvrouter {command.name}: nobody reads {option.name}"
+    assert re.search(spellings(option), text_of_tests()), f"no test gives {option.flags[0]} a value"
