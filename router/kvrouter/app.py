@@ -37,6 +37,7 @@ from kvrouter.pool import Pool
 from kvrouter.prefix_index import PrefixIndex
 from kvrouter.probe import Prober
 from kvrouter.readings import Readings
+from kvrouter.redis_link import RedisLink
 from kvrouter.release import Releases
 from kvrouter.resume import Resumption
 from kvrouter.serve import Router
@@ -99,6 +100,8 @@ class App:
                 tls=settings.store_tls,
                 deadline_s=STORE_DEADLINE_S,
             )
+        redis = settings.redis.get_secret_value()
+        self._redis = RedisLink(redis) if redis else None
         self._store = StoreView(self._client) if self._client is not None else None
         self.budget = RecomputeBudget(settings.recompute_budget_tokens)
         self.entrance = _entrance(settings, self.metrics)
@@ -174,14 +177,12 @@ class App:
             self._subscriber.close()
         if self._tokens is not None:
             self._tokens.close()
-        if self._releases is not None:
-            await self._releases.close()
-        if self._legs is not None:
-            self._legs.close()
-        if self._client is not None:
-            await self._client.close()
-        if self._watch is not None:
-            self._watch.close()
+        for remote in (self._releases, self._client, self._redis):
+            if remote is not None:
+                await remote.close()
+        for local in (self._legs, self._watch):
+            if local is not None:
+                local.close()
         if self._lines is not None:
             self._lines.flush()
 

@@ -12,6 +12,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kvrouter.engine import Role, parse_address
+from kvrouter.settings.redis import RedisSettings
 from kvrouter.settings.toy_proxy import Texts, ToyProxySettings
 from kvstore.address import parse_url
 from kvstore.config import (  # noqa: TC001 (pydantic reads them)
@@ -39,7 +40,7 @@ def _by_engine(items: list[str], highest: int = 65535, remedy: str = "{}") -> di
     return found
 
 
-class RouterSettings(ToyProxySettings, BaseSettings):
+class RouterSettings(RedisSettings, ToyProxySettings, BaseSettings):
     """Settings of `kvrouter serve`: its own, and the groups of `kvrouter.settings`.
 
     A field `some_name` is the flag `--some-name`, the environment's `KVROUTER_SOME_NAME` and the

@@ -1,0 +1,101 @@
+"""A real redis-server on a free port of this host, to be killed, stalled and started again."""
+
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+START_TRIES = 5
+MISSING = "there is no redis-server (apt-get install redis-server)"
+
+
+def redis_server() -> str | None:
+    """The program, or None where it is not installed."""
+    return shutil.which("redis-server")
+
+
+class RedisServer:
+    """One redis-server; keeps nothing on disk. Enter it; it ends with its test."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._folder = folder
+        self._options = options
+        self._process: subprocess.Popen[str] | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Start it, where it was if it ran before; returns when it answers."""
+        for _ in range(START_TRIES):
+            port = self.port or _free_port()
+            if self._started(port):
+                self.port = port
+                return
+        raise RuntimeError(f"redis-server did not start, last on port {port}")
+
+    def kill(self) -> None:
+        """SIGKILL: what it held is gone. Idempotent."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def stall(self) -> None:
+        """SIGSTOP: connections stay, and nothing is answered."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def _started(self, port: int) -> bool:
+        program = redis_server()
+        assert program is not None, MISSING
+        process = subprocess.Popen(
+            [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", *self._options],
+            cwd=self._folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        if _said(process.stdout, "Ready to accept connections"):
+            self._process = process
+            return True
+        process.wait()
+        process.stdout.close()
+        return False
+
+
+def _said(output: IO[str], words: str) -> bool:
+    return any(words in line for line in output)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
