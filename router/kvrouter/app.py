@@ -79,7 +79,7 @@ class App:
 
     def __init__(self, settings: RouterSettings, lines: RequestLog | None = None) -> None:
         self.settings = settings
-        self._lines = lines
+        self._lines = lines if settings.access_log else None
         self.metrics = Metrics()
         self.pool = Pool()
         for address, role in settings.engines.items():
@@ -245,6 +245,7 @@ class App:
             models=self._models,
             resumption=resumption,
             max_choices=settings.max_choices,
+            tells_route=settings.route_headers,
         )
 
     def _passthrough(self, legs: Legs) -> Passthrough:
@@ -257,6 +258,7 @@ class App:
             budget=self.budget,
             metrics=self.metrics,
             log=self._lines,
+            tells_route=self.settings.route_headers,
         )
 
     def _status(self) -> Status:

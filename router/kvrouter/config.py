@@ -1,6 +1,7 @@
 """Settings of the router: flags > environment > YAML file > default.
 
-Read once at start; nothing else in kvrouter reads the environment.
+Read once at start; nothing else in kvrouter reads the environment. What belongs together stands as
+a plain pydantic model in `kvrouter.settings`, from which `RouterSettings` inherits its fields.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kvrouter.engine import Role, parse_address
+from kvrouter.settings.observability import ObservabilitySettings
 from kvrouter.settings.redis import RedisSettings
 from kvrouter.settings.toy_proxy import Texts, ToyProxySettings
 from kvstore.address import parse_url
@@ -40,7 +42,7 @@ def _by_engine(items: list[str], highest: int = 65535, remedy: str = "{}") -> di
     return found
 
 
-class RouterSettings(RedisSettings, ToyProxySettings, BaseSettings):
+class RouterSettings(RedisSettings, ObservabilitySettings, ToyProxySettings, BaseSettings):
     """Settings of `kvrouter serve`: its own, and the groups of `kvrouter.settings`.
 
     A field `some_name` is the flag `--some-name`, the environment's `KVROUTER_SOME_NAME` and the

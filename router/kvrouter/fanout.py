@@ -111,7 +111,7 @@ def _part(passage: Passage, share: Share, number: int, gathering: _Gathering) ->
     fields = leg_fields(request_id, passage.exchange.headers)
     outlet = _ShareOutlet(share, gathering)
     part = Passage(passage.exchange, outlet, request_id, fields, passage.started_s)
-    part.request = share.request
+    part.request, part.waited_s = share.request, passage.waited_s
     return part
 
 
@@ -218,10 +218,10 @@ class _Gathering:
             ShareError: the engine ended it with an error.
         """
         exchange = self._exchange
-        if not exchange.started:
-            exchange.start(200, fields=SSE_FIELDS + self._passage.id_line, hold=True)
-            exchange.throttle = self._throttle
         part.began(monotonic())
+        if not exchange.started:
+            exchange.start(200, fields=SSE_FIELDS + self._passage.answer_fields, hold=True)
+            exchange.throttle = self._throttle
         tap = _Tap(self._merge, share, first, answer, exchange, self._metrics, spoken)
         exchange.on_close(answer.close)  # before another piece comes
         try:
@@ -257,7 +257,7 @@ class _Gathering:
             return
         pieces = [self._answers[first] for first in sorted(self._answers)]
         body = merge_answers(pieces, self._ident)
-        self._exchange.respond(200, body, fields=self._passage.id_line)
+        self._exchange.respond(200, body, fields=self._passage.answer_fields)
 
 
 class _Throttle:

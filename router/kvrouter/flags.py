@@ -95,9 +95,10 @@ class Option:
 
 
 def options(model: type[BaseSettings]) -> Iterator[Option]:
-    """Every setting of `model`, in the order of its fields."""
+    """Every setting of `model`: its own in their order, then those of the groups it is made of."""
     prefix = model.model_config.get("env_prefix", "")
-    for name, info in model.model_fields.items():
+    own = model.__annotations__
+    for name, info in sorted(model.model_fields.items(), key=lambda item: item[0] not in own):
         kind, choices, metavar = _kind(info.annotation)
         extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
         aliases = extra.get("flags", [])

@@ -9,6 +9,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.account import note_plan
 from kvrouter.engine import Failure, Role
 from kvrouter.errors import ApiError
 from kvrouter.families.base import Order
@@ -113,14 +114,16 @@ class Journey:
         """
         decode = self._pool.engines(Role.DECODE, model)
         if not decode:
+            since_s = monotonic()
             decode = await self._standby.until(lambda: self._pool.engines(Role.DECODE, model))
+            passage.waited_s += monotonic() - since_s
         if not decode:
             raise ApiError(503, "No decode engine is available.", retry_after_s=1)
         prefill = self._pool.engines(Role.PREFILL, model)
         inputs = await self._survey.inputs(passage, model, decode, prefill)
         plan = passage.plan = self._policy.plan(inputs)
         passage.planned_s = monotonic()
-        self._note_plan(passage, inputs)
+        note_plan(passage, inputs, self._metrics)
         try:
             if self._legs.family(plan.decode).order is Order.CONCURRENT:
                 await self._at_once(passage, model, inputs)
@@ -219,7 +222,10 @@ class Journey:
             )
         finally:
             ticket.release()
-        self._metrics.prefill.observe(monotonic() - begun_s)
+            passage.prefilled_s = monotonic()
+        self._metrics.prefill.observe(passage.prefilled_s - begun_s)
+        if passage.handoff.cached_tokens:
+            self._metrics.cached_tokens.add(passage.handoff.cached_tokens)
         self._policy.leg_done(engine, Role.PREFILL, plan.missing_tokens)
         self._survey.computed(engine, passage.hashes)
 
@@ -356,19 +362,6 @@ class Journey:
         missing = 0 if spared or passage.plan is None else passage.plan.missing_tokens
         self._policy.leg_done(engine, Role.DECODE, missing)
         self._survey.computed(engine, passage.hashes)
-
-    def _note_plan(self, passage: Passage, inputs: RouteInputs) -> None:
-        plan, metrics = passage.plan, self._metrics
-        assert plan is not None
-        metrics.overhead.observe(passage.planned_s - passage.started_s)
-        metrics.plans.add(1, plan.why)
-        metrics.prompt_tokens.add(inputs.prompt_tokens)
-        own = inputs.matches.get(plan.decode, 0) if inputs.matches else 0
-        if own:
-            metrics.hit_tokens.add(own * inputs.block_tokens, "engine")
-        stored = inputs.store_blocks.get(plan.decode.manifest or "", 0)
-        if stored > own:
-            metrics.hit_tokens.add((stored - own) * inputs.block_tokens, "store")
 
     def _recompute(self, passage: Passage, tokens: int) -> None:
         """Let decode compute `tokens` of the prompt, if the fleet's budget allows.

@@ -18,6 +18,9 @@ from kvstore.log import log_to_stderr
 if TYPE_CHECKING:
     from typing import TextIO
 
+Line = dict[str, str | float | bool | None]
+"""One line: values by field."""
+
 FLUSH_S: Final = 0.2
 _HELD_LINES: Final = 1000
 
@@ -36,7 +39,7 @@ class RequestLog:
         self._lines: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def write(self, fields: dict[str, str | float | None]) -> None:
+    def write(self, fields: Line) -> None:
         """Write one line of `fields`, with the time put in as `time`."""
         fields["time"] = round(time(), 3)
         if self._plain:

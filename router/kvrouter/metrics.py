@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from importlib.metadata import version
+from platform import python_version
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -20,6 +22,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from kvrouter._native import GapCounts
+from kvrouter.account import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -66,13 +69,49 @@ class Histogram:
         """Observations so far."""
         return sum(self._counts)
 
-    def family(self) -> Metric:
-        """As Prometheus has it: cumulative buckets."""
+    @property
+    def sum(self) -> float:
+        """Sum of what was observed."""
+        return self._sum
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus has them: cumulative."""
         total, buckets = 0, []
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             total += count
             buckets.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
-        return HistogramMetricFamily(self.name, self.help, buckets=buckets, sum_value=self._sum)
+        return buckets
+
+    def family(self) -> Metric:
+        """As Prometheus has it."""
+        return HistogramMetricFamily(
+            self.name, self.help, buckets=self.buckets(), sum_value=self._sum
+        )
+
+
+class Histograms:
+    """Histograms of one name, one for each value of a label; observed together."""
+
+    def __init__(
+        self, name: str, text: str, bounds: Sequence[float], label: str, values: Sequence[str]
+    ) -> None:
+        self.name = name
+        self.help = text
+        self._label = label
+        self._each = {value: Histogram(name, text, bounds) for value in values}
+        self._all = tuple(self._each.values())
+
+    def observe(self, values: Sequence[float]) -> None:
+        """Count one value for each value of the label, in their order."""
+        for one, value in zip(self._all, values, strict=True):
+            one.observe(value)
+
+    def family(self) -> Metric:
+        """As Prometheus has it."""
+        family = HistogramMetricFamily(self.name, self.help, labels=[self._label])
+        for value, one in self._each.items():
+            family.add_metric([value], one.buckets(), one.sum)
+        return family
 
 
 class Gaps(Histogram):
@@ -157,21 +196,39 @@ class Metrics(Collector):
         self.running = 0
         self._name_times()
         self._name_counts()
+        self._name_tokens()
+        build = version("kvrouter"), python_version()
         self._more: list[Reading | Tally] = [
             Reading(
                 "kvrouter:num_requests_running",
                 "Requests under way.",
                 lambda: [((), float(self.running))],
-            )
+            ),
+            Reading(
+                "kvrouter:build_info",
+                "1; which kvrouter runs on which Python.",
+                lambda: [(build, 1.0)],
+                ["version", "python"],
+            ),
         ]
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+        ProcessCollector(registry=self._registry)
 
     def _name_times(self) -> None:
         self.ttft = Histogram(
             "kvrouter:time_to_first_token_seconds",
             "From the request's arrival to the first byte of its answer.",
             TTFT_BUCKETS,
+        )
+        self.ttft_parts = Histograms(
+            "kvrouter:time_to_first_token_part_seconds",
+            "Parts of the time to the first token, which add up to it: queue (for its turn, or for "
+            "an engine), tokenise, plan (parsing, hashing, asking the store, choosing), prefill "
+            "(leg), landing (of its KV), decode (leg, until its first byte).",
+            TTFT_BUCKETS,
+            "part",
+            PARTS,
         )
         self.gaps = Gaps(
             "kvrouter:inter_token_latency_seconds", "Between two events of a stream.", GAP_BUCKETS
@@ -182,10 +239,14 @@ class Metrics(Collector):
             REQUEST_BUCKETS,
         )
         self.prefill = Histogram(
-            "kvrouter:request_prefill_time_seconds", "Prefill legs.", REQUEST_BUCKETS
+            "kvrouter:request_prefill_time_seconds",
+            "Prefill legs that did their part, from sending to the whole answer.",
+            REQUEST_BUCKETS,
         )
         self.decode = Histogram(
-            "kvrouter:request_decode_time_seconds", "Decode legs.", REQUEST_BUCKETS
+            "kvrouter:request_decode_time_seconds",
+            "Decode legs that did their part, from sending to the end of the answer.",
+            REQUEST_BUCKETS,
         )
         self.handoff = Histogram(
             "kvrouter:handoff_seconds",
@@ -207,20 +268,34 @@ class Metrics(Collector):
         self.success = Tally(
             "kvrouter:request_success", "Requests answered well.", ["finished_reason"]
         )
-        self.errors = Tally("kvrouter:request_errors", "Requests not answered well.", ["code"])
+        self.errors = Tally(
+            "kvrouter:request_errors",
+            "Requests not answered well, by the status that clients got; 499: the client left.",
+            ["code"],
+        )
         self.passed_through = Tally(
             "kvrouter:passed_through",
             "Requests of endpoints that one engine answers, by the status that clients got.",
             ["path", "code"],
         )
         self.upstream_errors = Tally(
-            "kvrouter:upstream_errors", "Legs that failed.", ["leg", "reason"]
+            "kvrouter:upstream_errors",
+            "Legs that failed, and how: the connection was refused or broke, a status, a "
+            "time-out, an answer that cannot be used, a full engine.",
+            ["leg", "reason"],
         )
-        self.plans = Tally("kvrouter:plans", "Plans by their reason.", ["why"])
-        self.landings = Tally("kvrouter:landings", "Awaited landings.", ["outcome"])
+        self.plans = Tally(
+            "kvrouter:plans", "Plans by their reason; prefill: both legs, others: one.", ["why"]
+        )
+        self.landings = Tally(
+            "kvrouter:landings",
+            "Awaited landings: landed, timeout, store_away or unknown_manifest.",
+            ["outcome"],
+        )
         self.ahead = Tally(
             "kvrouter:decode_ahead",
-            "Decode legs planned before their KV had landed, by what became of them.",
+            "Decode legs planned before their KV had landed: answered, withdrawn, failed or not "
+            "sent.",
             ["outcome"],
         )
         self.handoff_missing = Tally(
@@ -232,19 +307,28 @@ class Metrics(Collector):
             "ends.",
             ["outcome"],
         )
+        self.resumed = Tally(
+            "kvrouter:streams_broken",
+            "Streams whose engine broke off, of those that could be resumed (--resume-streams): "
+            "resumed or given up.",
+            ["outcome"],
+        )
+
+    def _name_tokens(self) -> None:
         self.prompt_tokens = Tally("kvrouter:prompt_tokens", "Prompt tokens of plans.")
         self.generation_tokens = Tally(
             "kvrouter:generation_tokens", "Tokens generated, or events where usage is not told."
         )
         self.hit_tokens = Tally(
             "kvrouter:prefix_hit_tokens",
-            "Prompt tokens that the decode engine or the store held at planning.",
+            "Prompt tokens by where their KV was when the request was planned: with the decode "
+            "engine (engine), in the store beyond that (store), nowhere known (none). The three "
+            "add up to the prompt tokens.",
             ["source"],
         )
-        self.resumed = Tally(
-            "kvrouter:streams_broken",
-            "Streams whose engine broke off, of those that could be resumed (--resume-streams).",
-            ["outcome"],
+        self.cached_tokens = Tally(
+            "kvrouter:prefill_cached_tokens",
+            "Prompt tokens that prefill engines did not compute, as their answers tell.",
         )
         self.usage_mismatch = Tally(
             "kvrouter:usage_mismatch", "Answers whose legs counted different prompt tokens."
@@ -257,8 +341,12 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """For Prometheus' registry."""
         for metric in (*vars(self).values(), *self._more):
-            if isinstance(metric, Histogram | Tally | Reading):
+            if isinstance(metric, Histogram | Histograms | Tally | Reading):
                 yield metric.family()
+
+    def families(self) -> list[Metric]:
+        """All that a scrape shows, those of the process too."""
+        return list(self._registry.collect())
 
     def page(self) -> bytes:
         """The text that a scrape gets."""

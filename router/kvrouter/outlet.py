@@ -55,14 +55,14 @@ class Direct:
     async def stream(self, passage: Passage, engine: Engine, answer: Answer) -> None:
         """Pass a stream on; one that breaks off ends with an error event."""
         exchange = passage.exchange
-        exchange.start(200, fields=SSE_FIELDS + passage.id_line, hold=True)
+        passage.began(monotonic())
+        exchange.start(200, fields=SSE_FIELDS + passage.answer_fields, hold=True)
         request = passage.request
         usage = request is not None and "stream_options" in request.spans
         tidy = None
         if usage:
             tidy = partial(tidy_events, cached_tokens=passage.cached_tokens)
         relay = Relay(exchange, answer, self._metrics.gaps.counts, tidy)
-        passage.began(monotonic())
         try:
             await relay.run(self._legs.deadlines.idle_s)
         except UpstreamError as error:
@@ -83,7 +83,7 @@ class Direct:
         """Answer, without transfer parameters and with the prefill leg's cached tokens."""
         note_answer(passage, body, self._metrics)
         body = tidy_answer(body, passage.cached_tokens)
-        passage.exchange.respond(200, body, fields=passage.id_line)
+        passage.exchange.respond(200, body, fields=passage.answer_fields)
 
 
 def note_answer(passage: Passage, body: bytes, metrics: Metrics) -> None:

@@ -8,20 +8,24 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from itertools import count
+from operator import attrgetter
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.landing import Outcome
+from kvrouter.route_lines import route_lines
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable, Mapping
 
+    from kvrouter.account import Parts
     from kvrouter.budget import Grant
     from kvrouter.engine import HashDomain
     from kvrouter.families.base import Handoff
     from kvrouter.http.exchange import Exchange
     from kvrouter.landing import Held, Landing
+    from kvrouter.log import Line
     from kvrouter.openai import Request
     from kvrouter.outlet import Outlet
     from kvrouter.plan import Plan
@@ -104,7 +108,16 @@ class Passage:
         hashes: its chain of 32-byte block hashes, once somebody needed it.
         stored: leading blocks that the store held, by manifest, if it was asked.
         watch: the landing that is awaited, where the decode leg was sent ahead of it.
+        tells_route: whether the client is told where it ran.
         started_s: its arrival, on the monotonic clock; the other times are on it too.
+        waited_s: seconds that it waited for its turn, and for engines before its plan.
+        tokenising_s: seconds until its tokens were known, of text that somebody needed hashes of.
+        planned_s: when it was planned; 0: not yet. So are the others.
+        prefilled_s: when the last prefill leg ended, well or not.
+        landed_s: when the wait for its KV ended.
+        first_s: when the first byte of its answer came.
+        hit_engine: tokens of its prompt that the decode engine held when it was planned.
+        hit_store: tokens beyond these that the store held.
         pinned: what a prefill engine keeps for a decode engine that has not answered yet.
         attempts: decode engines that were asked.
         outcome: a word for metrics and the log: a finish reason, or why there is none.
@@ -134,8 +147,15 @@ class Passage:
     prefill_engine: str | None = None
     decode_engine: str | None = None
     attempts: int = 0
+    tells_route: bool = False
+    waited_s: float = 0.0
+    tokenising_s: float = 0.0
     planned_s: float = 0.0
+    prefilled_s: float = 0.0
+    landed_s: float = 0.0
     first_s: float = 0.0
+    hit_engine: int = 0
+    hit_store: int = 0
     generated: int = 0
     outcome: str = "unknown"
     error: str | None = None
@@ -158,19 +178,27 @@ class Passage:
         return bool(self.first_s) or (self.watch is not None and self.watch.landed)
 
     @property
-    def id_line(self) -> bytes:
-        """The header line of the answer that names the request."""
-        return b"x-request-id: %b\r\n" % self.request_id.encode("latin-1")
+    def answer_fields(self) -> bytes:
+        """Header lines of the answer: the request's id and, by option, where it ran."""
+        line = b"x-request-id: %b\r\n" % self.request_id.encode("latin-1")
+        return line + route_lines(self) if self.tells_route else line
 
-    def line(self, status: int, now_s: float) -> dict[str, str | float | None]:
-        """What the request's line in the log says, at its end."""
-        request = self.request
+    def line(self, status: int, now_s: float, parts: Parts) -> Line:
+        """What the request's line in the log says, at its end; docs/observability.md tells more."""
+        request, exchange = self.request, self.exchange
+        queue_s, tokenise_s, plan_s, prefill_s, landing_s, decode_s = parts
         return {
             "request_id": self.request_id,
             "status": 499 if self.outcome == "client_left" else status,
             "outcome": self.outcome,
+            "path": exchange.path,
+            "client": exchange.peer,
             "model": request.model if request else None,
+            "stream": request.stream if request else None,
             "prompt_tokens": request.prompt_tokens if request else None,
+            "hit_engine_tokens": self.hit_engine,
+            "hit_store_tokens": self.hit_store,
+            "cached_tokens": self.cached_tokens,
             "generated": self.generated,
             "plan": self.plan.why if self.plan else None,
             "prefill": self.prefill_engine,
@@ -178,8 +206,14 @@ class Passage:
             "attempts": self.attempts,
             "shares": len(self.shares) if self.shares else None,
             "landed_blocks": self.landed_blocks,
-            "ttft_ms": _ms(self.first_s, self.started_s),
-            "total_ms": _ms(now_s, self.started_s),
+            "queue_ms": _ms(queue_s),
+            "tokenise_ms": _ms(tokenise_s),
+            "plan_ms": _ms(plan_s),
+            "prefill_ms": _ms(prefill_s),
+            "landing_ms": _ms(landing_s),
+            "decode_ms": _ms(decode_s),
+            "ttft_ms": _ms(self.first_s - self.started_s) if self.first_s else None,
+            "total_ms": _ms(now_s - self.started_s),
             "error": self.error,
         }
 
@@ -198,7 +232,7 @@ class Passage:
         self.decode_engine = _joined(share.decode_engine for share in shares)
         self.attempts = sum(share.attempts for share in shares)
         self.generated = sum(share.generated for share in shares)
-        self.first_s = min((share.first_s for share in shares if share.first_s), default=0.0)
+        self._take_times(shares)
         self.error = self.error or _joined(share.error for share in shares)
         landed = [share.landed_blocks for share in shares if share.landed_blocks is not None]
         self.landed_blocks = sum(landed) if landed else None
@@ -206,6 +240,17 @@ class Passage:
             self.outcome = shares[-1].outcome
         for share in shares:
             share.release()
+
+    def _take_times(self, shares: list[Passage]) -> None:
+        """The times are those of the share that was answered first; hits are those of all."""
+        began = [share for share in shares if share.first_s]
+        if began:
+            first = min(began, key=attrgetter("first_s"))
+            self.waited_s, self.tokenising_s = first.waited_s, first.tokenising_s
+            self.planned_s, self.prefilled_s = first.planned_s, first.prefilled_s
+            self.landed_s, self.first_s = first.landed_s, first.first_s
+        self.hit_engine = sum(share.hit_engine for share in shares)
+        self.hit_store = sum(share.hit_store for share in shares)
 
     def release(self) -> None:
         """Give back lease and grant. Idempotent."""
@@ -222,8 +267,8 @@ def _joined(words: Iterable[str | None]) -> str | None:
     return ",".join(dict.fromkeys(word for word in words if word)) or None
 
 
-def _ms(until_s: float, since_s: float) -> float | None:
-    return round((until_s - since_s) * 1000, 2) if until_s else None
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 2)
 
 
 def leg_fields(request_id: str, headers: Mapping[str, str]) -> bytes:

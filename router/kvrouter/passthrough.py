@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kvrouter.http.exchange import Exchange
     from kvrouter.http.server import Handler
     from kvrouter.leg import Legs
-    from kvrouter.log import RequestLog
+    from kvrouter.log import Line, RequestLog
     from kvrouter.metrics import Metrics
     from kvrouter.models import ModelNames
     from kvrouter.pool import Pool
@@ -103,11 +103,29 @@ class Visit:
     engine: str | None = None
     attempts: int = 0
     error: str | None = None
+    tells_route: bool = False
 
     @property
-    def id_line(self) -> bytes:
-        """The header line of the answer that tells the request's id."""
-        return b"x-request-id: %b\r\n" % self.request_id.encode("latin-1")
+    def answer_fields(self) -> bytes:
+        """Header lines of the answer: the request's id and, by option, which engine did it."""
+        lines = f"x-request-id: {self.request_id}\r\n"
+        if self.tells_route and self.engine is not None:
+            lines += f"x-kvrouter-decode: {self.engine}\r\n"
+        return lines.encode("latin-1")
+
+    def line(self, status: int, now_s: float) -> Line:
+        """What the request's line in the log says, at its end."""
+        return {
+            "request_id": self.request_id,
+            "status": status,
+            "path": self.endpoint.path,
+            "client": self.exchange.peer,
+            "model": self.model,
+            "decode": self.engine,
+            "attempts": self.attempts,
+            "total_ms": round((now_s - self.started_s) * 1000, 2),
+            "error": self.error,
+        }
 
 
 class Passthrough:
@@ -122,6 +140,7 @@ class Passthrough:
         budget: bounds what decode engines compute where there are prefill engines.
         metrics: counts.
         log: takes a line per request, or None.
+        tells_route: whether answers say which engine did it.
     """
 
     def __init__(
@@ -135,6 +154,7 @@ class Passthrough:
         budget: RecomputeBudget,
         metrics: Metrics,
         log: RequestLog | None,
+        tells_route: bool = False,
     ) -> None:
         self._pool = pool
         self._legs = legs
@@ -144,6 +164,7 @@ class Passthrough:
         self._budget = budget
         self._metrics = metrics
         self._log = log
+        self._tells_route = tells_route
         self._ids = RequestIds()
         self._turn = 0
 
@@ -156,6 +177,7 @@ class Passthrough:
         request_id = self._ids.of(exchange.headers)
         fields = leg_fields(request_id, exchange.headers)
         visit = Visit(exchange, endpoint, request_id, fields, monotonic())
+        visit.tells_route = self._tells_route
         tenant = self._entrance.tenant(exchange.headers)
         entered = self._entrance.enter(tenant)
         try:
@@ -167,7 +189,7 @@ class Passthrough:
         except ApiError as error:
             visit.error = visit.error or error.message
             exchange.respond(
-                error.status, error.body(), headers=error.headers(), fields=visit.id_line
+                error.status, error.body(), headers=error.headers(), fields=visit.answer_fields
             )
         finally:
             if entered:
@@ -248,7 +270,8 @@ class Passthrough:
             message = f"The engine answers {answer.status} to {visit.endpoint.path}."
             raise ApiError(answer.status, message)
         body = tidy_answer(body, None)
-        visit.exchange.respond(answer.status, body, content_type=content_type, fields=visit.id_line)
+        fields = visit.answer_fields
+        visit.exchange.respond(answer.status, body, content_type=content_type, fields=fields)
 
     async def _stream(self, visit: Visit, engine: Engine, answer: Answer) -> None:
         try:
@@ -256,7 +279,7 @@ class Passthrough:
         except UpstreamError as error:
             raise self._legs.failed(engine, Role.DECODE, error.failure, str(error)) from None
         exchange = visit.exchange
-        exchange.start(200, fields=SSE_FIELDS + visit.id_line, hold=True)
+        exchange.start(200, fields=SSE_FIELDS + visit.answer_fields, hold=True)
         tidy = partial(tidy_events, cached_tokens=None)
         relay = Relay(exchange, answer, self._metrics.gaps.counts, tidy)
         try:
@@ -271,19 +294,8 @@ class Passthrough:
         exchange = visit.exchange
         status = 499 if exchange.closed else exchange.status
         self._metrics.passed_through.add(1, visit.endpoint.path, str(status))
-        if self._log is None:
-            return
-        line: dict[str, str | float | None] = {
-            "request_id": visit.request_id,
-            "status": status,
-            "path": visit.endpoint.path,
-            "model": visit.model,
-            "decode": visit.engine,
-            "attempts": visit.attempts,
-            "total_ms": round((monotonic() - visit.started_s) * 1000, 2),
-            "error": visit.error,
-        }
-        self._log.write(line)
+        if self._log is not None:
+            self._log.write(visit.line(status, monotonic()))
 
 
 def _read(body: bytes, endpoint: Endpoint) -> Request:

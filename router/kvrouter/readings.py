@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from kvrouter.prefix_index import PrefixIndex
     from kvrouter.sharing import Sharing
 
+COUNTERS: Final = {
+    "tokenize": "Prompts by how their tokens were had: remembered (cache_hits), by the router's "
+    "own tokenizer (local), from an engine (engine), or not at all (failed).",
+    "store_view": "Waits at the store by their outcome (landed, timeout, store_away, "
+    "unknown_manifest), and questions for a prefix that it did not answer (match_failed).",
+    "kv_event": "KV events and what was wrong with them, by kind.",
+}
+"""What counters tell that other objects keep, by name."""
 _CIRCUIT: Final = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 1.0, BreakerState.OPEN: 2.0}
 
 
@@ -89,10 +97,10 @@ class Readings:
             yield Reading(f"kvrouter:{name}", text, read, labels)
 
     def counters(self, counts: Mapping[str, Mapping[str, int]]) -> Iterator[Reading]:
-        """Counters that other objects keep, by kind; each is exposed under its key."""
+        """Those of `COUNTERS` that are there, by kind; each is exposed under its key."""
         for name, counter in counts.items():
             read = partial(_rows, counter)
-            yield Reading(f"kvrouter:{name}", "Outcomes by kind.", read, ["kind"], grows=True)
+            yield Reading(f"kvrouter:{name}", COUNTERS[name], read, ["kind"], grows=True)
 
     def _waiting(self) -> Iterator[Row]:
         yield (), float(sum(count() for count in self._waits.values()))

@@ -59,10 +59,10 @@ class _Resuming:
             StreamBroken: it broke off; nothing of it that is not whole was passed on.
         """
         exchange = passage.exchange
-        if not exchange.started:
-            exchange.start(200, fields=SSE_FIELDS + passage.id_line, hold=True)
-        relay = Relay(exchange, answer, self._metrics.gaps.counts, self._tidy(passage, answer))
         passage.began(monotonic())
+        if not exchange.started:
+            exchange.start(200, fields=SSE_FIELDS + passage.answer_fields, hold=True)
+        relay = Relay(exchange, answer, self._metrics.gaps.counts, self._tidy(passage, answer))
         try:
             await relay.run(self._legs.deadlines.idle_s, end=False)
         except UpstreamError as error:

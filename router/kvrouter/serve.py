@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from kvrouter.account import note_end
 from kvrouter.errors import ApiError
 from kvrouter.leg import Refused
 from kvrouter.openai import parse, priority
@@ -44,6 +45,7 @@ class Router:
         models: which models there are.
         resumption: serves streams that outlive their engine; None: none does.
         max_choices: how many choices one request may ask for; may change.
+        tells_route: whether answers say where their request ran.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Router:
         models: ModelNames,
         max_choices: int,
         resumption: Resumption | None = None,
+        tells_route: bool = False,
     ) -> None:
         self._journey = journey
         self._fanout = fanout
@@ -70,6 +73,7 @@ class Router:
         self._models = models
         self._resumption = resumption
         self.max_choices = max_choices
+        self._tells_route = tells_route
         self._ids = RequestIds()
 
     def completions(self, exchange: Exchange) -> Awaitable[None]:
@@ -85,6 +89,7 @@ class Router:
         request_id = self._ids.of(exchange.headers)
         fields = leg_fields(request_id, exchange.headers)
         passage = Passage(exchange, self._outlet, request_id, fields, monotonic())
+        passage.tells_route = self._tells_route
         tenant = self._entrance.tenant(exchange.headers)
         entered = self._entrance.enter(tenant)
         try:
@@ -92,6 +97,7 @@ class Router:
                 passage.request = parse(exchange.body, kind, self.max_choices)
                 await self._entrance.turn(tenant, priority(passage.request))
                 entered = True
+                passage.waited_s = monotonic() - passage.started_s
             self._metrics.running += 1
             await self._route(passage, kind, tenant)
         except ApiError as error:
@@ -102,7 +108,7 @@ class Router:
                 refused.status,
                 refused.body,
                 content_type=refused.content_type,
-                fields=passage.id_line,
+                fields=passage.answer_fields,
             )
         except asyncio.CancelledError:
             passage.outcome = "client_left" if exchange.closed else "cut_off"
@@ -118,7 +124,9 @@ class Router:
         if request is None:
             request = passage.request = parse(passage.exchange.body, kind, self.max_choices)
         if not self._models.any:
+            since_s = monotonic()
             await self._standby.until(lambda: self._models.any)
+            passage.waited_s += monotonic() - since_s
         model = self._models.resolve(request.model)
         if request.n > 1 or request.prompts is not None:
             await self._several(passage, request, model, tenant)
@@ -150,28 +158,15 @@ class Router:
     def settle(self, passage: Passage) -> None:
         """Give back what is held, count, and write the request's line."""
         passage.release()
-        metrics, now_s = self._metrics, monotonic()
-        exchange = passage.exchange
-        well = exchange.status == 200 and passage.outcome not in _NOT_WELL
-        if well:
-            metrics.success.add(1, passage.outcome)
-            metrics.e2e.observe(now_s - passage.started_s)
-            metrics.ttft.observe((passage.first_s or now_s) - passage.started_s)
-            metrics.generation_tokens.add(passage.generated)
-        else:
-            code = "499" if passage.outcome == "client_left" else str(exchange.status)
-            metrics.errors.add(1, code)
-        if self._log is None:
-            return
-        self._log.write(passage.line(exchange.status, now_s))
+        now_s = monotonic()
+        parts = note_end(passage, now_s, self._metrics)
+        if self._log is not None:
+            self._log.write(passage.line(passage.exchange.status, now_s, parts))
 
     def _answer_error(self, passage: Passage, error: ApiError) -> None:
         passage.outcome = "error"
         passage.error = passage.error or error.message
         exchange = passage.exchange
         exchange.respond(
-            error.status, error.body(), headers=error.headers(), fields=passage.id_line
+            error.status, error.body(), headers=error.headers(), fields=passage.answer_fields
         )
-
-
-_NOT_WELL: Final = frozenset({"broken", "client_left", "cut_off", "error", "refused"})

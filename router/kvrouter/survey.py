@@ -5,6 +5,7 @@ Asks only what the policy or the threshold can use; without an answer the reques
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.errors import bad_request
@@ -87,8 +88,9 @@ class Survey:
         if asks and passage.tokens is None:
             body = family.tokenize_body(request)
             self._turn += 1
-            asked = decode[self._turn % len(decode)]
+            asked, since_s = decode[self._turn % len(decode)], monotonic()
             passage.tokens = await self._tokens.tokens(asked, model, body, request.text)
+            passage.tokenising_s = monotonic() - since_s
         ids = request.ids
         if passage.tokens is not None:
             ids = passage.tokens.ids

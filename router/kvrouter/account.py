@@ -1,0 +1,85 @@
+"""What one request adds to the metrics: at its plan, and at its end. Pure arithmetic.
+
+The time to the first token is told apart into parts that follow each other on the request's way.
+Where legs overlap, each moment belongs to the earliest part that has not ended, so that the parts
+always add up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kvrouter.metrics import Metrics
+    from kvrouter.passage import Passage
+    from kvrouter.plan import RouteInputs
+
+PARTS: Final = ("queue", "tokenise", "plan", "prefill", "landing", "decode")
+"""Parts of the time to the first token, in their order."""
+NOT_WELL: Final = frozenset({"broken", "client_left", "cut_off", "error", "refused"})
+"""Outcomes of requests that were not answered well."""
+
+Parts = tuple[float, float, float, float, float, float]
+
+
+def parts_of(passage: Passage, until_s: float) -> Parts:
+    """Seconds of each of `PARTS` from the request's arrival until `until_s`; their sum is all.
+
+    Args:
+        passage: the request.
+        until_s: its first byte, or its end where it had none; on the monotonic clock.
+    """
+    planned_s = passage.planned_s
+    if not planned_s or planned_s > until_s:
+        planned_s = until_s
+    prefilled_s = min(max(passage.prefilled_s, planned_s), until_s)
+    landed_s = min(max(passage.landed_s, prefilled_s), until_s)
+    queue_s, tokenise_s = passage.waited_s, passage.tokenising_s
+    return (
+        queue_s,
+        tokenise_s,
+        planned_s - passage.started_s - queue_s - tokenise_s,
+        prefilled_s - planned_s,
+        landed_s - prefilled_s,
+        until_s - landed_s,
+    )
+
+
+def note_plan(passage: Passage, inputs: RouteInputs, metrics: Metrics) -> None:
+    """A prompt was planned for the first time: its reason, and whence its tokens come."""
+    plan = passage.plan
+    assert plan is not None
+    metrics.overhead.observe(passage.planned_s - passage.started_s)
+    metrics.plans.add(1, plan.why)
+    metrics.prompt_tokens.add(inputs.prompt_tokens)
+    own = stored = 0
+    if inputs.matches:
+        own = inputs.matches.get(plan.decode, 0)
+    if inputs.store_blocks:
+        stored = max(0, inputs.store_blocks.get(plan.decode.manifest or "", 0) - own)
+    rest = inputs.prompt_tokens
+    if own:
+        passage.hit_engine = own * inputs.block_tokens
+        metrics.hit_tokens.add(passage.hit_engine, "engine")
+    if stored:
+        passage.hit_store = stored * inputs.block_tokens
+        metrics.hit_tokens.add(passage.hit_store, "store")
+    rest -= passage.hit_engine + passage.hit_store
+    if rest > 0:
+        metrics.hit_tokens.add(rest, "none")
+
+
+def note_end(passage: Passage, now_s: float, metrics: Metrics) -> Parts:
+    """A request has ended: count it, and time it where it was answered well; returns its parts."""
+    first_s = passage.first_s or now_s
+    parts = parts_of(passage, first_s)
+    if passage.exchange.status == 200 and passage.outcome not in NOT_WELL:
+        metrics.success.add(1, passage.outcome)
+        metrics.e2e.observe(now_s - passage.started_s)
+        metrics.ttft.observe(first_s - passage.started_s)
+        metrics.ttft_parts.observe(parts)
+        metrics.generation_tokens.add(passage.generated)
+    else:
+        left = passage.outcome == "client_left"
+        metrics.errors.add(1, "499" if left else str(passage.exchange.status))
+    return parts

@@ -1,0 +1,94 @@
+"""The page of metrics is made from the code, and no page names a metric that does not exist."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kvrouter.account import PARTS, parts_of
+from kvrouter.metrics import TTFT_BUCKETS, Metrics
+from kvrouter.metrics_docs import metrics_page, router_rows, simulator_rows, store_rows
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+NAMED = re.compile(r"\b(kvrouter|kvstore|kvsim):([a-z][a-z_]+[a-z])(?![\w.*])")
+OF_HISTOGRAMS = ("_bucket", "_sum", "_count")
+
+
+def passage(**times: float) -> Any:
+    base = {"started_s": 10.0, "waited_s": 0.0, "tokenising_s": 0.0, "planned_s": 0.0}
+    return cast("Any", SimpleNamespace(**{**base, "prefilled_s": 0.0, "landed_s": 0.0, **times}))
+
+
+@pytest.mark.parametrize(
+    ("times", "until_s", "parts"),
+    [
+        ({}, 11.0, (0, 0, 1, 0, 0, 0)),
+        ({"waited_s": 0.5}, 10.5, (0.5, 0, 0, 0, 0, 0)),
+        (
+            {"waited_s": 1, "tokenising_s": 2, "planned_s": 15, "prefilled_s": 20, "landed_s": 21},
+            25.0,
+            (1, 2, 2, 5, 1, 4),
+        ),
+        ({"planned_s": 11}, 14.0, (0, 0, 1, 0, 0, 3)),
+        ({"planned_s": 11, "prefilled_s": 19, "landed_s": 19.5}, 12.0, (0, 0, 1, 1, 0, 0)),
+        ({"planned_s": 11, "prefilled_s": 13, "landed_s": 12}, 14.0, (0, 0, 1, 2, 0, 1)),
+        ({"planned_s": 13, "prefilled_s": 14}, 12.0, (0, 0, 2, 0, 0, 0)),
+    ],
+    ids=["not planned", "waited", "all", "decode alone", "answered first", "landed first", "left"],
+)
+def test_parts_follow_each_other_and_add_up(
+    times: dict[str, float], until_s: float, parts: tuple[float, ...]
+) -> None:
+    found = parts_of(passage(**times), until_s)
+    assert found == parts
+    assert sum(found) == until_s - 10.0
+    assert len(PARTS) == len(found)
+
+
+def test_a_histogram_of_parts_is_one_family_with_cumulative_buckets() -> None:
+    metrics = Metrics()
+    metrics.ttft_parts.observe((0.0, 0.5, 0.1, 0.0, 0.0, 3.0))
+    page = metrics.page().decode()
+    name = "kvrouter:time_to_first_token_part_seconds"
+    assert page.count(f"# TYPE {name} histogram") == 1
+    assert f'{name}_bucket{{le="+Inf",part="tokenise"}} 1.0' in page
+    assert f'{name}_bucket{{le="0.25",part="tokenise"}} 0.0' in page
+    assert f'{name}_sum{{part="decode"}} 3.0' in page
+    assert page.count(f"{name}_bucket") == len(PARTS) * (len(TTFT_BUCKETS) + 1)
+
+
+async def test_the_page_of_metrics_is_up_to_date() -> None:
+    page = metrics_page(await router_rows())
+    how = "python -m kvrouter.metrics_docs > docs/metrics.md"
+    assert (ROOT / "docs" / "metrics.md").read_text() == page, how
+
+
+async def test_every_metric_that_the_code_registers_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    literal = re.compile(r"""["'](kvrouter:[a-z_]+)["']""")
+    sources = [path.read_text() for path in (ROOT / "router").rglob("*.py")]
+    registered = {name for source in sources for name in literal.findall(source)}
+    assert len(registered) > 20
+    assert {n for n in registered if f"`{n}`" not in page and f"`{n}_total`" not in page} == set()
+
+
+async def test_every_metric_named_in_a_page_exists() -> None:
+    rows = [*await router_rows(), *store_rows(), *simulator_rows()]
+    names = {row.name for row in rows}
+    names |= {row.name + end for row in rows if row.kind == "histogram" for end in OF_HISTOGRAMS}
+    named = {
+        f"{prefix}:{name}" for path in PAGES for prefix, name in NAMED.findall(path.read_text())
+    }
+    assert len(named) > 80
+    assert named - names == set()
+
+
+async def test_a_name_stands_once_and_says_its_unit() -> None:
+    rows = [*await router_rows(), *store_rows(), *simulator_rows()]
+    assert len({row.name for row in rows}) == len(rows)
+    times = [row.name for row in rows if row.kind == "histogram"]
+    assert [name for name in times if not name.endswith(("_seconds", "_tokens"))] == []
+    assert [row.name for row in rows if not row.tells] == []
