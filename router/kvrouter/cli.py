@@ -55,6 +55,12 @@ COMMANDS: Final = (
         "kvrouter.sim.serve:run",
     ),
     Command(
+        "doctor",
+        "examine engines, store and this host, and say what to do about what is wrong",
+        "kvrouter.doctor.config:DoctorSettings",
+        "kvrouter.doctor.run:run",
+    ),
+    Command(
         "demo",
         "run store, engines and router on this machine, send them requests, kill one",
         "kvrouter.demo.config:DemoSettings",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pydantic import BaseModel
+
 from kvrouter.flags import options
 from kvrouter.reload import ENGINES, RELOADED
 
@@ -38,15 +40,22 @@ stream ([Change engines while the router runs](operations.md#the-settings-file))
 
 
 def configuration_page(commands: Iterable[tuple[str, str, type[BaseSettings]]]) -> str:
-    """The whole page, in Markdown, for (name, help, settings model) of each command."""
-    sections = [HEAD]
+    """The whole page, in Markdown, for (name, help, settings model) of each command.
+
+    Of a command that takes all settings of one before it, only what is its own is listed.
+    """
+    sections, before = [HEAD], list[tuple[str, type[BaseModel]]]()
     for name, text, model in commands:
         live = {*ENGINES, *RELOADED} if name == "serve" else frozenset[str]()
-        rows = [_row(option, option.name in live) for option in options(model)]
+        base, shown = next((one for one in before if issubclass(model, one[1])), ("", BaseModel))
+        before.append((name, model))
+        own = (each for each in options(model) if each.name not in shown.model_fields)
+        rows = [_row(option, option.name in live) for option in own]
         table = "\n".join(
             ["| flag | environment | default | meaning |", "|---|---|---|---|", *rows]
         )
-        sections.append(f"\n## kvrouter {name}\n\n{text[0].upper()}{text[1:]}.\n\n{table}\n")
+        more = f" It takes all that `kvrouter {base}` takes, and:" if base else ""
+        sections.append(f"\n## kvrouter {name}\n\n{text[0].upper()}{text[1:]}.{more}\n\n{table}\n")
     return "".join(sections)
 
 

@@ -1,0 +1,101 @@
+"""How the doctor asks engines: plain requests, each with a deadline, and what came back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Self
+
+import aiohttp
+
+from kvrouter.introduce import ProbeFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from kvrouter.engine import Engine
+
+MAX_ANSWER_BYTES: Final = 16 << 20
+_SHOWN_BYTES: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An engine's 200.
+
+    Attributes:
+        body: all of it.
+        headers: by their names in lower case.
+        seconds: from the request to the end of the answer.
+    """
+
+    body: bytes
+    headers: Mapping[str, str]
+    seconds: float
+
+
+class Asker:
+    """Asks engines, each request on a connection of its own. `async with` opens and closes it."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def ask(
+        self, engine: Engine, path: str, body: bytes | None, deadline_s: float
+    ) -> Answered:
+        """The engine's 200 to a GET of a path or URL, or to a POST where there is a body.
+
+        Raises:
+            ProbeFailed: it does not answer in time, or otherwise than with a 200.
+        """
+        assert self._session is not None
+        begun_s = monotonic()
+        try:
+            async with self._session.request(
+                "GET" if body is None else "POST",
+                path if "://" in path else engine.url + path,
+                data=body,
+                headers={} if body is None else {"content-type": "application/json"},
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=deadline_s),
+            ) as answer:
+                content = await _read(answer)
+                headers = {name.lower(): value for name, value in answer.headers.items()}
+                if answer.status != 200:
+                    message = f"{path} answers {answer.status}: {_short(content)}"
+                    raise ProbeFailed(message, answer.status)
+                return Answered(content, headers, monotonic() - begun_s)
+        except TimeoutError:
+            raise ProbeFailed(f"{path} does not answer within {deadline_s:g} s") from None
+        except aiohttp.ClientConnectorError as error:
+            raise ProbeFailed(f"it cannot be connected: {error.os_error}") from None
+        except (aiohttp.ClientError, ValueError) as error:
+            raise ProbeFailed(f"{path}: {error or type(error).__name__}") from None
+
+
+async def _read(answer: aiohttp.ClientResponse) -> bytes:
+    content = bytearray()
+    async for chunk in answer.content.iter_any():
+        content += chunk
+        if len(content) > MAX_ANSWER_BYTES:
+            raise ProbeFailed(f"{answer.url.path} answers more than {MAX_ANSWER_BYTES} bytes")
+    return bytes(content)
+
+
+def _short(content: bytes) -> str:
+    return " ".join(content[:_SHOWN_BYTES].decode("utf-8", "replace").split())

@@ -1,0 +1,176 @@
+"""The seam of the doctor's checks: what a check is, what it finds, what it looks at.
+
+Checks only look: what they do to an engine or a store is undone, or is what any client does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+
+from kvstore.placement import Read, reader
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+
+    from kvrouter.config import RouterSettings
+    from kvrouter.doctor.asking import Asker
+    from kvrouter.doctor.engine_facts import EngineFacts
+    from kvrouter.doctor.store_facts import StoreFacts
+    from kvrouter.doctor.trials import Trial
+    from kvrouter.families.base import Family
+
+T = TypeVar("T")
+
+
+class Severity(StrEnum):
+    """How much a finding matters: requests fail or are wrong, are at risk, could go better."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+GRAVEST_FIRST: Final = tuple(Severity)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+        severity: how much it matters.
+        subject: what it is about: engines by their address, the store by its URL, or this host.
+        finding: what was seen, in a sentence.
+        remedy: what to do about it, in a sentence.
+    """
+
+    severity: Severity
+    subject: str
+    finding: str
+    remedy: str
+
+
+class Examine(Protocol):
+    """Looks at one thing; never raises for what is wrong with it."""
+
+    def __call__(self, setup: SetUp, /) -> Awaitable[list[Finding]]:
+        """What is wrong; nothing where it has nothing to look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check.
+
+    Attributes:
+        name: as findings name it, also for scripts.
+        looks_at: what it sees to, for docs/doctor.md.
+        examine: does it.
+    """
+
+    name: str
+    looks_at: str
+    examine: Examine
+
+
+class Once(Generic[T]):
+    """What several checks want to know and one of them learns: a coroutine that runs once."""
+
+    def __init__(self, learn: Callable[[], Coroutine[object, object, T]]) -> None:
+        self._learn = learn
+        self._task: asyncio.Task[T] | None = None
+
+    async def get(self) -> T:
+        """What it returned or raised; who gives up waiting ends it for nobody else."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._learn())
+        return await asyncio.shield(self._task)
+
+    async def close(self) -> None:
+        """Stop it, if it was begun and has not ended."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The machine that the doctor runs on, through what tests can plant.
+
+    Attributes:
+        root: folder under which `/proc`, `/sys` and `/dev` are looked for.
+        clock: seconds since 1970.
+        limit: soft limit of a resource, by its number in `resource`.
+    """
+
+    root: Path = Path("/")
+    clock: Callable[[], float] = time.time
+    limit: Callable[[int], int] = lambda number: resource.getrlimit(number)[0]
+
+    @property
+    def read(self) -> Read:
+        """Reads files by their path; "" for one that cannot be read."""
+        return reader(self.root)
+
+    @property
+    def sysfs_rdma(self) -> Path:
+        """Where RDMA devices are."""
+        return self.root / "sys/class/infiniband"
+
+    def shm_free_bytes(self) -> int | None:
+        """What `/dev/shm` has left; None where there is none."""
+        try:
+            found = os.statvfs(self.root / "dev/shm")
+        except OSError:
+            return None
+        return found.f_bavail * found.f_frsize
+
+
+@dataclass(slots=True)
+class SetUp:
+    """What is examined. One per run of the doctor; checks share what one of them learnt.
+
+    Attributes:
+        settings: of the router that is to run in front of it.
+        host: this machine.
+        families: dialects by name.
+        asker: asks engines.
+        deadline_s: seconds that an engine may take for one request of the doctor's.
+        engines: what is known of each engine, by its address.
+        store: what is known of the store; None where none is named.
+        trials: what became of a prompt through pairs of engines.
+    """
+
+    settings: RouterSettings
+    host: Host
+    families: Mapping[str, Family]
+    asker: Asker
+    deadline_s: float
+    engines: dict[str, Once[EngineFacts]] = field(default_factory=dict)
+    store: Once[StoreFacts] | None = None
+    trials: Once[list[Trial]] | None = None
+
+    async def all_engines(self) -> list[EngineFacts]:
+        """What is known of every engine, dead ones included."""
+        return list(await asyncio.gather(*(each.get() for each in self.engines.values())))
+
+    async def known_engines(self) -> list[EngineFacts]:
+        """What is known of the engines that said who they are."""
+        return [each for each in await self.all_engines() if each.engine.identity is not None]
+
+    async def the_store(self) -> StoreFacts | None:
+        """What is known of the store; None where none is named, or it cannot be used."""
+        facts = await self.store.get() if self.store is not None else None
+        return facts if facts is not None and facts.error is None else None
+
+    async def close(self) -> None:
+        """Stop what is still being learnt."""
+        for each in (*self.engines.values(), self.store, self.trials):
+            if each is not None:
+                await each.close()

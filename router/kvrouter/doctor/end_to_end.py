@@ -1,0 +1,110 @@
+"""Checks of what became of a prompt that went from a prefill engine through the store to decode."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvrouter.doctor.base import Check, Finding, SetUp, Severity
+
+if TYPE_CHECKING:
+    from kvrouter.doctor.trials import Trial
+
+_PRODUCER: Final = (
+    'give its --kv-transfer-config the kv_role "kv_producer" or "kv_both" (for `kvrouter sim`: '
+    "--role prefill), or name it under --decode alone"
+)
+_CONSUMER: Final = (
+    'give its --kv-transfer-config the kv_role "kv_consumer" or "kv_both" (for `kvrouter sim`: '
+    "--role decode) and the url of this store, and look in its log for loads that failed"
+)
+
+
+async def _trials(setup: SetUp) -> list[Trial]:
+    return await setup.trials.get() if setup.trials is not None else []
+
+
+async def _roles(setup: SetUp) -> list[Finding]:
+    """A prefill engine that stores nothing, a decode engine that loads nothing."""
+    found = []
+    for trial in await _trials(setup):
+        if trial.stopped is not None or trial.no_room:
+            continue
+        if not trial.promised:
+            finding = (
+                f"it computed a prompt of {trial.blocks} blocks and stored none of them: its "
+                "connector is not there to save"
+            )
+            found.append(Finding(Severity.ERROR, trial.prefill.name, finding, _PRODUCER))
+        elif trial.loaded_tokens is not None and trial.loaded_tokens < trial.needed_tokens:
+            finding = (
+                f"of {trial.needed_tokens} tokens that were in the store for it, it loaded "
+                f"{trial.loaded_tokens} and computed the rest"
+            )
+            found.append(Finding(Severity.ERROR, trial.decode.name, finding, _CONSUMER))
+    return found
+
+
+async def _landings(setup: SetUp) -> list[Finding]:
+    found = []
+    for trial in await _trials(setup):
+        if trial.stopped is not None or trial.landed is None:
+            continue
+        awaited = min(trial.promised, trial.blocks)
+        if trial.no_room:
+            finding = (
+                f"{trial.no_room} puts found no room while {trial.prefill.name} stored "
+                f"{trial.blocks} blocks"
+            )
+            remedy = "give the store node more --memory, or look at who holds leases there"
+            subject = setup.settings.store or ""
+            found.append(Finding(Severity.ERROR, subject, finding, remedy))
+        elif trial.landed < awaited:
+            finding = (
+                f"it said that it stores {awaited} blocks, and {trial.landed} were there after "
+                f"{setup.settings.landing_timeout_s:g} s"
+            )
+            remedy = (
+                "look in its log for puts that failed, and at the way between it and the store; "
+                "where it is only slow, raise --landing-timeout"
+            )
+            found.append(Finding(Severity.ERROR, trial.prefill.name, finding, remedy))
+    return found
+
+
+async def _answers(setup: SetUp) -> list[Finding]:
+    found = []
+    for trial in await _trials(setup):
+        if trial.stopped is not None:
+            subject = trial.at_fault.name if trial.at_fault is not None else trial.names
+            finding = f"a trial prompt did not come through: {trial.stopped}"
+            remedy = "do as the sentence says, or look into its log at this moment"
+            found.append(Finding(Severity.ERROR, subject, finding, remedy))
+        elif trial.decoded and trial.alone and trial.decoded != trial.alone:
+            pairs = zip(trial.decoded, trial.alone, strict=False)
+            at = next((at for at, (one, other) in enumerate(pairs) if one != other), 0)
+            finding = (
+                f"after KV that was computed by the one and loaded by the other, the answer "
+                f"differs from token {at} on from that of the first alone ({trial.decoded[at]} "
+                f"and {trial.alone[at]})"
+            )
+            remedy = (
+                "run it again: a near tie of two tokens may fall either way; where it stays, do "
+                "not serve with this pair, and compare their dtype, kernels and versions"
+            )
+            found.append(Finding(Severity.ERROR, trial.names, finding, remedy))
+    return found
+
+
+CHECKS: Final = (
+    Check(
+        "connector-role",
+        "of a trial prompt, prefill engines store the blocks and decode engines load them",
+        _roles,
+    ),
+    Check("landing", "a trial prompt's blocks are in the store in --landing-timeout", _landings),
+    Check(
+        "end-to-end",
+        "a trial prompt gets the same tokens through both legs as from the prefill engine alone",
+        _answers,
+    ),
+)

@@ -1,0 +1,102 @@
+"""Runs the doctor's checks, all at once, each with a deadline: what hangs holds nothing else up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+import uvloop
+
+from kvrouter.doctor.asking import Asker
+from kvrouter.doctor.base import GRAVEST_FIRST, Finding, Host, Once, SetUp, Severity
+from kvrouter.doctor.engine_facts import learn_engine
+from kvrouter.doctor.registry import CHECKS
+from kvrouter.doctor.report import Report
+from kvrouter.doctor.store_facts import learn_store
+from kvrouter.doctor.trials import try_pairs
+from kvrouter.engine import Engine
+from kvrouter.families import FAMILIES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvrouter.config import RouterSettings
+    from kvrouter.doctor.base import Check
+    from kvrouter.doctor.config import DoctorSettings
+
+REQUESTS_PER_CHECK: Final = 6
+"""Requests that a check may have to wait for, one after the other, each with its own deadline."""
+
+log = logging.getLogger(__name__)
+
+
+async def examine(
+    settings: RouterSettings,
+    host: Host = Host(),  # noqa: B008 (immutable)
+    *,
+    deadline_s: float = 20.0,
+    checks: Sequence[Check] = CHECKS,
+) -> Report:
+    """Make all `checks` of a router's set-up.
+
+    Args:
+        settings: of the router.
+        host: the machine that this runs on.
+        deadline_s: seconds that an engine may take for one request.
+        checks: those to make.
+    """
+    begun_s = monotonic()
+    async with Asker() as asker:
+        families = {name: family() for name, family in FAMILIES.items()}
+        setup = SetUp(settings, host, families, asker, deadline_s)
+        for address, role in settings.engines.items():
+            engine = Engine(address, role)
+            setup.engines[address] = Once(partial(learn_engine, setup, engine))
+        if settings.store is not None:
+            setup.store = Once(partial(learn_store, settings))
+        setup.trials = Once(partial(try_pairs, setup))
+        try:
+            found = await asyncio.gather(*(_made(check, setup) for check in checks))
+        finally:
+            await setup.close()
+    rows = [(check.name, one) for check, each in zip(checks, found, strict=True) for one in each]
+    rows.sort(key=lambda row: GRAVEST_FIRST.index(row[1].severity))
+    return Report(tuple(rows), len(checks), monotonic() - begun_s, _subjects(settings))
+
+
+async def _made(check: Check, setup: SetUp) -> list[Finding]:
+    """One check's findings; that it fails or hangs is one."""
+    deadline_s = REQUESTS_PER_CHECK * setup.deadline_s
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await check.examine(setup)
+    except TimeoutError:
+        sentence = f"this check did not end within {deadline_s:g} s"
+        remedy = "see which engine is slow, or raise --doctor-deadline"
+    except Exception as error:  # whatever a peer answers must not hide what others answer
+        log.debug("check %s", check.name, exc_info=True)
+        sentence = f"this check failed: {error!r}"
+        remedy = "report this sentence: it is a defect of the doctor"
+    return [Finding(Severity.ERROR, "kvrouter doctor", sentence, remedy)]
+
+
+def _subjects(settings: RouterSettings) -> str:
+    engines = len(settings.engines)
+    named = [f"{engines} engine{'' if engines == 1 else 's'}"] if engines else []
+    named += [f"the store at {settings.store}"] if settings.store is not None else []
+    return ", ".join([*named, "this host"])
+
+
+def run(settings: DoctorSettings) -> int:
+    """Examine, print what was found; the exit code: 1 for errors, with --strict for warnings."""
+    logging.getLogger().addHandler(logging.NullHandler())  # findings say what matters
+    host = Host(settings.host_root)
+    report = uvloop.run(examine(settings, host, deadline_s=settings.doctor_deadline_s))
+    shown = report.json().decode() + "\n" if settings.json_output else report.text()
+    sys.stdout.write(shown)
+    sys.stdout.flush()
+    return report.exit_code(strict=settings.strict)

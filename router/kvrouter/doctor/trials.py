@@ -1,0 +1,269 @@
+"""A prompt of a few blocks, taken through a prefill engine, the store and a decode engine for real.
+
+It is made of random words, so that nobody holds any of its KV. Its blocks are deleted afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from array import array
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from random import SystemRandom
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from kvrouter.doctor.tokenizers import token_ids
+from kvrouter.engine import Role
+from kvrouter.families.base import BadAnswer, Handoff, Order
+from kvrouter.introduce import ProbeFailed
+from kvrouter.openai import parse
+from kvrouter.plan import shares
+from kvstore.aio import AsyncStoreClient
+from kvstore.chain import hash_tokens
+from kvstore.errors import KVStoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvrouter.doctor.base import SetUp
+    from kvrouter.doctor.engine_facts import EngineFacts
+    from kvrouter.families.base import Family
+    from kvstore.block import Manifest
+
+TRIAL_BLOCKS: Final = 4
+"""Blocks of the trial prompt that can be handed over; a token more is computed."""
+ANSWER_TOKENS: Final = 8
+_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
+_HITS: Final = re.compile(rb"^vllm:external_prefix_cache_hits_total\{[^}\n]*\} (\S+)", re.M)
+_COMPLETIONS: Final = "/v1/completions"
+
+
+@dataclass(slots=True)
+class Trial:
+    """What became of the trial prompt with one prefill and one decode engine.
+
+    Attributes:
+        prefill: computed it.
+        decode: was to load it.
+        stopped: what went wrong on the way, in a sentence; then nothing below is known but what
+            came before.
+        at_fault: the engine that it was; None: it was neither.
+        blocks: whole blocks of the prompt.
+        promised: how many of them the prefill engine said it would store.
+        landed: how many of them were in the store in time; None where that was not asked.
+        no_room: puts that the store refused meanwhile for want of room.
+        loaded_tokens: what the decode engine loaded or had; None where it does not tell.
+        decoded: tokens that it answered.
+        alone: tokens that the prefill engine answered by itself.
+        needed_tokens: of the prompt, what could be loaded.
+    """
+
+    prefill: EngineFacts
+    decode: EngineFacts
+    stopped: str | None = None
+    at_fault: EngineFacts | None = None
+    blocks: int = 0
+    promised: int = 0
+    landed: int | None = None
+    no_room: int = 0
+    loaded_tokens: int | None = None
+    decoded: list[int] = field(default_factory=list)
+    alone: list[int] = field(default_factory=list)
+    needed_tokens: int = 0
+
+    @property
+    def names(self) -> str:
+        """Both engines, as findings name them."""
+        return f"{self.prefill.name}, {self.decode.name}"
+
+
+async def try_pairs(setup: SetUp) -> list[Trial]:
+    """Take a prompt through as many pairs as it takes for every engine to have its turn."""
+    store = await setup.the_store()
+    if store is None:
+        return []
+    pairs = [
+        (prefill, decode, store.manifests[prefill.engine.manifest or ""])
+        for prefill, decode in _pairs(setup, await setup.known_engines())
+        if prefill.engine.manifest in store.manifests
+    ]
+    if not pairs:
+        return []
+    settings = setup.settings
+    async with AsyncStoreClient(
+        store.url,
+        name="doctor",
+        token=settings.store_token.get_secret_value(),
+        tls=settings.store_tls,
+    ) as client:
+        trials = [_Attempt(setup, client, *pair) for pair in pairs]
+        return list(await asyncio.gather(*(each.run() for each in trials)))
+
+
+def _pairs(setup: SetUp, known: list[EngineFacts]) -> Iterator[tuple[EngineFacts, EngineFacts]]:
+    """Engines that are to share KV through the store, each at least once where it has a partner."""
+    able = [each for each in known if setup.families[each.engine.family].order is Order.STORE]
+    prefill = [each for each in able if each.engine.role.serves(Role.PREFILL)]
+    decode = [each for each in able if each.engine.role.serves(Role.DECODE)]
+    most = max(len(prefill), len(decode)) if prefill and decode else 0
+    rows = zip(islice(cycle(prefill), most), islice(cycle(decode), most), strict=True)
+    for one, other in rows:
+        common = set(one.models) & set(other.models)
+        tell = one.engine.manifest is not None and other.engine.manifest is not None
+        if one is not other and common and tell and shares(one.engine, other.engine):
+            yield one, other
+
+
+class _Attempt:
+    """One trial under way."""
+
+    def __init__(
+        self,
+        setup: SetUp,
+        store: AsyncStoreClient,
+        prefill: EngineFacts,
+        decode: EngineFacts,
+        manifest: Manifest,
+    ) -> None:
+        self._setup = setup
+        self._store = store
+        self._manifest = manifest
+        self._trial = Trial(prefill, decode)
+        self._family: Family = setup.families[prefill.engine.family]
+        self._model = next(model for model in decode.models if model in prefill.models)
+        self._hashes = b""
+
+    async def run(self) -> Trial:
+        """Never raises for what engines and store do."""
+        trial = self._trial
+        try:
+            refused = (await self._store.stats()).get("no_space_total", 0)
+            body = await self._body()
+            handoff = await self._prefill(body)
+            if handoff is None:
+                return trial
+            trial.landed = await self._land(handoff)
+            trial.no_room = (await self._store.stats()).get("no_space_total", 0) - refused
+            await self._decode(body, handoff)
+            if trial.stopped is None:
+                answer = await self._ask(trial.prefill, body)
+                trial.alone = _tokens(answer)
+        except KVStoreError as error:
+            trial.stopped = f"the store: {error}"
+        finally:
+            await self._clean_up()
+        return trial
+
+    async def _body(self) -> bytes:
+        """A completion of a few tokens after a prompt of so many blocks and one token."""
+        size = TRIAL_BLOCKS * self._manifest.spec.block_tokens + 1
+        identity = self._trial.decode.engine.identity
+        room = (identity.max_model_len if identity else None) or size + ANSWER_TOKENS
+        size = min(size, room - ANSWER_TOKENS)
+        ids = await self._random_ids(size)
+        self._trial.blocks = (size - 1) // self._manifest.spec.block_tokens
+        self._hashes = hash_tokens(
+            array("I", ids),
+            self._manifest.spec.block_tokens,
+            root=bytes.fromhex(self._manifest.spec.root),
+        ).data
+        return orjson.dumps(
+            {
+                "model": self._model,
+                "prompt": ids,
+                "max_tokens": ANSWER_TOKENS,
+                "temperature": 0,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            }
+        )
+
+    async def _random_ids(self, size: int) -> list[int]:
+        """Token ids of random words; of random small numbers where no engine tokenises."""
+        draw = SystemRandom()
+        words = ("".join(draw.choices(_LETTERS, k=draw.randint(2, 9))) for _ in range(2 * size))
+        body = {"model": self._model, "prompt": " ".join(words)}
+        found = await token_ids(self._setup, self._trial.decode, body)
+        if found is None or len(found) < size:
+            return [draw.randrange(100, 1000) for _ in range(size)]
+        return list(found[:size])
+
+    async def _prefill(self, body: bytes) -> Handoff | None:
+        request = parse(body, "completion", 1)
+        leg = self._family.prefill_body(request)
+        answer = await self._ask(self._trial.prefill, leg)
+        if answer is None:
+            return None
+        try:
+            handoff = self._family.read_prefill_answer(answer)
+        except BadAnswer as error:
+            self._stop(self._trial.prefill, str(error))
+            return None
+        self._trial.promised = handoff.blocks
+        return handoff
+
+    async def _land(self, handoff: Handoff) -> int:
+        """Blocks that are in the store when all have landed, or the landing's time is over."""
+        upto = min(handoff.blocks, self._trial.blocks)
+        if not upto:
+            return 0
+        timeout_s = self._setup.settings.landing_timeout_s
+        landing = await self._store.wait(self._manifest, self._hashes, upto, timeout_s)
+        return upto if landing.landed else landing.blocks
+
+    async def _decode(self, body: bytes, handoff: Handoff) -> None:
+        trial, block_tokens = self._trial, self._manifest.spec.block_tokens
+        request = parse(body, "completion", 1)
+        before = await self._loaded(trial.decode)
+        answer = await self._ask(trial.decode, self._family.decode_body(request, handoff))
+        if answer is None:
+            return
+        trial.decoded = _tokens(answer)
+        trial.needed_tokens = min(trial.landed or 0, trial.blocks) * block_tokens
+        after = await self._loaded(trial.decode)
+        cached = self._family.read_prefill_answer(answer).cached_tokens
+        told = [after - before] if before is not None and after is not None else []
+        told += [cached] if cached else []
+        trial.loaded_tokens = max(told, default=None)
+
+    async def _loaded(self, facts: EngineFacts) -> int | None:
+        """Prompt tokens that the engine ever loaded from the store, as its metrics tell."""
+        timeout_s = self._setup.settings.health_timeout_s
+        try:
+            page = await self._setup.asker.ask(facts.engine, "/metrics", None, timeout_s)
+        except ProbeFailed:
+            return None
+        found = _HITS.findall(page.body)
+        return int(sum(map(float, found))) if found else None
+
+    async def _ask(self, facts: EngineFacts, body: bytes) -> bytes | None:
+        """The answer to a completion; None where there is none, which the trial then says."""
+        try:
+            answer = await self._setup.asker.ask(
+                facts.engine, _COMPLETIONS, body, self._setup.deadline_s
+            )
+        except ProbeFailed as problem:
+            self._stop(facts, str(problem))
+            return None
+        return answer.body
+
+    def _stop(self, facts: EngineFacts, why: str) -> None:
+        self._trial.stopped, self._trial.at_fault = why, facts
+
+    async def _clean_up(self) -> None:
+        try:
+            await self._store.delete(self._manifest, self._hashes)
+        except KVStoreError:
+            return  # what nobody asks for is evicted first
+
+
+def _tokens(answer: bytes | None) -> list[int]:
+    """The token ids of the only choice; empty where the engine does not name them."""
+    try:
+        body: dict[str, Any] = orjson.loads(answer or b"{}")
+        return list(map(int, body["choices"][0]["token_ids"]))
+    except (ValueError, TypeError, KeyError, IndexError):
+        return []

@@ -1,0 +1,105 @@
+"""Checks of engines by what they tell, where no simulated engine tells such a thing."""
+
+from pathlib import Path
+from typing import Any
+
+from kvrouter.doctor.asking import Asker
+from kvrouter.doctor.base import Finding, Host, Once, SetUp
+from kvrouter.doctor.config import DoctorSettings
+from kvrouter.doctor.engine_facts import EngineFacts, read_cache_config
+from kvrouter.doctor.engines import odd_ones
+from kvrouter.doctor.registry import CHECKS
+from kvrouter.engine import Engine, Identity, Role
+from kvrouter.families import FAMILIES
+
+PAGE = """\
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",cache_dtype="auto",enable_prefix_caching="False"} 1.0
+"""
+
+
+def engine(address: str, role: Role, family: str = "store", **told: Any) -> EngineFacts:
+    """An engine that said so much of itself; `cache_config` is of its metrics."""
+    config = told.pop("cache_config", {})
+    made = Engine(address, role, family, Identity(("m",), family=family, **told))
+    return EngineFacts(made, cache_config=config)
+
+
+async def found(check: str, *engines: EngineFacts, **settings: Any) -> list[Finding]:
+    """What one check says of these engines."""
+    router = DoctorSettings(**settings)
+    setup = SetUp(router, Host(Path("/nowhere")), {n: f() for n, f in FAMILIES.items()}, Asker(), 1)
+    for each in engines:
+
+        async def learn(facts: EngineFacts = each) -> EngineFacts:
+            return facts
+
+        setup.engines[each.engine.address] = Once(learn)
+    (examine,) = (each.examine for each in CHECKS if each.name == check)
+    return await examine(setup)
+
+
+async def test_engines_that_hand_over_in_other_ways_are_told_apart() -> None:
+    one, other = engine("a:1", Role.PREFILL, "nixl"), engine("b:1", Role.DECODE)
+    (finding,) = await found("family", one, other)
+    assert finding.subject == "prefill engine a:1"
+    assert "as nixl, other engines of m as store" in finding.finding
+    assert not await found("family", engine("a:1", Role.PREFILL), other)
+
+
+async def test_engines_that_do_not_wait_are_told_of_where_they_should() -> None:
+    decode = engine("b:1", Role.DECODE, manifest="ab" * 32)
+    settings = {"decode_dispatch": "chunk", "store": "kv://127.0.0.1:1"}
+    (finding,) = await found("connector-waits", decode, **settings)
+    assert "--decode-dispatch chunk is given" in finding.finding
+    waits = engine("b:1", Role.DECODE, manifest="ab" * 32, waits=True)
+    assert not await found("connector-waits", waits, **settings)
+    assert not await found("connector-waits", decode, store="kv://127.0.0.1:1")
+
+
+async def test_a_connector_that_refuses_is_told_with_its_reason() -> None:
+    decode = engine("b:1", Role.DECODE, refusal="sliding windows have no whole blocks")
+    (finding,) = await found("connector", decode)
+    assert "sliding windows" in finding.finding
+
+
+async def test_what_metrics_tell_of_the_cache_is_compared() -> None:
+    config = read_cache_config(PAGE)
+    assert config == {"block_size": "16", "cache_dtype": "auto", "enable_prefix_caching": "False"}
+    one = engine("a:1", Role.PREFILL, cache_config=config)
+    other = engine("b:1", Role.DECODE, cache_config={**config, "cache_dtype": "fp8"})
+    (caching, _) = await found("prefix-caching", one, other)
+    assert caching.remedy == "start it with --enable-prefix-caching"
+    (dtype,) = await found("kv-dtype", one, other)
+    assert "auto there and fp8 elsewhere" in dtype.finding
+    assert not await found("kv-dtype", one, one)
+
+
+async def test_hash_algorithms_that_metrics_tell_are_compared() -> None:
+    one = engine("a:1", Role.PREFILL, cache_config={"prefix_caching_hash_algo": "sha256"})
+    other = engine("b:1", Role.DECODE, cache_config={"prefix_caching_hash_algo": "sha256_cbor"})
+    (finding,) = await found("block-hashes", one, other)
+    assert "by sha256 there and sha256_cbor elsewhere" in finding.finding
+
+
+async def test_a_full_dev_shm_matters_where_engines_run() -> None:
+    class Full(Host):
+        def shm_free_bytes(self) -> int | None:
+            return 1 << 20
+
+    (examine,) = (each.examine for each in CHECKS if each.name == "shared-memory")
+    for address, findings in (("127.0.0.1:1", 1), ("10.0.0.1:1", 0)):
+        facts = engine(address, Role.DECODE)
+
+        async def learn(facts: EngineFacts = facts) -> EngineFacts:
+            return facts
+
+        setup = SetUp(DoctorSettings(), Full(), {}, Asker(), 1, {address: Once(learn)})
+        assert len(await examine(setup)) == findings, address
+
+
+def test_the_odd_ones_are_those_that_differ_from_the_most() -> None:
+    assert odd_ones({"a": 1, "b": 1, "c": 2}) == (["c"], 2, 1)
+    assert odd_ones({"a": 1, "b": 2}) == (["a"], 1, 2), "those named last are in the right"
+    assert odd_ones({"a": 1, "b": 1}) is None
+    assert odd_ones({}) is None

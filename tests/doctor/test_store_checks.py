@@ -1,0 +1,87 @@
+"""Checks of a store by figures that no test can bring a real one to in a moment."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvrouter.doctor.asking import Asker
+from kvrouter.doctor.base import Finding, Host, Once, SetUp
+from kvrouter.doctor.config import DoctorSettings
+from kvrouter.doctor.registry import CHECKS
+from kvrouter.doctor.store_facts import StoreFacts
+from kvstore.answers import Refusal
+
+URL = "kv://10.0.0.9:7400"
+GIB = 1 << 30
+
+
+async def found(check: str, root: Path = Path("/nowhere"), **told: Any) -> list[Finding]:
+    """What one check says of a store of which so much is told."""
+
+    async def learn() -> StoreFacts:
+        return StoreFacts(URL, **told)
+
+    setup = SetUp(DoctorSettings(store=URL), Host(root), {}, Asker(), 1.0, store=Once(learn))
+    (examine,) = (each.examine for each in CHECKS if each.name == check)
+    return await examine(setup)
+
+
+async def test_a_disk_that_is_bypassed_is_named_with_its_reason() -> None:
+    stats = {"disk_bypassed.slow": 1, "disk_bypassed.full": 0}
+    (finding,) = await found("store-disk", stats=stats)
+    assert finding.finding == "it does not use its disk: slow"
+    assert not await found("store-disk", stats={"disk_bypassed.slow": 0})
+
+
+@pytest.mark.parametrize("name", ["corrupt_total", "disk_dropped_total", "bad_frames_total"])
+async def test_what_should_never_happen_is_told_when_it_has(name: str) -> None:
+    (finding,) = await found("store-health", stats={name: 3})
+    assert finding.finding.startswith("3 ")
+    assert not await found("store-health", stats={name: 0})
+
+
+async def test_an_engine_that_shares_nothing_is_named_with_its_reason() -> None:
+    (finding,) = await found("store-health", refusals=(Refusal("vllm/a", "it is an MoE"),))
+    assert (finding.subject, "it is an MoE" in finding.finding) == ("vllm/a", True)
+
+
+async def test_refused_puts_and_tenants_beyond_their_quota_are_told() -> None:
+    stats = {"no_space_total": 2, "tenant_limited_total.batch": 5, "tenant_limited_total.a": 0}
+    refused, limited = await found("store-pressure", stats=stats)
+    assert "2 puts found no room" in refused.finding
+    assert "tenant batch was refused 5 times" in limited.finding
+
+
+async def test_a_large_pool_of_small_pages_is_told_how_to_get_huge_ones(tmp_path: Path) -> None:
+    stats = {"pool_bytes": 2 * GIB, "page_bytes.small": 4096}
+    plant(tmp_path, "proc/meminfo", "Hugepagesize:       2048 kB\n")
+    plant(tmp_path, "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "0\n")
+    (finding,) = await found("huge-pages", tmp_path, here=True, stats=stats)
+    assert "takes 1024 huge pages" in finding.finding
+    assert "sysctl vm.nr_hugepages=1024" in finding.remedy
+    small = {**stats, "pool_bytes": GIB // 2}
+    assert not await found("huge-pages", tmp_path, here=True, stats=small)
+    assert not await found("huge-pages", tmp_path, here=False, stats=stats), "not this host's"
+
+
+async def test_a_pool_that_is_bound_to_none_of_several_numa_nodes_is_told(tmp_path: Path) -> None:
+    stats = {"pool_bytes": 2 * GIB, "numa_used_bytes.any": 0}
+    plant(tmp_path, "sys/devices/system/node/has_memory", "0-1\n")
+    (finding,) = await found("numa", tmp_path, here=True, stats=stats)
+    assert "2 NUMA nodes" in finding.finding
+    divided = {"pool_bytes": 2 * GIB, "numa_used_bytes.0": 0, "numa_used_bytes.1": 0}
+    assert not await found("numa", tmp_path, here=True, stats=divided)
+
+
+async def test_a_device_that_is_not_used_for_a_remote_store_is_told_why(tmp_path: Path) -> None:
+    plant(tmp_path, "sys/class/infiniband/mlx5_0/node_type", "1: CA\n")
+    remote = {"transport": "tcp", "no_rdma": "pyverbs is not installed"}
+    (finding,) = await found("store-rdma", tmp_path, **remote)
+    assert "pyverbs is not installed" in finding.finding
+    assert not await found("store-rdma", tmp_path, **{**remote, "transport": "rdma"})
+
+
+def plant(root: Path, name: str, text: str) -> None:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(text)
