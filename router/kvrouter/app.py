@@ -10,6 +10,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.access.access import Access
 from kvrouter.admin import Admin
 from kvrouter.admission import Admission
 from kvrouter.budget import RecomputeBudget
@@ -81,6 +82,7 @@ class App:
         self.settings = settings
         self._lines = lines if settings.access_log else None
         self.metrics = Metrics()
+        self.access = Access(settings)
         self.pool = Pool()
         for address, role in settings.engines.items():
             self.pool.add(address, role)
@@ -133,7 +135,14 @@ class App:
         settings = self.settings
         self._watch = Watch(asyncio.get_running_loop(), _TICK_S)
         deadlines = Deadlines(CONNECT_S, settings.request_timeout_s, settings.request_timeout_s)
-        self._legs = Legs(self.pool, self._families, self._watch, deadlines, self.metrics)
+        self._legs = Legs(
+            self.pool,
+            self._families,
+            self._watch,
+            deadlines,
+            self.metrics,
+            worker_keys=self.access.worker_keys,
+        )
         watchers = (self._models, self._policy, self.index, self._legs, self._sharing)
         for watcher in (*watchers, self._ledger, self.standby):
             if watcher is not None:
@@ -157,7 +166,8 @@ class App:
         if settings.admin:
             token = settings.admin_token.get_secret_value()
             routes += Admin(self.pool, self.fleet, self.prober, token).routes()
-        self.server = HttpServer(Routes(routes).handle)
+        gate = self.access.gate(Routes(routes).handle, self.metrics, self._lines)
+        self.server = HttpServer(gate.handler)
         port = await self.server.listen(settings.host, settings.port)
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
         await self.prober.start(self.pool.all())
@@ -197,6 +207,7 @@ class App:
             interval_s=settings.health_interval_s,
             timeout_s=settings.health_timeout_s,
             model=settings.model,
+            worker_keys=self.access.worker_keys,
             learn=self._store.learn if self._store is not None else None,
         )
 
@@ -269,6 +280,7 @@ class App:
             asked=lambda: self._asked,
             store_connected=lambda: client is None or client.connected,
             admin=self.settings.admin,
+            keys=lambda: self.access.asks,
         )
 
     def _expose(self, tokens: TokenSource) -> None:

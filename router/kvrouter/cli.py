@@ -86,6 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args and args[0] == "config":
         code = imported("kvrouter.config_commands:run_config")(COMMANDS, args[1:])
         return code
+    if args and args[0] == "key":
+        code = imported("kvrouter.access.command:run_key")(args[1:])
+        return code
     _top_parser().parse_args(args)
     return 2
 
@@ -100,6 +103,7 @@ def _top_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for each in COMMANDS:
         subparsers.add_parser(each.name, help=each.help)
+    subparsers.add_parser("key", help="make a key for a caller of the router")
     subparsers.add_parser("config", help="show, check and describe the settings of these commands")
     return parser
 

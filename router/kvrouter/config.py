@@ -13,6 +13,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kvrouter.engine import Role, parse_address
+from kvrouter.settings.access import AccessSettings
 from kvrouter.settings.observability import ObservabilitySettings
 from kvrouter.settings.redis import RedisSettings
 from kvrouter.settings.toy_proxy import Texts, ToyProxySettings
@@ -42,7 +43,9 @@ def _by_engine(items: list[str], highest: int = 65535, remedy: str = "{}") -> di
     return found
 
 
-class RouterSettings(RedisSettings, ObservabilitySettings, ToyProxySettings, BaseSettings):
+class RouterSettings(
+    AccessSettings, RedisSettings, ObservabilitySettings, ToyProxySettings, BaseSettings
+):
     """Settings of `kvrouter serve`: its own, and the groups of `kvrouter.settings`.
 
     A field `some_name` is the flag `--some-name`, the environment's `KVROUTER_SOME_NAME` and the

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from kvrouter.flags import options
-from kvrouter.reload import ENGINES, RELOADED
+from kvrouter.reload import ENGINES, KEYS, RELOADED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,7 +46,7 @@ def configuration_page(commands: Iterable[tuple[str, str, type[BaseSettings]]]) 
     """
     sections, before = [HEAD], list[tuple[str, type[BaseModel]]]()
     for name, text, model in commands:
-        live = {*ENGINES, *RELOADED} if name == "serve" else frozenset[str]()
+        live = {*ENGINES, *KEYS, *RELOADED} if name == "serve" else frozenset[str]()
         base, shown = next((one for one in before if issubclass(model, one[1])), ("", BaseModel))
         before.append((name, model))
         own = (each for each in options(model) if each.name not in shown.model_fields)

@@ -16,6 +16,7 @@ from kvrouter.errors import ApiError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from kvrouter.access.caller import Caller
     from kvrouter.admission import Admission
     from kvrouter.engine import Engine
     from kvrouter.metrics import Metrics
@@ -53,9 +54,9 @@ class Entrance:
         """Requests in the queue."""
         return self._admission.waiting
 
-    def tenant(self, headers: Mapping[str, str]) -> str:
-        """Whose request it is; all without the header are one tenant."""
-        return headers.get(self.tenant_header, "")
+    def tenant(self, headers: Mapping[str, str], caller: Caller | None = None) -> str:
+        """Whose request it is: its key's name, or else its header; all without are one tenant."""
+        return headers.get(self.tenant_header, "") if caller is None else caller.name
 
     def enter(self, tenant: str) -> bool:
         """Whether a request may begin at once; if so its owner must call `leave(tenant)`."""

@@ -18,6 +18,7 @@ from kvrouter.http.client import Answer, Deadlines, Links, Upstream, UpstreamErr
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvrouter.access.worker_keys import WorkerKeys
     from kvrouter.engine import Engine
     from kvrouter.families.base import Coming, Family, Handoff, Meeting
     from kvrouter.http.watch import Watch
@@ -99,6 +100,7 @@ class Legs:
         watch: checks deadlines.
         deadlines: of every leg.
         metrics: counts failures.
+        worker_keys: what engines are shown.
     """
 
     def __init__(
@@ -108,11 +110,14 @@ class Legs:
         watch: Watch,
         deadlines: Deadlines,
         metrics: Metrics,
+        *,
+        worker_keys: WorkerKeys,
     ) -> None:
         self._pool = pool
         self._families = families
         self._watch = watch
         self._metrics = metrics
+        self._worker_keys = worker_keys
         self._upstreams: dict[Engine, Upstream] = {}
         self._links: dict[Engine, Links] = {}
         self.deadlines = deadlines
@@ -230,13 +235,14 @@ class Legs:
             LegFailed: no answer came, or one that tells of the engine and not of the request.
         """
         leg, deadlines = Role.DECODE, self.deadlines
-        fields = without_rank(fields) + engine.rank_line if engine.rank_line else fields
+        fields = self._fields(engine, fields)
         try:
             answer = await self._upstream(engine).send(
                 "POST", path, fields=fields, body=(body,), deadlines=deadlines
             )
             status = answer.status
-            if status == 501 or (status < 500 and status != 429):
+            ours = self._worker_keys.judged(engine, status)
+            if status == 501 or (status < 500 and status != 429 and not ours):
                 return answer
             await answer.read(MAX_ERROR_BYTES, deadlines.idle_s)
         except UpstreamError as error:
@@ -253,10 +259,10 @@ class Legs:
             OSError: no answer came.
             ValueError: the answer is not a 200.
         """
-        upstream = self._upstream(engine)
+        upstream, fields = self._upstream(engine), self._fields(engine, _POST_FIELDS)
         try:
             answer = await upstream.send(
-                "POST", path, fields=_POST_FIELDS, body=(body,), deadlines=_TOKENIZE_DEADLINES
+                "POST", path, fields=fields, body=(body,), deadlines=_TOKENIZE_DEADLINES
             )
             content = await answer.read(MAX_ANSWER_BYTES, _TOKENIZE_DEADLINES.idle_s)
         except UpstreamError as error:
@@ -271,7 +277,7 @@ class Legs:
         Raises:
             OSError: no answer came.
         """
-        fields = without_rank(fields) + engine.rank_line if engine.rank_line else fields
+        fields = self._fields(engine, fields)
         try:
             answer = await self._upstream(engine).send(
                 "POST", path, fields=fields, body=(body,), deadlines=_TOKENIZE_DEADLINES
@@ -308,6 +314,12 @@ class Legs:
         for engine in list(self._upstreams):
             self.engine_left(engine)
 
+    def _fields(self, engine: Engine, fields: bytes) -> bytes:
+        """Header lines of a request as `engine` gets them: to its rank, with its key."""
+        if engine.rank_line:
+            fields = without_rank(fields) + engine.rank_line
+        return self._worker_keys.shown(engine, fields)
+
     def _upstream(self, engine: Engine) -> Upstream:
         upstream = self._upstreams.get(engine)
         if upstream is None:
@@ -327,8 +339,7 @@ class Legs:
     ) -> Answer:
         if engine.server.draining:  # since it was chosen
             raise LegFailed(engine, Failure.REFUSED, "it is being removed")
-        if engine.rank_line:
-            fields = without_rank(fields) + engine.rank_line
+        fields = self._fields(engine, fields)
         try:
             answer = await self._upstream(engine).send(
                 "POST", path, fields=fields, body=(body,), deadlines=deadlines
@@ -347,7 +358,8 @@ class Legs:
         if engine.rank is not None and _NO_RANK.search(content):
             self._pool.leave(engine)  # it has fewer ranks than it told: it is introduced anew
             raise self.failed(engine, leg, Failure.ANSWER, "it has no such data-parallel rank")
-        if 400 <= answer.status < 500:
+        judged = self._worker_keys.judged(engine, answer.status)
+        if 400 <= answer.status < 500 and not judged:
             self._pool.succeeded(engine)
             content_type = answer.header(b"content-type") or "application/json"
             raise Refused(answer.status, content, content_type)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from kvrouter.access.gate import OPEN, OPEN_BELOW
 from kvrouter.families.parameters import VLLM
 from kvrouter.families.table import Served
 from kvrouter.passthrough import ENDPOINTS
@@ -39,13 +40,13 @@ READ: Final[dict[str, Json]] = {
 
 ERRORS: Final[dict[int, str]] = {
     400: "The request is wrong; `param` names the parameter.",
-    401: "The admin token is missing or wrong.",
-    404: "There is no such model, or engines have no such endpoint.",
+    401: "The API key, or for /workers the admin token, is missing or wrong.",
+    404: "There is no such model (for this key), or engines have no such endpoint.",
     405: "The method is not allowed.",
     408: "The request did not arrive in time.",
     413: "The body is too large.",
     415: "The body is not said to be JSON.",
-    429: "The router or its engines are full; `Retry-After` says for how long.",
+    429: "The router, its engines or the key's rate are full; `Retry-After` says for how long.",
     431: "The head is too large.",
     501: "Engines do not do this.",
     502: "An engine's answer broke off.",
@@ -53,7 +54,7 @@ ERRORS: Final[dict[int, str]] = {
     504: "An engine did not answer in time.",
 }
 _ADMINS: Final = frozenset({401, 415})
-"""Those that the admin API alone answers."""
+"""Those that the admin API alone answers, where callers need no key."""
 _GENERATION: Final[tuple[tuple[str, Kind, str, str], ...]] = (
     ("/v1/completions", "completion", "prompt", "Complete a prompt."),
     ("/v1/chat/completions", "chat", "messages", "Answer a conversation."),
@@ -72,8 +73,14 @@ _OWN: Final[tuple[tuple[str, str, str, str], ...]] = (
 )
 
 
-def document(version: str, *, admin: bool = False) -> Json:
-    """The document, as a JSON object; `admin`: with the admin API."""
+def document(version: str, *, admin: bool = False, keys: bool = False) -> Json:
+    """The document, as a JSON object.
+
+    Args:
+        version: the router's.
+        admin: whether there is the admin API.
+        keys: whether callers need a key.
+    """
     paths: dict[str, Json] = {}
     for path, kind, needed, about in _GENERATION:
         paths[path] = {"post": _posted(about, _members(kind), needed)}
@@ -90,12 +97,26 @@ def document(version: str, *, admin: bool = False) -> Json:
     paths["/v1/models/{model}"] = {"get": _MODEL}
     if admin:
         paths |= _admin()
+    components: Json = {"schemas": {"Error": _ERROR}}
+    if keys:
+        _ask_for_keys(paths)
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "kvrouter", "version": version},
         "paths": paths,
-        "components": {"schemas": {"Error": _ERROR}},
+        "components": components,
     }
+
+
+def _ask_for_keys(paths: dict[str, Json]) -> None:
+    """Say of each path behind the gate that it needs a key."""
+    for path, methods in paths.items():
+        if path in OPEN or path.startswith(OPEN_BELOW):
+            continue
+        for method, called in methods.items():
+            responses = {**called["responses"], **_errors(401)}
+            methods[method] = {**called, "security": [{"key": []}], "responses": responses}
 
 
 def _members(kind: Kind) -> Json:

@@ -189,6 +189,7 @@ class Passage:
         queue_s, tokenise_s, plan_s, prefill_s, landing_s, decode_s = parts
         return {
             "request_id": self.request_id,
+            "key": exchange.caller.name if exchange.caller is not None else None,
             "status": 499 if self.outcome == "client_left" else status,
             "outcome": self.outcome,
             "path": exchange.path,

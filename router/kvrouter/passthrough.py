@@ -6,6 +6,7 @@ parameters; what an engine does not have, it says itself (404, 501).
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 MAX_ATTEMPTS: Final = 3
 """Engines asked at most for one request."""
 _TOKENS: Final = attrgetter("tokens")
+_GENERATED: Final = re.compile(rb'"(?:output|completion)_tokens":\s*(\d{1,9})\b')
 _NOTHING_DONE: Final = (Failure.REFUSED, Failure.CONNECT)
 
 
@@ -102,6 +104,7 @@ class Visit:
     model: str | None = None
     engine: str | None = None
     attempts: int = 0
+    generated: int = 0
     error: str | None = None
     tells_route: bool = False
 
@@ -115,8 +118,10 @@ class Visit:
 
     def line(self, status: int, now_s: float) -> Line:
         """What the request's line in the log says, at its end."""
+        caller = self.exchange.caller
         return {
             "request_id": self.request_id,
+            "key": caller.name if caller is not None else None,
             "status": status,
             "path": self.endpoint.path,
             "client": self.exchange.peer,
@@ -178,7 +183,7 @@ class Passthrough:
         fields = leg_fields(request_id, exchange.headers)
         visit = Visit(exchange, endpoint, request_id, fields, monotonic())
         visit.tells_route = self._tells_route
-        tenant = self._entrance.tenant(exchange.headers)
+        tenant = self._entrance.tenant(exchange.headers, exchange.caller)
         entered = self._entrance.enter(tenant)
         try:
             if not entered:
@@ -202,6 +207,9 @@ class Passthrough:
         if not self._models.any:
             await self._standby.until(lambda: self._models.any)
         model = visit.model = self._models.resolve(request.model)
+        caller = visit.exchange.caller
+        if caller is not None:
+            caller.admit(model, request.prompt_tokens)
         await self._standby.until(lambda: self._pool.engines(Role.DECODE, model))
         grant = None
         if visit.endpoint.generates and self._pool.named(Role.PREFILL):
@@ -269,6 +277,8 @@ class Passthrough:
         if answer.status >= 400 and not _is_error(body):
             message = f"The engine answers {answer.status} to {visit.endpoint.path}."
             raise ApiError(answer.status, message)
+        if visit.endpoint.generates:
+            visit.generated = _generated(body)
         body = tidy_answer(body, None)
         fields = visit.answer_fields
         visit.exchange.respond(answer.status, body, content_type=content_type, fields=fields)
@@ -288,10 +298,14 @@ class Passthrough:
             failed = self._legs.failed(engine, Role.DECODE, error.failure, str(error))
             visit.error = str(failed)
             relay.fail(ApiError(502, "The engine's answer broke off."))
+        finally:
+            visit.generated = relay.events
 
     def _settle(self, visit: Visit) -> None:
         """Count, and write the request's line."""
         exchange = visit.exchange
+        if exchange.caller is not None:
+            exchange.caller.charge(visit.generated)
         status = 499 if exchange.closed else exchange.status
         self._metrics.passed_through.add(1, visit.endpoint.path, str(status))
         if self._log is not None:
@@ -318,6 +332,12 @@ def _read(body: bytes, endpoint: Endpoint) -> Request:
             raise bad_request(message, name)
     tokens = max(1, len(body) // BYTES_PER_TOKEN)
     return Request("chat", body, spans, orjson.loads(model), False, None, None, tokens)
+
+
+def _generated(body: bytes) -> int:
+    """Tokens that an answer's usage tells of; 0 where it tells none."""
+    found = _GENERATED.search(body)
+    return int(found[1]) if found else 0
 
 
 def _is_error(body: bytes) -> bool:

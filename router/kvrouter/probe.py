@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import aiohttp
 
+from kvrouter.access.worker_keys import REFUSALS, WorkerKeys
 from kvrouter.introduce import AUTO, Introducer, ProbeFailed
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Prober:
         model: the one model to serve, or None for whatever engines serve.
         bootstrap_ports: see `Introducer`.
         rank_counts: see `Introducer`.
+        worker_keys: what engines are shown; None: nothing.
         learn: is awaited with the manifest of an engine before it joins, so that those who watch
             the pool can compare it.
     """
@@ -57,6 +59,7 @@ class Prober:
         model: str | None = None,
         bootstrap_ports: Mapping[str, int] | None = None,
         rank_counts: Mapping[str, int] | None = None,
+        worker_keys: WorkerKeys | None = None,
         learn: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._pool = pool
@@ -74,6 +77,7 @@ class Prober:
         )
         self._health_path = family(connector).health_path if connector != AUTO else None
         self._learn = learn
+        self._worker_keys = worker_keys or WorkerKeys()
         self._tasks: dict[Engine, asyncio.Task[None]] = {}
         self._problems: dict[Engine, str] = {}
         self._session: aiohttp.ClientSession | None = None
@@ -182,6 +186,8 @@ class Prober:
         if self._session is None:
             raise ProbeFailed("the prober is not started")
         headers = {"content-type": "application/json"} if body is not None else {}
+        if "://" not in path:  # a bootstrap server is another server: it is shown nothing
+            headers |= self._worker_keys.headers(engine)
         try:
             async with self._session.request(
                 method,
@@ -193,9 +199,8 @@ class Prober:
             ) as answer:
                 content = await _read(answer)
                 if answer.status != 200:
-                    raise ProbeFailed(
-                        f"{path} answers {answer.status}: {_short(content)}", answer.status
-                    )
+                    told = _short(content) + _remedy(answer.status)
+                    raise ProbeFailed(f"{path} answers {answer.status}: {told}", answer.status)
                 return content
         except TimeoutError:
             raise ProbeFailed(f"{path} does not answer within {timeout_s:g} s") from None
@@ -210,6 +215,10 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
         if len(content) > MAX_ANSWER_BYTES:
             raise ProbeFailed(f"{answer.url.path} answers more than {MAX_ANSWER_BYTES} bytes")
     return bytes(content)
+
+
+def _remedy(status: int) -> str:
+    return " (its key is --worker-api-key)" if status in REFUSALS else ""
 
 
 def _short(content: bytes) -> str:

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from kvrouter.app import App
     from kvrouter.config import RouterSettings
 
+KEYS: Final = ("api_key", "api_key_file", "worker_api_key", "worker_api_key_file")
+"""Read again whether they changed or not: what stands in their files may have."""
+
 log = logging.getLogger(__name__)
 
 ENGINES: Final = (
@@ -29,11 +32,12 @@ def follow(app: App, after: RouterSettings) -> None:
     No request notices: limits that sink hold for those who come, times for what begins.
     """
     before, app.settings = app.settings, after
+    app.access.follow(after, app.server)
     app.fleet.follow(before.engines, after.engines)
     changed = [
         name
         for name in type(after).model_fields
-        if name not in ENGINES and getattr(before, name) != getattr(after, name)
+        if name not in (*ENGINES, *KEYS) and getattr(before, name) != getattr(after, name)
     ]
     for name in changed:
         if name in RELOADED:

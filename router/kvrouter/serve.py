@@ -90,7 +90,7 @@ class Router:
         fields = leg_fields(request_id, exchange.headers)
         passage = Passage(exchange, self._outlet, request_id, fields, monotonic())
         passage.tells_route = self._tells_route
-        tenant = self._entrance.tenant(exchange.headers)
+        tenant = self._entrance.tenant(exchange.headers, exchange.caller)
         entered = self._entrance.enter(tenant)
         try:
             if not entered:
@@ -128,6 +128,9 @@ class Router:
             await self._standby.until(lambda: self._models.any)
             passage.waited_s += monotonic() - since_s
         model = self._models.resolve(request.model)
+        caller = passage.exchange.caller
+        if caller is not None:
+            caller.admit(model, request.prompt_tokens)
         if request.n > 1 or request.prompts is not None:
             await self._several(passage, request, model, tenant)
         else:
@@ -158,6 +161,9 @@ class Router:
     def settle(self, passage: Passage) -> None:
         """Give back what is held, count, and write the request's line."""
         passage.release()
+        caller = passage.exchange.caller
+        if caller is not None:
+            caller.charge(passage.generated)
         now_s = monotonic()
         parts = note_end(passage, now_s, self._metrics)
         if self._log is not None:

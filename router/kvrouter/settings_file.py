@@ -84,5 +84,6 @@ def _members(path: str) -> list[tuple[str, int, Any]]:
     except OSError as error:
         raise UnreadableFile(f"{path}: {error.strerror}; give a readable file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        line = " ".join(str(error).split())
-        raise UnreadableFile(f"{path}: not YAML ({line}); write `name: value` lines") from None
+        mark = getattr(error, "problem_mark", None)  # what stands there may be a secret
+        line = f" (line {mark.line + 1})" if mark is not None else ""
+        raise UnreadableFile(f"{path}: not YAML{line}; write `name: value` lines") from None

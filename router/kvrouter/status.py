@@ -35,6 +35,7 @@ class Status:
         asked: whether every engine has been asked once, so that it is known who is there.
         store_connected: whether the store is there; True where there is none.
         admin: whether the admin API is served.
+        keys: whether callers need a key.
     """
 
     def __init__(
@@ -45,15 +46,17 @@ class Status:
         asked: Callable[[], bool],
         store_connected: Callable[[], bool],
         admin: bool = False,
+        keys: Callable[[], bool] = lambda: False,
     ) -> None:
         self._pool = pool
         self._metrics = metrics
         self._asked = asked
         self._store_connected = store_connected
         self._admin = admin
+        self._keys = keys
         self._started_s = int(time.time())
         self._version = version("kvrouter")
-        self._document: bytes | None = None
+        self._documents: dict[bool, bytes] = {}
 
     def routes(self) -> list[Row]:
         """Method, path and handler of each endpoint."""
@@ -73,17 +76,24 @@ class Status:
 
     async def models(self, exchange: Exchange) -> None:
         """Models of the engines that are there."""
-        cards = model_cards(self._pool.all(), self._started_s)
+        cards = self._cards(exchange)
         exchange.respond(200, orjson.dumps({"object": "list", "data": list(cards.values())}))
 
     async def model(self, exchange: Exchange) -> None:
         """One of them, by its name in the path."""
         name = unquote(exchange.path.removeprefix("/v1/models/"))
-        cards = model_cards(self._pool.all(), self._started_s)
+        cards = self._cards(exchange)
         if name in cards:
             exchange.respond(200, orjson.dumps(cards[name]))
         else:
             exchange.respond(404, model_not_found(name).body())
+
+    def _cards(self, exchange: Exchange) -> dict[str, dict[str, object]]:
+        """Models that are there, as far as the caller may use them."""
+        cards, caller = model_cards(self._pool.all(), self._started_s), exchange.caller
+        if caller is None:
+            return cards
+        return {name: card for name, card in cards.items() if caller.allows(name)}
 
     async def health(self, exchange: Exchange) -> None:
         """200 while requests can be served, also where that means computing without reuse."""
@@ -123,9 +133,11 @@ class Status:
 
     async def api(self, exchange: Exchange) -> None:
         """The OpenAPI document of what the router serves."""
-        if self._document is None:
-            self._document = orjson.dumps(document(self._version, admin=self._admin))
-        exchange.respond(200, self._document)
+        keys = self._keys()
+        if keys not in self._documents:
+            made = document(self._version, admin=self._admin, keys=keys)
+            self._documents[keys] = orjson.dumps(made)
+        exchange.respond(200, self._documents[keys])
 
 
 def _unavailable(exchange: Exchange, status: str, reason: str) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvrouter.http.exchange import Exchange
 from kvrouter.http.head import SSE_HEADERS
@@ -12,6 +12,9 @@ from kvrouter.http.limits import Limits
 from kvrouter.http.routes import Routes
 from kvrouter.http.server import HttpServer
 from kvstore.chain import root_hash
+
+if TYPE_CHECKING:
+    import ssl
 
 Json = dict[str, Any]
 BLOCK_TOKENS = 16
@@ -37,6 +40,9 @@ class FakeEngine:
         skew: how many tokens it counts more than the prompt has.
         pages: what answers a POST to other paths, by path; bodies of these are in `posted`.
         told: more members of every answer and event.
+        key: what it wants to be shown, on every path; None: nothing.
+        asked: path and Authorization of every request, in order.
+        tls: what it shows to who connects; None: it is plain.
     """
 
     def __init__(self, model: str = "m") -> None:
@@ -62,6 +68,9 @@ class FakeEngine:
         self.paused = asyncio.Event()
         self.peers: set[str] = set()
         self.port = 0
+        self.key: str | None = None
+        self.asked: list[tuple[str, str | None]] = []
+        self.tls: ssl.SSLContext | None = None
         self._server: HttpServer | None = None
         self._routes = Routes(
             [
@@ -100,6 +109,11 @@ class FakeEngine:
             await self.left.get()
 
     async def _handle(self, exchange: Exchange) -> None:
+        shown = exchange.headers.get("authorization")
+        self.asked.append((exchange.path, shown))
+        if self.key is not None and shown != f"Bearer {self.key}":
+            exchange.respond(401, b'{"error": "Unauthorized"}')
+            return
         page = self.pages.get(exchange.path)
         if page is None:
             await self._routes.handle(exchange)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
 
+from kvrouter.access.worker_keys import WorkerKeys
 from kvrouter.introduce import ProbeFailed
 
 if TYPE_CHECKING:
@@ -36,9 +37,14 @@ class Answered:
 
 
 class Asker:
-    """Asks engines, each request on a connection of its own. `async with` opens and closes it."""
+    """Asks engines, each request on a connection of its own. `async with` opens and closes it.
 
-    def __init__(self) -> None:
+    Args:
+        worker_keys: what engines are shown; None: nothing.
+    """
+
+    def __init__(self, worker_keys: WorkerKeys | None = None) -> None:
+        self._worker_keys = worker_keys or WorkerKeys()
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -65,12 +71,15 @@ class Asker:
         """
         assert self._session is not None
         begun_s = monotonic()
+        sent = {} if body is None else {"content-type": "application/json"}
+        if "://" not in path:
+            sent |= self._worker_keys.headers(engine)
         try:
             async with self._session.request(
                 "GET" if body is None else "POST",
                 path if "://" in path else engine.url + path,
                 data=body,
-                headers={} if body is None else {"content-type": "application/json"},
+                headers=sent,
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=deadline_s),
             ) as answer:

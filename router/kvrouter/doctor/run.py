@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
+from kvrouter.access.worker_keys import WorkerKeys
 from kvrouter.doctor.asking import Asker
 from kvrouter.doctor.base import GRAVEST_FIRST, Finding, Host, Once, SetUp, Severity
 from kvrouter.doctor.engine_facts import learn_engine
@@ -50,7 +51,7 @@ async def examine(
         checks: those to make.
     """
     begun_s = monotonic()
-    async with Asker() as asker:
+    async with Asker(WorkerKeys(settings.engine_keys())) as asker:
         families = {name: family() for name, family in FAMILIES.items()}
         setup = SetUp(settings, host, families, asker, deadline_s)
         for address, role in settings.engines.items():

@@ -2,9 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvrouter.http.head import JSON, LAST_CHUNK, Headers, chunk, encode_headers, status_line
+
+if TYPE_CHECKING:
+    from kvrouter.access.caller import Caller
 
 _SPLIT_FRAME_BYTES = 16 * 1024
 _BODILESS = frozenset({204, 304})
@@ -49,6 +52,7 @@ class Exchange:
         headers: names in lower case; a repeated header is joined with ", ".
         body: the whole body.
         peer: address of the client, "host:port".
+        caller: who asks, set by a gate that knows; None where nobody is asked for a key.
         throttle: set by whoever relays bytes into this exchange; told of back-pressure.
     """
 
@@ -60,6 +64,7 @@ class Exchange:
         "_http_1_1",
         "_muted",
         "body",
+        "caller",
         "closed",
         "ended",
         "headers",
@@ -104,6 +109,7 @@ class Exchange:
         self.ended = False
         self.status = 0
         self.throttle: Throttle | None = None
+        self.caller: Caller | None = None
 
     def respond(
         self,

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import uvloop
@@ -20,7 +21,8 @@ CONTEXT_TOKENS = 256
 class Routed:
     """Two prefill and two decode engines, and the router before them."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
+        self.more = settings
         self.sims = [SimServer(self._settings()) for _ in range(4)]
         self.app: App | None = None
         self.url = ""
@@ -33,7 +35,11 @@ class Routed:
         addresses = [f"127.0.0.1:{port}" for port in ports]
         self.app = App(
             RouterSettings(
-                prefill=addresses[:2], decode=addresses[2:], port=0, policy="least_tokens"
+                prefill=addresses[:2],
+                decode=addresses[2:],
+                port=0,
+                policy="least_tokens",
+                **self.more,
             )
         )
         self.url = f"http://127.0.0.1:{await self.app.start()}"
@@ -46,11 +52,11 @@ class Routed:
 
 
 @contextmanager
-def in_a_thread() -> Iterator[Routed]:
+def in_a_thread(**settings: Any) -> Iterator[Routed]:
     loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    routed = Routed()
+    routed = Routed(**settings)
     try:
         asyncio.run_coroutine_threadsafe(routed.start(), loop).result(DEADLINE_S)
         yield routed

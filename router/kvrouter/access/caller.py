@@ -1,0 +1,169 @@
+"""Callers with their keys: who is meant by a header, what they may use, what they have used.
+
+Synchronous, over an injected clock. A caller outlives a change of the keys as long as its name
+does, with the requests it has under way and what it has used of its rates.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from math import ceil
+from typing import TYPE_CHECKING, Final
+
+from kvrouter.access.bucket import Bucket
+from kvrouter.access.keys import digest
+from kvrouter.errors import ApiError, model_not_found
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from kvrouter.access.keys import Key
+
+MAX_HEADER: Final = 2048
+"""A longer Authorization is no key: it is not hashed."""
+_LIMITED: Final = "rate_limit_exceeded"
+
+
+class Caller:
+    """One name of the file of keys, and what it has under way.
+
+    Attributes:
+        name: as in log, metrics and the fair queue.
+        running: requests under way.
+        requests: how many have begun; only grows.
+        tokens: tokens used, of prompts and answers; only grows.
+        refused: how many were refused, by the reason; only grows.
+    """
+
+    __slots__ = ("_clock", "_key", "_rate", "_token_rate", "name", "refused", "requests", "running",
+                 "tokens")  # fmt: skip
+
+    def __init__(self, key: Key, clock: Callable[[], float]) -> None:
+        self.name = key.name
+        self.running = 0
+        self.requests = 0
+        self.tokens = 0
+        self.refused: Counter[str] = Counter()
+        self._clock = clock
+        self._key = key
+        self._rate: Bucket | None = None
+        self._token_rate: Bucket | None = None
+        self.follow(key)
+
+    def follow(self, key: Key) -> None:
+        """From now on it may do what `key` says, which has its name."""
+        self._key = key
+        per_s = (key.tokens_per_min or 0) / 60
+        self._rate = self._bucket(self._rate, key.requests_per_s, key.request_burst)
+        self._token_rate = self._bucket(self._token_rate, per_s, key.token_burst)
+
+    def allows(self, model: str) -> bool:
+        """Whether it may use `model`."""
+        models = self._key.models
+        return models is None or model in models
+
+    def begin(self) -> None:
+        """A request begins; whoever calls it must `end` it.
+
+        Raises:
+            ApiError: 429: it has too many under way, or had too many in a short time.
+        """
+        most = self._key.max_concurrent
+        if most is not None and self.running >= most:
+            message = f"This key may have {most} requests under way at a time."
+            raise self._limited("concurrency", message, 1.0)
+        if self._rate is not None and (wait_s := self._rate.take(1)):
+            message = f"This key may make {self._key.requests_per_s:g} requests per second."
+            raise self._limited("requests", message, wait_s)
+        self.running += 1
+        self.requests += 1
+
+    def end(self) -> None:
+        """A request that had begun is over."""
+        self.running -= 1
+
+    def admit(self, model: str, prompt_tokens: int) -> None:
+        """The request turns out to be for `model`, with a prompt of so many tokens.
+
+        Raises:
+            ApiError: 404, as for a model that does not exist; 429: it used too many tokens.
+        """
+        if not self.allows(model):
+            self.refused["model"] += 1
+            raise model_not_found(model)
+        if self._token_rate is not None and (wait_s := self._token_rate.take(prompt_tokens)):
+            message = f"This key may use {self._key.tokens_per_min:g} tokens per minute."
+            raise self._limited("tokens", message, wait_s)
+        self.tokens += prompt_tokens
+
+    def charge(self, tokens: int) -> None:
+        """So many tokens were generated for it."""
+        self.tokens += tokens
+        if self._token_rate is not None:
+            self._token_rate.charge(tokens)
+
+    def _bucket(self, held: Bucket | None, rate_per_s: float | None, burst: float) -> Bucket | None:
+        if not rate_per_s:
+            return None
+        if held is None:
+            return Bucket(rate_per_s, burst, self._clock)
+        held.adjust(rate_per_s, burst)
+        return held
+
+    def _limited(self, reason: str, message: str, wait_s: float) -> ApiError:
+        self.refused[reason] += 1
+        return ApiError(429, message, code=_LIMITED, retry_after_s=max(1, ceil(wait_s)))
+
+
+class KeyRing:
+    """All callers, found by what stands in an Authorization header.
+
+    Keys are found by their SHA-256 in a dictionary. How long that takes tells of the hash alone,
+    and nobody can make a key whose hash begins as another one's does without trying as many keys as
+    would find the key itself.
+
+    Args:
+        clock: seconds, monotonic.
+
+    Attributes:
+        unknown: requests without a key, or with one that is nobody's; only grows.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._by_name: dict[str, Caller] = {}
+        self._by_digest: dict[bytes, Caller] = {}
+        self.unknown = 0
+
+    def __len__(self) -> int:
+        """How many callers."""
+        return len(self._by_name)
+
+    def follow(self, keys: Iterable[Key]) -> None:
+        """From now on these keys are good, and no others; requests under way go on."""
+        before, self._by_name, self._by_digest = self._by_name, {}, {}
+        for key in keys:
+            caller = before.get(key.name)
+            if caller is None:
+                caller = Caller(key, self._clock)
+            else:
+                caller.follow(key)
+            self._by_name[key.name] = caller
+            self._by_digest.update(dict.fromkeys(key.digests, caller))
+
+    def all(self) -> tuple[Caller, ...]:
+        """Every caller."""
+        return tuple(self._by_name.values())
+
+    def find(self, authorization: str | None) -> Caller | None:
+        """Who brings that header; None where there is none or its key is nobody's."""
+        if authorization is not None and len(authorization) <= MAX_HEADER:
+            scheme, _, rest = authorization.partition(" ")
+            key = rest.strip()
+            if key and scheme.lower() == "bearer":
+                caller = self._by_digest.get(digest(key))
+                if caller is not None:
+                    return caller
+        self.unknown += 1
+        return None
