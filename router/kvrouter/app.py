@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.access.access import Access
+from kvrouter.access.ports import Ports, split
 from kvrouter.admin import Admin
 from kvrouter.admission import Admission
 from kvrouter.budget import RecomputeBudget
@@ -23,7 +24,6 @@ from kvrouter.fleet import Fleet
 from kvrouter.handover import Handover
 from kvrouter.http.client import Deadlines
 from kvrouter.http.routes import Routes
-from kvrouter.http.server import HttpServer
 from kvrouter.http.watch import Watch
 from kvrouter.journey import Journey
 from kvrouter.kv_events import EventLedger, EventSubscriber
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from kvrouter.config import RouterSettings
     from kvrouter.engine import Engine
-    from kvrouter.http.server import Handler
+    from kvrouter.http.server import Handler, HttpServer
     from kvrouter.log import RequestLog
 
 CONNECT_S: Final = 5.0
@@ -118,6 +118,7 @@ class App:
         self.handover: Handover | None = None
         self.router: Router | None = None
         self._sweeper: asyncio.Task[None] | None = None
+        self.ports: Ports | None = None
         self.server: HttpServer | None = None
         self.prober = self._make_prober()
         self.fleet = Fleet(self.pool, self.prober)
@@ -166,18 +167,27 @@ class App:
         if settings.admin:
             token = settings.admin_token.get_secret_value()
             routes += Admin(self.pool, self.fleet, self.prober, token).routes()
-        gate = self.access.gate(Routes(routes).handle, self.metrics, self._lines)
-        self.server = HttpServer(gate.handler)
-        port = await self.server.listen(settings.host, settings.port)
+        port = await self._listen(routes)
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
         await self.prober.start(self.pool.all())
         self._asked = True
         return port
 
+    async def _listen(self, routes: list[tuple[str, str, Handler]]) -> int:
+        """Open the ports; returns the public one."""
+        settings = self.settings
+        control = None
+        if settings.control_port is not None:
+            routes, control = split(routes)
+        gate = self.access.gate(Routes(routes).handle, self.metrics, self._lines)
+        self.ports = Ports(gate.handler, control)
+        self.server = self.ports.public
+        return await self.ports.listen(settings.host, settings.port, settings)
+
     async def close(self, grace_s: float = 0.0) -> None:
         """Let requests under way end within `grace_s`, then give everything back. Idempotent."""
-        if self.server is not None:
-            await self.server.close(grace_s)
+        if self.ports is not None:
+            await self.ports.close(grace_s)
         if self._sweeper is not None:
             self._sweeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -281,6 +291,7 @@ class App:
             store_connected=lambda: client is None or client.connected,
             admin=self.settings.admin,
             keys=lambda: self.access.asks,
+            apart=self.settings.control_port is not None,
         )
 
     def _expose(self, tokens: TokenSource) -> None:

@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from kvrouter.engine import Role, parse_address
 from kvrouter.settings.access import AccessSettings
 from kvrouter.settings.observability import ObservabilitySettings
+from kvrouter.settings.ports import PortSettings
 from kvrouter.settings.redis import RedisSettings
 from kvrouter.settings.toy_proxy import Texts, ToyProxySettings
 from kvstore.address import parse_url
@@ -44,7 +45,12 @@ def _by_engine(items: list[str], highest: int = 65535, remedy: str = "{}") -> di
 
 
 class RouterSettings(
-    AccessSettings, RedisSettings, ObservabilitySettings, ToyProxySettings, BaseSettings
+    AccessSettings,
+    PortSettings,
+    RedisSettings,
+    ObservabilitySettings,
+    ToyProxySettings,
+    BaseSettings,
 ):
     """Settings of `kvrouter serve`: its own, and the groups of `kvrouter.settings`.
 
@@ -280,9 +286,10 @@ class RouterSettings(
 
     @model_validator(mode="after")
     def _admin_behind_a_token(self) -> RouterSettings:
-        if self.admin and not self.admin_token.get_secret_value() and not is_loopback(self.host):
+        host = self.admin_host or self.host
+        if self.admin and not self.admin_token.get_secret_value() and not is_loopback(host):
             raise ValueError(
-                f"whoever reaches {self.host} could add and remove engines by /workers: give "
+                f"whoever reaches {host} could add and remove engines by /workers: give "
                 "--admin-token TOKEN, or listen on --host 127.0.0.1"
             )
         return self

@@ -73,13 +73,14 @@ _OWN: Final[tuple[tuple[str, str, str, str], ...]] = (
 )
 
 
-def document(version: str, *, admin: bool = False, keys: bool = False) -> Json:
+def document(version: str, *, admin: bool = False, keys: bool = False, apart: bool = False) -> Json:
     """The document, as a JSON object.
 
     Args:
         version: the router's.
         admin: whether there is the admin API.
         keys: whether callers need a key.
+        apart: whether administration and metrics are on another port.
     """
     paths: dict[str, Json] = {}
     for path, kind, needed, about in _GENERATION:
@@ -95,7 +96,9 @@ def document(version: str, *, admin: bool = False, keys: bool = False) -> Json:
             answers["503"] = {"description": "No engine is there.", "content": {content: {}}}
         paths.setdefault(path, {})[method] = {"summary": about, "responses": answers}
     paths["/v1/models/{model}"] = {"get": _MODEL}
-    if admin:
+    if apart:
+        del paths["/metrics"]
+    elif admin:
         paths |= _admin()
     components: Json = {"schemas": {"Error": _ERROR}}
     if keys:

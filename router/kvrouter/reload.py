@@ -11,7 +11,15 @@ if TYPE_CHECKING:
     from kvrouter.app import App
     from kvrouter.config import RouterSettings
 
-KEYS: Final = ("api_key", "api_key_file", "worker_api_key", "worker_api_key_file")
+KEYS: Final = (
+    "api_key",
+    "api_key_file",
+    "worker_api_key",
+    "worker_api_key_file",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_ca_certs",
+)
 """Read again whether they changed or not: what stands in their files may have."""
 
 log = logging.getLogger(__name__)
@@ -33,6 +41,8 @@ def follow(app: App, after: RouterSettings) -> None:
     """
     before, app.settings = app.settings, after
     app.access.follow(after, app.server)
+    if app.ports is not None:
+        app.ports.follow(after)
     app.fleet.follow(before.engines, after.engines)
     changed = [
         name

@@ -57,6 +57,15 @@ def _quiet_collector() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
+def _say_where(app: App, port: int) -> None:
+    """Name the URLs on standard output, the public one last: then both are open."""
+    assert app.ports is not None
+    scheme, control = app.ports.scheme, app.ports.control
+    if control is not None:
+        print(f"kvrouter control: {scheme}://{app.settings.control_host}:{control.port}")
+    print(f"kvrouter ready: {scheme}://{app.settings.host}:{port}", flush=True)
+
+
 async def _main(app: App, reread: Callable[[], RouterSettings]) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -73,7 +82,7 @@ async def _main(app: App, reread: Callable[[], RouterSettings]) -> None:
         port = await app.start()
         loop.add_signal_handler(signal.SIGHUP, reload)
         _quiet_collector()
-        print(f"kvrouter ready: http://{app.settings.host}:{port}", flush=True)
+        _say_where(app, port)
         await stop.wait()
         log.info("closing: requests under way get %g s", GRACE_S)
         await app.close(GRACE_S)

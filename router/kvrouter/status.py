@@ -36,6 +36,7 @@ class Status:
         store_connected: whether the store is there; True where there is none.
         admin: whether the admin API is served.
         keys: whether callers need a key.
+        apart: whether administration and metrics are on a port of their own.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Status:
         store_connected: Callable[[], bool],
         admin: bool = False,
         keys: Callable[[], bool] = lambda: False,
+        apart: bool = False,
     ) -> None:
         self._pool = pool
         self._metrics = metrics
@@ -54,6 +56,7 @@ class Status:
         self._store_connected = store_connected
         self._admin = admin
         self._keys = keys
+        self._apart = apart
         self._started_s = int(time.time())
         self._version = version("kvrouter")
         self._documents: dict[bool, bytes] = {}
@@ -135,7 +138,7 @@ class Status:
         """The OpenAPI document of what the router serves."""
         keys = self._keys()
         if keys not in self._documents:
-            made = document(self._version, admin=self._admin, keys=keys)
+            made = document(self._version, admin=self._admin, keys=keys, apart=self._apart)
             self._documents[keys] = orjson.dumps(made)
         exchange.respond(200, self._documents[keys])
 

@@ -16,6 +16,7 @@ class Limits:
     headers: int = 100
     body_bytes: int = 64 * 1024 * 1024
     pipelined: int = 4
+    handshake_timeout_s: float = 10.0
     head_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     idle_timeout_s: float = 75.0

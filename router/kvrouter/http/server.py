@@ -1,18 +1,27 @@
 """HTTP/1.1 server: listens, bounds and drains connections. Knows nothing of OpenAI or engines."""
 
+from __future__ import annotations
+
 import asyncio
+import os
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
+from typing import TYPE_CHECKING, Any
 
 from kvrouter.http.connection import Connection
 from kvrouter.http.exchange import Exchange
 from kvrouter.http.limits import Limits
 from kvrouter.http.watch import Watch
 
+if TYPE_CHECKING:
+    import ssl
+
 Handler = Callable[[Exchange], Awaitable[None]]
 
 _BACKLOG = 4096
+_SHUTDOWN_S = 5.0
 
 
 class HttpServer:
@@ -30,7 +39,7 @@ class HttpServer:
         self.draining = False
         self._date_s = 0
         self._connections: set[Connection] = set()
-        self._server: asyncio.Server | None = None
+        self._listening: list[asyncio.Server] = []
         self._watch: Watch | None = None
         self._empty = asyncio.Event()
         self._empty.set()
@@ -43,33 +52,55 @@ class HttpServer:
     @property
     def port(self) -> int:
         """The port it listens on; raises RuntimeError when it does not listen."""
-        if self._server is None or not self._server.sockets:
+        sockets = [each for server in self._listening for each in server.sockets]
+        if not sockets:
             raise RuntimeError("the server does not listen")
-        return int(self._server.sockets[0].getsockname()[1])
+        return int(sockets[0].getsockname()[1])
 
-    async def listen(self, host: str, port: int) -> int:
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Accept connections on `host` and `port` (0: any free one); returns the port.
+
+        Args:
+            host: address, or a name that stands for some.
+            port: TCP port.
+            tls: what those who connect are shown; None: the port is plain.
 
         Raises:
             OSError: the address cannot be bound.
         """
-        loop = asyncio.get_running_loop()
-        self._watch = Watch(loop, self.limits.tick_s)
-        self._server = await loop.create_server(
-            lambda: Connection(self, loop), host, port, backlog=_BACKLOG
-        )
+        self._watch = Watch(asyncio.get_running_loop(), self.limits.tick_s)
+        self._listening = [await self._accept(tls, host=host, port=port)]
         return self.port
 
-    async def serve_forever(self) -> None:
-        """Return when the server stops listening."""
-        if self._server is not None:
-            await self._server.serve_forever()
+    async def renew(self, tls: ssl.SSLContext) -> None:
+        """Show `tls` to those who connect from now on; nobody is refused meanwhile.
+
+        Connections that are there stay as they are. Nothing of the context before is used any
+        more: neither its certificate nor the sessions that it would have resumed.
+
+        Raises:
+            OSError: there are no descriptors left; then all stays as it was.
+        """
+        before, made = self._listening, list[asyncio.Server]()
+        if self.draining:
+            return
+        try:
+            for each in [each for server in before for each in server.sockets]:
+                again = socket.socket(fileno=os.dup(each.fileno()))
+                made.append(await self._accept(tls, sock=again))
+        except BaseException:
+            before, made = made, before
+            raise
+        finally:
+            self._listening = made
+            for server in before:
+                server.close()
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Stop listening; answers under way get `grace_s` to end, then are cut off."""
         self.draining = True
-        if self._server is not None:
-            self._server.close()
+        for server in self._listening:
+            server.close()
         for connection in list(self._connections):
             connection.drain()
         await self._wait_empty(grace_s)
@@ -104,6 +135,16 @@ class HttpServer:
             self._date_s = now
             self.date_line = f"date: {formatdate(now, usegmt=True)}\r\n".encode("ascii")
         return self.date_line
+
+    async def _accept(self, tls: ssl.SSLContext | None, **where: Any) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        if tls is not None:
+            where |= {
+                "ssl": tls,
+                "ssl_handshake_timeout": self.limits.handshake_timeout_s,
+                "ssl_shutdown_timeout": _SHUTDOWN_S,
+            }
+        return await loop.create_server(lambda: Connection(self, loop), backlog=_BACKLOG, **where)
 
     async def _wait_empty(self, deadline_s: float) -> None:
         if not self._connections or deadline_s <= 0:
