@@ -16,6 +16,9 @@ from kvrouter.admin import Admin
 from kvrouter.admission import Admission
 from kvrouter.budget import RecomputeBudget
 from kvrouter.chains import Chains
+from kvrouter.discovery import make_source
+from kvrouter.discovery.flags import FlagsSource
+from kvrouter.discovery.following import Discovery
 from kvrouter.dispatch import Ahead
 from kvrouter.entrance import Entrance, Standby
 from kvrouter.families import FAMILIES
@@ -122,6 +125,8 @@ class App:
         self.server: HttpServer | None = None
         self.prober = self._make_prober()
         self.fleet = Fleet(self.pool, self.prober)
+        self.flags = FlagsSource(settings.engines)
+        self.discovery = Discovery(self.fleet, [self.flags, *map(make_source, settings.discovery)])
         self._asked = False  # whether every engine has been asked once
         self._sharing = Sharing(
             self.pool, self._store.difference if self._store is not None else _manifests_differ
@@ -169,7 +174,9 @@ class App:
             routes += Admin(self.pool, self.fleet, self.prober, token).routes()
         port = await self._listen(routes)
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
-        await self.prober.start(self.pool.all())
+        self.prober.begin(self.pool.all())
+        await self.discovery.start()
+        await self.prober.asked()
         self._asked = True
         return port
 
@@ -192,6 +199,7 @@ class App:
             self._sweeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._sweeper
+        await self.discovery.close()
         await self.prober.close()
         if self._subscriber is not None:
             self._subscriber.close()
@@ -313,7 +321,12 @@ class App:
             "Tasks of the event loop: one per request under way, one per engine, and a few.",
             lambda: [((), float(len(asyncio.all_tasks())))],
         )
-        for reading in (*readings.all(), *readings.counters(counts), tasks):
+        for reading in (
+            *readings.all(),
+            *readings.counters(counts),
+            *self.discovery.readings(),
+            tasks,
+        ):
             self.metrics.add(reading)
 
     async def _sweep(self) -> None:

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kvrouter.engine import Role, parse_address
 from kvrouter.settings.access import AccessSettings
+from kvrouter.settings.discovery import DiscoverySettings
 from kvrouter.settings.observability import ObservabilitySettings
 from kvrouter.settings.ports import PortSettings
 from kvrouter.settings.redis import RedisSettings
@@ -47,6 +48,7 @@ def _by_engine(items: list[str], highest: int = 65535, remedy: str = "{}") -> di
 class RouterSettings(
     AccessSettings,
     PortSettings,
+    DiscoverySettings,
     RedisSettings,
     ObservabilitySettings,
     ToyProxySettings,
@@ -302,9 +304,10 @@ class RouterSettings(
 
     @model_validator(mode="after")
     def _some_engine(self) -> RouterSettings:
-        if not self.decode and not self.admin:
+        if not (self.decode or self.admin or self.discovery):
             raise ValueError(
-                "no engine for decode legs: give --decode URL (a --prefill URL beside it)"
+                "no engine for decode legs: give --decode URL (a --prefill URL beside it), or "
+                "--discovery"
             )
         return self
 

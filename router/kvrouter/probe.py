@@ -79,29 +79,41 @@ class Prober:
         self._learn = learn
         self._worker_keys = worker_keys or WorkerKeys()
         self._tasks: dict[Engine, asyncio.Task[None]] = {}
+        self._asked: dict[Engine, asyncio.Event] = {}
         self._problems: dict[Engine, str] = {}
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self, engines: Iterable[Engine]) -> None:
         """Begin to watch `engines`; returns when each was asked once, or after `timeout_s`."""
+        self.begin(engines)
+        await self.asked()
+
+    def begin(self, engines: Iterable[Engine]) -> None:
+        """Watch `engines`, and others from now on."""
         # Nothing stays open to an engine that is removed, and each check tells whether it accepts.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
-        first_checks = [self.watch(engine).wait() for engine in engines]
+        for engine in engines:
+            self.watch(engine)
+
+    async def asked(self) -> None:
+        """Return when each engine that is watched was asked once, or after `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.timeout_s):
-                await asyncio.gather(*first_checks)
+                await asyncio.gather(*(asked.wait() for asked in self._asked.values()))
 
-    def watch(self, engine: Engine) -> asyncio.Event:
-        """Watch one more engine from now on; the event is set when it was asked once."""
-        checked = asyncio.Event()
-        watching = self._watch(engine, checked)
+    def watch(self, engine: Engine) -> None:
+        """Watch one more engine from now on."""
+        asked = self._asked[engine] = asyncio.Event()
+        watching = self._watch(engine, asked)
         self._tasks[engine] = asyncio.create_task(watching, name=f"probe {engine.address}")
-        return checked
 
     def forget(self, engine: Engine) -> None:
         """Watch `engine` no longer."""
         self._problems.pop(engine, None)
+        asked = self._asked.pop(engine, None)
+        if asked is not None:
+            asked.set()
         task = self._tasks.pop(engine, None)
         if task is not None:
             task.cancel()
@@ -137,7 +149,7 @@ class Prober:
             return str(error)
         return None
 
-    async def _watch(self, engine: Engine, checked: asyncio.Event) -> None:
+    async def _watch(self, engine: Engine, asked: asyncio.Event) -> None:
         failures, told = 0, ""
         while True:
             try:
@@ -145,7 +157,7 @@ class Prober:
             except Exception as error:  # one odd engine must not end its own watch
                 log.exception("probe of %s", engine.address)
                 problem = repr(error)
-            checked.set()
+            asked.set()
             if problem is None:
                 self._problems.pop(engine, None)
                 failures, told = 0, ""

@@ -43,7 +43,7 @@ def follow(app: App, after: RouterSettings) -> None:
     app.access.follow(after, app.server)
     if app.ports is not None:
         app.ports.follow(after)
-    app.fleet.follow(before.engines, after.engines)
+    app.flags.say(after.engines)
     changed = [
         name
         for name in type(after).model_fields

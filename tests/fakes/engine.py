@@ -22,7 +22,7 @@ PATIENCE_S = 10.0
 
 
 class FakeEngine:
-    """One engine on a free port.
+    """One engine on a free port of `host`.
 
     Attributes:
         mode: what it does with a completion: "ok"; "500"; "drop" (the connection breaks before the
@@ -45,8 +45,9 @@ class FakeEngine:
         tls: what it shows to who connects; None: it is plain.
     """
 
-    def __init__(self, model: str = "m") -> None:
+    def __init__(self, model: str = "m", host: str = "127.0.0.1") -> None:
         self.model = model
+        self.host = host
         self.mode = "ok"
         self.manifest: str | None = None
         self.waits = False
@@ -85,7 +86,7 @@ class FakeEngine:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def open_connections(self) -> int:
@@ -93,7 +94,7 @@ class FakeEngine:
 
     async def start(self) -> None:
         self._server = HttpServer(self._handle, Limits(tick_s=0.02))
-        self.port = await self._server.listen("127.0.0.1", self.port)
+        self.port = await self._server.listen(self.host, self.port)
 
     async def stop(self) -> None:
         if self._server is not None:

@@ -1,0 +1,43 @@
+"""Where engines come from: flags, a watched file, DNS, Redis, behind one seam.
+
+`base` is the seam, `membership` puts together what all sources say, `following` runs them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvrouter.discovery.base import Source
+
+SOURCES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "file": "kvrouter.discovery.file:FileSource",
+        "dns": "kvrouter.discovery.dns_records:DnsSource",
+        "srv": "kvrouter.discovery.dns_records:DnsSource",
+    }
+)
+"""Every kind of source by the scheme of its URL; a new one is one line here. Imported when used."""
+
+
+def make_source(text: str, **reach: Any) -> Source:
+    """The source that `--discovery TEXT` names; reads nothing yet.
+
+    Args:
+        text: a URL, or the path of a file.
+        reach: what the router has that a source may need.
+
+    Raises:
+        ValueError: it names none, or one that this installation cannot have; with the remedy.
+    """
+    scheme = text.partition(":")[0] if "://" in text or text in SOURCES else "file"
+    if scheme not in SOURCES:
+        known = ", ".join(f"{name}://" for name in SOURCES if name != "file")
+        raise ValueError(f"no discovery by {scheme}://: give a file's path, or one of {known}")
+    module, _, name = SOURCES[scheme].partition(":")
+    made: Source = getattr(import_module(module), name)(text, **reach)
+    return made

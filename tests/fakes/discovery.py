@@ -1,0 +1,149 @@
+"""What stands behind each kind of source: something real that a test changes and breaks."""
+
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+from tests.fakes.dns_server import DnsServer
+
+from kvrouter.discovery import make_source
+from kvrouter.discovery.base import Source
+from kvrouter.discovery.file import FileSource
+from kvrouter.discovery.flags import FlagsSource
+from kvrouter.engine import Role
+
+LOOK_S = 0.02
+KINDS = ("flags", "file", "dns", "srv")
+
+
+class Backend(Protocol):
+    """The same few things for every kind.
+
+    Attributes:
+        roles: that one of its sources can name.
+        setting: the value of `--discovery`; "" where there is none.
+    """
+
+    @property
+    def roles(self) -> tuple[Role, ...]: ...
+    @property
+    def setting(self) -> str: ...
+
+    def source(self) -> Source: ...
+    async def name(self, members: Mapping[str, Role]) -> None: ...
+    async def fail(self) -> None: ...
+    async def mend(self) -> None: ...
+
+
+class FlagsBackend:
+    roles = (Role.PREFILL, Role.DECODE)
+    setting = ""
+
+    def __init__(self) -> None:
+        self._source = FlagsSource({})
+
+    def source(self) -> Source:
+        return self._source
+
+    async def name(self, members: Mapping[str, Role]) -> None:
+        self._source.say(members)
+
+    async def fail(self) -> None:
+        raise NotImplementedError
+
+    mend = fail
+
+
+class FileBackend:
+    roles = (Role.PREFILL, Role.DECODE)
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "engines.yaml"
+        self.setting = str(self.path)
+        self._text = "decode: []\n"
+
+    def source(self) -> Source:
+        return FileSource(self.setting, look_s=LOOK_S)
+
+    async def name(self, members: Mapping[str, Role]) -> None:
+        lists = {
+            role.value: [a for a, r in members.items() if r.serves(role)] for role in self.roles
+        }
+        self._text = json.dumps(lists)
+        await self.mend()
+
+    async def fail(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    async def mend(self) -> None:
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(self._text)
+        os.replace(fresh, self.path)
+
+
+class DnsBackend:
+    """Names of one role; every engine has the same port for A records."""
+
+    roles = (Role.DECODE,)
+
+    def __init__(self, server: DnsServer, scheme: str, port: int) -> None:
+        self._server = server
+        self._scheme = scheme
+        place = f"decode.test.:{port}" if scheme == "dns" else "_engine._tcp.decode.test."
+        options = f"role=decode&resolver={server.resolver}&interval={LOOK_S}"
+        self.setting = f"{scheme}://{place}?{options}"
+
+    def source(self) -> Source:
+        return make_source(self.setting)
+
+    async def name(self, members: Mapping[str, Role]) -> None:
+        if self._scheme == "dns":
+            self._server.set("decode.test.", "A", *(a.rpartition(":")[0] for a in members))
+            return
+        records = []
+        for address in members:
+            host, _, port = address.rpartition(":")
+            target = f"host-{host.replace('.', '-')}.test."
+            self._server.set(target, "A", host)
+            records.append(f"0 0 {port} {target}")
+        self._server.set("_engine._tcp.decode.test.", "SRV", *records)
+
+    async def fail(self) -> None:
+        self._server.mood = "fails"
+
+    async def mend(self) -> None:
+        self._server.mood = "answers"
+
+
+@asynccontextmanager
+async def dns_server() -> AsyncIterator[DnsServer]:
+    server = DnsServer()
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def backend_of(kind: str, folder: Path, port: int = 8000) -> AsyncIterator[Backend]:
+    """The backend of a kind, which names nobody yet; ends what it started.
+
+    Args:
+        kind: one of KINDS.
+        folder: for its files.
+        port: of all engines, where addresses alone are named.
+    """
+    made: Backend
+    if kind in ("flags", "file"):
+        made = FlagsBackend() if kind == "flags" else FileBackend(folder)
+        await made.name({})
+        yield made
+        return
+    async with dns_server() as server:
+        made = DnsBackend(server, kind, port)
+        await made.name({})
+        yield made
