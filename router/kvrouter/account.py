@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kvrouter.metrics import Metrics
     from kvrouter.passage import Passage
     from kvrouter.plan import RouteInputs
+    from kvrouter.tracing.trace import Trace
 
 PARTS: Final = ("queue", "tokenise", "plan", "prefill", "landing", "decode")
 """Parts of the time to the first token, in their order."""
@@ -67,6 +68,19 @@ def note_plan(passage: Passage, inputs: RouteInputs, metrics: Metrics) -> None:
     rest -= passage.hit_engine + passage.hit_store
     if rest > 0:
         metrics.hit_tokens.add(rest, "none")
+    if passage.trace is not None:
+        _trace_plan(passage, passage.trace, plan.why)
+
+
+def _trace_plan(passage: Passage, trace: Trace, why: str) -> None:
+    """The plan, from what came before it; parsing is told with it."""
+    begun_s = max((span.ended_s for span in trace.spans[1:]), default=passage.started_s)
+    found: dict[str, str | int] = {
+        "kvrouter.plan": why,
+        "kvrouter.hit_engine_tokens": passage.hit_engine,
+        "kvrouter.hit_store_tokens": passage.hit_store,
+    }
+    trace.note("kvrouter.plan", begun_s, passage.planned_s, found)
 
 
 def note_end(passage: Passage, now_s: float, metrics: Metrics) -> Parts:

@@ -49,6 +49,7 @@ from kvrouter.sharing import Sharing
 from kvrouter.status import Status
 from kvrouter.survey import Survey
 from kvrouter.tokens import LocalTokenizer, TokenSource
+from kvrouter.tracing.start import start_traces
 from kvstore.aio import AsyncStoreClient
 
 if TYPE_CHECKING:
@@ -58,12 +59,16 @@ if TYPE_CHECKING:
     from kvrouter.engine import Engine
     from kvrouter.http.server import Handler, HttpServer
     from kvrouter.log import RequestLog
+    from kvrouter.tracing.exporter import Exporter
+    from kvrouter.tracing.trace import Tracing
 
 CONNECT_S: Final = 5.0
 STORE_DEADLINE_S: Final = 2.0
 """A store that does not answer for so long is given up, until it can be connected again."""
 STORE_WAIT_S: Final = 2.0
 """How long the start waits for the store, which may also come later."""
+TRACES_S: Final = 3.0
+"""How long the end waits for a collector to take what traces are left."""
 _TICK_S: Final = 0.25
 _SWEEP_S: Final = 0.1
 
@@ -80,6 +85,9 @@ class App:
     Raises:
         TokenizerUnavailable: `--tokenizer` cannot be loaded.
     """
+
+    _tracing: Tracing | None = None
+    _exporter: Exporter | None = None
 
     def __init__(self, settings: RouterSettings, lines: RequestLog | None = None) -> None:
         self.settings = settings
@@ -160,6 +168,7 @@ class App:
         if self._client is not None:
             self._client.start()
             await self._client.wait_connected(STORE_WAIT_S)
+        self._tracing, self._exporter = start_traces(settings, self.metrics)
         tokens = self._tokens = TokenSource(self._legs.post, self._tokenizer)
         router = self.router = self._router(self._legs, tokens)
         self._expose(tokens)
@@ -211,8 +220,14 @@ class App:
         for local in (self._legs, self._watch):
             if local is not None:
                 local.close()
+        await self._tell_the_last()
+
+    async def _tell_the_last(self) -> None:
+        """Lines and traces that are still held go out."""
         if self._lines is not None:
             self._lines.flush()
+        if self._exporter is not None:
+            await asyncio.to_thread(self._exporter.close, TRACES_S)
 
     def _make_prober(self) -> Prober:
         settings = self.settings
@@ -275,6 +290,7 @@ class App:
             resumption=resumption,
             max_choices=settings.max_choices,
             tells_route=settings.route_headers,
+            tracing=self._tracing,
         )
 
     def _passthrough(self, legs: Legs) -> Passthrough:
@@ -288,6 +304,7 @@ class App:
             metrics=self.metrics,
             log=self._lines,
             tells_route=self.settings.route_headers,
+            tracing=self._tracing,
         )
 
     def _status(self) -> Status:

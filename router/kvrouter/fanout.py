@@ -16,10 +16,10 @@ from kvrouter._native import StreamFeed
 from kvrouter.engine import Failure, Role
 from kvrouter.errors import DONE_FRAME, ApiError
 from kvrouter.http.client import UpstreamError
-from kvrouter.leg import Refused
+from kvrouter.leg import Refused, with_id
 from kvrouter.merge import BadShare, Events, ShareError, StreamMerge, answer_id, merge_answers
 from kvrouter.outlet import SSE_FIELDS, compare_prompts, note_answer
-from kvrouter.passage import Passage, leg_fields
+from kvrouter.passage import Passage
 from kvrouter.relay import END_MARK, finish_reason, prompt_tokens
 from kvrouter.resume import StreamBroken, broken, check, leave, spoken_of
 from kvrouter.shares import split
@@ -108,10 +108,10 @@ class Fanout:
 def _part(passage: Passage, share: Share, number: int, gathering: _Gathering) -> Passage:
     """The passage of one share; engines know it by the request's id and its number."""
     request_id = f"{passage.request_id}-{number}"
-    fields = leg_fields(request_id, passage.exchange.headers)
+    fields = with_id(passage.fields, request_id)
     outlet = _ShareOutlet(share, gathering)
     part = Passage(passage.exchange, outlet, request_id, fields, passage.started_s)
-    part.request, part.waited_s = share.request, passage.waited_s
+    part.request, part.waited_s, part.trace = share.request, passage.waited_s, passage.trace
     return part
 
 

@@ -65,7 +65,7 @@ class Handover:
         if landing is None:
             wait = self._wait(passage, handoff.manifest, upto, self.timeout_s)
             landing = await wait
-        passage.landed_s = monotonic()
+        passage.landed(begun_s, landing)
         self._metrics.handoff.observe(passage.landed_s - begun_s)
         self._metrics.landings.add(1, landing.outcome.value)
         return self._missing(passage, handoff, passage.landed_blocks or 0)

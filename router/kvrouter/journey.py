@@ -24,7 +24,7 @@ from kvrouter.leg import (
 )
 from kvrouter.pair import Pairs
 from kvrouter.plan import elsewhere, without
-from kvrouter.release import pinned
+from kvrouter.release import pinned, spent
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -116,7 +116,7 @@ class Journey:
         if not decode:
             since_s = monotonic()
             decode = await self._standby.until(lambda: self._pool.engines(Role.DECODE, model))
-            passage.waited_s += monotonic() - since_s
+            passage.waited(since_s, "engine")
         if not decode:
             raise ApiError(503, "No decode engine is available.", retry_after_s=1)
         prefill = self._pool.engines(Role.PREFILL, model)
@@ -211,11 +211,12 @@ class Journey:
         passage.prefill_engine = engine.address
         ticket = self._pool.reserve(engine, plan.missing_tokens)
         begun_s = monotonic()
+        span, fields = passage.leg("kvrouter.prefill", engine)
         try:
             passage.handoff = await self._legs.prefill(
                 engine,
                 request,
-                passage.fields if meeting is None else without_rank(passage.fields),
+                fields if meeting is None else without_rank(fields),
                 prompt_ids=passage.prompt_ids,
                 want_ids=meeting is None and request.ids is None and passage.tokens is None,
                 meeting=meeting,
@@ -223,6 +224,8 @@ class Journey:
         finally:
             ticket.release()
             passage.prefilled_s = monotonic()
+            if span is not None:
+                span.end()
         self._metrics.prefill.observe(passage.prefilled_s - begun_s)
         if passage.handoff.cached_tokens:
             self._metrics.cached_tokens.add(passage.handoff.cached_tokens)
@@ -260,7 +263,7 @@ class Journey:
             engine = self._policy.plan(inputs).decode
             handoff = passage.handoff
             handed = handoff is not None and handoff.transfer_params is not None
-            if handed and (taken or _spent(passage, engine)):
+            if handed and (taken or spent(passage, engine)):
                 await self._hand_over_anew(passage, model, engine, inputs)
 
     async def _hand_over_anew(
@@ -327,12 +330,13 @@ class Journey:
         generated = request.max_tokens or OPEN_ENDED_TOKENS
         ticket = self._pool.reserve(engine, request.prompt_tokens + generated * request.n)
         begun_s = monotonic()
+        span, fields = passage.leg("kvrouter.decode", engine)
         answer: Answer | None = None
         try:
             answer = await self._legs.decode(
                 engine,
                 request,
-                passage.fields,
+                fields,
                 passage.handoff,
                 prompt_ids=passage.prompt_ids,
                 coming=coming,
@@ -354,11 +358,16 @@ class Journey:
             ticket.release()
             if answer is not None:
                 answer.close()
+            if span is not None:
+                passage.end_decode(span)
         self._metrics.decode.observe(monotonic() - begun_s)
-        if passage.outcome == "broken":  # within a stream: counted as failed already
-            return
+        if passage.outcome != "broken":  # within a stream: counted as failed already
+            self._decoded(passage, engine, spared=coming is not None or meeting is not None)
+
+    def _decoded(self, passage: Passage, engine: Engine, *, spared: bool) -> None:
+        """An engine did its decode leg well; `spared`: it was given KV that was on its way."""
         self._pool.succeeded(engine)
-        spared = passage.handoff or coming or meeting or passage.plan is None
+        spared = spared or passage.handoff is not None or passage.plan is None
         missing = 0 if spared or passage.plan is None else passage.plan.missing_tokens
         self._policy.leg_done(engine, Role.DECODE, missing)
         self._survey.computed(engine, passage.hashes)
@@ -381,11 +390,3 @@ class Journey:
             "The KV of this prompt is not available and the engines have no room to compute it.",
             retry_after_s=self._budget.retry_after_s,
         )
-
-
-def _spent(passage: Passage, engine: Engine) -> bool:
-    """Whether a hand-off cannot be fetched any more, or not by `engine`."""
-    plan, pinned_ = passage.plan, passage.pinned
-    if plan is not None and engine.family != plan.decode.family:
-        return True
-    return pinned_ is None or monotonic() > pinned_.until_s

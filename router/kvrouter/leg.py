@@ -41,6 +41,7 @@ _ERROR: Final = re.compile(rb'[^{}]{0,32}data: {"error": ?{[^{}]*"code": ?5\d\d\
 """The beginning of a stream, perhaps in a chunk's frame: a 5xx that came too late for a status."""
 _RANK: Final = re.compile(rb"^x-data-parallel-rank:[^\r\n]*\r\n", re.MULTILINE)
 _ID: Final = re.compile(rb"^x-request-id: [^\r\n]*", re.MULTILINE)
+_CONTEXT: Final = re.compile(rb"^traceparent: [^\r\n]*", re.MULTILINE)
 _NO_RANK: Final = re.compile(rb"(?:data_parallel_rank \d+ is|routed_dp_rank=\d+) out of range")
 """How vLLM and SGLang refuse a rank (input_processor.py; managers/tokenizer_manager.py)."""
 _TOKENIZE_DEADLINES: Final = Deadlines(connect_s=2.0, first_byte_s=5.0, idle_s=5.0)
@@ -82,6 +83,18 @@ def with_own_id(fields: bytes) -> bytes:
     """Header lines of `leg_fields`, with a request id that begins like it and no leg ever had."""
     suffix = f"-{token_hex(8)}".encode()
     return _ID.sub(lambda found: found[0] + suffix, fields, count=1)
+
+
+def with_id(fields: bytes, request_id: str) -> bytes:
+    """Header lines of `leg_fields`, with that request id."""
+    line = b"x-request-id: " + request_id.encode("latin-1")
+    return _ID.sub(lambda _: line, fields, count=1)
+
+
+def with_context(fields: bytes, other: bytes) -> bytes:
+    """Header lines `fields`, with the trace context of `other`."""
+    found = _CONTEXT.search(other)
+    return fields if found is None else _CONTEXT.sub(lambda _: found[0], fields, count=1)
 
 
 def decode_error(failed: LegFailed) -> ApiError:
@@ -198,7 +211,7 @@ class Legs:
             first_byte_s = deadlines.first_byte_s + coming.wait_s
             deadlines = replace(deadlines, first_byte_s=first_byte_s)
         if handoff is not None and handoff.fields is not None:
-            fields = handoff.fields
+            fields = with_context(handoff.fields, fields)
         path = PATHS[request.kind]
         answer = await self._ask(engine, Role.DECODE, path, fields, body, deadlines)
         try:

@@ -1,6 +1,6 @@
 """One request on its way through the router: what is known of it and what it holds.
 
-Pure bookkeeping: it sends nothing and waits for nothing.
+Bookkeeping: it sends nothing and waits for nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from operator import attrgetter
 from secrets import token_hex
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.landing import Outcome
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from kvrouter.account import Parts
     from kvrouter.budget import Grant
-    from kvrouter.engine import HashDomain
+    from kvrouter.engine import Engine, HashDomain
     from kvrouter.families.base import Handoff
     from kvrouter.http.exchange import Exchange
     from kvrouter.landing import Held, Landing
@@ -30,11 +31,12 @@ if TYPE_CHECKING:
     from kvrouter.outlet import Outlet
     from kvrouter.plan import Plan
     from kvrouter.tokens import Tokens
+    from kvrouter.tracing.trace import Attributes, Span, Trace
 
+TRACED: Final = ("traceparent", "tracestate")
 FORWARDED: Final = (
     "authorization",
-    "traceparent",
-    "tracestate",
+    *TRACED,
     "baggage",
     "x-session-id",
     "x-data-parallel-rank",
@@ -123,6 +125,7 @@ class Passage:
         outcome: a word for metrics and the log: a finish reason, or why there is none.
         shares: the passages of its parts, where it is served in several.
         names_tokens: whether the decode engine is to name the tokens of a stream's events.
+        trace: what is noted of it, where it is traced.
     """
 
     exchange: Exchange
@@ -161,6 +164,7 @@ class Passage:
     error: str | None = None
     shares: list[Passage] | None = None
     names_tokens: bool = False
+    trace: Trace | None = None
 
     @property
     def cached_tokens(self) -> int | None:
@@ -183,6 +187,44 @@ class Passage:
         line = b"x-request-id: %b\r\n" % self.request_id.encode("latin-1")
         return line + route_lines(self) if self.tells_route else line
 
+    def waited(self, since_s: float, reason: str) -> None:
+        """It has waited since then, for its turn or for an engine."""
+        now_s = monotonic()
+        self.waited_s += now_s - since_s
+        if self.trace is not None:
+            self.trace.note("kvrouter.queue", since_s, now_s, {"kvrouter.reason": reason})
+
+    def tokenised(self, since_s: float) -> None:
+        """Its tokens were asked for then and are known now, or cannot be."""
+        now_s = monotonic()
+        self.tokenising_s = now_s - since_s
+        if self.trace is not None:
+            tokens = len(self.tokens) if self.tokens is not None else 0
+            self.trace.note("kvrouter.tokenise", since_s, now_s, {"kvrouter.tokens": tokens})
+
+    def landed(self, since_s: float, landing: Landing) -> None:
+        """The wait for its KV, since then, has ended."""
+        self.landed_s = monotonic()
+        if self.trace is not None:
+            outcome, blocks = str(landing.outcome), landing.blocks
+            found: Attributes = {"kvrouter.outcome": outcome, "kvrouter.blocks": blocks}
+            self.trace.note("kvrouter.landing", since_s, self.landed_s, found)
+
+    def leg(self, name: str, engine: Engine) -> tuple[Span | None, bytes]:
+        """A leg begins: its span, where the request is traced, and the header lines it carries."""
+        if self.trace is None:
+            return None, self.fields
+        span = self.trace.leg(name, engine)
+        return span, self.fields + self.trace.lines(span)
+
+    def end_decode(self, span: Span) -> None:
+        """A decode leg is over: its span tells when its first byte came, where one did."""
+        if self.first_s:
+            span.attributes["kvrouter.first_byte_ms"] = (self.first_s - span.begun_s) * 1000
+        span.end()
+        if self.outcome == "broken":
+            span.error = span.error or self.error
+
     def line(self, status: int, now_s: float, parts: Parts) -> Line:
         """What the request's line in the log says, at its end; docs/observability.md tells more."""
         request, exchange = self.request, self.exchange
@@ -190,6 +232,7 @@ class Passage:
         return {
             "request_id": self.request_id,
             "key": exchange.caller.name if exchange.caller is not None else None,
+            "trace_id": self.trace.hex_id if self.trace is not None else None,
             "status": 499 if self.outcome == "client_left" else status,
             "outcome": self.outcome,
             "path": exchange.path,
@@ -272,10 +315,16 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1000, 2)
 
 
-def leg_fields(request_id: str, headers: Mapping[str, str]) -> bytes:
-    """Header lines for both legs of a request. The parser has refused line breaks in values."""
+def leg_fields(request_id: str, headers: Mapping[str, str], context: bytes | None = None) -> bytes:
+    """Header lines for both legs of a request. The parser has refused line breaks in values.
+
+    Args:
+        request_id: as in the line `x-request-id`.
+        headers: the client's.
+        context: lines of the trace context, where that is not the client's to say.
+    """
     lines = f"content-type: application/json\r\nx-request-id: {request_id}\r\n"
     for name in FORWARDED:
-        if name in headers:
+        if name in headers and (context is None or name not in TRACED):
             lines += f"{name}: {headers[name]}\r\n"
-    return lines.encode("latin-1")
+    return lines.encode("latin-1") + (context or b"")

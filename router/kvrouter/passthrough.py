@@ -30,6 +30,7 @@ from kvrouter.plan import elsewhere
 from kvrouter.policies.base import in_turn
 from kvrouter.relay import Relay
 from kvrouter.tidy import tidy_answer, tidy_events
+from kvrouter.tracing.attributes import end_visit
 
 if TYPE_CHECKING:
     from kvrouter.budget import RecomputeBudget
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from kvrouter.metrics import Metrics
     from kvrouter.models import ModelNames
     from kvrouter.pool import Pool
+    from kvrouter.tracing.trace import Span, Trace, Tracing
 
 MAX_ATTEMPTS: Final = 3
 """Engines asked at most for one request."""
@@ -107,6 +109,14 @@ class Visit:
     generated: int = 0
     error: str | None = None
     tells_route: bool = False
+    trace: Trace | None = None
+
+    def leg(self, engine: Engine) -> tuple[Span | None, bytes]:
+        """Its span, where the request is traced, and the header lines that the engine gets."""
+        if self.trace is None:
+            return None, self.fields
+        span = self.trace.leg("kvrouter.forward", engine)
+        return span, self.fields + self.trace.lines(span)
 
     @property
     def answer_fields(self) -> bytes:
@@ -122,6 +132,7 @@ class Visit:
         return {
             "request_id": self.request_id,
             "key": caller.name if caller is not None else None,
+            "trace_id": self.trace.hex_id if self.trace is not None else None,
             "status": status,
             "path": self.endpoint.path,
             "client": self.exchange.peer,
@@ -146,6 +157,7 @@ class Passthrough:
         metrics: counts.
         log: takes a line per request, or None.
         tells_route: whether answers say which engine did it.
+        tracing: decides which requests are traced; None: none is.
     """
 
     def __init__(
@@ -160,6 +172,7 @@ class Passthrough:
         metrics: Metrics,
         log: RequestLog | None,
         tells_route: bool = False,
+        tracing: Tracing | None = None,
     ) -> None:
         self._pool = pool
         self._legs = legs
@@ -170,6 +183,7 @@ class Passthrough:
         self._metrics = metrics
         self._log = log
         self._tells_route = tells_route
+        self._tracing = tracing
         self._ids = RequestIds()
         self._turn = 0
 
@@ -179,10 +193,7 @@ class Passthrough:
 
     async def serve(self, endpoint: Endpoint, exchange: Exchange) -> None:
         """Answer one request. Never raises but when it is cancelled."""
-        request_id = self._ids.of(exchange.headers)
-        fields = leg_fields(request_id, exchange.headers)
-        visit = Visit(exchange, endpoint, request_id, fields, monotonic())
-        visit.tells_route = self._tells_route
+        visit = self._begin(endpoint, exchange)
         tenant = self._entrance.tenant(exchange.headers, exchange.caller)
         entered = self._entrance.enter(tenant)
         try:
@@ -201,6 +212,17 @@ class Passthrough:
                 self._metrics.running -= 1
                 self._entrance.leave(tenant)
             self._settle(visit)
+
+    def _begin(self, endpoint: Endpoint, exchange: Exchange) -> Visit:
+        """What is known of a request when it comes."""
+        headers, trace, context = exchange.headers, None, None
+        request_id = self._ids.of(headers)
+        if self._tracing is not None:
+            trace, context = self._tracing.begin(headers)
+        fields = leg_fields(request_id, headers, context)
+        visit = Visit(exchange, endpoint, request_id, fields, monotonic())
+        visit.tells_route, visit.trace = self._tells_route, trace
+        return visit
 
     async def _route(self, visit: Visit) -> None:
         request = _read(visit.exchange.body, visit.endpoint)
@@ -259,13 +281,16 @@ class Passthrough:
             body = splice(body, request.spans, dict.fromkeys(own))
         ticket = self._pool.reserve(engine, request.prompt_tokens)
         answer: Answer | None = None
+        span, fields = visit.leg(engine)
         try:
-            answer = await self._legs.forward(engine, visit.endpoint.path, visit.fields, body)
+            answer = await self._legs.forward(engine, visit.endpoint.path, fields, body)
             await self._pass_on(visit, engine, answer)
         finally:
             ticket.release()
             if answer is not None:
                 answer.close()
+            if span is not None:
+                span.end()
         self._pool.succeeded(engine)
 
     async def _pass_on(self, visit: Visit, engine: Engine, answer: Answer) -> None:
@@ -310,6 +335,9 @@ class Passthrough:
         self._metrics.passed_through.add(1, visit.endpoint.path, str(status))
         if self._log is not None:
             self._log.write(visit.line(status, monotonic()))
+        if visit.trace is not None and self._tracing is not None:
+            end_visit(visit, visit.trace.request, status)
+            self._tracing.take(visit.trace)
 
 
 def _read(body: bytes, endpoint: Endpoint) -> Request:

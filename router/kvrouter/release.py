@@ -95,3 +95,11 @@ class Releases:
 def pinned(params: bytes, lease_s: float) -> Pinned:
     """What is kept from now on, until shortly before its lease ends."""
     return Pinned(params, monotonic() + lease_s - MARGIN_S)
+
+
+def spent(passage: Passage, engine: Engine) -> bool:
+    """Whether a hand-off cannot be fetched any more, or not by `engine`."""
+    plan, pinned_ = passage.plan, passage.pinned
+    if plan is not None and engine.family != plan.decode.family:
+        return True
+    return pinned_ is None or monotonic() > pinned_.until_s

@@ -203,7 +203,7 @@ class Resumption:
         if changes is None:
             return None
         following = Passage(leg.exchange, leg.outlet, leg.request_id, leg.fields, monotonic())
-        following.names_tokens = True
+        following.names_tokens, following.trace = True, leg.trace
         new = spoken.tokens[spoken.before : spoken.certain]
         prompt = ids[:-1] + b"".join(b",%d" % token for token in new) + b"]"
         if request.kind == "completion":

@@ -11,6 +11,7 @@ from kvrouter.errors import ApiError
 from kvrouter.leg import Refused
 from kvrouter.openai import parse, priority
 from kvrouter.passage import Passage, RequestIds, leg_fields
+from kvrouter.tracing.attributes import end_request
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from kvrouter.openai import Kind, Request
     from kvrouter.outlet import Outlet
     from kvrouter.resume import Resumption
+    from kvrouter.tracing.trace import Tracing
 
 
 class Router:
@@ -46,6 +48,7 @@ class Router:
         resumption: serves streams that outlive their engine; None: none does.
         max_choices: how many choices one request may ask for; may change.
         tells_route: whether answers say where their request ran.
+        tracing: decides which requests are traced; None: none is.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Router:
         max_choices: int,
         resumption: Resumption | None = None,
         tells_route: bool = False,
+        tracing: Tracing | None = None,
     ) -> None:
         self._journey = journey
         self._fanout = fanout
@@ -74,6 +78,7 @@ class Router:
         self._resumption = resumption
         self.max_choices = max_choices
         self._tells_route = tells_route
+        self._tracing = tracing
         self._ids = RequestIds()
 
     def completions(self, exchange: Exchange) -> Awaitable[None]:
@@ -86,10 +91,7 @@ class Router:
 
     async def serve(self, exchange: Exchange, kind: Kind) -> None:
         """Answer one request. Never raises but when it is cancelled."""
-        request_id = self._ids.of(exchange.headers)
-        fields = leg_fields(request_id, exchange.headers)
-        passage = Passage(exchange, self._outlet, request_id, fields, monotonic())
-        passage.tells_route = self._tells_route
+        passage = self._begin(exchange)
         tenant = self._entrance.tenant(exchange.headers, exchange.caller)
         entered = self._entrance.enter(tenant)
         try:
@@ -97,7 +99,7 @@ class Router:
                 passage.request = parse(exchange.body, kind, self.max_choices)
                 await self._entrance.turn(tenant, priority(passage.request))
                 entered = True
-                passage.waited_s = monotonic() - passage.started_s
+                passage.waited(passage.started_s, "capacity")
             self._metrics.running += 1
             await self._route(passage, kind, tenant)
         except ApiError as error:
@@ -119,6 +121,17 @@ class Router:
                 self._entrance.leave(tenant)
             self.settle(passage)
 
+    def _begin(self, exchange: Exchange) -> Passage:
+        """What is known of a request when it comes."""
+        headers, trace, context = exchange.headers, None, None
+        request_id = self._ids.of(headers)
+        if self._tracing is not None:
+            trace, context = self._tracing.begin(headers)
+        fields = leg_fields(request_id, headers, context)
+        passage = Passage(exchange, self._outlet, request_id, fields, monotonic())
+        passage.tells_route, passage.trace = self._tells_route, trace
+        return passage
+
     async def _route(self, passage: Passage, kind: Kind, tenant: str) -> None:
         request = passage.request
         if request is None:
@@ -126,7 +139,7 @@ class Router:
         if not self._models.any:
             since_s = monotonic()
             await self._standby.until(lambda: self._models.any)
-            passage.waited_s += monotonic() - since_s
+            passage.waited(since_s, "engine")
         model = self._models.resolve(request.model)
         caller = passage.exchange.caller
         if caller is not None:
@@ -168,6 +181,9 @@ class Router:
         parts = note_end(passage, now_s, self._metrics)
         if self._log is not None:
             self._log.write(passage.line(passage.exchange.status, now_s, parts))
+        if passage.trace is not None and self._tracing is not None:
+            end_request(passage, passage.trace.request, parts, now_s)
+            self._tracing.take(passage.trace)
 
     def _answer_error(self, passage: Passage, error: ApiError) -> None:
         passage.outcome = "error"

@@ -90,7 +90,7 @@ class Survey:
             self._turn += 1
             asked, since_s = decode[self._turn % len(decode)], monotonic()
             passage.tokens = await self._tokens.tokens(asked, model, body, request.text)
-            passage.tokenising_s = monotonic() - since_s
+            passage.tokenised(since_s)
         ids = request.ids
         if passage.tokens is not None:
             ids = passage.tokens.ids

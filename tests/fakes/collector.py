@@ -1,0 +1,120 @@
+"""A collector of traces: takes OTLP over HTTP and decodes it, or does what a test says."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
+
+from kvrouter.http.exchange import Exchange
+from kvrouter.http.server import HttpServer
+
+PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One span as it came over the wire."""
+
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    kind: str
+    attributes: dict[str, Any]
+    begun_ns: int
+    ended_ns: int
+    error: str
+    state: str
+    resource: dict[str, Any]
+
+
+class Collector:
+    """Takes spans on a free port.
+
+    Attributes:
+        mode: "ok"; "500"; "hang" (never answers).
+        spans: those that came.
+        headers: of the last request.
+    """
+
+    def __init__(self) -> None:
+        self.mode = "ok"
+        self.spans: list[Seen] = []
+        self.headers: dict[str, str] = {}
+        self.asked = asyncio.Event()
+        self._came = asyncio.Event()
+        self._server = HttpServer(self._take)
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self.port = await self._server.listen("127.0.0.1", self.port)
+
+    async def stop(self) -> None:
+        await self._server.close()
+
+    async def trace_of(self, name: str = "kvrouter.request", traces: int = 1) -> list[Seen]:
+        """The spans of the last trace, when so many spans of that name have come."""
+        async with asyncio.timeout(PATIENCE_S):
+            while sum(span.name == name for span in self.spans) < traces:
+                self._came.clear()
+                await self._came.wait()
+        last = [span for span in self.spans if span.name == name][-1]
+        return [span for span in self.spans if span.trace_id == last.trace_id]
+
+    async def _take(self, exchange: Exchange) -> None:
+        self.asked.set()
+        self.headers = {"path": exchange.path, **exchange.headers}
+        if self.mode == "hang":
+            await asyncio.Event().wait()
+        if self.mode != "ok":
+            exchange.respond(400)
+            return
+        told = ExportTraceServiceRequest.FromString(exchange.body)
+        for of_resource in told.resource_spans:
+            resource = {a.key: plain(a.value) for a in of_resource.resource.attributes}
+            for scope in of_resource.scope_spans:
+                self.spans += [seen(span, resource) for span in scope.spans]
+        exchange.respond(200, content_type="application/x-protobuf")
+        self._came.set()
+
+
+def seen(span: WireSpan, resource: dict[str, Any]) -> Seen:
+    return Seen(
+        span.name,
+        span.trace_id.hex(),
+        span.span_id.hex(),
+        span.parent_span_id.hex(),
+        WireSpan.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_").lower(),
+        {a.key: plain(a.value) for a in span.attributes},
+        span.start_time_unix_nano,
+        span.end_time_unix_nano,
+        span.status.message if span.status.code == 2 else "",
+        span.trace_state,
+        resource,
+    )
+
+
+def plain(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [plain(one) for one in value.array_value.values]
+    return getattr(value, kind)
+
+
+@asynccontextmanager
+async def collector() -> AsyncIterator[Collector]:
+    """A collector that runs."""
+    made = Collector()
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
