@@ -15,6 +15,7 @@ from kvrouter.access.ports import Ports, split
 from kvrouter.admin import Admin
 from kvrouter.admission import Admission
 from kvrouter.budget import RecomputeBudget
+from kvrouter.canary.canary import make_canary
 from kvrouter.chains import Chains
 from kvrouter.discovery import make_source
 from kvrouter.discovery.flags import FlagsSource
@@ -55,6 +56,7 @@ from kvstore.aio import AsyncStoreClient
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvrouter.canary.canary import Canary
     from kvrouter.config import RouterSettings
     from kvrouter.engine import Engine
     from kvrouter.http.server import Handler, HttpServer
@@ -104,15 +106,7 @@ class App:
         self._ledger: EventLedger | None = None
         if settings.kv_events_bind is not None:
             self._ledger = EventLedger(self.index, self.pool.find, lambda: self.pool.domain)
-        self._client: AsyncStoreClient | None = None
-        if settings.store is not None:
-            self._client = AsyncStoreClient(
-                settings.store,
-                name="router",
-                token=settings.store_token.get_secret_value(),
-                tls=settings.store_tls,
-                deadline_s=STORE_DEADLINE_S,
-            )
+        self._client = _store_client(settings)
         redis = settings.redis.get_secret_value()
         self._redis = RedisLink(redis) if redis else None
         self._store = StoreView(self._client) if self._client is not None else None
@@ -124,6 +118,7 @@ class App:
         self._watch: Watch | None = None
         self._legs: Legs | None = None
         self._releases: Releases | None = None
+        self._canary: Canary | None = None
         self._tokens: TokenSource | None = None
         self.survey: Survey | None = None
         self.handover: Handover | None = None
@@ -214,7 +209,7 @@ class App:
             self._subscriber.close()
         if self._tokens is not None:
             self._tokens.close()
-        for remote in (self._releases, self._client, self._redis):
+        for remote in (self._canary, self._releases, self._client, self._redis):
             if remote is not None:
                 await remote.close()
         for local in (self._legs, self._watch):
@@ -244,7 +239,7 @@ class App:
             learn=self._store.learn if self._store is not None else None,
         )
 
-    def _router(self, legs: Legs, tokens: TokenSource) -> Router:
+    def _journey(self, legs: Legs, tokens: TokenSource) -> Journey:
         settings, chains = self.settings, Chains()
         self.survey = Survey(
             legs=legs,
@@ -265,7 +260,7 @@ class App:
             self.metrics,
         )
         self._releases = Releases(self.pool, legs, self.metrics)
-        journey = Journey(
+        return Journey(
             pool=self.pool,
             policy=self._policy,
             survey=self.survey,
@@ -277,7 +272,20 @@ class App:
             releases=self._releases,
             metrics=self.metrics,
         )
+
+    def _router(self, legs: Legs, tokens: TokenSource) -> Router:
+        settings, journey = self.settings, self._journey(legs, tokens)
         resumption = Resumption(journey, legs, self.metrics) if settings.resume_streams else None
+        self._canary = make_canary(
+            settings,
+            pool=self.pool,
+            legs=legs,
+            metrics=self.metrics,
+            journey=journey,
+            resumption=resumption,
+            entrance=self.entrance,
+            standby=self.standby,
+        )
         return Router(
             journey=journey,
             fanout=Fanout(journey, legs, self.metrics, resumption),
@@ -291,6 +299,7 @@ class App:
             max_choices=settings.max_choices,
             tells_route=settings.route_headers,
             tracing=self._tracing,
+            canary=self._canary,
         )
 
     def _passthrough(self, legs: Legs) -> Passthrough:
@@ -369,3 +378,15 @@ def _manifests_differ(one: str, other: str) -> str:
 def _entrance(settings: RouterSettings, metrics: Metrics) -> Entrance:
     admission = Admission(settings.max_concurrent_requests, settings.queue_size)
     return Entrance(admission, settings.queue_timeout_s, settings.tenant_header, metrics)
+
+
+def _store_client(settings: RouterSettings) -> AsyncStoreClient | None:
+    if settings.store is None:
+        return None
+    return AsyncStoreClient(
+        settings.store,
+        name="router",
+        token=settings.store_token.get_secret_value(),
+        tls=settings.store_tls,
+        deadline_s=STORE_DEADLINE_S,
+    )

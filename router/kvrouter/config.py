@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kvrouter.engine import Role, parse_address
 from kvrouter.settings.access import AccessSettings
+from kvrouter.settings.canary import CanarySettings
 from kvrouter.settings.discovery import DiscoverySettings
 from kvrouter.settings.observability import ObservabilitySettings
 from kvrouter.settings.ports import PortSettings
@@ -49,6 +50,7 @@ class RouterSettings(
     AccessSettings,
     PortSettings,
     DiscoverySettings,
+    CanarySettings,
     RedisSettings,
     ObservabilitySettings,
     ToyProxySettings,

@@ -37,6 +37,7 @@ EVERYTHING: Final[dict[str, Any]] = {
     "kv_events_bind": "tcp://127.0.0.1:0",
     "admin": True,
     "otlp_traces_endpoint": "http://127.0.0.1:1",
+    "canary_sample_rate": 1,
     "port": 0,
 }
 """Settings of a router that has every metric; nobody answers it."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvrouter.leg import Legs
     from kvrouter.metrics import Metrics
     from kvrouter.passage import Passage
+    from kvrouter.relay import Tidy
 
 SSE_FIELDS: Final = encode_headers(SSE_HEADERS)
 
@@ -57,12 +58,8 @@ class Direct:
         exchange = passage.exchange
         passage.began(monotonic())
         exchange.start(200, fields=SSE_FIELDS + passage.answer_fields, hold=True)
-        request = passage.request
-        usage = request is not None and "stream_options" in request.spans
-        tidy = None
-        if usage:
-            tidy = partial(tidy_events, cached_tokens=passage.cached_tokens)
-        relay = Relay(exchange, answer, self._metrics.gaps.counts, tidy)
+        usage = _wants_usage(passage)
+        relay = Relay(exchange, answer, self._metrics.gaps.counts, self.tidy(passage))
         try:
             await relay.run(self._legs.deadlines.idle_s)
         except UpstreamError as error:
@@ -79,11 +76,21 @@ class Direct:
                 compare_prompts(passage, relay.prompt_tokens(), self._metrics)
         passage.generated = relay.events
 
+    def tidy(self, passage: Passage) -> Tidy | None:
+        """What makes of a stream's events what the client may see; None: they pass as they are."""
+        if not _wants_usage(passage):
+            return None
+        return partial(tidy_events, cached_tokens=passage.cached_tokens)
+
     def whole(self, passage: Passage, body: bytes) -> None:
         """Answer, without transfer parameters and with the prefill leg's cached tokens."""
         note_answer(passage, body, self._metrics)
         body = tidy_answer(body, passage.cached_tokens)
         passage.exchange.respond(200, body, fields=passage.answer_fields)
+
+
+def _wants_usage(passage: Passage) -> bool:
+    return passage.request is not None and "stream_options" in passage.request.spans
 
 
 def note_answer(passage: Passage, body: bytes, metrics: Metrics) -> None:

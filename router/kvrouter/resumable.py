@@ -80,14 +80,26 @@ def resumable(request: Request) -> bool:
     Greedy or drawn at random: the next token's odds are the same elsewhere. Not with a seed, which
     promises the same draws: an engine that begins anew would draw the first ones again.
     """
-    if not request.stream:
-        return False
+    return request.stream and _plain(request) and (request.raw("seed") is None or _greedy(request))
+
+
+def comparable(request: Request) -> bool:
+    """Whether the tokens of its answer follow from its prompt: the same are right wherever.
+
+    Greedy requests without anything that the router does not know; near ties of two tokens may
+    still fall either way.
+    """
+    return _greedy(request) and _plain(request)
+
+
+def _plain(request: Request) -> bool:
+    """Whether it has only members that mean the same for any part of an answer."""
     neutral = NEUTRAL[request.kind]
     for key in request.spans:
         raw = None if key in KEPT else request.raw(key)
         if raw is not None and (key not in neutral or orjson.loads(raw) not in neutral[key]):
             return False
-    return request.raw("seed") is None or _greedy(request)
+    return True
 
 
 def _greedy(request: Request) -> bool:

@@ -128,9 +128,15 @@ class Resumption:
         """Whether a stream that answers `request` can outlive its engine."""
         return resumable(request) and self._journey.names_tokens(request, model)
 
-    async def run(self, passage: Passage, model: str) -> None:
-        """As `Journey.run`, for a request of which `applies` is true."""
-        spoken = spoken_of(passage)
+    async def run(self, passage: Passage, model: str, spoken: Spoken | None = None) -> None:
+        """As `Journey.run`, for a request of which `applies` is true.
+
+        Args:
+            passage: the request.
+            model: its model.
+            spoken: is told what was said, where somebody else wants to know it too.
+        """
+        spoken = spoken or spoken_of(passage)
         passage.outlet = _Resuming(self._legs, self._metrics, spoken, passage)
         exchange = passage.exchange
         try:

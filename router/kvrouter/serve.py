@@ -16,6 +16,7 @@ from kvrouter.tracing.attributes import end_request
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from kvrouter.canary.canary import Canary
     from kvrouter.entrance import Entrance, Standby
     from kvrouter.fanout import Fanout
     from kvrouter.http.exchange import Exchange
@@ -49,6 +50,7 @@ class Router:
         max_choices: how many choices one request may ask for; may change.
         tells_route: whether answers say where their request ran.
         tracing: decides which requests are traced; None: none is.
+        canary: serves and judges a sample of the requests; None: there is none.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Router:
         resumption: Resumption | None = None,
         tells_route: bool = False,
         tracing: Tracing | None = None,
+        canary: Canary | None = None,
     ) -> None:
         self._journey = journey
         self._fanout = fanout
@@ -79,6 +82,7 @@ class Router:
         self.max_choices = max_choices
         self._tells_route = tells_route
         self._tracing = tracing
+        self._canary = canary
         self._ids = RequestIds()
 
     def completions(self, exchange: Exchange) -> Awaitable[None]:
@@ -151,6 +155,8 @@ class Router:
 
     def _whole(self, passage: Passage, request: Request, model: str) -> Awaitable[None]:
         """Serve what one decode leg answers."""
+        if self._canary is not None and self._canary.samples(request, model):
+            return self._canary.run(passage, model)
         if self._resumption is not None and self._resumption.applies(request, model):
             return self._resumption.run(passage, model)
         return self._journey.run(passage, model)

@@ -6,7 +6,6 @@ import resource
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from tests.rdma.test_ports import Machine
@@ -99,18 +98,8 @@ def lost_puts(rig: Rig) -> None:
 
 
 def corrupt_loads(rig: Rig) -> None:
-    """A decode engine in whose memory a byte of each block that it loads is wrong."""
-    engine = rig.engines["decode"].server.engine
-    assert engine.link is not None
-    right = engine.link.load
-
-    async def load(hashes: Any, first: int, slots: list[int]) -> int:
-        loaded = await right(hashes, first, slots)
-        for slot in slots[:loaded]:
-            engine.memory.slot(slot)[0] ^= 0xFF
-        return loaded
-
-    engine.link.load = load  # type: ignore[method-assign]
+    """A decode engine in whose memory a byte of what it loads is wrong, and that does not look."""
+    rig.decode.update(verify_kv=False, kv_corruption_rate=100)
 
 
 def another_version(rig: Rig) -> None:
@@ -240,7 +229,10 @@ FAULTS = {
         later(lost_puts), "landing", "it said that it stores 4 blocks, and 0 were there", "puts"
     ),
     "wrong bytes after a load": Fault(
-        later(corrupt_loads), "end-to-end", "the answer differs from token 0 on", "run it again"
+        corrupt_loads,
+        "end-to-end",
+        "the answer differs from token 0 on",
+        "do not serve with this pair",
     ),
     "a skewed tokenizer": Fault(
         later(skewed_tokenizer), "tokenizer", "differ from number 0 on", "tokenizer files"
@@ -355,6 +347,18 @@ def test_a_set_up_that_is_well_has_no_findings(rig: Rig) -> None:
     stats = rig.node.stats()
     assert stats["leases"] == 0
     assert stats["waits"] == 0
+
+
+def test_engines_of_both_roles_are_tried_with_each_other(rig: Rig) -> None:
+    rig.prefill["role"] = rig.decode["role"] = "both"
+    rig.start()
+    both = [rig.address("prefill"), rig.address("decode")]
+    rig.router["prefill"] = rig.router["decode"] = both
+    assert rig.examine().rows == ()
+    assert [engine.tokens_from("external_kv_transfer") for engine in rig.engines.values()] == [
+        64,
+        64,
+    ]
 
 
 def test_a_stalled_engine_holds_up_nothing_that_is_known_without_it(rig: Rig) -> None:

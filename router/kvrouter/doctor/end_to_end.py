@@ -79,20 +79,24 @@ async def _answers(setup: SetUp) -> list[Finding]:
             finding = f"a trial prompt did not come through: {trial.stopped}"
             remedy = "do as the sentence says, or look into its log at this moment"
             found.append(Finding(Severity.ERROR, subject, finding, remedy))
-        elif trial.decoded and trial.alone and trial.decoded != trial.alone:
-            pairs = zip(trial.decoded, trial.alone, strict=False)
-            at = next((at for at, (one, other) in enumerate(pairs) if one != other), 0)
+        elif trial.difference is not None and not _near_tie(setup, trial):
+            at = trial.difference
             finding = (
                 f"after KV that was computed by the one and loaded by the other, the answer "
-                f"differs from token {at} on from that of the first alone ({trial.decoded[at]} "
-                f"and {trial.alone[at]})"
+                f"differs from token {at.at} on from that of the first alone ({at.served} and "
+                f"{at.alone})"
             )
             remedy = (
-                "run it again: a near tie of two tokens may fall either way; where it stays, do "
-                "not serve with this pair, and compare their dtype, kernels and versions"
+                "do not serve with this pair until it is understood: compare their dtype, kernels, "
+                "attention backends and versions, and run it again"
             )
             found.append(Finding(Severity.ERROR, trial.names, finding, remedy))
     return found
+
+
+def _near_tie(setup: SetUp, trial: Trial) -> bool:
+    """Whether both tokens were about as likely, so that either may be said."""
+    return trial.margin is not None and trial.margin <= setup.settings.canary_near_tie
 
 
 CHECKS: Final = (

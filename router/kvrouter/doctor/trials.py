@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import re
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import cycle, islice
 from random import SystemRandom
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from kvrouter.canary.verdict import Difference, first_difference, margin, tokens_of
 from kvrouter.doctor.tokenizers import token_ids
 from kvrouter.engine import Role
 from kvrouter.families.base import BadAnswer, Handoff, Order
@@ -56,8 +57,9 @@ class Trial:
         landed: how many of them were in the store in time; None where that was not asked.
         no_room: puts that the store refused meanwhile for want of room.
         loaded_tokens: what the decode engine loaded or had; None where it does not tell.
-        decoded: tokens that it answered.
-        alone: tokens that the prefill engine answered by itself.
+        difference: where its answer parts from that of the prefill engine alone; None: nowhere, or
+            they do not name their tokens.
+        margin: by how much the one token is likelier there, in logarithms; None where not told.
         needed_tokens: of the prompt, what could be loaded.
     """
 
@@ -70,8 +72,8 @@ class Trial:
     landed: int | None = None
     no_room: int = 0
     loaded_tokens: int | None = None
-    decoded: list[int] = field(default_factory=list)
-    alone: list[int] = field(default_factory=list)
+    difference: Difference | None = None
+    margin: float | None = None
     needed_tokens: int = 0
 
     @property
@@ -108,6 +110,8 @@ def _pairs(setup: SetUp, known: list[EngineFacts]) -> Iterator[tuple[EngineFacts
     able = [each for each in known if setup.families[each.engine.family].order is Order.STORE]
     prefill = [each for each in able if each.engine.role.serves(Role.PREFILL)]
     decode = [each for each in able if each.engine.role.serves(Role.DECODE)]
+    if prefill and decode and prefill[0] is decode[0]:  # engines of both roles: none with itself
+        decode = [*decode[1:], decode[0]]
     most = max(len(prefill), len(decode)) if prefill and decode else 0
     rows = zip(islice(cycle(prefill), most), islice(cycle(decode), most), strict=True)
     for one, other in rows:
@@ -147,10 +151,10 @@ class _Attempt:
                 return trial
             trial.landed = await self._land(handoff)
             trial.no_room = (await self._store.stats()).get("no_space_total", 0) - refused
-            await self._decode(body, handoff)
-            if trial.stopped is None:
-                answer = await self._ask(trial.prefill, body)
-                trial.alone = _tokens(answer)
+            decoded = await self._decode(body, handoff)
+            alone = await self._ask(trial.prefill, body) if decoded is not None else None
+            if alone is not None:
+                await self._compare(body, decoded, tokens_of(alone))
         except KVStoreError as error:
             trial.stopped = f"the store: {error}"
         finally:
@@ -214,20 +218,40 @@ class _Attempt:
         landing = await self._store.wait(self._manifest, self._hashes, upto, timeout_s)
         return upto if landing.landed else landing.blocks
 
-    async def _decode(self, body: bytes, handoff: Handoff) -> None:
+    async def _decode(self, body: bytes, handoff: Handoff) -> list[int] | None:
+        """The tokens that the decode engine answers; None where it does not, or names none."""
         trial, block_tokens = self._trial, self._manifest.spec.block_tokens
         request = parse(body, "completion", 1)
         before = await self._loaded(trial.decode)
         answer = await self._ask(trial.decode, self._family.decode_body(request, handoff))
         if answer is None:
-            return
-        trial.decoded = _tokens(answer)
+            return None
         trial.needed_tokens = min(trial.landed or 0, trial.blocks) * block_tokens
         after = await self._loaded(trial.decode)
         cached = self._family.read_prefill_answer(answer).cached_tokens
         told = [after - before] if before is not None and after is not None else []
         told += [cached] if cached else []
         trial.loaded_tokens = max(told, default=None)
+        return tokens_of(answer)
+
+    async def _compare(
+        self, body: bytes, decoded: list[int] | None, alone: list[int] | None
+    ) -> None:
+        """Where they part, the prefill engine is asked how near a tie it was."""
+        difference = first_difference(decoded or [], alone or []) if decoded and alone else None
+        self._trial.difference = difference
+        if difference is None:
+            return
+        asked = {**orjson.loads(body), "max_tokens": difference.at + 1}
+        asked |= {"logprobs": 2, "return_tokens_as_token_ids": True}
+        raw = orjson.dumps(asked)
+        try:
+            answer = await self._setup.asker.ask(
+                self._trial.prefill.engine, _COMPLETIONS, raw, self._setup.deadline_s
+            )
+        except ProbeFailed:
+            return  # it tells no log-probabilities
+        self._trial.margin = margin(answer.body, "completion", difference)
 
     async def _loaded(self, facts: EngineFacts) -> int | None:
         """Prompt tokens that the engine ever loaded from the store, as its metrics tell."""
@@ -258,12 +282,3 @@ class _Attempt:
             await self._store.delete(self._manifest, self._hashes)
         except KVStoreError:
             return  # what nobody asks for is evicted first
-
-
-def _tokens(answer: bytes | None) -> list[int]:
-    """The token ids of the only choice; empty where the engine does not name them."""
-    try:
-        body: dict[str, Any] = orjson.loads(answer or b"{}")
-        return list(map(int, body["choices"][0]["token_ids"]))
-    except (ValueError, TypeError, KeyError, IndexError):
-        return []

@@ -117,6 +117,8 @@ class Family:
     """How long a prefill engine keeps KV for a decode leg that does not come; 0: not at all."""
     own_ids: ClassVar[bool] = False
     """Whether engines match the legs of a hand-over by `x-request-id`: then no other has theirs."""
+    answers_alone: ClassVar[bool] = False
+    """Whether engines can be kept from using KV that others computed: see `alone_body`."""
     seeds_differ: ClassVar[bool] = True
     """Whether an engine that draws several samples of one prompt gives sample i the seed + i."""
 
@@ -200,6 +202,18 @@ class Family:
         if meeting is not None:
             changes.update(meeting.decode)
         return splice(request.body, request.spans, changes) if changes else request.body
+
+    def alone_body(self, request: Request, *, salt: bytes, prompt_ids: bytes | None) -> bytes:
+        """Body of the same request, whole, whose prompt the engine computes all by itself.
+
+        Args:
+            request: as parsed.
+            salt: raw JSON of a `cache_salt` that no other request has.
+            prompt_ids: JSON array of token ids to send in place of a text prompt.
+
+        Only where `answers_alone`.
+        """
+        raise NotImplementedError
 
     def meet(self, prefill: Engine) -> Meeting:
         """A new meeting at `prefill`, or at the rank that it is; only where legs are concurrent.

@@ -37,6 +37,7 @@ class Vllm(Family):
     parameters: ClassVar[Table] = VLLM
     order: ClassVar[Order] = Order.STORE
     seeds_differ: ClassVar[bool] = True  # vllm/v1/engine/parallel_sampling.py
+    answers_alone: ClassVar[bool] = True
     asks: ClassVar[bytes | None] = None
     """`kv_transfer_params` of every prefill leg."""
 
@@ -120,6 +121,19 @@ class Vllm(Family):
             changes["return_token_ids"] = b"true"
         self._put_ids(request, changes, prompt_ids, transfer)
         return splice(request.body, request.spans, changes)
+
+    def alone_body(self, request: Request, *, salt: bytes, prompt_ids: bytes | None) -> bytes:
+        """A salt makes its blocks others: neither the engine's cache nor any connector has them.
+
+        vllm/v1/core/kv_cache_utils.py counts `cache_salt` into the first block's hash.
+        """
+        spans = request.spans
+        changes: dict[str, bytes | None] = dict.fromkeys(self.parameters.own & spans.keys())
+        changes |= {"cache_salt": salt, "return_token_ids": b"true", "stream_options": None}
+        if request.stream:
+            changes["stream"] = b"false"
+        self._put_ids(request, changes, prompt_ids, None)
+        return splice(request.body, spans, changes)
 
     def _put_ids(
         self,

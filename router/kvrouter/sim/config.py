@@ -229,6 +229,14 @@ class SimSettings(BaseSettings):
         description="kinds of failure to inject: " + ", ".join(FAILURES) + "; none named: any",
     )
 
+    kv_corruption_rate: int = Field(
+        default=0,
+        ge=0,
+        le=100,
+        description="share of loads from the store after which a byte of the KV is wrong, in "
+        "percent, as with a broken transport; --no-verify-kv answers from it",
+    )
+
     kv_events_config: Annotated[KVEventsConfig, NoDecode, BeforeValidator(_events_config)] = Field(
         default_factory=KVEventsConfig,
         description="vLLM's JSON: enable_kv_cache_events, endpoint, topic",

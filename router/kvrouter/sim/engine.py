@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
+from random import Random
 
 from kvrouter.sim.admission import Admission
 from kvrouter.sim.answers import Answer
@@ -68,6 +69,7 @@ class SimEngine:
         self.memory = KVMemory(self.spec_digest, settings.kv_cache_size, settings.block_bytes)
         self.cache = BlockCache(settings.kv_cache_size)
         self.executor = ThreadPoolExecutor(_COPY_THREADS, "kvsim-copy")
+        self._random = Random(settings.seed)
         self.link = self._link(name)
         self._publish = publish
         self._admission = Admission(
@@ -97,10 +99,13 @@ class SimEngine:
         tokens = array("I", request.prompt)
         hashes = hash_tokens(tokens, block_tokens, root=self.root, cache_salt=request.cache_salt)
         answer_tokens = self._answer_tokens(request)
+        contents = hashes
+        if request.cache_salt is not None:
+            contents = hash_tokens(tokens, block_tokens, root=self.root)
         usable = (len(tokens) - 1) // block_tokens
         blocks = -(-(len(tokens) + answer_tokens) // block_tokens)
         allocation = await self._admission.enter(list(hashes[:usable]), blocks)
-        prompt = Prompt(request.prompt, hashes, usable, request.cache_salt)
+        prompt = Prompt(request.prompt, hashes, contents, usable, request.cache_salt)
         answer = Answer(request, allocation.cached_blocks * block_tokens, None)
         if request.max_tokens is None and not request.ignore_eos:
             answer.finish_reason = "stop"
@@ -162,6 +167,7 @@ class SimEngine:
             self.executor,
             engine=name,
             verify=settings.verify_kv,
+            spoils=lambda: self._random.random() * 100 < settings.kv_corruption_rate,
         )
 
     def _answer_tokens(self, request: GenerateRequest) -> int:

@@ -24,10 +24,14 @@ __all__ = ["Generation", "Prompt"]
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt and its names. `usable` blocks may come from a cache: a token is always computed."""
+    """A prompt and its names. `usable` blocks may come from a cache: a token is always computed.
+
+    `contents` are the names without the salt: what KV is does not depend on who may share it.
+    """
 
     tokens: list[int]
     hashes: BlockHashes
+    contents: BlockHashes
     usable: int
     cache_salt: str | None
 
@@ -67,6 +71,7 @@ class Generation:
         full = len(prompt.hashes) * self._block_tokens
         self._tail = list(prompt.tokens[full:])
         self._parent = prompt.hashes[-1] if len(prompt.hashes) else None
+        self._content = prompt.contents[-1] if len(prompt.contents) else None
         self._finished = False
 
     @property
@@ -138,7 +143,8 @@ class Generation:
         upto = self._stored_blocks = min(await engine.link.match(hashes), usable)
         if upto <= local:
             return 0
-        loaded = await engine.link.load(hashes, local, self.allocation.slots[local:upto])
+        contents = self._prompt.contents[:usable]
+        loaded = await engine.link.load(hashes, local, self.allocation.slots[local:upto], contents)
         self._stored_blocks = local + loaded
         seconds = engine.latency.transfer(loaded * self._block_tokens, engine.running)
         await _until(began_s + seconds)
@@ -168,9 +174,9 @@ class Generation:
 
     async def _compute_blocks(self, first: int, end: int) -> None:
         slots = self.allocation.slots[first:end]
-        hashes = list(self._prompt.hashes[first:end])
+        contents = list(self._prompt.contents[first:end])
         engine = self._engine
-        await in_thread(engine.executor, lambda: engine.memory.compute(slots, hashes))
+        await in_thread(engine.executor, lambda: engine.memory.compute(slots, contents))
         self._name(first, end)
 
     async def _save(self, end: int) -> bool:
@@ -225,14 +231,17 @@ class Generation:
             parent=self._parent,
             cache_salt=salt,
         )
+        content = hash_tokens(
+            array("I", tail), self._block_tokens, root=engine.root, parent=self._content
+        )
         index = self._context.blocks
         slot = self.allocation.slots[index]
-        engine.memory.compute([slot], [name[0]])
+        engine.memory.compute([slot], [content[0]])
         if engine.cache.name(self.allocation, index, name[0]):
             engine.publish([Stored(self._parent, (name[0],), tuple(tail), salt)])
         self._context.add_block(engine.memory.slot(slot))
         self._chain = BlockHashes(self._chain.data + name.data)
-        self._parent = name[0]
+        self._parent, self._content = name[0], content[0]
         self._tail = []
         if engine.link is not None and engine.roles.saves_answers:
             await engine.link.save(self._chain, index, [slot])

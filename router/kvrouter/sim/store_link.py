@@ -71,6 +71,7 @@ class StoreLink:
         *,
         engine: str,
         verify: bool,
+        spoils: Callable[[], bool] = lambda: False,
     ) -> None:
         self._client = client
         self.manifest = manifest
@@ -79,6 +80,7 @@ class StoreLink:
         self._executor = executor
         self._engine = engine
         self._verify = verify
+        self._spoils = spoils
         self._registered = False
 
     async def register(self) -> None:
@@ -89,13 +91,16 @@ class StoreLink:
         """How many leading blocks the store has; 0 where it is away."""
         return await self._guarded(lambda: self._client.match(self.manifest, hashes.data).blocks, 0)
 
-    async def load(self, hashes: BlockHashes, first: int, slots: list[int]) -> int:
+    async def load(
+        self, hashes: BlockHashes, first: int, slots: list[int], contents: BlockHashes
+    ) -> int:
         """Bring blocks first, first+1, ... into `slots`; how many leading ones are there and right.
 
-        With verification off, whatever came is called right.
+        `contents` name what their bytes must be. With verification off, whatever came is called
+        right.
         """
         span = range(first, first + len(slots))
-        return await self._guarded(lambda: self._load(hashes, span, slots), 0)
+        return await self._guarded(lambda: self._load(hashes, span, slots, contents), 0)
 
     async def save(self, hashes: BlockHashes, first: int, slots: list[int]) -> int:
         """Put the blocks in `slots` into the store; how many leading ones it has or is getting."""
@@ -106,7 +111,9 @@ class StoreLink:
         """Give the connection back."""
         await in_thread(self._executor, self._client.close)
 
-    def _load(self, hashes: BlockHashes, span: range, slots: list[int]) -> int:
+    def _load(
+        self, hashes: BlockHashes, span: range, slots: list[int], contents: BlockHashes
+    ) -> int:
         statuses = self._client.get_into(
             self.manifest, 0, hashes[: span.stop].data, span, self._memory.segments, slots
         )
@@ -115,10 +122,14 @@ class StoreLink:
             len(statuses),
         )
         self._metrics.lost_blocks.inc(len(slots) - came)
+        if came and self._spoils():
+            self._memory.slot(slots[0])[0] ^= 0xFF
         if not self._verify:
             return came
         names = list(hashes[span.start : span.start + came])
-        right = self._memory.right_blocks(slots[:came], names)
+        right = self._memory.right_blocks(
+            slots[:came], list(contents[span.start : span.start + came])
+        )
         if right < came:
             self._metrics.wrong_blocks.inc()
             self._client.delete(self.manifest, names[right])

@@ -1,0 +1,1 @@
+"""The correctness canary: sampled answers, computed again by one engine alone, and compared."""

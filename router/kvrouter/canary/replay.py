@@ -1,0 +1,222 @@
+"""Computes samples again, one at a time and only while that disturbs nobody, and judges them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from dataclasses import dataclass
+from secrets import token_hex
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from kvrouter.canary.verdict import Difference, Outcome, first_difference, margin, tokens_of
+from kvrouter.engine import Role
+from kvrouter.families.splice import splice
+from kvrouter.http.client import UpstreamError
+from kvrouter.leg import MAX_ANSWER_BYTES, PATHS, LegFailed, with_own_id
+from kvrouter.metrics import Tally
+from kvrouter.openai import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from kvrouter.engine import Engine
+    from kvrouter.leg import Legs
+    from kvrouter.openai import Request
+    from kvrouter.pool import Pool
+
+MAX_SAMPLES: Final = 32
+"""Samples that wait; what comes when there are so many is skipped."""
+PATIENCE_S: Final = 60.0
+"""How long a sample waits for a quiet moment of its engine."""
+LOOK_S: Final = 0.25
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """An answer that was given, and what it was given to.
+
+    Attributes:
+        request_id: of the client's request.
+        request: as it came.
+        model: as it was resolved.
+        engine: decoded it.
+        prefill: address of the engine that computed its prompt; None where there was none.
+        fields: header lines of its legs.
+        prompt_ids: JSON array of the prompt's tokens, where the decode leg was given it.
+        tokens: ids of the answer.
+        at_s: when it ended, on the monotonic clock.
+    """
+
+    request_id: str
+    request: Request
+    model: str
+    engine: Engine
+    prefill: str | None
+    fields: bytes
+    prompt_ids: bytes | None
+    tokens: tuple[int, ...]
+    at_s: float
+
+
+class Replays:
+    """Takes samples and has each computed again by the engine that decoded it, all by itself.
+
+    A salt of its own keeps the replay's blocks apart from all others: no cache and no store has
+    KV of that name. A replay begins only while nobody waits in the router's queue and fewer than
+    `below_requests` requests are under way on its engine; one at a time.
+
+    Args:
+        pool: the engines.
+        legs: asks them.
+        waiting: how many requests wait in the router.
+        below_requests: see above.
+        near_tie: difference of log-probabilities up to which two tokens are as likely.
+        clock: seconds, monotonic.
+        pause: waits so many seconds.
+
+    Attributes:
+        outcomes: how many samples ended how.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        legs: Legs,
+        *,
+        waiting: Callable[[], int],
+        below_requests: int,
+        near_tie: float,
+        clock: Callable[[], float] = monotonic,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._pool = pool
+        self._legs = legs
+        self._waiting = waiting
+        self._below = below_requests
+        self._near_tie = near_tie
+        self._clock = clock
+        self._pause = pause
+        self._samples: deque[Sample] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self.outcomes = Tally(
+            "kvrouter:canary",
+            "Sampled answers that were computed again by one engine alone: equal, near tie, "
+            "diverged (an alarm), failed, or skipped.",
+            ["outcome"],
+        )
+
+    def offer(self, sample: Sample) -> None:
+        """Have `sample` judged some time; too many at a time are skipped."""
+        if len(self._samples) >= MAX_SAMPLES:
+            self._count(Outcome.SKIPPED)
+            return
+        self._samples.append(sample)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work(), name="canary")
+
+    async def close(self) -> None:
+        """Forget what waits, and break off the replay under way. Idempotent."""
+        self._samples.clear()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _work(self) -> None:
+        while self._samples:
+            sample = self._samples.popleft()
+            try:
+                quiet = await self._quiet(sample)
+                self._count(await self._judged(sample) if quiet else Outcome.SKIPPED)
+            except Exception:  # one sample must not end the canary
+                log.exception("canary: request %s", sample.request_id)
+                self._count(Outcome.FAILED)
+
+    async def _quiet(self, sample: Sample) -> bool:
+        """Wait until its engine has room to spare; False where it is gone, or never has."""
+        engine = sample.engine
+        while engine in self._pool.engines(Role.DECODE, sample.model):
+            if engine.requests < self._below and not self._waiting():
+                return True
+            if self._clock() - sample.at_s > PATIENCE_S:
+                return False
+            await self._pause(LOOK_S)
+        return False
+
+    async def _judged(self, sample: Sample) -> Outcome:
+        answer = await self._ask(sample, sample.request)
+        alone = tokens_of(answer) if answer is not None else None
+        if alone is None:
+            return Outcome.FAILED
+        difference = first_difference(sample.tokens, alone)
+        if difference is None:
+            return Outcome.EQUAL
+        by = await self._margin(sample, difference)
+        if by is not None and by <= self._near_tie:
+            return Outcome.NEAR_TIE
+        log.error(
+            "canary: an answer is not what its engine says alone: request %s, prefill %s, decode "
+            "%s, token %d: %s was sent, %s computed alone, %s",
+            sample.request_id,
+            sample.prefill,
+            sample.engine.address,
+            difference.at,
+            difference.served,
+            difference.alone,
+            "which is no near tie" if by is None else f"likelier by {by:.2f} in logarithms",
+        )
+        return Outcome.DIVERGED
+
+    async def _margin(self, sample: Sample, difference: Difference) -> float | None:
+        """How near a tie it was; None where one of the tokens ended the answer, or none tells."""
+        if difference.served is None or difference.alone is None:
+            return None
+        request, count = sample.request, difference.at + 1
+        changes: dict[str, bytes | None] = {"max_tokens": b"%d" % count}
+        changes["return_tokens_as_token_ids"] = b"true"
+        if request.kind == "chat":
+            changes |= {"max_completion_tokens": None, "logprobs": b"true", "top_logprobs": b"2"}
+        else:
+            changes["logprobs"] = b"2"
+        least = request.raw("min_tokens")
+        if least is not None:
+            changes["min_tokens"] = b"%d" % min(int(least), count)
+        shorter = parse(splice(request.body, request.spans, changes), request.kind, 1)
+        answer = await self._ask(sample, shorter)
+        return margin(answer, request.kind, difference) if answer is not None else None
+
+    async def _ask(self, sample: Sample, request: Request) -> bytes | None:
+        """The engine's whole answer to `request`; None where it gives none, which is logged."""
+        engine, legs = sample.engine, self._legs
+        salt = orjson.dumps(f"canary-{token_hex(16)}")
+        body = legs.family(engine).alone_body(request, salt=salt, prompt_ids=sample.prompt_ids)
+        ticket = self._pool.reserve(engine, request.prompt_tokens + len(sample.tokens))
+        try:
+            fields = with_own_id(sample.fields)
+            answer = await legs.forward(engine, PATHS[request.kind], fields, body)
+            content = await answer.read(MAX_ANSWER_BYTES, legs.deadlines.idle_s)
+        except (LegFailed, UpstreamError) as error:
+            log.info("canary: no replay of request %s: %s", sample.request_id, error)
+            return None
+        finally:
+            ticket.release()
+        if answer.status == 200:
+            return content
+        log.info(
+            "canary: %s refuses a replay of request %s with %d: %s",
+            engine.address,
+            sample.request_id,
+            answer.status,
+            content[:200].decode("utf-8", "replace"),
+        )
+        return None
+
+    def _count(self, outcome: Outcome) -> None:
+        self.outcomes.add(1, outcome.value)
