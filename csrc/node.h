@@ -52,6 +52,8 @@ class Node : private DiskEvents {
   static constexpr size_t kScratchBytes = 256u << 10;
   static constexpr size_t kMaxReservations = 65536;  // of one connection
   static constexpr uint64_t kMaxLeasedBlocks = 1u << 20;
+  // Of what no one has checked yet, by one lease: some 20 ms. It ends before the rest.
+  static constexpr uint64_t kMostCheckedBytes = 256u << 20;
   static constexpr uint64_t kMaxWaits = 4096;
   static constexpr uint64_t kMaxWaitHashes = 1u << 20;
   // What a connection may have lent of the pool, but for an option; and all of them, in such parts.
@@ -155,7 +157,7 @@ class Node : private DiskEvents {
   Table::Reserved reserve_one(const PartKey& key, const Hash& parent, uint64_t bytes,
                               uint64_t session, uint32_t region, bool& no_space);
   bool commit_one(const PartKey& key, uint64_t session, const Slot& slot, uint32_t crc,
-                  Transport transport);
+                  Transport transport, bool checked = true);
   void give_back(const PartKey& key, uint64_t session, const Slot& slot);
   void count_corrupt() { ++counters_.corrupt; }
 
@@ -174,6 +176,7 @@ class Node : private DiskEvents {
   bool refuse_to_share(Session& session, const Header& header,
                        const wire::RegisterRequest& request);
   bool manifests(Session& session, const Header& header, const wire::ManifestsRequest& request);
+  bool forget(const BlockKey& key);
   bool delete_(Session& session, const Header& header, const wire::BlocksRequest& request);
   bool purge_(Session& session, const Header& header, const wire::EmptyRequest& request);
   bool stats_(Session& session, const Header& header, const wire::EmptyRequest& request);
@@ -226,6 +229,7 @@ class Node : private DiskEvents {
   Found find(uint32_t spec_id, const PartIds& parts, HashSpan hashes, bool touch);
   void count_match(const Session& session, const Found& found, uint32_t asked);
   std::vector<Block*> leading_run(uint32_t spec_id, const PartIds& parts, HashSpan hashes);
+  void keep_checked(std::vector<Block*>& run, const PartIds& parts);
   bool give_lease(Session& session, const Header& header, const Manifest& manifest,
                   const wire::ReadRequest& request);
   bool send_run(Session& session, const Header& header, const Manifest& manifest,

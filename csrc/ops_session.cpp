@@ -55,6 +55,7 @@ bool Node::hello(Session& session, const Header& header, const wire::HelloReques
     session.access = wants_write ? PoolAccess::kWrite : PoolAccess::kRead;
   }
   session.greeted = true;
+  session.vouches = (request.flags & wire::kVouch) != 0;
   strangers_.erase(session.id);
   session.tenant = *tenant;
   ++counts_of(session).connections;
@@ -155,17 +156,20 @@ bool Node::manifests(Session& session, const Header& header,
   return true;
 }
 
+// A block, wherever it lies. Whether it was there.
+bool Node::forget(const BlockKey& key) {
+  const bool on_disk = disk_ != nullptr && disk_->remove(key);
+  const bool in_memory = table_.remove(key);
+  counters_.deleted += in_memory ? 1 : 0;
+  return in_memory || on_disk;
+}
+
 bool Node::delete_(Session& session, const Header& header, const wire::BlocksRequest& request) {
   const Manifest* manifest = manifest_or_fail(session, header, request.manifest_id);
   if (manifest == nullptr) return true;
   uint64_t removed = 0;
-  for (uint32_t i = 0; i < request.hashes.count; ++i) {
-    const BlockKey key{manifest->spec_id, request.hashes[i]};
-    const bool on_disk = disk_ != nullptr && disk_->remove(key);
-    const bool in_memory = table_.remove(key);
-    counters_.deleted += in_memory ? 1 : 0;
-    removed += in_memory || on_disk ? 1 : 0;
-  }
+  for (uint32_t i = 0; i < request.hashes.count; ++i)
+    removed += forget({manifest->spec_id, request.hashes[i]}) ? 1 : 0;
   reply(session, header, wire::CountReply{removed});
   return true;
 }

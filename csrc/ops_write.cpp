@@ -33,9 +33,9 @@ Table::Reserved Node::reserve_one(const PartKey& key, const Hash& parent, uint64
 }
 
 bool Node::commit_one(const PartKey& key, uint64_t session, const Slot& slot, uint32_t crc,
-                      Transport transport) {
+                      Transport transport, bool checked) {
   const BlockStatus status =
-      table_.commit(key.block, key.part_id, session, slot.generation, crc);
+      table_.commit(key.block, key.part_id, session, slot.generation, crc, checked);
   if (status == BlockStatus::kOk) committed(key, slot.bytes, transport);
   return status != BlockStatus::kGone;
 }

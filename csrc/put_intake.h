@@ -16,8 +16,8 @@ namespace kv {
 class Node;
 
 // A block's slot is reserved when its first byte is due and committed when its CRC32C has come and
-// agrees. Bytes of blocks that get no slot are read and dropped. What is not committed when this
-// goes is freed: only this ever writes there.
+// agrees, or has come from a peer who vouches for it. Bytes of blocks that get no slot are read and
+// dropped. What is not committed when this goes is freed: only this ever writes there.
 class PutIntake {
  public:
   // `request` has been checked against the manifest; `part_bytes` are of each block.
@@ -52,6 +52,7 @@ class PutIntake {
   uint64_t session_;
   Transport transport_;
   uint32_t region_;
+  bool checks_;  // or the peer vouches for its digests
   uint64_t request_id_;
   uint32_t spec_id_;
   uint32_t part_id_;

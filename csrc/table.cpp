@@ -58,7 +58,7 @@ Table::Reserved Table::reserve(const BlockKey& key, const std::optional<BlockKey
 }
 
 BlockStatus Table::commit(const BlockKey& key, uint32_t part_id, uint64_t session,
-                          uint32_t generation, uint32_t crc) {
+                          uint32_t generation, uint32_t crc, bool checked) {
   const auto found = blocks_.find(key);
   Part* part = found == blocks_.end() ? nullptr : found->second->find(part_id);
   if (part == nullptr || part->writer != session || part->slot.generation != generation) {
@@ -67,12 +67,19 @@ BlockStatus Table::commit(const BlockKey& key, uint32_t part_id, uint64_t sessio
     return slot ? BlockStatus::kExists : BlockStatus::kGone;
   }
   part->writer = 0;
-  part->crc = crc;
-  if (directory_ != nullptr) directory_->publish({key, part_id}, part->slot.offset, crc);
+  part->crc = crc, part->checked = checked;
+  if (directory_ != nullptr && checked)
+    directory_->publish({key, part_id}, part->slot.offset, crc);
   --counts_.reserved_blocks;
   --found->second->reserved;
   refresh(*found->second);
   return BlockStatus::kOk;
+}
+
+void Table::passed(const Block& block, Part& part) {
+  part.checked = true;
+  if (directory_ != nullptr && block.resident)
+    directory_->publish({block.key, part.part_id}, part.slot.offset, part.crc);
 }
 
 std::optional<Slot> Table::take_back(const BlockKey& key, uint32_t part_id, uint64_t session,
@@ -348,7 +355,7 @@ uint64_t Table::let_go(Block& victim) {
 
 void Table::publish(const Block& block) {
   for (const Part& part : block.parts)
-    if (part.committed())
+    if (part.committed() && part.checked)
       directory_->publish({block.key, part.part_id}, part.slot.offset, part.crc);
 }
 

@@ -27,6 +27,7 @@ struct Part {
   uint64_t writer = 0;  // session that has it reserved; 0 = committed
   Slot slot;
   uint64_t sequence = 0;  // of its record, where one is kept
+  bool checked = true;    // nobody has to see first whether its bytes are those of `crc`
   bool committed() const { return writer == 0; }
 };
 
@@ -81,7 +82,7 @@ class Table {
   Table(Slab& slab, Quotas quotas);
   ~Table();
 
-  // From now on what is committed stands in `directory` until just before its slot may be reused.
+  // From now on what is committed and checked stands in `directory` until just before its slot may be reused.
   void publish_in(Directory& directory) { directory_ = &directory; }
   // Called before a search for who is to go: the last chance to touch() what has been used.
   void before_eviction(std::function<void()> act) { before_eviction_ = std::move(act); }
@@ -105,7 +106,9 @@ class Table {
   // OK; EXISTS if an adopted part has taken its place, which gives the slot back; GONE if `session`
   // has no such reservation of that generation.
   BlockStatus commit(const BlockKey& key, uint32_t part_id, uint64_t session, uint32_t generation,
-                     uint32_t crc);
+                     uint32_t crc, bool checked = true);
+  // The bytes of a committed part were found to be those of its CRC.
+  void passed(const Block& block, Part& part);
   // Ends a reservation and gives its slot to the caller, who releases it now or when it is safe.
   std::optional<Slot> take_back(const BlockKey& key, uint32_t part_id, uint64_t session,
                                 std::optional<uint32_t> generation);

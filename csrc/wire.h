@@ -25,6 +25,12 @@
 // bytes that have come (never with the length that was announced), and each count in a body is
 // checked against the bytes left before anything is allocated for it.
 //
+// DIGESTS. The CRC32C of a part is computed by whom its bytes come from, is kept beside them, goes
+// wherever they go, and is checked by who reads them. The server checks it too, before what came in
+// a PUT can be found, unless the HELLO said kVouch: then a part is found when it has come, and the
+// server checks it before it is first read in place (it is not in the DIRECTORY until then, and an
+// ACQUIRE of who can read the pool waits for it). A server that does not know kVouch checks at once.
+//
 // FIELDS of a body, in the order of the `fields` function of its struct in wire_requests.h and
 // wire_replies.h:
 //     u8 u16 u32 u64     integers                    digest      32 raw bytes
@@ -171,7 +177,7 @@ enum class BlockStatus : uint8_t {
 };
 inline constexpr uint8_t kLastBlockStatus = 8;
 
-enum HelloFlags : uint32_t { kWantPool = 1, kWantWrite = 2 };
+enum HelloFlags : uint32_t { kWantPool = 1, kWantWrite = 2, kVouch = 4 };
 enum class PoolAccess : uint8_t { kNone = 0, kRead = 1, kWrite = 2 };
 
 struct Hash {

@@ -13,8 +13,10 @@ ROW = "{:<26}{:>8}{:>11}{:>11}{:>11}{:>10}"
 ORDER = {entry.name: number for number, entry in enumerate(RANGED)}
 VIEWS = "kvstore view"
 UNVERIFIED = (
-    "Puts have no row without verification: each carries digests, computed as its bytes are moved, "
-    "and over sockets checked by the node. Other stores compute and check none."
+    "Verified: the client digests what it puts, the node checks that as it comes, the client "
+    "checks what it gets. Unverified: the client digests what it puts, nobody checks. Other stores "
+    "have no digests: the bars ahead_of_* compare them with the unverified rows, like with like, "
+    "and ahead_of_*_verified with the verified ones."
 )
 
 

@@ -117,8 +117,10 @@ class Story {
     if (local && write) session.passed_fd = File(fcntl(pipe_end(), F_DUPFD_CLOEXEC, 3));
     peer.begin(session.id, tenants_ == 0 ? 0 : 1 + token);
     static const std::string tokens[] = {"token of tenant one", "token of tenant two", ""};
-    const uint32_t flags = (write ? kWantWrite : 0u) | ((how & 16) != 0 ? kWantPool : 0u);
-    peer.ask({.op = Op::kHello}, HelloRequest{flags, "fuzz", tokens[token]});
+    const uint32_t wants = (write ? kWantWrite : 0u) | ((how & 16) != 0 ? kWantPool : 0u);
+    peer.in_place = local && wants != 0 && tenants_ <= 1, peer.vouches = (how & 32) != 0;
+    peer.ask({.op = Op::kHello},
+             HelloRequest{wants | (peer.vouches ? kVouch : 0u), "fuzz", tokens[token]});
   }
 
   void enroll(Peer& peer) {
@@ -159,7 +161,9 @@ class Story {
   void put(Peer& peer) {
     Asked what = some(Op::kPut);
     WriteRequest request{peer.manifest_id(what.kind), what.part, parent(), {}};
-    what.told_wrong_crc = choices_.u8() >= 0xE0;
+    what.told_wrong_crc = choices_.u8() >= 0xE0, what.vouched = peer.vouches;
+    if (what.told_wrong_crc && what.vouched)
+      for (Peer& each : peers_) each.doubt = true;
     std::string payload;
     for (const Hash& hash : what.hashes) {
       const Content wanted = peer.content(what.kind, what.part, hash);

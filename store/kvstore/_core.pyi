@@ -558,6 +558,7 @@ def encode_hello(
     token: str = "",
     want_pool: bool = False,
     want_write: bool = False,
+    vouch: bool = False,
     numa_node: int | None = None,
 ) -> bytes: ...
 def encode_register(

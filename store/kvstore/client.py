@@ -63,7 +63,10 @@ class StoreClient:
     `transport` 'auto' takes shared memory where the node's Unix socket and pool can be reached,
     else its Unix socket, else RDMA where both sides have it and there is no TLS, else TCP.
     `rdma`: with which device (this client's own from then on).
-    With `verify`, the digest of every block that is read is checked. Each operation ends within
+    With `verify`, the digest of every block that is read is checked. With `check_puts`, the node
+    also checks the digest of what comes over a socket before anybody finds it; without, it stores
+    the digest computed here, which every reader checks (who reads the pool in place is given the
+    block when the node has checked it). Each operation ends within
     `deadline_s` seconds, and one second more for each 64 MiB of payload. Construction does not
     connect: the first operation does, and later ones reconnect by themselves where the node went
     away, also to a node that was restarted (manifests are then registered again).
@@ -83,6 +86,7 @@ class StoreClient:
         *,
         transport: TransportName = "auto",
         verify: bool = True,
+        check_puts: bool = True,
         deadline_s: float = 2.0,
         name: str = "",
         token: str = "",
@@ -95,7 +99,13 @@ class StoreClient:
         address = parse_url(url)
         context = native_context(address, tls)
         self._session = Session(
-            address, transport, name, check_token(token), context, rdma=rdma or Initiator()
+            address,
+            transport,
+            name,
+            check_token(token),
+            context,
+            rdma=rdma or Initiator(),
+            vouch=not check_puts,
         )
 
     @property

@@ -57,6 +57,7 @@ class Channel:
     `directory` finds blocks in it without asking, and `writer` puts them so; None where the server
     gives none. `remote` is the pool over RDMA, None where the channel is not attached. `pending`: a
     request was sent and its reply (with its payload) not yet read, so nothing else can be asked.
+    `vouch`: the node need not check digests of what is put as it comes.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Channel:
         name: str,
         token: str = "",
         access: Access = Access.NONE,
+        vouch: bool = False,
     ) -> None:
         self.lock = threading.Lock()
         self.owner_pid = os.getpid()
@@ -81,7 +83,7 @@ class Channel:
         self._socket = dial(address, deadline)
         try:
             self.link = self._begin(self._socket.fileno(), deadline)
-            self.hello = self._greet(name, token, access, deadline)
+            self.hello = self._greet(name, token, access, vouch, deadline)
         except BaseException:
             self.discard()
             raise
@@ -163,7 +165,9 @@ class Channel:
         """The link over the connected socket: what is to be done before HELLO."""
         return Link(fd)
 
-    def _greet(self, name: str, token: str, access: Access, deadline: Deadline) -> HelloReply:
+    def _greet(
+        self, name: str, token: str, access: Access, vouch: bool, deadline: Deadline
+    ) -> HelloReply:
         want_pool, want_write = access != Access.NONE, access == Access.WRITE
         frame = _core.encode_hello(
             self.next_id(),
@@ -171,6 +175,7 @@ class Channel:
             token=token,
             want_pool=want_pool,
             want_write=want_write,
+            vouch=vouch,
             numa_node=_core.current_numa_node(),
         )
         if not want_pool:

@@ -158,7 +158,7 @@ FAMILIES: Final = (
     ),
     Family("aborts_total", "Parts of blocks whose writer gave them up."),
     Family("no_space_total", "Requests to write for which eviction did not make enough room."),
-    Family("corrupt_total", "Blocks not stored, since their bytes did not match their digest."),
+    Family("corrupt_total", "Blocks not stored, or dropped, since their digest was wrong."),
     Family("fenced_total", "Slots that had to be fenced."),
     Family(
         "landings_total",

@@ -36,6 +36,7 @@ class Session:
         tls: TlsContext | None = None,
         *,
         rdma: Initiator,
+        vouch: bool = False,
     ) -> None:
         self._rdma = rdma
         if wish == "rdma":
@@ -45,6 +46,7 @@ class Session:
         self._name = name
         self._token = token
         self._tls = tls
+        self._vouch = vouch
         self._rest_until = 0.0
         self._lanes = {access: Lane(functools.partial(self._connect, access)) for access in Access}
         self.puts, self.gets = Shortcut(self._rest), Shortcut(self._rest)
@@ -164,6 +166,7 @@ class Session:
             token=self._token,
             tls=self._tls,
             access=access,
+            vouch=self._vouch,
         )
         if way.kind == "rdma":
             try:

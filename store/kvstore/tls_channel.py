@@ -18,11 +18,18 @@ class TlsChannel(Channel):
     """
 
     def __init__(
-        self, address: Address, deadline: Deadline, *, name: str, token: str, context: TlsContext
+        self,
+        address: Address,
+        deadline: Deadline,
+        *,
+        name: str,
+        token: str,
+        context: TlsContext,
+        vouch: bool = False,
     ) -> None:
         self._address = address
         self._context = context
-        super().__init__(address, deadline, name=name, token=token)
+        super().__init__(address, deadline, name=name, token=token, vouch=vouch)
 
     def lost(self, error: BaseException) -> NoReturn:
         """Give the connection up because of `error`."""
@@ -48,9 +55,10 @@ def open_channel(
     token: str = "",
     tls: TlsContext | None = None,
     access: Access = Access.NONE,
+    vouch: bool = False,
 ) -> Channel:
     """Connect and say HELLO: under `tls` where the address is of that kind (kvs://)."""
     if address.tls:
         assert tls is not None  # native_context() makes one for every such address
-        return TlsChannel(address, deadline, name=name, token=token, context=tls)
-    return Channel(address, deadline, name=name, token=token, access=access)
+        return TlsChannel(address, deadline, name=name, token=token, context=tls, vouch=vouch)
+    return Channel(address, deadline, name=name, token=token, access=access, vouch=vouch)

@@ -69,9 +69,10 @@ def test_a_ratio_holds_up_to_its_limit(ours: float, met: bool) -> None:
 
 
 def test_a_cell_that_is_lost_to_a_peer_is_named() -> None:
-    cells = [figures("kvstore tcp", 10, 1), figures("Redis", 11, 1), figures("Mooncake", 9, 2)]
-    bars = judge(Results(cells=cells))
+    ours = [figures("kvstore tcp", 12, 1), figures("kvstore tcp unverified", 10, 1)]
+    bars = judge(Results(cells=[*ours, figures("Redis", 11, 1), figures("Mooncake", 9, 2)]))
     assert bars["ahead_of_redis"] == Bar(0.0, 0.0)
+    assert bars["ahead_of_redis_verified"].value == 1.0
     assert not bars["ahead_of_mooncake"].met
     assert bars["ahead_of_mooncake"].lost[0].startswith("put 1 x 1MiB, 1 client: p50 10 beside 9")
 

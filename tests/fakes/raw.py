@@ -27,13 +27,13 @@ class Answer(NamedTuple):
 class RawLink:
     """A greeted connection to a node's Unix socket, or to its TCP port on this host."""
 
-    def __init__(self, door: str | int) -> None:
+    def __init__(self, door: str | int, *, vouch: bool = False) -> None:
         family = socket.AF_UNIX if isinstance(door, str) else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.settimeout(PATIENCE_S)
         self._socket.connect(door if isinstance(door, str) else ("127.0.0.1", door))
         self._id = 0
-        self.ask(_core.encode_hello(self.next_id(), name="raw"))
+        self.ask(_core.encode_hello(self.next_id(), name="raw", vouch=vouch))
 
     def next_id(self) -> int:
         self._id += 1

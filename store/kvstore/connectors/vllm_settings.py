@@ -43,6 +43,7 @@ class ConnectorSettings:
     dev_name, ib_port, link_type, hint_gid_index: of RDMA, as kvstore.rdma.options.RdmaOptions says;
         several devices take turns by tensor-parallel rank.
     verify: check the digest of every loaded block.
+    check_puts: the store checks the digest of every block that is sent to it before it lists it.
     deadline_s: seconds within which each operation on the store ends.
     save: which computed blocks go to the store: 'none', 'prompt', or 'all' (generated ones too).
         Left out: 'all', for kv_role kv_consumer 'none'.
@@ -62,6 +63,7 @@ class ConnectorSettings:
     link_type: str = RDMA.link_type
     hint_gid_index: int = RDMA.hint_gid_index
     verify: bool = True
+    check_puts: bool = True
     deadline_s: float = 2.0
     save: SaveScope = "all"
     parts: int = 0
@@ -85,8 +87,9 @@ class ConnectorSettings:
         values: dict[str, Any] = {"save": "none" if kv_role == "kv_consumer" else "all", **extra}
         _one_of("save", values["save"], get_args(SaveScope))
         _one_of("transport", values.get("transport", "auto"), get_args(TransportName))
-        if not isinstance(values.get("verify", True), bool):
-            raise _refused('"verify" must be true or false')
+        for flag in ("verify", "check_puts"):
+            if not isinstance(values.get(flag, True), bool):
+                raise _refused(f'"{flag}" must be true or false')
         deadline = values.get("deadline_s", 2.0)
         if isinstance(deadline, bool) or not isinstance(deadline, int | float) or deadline <= 0:
             raise _refused('"deadline_s" must be a positive number of seconds')
@@ -110,6 +113,7 @@ class ConnectorSettings:
                 self.url,
                 transport=self.transport,
                 verify=self.verify,
+                check_puts=self.check_puts,
                 deadline_s=self.deadline_s,
                 name=name,
                 token=self.token,
