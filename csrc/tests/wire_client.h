@@ -130,8 +130,8 @@ class Client {
     return *reply;
   }
   // Says hello and registers the one manifest of these tests.
-  void greet() {
-    ask<HelloReply>(Op::kHello, HelloRequest{0, "test"});
+  void greet(uint32_t flags = 0) {
+    ask<HelloReply>(Op::kHello, HelloRequest{flags, "test"});
     enroll();
   }
   RegisterReply enroll() {
