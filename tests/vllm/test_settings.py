@@ -122,6 +122,7 @@ def test_an_untested_vllm_is_refused() -> None:
         {"save": "some"},
         {"transport": "pigeon"},
         {"verify": "no"},
+        {"check_puts": 1},
         {"deadline_s": 0},
         {"deadline_s": True},
         {"name": 7},
