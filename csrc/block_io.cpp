@@ -12,8 +12,8 @@ namespace {
 constexpr size_t kMaxSpans = 256;
 // Small enough to be in the L2 cache for its CRC, large enough for the syscall not to matter.
 constexpr size_t kChunkBytes = 256u << 10;
-// Few wake-ups of the receiver matter more to a sender than its caches.
-constexpr size_t kSendBytes = 4u << 20;
+// Large enough to wake the receiver seldom; what was just digested is still near when it is copied.
+constexpr size_t kSendBytes = 1u << 20;
 
 // What follows a block: its CRC32C.
 struct Line {
