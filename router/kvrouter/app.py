@@ -151,6 +151,7 @@ class App:
             deadlines,
             self.metrics,
             worker_keys=self.access.worker_keys,
+            trust=self.access.trust,
         )
         watchers = (self._models, self._policy, self.index, self._legs, self._sharing)
         for watcher in (*watchers, self._ledger, self.standby):
@@ -236,6 +237,7 @@ class App:
             timeout_s=settings.health_timeout_s,
             model=settings.model,
             worker_keys=self.access.worker_keys,
+            trust=self.access.trust,
             learn=self._store.learn if self._store is not None else None,
         )
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from kvrouter.engine import Role, parse_address
+from kvrouter.engine import Role, bare_address, parse_address
 from kvrouter.settings.access import AccessSettings
 from kvrouter.settings.canary import CanarySettings
 from kvrouter.settings.discovery import DiscoverySettings
@@ -42,7 +42,7 @@ def _by_engine(items: list[str], highest: int = 65535, remedy: str = "{}") -> di
         engine, _, number = item.rpartition("=")
         if not (number.isdecimal() and 0 < int(number) <= highest):
             raise ValueError(remedy.format(item))
-        found[parse_address(engine) if engine else ""] = int(number)
+        found[bare_address(parse_address(engine)) if engine else ""] = int(number)
     return found
 
 

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from kvstore.chain import root_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+
+SECURE: Final = "https://"
+"""Begins the address of an engine that is reached by HTTPS, where addresses are given."""
 
 
 class Role(StrEnum):
@@ -197,6 +201,7 @@ class Engine:
         address: `HOST:PORT`, its one name in metrics, logs and topics of KV events; of a rank
             `HOST:PORT@RANK`.
         role: which legs it may be given.
+        tls: whether it is reached by HTTPS; a server's.
         family: dialect it speaks, a name in `kvrouter.families.FAMILIES`; its identity's where that
             tells.
         identity: what it said when it joined; None while it has not.
@@ -221,6 +226,7 @@ class Engine:
     tokens: int = 0
     joins: int = 0
     draining: bool = False
+    tls: bool = False
     ranks: tuple[Engine, ...] = ()
     rank: int | None = None
     number: int = 0
@@ -242,7 +248,7 @@ class Engine:
     @property
     def url(self) -> str:
         """Base URL of its server, without a slash at its end."""
-        return f"http://{self.server.address}"
+        return f"{'https' if self.server.tls else 'http'}://{self.server.address}"
 
     @property
     def manifest(self) -> str | None:
@@ -283,15 +289,17 @@ class Engine:
 
 
 def parse_address(text: str) -> str:
-    """Bring an engine as users write it (URL or HOST:PORT) to its one form `HOST:PORT`.
+    """Bring an engine as users write it (URL or HOST:PORT) to its one form.
+
+    That is `HOST:PORT`, or `https://HOST:PORT` of one that is reached by HTTPS.
 
     Raises:
         ValueError: with a sentence that names the remedy.
     """
     text = text.strip()
     parts = urlsplit(text if "://" in text else f"http://{text}")
-    if parts.scheme != "http":
-        raise ValueError(f"engine {text!r}: only http:// is spoken; give http://HOST:PORT")
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f"engine {text!r}: give it as http://HOST:PORT or https://HOST:PORT")
     if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
         raise ValueError(f"engine {text!r}: give only http://HOST:PORT, without path or user")
     try:
@@ -301,7 +309,12 @@ def parse_address(text: str) -> str:
     if not parts.hostname or not port:
         raise ValueError(f"engine {text!r}: give it as http://HOST:PORT or HOST:PORT")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{host}:{port}"
+    return f"{SECURE if parts.scheme == 'https' else ''}{host}:{port}"
+
+
+def bare_address(address: str) -> str:
+    """`HOST:PORT` of what `parse_address` returned: an engine's name, however it is reached."""
+    return address.removeprefix(SECURE)
 
 
 def split_address(address: str) -> tuple[str, int]:

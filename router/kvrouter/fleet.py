@@ -37,9 +37,9 @@ class Fleet:
 
         One that is known gets this role; one that was draining stays.
         """
-        known = self._pool.find(address) is not None
+        known = self._pool.find(address)
         engine = self._pool.assign(address, role)
-        if not known:
+        if engine is not known:
             log.info("engine %s is added as %s", address, role)
             self._prober.watch(engine)
         return engine

@@ -18,6 +18,7 @@ from kvrouter.http.client import Answer, Deadlines, Links, Upstream, UpstreamErr
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvrouter.access.tls import Trust
     from kvrouter.access.worker_keys import WorkerKeys
     from kvrouter.engine import Engine
     from kvrouter.families.base import Coming, Family, Handoff, Meeting
@@ -114,6 +115,7 @@ class Legs:
         deadlines: of every leg.
         metrics: counts failures.
         worker_keys: what engines are shown.
+        trust: whom to trust that is reached by HTTPS.
     """
 
     def __init__(
@@ -125,12 +127,14 @@ class Legs:
         metrics: Metrics,
         *,
         worker_keys: WorkerKeys,
+        trust: Trust,
     ) -> None:
         self._pool = pool
         self._families = families
         self._watch = watch
         self._metrics = metrics
         self._worker_keys = worker_keys
+        self._trust = trust
         self._upstreams: dict[Engine, Upstream] = {}
         self._links: dict[Engine, Links] = {}
         self.deadlines = deadlines
@@ -337,7 +341,8 @@ class Legs:
         upstream = self._upstreams.get(engine)
         if upstream is None:
             links = self._links.setdefault(engine, Links())
-            upstream = Upstream(engine.host, engine.port, self._watch, links=links)
+            tls = self._trust.context if engine.server.tls else None
+            upstream = Upstream(engine.host, engine.port, self._watch, links=links, tls=tls)
             self._upstreams[engine] = upstream
         return upstream
 

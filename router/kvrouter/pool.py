@@ -10,7 +10,17 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
-from kvrouter.engine import Breaker, BreakerState, Engine, Failure, HashDomain, Identity, Role
+from kvrouter.engine import (
+    SECURE,
+    Breaker,
+    BreakerState,
+    Engine,
+    Failure,
+    HashDomain,
+    Identity,
+    Role,
+    bare_address,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -70,10 +80,11 @@ class Pool:
 
         The same address named under the other role becomes an engine for both legs.
         """
-        engine = self._engines.get(address)
+        name = bare_address(address)
+        engine = self._engines.get(name)
         if engine is None:
-            engine = Engine(address, role, family, breaker=Breaker(self._clock))
-            self._engines[address] = engine
+            engine = Engine(name, role, family, breaker=Breaker(self._clock), tls=name != address)
+            self._engines[name] = engine
         elif engine.role is not role:
             engine.role = Role.BOTH
             self._ready.clear()
@@ -82,8 +93,12 @@ class Pool:
     def assign(self, address: str, role: Role) -> Engine:
         """The engine of that address with exactly that role; made where there is none.
 
-        One that was draining stays. Legs under way go on.
+        One that was draining stays. Legs under way go on, but for one that is to be reached by
+        HTTPS from now on, or no longer: that is another engine.
         """
+        known = self.find(address)
+        if known is not None and known.url != f"{'' if SECURE in address else 'http://'}{address}":
+            self.remove(known)
         engine = self.add(address, role)
         for each in (engine, *engine.ranks):
             each.role = role
@@ -131,8 +146,8 @@ class Pool:
             yield from engine.targets
 
     def find(self, address: str) -> Engine | None:
-        """The engine of that `HOST:PORT`, if it was named."""
-        return self._engines.get(address)
+        """The engine of that `HOST:PORT`, however it is reached, if it was named."""
+        return self._engines.get(bare_address(address))
 
     def join(self, engine: Engine, identity: Identity) -> bool:
         """`engine` answered its probes and is `identity`; returns whether it was away before.

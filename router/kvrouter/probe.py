@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import aiohttp
 
+from kvrouter.access.tls import Trust
 from kvrouter.access.worker_keys import REFUSALS, WorkerKeys
 from kvrouter.introduce import AUTO, Introducer, ProbeFailed
 
@@ -44,6 +45,7 @@ class Prober:
         bootstrap_ports: see `Introducer`.
         rank_counts: see `Introducer`.
         worker_keys: what engines are shown; None: nothing.
+        trust: whom to trust that is reached by HTTPS; None: those that this machine does.
         learn: is awaited with the manifest of an engine before it joins, so that those who watch
             the pool can compare it.
     """
@@ -60,6 +62,7 @@ class Prober:
         bootstrap_ports: Mapping[str, int] | None = None,
         rank_counts: Mapping[str, int] | None = None,
         worker_keys: WorkerKeys | None = None,
+        trust: Trust | None = None,
         learn: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._pool = pool
@@ -78,6 +81,7 @@ class Prober:
         self._health_path = family(connector).health_path if connector != AUTO else None
         self._learn = learn
         self._worker_keys = worker_keys or WorkerKeys()
+        self._trust = trust or Trust()
         self._tasks: dict[Engine, asyncio.Task[None]] = {}
         self._asked: dict[Engine, asyncio.Event] = {}
         self._problems: dict[Engine, str] = {}
@@ -207,6 +211,7 @@ class Prober:
                 data=body,
                 headers=headers,
                 allow_redirects=False,
+                ssl=self._trust.context if engine.server.tls else True,
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
             ) as answer:
                 content = await _read(answer)

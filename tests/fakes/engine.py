@@ -94,7 +94,7 @@ class FakeEngine:
 
     async def start(self) -> None:
         self._server = HttpServer(self._handle, Limits(tick_s=0.02))
-        self.port = await self._server.listen(self.host, self.port)
+        self.port = await self._server.listen(self.host, self.port, tls=self.tls)
 
     async def stop(self) -> None:
         if self._server is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvrouter.access.caller import KeyRing
 from kvrouter.access.gate import Gate
+from kvrouter.access.tls import Trust
 from kvrouter.access.worker_keys import WorkerKeys
 from kvrouter.flags import UsageError
 
@@ -31,11 +32,13 @@ class Access:
     Attributes:
         ring: the callers.
         worker_keys: what engines are shown.
+        trust: whom to trust among them.
     """
 
     def __init__(self, settings: AccessSettings) -> None:
         self.ring = KeyRing()
         self.worker_keys = WorkerKeys()
+        self.trust = Trust(settings.engine_ca_file)
         self._gate: Gate | None = None
         try:
             self._set(settings)

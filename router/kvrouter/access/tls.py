@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ssl
 import stat
+from functools import cached_property
 from pathlib import Path
 
 
@@ -49,6 +50,22 @@ def client_context(authorities: str) -> ssl.SSLContext:
     if authorities:
         _trust(context, authorities)
     return context
+
+
+class Trust:
+    """Whom to trust among engines; nothing is read before one is reached by HTTPS.
+
+    Args:
+        authorities: see `client_context`.
+    """
+
+    def __init__(self, authorities: str = "") -> None:
+        self._authorities = authorities
+
+    @cached_property
+    def context(self) -> ssl.SSLContext:
+        """For all connections; raises ValueError where the file cannot be used any more."""
+        return client_context(self._authorities)
 
 
 def _trusting_nobody() -> ssl.SSLContext:

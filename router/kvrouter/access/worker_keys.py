@@ -7,7 +7,7 @@ import stat
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.access.keys import check_key, read_private
-from kvrouter.engine import parse_address
+from kvrouter.engine import bare_address, parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -92,7 +92,7 @@ def by_engine(given: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for item in given:
         one = _OF_ONE.fullmatch(item)
-        address = parse_address(one[1]) if one else ""
+        address = bare_address(parse_address(one[1])) if one else ""
         key = check_key(one[2] if one else item)
         if found.get(address, key) != key:
             raise ValueError(f"two keys for {address or 'all engines'}; give one")

@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from kvrouter.discovery.base import both_roles, too_many
+from kvrouter.engine import SECURE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -93,8 +94,9 @@ class Membership:
         yield from self._voices
 
     def sources_of(self, address: str) -> list[str]:
-        """Names of the sources that name this engine."""
-        return [voice.name for voice in self._voices if address in voice.members]
+        """Names of the sources that name this engine, by `HOST:PORT` or at https://."""
+        ways = {address, SECURE + address}
+        return [voice.name for voice in self._voices if not ways.isdisjoint(voice.members)]
 
     def _settle(self, anew: Iterable[str]) -> None:
         before = self._members

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
 
+from kvrouter.access.tls import Trust
 from kvrouter.access.worker_keys import WorkerKeys
 from kvrouter.introduce import ProbeFailed
 
@@ -41,9 +42,11 @@ class Asker:
 
     Args:
         worker_keys: what engines are shown; None: nothing.
+        trust: whom to trust that is reached by HTTPS; None: those that this machine does.
     """
 
-    def __init__(self, worker_keys: WorkerKeys | None = None) -> None:
+    def __init__(self, worker_keys: WorkerKeys | None = None, trust: Trust | None = None) -> None:
+        self._trust = trust or Trust()
         self._worker_keys = worker_keys or WorkerKeys()
         self._session: aiohttp.ClientSession | None = None
 
@@ -81,6 +84,7 @@ class Asker:
                 data=body,
                 headers=sent,
                 allow_redirects=False,
+                ssl=self._trust.context if engine.server.tls else True,
                 timeout=aiohttp.ClientTimeout(total=deadline_s),
             ) as answer:
                 content = await _read(answer)

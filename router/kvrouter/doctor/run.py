@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
+from kvrouter.access.tls import Trust
 from kvrouter.access.worker_keys import WorkerKeys
 from kvrouter.doctor.asking import Asker
 from kvrouter.doctor.base import GRAVEST_FIRST, Finding, Host, Once, SetUp, Severity
@@ -19,7 +20,7 @@ from kvrouter.doctor.registry import CHECKS
 from kvrouter.doctor.report import Report
 from kvrouter.doctor.store_facts import learn_store
 from kvrouter.doctor.trials import try_pairs
-from kvrouter.engine import Engine
+from kvrouter.engine import SECURE, Engine, bare_address
 from kvrouter.families import FAMILIES
 
 if TYPE_CHECKING:
@@ -51,11 +52,12 @@ async def examine(
         checks: those to make.
     """
     begun_s = monotonic()
-    async with Asker(WorkerKeys(settings.engine_keys())) as asker:
+    keys, trust = WorkerKeys(settings.engine_keys()), Trust(settings.engine_ca_file)
+    async with Asker(keys, trust) as asker:
         families = {name: family() for name, family in FAMILIES.items()}
         setup = SetUp(settings, host, families, asker, deadline_s)
         for address, role in settings.engines.items():
-            engine = Engine(address, role)
+            engine = Engine(bare_address(address), role, tls=address.startswith(SECURE))
             setup.engines[address] = Once(partial(learn_engine, setup, engine))
         if settings.store is not None:
             setup.store = Once(partial(learn_store, settings))

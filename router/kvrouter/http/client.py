@@ -1,6 +1,7 @@
 """Asks one engine over kept connections. Retries nothing but a connection that had gone stale."""
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -63,6 +64,7 @@ class Upstream:
         watch: checks the deadlines; shared by all upstreams of one loop.
         idle_links: connections kept at most while nothing is asked on them.
         links: of the engine, shared by all upstreams that ever lead to it; None: its own.
+        tls: whom to trust; its certificate must name `host`. None: connections are plain.
 
     Attributes:
         links: all its connections, in use or not.
@@ -76,6 +78,7 @@ class Upstream:
         *,
         idle_links: int = 1024,
         links: Links | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._host = host
         self._port = port
@@ -83,6 +86,7 @@ class Upstream:
         self._idle_links = idle_links
         self._idle: list[Link] = []
         self.links = links or Links()
+        self._tls = tls
         self._closed = False
 
     @property
@@ -154,7 +158,10 @@ class Upstream:
         try:
             async with asyncio.timeout(deadlines.connect_s):
                 _, link = await loop.create_connection(
-                    lambda: Link(loop, free=self._free, gone=self._gone), self._host, self._port
+                    lambda: Link(loop, free=self._free, gone=self._gone),
+                    self._host,
+                    self._port,
+                    ssl=self._tls,
                 )
         except TimeoutError:
             raise UpstreamError(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from kvrouter.access.keys import Key, check_key, joined, plain_keys, read_keys
+from kvrouter.access.tls import client_context
 from kvrouter.access.worker_keys import by_engine, read_worker_keys
 
 
@@ -58,6 +59,19 @@ class AccessSettings(BaseModel):
         description="File of such keys, one on each line; read again on SIGHUP. Others must not be "
         "able to read it.",
     )
+
+    engine_ca_file: str = Field(
+        default="",
+        description="PEM file of the CAs that have signed the certificates of engines at https:// "
+        "addresses. By default those that this machine trusts.",
+    )
+
+    @field_validator("engine_ca_file")
+    @classmethod
+    def _authorities(cls, value: str) -> str:
+        if value:
+            client_context(value)
+        return value
 
     @model_validator(mode="after")
     def _keys_that_can_be_used(self) -> AccessSettings:

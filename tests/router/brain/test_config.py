@@ -83,7 +83,7 @@ def test_numbers_are_given_for_all_engines_or_for_one() -> None:
     [
         ([], "no engine for decode legs: give --decode URL"),
         (["--decode", "d"], "--decode: engine 'd': give it as http://HOST:PORT"),
-        (["--decode", "https://d:1"], "only http:// is spoken"),
+        (["--decode", "kv://d:1"], "give it as http://HOST:PORT or https://HOST:PORT"),
         ([*ENGINES, "--port", "70000"], "--port '70000': should be less than or equal to 65535"),
         ([*ENGINES, "--port", "x"], "--port 'x': should be a valid integer"),
         ([*ENGINES, "--prefill-threshold", "-1"], "greater than or equal to 0"),

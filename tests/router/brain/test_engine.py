@@ -17,6 +17,8 @@ from kvstore.chain import root_hash
         ("http://[::1]:8000", "[::1]:8000"),
         ("[fe80::1]:80", "[fe80::1]:80"),
         ("HTTP://Engine-A:9", "engine-a:9"),
+        ("https://engine-a:9", "https://engine-a:9"),
+        ("HTTPS://[::1]:8000/", "https://[::1]:8000"),
     ],
 )
 def test_an_engine_is_written_as_url_or_host_and_port(written: str, address: str) -> None:
@@ -29,7 +31,8 @@ def test_an_engine_is_written_as_url_or_host_and_port(written: str, address: str
         "",
         "engine",
         "http://engine",
-        "https://e:1",
+        "ftp://e:1",
+        "https://e",
         "e:0",
         "e:99999",
         "e:x",

@@ -184,3 +184,17 @@ async def test_a_source_that_says_nothing_does_not_keep_the_start(
         await discovery.start()
     assert not next(discovery.membership.voices()).up
     await discovery.close()
+
+
+def test_an_engine_that_changes_to_https_is_named_by_its_source_all_the_same() -> None:
+    pool, _, members = membership()
+    source = members.voice("file")
+    source.named({A: Role.DECODE})
+    plain = pool.find(A)
+    source.named({f"https://{A}": Role.DECODE})
+    secure = pool.find(A)
+    assert secure is not None
+    assert secure is not plain
+    assert (secure.address, secure.url) == (A, f"https://{A}")
+    assert members.sources_of(A) == ["file"]
+    assert roles(pool) == {A: Role.DECODE}

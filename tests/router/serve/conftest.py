@@ -58,7 +58,10 @@ Open = Callable[..., Awaitable[Site]]
 
 @pytest_asyncio.fixture
 async def site() -> AsyncIterator[Open]:
-    """Opens one site: `prefill` and `decode` engines, and settings of the router, its `lines`."""
+    """Opens one site: `prefill` and `decode` engines, and settings of the router, its `lines`.
+
+    `addresses` of engines of both kinds, where they are others than those.
+    """
     opened: list[Site] = []
     held = []
 
@@ -69,10 +72,12 @@ async def site() -> AsyncIterator[Open]:
         prepare, lines = settings.pop("prepare", None), settings.pop("lines", None)
         if prepare is not None:
             prepare(made)
+        both = [e.address for e in made[:prefill]], [e.address for e in made[prefill:]]
+        addresses = settings.pop("addresses", both)
         app = App(
             RouterSettings(
-                prefill=[e.address for e in made[:prefill]],
-                decode=[e.address for e in made[prefill:]],
+                prefill=addresses[0],
+                decode=addresses[1],
                 port=0,
                 **{**DEFAULTS, **settings},
             ),
