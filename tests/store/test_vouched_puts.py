@@ -1,8 +1,10 @@
 """Puts that the node does not check as they come: who reads them finds out what is wrong."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from tests.fakes.certificates import Authority
 from tests.fakes.raw import RawLink
 from tests.fakes.store import (
     HASH_BYTES,
@@ -130,6 +132,24 @@ def test_a_block_is_checked_once_and_then_found_without_asking(
             assert lease.blocks == 2
             assert bytes(lease.view(1)) == content_of(names(hashes)[1], BLOCK)
     assert asked(server) == 1  # the first time the node looked
+
+
+def test_a_client_may_vouch_under_tls(authority: Authority, tmp_path: Path) -> None:
+    hashes, path = chain_of(2), str(tmp_path / "tls.sock")
+    node = StoreServer(unix_path=path, pool_bytes=16 << 20, tls=authority.sign().server())
+    node.start()
+    try:
+        url, trust = f"kvs://127.0.0.1:{node.port}", authority.trust
+        with (
+            StoreClient(url, transport="tcp", check_puts=False, tls=trust) as writer,
+            StoreClient(f"kv+unix://{path}", transport="shm") as reader,
+        ):
+            assert put_chain(writer, MANIFEST, hashes) == 2
+            with reader.acquire(MANIFEST, hashes) as lease:
+                assert lease.blocks == 2
+            assert asked(node) == 1
+    finally:
+        node.stop()
 
 
 def test_over_shared_memory_digests_are_computed_of_what_is_copied(
