@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline stubs vllm-env docker rdma drill soak
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline stubs vllm-env docker rdma drill page soak
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
 
@@ -40,6 +40,9 @@ bench: ## the quick benchmarks; figures in build/
 	$(PYTHON) -m benchmarks.copy_plans --quick --json build/copy_plans.json
 	$(PYTHON) -m benchmarks.store --quick --json build/store.json
 	$(PYTHON) -m benchmarks.wire --quick --json build/wire.json
+
+page: ## the status page in a headless browser
+	$(PYTHON) -m pytest -m page tests/page
 
 soak: ## 2,000 idle streams, then two minutes of a router at 70 % load: flat memory, flat latency
 	@mkdir -p build

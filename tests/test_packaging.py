@@ -5,6 +5,7 @@ import sys
 import tarfile
 import venv
 import zipfile
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,9 @@ def test_the_wheel_holds_both_packages_their_native_modules_and_stubs(wheel: Pat
     for stem in ("kvstore/_core", "kvrouter/_native"):
         assert any(name.startswith(stem) and name.endswith(".so") for name in names), stem
         assert f"{stem}.pyi" in names
+    page = files("kvrouter.page") / "static"
+    for each in page.iterdir():
+        assert f"kvrouter/page/static/{each.name}" in names
     tops = {name.split("/")[0] for name in names if not name.split("/")[0].endswith("-info")}
     assert {top for top in tops if ".dist-info" not in top} == {"kvrouter", "kvstore"}
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Final
 from kvrouter.access.access import Access
 from kvrouter.access.ports import Ports, split
 from kvrouter.admin import Admin
-from kvrouter.admission import Admission
 from kvrouter.budget import RecomputeBudget
+from kvrouter.build import entrance, store_client
 from kvrouter.canary.canary import make_canary
 from kvrouter.chains import Chains
 from kvrouter.discovery import make_source
 from kvrouter.discovery.flags import FlagsSource
 from kvrouter.discovery.following import Discovery
 from kvrouter.dispatch import Ahead
-from kvrouter.entrance import Entrance, Standby
+from kvrouter.entrance import Standby
 from kvrouter.families import FAMILIES
 from kvrouter.fanout import Fanout
 from kvrouter.fleet import Fleet
@@ -36,6 +36,7 @@ from kvrouter.leg import Legs
 from kvrouter.metrics import Metrics, Reading
 from kvrouter.models import ModelNames
 from kvrouter.outlet import Direct
+from kvrouter.page.board import Board
 from kvrouter.passthrough import Passthrough
 from kvrouter.policies import make_policy
 from kvrouter.pool import Pool
@@ -51,7 +52,6 @@ from kvrouter.status import Status
 from kvrouter.survey import Survey
 from kvrouter.tokens import LocalTokenizer, TokenSource
 from kvrouter.tracing.start import start_traces
-from kvstore.aio import AsyncStoreClient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,12 +61,13 @@ if TYPE_CHECKING:
     from kvrouter.engine import Engine
     from kvrouter.http.server import Handler, HttpServer
     from kvrouter.log import RequestLog
+    from kvrouter.page.control import ControlSide
     from kvrouter.tracing.exporter import Exporter
     from kvrouter.tracing.trace import Tracing
 
+    Row = tuple[str, str, Handler]
+
 CONNECT_S: Final = 5.0
-STORE_DEADLINE_S: Final = 2.0
-"""A store that does not answer for so long is given up, until it can be connected again."""
 STORE_WAIT_S: Final = 2.0
 """How long the start waits for the store, which may also come later."""
 TRACES_S: Final = 3.0
@@ -106,12 +107,12 @@ class App:
         self._ledger: EventLedger | None = None
         if settings.kv_events_bind is not None:
             self._ledger = EventLedger(self.index, self.pool.find, lambda: self.pool.domain)
-        self._client = _store_client(settings)
+        self._client = store_client(settings)
         redis = settings.redis.get_secret_value()
         self._redis = RedisLink(redis) if redis else None
         self._store = StoreView(self._client) if self._client is not None else None
         self.budget = RecomputeBudget(settings.recompute_budget_tokens)
-        self.entrance = _entrance(settings, self.metrics)
+        self.entrance = entrance(settings, self.metrics)
         self.standby = Standby(settings.engine_wait_s, settings.queue_size)
         self._tokenizer = LocalTokenizer(settings.tokenizer) if settings.tokenizer else None
         self._subscriber: EventSubscriber | None = None
@@ -126,6 +127,7 @@ class App:
         self._sweeper: asyncio.Task[None] | None = None
         self.ports: Ports | None = None
         self.server: HttpServer | None = None
+        self._board = Board() if settings.control_port is not None else None
         self.prober = self._make_prober()
         self.fleet = Fleet(self.pool, self.prober)
         self.flags = FlagsSource(settings.engines)
@@ -172,12 +174,13 @@ class App:
             ("POST", "/v1/completions", router.completions),
             ("POST", "/v1/chat/completions", router.chat),
             *self._passthrough(self._legs).routes(),
-            *self._status().routes(),
         ]
+        status = self._status()
+        routes += status.routes()
         if settings.admin:
             token = settings.admin_token.get_secret_value()
             routes += Admin(self.pool, self.fleet, self.prober, token).routes()
-        port = await self._listen(routes)
+        port = await self._listen(routes, status)
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
         self.prober.begin(self.pool.all())
         await self.discovery.start()
@@ -185,12 +188,13 @@ class App:
         self._asked = True
         return port
 
-    async def _listen(self, routes: list[tuple[str, str, Handler]]) -> int:
+    async def _listen(self, routes: list[tuple[str, str, Handler]], status: Status) -> int:
         """Open the ports; returns the public one."""
         settings = self.settings
         control = None
-        if settings.control_port is not None:
-            routes, control = split(routes)
+        if self._board is not None:
+            routes, rows = split(routes)
+            control = self._control_side(self._board, status, rows)
         gate = self.access.gate(Routes(routes).handle, self.metrics, self._lines)
         self.ports = Ports(gate.handler, control)
         self.server = self.ports.public
@@ -302,6 +306,7 @@ class App:
             tells_route=settings.route_headers,
             tracing=self._tracing,
             canary=self._canary,
+            board=self._board,
         )
 
     def _passthrough(self, legs: Legs) -> Passthrough:
@@ -329,6 +334,12 @@ class App:
             keys=lambda: self.access.asks,
             apart=self.settings.control_port is not None,
         )
+
+    def _control_side(self, board: Board, status: Status, rows: list[Row]) -> ControlSide:
+        """What is served on the control port: `rows`, and the page."""
+        from kvrouter.page.wiring import control_side  # noqa: PLC0415 (heavy, and seldom wanted)
+
+        return control_side(self, board, status, rows, ledger=self._ledger, client=self._client)
 
     def _expose(self, tokens: TokenSource) -> None:
         """Let a scrape see what other objects count and know."""
@@ -375,20 +386,3 @@ class App:
 
 def _manifests_differ(one: str, other: str) -> str:
     return f"manifests {one[:12]} and {other[:12]}"
-
-
-def _entrance(settings: RouterSettings, metrics: Metrics) -> Entrance:
-    admission = Admission(settings.max_concurrent_requests, settings.queue_size)
-    return Entrance(admission, settings.queue_timeout_s, settings.tenant_header, metrics)
-
-
-def _store_client(settings: RouterSettings) -> AsyncStoreClient | None:
-    if settings.store is None:
-        return None
-    return AsyncStoreClient(
-        settings.store,
-        name="router",
-        token=settings.store_token.get_secret_value(),
-        tls=settings.store_tls,
-        deadline_s=STORE_DEADLINE_S,
-    )

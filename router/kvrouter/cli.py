@@ -61,6 +61,12 @@ COMMANDS: Final = (
         "kvrouter.doctor.run:run",
     ),
     Command(
+        "status",
+        "show what a router knows at this moment, each second, or once for a script",
+        "kvrouter.terminal.config:StatusSettings",
+        "kvrouter.terminal.run:run",
+    ),
+    Command(
         "demo",
         "run store, engines and router on this machine, send them requests, kill one",
         "kvrouter.demo.config:DemoSettings",

@@ -98,6 +98,7 @@ class Identity:
         bootstrap: where decode engines find it, None where they need not.
         ranks: how its KV events number its data-parallel ranks, in the order in which a request
             names them (0, 1, ...); empty where it tells of none.
+        version: of its server, as it tells.
     """
 
     models: tuple[str, ...]
@@ -113,6 +114,7 @@ class Identity:
     alone: bool = True
     bootstrap: Bootstrap | None = None
     ranks: tuple[int, ...] = ()
+    version: str | None = None
     domain: HashDomain | None = field(init=False, compare=False, repr=False, default=None)
     """The domain of its block hashes; None where it does not tell its block size."""
 

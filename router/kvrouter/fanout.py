@@ -223,6 +223,7 @@ class _Gathering:
             exchange.start(200, fields=SSE_FIELDS + self._passage.answer_fields, hold=True)
             exchange.throttle = self._throttle
         tap = _Tap(self._merge, share, first, answer, exchange, self._metrics, spoken)
+        part.tap = tap
         exchange.on_close(answer.close)  # before another piece comes
         try:
             with self._throttle.holding(answer):

@@ -82,6 +82,7 @@ class Option:
         kind: "list", "switch", "choice" or "value".
         choices: what a "choice" may be.
         metavar: what help calls its value.
+        positional: whether it may also be given without its flag.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Option:
     kind: str
     choices: tuple[str, ...]
     metavar: str
+    positional: bool = False
 
 
 def options(model: type[BaseSettings]) -> Iterator[Option]:
@@ -104,7 +106,8 @@ def options(model: type[BaseSettings]) -> Iterator[Option]:
         aliases = extra.get("flags", [])
         flags = ("--" + name.replace("_", "-"), *(str(f) for f in _items(aliases)))
         default, text = _default(info), _as_sentence(info.description or "")
-        yield Option(name, flags, f"{prefix}{name}".upper(), default, text, kind, choices, metavar)
+        env, bare = f"{prefix}{name}".upper(), bool(extra.get("positional"))
+        yield Option(name, flags, env, default, text, kind, choices, metavar, bare)
 
 
 def add_flags(parser: argparse.ArgumentParser, model: type[BaseSettings]) -> None:
@@ -131,6 +134,14 @@ def add_flags(parser: argparse.ArgumentParser, model: type[BaseSettings]) -> Non
         else:
             common.update(metavar=option.metavar)
         parser.add_argument(*option.flags, **common)
+        if option.positional:
+            parser.add_argument(
+                option.name,
+                nargs="?",
+                default=argparse.SUPPRESS,
+                metavar=option.name.upper(),
+                help=f"The same as {option.flags[0]}.",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ _VERSION: Final = re.compile(r"(\d+)\.(\d+)")
 _MOONCAKE_FROM: Final = (0, 8)  # no vLLM before has a connector of this kind
 _IDS_DIFFER_FROM: Final = (0, 14)  # v1/engine/input_processor.py adds random letters to ids
 _TRANSFERS_FROM: Final = (0, 16)  # MooncakeConnector with transfer_id and bootstrap servers
+MAX_VERSION: Final = 64
 MAX_RANKS: Final = 512
 """Data-parallel ranks of one engine: each is a target of its own, with connections and counts."""
 
@@ -119,6 +120,7 @@ class Introducer:
             alone=alone,
             bootstrap=bootstrap,
             ranks=self._ranks(engine, metrics, info, bootstrap),
+            version=await self._version(engine, name, info),
         )
 
     async def _family_of(self, engine: Engine) -> str | None:
@@ -137,6 +139,12 @@ class Introducer:
             engine.address,
         )
         return "openai"
+
+    async def _version(self, engine: Engine, name: str, info: dict[str, Any]) -> str | None:
+        """The version of its server, where it tells one."""
+        told = info if info or name == "openai" else await self._maybe(engine, "/version")
+        version = told.get("version")
+        return version[:MAX_VERSION] if isinstance(version, str) else None
 
     async def _mooncake_form(self, engine: Engine) -> str:
         """The family of its version of MooncakeConnector; as the user says where none is told.

@@ -60,6 +60,7 @@ class Direct:
         exchange.start(200, fields=SSE_FIELDS + passage.answer_fields, hold=True)
         usage = _wants_usage(passage)
         relay = Relay(exchange, answer, self._metrics.gaps.counts, self.tidy(passage))
+        passage.tap = relay
         try:
             await relay.run(self._legs.deadlines.idle_s)
         except UpstreamError as error:

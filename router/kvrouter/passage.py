@@ -11,7 +11,7 @@ from itertools import count
 from operator import attrgetter
 from secrets import token_hex
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kvrouter.landing import Outcome
 from kvrouter.route_lines import route_lines
@@ -83,6 +83,14 @@ class Watched:
         return task.result().outcome is Outcome.LANDED
 
 
+class Tap(Protocol):
+    """What a stream goes through on its way to the client."""
+
+    @property
+    def events(self) -> int:
+        """Server-sent events so far."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pinned:
     """KV that a prefill engine keeps for one decode engine.
@@ -126,6 +134,8 @@ class Passage:
         shares: the passages of its parts, where it is served in several.
         names_tokens: whether the decode engine is to name the tokens of a stream's events.
         trace: what is noted of it, where it is traced.
+        queued: whether it waits for its turn.
+        tap: what its answer streams through.
     """
 
     exchange: Exchange
@@ -165,6 +175,8 @@ class Passage:
     shares: list[Passage] | None = None
     names_tokens: bool = False
     trace: Trace | None = None
+    queued: bool = False
+    tap: Tap | None = None
 
     @property
     def cached_tokens(self) -> int | None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from kvrouter.budget import RecomputeBudget
+    from kvrouter.engine import Engine
     from kvrouter.kv_events import EventLedger
     from kvrouter.metrics import Row
     from kvrouter.pool import Pool
@@ -128,8 +129,7 @@ class Readings:
 
     def _index_states(self) -> Iterator[Row]:
         for engine in self._pool.targets():
-            naming = self._ledger.naming(engine) if self._ledger is not None else None
-            yield (engine.address, naming.value if naming is not None else "guessed"), 1.0
+            yield (engine.address, index_state(self._ledger, engine)), 1.0
 
     def _recomputed(self) -> Iterator[Row]:
         yield (), float(self._budget.tokens)
@@ -137,6 +137,12 @@ class Readings:
     def _refusals(self) -> Iterator[Row]:
         for prefill, decode, _ in self._sharing.refused():
             yield (prefill.address, decode.address), 1.0
+
+
+def index_state(ledger: EventLedger | None, engine: Engine) -> str:
+    """How exactly the router knows what `engine` holds, in a word."""
+    naming = ledger.naming(engine) if ledger is not None else None
+    return naming.value if naming is not None else "guessed"
 
 
 def _rows(counter: Mapping[str, int]) -> Iterator[Row]:

@@ -63,6 +63,7 @@ class _Resuming:
         if not exchange.started:
             exchange.start(200, fields=SSE_FIELDS + passage.answer_fields, hold=True)
         relay = Relay(exchange, answer, self._metrics.gaps.counts, self._tidy(passage, answer))
+        self._first.tap = relay
         try:
             await relay.run(self._legs.deadlines.idle_s, end=False)
         except UpstreamError as error:

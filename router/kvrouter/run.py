@@ -58,12 +58,13 @@ def _quiet_collector() -> None:
 
 
 def _say_where(app: App, port: int) -> None:
-    """Name the URLs on standard output, the public one last: then both are open."""
+    """Name the URLs on standard output, the public one first: all of them are open."""
     assert app.ports is not None
     scheme, control = app.ports.scheme, app.ports.control
+    print(f"kvrouter ready: {scheme}://{app.settings.host}:{port}", flush=control is None)
     if control is not None:
-        print(f"kvrouter control: {scheme}://{app.settings.control_host}:{control.port}")
-    print(f"kvrouter ready: {scheme}://{app.settings.host}:{port}", flush=True)
+        url = f"{scheme}://{app.settings.control_host}:{control.port}"
+        print(f"kvrouter control: {url}", flush=True)
 
 
 async def _main(app: App, reread: Callable[[], RouterSettings]) -> None:

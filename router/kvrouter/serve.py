@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kvrouter.models import ModelNames
     from kvrouter.openai import Kind, Request
     from kvrouter.outlet import Outlet
+    from kvrouter.page.board import Board
     from kvrouter.resume import Resumption
     from kvrouter.tracing.trace import Tracing
 
@@ -51,6 +52,7 @@ class Router:
         tells_route: whether answers say where their request ran.
         tracing: decides which requests are traced; None: none is.
         canary: serves and judges a sample of the requests; None: there is none.
+        board: is told of requests that come and end; None: nobody looks.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Router:
         tells_route: bool = False,
         tracing: Tracing | None = None,
         canary: Canary | None = None,
+        board: Board | None = None,
     ) -> None:
         self._journey = journey
         self._fanout = fanout
@@ -83,6 +86,7 @@ class Router:
         self._tells_route = tells_route
         self._tracing = tracing
         self._canary = canary
+        self._board = board
         self._ids = RequestIds()
 
     def completions(self, exchange: Exchange) -> Awaitable[None]:
@@ -96,13 +100,16 @@ class Router:
     async def serve(self, exchange: Exchange, kind: Kind) -> None:
         """Answer one request. Never raises but when it is cancelled."""
         passage = self._begin(exchange)
+        if self._board is not None:
+            self._board.enter(passage)
         tenant = self._entrance.tenant(exchange.headers, exchange.caller)
         entered = self._entrance.enter(tenant)
         try:
             if not entered:
                 passage.request = parse(exchange.body, kind, self.max_choices)
+                passage.queued = True
                 await self._entrance.turn(tenant, priority(passage.request))
-                entered = True
+                entered, passage.queued = True, False
                 passage.waited(passage.started_s, "capacity")
             self._metrics.running += 1
             await self._route(passage, kind, tenant)
@@ -183,6 +190,8 @@ class Router:
         caller = passage.exchange.caller
         if caller is not None:
             caller.charge(passage.generated)
+        if self._board is not None:
+            self._board.leave(passage)
         now_s = monotonic()
         parts = note_end(passage, now_s, self._metrics)
         if self._log is not None:

@@ -100,19 +100,24 @@ class Status:
 
     async def health(self, exchange: Exchange) -> None:
         """200 while requests can be served, also where that means computing without reuse."""
+        status, lacking = self.condition()
+        if status in ("starting", "unavailable"):
+            _unavailable(exchange, status, lacking[0])
+        else:
+            exchange.respond(200, orjson.dumps({"status": status, "lacking": lacking}))
+
+    def condition(self) -> tuple[str, list[str]]:
+        """`status` of /health, and what is lacking, in sentences."""
         if not self._asked():
-            _unavailable(exchange, "starting", "not every engine has been asked yet")
-            return
+            return "starting", ["not every engine has been asked yet"]
+        if not self._pool.engines(Role.DECODE):
+            return "unavailable", ["no decode engine is available"]
         lacking = []
         if self._pool.named(Role.PREFILL) and not self._pool.engines(Role.PREFILL):
             lacking.append("no prefill engine is available: decode engines compute prompts")
         if not self._store_connected():
             lacking.append("the store is not connected")
-        if not self._pool.engines(Role.DECODE):
-            _unavailable(exchange, "unavailable", "no decode engine is available")
-            return
-        status = "degraded" if lacking else "ok"
-        exchange.respond(200, orjson.dumps({"status": status, "lacking": lacking}))
+        return "degraded" if lacking else "ok", lacking
 
     async def healthcheck(self, exchange: Exchange) -> None:
         """How many engines there are, as vLLM's toy proxy says it; 503 where none decodes."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from kvrouter.http.routes import Routes
 from kvrouter.http.server import HttpServer
 
 if TYPE_CHECKING:
@@ -32,21 +31,38 @@ def split(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
     return public, [row for row in listed if row[1] in CONTROL | BOTH]
 
 
+class Server(Protocol):
+    """What a port needs of who serves it: `HttpServer`, or `kvrouter.page.control.ControlSide`."""
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+
+    async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
+        """Accept connections; returns the port. Raises OSError."""
+
+    async def renew(self, tls: ssl.SSLContext) -> None:
+        """Show these certificates from now on. Raises OSError."""
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Stop. Idempotent."""
+
+
 class Ports:
     """Both servers, opened and closed together.
 
     Args:
         public: answers those who call the model.
-        control: endpoints of the control port, which needs no key; None: there is no such port.
+        control: serves the control port, which needs no key; None: there is no such port.
 
     Attributes:
         public: the server of the public port.
         control: that of the control port.
     """
 
-    def __init__(self, public: Handler, control: Iterable[Row] | None) -> None:
+    def __init__(self, public: Handler, control: Server | None) -> None:
         self.public = HttpServer(public)
-        self.control = HttpServer(Routes(control).handle) if control is not None else None
+        self.control = control
         self._tls: ssl.SSLContext | None = None
         self._renewing: asyncio.Task[None] | None = None
 
@@ -100,7 +116,8 @@ class Ports:
     async def _renew(self, before: asyncio.Task[None] | None, tls: ssl.SSLContext) -> None:
         if before is not None:
             await before
-        for server in (self.public, self.control):
+        servers: tuple[Server | None, ...] = (self.public, self.control)
+        for server in servers:
             if server is None:
                 continue
             try:

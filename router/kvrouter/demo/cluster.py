@@ -74,12 +74,15 @@ async def start_router(
 ) -> Child:
     """The router before prefill and decode engines, which publish KV events to `events`."""
     prefill, decode = ([each.http for each in role] for role in engines)
-    return await children.start(
+    control = free_port()
+    router = await children.start(
         "router",
         *("serve", "--port", str(port), "--store", store.urls["kv"]),
         *("--prefill", *prefill, "--decode", *decode),
-        *("--kv-events-bind", events, "--log-level", "warning"),
+        *("--kv-events-bind", events, "--log-level", "warning", "--control-port", str(control)),
     )
+    router.urls["page"] = f"http://127.0.0.1:{control}"
+    return router
 
 
 def free_port() -> int:

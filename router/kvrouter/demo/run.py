@@ -71,7 +71,8 @@ class Demo:
         progress.step(setup.opening())
         cluster = await setup.start(self._children, self._session, folder)
         await _ready(self._session, cluster.router.http, setup.model)
-        progress.line(f"router {cluster.router.http}   store {cluster.store.urls['kv']}")
+        urls = f"router {cluster.router.http}   page {cluster.router.urls['page']}"
+        progress.line(f"{urls}   store {cluster.store.urls['kv']}")
         self._work.url = cluster.router.http
         progress.step(f"cold: {settings.documents} documents, each for the first time")
         for done, reader in enumerate(conversations(settings.documents, settings.documents), 1):

@@ -19,8 +19,8 @@ class PortSettings(BaseModel):
         default=None,
         ge=0,
         le=65535,
-        description="Port of its own for /workers and /metrics, which are then not on --port; 0 "
-        "takes a free one. Health is told on both.",
+        description="Port of its own for /workers and /metrics, which are then not on --port, and "
+        "for the status page; 0 takes a free one. Health is told on both.",
     )
     control_host: str = Field(
         default="127.0.0.1", description="Address on which --control-port listens."

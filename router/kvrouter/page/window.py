@@ -1,0 +1,109 @@
+"""Numbers over time: sums of the last minute, and a bounded ring of buckets. Pure, with a clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+BUCKET_S: Final = 5.0
+HISTORY_S: Final = 900.0
+MINUTE_S: Final = 60.0
+
+
+class Growth:
+    """How much counters grew within the last `span_s`, from readings taken now and then.
+
+    Args:
+        span_s: seconds.
+    """
+
+    def __init__(self, span_s: float = MINUTE_S) -> None:
+        self._span_s = span_s
+        self._readings: deque[tuple[float, Mapping[str, float]]] = deque()
+
+    def note(self, now_s: float, totals: Mapping[str, float]) -> None:
+        """Counters stand at `totals` now; one that fell was begun anew, and so is all of it."""
+        if self._readings and any(
+            value < self._readings[-1][1].get(name, 0) for name, value in totals.items()
+        ):
+            self._readings.clear()
+        self._readings.append((now_s, totals))
+        while len(self._readings) > 2 and self._readings[1][0] <= now_s - self._span_s:
+            self._readings.popleft()
+
+    def of(self, name: str) -> float:
+        """By how much `name` grew."""
+        if not self._readings:
+            return 0.0
+        first, last = self._readings[0][1], self._readings[-1][1]
+        return last.get(name, 0.0) - first.get(name, 0.0)
+
+    @property
+    def covered_s(self) -> float:
+        """From the first reading that counts to the last."""
+        return self._readings[-1][0] - self._readings[0][0] if self._readings else 0.0
+
+
+class Ring:
+    """The last buckets of several series.
+
+    Args:
+        names: of the series.
+        bucket_s: seconds of a bucket.
+        buckets: how many are kept.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        bucket_s: float = BUCKET_S,
+        buckets: int = int(HISTORY_S / BUCKET_S),
+    ) -> None:
+        self.bucket_s = bucket_s
+        self._series: dict[str, deque[float | None]] = {
+            name: deque(maxlen=buckets) for name in names
+        }
+
+    def push(self, bucket: Mapping[str, float | None]) -> None:
+        """One more bucket is over; a series that it does not name has null."""
+        for name, series in self._series.items():
+            value = bucket.get(name)
+            series.append(None if value is None else round(value, 5))
+
+    def series(self) -> dict[str, list[float | None]]:
+        """Every series, the oldest bucket first."""
+        return {name: list(values) for name, values in self._series.items()}
+
+
+class Recent:
+    """The latest values of something, no older than `span_s` and no more than `limit`.
+
+    Args:
+        clock: seconds, monotonic.
+        span_s: seconds.
+        limit: values that are kept at most: beyond it the oldest go.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], span_s: float = MINUTE_S, limit: int = 4096
+    ) -> None:
+        self._clock = clock
+        self._span_s = span_s
+        self._values: deque[tuple[float, float]] = deque(maxlen=limit)
+
+    def add(self, value: float) -> None:
+        """One more."""
+        self._values.append((self._clock(), value))
+
+    def quantiles(self, *shares: float) -> list[float | None]:
+        """The value below which each of `shares` (0 to 1) of them lie; None without any."""
+        since_s = self._clock() - self._span_s
+        while self._values and self._values[0][0] < since_s:
+            self._values.popleft()
+        ordered = sorted(value for _, value in self._values)
+        if not ordered:
+            return [None for _ in shares]
+        return [ordered[min(int(share * len(ordered)), len(ordered) - 1)] for share in shares]

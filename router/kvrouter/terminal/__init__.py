@@ -1,0 +1,1 @@
+"""`kvrouter status`: what a router knows at this moment, in a terminal or for a script."""

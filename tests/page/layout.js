@@ -1,0 +1,3 @@
+// Where every part stands: equal before and after, nothing has moved.
+[...document.querySelectorAll("main, section, h2, .tile, .plot, .legend dd, tbody tr, .tier")]
+  .map((e) => { const b = e.getBoundingClientRect(); return [e.id || e.tagName, b.top, b.left, b.width, b.height].join(" "); })

@@ -1,0 +1,193 @@
+"""What the board tells of requests: from passages as the router has them."""
+
+from typing import Any, cast
+
+import pytest
+
+from kvrouter.families.base import Handoff
+from kvrouter.openai import parse
+from kvrouter.page.board import SHOWN_REQUESTS, Board, phase
+from kvrouter.page.model import FlowCard
+from kvrouter.passage import Passage
+
+from .test_window import Clock
+
+
+def passage(name: str = "r", *, stream: bool = True, started_s: float = 0.0) -> Passage:
+    made = Passage(cast("Any", None), cast("Any", None), name, b"", started_s)
+    body = b'{"model": "m", "prompt": [1, 2, 3, 4], "stream": %s}' % (
+        b"true" if stream else b"false"
+    )
+    made.request = parse(body, "completion", 8)
+    return made
+
+
+def decoded(made: Passage, prefill: str | None, decode: str, first_s: float) -> Passage:
+    made.prefill_engine, made.decode_engine = prefill, decode
+    made.handoff = Handoff() if prefill else None
+    made.planned_s, made.first_s = made.started_s + 0.1, first_s
+    return made
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def board(clock: Clock) -> Board:
+    return Board(clock)
+
+
+def test_a_request_is_listed_from_its_arrival_to_its_end(board: Board) -> None:
+    one, other = passage("one"), passage("other")
+    board.enter(one)
+    board.enter(other)
+    assert [card.id for card in board.requests().shown] == ["one", "other"]
+    board.leave(one)
+    assert [card.id for card in board.requests().shown] == ["other"]
+    board.leave(other)
+    assert board.requests().total == 0
+
+
+def test_two_requests_of_one_id_are_two_rows(board: Board) -> None:
+    same = [passage("same"), passage("same")]
+    for one in same:
+        board.enter(one)
+    assert len({card.key for card in board.requests().shown}) == 2
+
+
+def test_only_the_oldest_are_listed_and_all_are_counted(board: Board) -> None:
+    for number in range(SHOWN_REQUESTS + 20):
+        board.enter(passage(str(number)))
+    requests = board.requests()
+    assert requests.total == SHOWN_REQUESTS + 20
+    assert [card.id for card in requests.shown] == [str(n) for n in range(SHOWN_REQUESTS)]
+
+
+def test_phases_follow_each_other_on_the_way_of_a_request() -> None:
+    made = passage()
+    made.queued = True
+    phases = [phase(made)]
+    made.queued = False
+    phases.append(phase(made))
+    made.prefill_engine = "p:1"
+    phases.append(phase(made))
+    made.handoff = Handoff()
+    phases.append(phase(made))
+    made.decode_engine = "d:1"
+    phases.append(phase(made))
+    made.first_s = 1.0
+    phases.append(phase(made))
+    assert phases == ["queue", "plan", "prefill", "landing", "decode", "stream"]
+
+
+def test_a_flow_is_counted_once_be_it_seen_under_way_or_at_its_end(
+    board: Board, clock: Clock
+) -> None:
+    clock.now_s = 100.0
+    long, short = passage(started_s=99.0), passage(started_s=99.5)
+    for one in (long, short):
+        board.enter(one)
+    decoded(long, "p:1", "d:1", 99.9)
+    board.look()
+    board.look()
+    decoded(short, "p:1", "d:1", 99.9)
+    board.leave(long)
+    board.leave(short)
+    assert board.flows() == [FlowCard("p:1", "d:1", 2, 8)]
+
+
+def test_flows_are_those_of_the_last_minute(board: Board, clock: Clock) -> None:
+    for second in (0.0, 50.0, 100.0):
+        clock.now_s = second
+        one = passage(started_s=second)
+        board.enter(one)
+        board.leave(decoded(one, None, f"d:{second:.0f}", second + 0.1))
+    assert {flow.decode for flow in board.flows()} == {"d:50", "d:100"}
+
+
+def test_ranks_flow_as_their_server(board: Board) -> None:
+    one = passage()
+    board.enter(one)
+    board.leave(decoded(one, "p:1@3", "d:1@0", 0.2))
+    assert board.flows() == [FlowCard("p:1", "d:1", 1, 4)]
+
+
+def test_a_prompt_whose_prefill_leg_failed_came_from_nowhere(board: Board) -> None:
+    one = passage()
+    board.enter(one)
+    decoded(one, "p:1", "d:1", 0.2).handoff = None
+    board.leave(one)
+    assert board.flows() == [FlowCard(None, "d:1", 1, 4)]
+
+
+def test_a_request_that_was_never_answered_is_no_flow(board: Board) -> None:
+    one = passage()
+    board.enter(one)
+    board.leave(one)
+    assert board.flows() == []
+    assert board.take_parts()[0] == 0
+
+
+def test_prompts_of_one_request_flow_each_to_its_engine(board: Board) -> None:
+    whole = passage()
+    board.enter(whole)
+    whole.shares = [decoded(passage(), "p:1", "d:1", 0.2), passage()]
+    board.look()
+    decoded(whole.shares[1], None, "d:2", 0.3)
+    board.leave(whole)
+    assert sorted(flow.decode for flow in board.flows()) == ["d:1", "d:2"]
+
+
+def test_parts_of_the_first_token_add_up_to_it(board: Board) -> None:
+    one = passage()
+    board.enter(one)
+    board.leave(decoded(one, "p:1", "d:1", 0.5))
+    begun, parts_s = board.take_parts()
+    assert begun == 1
+    assert sum(parts_s) == pytest.approx(0.5)
+    assert board.take_parts()[0] == 0
+    assert board.ttft.quantiles(0.5) == [pytest.approx(0.5)]
+
+
+class Stream:
+    """What an answer streams through."""
+
+    events = 0
+
+
+def test_tokens_that_clients_got_only_grow_and_are_counted_once(board: Board) -> None:
+    one, stream = passage(), Stream()
+    board.enter(one)
+    decoded(one, None, "d:1", 0.5).tap = stream
+    counts = []
+    for events in (3, 9):
+        stream.events = events
+        board.look()
+        counts.append(board.output_tokens)
+    one.generated = 10
+    board.leave(one)
+    board.look()
+    counts.append(board.output_tokens)
+    board.look()
+    assert [*counts, board.output_tokens] == [3, 9, 10, 10]
+
+
+def test_tokens_of_a_client_that_left_count_too(board: Board) -> None:
+    one, stream = passage(), Stream()
+    board.enter(one)
+    decoded(one, None, "d:1", 0.5).tap = stream
+    stream.events = 5
+    board.leave(one)
+    board.look()
+    assert board.output_tokens == 5
+
+
+def test_answers_that_come_whole_count_their_tokens_at_their_end(board: Board) -> None:
+    one = passage(stream=False)
+    board.enter(one)
+    decoded(one, None, "d:1", 0.5).generated = 17
+    board.leave(one)
+    board.look()
+    assert board.output_tokens == 17

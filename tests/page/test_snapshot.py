@@ -1,0 +1,134 @@
+"""The document's history, with the clock in the test's hand."""
+
+from typing import Any
+
+import pytest
+
+from kvrouter.engine import Identity, Role
+from kvrouter.metrics import Metrics
+from kvrouter.page.board import Board
+from kvrouter.page.model import Load
+from kvrouter.page.snapshot import SERIES, Snapshots, Sources
+from kvrouter.page.window import BUCKET_S, HISTORY_S
+from kvrouter.pool import Pool
+
+from .test_board import decoded, passage
+from .test_window import Clock
+
+
+class Router:
+    """What a router has, without a router."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.metrics = Metrics()
+        self.pool = Pool(self.clock)
+        self.board = Board(self.clock)
+        self.running = 0
+        sources = Sources(
+            pool=self.pool,
+            metrics=self.metrics,
+            board=self.board,
+            condition=lambda: ("ok", []),
+            index_state=lambda engine: "guessed",
+            problem=lambda engine: None,
+            load=lambda: Load(self.running, 10, 0, 0, 5),
+            store=None,
+            policy="prefix",
+        )
+        self.snapshots = Snapshots(sources, self.clock, lambda: 1e9 + self.clock.now_s)
+
+    def pass_time(self, seconds: float) -> None:
+        for _ in range(int(seconds)):
+            self.clock.now_s += 1
+            self.snapshots.tick()
+
+    def series(self, name: str) -> list[Any]:
+        return self.snapshots.snapshot().history.series[name]
+
+
+@pytest.fixture
+def router() -> Router:
+    return Router()
+
+
+def test_every_series_has_every_bucket(router: Router) -> None:
+    router.pass_time(3 * BUCKET_S)
+    history = router.snapshots.snapshot().history
+    assert set(history.series) == set(SERIES)
+    assert {len(values) for values in history.series.values()} == {3}
+
+
+def test_history_is_bounded(router: Router) -> None:
+    router.pass_time(HISTORY_S + 20 * BUCKET_S)
+    assert len(router.series("ok")) == HISTORY_S / BUCKET_S
+
+
+def test_a_bucket_counts_what_happened_in_it(router: Router) -> None:
+    router.metrics.success.add(3, "stop")
+    router.pass_time(BUCKET_S)
+    router.metrics.success.add(2, "length")
+    router.metrics.errors.add(1, "503")
+    router.pass_time(2 * BUCKET_S)
+    assert router.series("ok") == [3, 2, 0]
+    assert router.series("failed") == [0, 1, 0]
+
+
+def test_tokens_are_told_apart_by_their_source(router: Router) -> None:
+    router.metrics.prompt_tokens.add(100)
+    router.metrics.hit_tokens.add(30, "engine")
+    router.metrics.hit_tokens.add(50, "store")
+    router.pass_time(BUCKET_S)
+    shown = [router.series(n) for n in ("engine_tokens", "store_tokens", "missing_tokens")]
+    assert shown == [[30], [50], [20]]
+    minute = router.snapshots.snapshot().minute
+    assert (minute.prompt_tokens, minute.engine_tokens, minute.store_tokens) == (100, 30, 50)
+
+
+def test_times_are_means_and_unknown_where_nothing_began(router: Router) -> None:
+    one = passage(started_s=0.0)
+    router.board.enter(one)
+    router.board.leave(decoded(one, None, "d:1", 0.4))
+    router.pass_time(2 * BUCKET_S)
+    assert router.series("ttft_mean_s") == [pytest.approx(0.4, abs=1e-4), None]
+    assert router.series("begun") == [1, 0]
+
+
+def test_a_loop_that_hung_leaves_buckets_in_which_nothing_is_known(router: Router) -> None:
+    router.pass_time(BUCKET_S)
+    router.clock.now_s += 4 * BUCKET_S
+    router.snapshots.tick()
+    assert router.series("running") == [0, 0, None, None, None]
+
+
+def test_a_document_serves_all_who_ask_in_the_same_moment(router: Router) -> None:
+    first = router.snapshots.document()
+    router.running = 7
+    assert router.snapshots.document() is first
+    router.clock.now_s += 1
+    assert b'"running":7' in router.snapshots.document()
+
+
+def test_the_document_stays_small(router: Router) -> None:
+    for number in range(1000):
+        router.board.enter(passage(f"request-{number}"))
+    router.pass_time(HISTORY_S)
+    assert len(router.snapshots.document()) < 48 * 1024
+
+
+def test_an_engines_breaker_is_the_worst_of_its_ranks(router: Router) -> None:
+    engine = router.pool.add("h:1", Role.DECODE)
+    router.pool.join(engine, Identity(("m",), ranks=(0, 1), version="0.32.0"))
+    for _ in range(3):
+        router.pool.failed(engine.ranks[1], _timeout())
+    (card,) = router.snapshots.snapshot().engines
+    assert card.breaker == "open"
+    assert [rank.breaker for rank in card.ranks] == ["closed", "open"]
+    assert [rank.id for rank in card.ranks] == ["h:1@0", "h:1@1"]
+    assert card.version == "0.32.0"
+
+
+def _timeout() -> Any:
+    from kvrouter.engine import Failure
+
+    return Failure.TIMEOUT

@@ -1,0 +1,73 @@
+"""The store's tiers, as a node tells them."""
+
+from kvrouter.page.model import TierCard
+from kvrouter.page.tiers import StoreWatch
+from kvstore.errors import StoreUnavailable
+
+from .test_window import Clock
+
+MEMORY = {
+    "pool_bytes": 1000, "used_bytes": 300, "lent_bytes": 100, "blocks": 7, "draining": 0,
+    "leases": 2, "connections.shm": 3, "connections.tcp": 0, "hits_total.memory": 10,
+    "misses_total.memory": 4, "evictions_total.capacity": 1, "bytes_in_total.shm": 50,
+    "bytes_out_total.tcp": 5,
+}  # fmt: skip
+DISK = {
+    "disk_bytes": 5000, "disk_used_bytes": 600, "disk_blocks": 9, "hits_total.disk": 1,
+    "misses_total.disk": 2, "disk_evictions_total.capacity": 0, "disk_bypassed.slow": 0,
+}  # fmt: skip
+
+
+class FakeClient:
+    """A store that says what a test says."""
+
+    url = "kv://127.0.0.1:7400"
+    connected = True
+
+    def __init__(self) -> None:
+        self.told: dict[str, int] | None = dict(MEMORY)
+
+    async def stats(self) -> dict[str, int]:
+        if self.told is None:
+            raise StoreUnavailable("there is no connection")
+        return self.told
+
+
+async def test_before_it_has_said_anything_there_are_no_tiers() -> None:
+    card = StoreWatch(FakeClient(), Clock()).card()
+    assert (card.tiers, card.age_s, card.problem) == ([], None, None)
+
+
+async def test_counters_are_shown_as_what_they_grew_by_in_a_minute() -> None:
+    client, clock = FakeClient(), Clock()
+    watch = StoreWatch(client, clock)
+    await watch.ask()
+    clock.now_s = 2.0
+    assert client.told is not None
+    client.told = {**client.told, "hits_total.memory": 25, "bytes_in_total.shm": 90}
+    await watch.ask()
+    clock.now_s = 3.5
+    card = watch.card()
+    assert card.tiers == [TierCard("memory", 1000, 400, 7, 15, 0, 0, None)]
+    assert (card.in_bytes, card.out_bytes, card.age_s, card.leases) == (40, 0, 1.5, 2)
+    assert card.connections == {"shm": 3, "tcp": 0}
+
+
+async def test_a_disk_that_is_bypassed_says_why() -> None:
+    client = FakeClient()
+    client.told = {**MEMORY, **DISK, "disk_bypassed.slow": 1}
+    watch = StoreWatch(client, Clock())
+    await watch.ask()
+    assert [tier.name for tier in watch.card().tiers] == ["memory", "disk"]
+    assert watch.card().tiers[1].note == "not used for now: slow"
+
+
+async def test_a_store_that_is_away_keeps_what_it_said_last_and_says_what_is_wrong() -> None:
+    client = FakeClient()
+    watch = StoreWatch(client, Clock())
+    await watch.ask()
+    client.told = None
+    await watch.ask()
+    card = watch.card()
+    assert card.problem == "there is no connection"
+    assert len(card.tiers) == 1

@@ -1,0 +1,139 @@
+"""What `kvrouter status` writes, from a document."""
+
+import re
+
+import pytest
+
+from kvrouter.page.model import (
+    SCHEMA,
+    EngineCard,
+    FlowCard,
+    History,
+    Load,
+    Minute,
+    RequestCard,
+    RequestList,
+    RouterCard,
+    Snapshot,
+    StoreCard,
+    TierCard,
+)
+from kvrouter.page.snapshot import SERIES
+from kvrouter.terminal.draw import screen
+from kvrouter.terminal.words import Paint, bar, count, fitted, seconds, size, spark, width_of
+
+
+def engine(name: str, role: str, **more: object) -> EngineCard:
+    facts: dict[str, object] = {
+        "id": name, "role": role, "state": "up", "breaker": "closed", "requests": 3,
+        "tokens": 4096, "index": "exact", "family": "store", "version": "0.32.0",
+        "block_tokens": 64, "models": ["m"], "ranks": [], "problem": None, **more,
+    }  # fmt: skip
+    return EngineCard(**facts)  # type: ignore[arg-type]
+
+
+def document(**more: object) -> Snapshot:
+    facts: dict[str, object] = {
+        "schema": SCHEMA,
+        "time_s": 1e9,
+        "router": RouterCard("0.1.0", "ok", [], ["m"], "prefix", 1e9 - 3700, 3700.0),
+        "load": Load(5, 4096, 2, 0, 100),
+        "minute": Minute(60.0, 120, 0, 6000, 1500, 3000, 2400, 0.120, 0.480),
+        "engines": [engine("10.0.0.1:8000", "prefill"), engine("10.0.0.2:8000", "decode")],
+        "flows": [FlowCard("10.0.0.1:8000", "10.0.0.2:8000", 40, 4000)],
+        "history": History(5.0, 1e9, {name: [1.0, None, 3.0] for name in SERIES}),
+        "requests": RequestList(
+            1, [RequestCard(1, "req-1", "m", "stream", "p:1", "d:1", 2.5, 100, 17)]
+        ),
+        "store": StoreCard(
+            "kv://s:7400", True, 0.5, None,
+            [TierCard("memory", 1 << 30, 1 << 29, 100, 9, 1, 0)], 2, {"shm": 2}, 600, 1200,
+        ),
+        **more,
+    }  # fmt: skip
+    return Snapshot(**facts)  # type: ignore[arg-type]
+
+
+def shown(width: int = 120, **more: object) -> str:
+    return "\n".join(screen(document(**more), width, Paint(False)))
+
+
+def test_everything_that_matters_is_there() -> None:
+    text = shown()
+    for part in (
+        "ok", "prefix", "up 1h01m", "5 of 4096 requests under way, 2 of 100 waiting", "2/s",
+        "40/s", "120 ms, 95 % 480 ms", "25.0 % of 6.00k", "50.0 % of 6.00k", "10.0.0.1:8000",
+        "exact", "store 0.32.0", "512 MiB of 1.00 GiB", "90.0 % of 10 found", "req-1", "stream",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_tables_keep_within_the_terminal(width: int) -> None:
+    lines = screen(document(engines=[engine("a" * 90, "decode")]), width, Paint(False))
+    table = [line for line in lines if "aaaa" in line]
+    assert table
+    assert all(width_of(line) <= width for line in table)
+
+
+def test_an_engine_that_is_away_says_why() -> None:
+    gone = engine("d:1", "decode", state="away", breaker=None, problem="/health: refused")
+    assert re.search(r"d:1 +decode +away .*/health: refused", shown(engines=[gone]))
+
+
+def test_an_open_breaker_stands_in_place_of_up() -> None:
+    assert "breaker open" in shown(engines=[engine("d:1", "decode", breaker="open")])
+
+
+def test_what_others_named_cannot_move_the_cursor() -> None:
+    evil = "\x1b[2Jevil\x07\n"
+    request = RequestCard(1, evil, evil, "plan", evil, None, 1.0, None, 0)
+    text = shown(
+        requests=RequestList(1, [request]),
+        engines=[engine(evil, "decode", problem=evil)],
+        flows=[FlowCard(evil, evil, 1, 1)],
+        router=RouterCard("0.1.0", "degraded", [evil], [evil], "prefix", 0.0, 1.0),
+    )
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "evil" in text
+
+
+def test_colours_are_there_only_where_they_are_wanted() -> None:
+    assert "\x1b[" in "\n".join(screen(document(), 120, Paint(True)))
+    assert "\x1b[" not in shown()
+
+
+def test_without_store_engines_or_requests_nothing_is_made_up() -> None:
+    text = shown(store=None, engines=[], flows=[], requests=RequestList(0, []))
+    assert "no engine is named yet" in text
+    assert "kv://" not in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0, "0"),
+        (7, "7"),
+        (999, "999"),
+        (1000, "1.00k"),
+        (12345, "12.3k"),
+        (2.5e6, "2.50M"),
+    ],
+)
+def test_counts_are_short(value: float | None, text: str) -> None:
+    assert count(value) == text
+
+
+def test_times_and_sizes_have_their_units() -> None:
+    assert [seconds(v) for v in (None, 0.0012, 0.5, 1.5, 30.0)] == [
+        "-", "1.2 ms", "500 ms", "1.50 s", "30.0 s",
+    ]  # fmt: skip
+    assert [size(v) for v in (12, 1536, 5 << 30)] == ["12 B", "1.50 KiB", "5.00 GiB"]
+
+
+def test_bars_and_lines_have_their_width() -> None:
+    assert bar(0.5, 10) == "█████░░░░░"
+    assert spark([0.0, None, 4.0, 8.0], 6) == "  ▁ ▄█"
+    assert fitted("abcdef", 4) == "abc…"
