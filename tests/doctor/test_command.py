@@ -125,6 +125,34 @@ def test_a_hosts_files_are_looked_for_where_its_root_is_mounted(rig: Rig, capsys
     assert "rdma-gid" in [each["check"] for each in json.loads(out)["findings"]]
 
 
+def test_engines_of_a_discovery_file_are_examined_like_others(
+    rig: Rig, tmp_path: Path, capsys: Any
+) -> None:
+    rig.start()
+    file, dead = tmp_path / "engines.yaml", f"127.0.0.1:{free_port()}"
+    file.write_text(yaml.safe_dump({"prefill": [rig.address("prefill")], "decode": [dead]}))
+    given = ["--decode", rig.address("decode"), "--store", rig.url, "--discovery", str(file)]
+    code, out = doctor(capsys, *given, "--max-concurrent-requests", "64", "--json")
+    (finding,) = json.loads(out)["findings"]
+    assert (code, finding["subject"]) == (1, f"decode engine {dead}")
+    assert json.loads(out)["subjects"].startswith("3 engines")
+
+
+def test_a_source_of_engines_that_cannot_be_read_or_names_none_is_told(
+    tmp_path: Path, capsys: Any
+) -> None:
+    few = ("--max-concurrent-requests", "64", "--json")
+    missing = str(tmp_path / "missing.yaml")
+    code, out = doctor(capsys, "--discovery", missing, *few)
+    (finding,) = json.loads(out)["findings"]
+    assert (code, finding["check"], finding["severity"]) == (1, "discovery", "error")
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("decode: []\n")
+    code, out = doctor(capsys, "--discovery", str(empty), *few)
+    (finding,) = json.loads(out)["findings"]
+    assert (code, finding["finding"]) == (0, "it names no engine")
+
+
 async def test_a_check_that_breaks_is_a_finding_and_hides_no_other() -> None:
     async def breaks(setup: SetUp) -> list[Finding]:
         raise KeyError("unheard of")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvrouter.config import RouterSettings
     from kvrouter.doctor.asking import Asker
     from kvrouter.doctor.engine_facts import EngineFacts
+    from kvrouter.doctor.sources import Sourced
     from kvrouter.doctor.store_facts import StoreFacts
     from kvrouter.doctor.trials import Trial
     from kvrouter.families.base import Family
@@ -144,6 +145,7 @@ class SetUp:
         deadline_s: seconds that an engine may take for one request of the doctor's.
         engines: what is known of each engine, by its address.
         store: what is known of the store; None where none is named.
+        sourced: what each source of engines said, beside flags.
         trials: what became of a prompt through pairs of engines.
     """
 
@@ -152,6 +154,7 @@ class SetUp:
     families: Mapping[str, Family]
     asker: Asker
     deadline_s: float
+    sourced: list[Sourced] = field(default_factory=list)
     engines: dict[str, Once[EngineFacts]] = field(default_factory=dict)
     store: Once[StoreFacts] | None = None
     trials: Once[list[Trial]] | None = None

@@ -13,6 +13,7 @@ from kvrouter.doctor import (
     pages,
     rdma,
     sharing,
+    sources,
     store,
     tokenizers,
 )
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from kvrouter.doctor.base import Check
 
 TOPICS: Final = (
+    ("Where engines come from", sources.CHECKS),
     ("Engines", engines.CHECKS),
     ("What engines share", sharing.CHECKS),
     ("Tokens", tokenizers.CHECKS),

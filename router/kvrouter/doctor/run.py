@@ -13,11 +13,13 @@ import uvloop
 
 from kvrouter.access.tls import Trust
 from kvrouter.access.worker_keys import WorkerKeys
+from kvrouter.discovery.base import both_roles
 from kvrouter.doctor.asking import Asker
 from kvrouter.doctor.base import GRAVEST_FIRST, Finding, Host, Once, SetUp, Severity
 from kvrouter.doctor.engine_facts import learn_engine
 from kvrouter.doctor.registry import CHECKS
 from kvrouter.doctor.report import Report
+from kvrouter.doctor.sources import read_sources
 from kvrouter.doctor.store_facts import learn_store
 from kvrouter.doctor.trials import try_pairs
 from kvrouter.engine import SECURE, Engine, bare_address
@@ -56,7 +58,10 @@ async def examine(
     async with Asker(keys, trust) as asker:
         families = {name: family() for name, family in FAMILIES.items()}
         setup = SetUp(settings, host, families, asker, deadline_s)
-        for address, role in settings.engines.items():
+        setup.sourced = await read_sources(settings)
+        said = [*settings.engines.items()]
+        said += [one for each in setup.sourced for one in each.members.items()]
+        for address, role in both_roles(said).items():
             engine = Engine(bare_address(address), role, tls=address.startswith(SECURE))
             setup.engines[address] = Once(partial(learn_engine, setup, engine))
         if settings.store is not None:
@@ -68,7 +73,7 @@ async def examine(
             await setup.close()
     rows = [(check.name, one) for check, each in zip(checks, found, strict=True) for one in each]
     rows.sort(key=lambda row: GRAVEST_FIRST.index(row[1].severity))
-    return Report(tuple(rows), len(checks), monotonic() - begun_s, _subjects(settings))
+    return Report(tuple(rows), len(checks), monotonic() - begun_s, _subjects(setup))
 
 
 async def _made(check: Check, setup: SetUp) -> list[Finding]:
@@ -87,8 +92,8 @@ async def _made(check: Check, setup: SetUp) -> list[Finding]:
     return [Finding(Severity.ERROR, "kvrouter doctor", sentence, remedy)]
 
 
-def _subjects(settings: RouterSettings) -> str:
-    engines = len(settings.engines)
+def _subjects(setup: SetUp) -> str:
+    settings, engines = setup.settings, len(setup.engines)
     named = [f"{engines} engine{'' if engines == 1 else 's'}"] if engines else []
     named += [f"the store at {settings.store}"] if settings.store is not None else []
     return ", ".join([*named, "this host"])
