@@ -94,7 +94,7 @@ async def test_a_full_dev_shm_matters_where_engines_run() -> None:
         async def learn(facts: EngineFacts = facts) -> EngineFacts:
             return facts
 
-        setup = SetUp(DoctorSettings(), Full(), {}, Asker(), 1, {address: Once(learn)})
+        setup = SetUp(DoctorSettings(), Full(), {}, Asker(), 1, engines={address: Once(learn)})
         assert len(await examine(setup)) == findings, address
 
 
