@@ -196,6 +196,7 @@ class App:
             routes, rows = split(routes)
             control = self._control_side(self._board, status, rows)
         gate = self.access.gate(Routes(routes).handle, self.metrics, self._lines)
+        self.access.advise(settings.host, plain=not settings.ssl_certfile)
         self.ports = Ports(gate.handler, control)
         self.server = self.ports.public
         return await self.ports.listen(settings.host, settings.port, settings)

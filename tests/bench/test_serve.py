@@ -91,3 +91,19 @@ async def test_what_cannot_be_sent_is_said_in_a_sentence(
     assert errors.startswith("kvrouter bench serve: ")
     assert sentence in errors
     assert errors.count("\n") == 1
+
+
+async def test_a_router_with_keys_is_loaded_by_who_has_one(
+    urls: tuple[str, str], tmp_path: Path
+) -> None:
+    async with Children(tmp_path) as children:
+        router = await children.start(
+            *("router", "serve", "--port", "0", "--decode", urls[1], "--api-key", "a-key")
+        )
+        flags = ("--base-url", router.http, *LOAD)
+        status, _, errors = await bench(*flags)
+        assert status == 2
+        assert "asks for a key (401); give --api-key" in errors
+        status, out, errors = await bench(*flags, "--api-key", "a-key")
+        assert (status, errors) == (0, "")
+        assert "Successful requests:" in out

@@ -10,6 +10,7 @@ from kvrouter.access.gate import Gate
 from kvrouter.access.tls import Trust
 from kvrouter.access.worker_keys import WorkerKeys
 from kvrouter.flags import UsageError
+from kvstore.safety import is_loopback
 
 if TYPE_CHECKING:
     from kvrouter.http.server import Handler, HttpServer
@@ -56,6 +57,15 @@ class Access:
         for reading in gate.readings():
             metrics.add(reading)
         return gate
+
+    def advise(self, host: str, *, plain: bool) -> None:
+        """Warn, once at the start, where keys would travel to other hosts as they are."""
+        if plain and self.asks and not is_loopback(host):
+            log.warning(
+                "keys travel in the clear to %s: give --ssl-certfile and --ssl-keyfile, or keep "
+                "the wire to a network that you trust with them",
+                host,
+            )
 
     def follow(self, settings: AccessSettings, server: HttpServer | None) -> None:
         """Take the keys over as they stand now; where they cannot be used, all stays as it is.

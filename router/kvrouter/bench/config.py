@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 Name = Literal["ttft", "tpot", "itl", "e2el"]
@@ -24,6 +24,10 @@ class BenchSettings(BaseSettings):
     )
     model: str | None = Field(
         default=None, description="model to ask for; default: the first that /v1/models names"
+    )
+    api_key: SecretStr = Field(
+        default=SecretStr(""),
+        description="key to bring, as Authorization: Bearer; better given in the environment",
     )
     num_prompts: int = Field(default=1000, ge=1, le=10_000_000, description="requests in all")
     random_input_len: int = Field(

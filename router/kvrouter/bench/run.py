@@ -37,7 +37,11 @@ def run(settings: BenchSettings) -> int:
 async def _run(settings: BenchSettings) -> int:
     timeout = aiohttp.ClientTimeout(total=settings.request_timeout)
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+    key = settings.api_key.get_secret_value()
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, headers=headers
+    ) as session:
         model = settings.model or await _first_model(session, settings.base_url)
         trial = next(load.prompts(settings.model_copy(update={"seed": settings.seed + 1})))
         problem = (await load.send(session, settings, model, trial)).error
@@ -61,6 +65,8 @@ async def _run(settings: BenchSettings) -> int:
 async def _first_model(session: aiohttp.ClientSession, base_url: str) -> str:
     try:
         async with asyncio.timeout(ASK_S), session.get(f"{base_url}/v1/models") as answer:
+            if answer.status == 401:
+                raise UsageError(f"{base_url} asks for a key (401); give --api-key")
             name: str = orjson.loads(await answer.read())["data"][0]["id"]
             return name
     except (aiohttp.ClientError, TimeoutError) as error:

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from tests.fakes.certificates import Authority
 from tests.fakes.engine import engines
 
+from kvrouter.access.access import Access
 from kvrouter.access.keys import file_line, new_key
 from kvrouter.access.ports import Ports
 from kvrouter.access.tls import client_context
@@ -225,6 +226,18 @@ async def test_a_process_reads_keys_and_certificates_again_on_sighup(
         assert '"key":"b"' in said
         assert key not in said
         assert other not in said
+
+
+def test_keys_in_the_clear_are_warned_of_where_other_hosts_see_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    access = Access(RouterSettings(decode=["d:1"], api_key=[SecretStr("k")]))
+    access.advise("127.0.0.1", plain=True)
+    access.advise("0.0.0.0", plain=False)
+    Access(RouterSettings(decode=["d:1"])).advise("0.0.0.0", plain=True)
+    assert caplog.text == ""
+    access.advise("0.0.0.0", plain=True)
+    assert "keys travel in the clear to 0.0.0.0" in caplog.text
 
 
 def test_the_clients_context_trusts_this_machines_authorities_by_default() -> None:
