@@ -12,6 +12,7 @@ namespace kv {
 namespace {
 
 constexpr HolderSet kUsed{0, 1ull << 63};
+constexpr size_t kWrapped = 1024;  // more than entries ever lie from their place
 constexpr size_t kAhead = 8;  // lookups whose memory is asked for before it is needed
 
 uint64_t id_at(const uint8_t* hashes, size_t block) {
@@ -114,6 +115,24 @@ std::vector<HolderRun> PrefixTable::match(const uint8_t* hashes, size_t count) {
   }
   if (block > 0) append_runs(runs, left, block);
   return runs;
+}
+
+size_t PrefixTable::held(unsigned holder, size_t end, size_t max_slots,
+                         std::vector<uint64_t>& ids) const {
+  const HolderSet set = HolderSet::of(holder) & live_;
+  end = std::min(end, slots());
+  const size_t begin = end - std::min(end, max_slots);
+  if (set.empty()) return 0;
+  const auto look = [&](size_t from, size_t to) {
+    for (size_t slot = to; slot-- > from;) {
+      if (entries_[slot].id != 0 && !(entries_[slot].holders & set).empty()) {
+        ids.push_back(entries_[slot].id);
+      }
+    }
+  };
+  look(begin, end);
+  if (begin == 0) look(slots() - std::min<size_t>(slots(), kWrapped), slots());
+  return begin;
 }
 
 // Backward shift: every entry after the hole that may lie nearer to its place moves there, so that

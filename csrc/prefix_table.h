@@ -52,6 +52,12 @@ class PrefixTable {
   // retired by then; returns true when it has seen every slot, and their numbers are free.
   bool sweep(size_t max_slots);
 
+  // Appends the ids of blocks that `holder` has in the `max_slots` slots below `end`, and returns
+  // where these begin: 0 when there are no more. Downwards, since entries only ever move down: who
+  // looks at slot after slot while others change the table misses none that stays (but one that
+  // moves from its beginning to its end).
+  size_t held(unsigned holder, size_t end, size_t max_slots, std::vector<uint64_t>& ids) const;
+
   size_t size() const { return size_; }
   size_t slots() const { return mask_ + 1; }
 

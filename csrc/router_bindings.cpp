@@ -117,6 +117,13 @@ void bind_prefix_table(nb::module_& m) {
       .def("retire",
            [](PrefixTable& table, unsigned holder) { table.retire(checked_holder(holder)); },
            nb::arg("holder"))
+      .def("held",
+           [](const PrefixTable& table, unsigned holder, size_t end, size_t max_slots) {
+             std::vector<uint64_t> ids;
+             const size_t next = table.held(checked_holder(holder), end, max_slots, ids);
+             return nb::make_tuple(next, nb::bytes(reinterpret_cast<const char*>(ids.data()),
+                                                   ids.size() * sizeof(uint64_t)));
+           }, nb::arg("holder"), nb::arg("end"), nb::arg("max_slots"))
       .def("sweep", &PrefixTable::sweep, nb::arg("max_slots"));
 }
 

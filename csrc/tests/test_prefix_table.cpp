@@ -27,6 +27,12 @@ std::vector<uint8_t> chain(const std::vector<uint64_t>& ids) {
   return out;
 }
 
+std::vector<uint64_t> all_of(const kv::PrefixTable& table, unsigned holder, size_t step) {
+  std::vector<uint64_t> ids;
+  for (size_t end = SIZE_MAX; end != 0;) end = table.held(holder, end, step, ids);
+  return ids;
+}
+
 void matches_are_exact() {
   std::mt19937_64 random(7);
   kv::PrefixTable table(48);
@@ -72,6 +78,9 @@ void matches_are_exact() {
     std::map<unsigned, size_t> found;
     for (const kv::HolderRun& run : table.match(hashes.data(), ids.size())) found[run.holder] = run.blocks;
     check(found == expected, "a match is the longest leading run of each holder");
+    const unsigned who = random() % 5;
+    const std::vector<uint64_t> list = all_of(table, who, 1 + random() % 40);
+    check(std::set<uint64_t>(list.begin(), list.end()) == held[who], "what a holder has is listed");
   }
 }
 
@@ -86,9 +95,34 @@ void the_bound_holds() {
   check(table.size() == 1000, "a full table stays full");
 }
 
+void what_stays_is_listed_while_others_go() {
+  std::mt19937_64 random(9);
+  for (int round = 0; round < 100; ++round) {
+    kv::PrefixTable table(4000);
+    std::set<uint64_t> staying;
+    std::vector<uint64_t> going;
+    for (int i = 0; i < 4000; ++i) {
+      const uint64_t id = random();
+      table.store(1, &id, 1);
+      if (i % 3 == 0) staying.insert(id);
+      else going.push_back(id);
+    }
+    std::vector<uint64_t> ids;
+    for (size_t end = SIZE_MAX; end != 0;) {
+      end = table.held(1, end, 256, ids);
+      for (int i = 0; i < 96 && !going.empty(); ++i, going.pop_back()) table.remove(1, &going.back(), 1);
+    }
+    const std::set<uint64_t> listed(ids.begin(), ids.end());
+    size_t missed = 0;
+    for (const uint64_t id : staying) missed += listed.count(id) == 0;
+    check(missed == 0, "who stays is listed");
+  }
+}
+
 }  // namespace
 
 int main() {
+  what_stays_is_listed_while_others_go();
   matches_are_exact();
   the_bound_holds();
   return failures == 0 ? 0 : 1;

@@ -109,6 +109,9 @@ class PrefixTable:
     def match(self, hashes: bytes) -> list[tuple[int, int]]:
         """(holder, leading blocks of the chain that it has), without those that have none."""
 
+    def held(self, holder: int, end: int, max_slots: int) -> tuple[int, bytes]:
+        """The ids of its blocks in so many slots below `end`, and where these slots begin: 0, no more."""
+
     def retire(self, holder: int) -> None:
         """Forget all that it has; its number must not store again before a whole sweep."""
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvrouter.http.server import Handler
     from kvrouter.pool import Pool
     from kvrouter.probe import Prober
+    from kvrouter.replicas.changes import SharedFleet
 
 PATH: Final = "/workers"
 _ROLES: Final = {"prefill": Role.PREFILL, "decode": Role.DECODE, "regular": Role.BOTH}
@@ -46,7 +47,7 @@ class Admin:
         token: that each call must bring as `Authorization: Bearer`; "" for none.
     """
 
-    def __init__(self, pool: Pool, fleet: Fleet, prober: Prober, token: str) -> None:
+    def __init__(self, pool: Pool, fleet: Fleet | SharedFleet, prober: Prober, token: str) -> None:
         self._pool = pool
         self._fleet = fleet
         self._prober = prober
@@ -143,7 +144,7 @@ class Admin:
             "is_healthy": up and passing,
             "circuit": state.value if state is not None else None,
             "load": engine.requests,
-            "tokens": engine.tokens,
+            "tokens": engine.tokens - engine.elsewhere,
             "ranks": [self._rank(rank) for rank in engine.ranks],
             "models": list(identity.models) if identity is not None else [],
             "problem": self._prober.problem(engine),
@@ -156,7 +157,7 @@ class Admin:
             "id": rank.address,
             "circuit": circuit,
             "load": rank.requests,
-            "tokens": rank.tokens,
+            "tokens": rank.tokens - rank.elsewhere,
         }
 
 

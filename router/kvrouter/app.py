@@ -45,6 +45,8 @@ from kvrouter.probe import Prober
 from kvrouter.readings import Readings
 from kvrouter.redis_link import RedisLink
 from kvrouter.release import Releases
+from kvrouter.replicas.group import make_group
+from kvrouter.replicas.readings import readings as group_readings
 from kvrouter.resume import Resumption
 from kvrouter.serve import Router
 from kvrouter.sharing import Sharing
@@ -108,8 +110,7 @@ class App:
         if settings.kv_events_bind is not None:
             self._ledger = EventLedger(self.index, self.pool.find, lambda: self.pool.domain)
         self._client = store_client(settings)
-        redis = settings.redis.get_secret_value()
-        self._redis = RedisLink(redis) if redis else None
+        self._redis = RedisLink(url) if (url := settings.redis.get_secret_value()) else None
         self._store = StoreView(self._client) if self._client is not None else None
         self.budget = RecomputeBudget(settings.recompute_budget_tokens)
         self.entrance = entrance(settings, self.metrics)
@@ -132,10 +133,9 @@ class App:
         self.fleet = Fleet(self.pool, self.prober)
         self.flags = FlagsSource(settings.engines)
         self.discovery = Discovery(self.fleet, [self.flags, *map(make_source, settings.discovery)])
+        self.group = make_group(self, self._redis, self._ledger)
         self._asked = False  # whether every engine has been asked once
-        self._sharing = Sharing(
-            self.pool, self._store.difference if self._store is not None else _manifests_differ
-        )
+        self._sharing = Sharing(self.pool, self._store.difference if self._store else None)
 
     async def start(self) -> int:
         """Open the port and ask every engine once; returns the port.
@@ -179,13 +179,16 @@ class App:
         routes += status.routes()
         if settings.admin:
             token = settings.admin_token.get_secret_value()
-            routes += Admin(self.pool, self.fleet, self.prober, token).routes()
+            fleet = self.group.fleet if self.group is not None else self.fleet
+            routes += Admin(self.pool, fleet, self.prober, token).routes()
         port = await self._listen(routes, status)
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
         self.prober.begin(self.pool.all())
         await self.discovery.start()
         await self.prober.asked()
         self._asked = True
+        if self.group is not None:
+            self.group.start(port)
         return port
 
     async def _listen(self, routes: list[tuple[str, str, Handler]], status: Status) -> int:
@@ -215,7 +218,7 @@ class App:
             self._subscriber.close()
         if self._tokens is not None:
             self._tokens.close()
-        for remote in (self._canary, self._releases, self._client, self._redis):
+        for remote in (self._canary, self._releases, self._client, self.group, self._redis):
             if remote is not None:
                 await remote.close()
         for local in (self._legs, self._watch):
@@ -257,6 +260,7 @@ class App:
             store=self._store,
             needs_hashes=self._policy.needs_hashes,
             prefill_threshold=settings.prefill_threshold,
+            tell=self.group.holdings.tell_guess if self.group is not None else None,
         )
         self.handover = Handover(self._store, chains, settings.landing_timeout_s, self.metrics)
         ahead = Ahead(
@@ -365,6 +369,7 @@ class App:
             *readings.all(),
             *readings.counters(counts),
             *self.discovery.readings(),
+            *group_readings(self.group, self.pool),
             tasks,
         ):
             self.metrics.add(reading)
@@ -383,7 +388,3 @@ class App:
                 self._ledger.forget(each)
             if self._legs is not None:
                 self._legs.forget(each)
-
-
-def _manifests_differ(one: str, other: str) -> str:
-    return f"manifests {one[:12]} and {other[:12]}"

@@ -208,7 +208,8 @@ class Engine:
             tells.
         identity: what it said when it joined; None while it has not.
         requests: requests under way on it from this router.
-        tokens: tokens under way on it, as reserved.
+        tokens: tokens under way on it, as reserved, from this router and from others.
+        elsewhere: those of them that other routers tell of.
         joins: how often it has joined the pool.
         draining: whether it gets no new legs because it is to leave for good; a server's.
         ranks: of a server with several data-parallel ranks, these: they get the legs.
@@ -226,6 +227,7 @@ class Engine:
     breaker: Breaker | None = None
     requests: int = 0
     tokens: int = 0
+    elsewhere: int = 0
     joins: int = 0
     draining: bool = False
     tls: bool = False

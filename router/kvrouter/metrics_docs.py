@@ -35,6 +35,7 @@ EVERYTHING: Final[dict[str, Any]] = {
     "decode": ["127.0.0.1:1"],
     "store": "kv://127.0.0.1:1",
     "kv_events_bind": "tcp://127.0.0.1:0",
+    "redis": "redis://127.0.0.1:1/0",
     "admin": True,
     "otlp_traces_endpoint": "http://127.0.0.1:1",
     "canary_sample_rate": 1,

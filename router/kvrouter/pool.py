@@ -149,6 +149,12 @@ class Pool:
         """The engine of that `HOST:PORT`, however it is reached, if it was named."""
         return self._engines.get(bare_address(address))
 
+    def target(self, address: str) -> Engine | None:
+        """What legs are sent to by the name `HOST:PORT` or `HOST:PORT@RANK`, if there is such."""
+        server = self._engines.get(address.partition("@")[0])
+        targets = server.targets if server is not None else ()
+        return next((target for target in targets if target.address == address), None)
+
     def join(self, engine: Engine, identity: Identity) -> bool:
         """`engine` answered its probes and is `identity`; returns whether it was away before.
 
@@ -228,6 +234,11 @@ class Pool:
         if engine in self._unsettled and engine.breaker is not None:
             engine.breaker.began()
         return Ticket(self, engine, tokens)
+
+    def count_elsewhere(self, engine: Engine, tokens: int) -> None:
+        """Others have `tokens` under way on `engine`, all in all: policies count them too."""
+        engine.tokens += tokens - engine.elsewhere
+        engine.elsewhere = tokens
 
     def succeeded(self, engine: Engine) -> None:
         """A leg on `engine` was answered well."""

@@ -23,6 +23,8 @@ SWEPT_SLOTS: Final = 65536
 """Slots of the table looked at in one step of a sweep: a fraction of a millisecond."""
 
 HASH_WORDS: Final = 4
+WHOLE: Final = (1 << 64) - 1
+"""Beyond the last slot of any table."""
 
 
 def block_ids(hashes: bytes) -> array[int]:
@@ -98,6 +100,23 @@ class PrefixIndex:
         """
         engines = self._engines
         return {engines[number]: blocks for number, blocks in self._table.match(hashes)}
+
+    def held(self, engine: Engine, end: int | None = None) -> tuple[int, bytes]:
+        """Some of the blocks that `engine` holds, and where the next call goes on; 0: that was all.
+
+        What is stored and removed between two calls may be in it or not; nothing else is missed.
+
+        Args:
+            engine: whose.
+            end: what the call before returned.
+
+        Returns:
+            where to go on, and ids as native uint64.
+        """
+        number = self._numbers.get(engine)
+        if number is None:
+            return 0, b""
+        return self._table.held(number, WHOLE if end is None else end, SWEPT_SLOTS)
 
     def sweep(self, max_slots: int = SWEPT_SLOTS) -> bool:
         """Take marks of engines that left out of that many slots; returns whether none are left.

@@ -25,12 +25,13 @@ class Sharing:
 
     Args:
         pool: the engines.
-        difference: says in a few words what differs between two manifests (hex digests).
+        difference: says in a few words what differs between two manifests (hex digests); None:
+            nobody knows more than their digests.
     """
 
-    def __init__(self, pool: Pool, difference: Callable[[str, str], str]) -> None:
+    def __init__(self, pool: Pool, difference: Callable[[str, str], str] | None = None) -> None:
         self._pool = pool
-        self._difference = difference
+        self._difference = difference or _manifests_differ
 
     def engine_joined(self, engine: Engine) -> None:
         """Log every engine with which it could share KV by its role, but does not."""
@@ -73,3 +74,7 @@ class Sharing:
             if engine.identity is not None and not engine.identity.pairs:
                 return f"{engine.address} answers only whole requests ({engine.family})"
         return self._difference(prefill.manifest or "", decode.manifest or "")
+
+
+def _manifests_differ(one: str, other: str) -> str:
+    return f"manifests {one[:12]} and {other[:12]}"

@@ -13,7 +13,7 @@ from kvrouter.plan import RouteInputs, usable_blocks
 from kvstore.chain import HASH_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvrouter.chains import Chains
     from kvrouter.engine import Engine, HashDomain
@@ -53,6 +53,7 @@ class Survey:
         store: StoreView | None,
         needs_hashes: bool,
         prefill_threshold: int,
+        tell: Callable[[Engine, bytes], None] | None = None,
     ) -> None:
         self._legs = legs
         self._tokens = tokens
@@ -62,6 +63,7 @@ class Survey:
         self._store = store
         self._needs_hashes = needs_hashes
         self.prefill_threshold = prefill_threshold
+        self._tell = tell
         self._turn = 0  # whose turn it is to tokenise
 
     async def inputs(
@@ -135,6 +137,8 @@ class Survey:
             and (self._ledger is None or self._ledger.naming(engine) is None)
         ):
             self._index.credit(engine, hashes)
+            if self._tell is not None:
+                self._tell(engine, hashes)
 
     async def _stored(
         self,
