@@ -75,6 +75,8 @@ class Rig:
             "decode": [self.address("decode")],
             "store": self.url,
             "store_token": self.token,
+            "health_timeout_s": 10,
+            "landing_timeout_s": 10,
             **self.router,
         }
         for each in self.more:

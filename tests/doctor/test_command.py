@@ -18,6 +18,7 @@ from kvrouter.doctor.run import examine
 from .conftest import Rig
 from .test_planted_faults import free_port, rdma, skewed_clock
 
+PATIENT = ("--max-concurrent-requests", "64", "--health-timeout-s", "20")
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
@@ -29,7 +30,7 @@ sys.exit(main(["doctor", *sys.argv[1:]]))
 def flags(rig: Rig, *more: str) -> list[str]:
     """The router's flags for a set-up, few requests so that any machine has descriptors."""
     named = ["--prefill", rig.address("prefill"), "--decode", rig.address("decode")]
-    return [*named, "--store", rig.url, "--max-concurrent-requests", "64", *more]
+    return [*named, "--store", rig.url, *PATIENT, *more]
 
 
 def doctor(capsys: Any, *args: str) -> tuple[int, str]:
@@ -79,14 +80,13 @@ def test_the_file_of_the_router_is_taken_as_it_is(rig: Rig, tmp_path: Path, caps
 
 def test_any_of_prefill_decode_and_store_alone_is_examined(rig: Rig, capsys: Any) -> None:
     rig.start()
-    few = ("--max-concurrent-requests", "64")
     for given in (
         ("--prefill", rig.address("prefill")),
         ("--decode", rig.address("decode")),
         ("--store", rig.url),
         (),
     ):
-        assert doctor(capsys, *given, *few)[0] == 0, given
+        assert doctor(capsys, *given, *PATIENT)[0] == 0, given
 
 
 def test_wrong_use_ends_with_exit_code_2(capsys: Any) -> None:
@@ -111,7 +111,7 @@ def test_the_descriptors_of_the_process_that_asks_are_looked_at(rig: Rig) -> Non
 def test_an_engine_that_takes_too_long_for_a_token_is_given_up(rig: Rig, capsys: Any) -> None:
     rig.decode["prefill_overhead"] = "600s"
     rig.start()
-    slow = ("--decode", rig.address("decode"), "--max-concurrent-requests", "64")
+    slow = ("--decode", rig.address("decode"), *PATIENT)
     code, out = doctor(capsys, *slow, "--doctor-deadline", "0.5")
     assert code == 1
     assert "/v1/completions does not answer within 0.5 s" in " ".join(out.split())
@@ -132,7 +132,7 @@ def test_engines_of_a_discovery_file_are_examined_like_others(
     file, dead = tmp_path / "engines.yaml", f"127.0.0.1:{free_port()}"
     file.write_text(yaml.safe_dump({"prefill": [rig.address("prefill")], "decode": [dead]}))
     given = ["--decode", rig.address("decode"), "--store", rig.url, "--discovery", str(file)]
-    code, out = doctor(capsys, *given, "--max-concurrent-requests", "64", "--json")
+    code, out = doctor(capsys, *given, *PATIENT, "--json")
     (finding,) = json.loads(out)["findings"]
     assert (code, finding["subject"]) == (1, f"decode engine {dead}")
     assert json.loads(out)["subjects"].startswith("3 engines")
@@ -141,7 +141,7 @@ def test_engines_of_a_discovery_file_are_examined_like_others(
 def test_a_source_of_engines_that_cannot_be_read_or_names_none_is_told(
     tmp_path: Path, capsys: Any
 ) -> None:
-    few = ("--max-concurrent-requests", "64", "--json")
+    few = (*PATIENT, "--json")
     missing = str(tmp_path / "missing.yaml")
     code, out = doctor(capsys, "--discovery", missing, *few)
     (finding,) = json.loads(out)["findings"]

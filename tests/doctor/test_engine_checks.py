@@ -1,12 +1,15 @@
 """Checks of engines by what they tell, where no simulated engine tells such a thing."""
 
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
-from kvrouter.doctor.asking import Asker
+import pytest
+
+from kvrouter.doctor.asking import Answered, Asker
 from kvrouter.doctor.base import Finding, Host, Once, SetUp
 from kvrouter.doctor.config import DoctorSettings
-from kvrouter.doctor.engine_facts import EngineFacts, read_cache_config
+from kvrouter.doctor.engine_facts import EngineFacts, lead_s, read_cache_config
 from kvrouter.doctor.engines import odd_ones
 from kvrouter.doctor.registry import CHECKS
 from kvrouter.engine import Engine, Identity, Role
@@ -96,6 +99,18 @@ async def test_a_full_dev_shm_matters_where_engines_run() -> None:
 
         setup = SetUp(DoctorSettings(), Full(), {}, Asker(), 1, engines={address: Once(learn)})
         assert len(await examine(setup)) == findings, address
+
+
+@pytest.mark.parametrize(
+    ("since_s", "until_s", "ahead_s"),
+    [(999.2, 1000.9, 0.0), (990.0, 1003.0, 0.0), (1010.0, 1012.0, -9.0), (980.0, 985.0, 15.0)],
+)
+def test_a_clock_is_wrong_only_where_no_moment_of_the_answer_explains_its_date(
+    since_s: float, until_s: float, ahead_s: float
+) -> None:
+    """A `Date` is cut to whole seconds, and an answer may take long."""
+    answer = Answered(b"", {"date": formatdate(1000, usegmt=True)})
+    assert lead_s(answer, since_s, until_s) == ahead_s
 
 
 def test_the_odd_ones_are_those_that_differ_from_the_most() -> None:

@@ -88,6 +88,7 @@ def skewed_clock(rig: Rig) -> None:
 
 
 def lost_puts(rig: Rig) -> None:
+    rig.router["landing_timeout_s"] = 0.5
     link = rig.engines["prefill"].server.engine.link
     assert link is not None
 
@@ -153,7 +154,7 @@ def no_events(rig: Rig) -> None:
 FAULTS = {
     "a dead port": Fault(later(dead), "engine-reachable", "cannot be connected", "start it"),
     "a stalled engine": Fault(
-        later(stalled), "engine-reachable", "/health does not answer within 5 s", "its log"
+        later(stalled), "engine-reachable", "/health does not answer within 10 s", "its log"
     ),
     "a model that is not served": Fault(
         lambda rig: rig.router.update(model="other"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from time import monotonic
 from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
@@ -29,12 +28,10 @@ class Answered:
     Attributes:
         body: all of it.
         headers: by their names in lower case.
-        seconds: from the request to the end of the answer.
     """
 
     body: bytes
     headers: Mapping[str, str]
-    seconds: float
 
 
 class Asker:
@@ -73,7 +70,6 @@ class Asker:
             ProbeFailed: it does not answer in time, or otherwise than with a 200.
         """
         assert self._session is not None
-        begun_s = monotonic()
         sent = {} if body is None else {"content-type": "application/json"}
         if "://" not in path:
             sent |= self._worker_keys.headers(engine)
@@ -92,7 +88,7 @@ class Asker:
                 if answer.status != 200:
                     message = f"{path} answers {answer.status}: {_short(content)}"
                     raise ProbeFailed(message, answer.status)
-                return Answered(content, headers, monotonic() - begun_s)
+                return Answered(content, headers)
         except TimeoutError:
             raise ProbeFailed(f"{path} does not answer within {deadline_s:g} s") from None
         except aiohttp.ClientConnectorError as error:

@@ -33,7 +33,8 @@ class EngineFacts:
         away: why it cannot be asked at all, in a sentence; None where it can.
         unknown: why it did not say who it is; None where it did, or was not asked.
         version: as its /version tells; None where that tells none.
-        ahead_s: how far its clock is ahead of this host's, in seconds; None where it does not tell.
+        ahead_s: how far its clock is ahead of this host's at least, in seconds; negative: behind;
+            None where it does not tell.
         cache_config: what its metrics tell of its KV cache, by vLLM's names.
     """
 
@@ -79,22 +80,27 @@ async def _health(setup: SetUp, engine: Engine) -> float | None:
     connector = setup.settings.kv_connector
     path = "/health" if connector == AUTO else setup.families[connector].health_path
     ask = partial(setup.asker.ask, engine, body=None, deadline_s=setup.settings.health_timeout_s)
+    since_s = setup.host.clock()
     try:
         answer = await ask(path=path)
     except ProbeFailed as problem:
         if problem.status != 404:  # a plain OpenAI server may have no such page
             raise
         answer = await ask(path="/v1/models")
-    return _ahead_s(answer, setup.host.clock())
+    return lead_s(answer, since_s, setup.host.clock())
 
 
-def _ahead_s(answer: Answered, now_s: float) -> float | None:
-    """How far the `Date` of an answer is ahead of `now_s`, when it had just come."""
+def lead_s(answer: Answered, since_s: float, until_s: float) -> float | None:
+    """How far the engine's clock is ahead at least, by the `Date` of an answer between these times.
+
+    0 where it may be right: a `Date` is cut to whole seconds, and an answer takes its time.
+    """
     try:
         told_s = parsedate_to_datetime(answer.headers["date"]).timestamp()
     except (KeyError, ValueError):
         return None
-    return told_s + 0.5 - (now_s - answer.seconds / 2)  # a Date is cut to whole seconds
+    least, most = told_s - until_s, told_s + 1 - since_s
+    return least if least > 0 else min(most, 0.0)
 
 
 async def _introduce(setup: SetUp, facts: EngineFacts) -> None:

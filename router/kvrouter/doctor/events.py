@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvrouter.doctor.engine_facts import EngineFacts
 
 TOPIC: Final = "kv@"
-LISTEN_S: Final = 6.0
+LISTEN_S: Final = 10.0
 """How long each engine has to connect its publisher and to publish."""
 TURN_S: Final = 0.5
 _POLL_S: Final = 0.02

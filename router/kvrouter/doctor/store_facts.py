@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvstore.block import Manifest
 
 NAME: Final = "doctor"
-DEADLINE_S: Final = 3.0
+DEADLINE_S: Final = 10.0
 _PART: Final = re.compile(r"/(rank\d+|landings)$")
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from kvrouter.canary.verdict import Difference, first_difference, margin, tokens_of
+from kvrouter.doctor.store_facts import DEADLINE_S
 from kvrouter.doctor.tokenizers import token_ids
 from kvrouter.engine import Role
 from kvrouter.families.base import BadAnswer, Handoff, Order
@@ -100,6 +101,7 @@ async def try_pairs(setup: SetUp) -> list[Trial]:
         name="doctor",
         token=settings.store_token.get_secret_value(),
         tls=settings.store_tls,
+        deadline_s=DEADLINE_S,
     ) as client:
         trials = [_Attempt(setup, client, *pair) for pair in pairs]
         return list(await asyncio.gather(*(each.run() for each in trials)))
