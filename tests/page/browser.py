@@ -114,7 +114,8 @@ class Tab:
         """One key."""
         codes = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39}
         common = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
-        await self.call("Input.dispatchKeyEvent", type="keyDown", **common)
+        more = {"text": "\r"} if key == "Enter" else {}
+        await self.call("Input.dispatchKeyEvent", type="keyDown", **common, **more)
         await self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
     async def picture(self, path: Path, most: int = 4000) -> None:

@@ -116,7 +116,9 @@ async def test_names_that_are_html_are_shown_as_they_are(here: Cluster, tab: Tab
     answer = await tab.run("fetch('status.json').then(a => a.json())")
     answer["router"]["models"] = [evil]
     answer["router"]["lacking"] = [evil]
-    answer["engines"] = [{**answer["engines"][0], "id": evil, "problem": evil, "models": [evil]}]
+    rank = {"id": evil, "breaker": "open", "requests": 1, "tokens": 5, "index": evil}
+    told = {"id": evil, "problem": evil, "models": [evil], "version": evil, "ranks": [rank]}
+    answer["engines"] = [{**answer["engines"][0], **told}]
     answer["flows"] = [{"prefill": evil, "decode": evil, "requests": 1, "tokens": 1}]
     request = {"key": 1, "id": evil, "model": evil, "phase": "plan", "prefill": evil}
     more = {"decode": evil, "age_s": 1, "prompt_tokens": 1, "tokens": 1}
@@ -129,6 +131,25 @@ async def test_names_that_are_html_are_shown_as_they_are(here: Cluster, tab: Tab
         assert evil in shown, place
     assert await tab.run("document.querySelectorAll('main img, main script').length") == 0
     assert "owned" not in await tab.run("document.title")
+
+
+async def test_a_router_with_a_token_is_asked_with_the_one_that_is_typed(
+    here: Cluster, tab: Tab
+) -> None:
+    await watch(tab, here)
+    await tab.run(
+        "{ const plain = window.fetch; window.fetch = (url, how) => how.headers.authorization === "
+        "'Bearer sesame' ? plain(url) : Promise.resolve(new Response('{}', {status: 401})); }"
+    )
+    await tab.until("!document.getElementById('unlock').hidden")
+    assert await tab.run("document.activeElement.id") == "token"
+    for typed in ("wrong", "sesame"):
+        await tab.run(f"document.getElementById('token').value = '{typed}'")
+        await tab.press("Enter")
+        if typed == "wrong":
+            await tab.until("document.getElementById('unlock-wrong').innerText")
+    await tab.until("document.getElementById('unlock').hidden")
+    await tab.until(FILLED)
 
 
 async def test_ids_that_clients_choose_come_as_text(here: Cluster, tab: Tab) -> None:

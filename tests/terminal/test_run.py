@@ -13,7 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import pytest_asyncio
+from tests.fakes.certificates import Authority
 
+from kvrouter.access.tls import server_context
 from kvrouter.http.exchange import Exchange
 from kvrouter.http.server import HttpServer
 
@@ -116,6 +118,24 @@ async def test_a_router_with_a_token_is_shown_it(fake: FakeRouter) -> None:
     admitted, _, _ = await status(fake.url, "--once", KVROUTER_STATUS_TOKEN="sesame")
     assert (refused, admitted) == (2, 0)
     assert "KVROUTER_STATUS_TOKEN" in err
+
+
+async def test_a_router_under_tls_is_trusted_by_the_file_of_its_authority(tmp_path: Path) -> None:
+    authority, router = Authority(tmp_path), FakeRouter()
+    certificate, key = authority.sign()
+    tls = server_context(certificate, key, "")
+    port = await router.server.listen("127.0.0.1", 0, tls=tls)
+    url = f"https://127.0.0.1:{port}"
+    try:
+        trusted, out, _ = await status(url, "--once", "--ca-file", authority.ca_file)
+        foreign, _, err = await status(url, "--once")
+        absent, _, missing = await status(url, "--once", "--ca-file", "/absent")
+    finally:
+        await router.server.close()
+    assert (trusted, foreign, absent) == (0, 2, 2)
+    assert "10.0.0.1:8000" in out
+    assert "certificate" in err
+    assert "/absent" in missing
 
 
 async def test_a_url_that_is_none_is_wrong_use() -> None:

@@ -38,8 +38,8 @@ class Unreachable(Exception):
 
 def run(settings: StatusSettings) -> int:
     """Show what the router knows until Ctrl-C; the exit code: 0, or 2 where it cannot be asked."""
-    asking = Asking(settings)
     try:
+        asking = Asking(settings)
         if settings.once or settings.json_lines or not sys.stdout.isatty():
             _print(settings, asking)
         else:
@@ -61,6 +61,9 @@ class Asking:
 
     Args:
         settings: where it is, and the token.
+
+    Raises:
+        Unreachable: its file of authorities cannot be read.
     """
 
     def __init__(self, settings: StatusSettings) -> None:
@@ -72,7 +75,7 @@ class Asking:
             self._request.add_header("Authorization", f"Bearer {token}")
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if settings.url.startswith("https:"):
-            context = ssl.create_default_context(cafile=settings.ca_file or None)
+            context = _trusting(settings.ca_file)
             handlers.append(urllib.request.HTTPSHandler(context=context))
         self._opener = urllib.request.build_opener(*handlers)
 
@@ -118,6 +121,13 @@ class Asking:
             f"{self._url}/status.json answers {status}; give the URL of the router's control port "
             "(kvrouter serve --control-port)"
         )
+
+
+def _trusting(ca_file: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file or None)
+    except OSError as error:
+        raise Unreachable(f"--ca-file {ca_file}: {error.strerror or error}") from None
 
 
 def _print(settings: StatusSettings, asking: Asking) -> None:
