@@ -40,6 +40,7 @@ bench: ## the quick benchmarks; figures in build/
 	$(PYTHON) -m benchmarks.copy_plans --quick --json build/copy_plans.json
 	$(PYTHON) -m benchmarks.store --quick --json build/store.json
 	$(PYTHON) -m benchmarks.wire --quick --json build/wire.json
+	$(PYTHON) -m benchmarks.overhead --quick --json build/overhead.json || [ $$? = 1 ]
 
 page: ## the status page in a headless browser
 	$(PYTHON) -m pytest -m page tests/page

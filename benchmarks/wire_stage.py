@@ -83,6 +83,7 @@ class Stage:
 
     engines: list[str]  # HOST:PORT
     store: Process
+    store_url: str
     load_program: Path
     tokenizer: TextTokenizer | None
     prefix: Router
@@ -94,9 +95,18 @@ class Stage:
     loops_ms: list[float] = field(default_factory=list)  # of a fixed loop, before each sample
 
     def load(
-        self, router: Router, bodies: Path, connections: int, seconds: float, pace_per_s: int = 0
+        self,
+        router: Router,
+        bodies: Path,
+        connections: int,
+        seconds: float,
+        pace_per_s: int = 0,
+        *,
+        key: str = "",
     ) -> Answers:
         """One sample: closed loop, or (with a pace) one paced stream per connection.
+
+        With `key` every request brings that API key.
 
         Raises:
             RuntimeError: A request failed; figures of failing requests mean nothing.
@@ -108,6 +118,7 @@ class Stage:
             "-s",
             str(self.sent),
             *(["-1"] if pace_per_s else []),
+            *(["-k", key] if key else []),
             str(bodies),
         ]
         if pace_per_s:
@@ -189,6 +200,7 @@ def set_stage(
         stage = Stage(
             engines,
             store,
+            store_url,
             load,
             tokenizer,
             prefix,

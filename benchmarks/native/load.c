@@ -1,10 +1,10 @@
 // load.c: sends OpenAI requests over keep-alive connections to one loopback port and counts what comes back. One thread.
 //
-//   load -p PORT -c CONNECTIONS -t SECONDS [-s FIRST_NUMBER] [-1] BODIES
+//   load -p PORT -c CONNECTIONS -t SECONDS [-s FIRST_NUMBER] [-1] [-k KEY] BODIES
 //
 // BODIES holds one JSON body per line, sent in turn; in each, the last "#######" becomes a running number, so that no
 // two prompts are alike. Closed loop for SECONDS; with -1 every connection sends one request and the run ends with the
-// last answer (or, failing that, after SECONDS). Prints one JSON object: requests, events of streams, latencies in us.
+// last answer (or, failing that, after SECONDS). With -k every request brings that API key. Prints one JSON object: requests, events of streams, latencies in us.
 #include "http.h"
 
 #define PATH "/v1/completions"
@@ -31,6 +31,7 @@ struct connection {
 };
 
 static int poller, port;
+static char authorization[160];
 static struct body *bodies;
 static size_t body_count;
 static long first_number, fired, answered, failed, events;
@@ -101,10 +102,10 @@ static void number(char *text, size_t size, long value) {
 
 static void fire(struct connection *c) {
   struct body body = bodies[(size_t)fired % body_count];
-  char head[160];
+  char head[400];
   int size = snprintf(head, sizeof head,
                       "POST " PATH " HTTP/1.1\r\nhost: 127.0.0.1:%d\r\ncontent-type: application/json\r\n"
-                      "content-length: %zu\r\n\r\n", port, body.size);
+                      "%scontent-length: %zu\r\n\r\n", port, authorization, body.size);
   buffer_append(&c->out, head, (size_t)size);
   buffer_append(&c->out, body.text, body.size);
   number(c->out.data + size, body.size, first_number + fired);
@@ -207,11 +208,12 @@ static void report(double seconds) {
 int main(int argc, char **argv) {
   int option, count = 1, once = 0;
   double seconds = 1;
-  while ((option = getopt(argc, argv, "p:c:t:s:1")) > 0) {
+  while ((option = getopt(argc, argv, "p:c:t:s:k:1")) > 0) {
     if (option == 'p') port = atoi(optarg);
     else if (option == 'c') count = atoi(optarg);
     else if (option == 't') seconds = atof(optarg);
     else if (option == 's') first_number = atol(optarg);
+    else if (option == 'k') snprintf(authorization, sizeof authorization, "authorization: Bearer %s\r\n", optarg);
     else if (option == '1') once = 1;
     else return 2;
   }

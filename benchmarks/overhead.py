@@ -1,0 +1,235 @@
+"""What it costs the router to be seen and guarded: CPU per request and per event, beside nothing.
+
+    python -m benchmarks.overhead [--quick] [--json FILE]
+
+Three routers take turns at the same load, sample by sample: `off` counts nothing, logs no requests,
+asks for no key and traces nothing; `on` has metrics, the line per request, `--api-key-file` and
+traces of 1 % of the requests; `traced` traces every one. Figures are medians of CPU time over all
+threads, the exporter's too; a ratio is the median of the ratios of each round. `on` may cost 10 %
+more than `off`. Exit status: 0; 1 where it costs more; 2 where nothing could be measured.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from benchmarks.wire_prompts import SIZES, prompts
+from benchmarks.wire_rig import Cores, Process, free_port, kvrouter
+from benchmarks.wire_stage import DECODE, PREFILL, Answers, Router, Stage, set_stage
+from kvrouter.access.keys import file_line
+
+BAR = 1.10
+KEY = "sk-overhead-0123456789abcdef0123456789abcdef"
+SAMPLED = 0.01
+CONNECTIONS = 32
+WARM_UP_S = 0.7
+STREAMS, PACE_PER_S = 64, 50
+OFF, ON, TRACED = "off", "on", "traced"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to look."""
+
+    rounds: int
+    request_s: float
+    stream_s: float
+
+
+QUICK = Effort(rounds=5, request_s=1.0, stream_s=1.5)
+FULL = Effort(rounds=15, request_s=2.0, stream_s=4.0)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Bodies and how they are sent; `unit` is what CPU is divided by."""
+
+    name: str
+    unit: str
+    bodies: Path
+    connections: int
+    seconds: float
+    pace_per_s: int = 0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One workload: medians over the rounds."""
+
+    workload: str
+    unit: str
+    us: dict[str, float]  # CPU per unit, by router
+    ratios: dict[str, float]  # to `off`, by router
+
+
+class _Taker(BaseHTTPRequestHandler):
+    """Takes whatever is sent, as a collector does."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def collector() -> Iterator[str]:
+    """A collector in this process, which is on the core of the load; its URL."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Taker)
+    thread = threading.Thread(target=server.serve_forever, name="collector")
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def routers(stage: Stage, folder: Path) -> Iterator[dict[str, Router]]:
+    """The three, before the stage's engines and store."""
+    keys = folder / "keys.yaml"
+    keys.write_text(file_line("overhead", KEY) + "\n")
+    keys.chmod(0o600)
+    silent = [sys.executable, "-m", "benchmarks.overhead_silent", "serve", "--no-access-log"]
+    with ExitStack() as stack:
+        url = stack.enter_context(collector())
+        seen = kvrouter("serve", "--api-key-file", str(keys), "--otlp-traces-endpoint", url)
+        started = {}
+        for name, command in (
+            (OFF, silent),
+            (ON, [*seen, "--otlp-traces-sampling-ratio", str(SAMPLED)]),
+            (TRACED, [*seen, "--otlp-traces-sampling-ratio", "1"]),
+        ):
+            port = free_port()
+            whole = [*command, "--port", str(port), "--store", stage.store_url]
+            whole += ["--prefill", *stage.engines[:PREFILL]]
+            whole += ["--decode", *stage.engines[PREFILL : PREFILL + DECODE]]
+            process = stack.enter_context(Process(name, whole, Cores.pick().router, folder))
+            process.await_answer(f"http://127.0.0.1:{port}/health")
+            started[name] = Router(process, port)
+        yield started
+
+
+def workloads(folder: Path, effort: Effort) -> list[Workload]:
+    """The cheapest request, of which overhead is most, a middling one, and paced streams."""
+    made = []
+    for name in ("short", "8 KiB"):
+        path = _write(folder, name, [p.body for p in prompts("ids", SIZES[name])])
+        made.append(Workload(f"{name} request", "request", path, CONNECTIONS, effort.request_s))
+    count = int(PACE_PER_S * effort.stream_s)
+    bodies = [p.body for p in prompts("ids", SIZES["short"], max_tokens=count, stream=True)]
+    path = _write(folder, "streams", bodies)
+    name = f"{STREAMS} streams x {PACE_PER_S}/s"
+    made.append(Workload(name, "event", path, STREAMS, 20 + effort.stream_s, PACE_PER_S))
+    return made
+
+
+def _write(folder: Path, name: str, bodies: Sequence[str]) -> Path:
+    path = folder / f"{name.replace(' ', '-')}.jsonl"
+    path.write_text("".join(body + "\n" for body in bodies))
+    return path
+
+
+def cost_us(answers: Answers, unit: str) -> float:
+    """CPU of one request or event."""
+    return answers.router_s / (answers.events if unit == "event" else answers.answered) * 1e6
+
+
+def measure(stage: Stage, folder: Path, effort: Effort) -> list[Cell]:
+    """Every workload at every router, in turns."""
+    with routers(stage, folder) as named:
+        keys = {OFF: "", ON: KEY, TRACED: KEY}
+        plan = workloads(folder, effort)
+        for name, router in named.items():
+            for each in plan[:2]:
+                stage.load(router, each.bodies, each.connections, WARM_UP_S, key=keys[name])
+        samples: dict[str, list[dict[str, float]]] = {each.name: [] for each in plan}
+        for turn in range(effort.rounds):
+            order = list(named.items())[:: 1 if turn % 2 else -1]
+            for each in plan:
+                found = {}
+                for name, router in order:
+                    answers = stage.load(
+                        router,
+                        each.bodies,
+                        each.connections,
+                        each.seconds,
+                        each.pace_per_s,
+                        key=keys[name],
+                    )
+                    found[name] = cost_us(answers, each.unit)
+                samples[each.name].append(found)
+    return [cell(each, samples[each.name]) for each in plan]
+
+
+def cell(workload: Workload, samples: Sequence[dict[str, float]]) -> Cell:
+    """Medians of the samples, one per round."""
+    us = {
+        name: round(statistics.median(sample[name] for sample in samples), 2)
+        for name in (OFF, ON, TRACED)
+    }
+    ratios = {
+        name: round(statistics.median(sample[name] / sample[OFF] for sample in samples), 3)
+        for name in (ON, TRACED)
+    }
+    return Cell(workload.name, workload.unit, us, ratios)
+
+
+def bars(cells: Sequence[Cell]) -> dict[str, bool]:
+    """Whether being seen and guarded costs at most a tenth, by workload."""
+    return {each.workload: each.ratios[ON] <= BAR for each in cells}
+
+
+def show(cells: Sequence[Cell]) -> None:
+    """The table, and each bar."""
+    print(f"{'CPU us per unit':<22}{'unit':<10}{OFF:>8}{ON:>8}{'ratio':>8}{TRACED:>9}{'ratio':>8}")
+    for each in cells:
+        us, ratios = each.us, each.ratios
+        print(
+            f"{each.workload:<22}{each.unit:<10}{us[OFF]:>8.1f}{us[ON]:>8.1f}{ratios[ON]:>8.3f}"
+            f"{us[TRACED]:>9.1f}{ratios[TRACED]:>8.3f}"
+        )
+    for name, holds in bars(cells).items():
+        print(f"{'holds ' if holds else 'MISSED'}  {name}: on <= {BAR:.2f}x off")
+
+
+def main() -> int:
+    """Measure and tell; see the module for the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="about a minute and a half")
+    parser.add_argument("--json", type=Path, help="write every figure and the bars there")
+    arguments = parser.parse_args()
+    effort = QUICK if arguments.quick else FULL
+    try:
+        with tempfile.TemporaryDirectory(prefix="overhead-") as name:
+            folder = Path(name)
+            with set_stage(folder, with_peer=False) as stage:
+                cells = measure(stage, folder, effort)
+    except RuntimeError as error:
+        print(f"overhead: {error}", file=sys.stderr)
+        return 2
+    show(cells)
+    held = bars(cells)
+    if arguments.json:
+        report = {"effort": asdict(effort), "cells": [asdict(c) for c in cells], "bars": held}
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    return 0 if all(held.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
