@@ -18,6 +18,7 @@ from kvrouter.build import entrance, store_client
 from kvrouter.canary.canary import make_canary
 from kvrouter.chains import Chains
 from kvrouter.discovery import make_source
+from kvrouter.discovery.base import Reach
 from kvrouter.discovery.flags import FlagsSource
 from kvrouter.discovery.following import Discovery
 from kvrouter.dispatch import Ahead
@@ -132,7 +133,7 @@ class App:
         self.prober = self._make_prober()
         self.fleet = Fleet(self.pool, self.prober)
         self.flags = FlagsSource(settings.engines)
-        self.discovery = Discovery(self.fleet, [self.flags, *map(make_source, settings.discovery)])
+        self.discovery = self._make_discovery()
         self.group = make_group(self, self._redis, self._ledger)
         self._asked = False  # whether every engine has been asked once
         self._sharing = Sharing(self.pool, self._store.difference if self._store else None)
@@ -232,6 +233,11 @@ class App:
             self._lines.flush()
         if self._exporter is not None:
             await asyncio.to_thread(self._exporter.close, TRACES_S)
+
+    def _make_discovery(self) -> Discovery:
+        reach = Reach(self._redis, self.settings.redis_prefix)
+        sources = (make_source(text, reach) for text in self.settings.discovery)
+        return Discovery(self.fleet, (self.flags, *sources))
 
     def _make_prober(self) -> Prober:
         settings = self.settings

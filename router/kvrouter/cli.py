@@ -67,6 +67,12 @@ COMMANDS: Final = (
         "kvrouter.terminal.run:run",
     ),
     Command(
+        "register",
+        "keep engines registered in Redis, where routers find them, while they are healthy",
+        "kvrouter.discovery.register_config:RegisterSettings",
+        "kvrouter.discovery.register:run",
+    ),
+    Command(
         "demo",
         "run store, engines and router on this machine, send them requests, kill one",
         "kvrouter.demo.config:DemoSettings",

@@ -305,6 +305,12 @@ class RouterSettings(
         return self
 
     @model_validator(mode="after")
+    def _redis_to_discover_by(self) -> RouterSettings:
+        if "redis" in self.discovery and not self.redis.get_secret_value():
+            raise ValueError("--discovery redis: say by --redis redis://HOST:PORT/DB which one")
+        return self
+
+    @model_validator(mode="after")
     def _some_engine(self) -> RouterSettings:
         if not (self.decode or self.admin or self.discovery):
             raise ValueError(

@@ -7,16 +7,22 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
+import pytest
 from tests.fakes.dns_server import DnsServer
+from tests.fakes.redis import MISSING, RedisServer, redis_server
 
 from kvrouter.discovery import make_source
-from kvrouter.discovery.base import Source
+from kvrouter.discovery.base import Listener, Reach, Source
 from kvrouter.discovery.file import FileSource
 from kvrouter.discovery.flags import FlagsSource
+from kvrouter.discovery.redis_entries import Names
+from kvrouter.discovery.register import Registration
 from kvrouter.engine import Role
+from kvrouter.redis_link import RedisLink
 
 LOOK_S = 0.02
-KINDS = ("flags", "file", "dns", "srv")
+TTL_S = 30.0
+KINDS = ("flags", "file", "dns", "srv", "redis")
 
 
 class Backend(Protocol):
@@ -25,12 +31,15 @@ class Backend(Protocol):
     Attributes:
         roles: that one of its sources can name.
         setting: the value of `--discovery`; "" where there is none.
+        more: other settings that the router needs for it.
     """
 
     @property
     def roles(self) -> tuple[Role, ...]: ...
     @property
     def setting(self) -> str: ...
+    @property
+    def more(self) -> dict[str, str]: ...
 
     def source(self) -> Source: ...
     async def name(self, members: Mapping[str, Role]) -> None: ...
@@ -41,6 +50,7 @@ class Backend(Protocol):
 class FlagsBackend:
     roles = (Role.PREFILL, Role.DECODE)
     setting = ""
+    more: dict[str, str] = {}  # noqa: RUF012
 
     def __init__(self) -> None:
         self._source = FlagsSource({})
@@ -59,6 +69,7 @@ class FlagsBackend:
 
 class FileBackend:
     roles = (Role.PREFILL, Role.DECODE)
+    more: dict[str, str] = {}  # noqa: RUF012
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "engines.yaml"
@@ -88,6 +99,7 @@ class DnsBackend:
     """Names of one role; every engine has the same port for A records."""
 
     roles = (Role.DECODE,)
+    more: dict[str, str] = {}  # noqa: RUF012
 
     def __init__(self, server: DnsServer, scheme: str, port: int) -> None:
         self._server = server
@@ -118,6 +130,59 @@ class DnsBackend:
         self._server.mood = "answers"
 
 
+class RedisBackend:
+    """A real redis-server that holds nothing on disk; who is wanted registers in it."""
+
+    roles = (Role.PREFILL, Role.DECODE)
+    setting = "redis"
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self.more = {"redis": server.url}
+        self._there: dict[str, Role] = {}
+        self._wanted: dict[str, Role] = {}
+        self._up = True
+
+    def source(self) -> Source:
+        return _ClosingSource(self.server.url)
+
+    async def name(self, members: Mapping[str, Role]) -> None:
+        self._wanted = dict(members)
+        if not self._up:
+            return
+        link, names = RedisLink(self.server.url), Names("kvrouter")
+        for address, role in (self._there | self._wanted).items():
+            one = Registration(link, names, address, role, TTL_S)
+            await (one.renew() if address in self._wanted else one.leave())
+        await link.close()
+        self._there = dict(members)
+
+    async def fail(self) -> None:
+        self.server.kill()
+        self._up = False
+
+    async def mend(self) -> None:
+        self.server.start()
+        self._up = True
+        await self.name(self._wanted)
+
+
+class _ClosingSource:
+    """A source whose link ends with it, as the router's ends with the router."""
+
+    name = "redis"
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def follow(self, listener: Listener) -> None:
+        link = RedisLink(self._url)
+        try:
+            await make_source("redis", Reach(link)).follow(listener)
+        finally:
+            await link.close()
+
+
 @asynccontextmanager
 async def dns_server() -> AsyncIterator[DnsServer]:
     server = DnsServer()
@@ -142,6 +207,12 @@ async def backend_of(kind: str, folder: Path, port: int = 8000) -> AsyncIterator
         made = FlagsBackend() if kind == "flags" else FileBackend(folder)
         await made.name({})
         yield made
+        return
+    if kind == "redis":
+        if redis_server() is None:
+            pytest.skip(MISSING)
+        with RedisServer(folder) as redis:
+            yield RedisBackend(redis)
         return
     async with dns_server() as server:
         made = DnsBackend(server, kind, port)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from kvrouter.discovery.base import Reach
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,25 +21,28 @@ SOURCES: Final[Mapping[str, str]] = MappingProxyType(
         "file": "kvrouter.discovery.file:FileSource",
         "dns": "kvrouter.discovery.dns_records:DnsSource",
         "srv": "kvrouter.discovery.dns_records:DnsSource",
+        "redis": "kvrouter.discovery.redis_entries:RedisSource",
     }
 )
 """Every kind of source by the scheme of its URL; a new one is one line here. Imported when used."""
 
 
-def make_source(text: str, **reach: Any) -> Source:
+def make_source(text: str, reach: Reach | None = None) -> Source:
     """The source that `--discovery TEXT` names; reads nothing yet.
 
     Args:
         text: a URL, or the path of a file.
-        reach: what the router has that a source may need.
+        reach: what of the router's it may use; None where it will not be followed.
 
     Raises:
         ValueError: it names none, or one that this installation cannot have; with the remedy.
     """
     scheme = text.partition(":")[0] if "://" in text or text in SOURCES else "file"
     if scheme not in SOURCES:
-        known = ", ".join(f"{name}://" for name in SOURCES if name != "file")
-        raise ValueError(f"no discovery by {scheme}://: give a file's path, or one of {known}")
+        known = ", ".join(f"{name}://" for name in ("dns", "srv"))
+        raise ValueError(
+            f"no discovery by {scheme}://: give a file's path, `redis`, or one of {known}"
+        )
     module, _, name = SOURCES[scheme].partition(":")
-    made: Source = getattr(import_module(module), name)(text, **reach)
+    made: Source = getattr(import_module(module), name)(text, reach or Reach())
     return made

@@ -7,12 +7,29 @@ nothing of other sources, of the pool, or of what becomes of an engine that it n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kvrouter.engine import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from kvrouter.redis_link import RedisLink
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What of the router's a source may use; the router owns it.
+
+    Attributes:
+        redis: the link to the Redis of `--redis`, or None.
+        redis_prefix: begins all keys there.
+    """
+
+    redis: RedisLink | None = None
+    redis_prefix: str = "kvrouter"
+
 
 Members = Mapping[str, Role]
 """Every engine of one source: its role by its address, `HOST:PORT`."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dns.asyncresolver import Resolver
     from dns.resolver import Answer
 
-    from kvrouter.discovery.base import Listener
+    from kvrouter.discovery.base import Listener, Reach
 
 T = TypeVar("T")
 
@@ -60,12 +60,14 @@ class DnsSource:
 
     Args:
         text: the URL.
+        reach: not needed.
 
     Raises:
         ValueError: it is none, or dnspython is not there.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, reach: Reach | None = None) -> None:
+        del reach
         parts = urlsplit(text)
         options = _options(text, parts.query)
         self._srv = parts.scheme == "srv"

@@ -20,7 +20,7 @@ from kvrouter.engine import Role, parse_address
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvrouter.discovery.base import Listener, Members
+    from kvrouter.discovery.base import Listener, Members, Reach
 
 LOOK_S: Final = 0.5
 """Between two looks at the file; what two in a row find the same is read."""
@@ -38,13 +38,15 @@ class FileSource:
 
     Args:
         text: its path, or file:///PATH.
+        reach: not needed.
         look_s: between two looks.
 
     Raises:
         ValueError: `text` names no file.
     """
 
-    def __init__(self, text: str, *, look_s: float = LOOK_S) -> None:
+    def __init__(self, text: str, reach: Reach | None = None, *, look_s: float = LOOK_S) -> None:
+        del reach
         self.path = _path(text)
         self.name = f"file:{self.path}"
         self._look_s = look_s

@@ -33,7 +33,24 @@ def _secrets(value: Any) -> list[SecretStr]:
 Secrets = Annotated[list[SecretStr], NoDecode, BeforeValidator(_secrets)]
 
 
-class AccessSettings(BaseModel):
+class EngineTrustSettings(BaseModel):
+    """Whom to trust among engines."""
+
+    engine_ca_file: str = Field(
+        default="",
+        description="PEM file of the CAs that have signed the certificates of engines at https:// "
+        "addresses. By default those that this machine trusts.",
+    )
+
+    @field_validator("engine_ca_file")
+    @classmethod
+    def _authorities(cls, value: str) -> str:
+        if value:
+            client_context(value)
+        return value
+
+
+class AccessSettings(EngineTrustSettings):
     """Who may call, and what the router shows to engines."""
 
     api_key: Secrets = Field(
@@ -59,19 +76,6 @@ class AccessSettings(BaseModel):
         description="File of such keys, one on each line; read again on SIGHUP. Others must not be "
         "able to read it.",
     )
-
-    engine_ca_file: str = Field(
-        default="",
-        description="PEM file of the CAs that have signed the certificates of engines at https:// "
-        "addresses. By default those that this machine trusts.",
-    )
-
-    @field_validator("engine_ca_file")
-    @classmethod
-    def _authorities(cls, value: str) -> str:
-        if value:
-            client_context(value)
-        return value
 
     @model_validator(mode="after")
     def _keys_that_can_be_used(self) -> AccessSettings:

@@ -23,7 +23,8 @@ class DiscoverySettings(BaseModel):
         description="Where engines come from besides --prefill and --decode; repeat it or give a "
         "list: FILE, a YAML file with lists `prefill` and `decode` that is watched; "
         "dns://NAME:PORT?role=decode, the addresses of a name; srv://NAME?role=decode, the SRV "
-        "records of a service.",
+        "records of a service; redis, the engines that `kvrouter register` keeps in the Redis of "
+        "--redis.",
         json_schema_extra={"flags": ["--discovery-file"]},
     )
 

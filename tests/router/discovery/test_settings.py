@@ -41,9 +41,14 @@ def test_sources_are_given_by_flag_environment_and_file(
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
-        ("etcd://a:1", "no discovery by etcd://: give a file's path, or one of dns://, srv://"),
+        (
+            "etcd://a:1",
+            "no discovery by etcd://: give a file's path, `redis`, or one of dns://, srv://",
+        ),
         ("", "give a file's path, or a URL"),
         ("file://host/engines.yaml", "give a file as its path, or as file:///PATH"),
+        ("redis", "--discovery redis: say by --redis redis://HOST:PORT/DB which one"),
+        ("redis://a:1", "discovery by Redis is --discovery redis; --redis URL says which one"),
         ("dns://a:1", "say ?role=prefill, ?role=decode or ?role=both"),
     ],
 )

@@ -89,7 +89,7 @@ async def test_engines_are_added_drained_and_removed_under_traffic_and_no_reques
     kind: str, site: Open, tmp_path: Path
 ) -> None:
     async with neighbours(3) as made, backend_of(kind, tmp_path, made[0].port) as backend:
-        here = await site(0, 0, discovery=[backend.setting], engine_wait_s=30)
+        here = await site(0, 0, discovery=[backend.setting], engine_wait_s=30, **backend.more)
         times: dict[str, float] = {}
         async with Traffic(here) as traffic:
             # Nobody is there: requests wait for whom discovery finds.
@@ -127,7 +127,7 @@ async def test_a_source_that_is_away_is_seen_in_the_metrics_and_by_no_request(
 ) -> None:
     async with neighbours(1) as made, backend_of(kind, tmp_path, made[0].port) as backend:
         await name(backend, *made)
-        here = await site(0, 0, discovery=[backend.setting])
+        here = await site(0, 0, discovery=[backend.setting], **backend.more)
         source = list(here.app.discovery.membership.voices())[1].name
         up = f'kvrouter:discovery_up{{source="{source}"}}'
         assert await metric(here, up) == 1
