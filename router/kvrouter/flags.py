@@ -83,6 +83,7 @@ class Option:
         choices: what a "choice" may be.
         metavar: what help calls its value.
         positional: whether it may also be given without its flag.
+        secret: whether messages must not repeat its value.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Option:
     choices: tuple[str, ...]
     metavar: str
     positional: bool = False
+    secret: bool = False
 
 
 def options(model: type[BaseSettings]) -> Iterator[Option]:
@@ -107,7 +109,8 @@ def options(model: type[BaseSettings]) -> Iterator[Option]:
         flags = ("--" + name.replace("_", "-"), *(str(f) for f in _items(aliases)))
         default, text = _default(info), _as_sentence(info.description or "")
         env, bare = f"{prefix}{name}".upper(), bool(extra.get("positional"))
-        yield Option(name, flags, env, default, text, kind, choices, metavar, bare)
+        secret = "SecretStr" in str(info.annotation)
+        yield Option(name, flags, env, default, text, kind, choices, metavar, bare, secret)
 
 
 def add_flags(parser: argparse.ArgumentParser, model: type[BaseSettings]) -> None:
@@ -238,7 +241,8 @@ def _sentence(error: Any, known: Mapping[str, Option], whence: Mapping[str, str]
             "; Kubernetes sets it for a Service of that name: give the Service another name, or "
             "the Pod enableServiceLinks: false"
         )
-    return f"{where}: {message}" if cause is not None else f"{where} {error['input']!r}: {message}"
+    shown = "" if cause is not None or option.secret else f" {error['input']!r}"
+    return f"{where}{shown}: {message}"
 
 
 def _kind(annotation: Any) -> tuple[str, tuple[str, ...], str]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
+from kvrouter.http.limits import Limits
+
 if TYPE_CHECKING:
     import ssl
 
@@ -105,6 +107,7 @@ class _Config(Config):
         self.keep_alive_timeout = KEEP_ALIVE_S
         self.include_server_header = False
         self.graceful_timeout = GRACE_S
+        self.ssl_handshake_timeout = Limits().handshake_timeout_s
         self.errorlog = logging.getLogger(__name__)
         self._given = tls
 

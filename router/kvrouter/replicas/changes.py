@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.engine import Role
+from kvrouter.engine import Role, bare_address
 from kvrouter.replicas.messages import MAX_CHANGES, Change
 
 if TYPE_CHECKING:
@@ -55,22 +55,23 @@ class Changes:
         news = []
         limit = self._now_ms() + MAX_AHEAD_MS
         for change in told:
-            known = self._latest.get(change.address)
+            known = self._latest.get(bare_address(change.address))
             if change.stamp > limit or (
                 known is not None and (known.stamp, known.by) >= (change.stamp, change.by)
             ):
                 continue
             self._stamp = max(self._stamp, change.stamp)
             self._keep(change)
-            if known is None or known.action != change.action:
+            said = (change.address, change.action)
+            if known is None or (known.address, known.action) != said:
                 news.append(change)
         return news
 
     def _keep(self, change: Change) -> None:
-        self._latest[change.address] = change
+        self._latest[bare_address(change.address)] = change
         if len(self._latest) > MAX_CHANGES:
             oldest = min(self._latest.values(), key=lambda each: each.stamp)
-            del self._latest[oldest.address]
+            del self._latest[bare_address(oldest.address)]
 
 
 class SharedFleet:

@@ -251,6 +251,10 @@ def test_keys_are_not_shown_and_not_repeated(
     assert settings.engine_keys() == {"": SECRET, "a:1": SECRET}
     config = written(tmp_path, f'decode: d:1\napi_key: "{SECRET}\n', "kvrouter.yaml")
     assert SECRET not in refused(capsys, "--config", config)
+    config = written(tmp_path, "decode: d:1\nadmin_token: 4711\n", "kvrouter.yaml")
+    told = refused(capsys, "--config", config)
+    assert "admin_token" in told
+    assert "4711" not in told
     config = written(tmp_path, "decode: d:1\napi_key: 4711\n", "kvrouter.yaml")
     monkeypatch.delenv("KVROUTER_API_KEY")
     told = refused(capsys, "--config", config)

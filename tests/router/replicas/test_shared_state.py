@@ -60,6 +60,16 @@ def test_a_later_saying_replaces_an_earlier_one_also_when_the_clock_went_back() 
     assert two.merge(one.all()) == []
 
 
+def test_an_engine_has_one_latest_change_however_it_is_reached() -> None:
+    one, late = Changes(ME, lambda: 1000), Changes(YOU, lambda: 1000)
+    one.record("https://h:1", "decode")
+    one.record("h:1", "drain")
+    assert [(c.address, c.action) for c in late.merge(one.all())] == [("h:1", "drain")]
+    for address in ("https://h:1", "h:1"):
+        one.record(address, "decode")
+        assert [(c.address, c.action) for c in late.merge(one.all())] == [(address, "decode")]
+
+
 def test_a_stamp_far_ahead_is_not_believed() -> None:
     changes = Changes(ME, lambda: 1000)
     assert changes.merge([Change("h:1", "cut", 1001 + MAX_AHEAD_MS, YOU)]) == []
@@ -77,7 +87,9 @@ def test_changes_are_bounded_and_the_oldest_go() -> None:
 
 SAYINGS = st.lists(
     st.tuples(
-        st.integers(0, 2), st.sampled_from(["h:1", "h:2"]), st.sampled_from(["drain", "both"])
+        st.integers(0, 2),
+        st.sampled_from(["h:1", "h:2", "https://h:1"]),
+        st.sampled_from(["drain", "both"]),
     ),
     max_size=12,
 )
