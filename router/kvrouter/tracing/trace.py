@@ -143,25 +143,29 @@ class Tracing:
         take: Callable[[Trace], None],
         random: Random | None = None,
     ) -> None:
-        self._bound = round(ratio * 2**_SPAN_BITS)
+        self._ratio = ratio
         self._client = client
         self._random = random or Random()
+        self._untraced = context_lines(self._trace_id(), 1, "", sampled=False)
         self.take = take
 
     def begin(self, headers: Mapping[str, str]) -> tuple[Trace | None, bytes]:
         """A request came: its trace, or None where it is not traced.
 
         The header lines tell engines of a request that is not traced not to trace it either; they
-        are empty for one that is, whose legs have lines of their own.
+        are empty for one that is, whose legs have lines of their own. Those not traced share one
+        id: nobody records it.
         """
-        bits = self._random.getrandbits(_TRACE_BITS)
-        sampled = (bits & (2**_SPAN_BITS - 1)) < self._bound
+        sampled = self._random.random() < self._ratio
         parent = read_parent(headers) if "traceparent" in headers else None
         if parent is None or self._client == "ignore":
-            if sampled:
-                return Trace(None, bits or 1, self._random), b""
-            return None, context_lines(bits or 1, (bits >> _SPAN_BITS) or 1, "", sampled=False)
+            if not sampled:
+                return None, self._untraced
+            return Trace(None, self._trace_id(), self._random), b""
         if parent.sampled if self._client == "follow" else sampled:
             return Trace(parent, parent.trace_id, self._random), b""
         state = parent.state
         return None, context_lines(parent.trace_id, parent.span_id, state, sampled=False)
+
+    def _trace_id(self) -> int:
+        return self._random.getrandbits(_TRACE_BITS) or 1

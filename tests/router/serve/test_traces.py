@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from io import StringIO
 
@@ -220,6 +221,18 @@ async def test_an_endpoint_of_one_engine_is_traced(site: Open, taker: Collector)
     await here.app.close()
     request, forward = await taker.trace_of()
     assert (request.attributes["url.path"], forward.name) == ("/tokenize", "kvrouter.forward")
+
+
+async def test_the_exporter_does_not_keep_the_interpreter_from_the_loop(
+    site: Open, taker: Collector
+) -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.005)
+    try:
+        await site(otlp_traces_endpoint=taker.url)
+        assert sys.getswitchinterval() <= 0.0005
+    finally:
+        sys.setswitchinterval(before)
 
 
 async def test_a_line_names_its_trace(site: Open, taker: Collector) -> None:
