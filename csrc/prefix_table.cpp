@@ -63,6 +63,7 @@ void PrefixTable::add(uint64_t id, HolderSet holder) {
   if (entries_[slot].id == 0) {
     if (size_ == max_blocks_) {
       evict();
+      ++evicted_;
       slot = find(id);  // the eviction may have moved entries
     }
     entries_[slot] = {id, {}};

@@ -60,6 +60,9 @@ class PrefixTable {
 
   size_t size() const { return size_; }
   size_t slots() const { return mask_ + 1; }
+  // Blocks forgotten because `max_blocks` was reached.
+  size_t evicted() const { return evicted_; }
+  size_t memory_bytes() const { return slots() * sizeof(Entry); }
 
  private:
   struct Entry {
@@ -81,6 +84,7 @@ class PrefixTable {
   size_t mask_;
   size_t max_blocks_;
   size_t size_ = 0;
+  size_t evicted_ = 0;
   size_t hand_ = 0;        // next slot that the clock looks at
   HolderSet live_;         // holders that matches may name
   HolderSet retired_;      // holders whose marks may still stand in entries

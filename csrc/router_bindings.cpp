@@ -98,6 +98,8 @@ void bind_prefix_table(nb::module_& m) {
   nb::class_<PrefixTable>(m, "PrefixTable")
       .def(nb::init<size_t>(), nb::arg("max_blocks"))
       .def("__len__", &PrefixTable::size)
+      .def_prop_ro("evicted", &PrefixTable::evicted)
+      .def_prop_ro("memory_bytes", &PrefixTable::memory_bytes)
       .def("store",
            [](PrefixTable& table, unsigned holder, nb::bytes ids) {
              const std::vector<uint64_t> list = ids_of(ids);

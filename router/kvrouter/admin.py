@@ -14,6 +14,7 @@ import orjson
 
 from kvrouter.engine import Engine, Role, parse_address
 from kvrouter.errors import ApiError, bad_request
+from kvrouter.kv_state import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from kvrouter.fleet import Fleet
     from kvrouter.http.exchange import Exchange
     from kvrouter.http.server import Handler
+    from kvrouter.kv_ledger import EventLedger
     from kvrouter.pool import Pool
     from kvrouter.probe import Prober
     from kvrouter.replicas.changes import SharedFleet
@@ -45,13 +47,22 @@ class Admin:
         fleet: changes which there are.
         prober: says what is wrong with one.
         token: that each call must bring as `Authorization: Bearer`; "" for none.
+        ledger: knows how well each engine's cache is known; None where no events are taken.
     """
 
-    def __init__(self, pool: Pool, fleet: Fleet | SharedFleet, prober: Prober, token: str) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        fleet: Fleet | SharedFleet,
+        prober: Prober,
+        token: str,
+        ledger: EventLedger | None = None,
+    ) -> None:
         self._pool = pool
         self._fleet = fleet
         self._prober = prober
         self._token = token
+        self._ledger = ledger
 
     def routes(self) -> list[tuple[str, str, Handler]]:
         """Method, path and handler of each call; a path that ends in "/" stands for all below."""
@@ -145,6 +156,7 @@ class Admin:
             "circuit": state.value if state is not None else None,
             "load": engine.requests,
             "tokens": engine.tokens - engine.elsewhere,
+            "index": self._index(engine) if not engine.ranks else None,
             "ranks": [self._rank(rank) for rank in engine.ranks],
             "models": list(identity.models) if identity is not None else [],
             "problem": self._prober.problem(engine),
@@ -158,7 +170,14 @@ class Admin:
             "circuit": circuit,
             "load": rank.requests,
             "tokens": rank.tokens - rank.elsewhere,
+            "index": self._index(rank),
         }
+
+    def _index(self, engine: Engine) -> dict[str, Any]:
+        """How well its cache is known."""
+        reason = self._ledger.standing(engine) if self._ledger else Reason.NO_EVENTS
+        naming = self._ledger.naming(engine) if self._ledger else None
+        return {"state": reason.state, "reason": reason, "naming": naming}
 
 
 def _flag(query: str, name: str) -> bool:

@@ -31,7 +31,8 @@ from kvrouter.http.client import Deadlines
 from kvrouter.http.routes import Routes
 from kvrouter.http.watch import Watch
 from kvrouter.journey import Journey
-from kvrouter.kv_events import EventLedger, EventSubscriber
+from kvrouter.kv_events import EventIntake
+from kvrouter.kv_ledger import EventLedger
 from kvrouter.landing import StoreView
 from kvrouter.leg import Legs
 from kvrouter.metrics import Metrics, Reading
@@ -108,7 +109,7 @@ class App:
         self.index = PrefixIndex(settings.index_blocks)
         self._models = ModelNames(settings.model)
         self._ledger: EventLedger | None = None
-        if settings.kv_events_bind is not None:
+        if settings.takes_kv_events:
             self._ledger = EventLedger(self.index, self.pool.find, lambda: self.pool.domain)
         self._client = store_client(settings)
         self._redis = RedisLink(url) if (url := settings.redis.get_secret_value()) else None
@@ -117,7 +118,7 @@ class App:
         self.entrance = entrance(settings, self.metrics)
         self.standby = Standby(settings.engine_wait_s, settings.queue_size)
         self._tokenizer = LocalTokenizer(settings.tokenizer) if settings.tokenizer else None
-        self._subscriber: EventSubscriber | None = None
+        self._intake: EventIntake | None = None
         self._watch: Watch | None = None
         self._legs: Legs | None = None
         self._releases: Releases | None = None
@@ -161,9 +162,8 @@ class App:
             if watcher is not None:
                 self.pool.watch(watcher)
         self.pool.when_removed(self._forget)
-        if settings.kv_events_bind is not None and self._ledger is not None:
-            self._subscriber = EventSubscriber(settings.kv_events_bind, self._ledger)
-            self.pool.watch(self._subscriber)
+        if self._ledger is not None:
+            self._intake = EventIntake(settings, self._ledger, self.pool)
         if self._client is not None:
             self._client.start()
             await self._client.wait_connected(STORE_WAIT_S)
@@ -181,7 +181,7 @@ class App:
         if settings.admin:
             token = settings.admin_token.get_secret_value()
             fleet = self.group.fleet if self.group is not None else self.fleet
-            routes += Admin(self.pool, fleet, self.prober, token).routes()
+            routes += Admin(self.pool, fleet, self.prober, token, self._ledger).routes()
         port = await self._listen(routes, status)
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
         self.prober.begin(self.pool.all())
@@ -215,8 +215,8 @@ class App:
                 await self._sweeper
         await self.discovery.close()
         await self.prober.close()
-        if self._subscriber is not None:
-            self._subscriber.close()
+        if self._intake is not None:
+            self._intake.close()
         if self._tokens is not None:
             self._tokens.close()
         for remote in (self._canary, self._releases, self._client, self.group, self._redis):
@@ -381,10 +381,12 @@ class App:
             self.metrics.add(reading)
 
     async def _sweep(self) -> None:
-        """Take what gone engines held out of the index, a little at a time."""
+        """Take what gone engines held out of the index, a little at a time; see to late events."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             self.index.sweep()
+            if self._ledger is not None:
+                self._ledger.tick()
 
     def _forget(self, engine: Engine) -> None:
         """Nothing of an engine stays that is removed for good."""
@@ -392,5 +394,7 @@ class App:
             self.index.engine_left(each)
             if self._ledger is not None:
                 self._ledger.forget(each)
+            if self._intake is not None:
+                self._intake.forget(each)
             if self._legs is not None:
                 self._legs.forget(each)

@@ -7,15 +7,16 @@ a plain pydantic model in `kvrouter.settings`, from which `RouterSettings` inher
 from __future__ import annotations
 
 from typing import Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from kvrouter.engine import Role, bare_address, parse_address
+from kvrouter.engine import Role, parse_address
 from kvrouter.settings.access import AccessSettings
+from kvrouter.settings.by_engine import by_engine
 from kvrouter.settings.canary import CanarySettings
 from kvrouter.settings.discovery import DiscoverySettings
+from kvrouter.settings.kv_events import KvEventSettings
 from kvrouter.settings.observability import ObservabilitySettings
 from kvrouter.settings.ports import PortSettings
 from kvrouter.settings.redis import RedisSettings
@@ -31,23 +32,9 @@ from kvstore.safety import is_loopback
 from kvstore.tls import ClientTls, native_context
 
 
-def _by_engine(items: list[str], highest: int = 65535, remedy: str = "{}") -> dict[str, int]:
-    """Numbers by engine, from `NUMBER` (under "") and `HOST:PORT=NUMBER`.
-
-    Raises:
-        ValueError: one is not from 1 to `highest`: `remedy`, with it filled in.
-    """
-    found: dict[str, int] = {}
-    for item in items:
-        engine, _, number = item.rpartition("=")
-        if not (number.isdecimal() and 0 < int(number) <= highest):
-            raise ValueError(remedy.format(item))
-        found[bare_address(parse_address(engine)) if engine else ""] = int(number)
-    return found
-
-
 class RouterSettings(
     AccessSettings,
+    KvEventSettings,
     PortSettings,
     DiscoverySettings,
     CanarySettings,
@@ -130,11 +117,6 @@ class RouterSettings(
         description="Skip the prefill leg where no more tokens than this are missing on the "
         "decode engine.",
     )
-    kv_events_bind: str | None = Field(
-        default=None,
-        description="Address on which KV events are taken, as tcp://HOST:PORT. Engines connect "
-        "their publisher to it with the topic kv@HOST:PORT, their own address as given here.",
-    )
     tokenizer: str | None = Field(
         default=None,
         description="A tokenizer.json, or the directory of a model that has one, to tokenise text "
@@ -216,11 +198,6 @@ class RouterSettings(
         "tokens tells how it goes on. Costs a few microseconds of CPU for each event of such "
         "streams.",
     )
-    index_blocks: int = Field(
-        default=1_000_000,
-        ge=1024,
-        description="Blocks that the index of the engines' caches remembers, about 150 bytes each.",
-    )
     health_interval_s: float = Field(
         default=2.0, gt=0, description="Seconds between two health checks of an engine."
     )
@@ -254,13 +231,13 @@ class RouterSettings(
     @field_validator("bootstrap_port")
     @classmethod
     def _bootstrap_ports(cls, value: list[str]) -> list[str]:
-        _by_engine(value, 65535, "bootstrap port {!r}: give it as PORT or HOST:PORT=PORT")
+        by_engine(value, 65535, "bootstrap port {!r}: give it as PORT or HOST:PORT=PORT")
         return value
 
     @field_validator("data_parallel_size")
     @classmethod
     def _rank_counts(cls, value: list[str]) -> list[str]:
-        _by_engine(value, 4096, "data-parallel size {!r}: give it as N or HOST:PORT=N")
+        by_engine(value, 4096, "data-parallel size {!r}: give it as N or HOST:PORT=N")
         return value
 
     @field_validator("store")
@@ -269,18 +246,6 @@ class RouterSettings(
         if value is not None:
             parse_url(value)
         return value
-
-    @field_validator("kv_events_bind")
-    @classmethod
-    def _events_url(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        parts = urlsplit(value)
-        if parts.scheme == "ipc" or (
-            parts.scheme == "tcp" and parts.hostname and ":" in parts.netloc
-        ):
-            return value
-        raise ValueError(f"kv_events_bind {value!r}: give it as tcp://HOST:PORT or ipc:///PATH")
 
     @model_validator(mode="after")
     def _files_that_can_be_used(self) -> RouterSettings:
@@ -329,12 +294,12 @@ class RouterSettings(
     @property
     def bootstrap_ports(self) -> dict[str, int]:
         """Bootstrap ports by the engine's address; under "" that of all others."""
-        return _by_engine(self.bootstrap_port)
+        return by_engine(self.bootstrap_port)
 
     @property
     def rank_counts(self) -> dict[str, int]:
         """Data-parallel ranks by the engine's address; under "" those of all others."""
-        return _by_engine(self.data_parallel_size)
+        return by_engine(self.data_parallel_size)
 
     @property
     def sent_ahead_blocks(self) -> int | None:

@@ -74,11 +74,15 @@ _tokens: Final = msgspec.msgpack.Decoder(list[int])
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
-    """One message: its events in order, and how many of it were of unknown kinds."""
+    """One message: its events in order, and how many of it were of unknown kinds.
+
+    `ts` is the publisher's clock in seconds.
+    """
 
     rank: int
     events: list[Event]
     unknown: int
+    ts: float = 0.0
 
 
 def decode_sequence(frame: bytes) -> int:
@@ -109,7 +113,7 @@ def decode_batch(payload: bytes) -> Batch:
             events.append((_maps if _is_map(memoryview(raw)[0]) else _arrays).decode(raw))
         except msgspec.DecodeError:
             unknown += 1
-    return Batch(batch.data_parallel_rank or 0, events, unknown)
+    return Batch(batch.data_parallel_rank or 0, events, unknown, batch.ts)
 
 
 def decode_tokens(event: Stored) -> list[int]:

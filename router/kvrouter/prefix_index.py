@@ -59,6 +59,16 @@ class PrefixIndex:
         """Blocks in the table."""
         return len(self._table)
 
+    @property
+    def forgotten(self) -> int:
+        """Blocks that were forgotten, since it began, because `max_blocks` was reached."""
+        return self._table.evicted
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the table when it is full, however many engines there are."""
+        return self._table.memory_bytes
+
     def engine_joined(self, engine: Engine) -> None:
         """Nothing yet: its events may have come before it joined, and stay."""
 

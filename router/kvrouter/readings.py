@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engine import BreakerState
+from kvrouter.kv_state import Reason
 from kvrouter.metrics import Reading
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from kvrouter.budget import RecomputeBudget
     from kvrouter.engine import Engine
-    from kvrouter.kv_events import EventLedger
+    from kvrouter.kv_ledger import EventLedger
     from kvrouter.metrics import Row
     from kvrouter.pool import Pool
     from kvrouter.prefix_index import PrefixIndex
@@ -74,14 +75,6 @@ class Readings:
                 "engine",
             ),
             ("worker_requests", "Legs under way.", self._loads, "engine"),
-            ("kv_index_blocks", "Blocks in the index of the engines' caches.", self._blocks),
-            (
-                "kv_index_state",
-                "Whether an engine tells by KV events what it holds, and how it names blocks.",
-                self._index_states,
-                "engine",
-                "state",
-            ),
             (
                 "recompute_tokens",
                 "Prompt tokens that decode engines compute for want of their KV.",
@@ -94,6 +87,29 @@ class Readings:
                 "prefill",
                 "decode",
             ),
+        ):
+            yield Reading(f"kvrouter:{name}", text, read, labels)
+        yield from self._of_index()
+
+    def _of_index(self) -> Iterator[Reading]:
+        for name, text, read, *labels in (
+            ("kv_index_blocks", "Blocks in the index of the engines' caches.", self._blocks),
+            (
+                "kv_index_state",
+                "How well the cache of an engine is known: exact, degraded, fallback; and why.",
+                self._index_states,
+                "engine",
+                "state",
+                "reason",
+            ),
+            (
+                "kv_index_naming",
+                "How an engine's KV events name blocks: exact, mapped, unknown, foreign.",
+                self._index_namings,
+                "engine",
+                "naming",
+            ),
+            ("kv_index_bytes", "Memory of the index of the engines' caches.", self._index_bytes),
         ):
             yield Reading(f"kvrouter:{name}", text, read, labels)
 
@@ -129,7 +145,17 @@ class Readings:
 
     def _index_states(self) -> Iterator[Row]:
         for engine in self._pool.targets():
-            yield (engine.address, index_state(self._ledger, engine)), 1.0
+            reason = self._ledger.standing(engine) if self._ledger else Reason.NO_EVENTS
+            yield (engine.address, reason.state.value, reason.value), 1.0
+
+    def _index_namings(self) -> Iterator[Row]:
+        for engine in self._pool.targets():
+            naming = self._ledger.naming(engine) if self._ledger is not None else None
+            if naming is not None:
+                yield (engine.address, naming.value), 1.0
+
+    def _index_bytes(self) -> Iterator[Row]:
+        yield (), float(self._index.memory_bytes)
 
     def _recomputed(self) -> Iterator[Row]:
         yield (), float(self._budget.tokens)
@@ -140,9 +166,9 @@ class Readings:
 
 
 def index_state(ledger: EventLedger | None, engine: Engine) -> str:
-    """How exactly the router knows what `engine` holds, in a word."""
-    naming = ledger.naming(engine) if ledger is not None else None
-    return naming.value if naming is not None else "guessed"
+    """How well the router knows what `engine` holds, in a word."""
+    reason = ledger.standing(engine) if ledger is not None else Reason.NO_EVENTS
+    return reason.state.value
 
 
 def _rows(counter: Mapping[str, int]) -> Iterator[Row]:

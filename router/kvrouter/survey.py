@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from kvrouter.chains import Chains
     from kvrouter.engine import Engine, HashDomain
-    from kvrouter.kv_events import EventLedger
+    from kvrouter.kv_ledger import EventLedger
     from kvrouter.landing import StoreView
     from kvrouter.leg import Legs
     from kvrouter.passage import Passage
@@ -119,26 +119,25 @@ class Survey:
     def _told(
         self, found: Mapping[Engine, int]
     ) -> tuple[Mapping[Engine, int], Mapping[Engine, int]]:
-        """What engines tell by events, apart from what the router only believes."""
+        """What engines hold for certain, by their events, apart from what is only believed."""
         ledger = self._ledger
         if ledger is None or not found:
             return _NONE, found
-        guesses = {e: blocks for e, blocks in found.items() if ledger.naming(e) is None}
+        guesses = {e: blocks for e, blocks in found.items() if not ledger.trusts(e)}
         if not guesses:
             return found, _NONE
         return {e: blocks for e, blocks in found.items() if e not in guesses}, guesses
 
     def computed(self, engine: Engine, hashes: bytes | None) -> None:
         """`engine` has these blocks now: believed where it does not tell by events itself."""
-        if (
-            hashes
-            and self._needs_hashes
-            and engine.identity is not None  # else it left meanwhile, and what it held is gone
-            and (self._ledger is None or self._ledger.naming(engine) is None)
-        ):
+        if not hashes or not self._needs_hashes or engine.identity is None:
+            return  # (without an identity it left meanwhile, and what it held is gone)
+        if self._ledger is None:
             self._index.credit(engine, hashes)
-            if self._tell is not None:
-                self._tell(engine, hashes)
+        elif not self._ledger.computed(engine, hashes):
+            return
+        if self._tell is not None:
+            self._tell(engine, hashes)
 
     async def _stored(
         self,

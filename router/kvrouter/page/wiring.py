@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from kvrouter.app import App
     from kvrouter.http.server import Handler
-    from kvrouter.kv_events import EventLedger
+    from kvrouter.kv_ledger import EventLedger
     from kvrouter.page.board import Board
     from kvrouter.status import Status
     from kvstore.aio import AsyncStoreClient

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from kvrouter.app import App
     from kvrouter.fleet import Fleet
-    from kvrouter.kv_events import EventLedger
+    from kvrouter.kv_ledger import EventLedger
     from kvrouter.pool import Pool
     from kvrouter.prefix_index import PrefixIndex
     from kvrouter.redis_link import RedisLink

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvrouter.engine import Engine
-    from kvrouter.kv_events import EventLedger
+    from kvrouter.kv_ledger import EventLedger
     from kvrouter.pool import Pool
     from kvrouter.prefix_index import PrefixIndex
     from kvrouter.replicas.messages import Item
@@ -82,6 +82,8 @@ class Holdings:
         elif not self._tells(engine):
             self._counts["guesses_taken"] += 1
             self._index.stored(engine, array("Q", guess.ids))
+            if self._ledger is not None:
+                self._ledger.guessed(engine)
 
     def snapshot(self) -> Iterator[Item | None]:
         """All that this router knows, in pieces; each as it is when it is taken.
@@ -103,7 +105,7 @@ class Holdings:
 
     def _tells(self, engine: Engine) -> bool:
         """Whether it tells by events what it holds."""
-        return self._ledger is not None and self._ledger.naming(engine) is not None
+        return self._ledger is not None and self._ledger.tells(engine)
 
 
 def domain_of(engine: Engine) -> Domain | None:

@@ -84,6 +84,8 @@ class KVEventsConfig(BaseModel):
     enable_kv_cache_events: bool = False
     publisher: Literal["zmq"] = "zmq"
     endpoint: str = "tcp://127.0.0.1:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
     topic: str | None = None
 
     def address(self) -> str | None:
@@ -239,7 +241,20 @@ class SimSettings(BaseSettings):
 
     kv_events_config: Annotated[KVEventsConfig, NoDecode, BeforeValidator(_events_config)] = Field(
         default_factory=KVEventsConfig,
-        description="vLLM's JSON: enable_kv_cache_events, endpoint, topic",
+        description="vLLM's JSON: enable_kv_cache_events, endpoint, replay_endpoint, buffer_steps, "
+        "topic",
+    )
+    kv_events_lost: int = Field(
+        default=0, ge=0, le=100, description="share of the messages that get lost, in percent"
+    )
+    kv_events_repeated: int = Field(
+        default=0, ge=0, le=100, description="share of the messages that come twice, in percent"
+    )
+    kv_events_late: int = Field(
+        default=0,
+        ge=0,
+        le=100,
+        description="share of the messages that the next one overtakes, in percent",
     )
     kv_events_endpoint: str | None = Field(
         default=None,

@@ -21,7 +21,7 @@ from kvrouter.sim.answers import Answer, Writer, error_body, models_body
 from kvrouter.sim.block_cache import Event
 from kvrouter.sim.config import SimSettings
 from kvrouter.sim.engine import SimEngine
-from kvrouter.sim.events import EventPublisher
+from kvrouter.sim.events import EventPublisher, Faults
 from kvrouter.sim.failures import Failure, FailureInjection
 from kvrouter.sim.generation import Generation
 from kvrouter.sim.requests import (
@@ -88,7 +88,7 @@ class SimServer:
             topic = self.settings.kv_events_config.topic or f"kv@{name}"
             if name.startswith(("0.0.0.0:", ":::")):
                 log.warning("no router knows an engine as %s: give --advertise HOST:PORT", name)
-            self._publisher = EventPublisher(endpoint, topic, self.settings.block_size)
+            self._publisher = self._make_publisher(endpoint, topic)
         self._engine = SimEngine(self.settings, name=name, publish=self._publish)
         await self._engine.start()
         return port
@@ -100,6 +100,20 @@ class SimServer:
             await self._engine.close()
         if self._publisher is not None:
             self._publisher.close()
+
+    def _make_publisher(self, endpoint: str, topic: str) -> EventPublisher:
+        settings, config = self.settings, self.settings.kv_events_config
+        lost, repeated = settings.kv_events_lost, settings.kv_events_repeated
+        faults = Faults(lost, repeated, settings.kv_events_late)
+        return EventPublisher(
+            endpoint,
+            topic,
+            settings.block_size,
+            replay_endpoint=config.replay_endpoint,
+            buffer_steps=config.buffer_steps,
+            faults=faults if faults != Faults() else None,
+            seed=settings.seed,
+        )
 
     def _publish(self, events: list[Event]) -> None:
         if self._publisher is not None:

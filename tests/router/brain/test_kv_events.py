@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tests.router.brain.conftest import Clock, joined
 
 from kvrouter.engine import Engine, HashDomain, Role
-from kvrouter.kv_events import EventLedger, Naming
+from kvrouter.kv_claims import Naming
+from kvrouter.kv_ledger import EventLedger
 from kvrouter.kv_messages import (
     BadMessage,
     Cleared,
@@ -23,6 +24,8 @@ from kvrouter.kv_messages import (
     decode_tokens,
     low_id,
 )
+from kvrouter.kv_state import Reason
+from kvrouter.kv_stream import REORDER_S
 from kvrouter.pool import Pool
 from kvrouter.prefix_index import PrefixIndex, block_ids
 from kvstore.chain import hash_tokens, root_hash
@@ -73,7 +76,7 @@ class Wire:
     engine: Engine
     sequence: int = 0
     topic: bytes = b"kv@e:1"
-    held: list[int] = field(default_factory=list)
+    clock: Clock = field(default_factory=Clock)
 
     def send(self, *events: Any, sequence: int | None = None, rank: int = 0) -> None:
         if sequence is not None:
@@ -82,16 +85,22 @@ class Wire:
         self.sequence += 1
         self.ledger.receive(frames)
 
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.ledger.tick()
+
     def matched(self, hashes: bytes = HASHES) -> int:
         return self.index.match(hashes).get(self.engine, 0)
 
 
-def make_wire(max_names: int = 1000) -> Wire:
-    pool, index = Pool(Clock()), PrefixIndex(10_000)
-    ledger = EventLedger(index, pool.find, lambda: pool.domain, max_names)
+def make_wire(max_names: int = 1000, blocks: int = 10_000) -> Wire:
+    clock, index = Clock(), PrefixIndex(blocks)
+    pool = Pool(clock)
+    ledger = EventLedger(index, pool.find, lambda: pool.domain, max_names, clock)
     pool.watch(index)
     pool.watch(ledger)
-    return Wire(ledger, index, pool, joined(pool, "e:1", Role.PREFILL, block_tokens=BLOCK))
+    engine = joined(pool, "e:1", Role.PREFILL, block_tokens=BLOCK)
+    return Wire(ledger, index, pool, engine, clock=clock)
 
 
 @pytest.fixture
@@ -134,7 +143,10 @@ def test_clearing_the_cache_forgets_everything(wire: Wire) -> None:
 def test_a_lost_message_makes_the_engines_part_start_anew(wire: Wire) -> None:
     wire.send(stored(IDS, TOKENS))
     wire.send(stored([1], [0] * BLOCK, parent=IDS[3]), sequence=5)
+    assert wire.ledger.standing(wire.engine) is Reason.GAP
+    wire.wait(REORDER_S)
     assert wire.matched() == 0
+    assert wire.ledger.standing(wire.engine) is Reason.LOST
     assert wire.ledger.counts["gaps"] == 1
     assert len(wire.index.match(chain_of(1))) == 1
 
@@ -225,7 +237,8 @@ def test_only_the_device_and_the_first_full_attention_group_count(wire: Wire) ->
 def test_an_engine_that_left_is_learnt_anew(wire: Wire) -> None:
     wire.send(stored([71], TOKENS[:BLOCK]))
     wire.pool.leave(wire.engine)
-    assert wire.ledger.naming(wire.engine) is Naming.UNKNOWN
+    assert wire.ledger.naming(wire.engine) is None
+    assert wire.ledger.standing(wire.engine) is Reason.NO_EVENTS
     assert wire.matched() == 0
 
 

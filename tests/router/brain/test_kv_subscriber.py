@@ -19,9 +19,11 @@ def wire() -> Wire:
 
 @pytest.fixture
 async def subscriber(wire: Wire) -> AsyncIterator[EventSubscriber]:
-    made = EventSubscriber("tcp://127.0.0.1:0", wire.ledger)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    made = EventSubscriber("tcp://127.0.0.1:0", wire.ledger, context)
     yield made
     made.close()
+    context.destroy(linger=0)
 
 
 async def until(condition: Any) -> None:
@@ -67,7 +69,7 @@ async def test_an_address_in_use_is_an_os_error_that_names_the_flag(
     wire: Wire, subscriber: EventSubscriber
 ) -> None:
     with pytest.raises(OSError, match="--kv-events-bind"):
-        EventSubscriber(subscriber.endpoint, wire.ledger)
+        EventSubscriber(subscriber.endpoint, wire.ledger, zmq.Context.instance())
     subscriber.close()
     subscriber.close()
 

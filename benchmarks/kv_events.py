@@ -1,0 +1,290 @@
+"""A million blocks of KV events, with everything that goes wrong on the way, against the truth.
+
+    python -m benchmarks.kv_events [--quick] [--blocks N] [--json FILE]
+
+Engines as vLLM's scheduler behaves: prompts share prefixes, a cache of fixed size, the oldest
+leaves go first; their messages have vLLM's format. On the way messages are lost, repeated and
+overtaken; engines and the router restart; replays have holes. Afterwards the index must hold
+exactly what the engines hold. Then the same messages again with nothing wrong, for speed. The exit
+status is 1 where the index is not equal to the truth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import struct
+import sys
+import time
+from collections import Counter, OrderedDict, deque
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kvrouter.engine import Engine, Identity, Role
+from kvrouter.kv_ledger import EventLedger
+from kvrouter.kv_state import Reason
+from kvrouter.pool import Pool
+from kvrouter.prefix_index import PrefixIndex, block_ids
+from kvstore.chain import hash_tokens, root_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BLOCK_TOKENS = 16
+PROMPT_BLOCKS = 16
+ENGINES = 4
+KEPT = 10_000
+"""vLLM's buffer_steps."""
+
+Message = tuple[int, bytes]
+
+
+class SimEngine:
+    """One engine's cache and its publisher."""
+
+    def __init__(self, number: int, capacity: int, random: Random) -> None:
+        self.address = f"127.0.0.1:{number + 1}"
+        self._capacity = capacity
+        self._random = random
+        self._encoder = msgspec.msgpack.Encoder()
+        self._clock = 0.0
+        self.stored = self.removed = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Hold nothing, and count from 0."""
+        self.held: OrderedDict[int, None] = OrderedDict()
+        self.kept: deque[Message] = deque(maxlen=KEPT)
+        self._next = 0
+
+    def step(self) -> Message:
+        """A prompt is computed: blocks come, others go."""
+        prefix = self._random.randrange(64)
+        tokens = [prefix] * BLOCK_TOKENS + [
+            self._random.randrange(1 << 17) for _ in range((PROMPT_BLOCKS - 1) * BLOCK_TOKENS)
+        ]
+        hashes = hash_tokens(tokens, BLOCK_TOKENS, root=root_hash(None)).data
+        ids = list(block_ids(hashes))
+        new = [each for each in ids if each not in self.held]
+        events: list[dict[str, Any]] = []
+        surplus = len(self.held) + len(new) - self._capacity
+        gone = [self.held.popitem(last=False)[0] for _ in range(max(surplus, 0))]
+        if gone:
+            events.append(
+                {"type": "BlockRemoved", "block_hashes": gone, "medium": "GPU", "group_idx": 0}
+            )
+        first = len(ids) - len(new)
+        events.append(
+            {
+                "type": "BlockStored",
+                "block_hashes": new,
+                "parent_block_hash": ids[first - 1] if first else None,
+                "token_ids": tokens[first * BLOCK_TOKENS :],
+                "block_size": BLOCK_TOKENS,
+                "lora_id": None,
+                "medium": "GPU",
+                "lora_name": None,
+                "extra_keys": [None] * len(new),
+                "group_idx": 0,
+                "kv_cache_spec_kind": "full_attention",
+            }
+        )
+        self.held.update(dict.fromkeys(new))
+        self.stored, self.removed = self.stored + len(new), self.removed + len(gone)
+        return self._message(events)
+
+    def _message(self, events: Sequence[dict[str, Any]]) -> Message:
+        self._clock += 1.0
+        message = (self._next, self._encoder.encode([self._clock, events, 0]))
+        self._next += 1
+        self.kept.append(message)
+        return message
+
+
+class Replays:
+    """Answers as publishers do; now and then ZMQ drops some of many answers."""
+
+    def __init__(self, engines: dict[str, SimEngine], random: Random) -> None:
+        self._engines = engines
+        self._random = random
+        self._asked: dict[str, tuple[Engine, int]] = {}
+        self.asked = 0
+
+    def ask(self, server: Engine, rank: int, start: int) -> bool:
+        """Remember what is asked, in place of what was asked before."""
+        del rank
+        self._asked[server.address] = (server, start)
+        self.asked += 1
+        return True
+
+    def answer(self, ledger: EventLedger) -> None:
+        """Answer until nobody asks."""
+        while self._asked:
+            address, (server, start) = self._asked.popitem()
+            messages = [each for each in self._engines[address].kept if each[0] >= start]
+            hole = self._random.randrange(1, 50) if self._random.random() < 0.2 else 0
+            for place, (number, payload) in enumerate(messages):
+                if not hole or place % 50 != hole or place == len(messages) - 1:
+                    ledger.replayed(server, 0, number, payload)
+                if address in self._asked:
+                    break
+            else:
+                ledger.replay_ended(server, 0)
+
+
+class Router:
+    """The part of a router that is measured."""
+
+    def __init__(self, engines: dict[str, SimEngine], blocks: int, random: Random) -> None:
+        self.now = 0.0
+        self.pool = Pool(lambda: self.now)
+        self.index = PrefixIndex(blocks)
+        self.replays = Replays(engines, random)
+        self.ledger = EventLedger(
+            self.index, self.pool.find, lambda: self.pool.domain, clock=lambda: self.now
+        )
+        self.ledger.replay_with(self.replays)
+        for watcher in (self.index, self.ledger):
+            self.pool.watch(watcher)
+        for address in engines:
+            engine = self.pool.add(address, Role.PREFILL)
+            self.pool.join(engine, Identity(("m",), None, BLOCK_TOKENS))
+        self.replays.answer(self.ledger)
+
+    def receive(self, engine: SimEngine, message: Message) -> None:
+        """As the socket hands it over."""
+        number, payload = message
+        self.ledger.receive([b"kv@" + engine.address.encode(), struct.pack(">Q", number), payload])
+
+    def tick(self) -> None:
+        """A tenth of a second passes."""
+        self.now += 0.1
+        self.ledger.tick()
+        self.replays.answer(self.ledger)
+        self.index.sweep()
+
+
+def wrong(router: Router, engines: dict[str, SimEngine], ever: Sequence[int]) -> int:
+    """Claims that are not true, and truths that are not claimed."""
+    found = 0
+    held = {router.pool.find(a): engine.held for a, engine in engines.items()}
+    for block in ever:
+        claimed = router.index.match(bytes(24) + block.to_bytes(8, "big"))
+        found += sum((e in claimed) != (block in blocks) for e, blocks in held.items())
+    return found
+
+
+def on_the_way(waiting: list[Message], happened: dict[str, int], random: Random) -> bool:
+    """Spoil what waits to be sent; returns whether it arrives now."""
+    chance = random.random()
+    if chance < 0.02:
+        waiting.pop()
+        happened["lost"] += 1
+    elif chance < 0.04:
+        waiting.append(waiting[-1])
+        happened["repeated"] += 1
+    elif chance < 0.06:
+        happened["overtaken"] += 1
+        return False
+    return True
+
+
+def storm(blocks: int, random: Random) -> dict[str, Any]:
+    """Until `blocks` were stored, with everything going wrong; then compare."""
+    capacity = blocks // ENGINES // 5
+    made = [SimEngine(number, capacity, random) for number in range(ENGINES)]
+    engines = {engine.address: engine for engine in made}
+    router = Router(engines, blocks, random)
+    counts: Counter[str] = Counter()
+    kept: dict[str, list[Message]] = {address: [] for address in engines}
+    ever: set[int] = set()
+    happened = dict.fromkeys(("messages", "lost", "repeated", "overtaken", "restarts"), 0)
+    happened["router_restarts"] = 0
+    listed = list(engines.values())
+    while sum(engine.stored for engine in listed) < blocks:
+        happened["messages"] += 1
+        engine = random.choice(listed)
+        waiting = kept[engine.address]
+        waiting.append(engine.step())
+        ever.update(list(engine.held)[-PROMPT_BLOCKS:])
+        if not on_the_way(waiting, happened, random):
+            continue  # overtaken by the next one
+        for message in reversed(waiting):
+            router.receive(engine, message)
+        waiting.clear()
+        if happened["messages"] % 50 == 0:
+            router.tick()
+        chance = random.random()
+        if chance > 1 - 4 * ENGINES / (blocks / PROMPT_BLOCKS):
+            engine.restart()
+            happened["restarts"] += 1
+        elif chance > 1 - 6 * ENGINES / (blocks / PROMPT_BLOCKS):
+            happened["router_restarts"] += 1
+            counts += router.ledger.counts
+            router = Router(engines, blocks, random)
+    for engine in listed * 2:  # what was lost last is noticed by what follows
+        message = engine.step()
+        ever.update(engine.held)
+        router.receive(engine, message)
+        router.tick()
+    counts += router.ledger.counts
+    states = {str(router.ledger.standing(engine)) for engine in router.pool.all()}
+    return {
+        **happened,
+        **{kind: counts[kind] for kind in ("gaps", "replayed", "duplicates")},
+        "stored": sum(engine.stored for engine in listed),
+        "removed": sum(engine.removed for engine in listed),
+        "held": sum(len(engine.held) for engine in listed),
+        "states": sorted(states),
+        "wrong": wrong(router, engines, sorted(ever)),
+    }
+
+
+def pace(blocks: int, random: Random) -> dict[str, Any]:
+    """Messages per second of one core, and bytes per block of a full index."""
+    engine = SimEngine(0, blocks // 2, random)
+    router = Router({engine.address: engine}, blocks, random)
+    messages: list[Message] = []
+    while engine.stored < blocks:
+        messages.append(engine.step())
+    frames = [
+        [b"kv@" + engine.address.encode(), struct.pack(">Q", n), payload] for n, payload in messages
+    ]
+    begun = time.perf_counter()
+    for each in frames:
+        router.ledger.receive(each)
+    took_s = time.perf_counter() - begun
+    moved = engine.stored + engine.removed
+    return {
+        "messages_per_s": round(len(frames) / took_s),
+        "events_per_s": round(router.ledger.counts["events"] / took_s),
+        "blocks_per_s": round(moved / took_s),
+        "us_per_message": round(took_s / len(frames) * 1e6, 2),
+        "bytes_per_block": round(router.index.memory_bytes / blocks, 1),
+        "exact": router.ledger.standing(router.pool.all()[0]) is Reason.COMPLETE,
+    }
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run, print, compare."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
+    parser.add_argument("--blocks", type=int, default=1_000_000)
+    parser.add_argument("--quick", action="store_true", help="100,000 blocks")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(words)
+    blocks = 100_000 if options.quick else options.blocks
+    figures = {"storm": storm(blocks, Random(options.seed)), "pace": pace(blocks, Random(2))}
+    print(json.dumps(figures, indent=2))
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    good = figures["storm"]["wrong"] == 0 and figures["storm"]["states"] == [Reason.COMPLETE]
+    print("the index is equal to the truth" if good else "THE INDEX IS NOT EQUAL TO THE TRUTH")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

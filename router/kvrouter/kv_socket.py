@@ -1,0 +1,84 @@
+"""A ZMQ socket on the running loop: whoever owns it is called with each message that comes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+import zmq
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+MAX_MESSAGE_BYTES: Final = 64 << 20
+QUEUED_MESSAGES: Final = 100_000
+"""vLLM's own bound; ZMQ's default drops beyond 1,000."""
+GATHER_S: Final = 0.005
+"""Messages that come within this time are taken in one go: engines send one per step."""
+MESSAGES_PER_TURN: Final = 64
+"""Messages taken before the loop gets its turn again."""
+
+log = logging.getLogger(__name__)
+
+
+def endpoint_of(host: str, port: int) -> str:
+    """A TCP endpoint of ZMQ; an IPv6 address gets its brackets."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+class Inbox:
+    """Takes a socket's messages as they come, a few at a time. It owns the socket.
+
+    Args:
+        socket: bound, connected, or not yet either.
+        take: is called with each message; what it raises is logged.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], take: Callable[[Sequence[bytes]], None]) -> None:
+        self.socket = socket
+        self._take = take
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self._fd: int = socket.FD
+        self._timer: asyncio.TimerHandle | None = None
+        self._drain()
+
+    def close(self) -> None:
+        """Take no more and close the socket. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._fd)
+            if self._timer is not None:
+                self._timer.cancel()
+            self.socket.close(linger=0)
+
+    def _wake(self) -> None:
+        """Something came: take it a little later, together with what comes until then."""
+        self._loop.remove_reader(self._fd)
+        self._timer = self._loop.call_later(GATHER_S, self._drain)
+
+    def _drain(self) -> None:
+        """Take what has come, until nothing is left: only then is ZMQ's descriptor quiet."""
+        for _ in range(MESSAGES_PER_TURN):
+            if self._closed:
+                return
+            if not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                self._loop.add_reader(self._fd, self._wake)
+                return
+            frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            try:
+                self._take(frames)
+            except Exception:  # a stop here would leave what is queued until the next message
+                log.exception("KV events: a message could not be applied")
+        self._timer = self._loop.call_later(0, self._drain)
+
+
+def subscriber(context: zmq.Context[zmq.Socket[bytes]], prefix: bytes) -> zmq.Socket[bytes]:
+    """A SUB socket for topics that begin with `prefix`."""
+    socket = context.socket(zmq.SUB)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.SUBSCRIBE, prefix)
+    return socket

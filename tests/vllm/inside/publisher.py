@@ -1,0 +1,62 @@
+"""vLLM's own publisher of KV events, told what to publish by lines on standard input.
+
+    python publisher.py PUB_PORT REPLAY_PORT BUFFER_STEPS
+
+A line is JSON: {"stored": [...]}, {"removed": [...]} or {"cleared": true} publishes one batch of
+one event; {"restart": true} shuts the publisher down and starts another one at the same ports.
+Each line is answered by "ok".
+"""
+
+import json
+import sys
+import time
+
+from vllm.distributed.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVEventBatch,
+    ZmqEventPublisher,
+)
+
+PARENT = 4711
+
+
+def event(told: dict[str, list[int]]) -> object:
+    if "stored" in told:
+        return BlockStored(
+            block_hashes=told["stored"],
+            parent_block_hash=PARENT,
+            token_ids=[0] * 16 * len(told["stored"]),
+            block_size=16,
+            lora_id=None,
+            medium="GPU",
+            lora_name=None,
+        )
+    if "removed" in told:
+        return BlockRemoved(block_hashes=told["removed"], medium="GPU")
+    return AllBlocksCleared()
+
+
+def main() -> None:
+    port, replay_port, steps = sys.argv[1:]
+
+    def make() -> ZmqEventPublisher:
+        return ZmqEventPublisher(
+            0, f"tcp://*:{port}", f"tcp://*:{replay_port}", buffer_steps=int(steps)
+        )
+
+    publisher = make()
+    print("ok", flush=True)
+    for line in sys.stdin:
+        told = json.loads(line)
+        if told.get("restart"):
+            publisher.shutdown()
+            publisher = make()
+        else:
+            publisher.publish(KVEventBatch(ts=time.time(), events=[event(told)]))
+        print("ok", flush=True)
+    publisher.shutdown()
+
+
+main()
