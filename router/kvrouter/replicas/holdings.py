@@ -1,9 +1,8 @@
 """What engines hold, told to other routers and learnt from them.
 
-Of engines that tell it by KV events the messages themselves go on, as they came from the engine:
-the others' ledgers treat them as their own, with every gap that they have. Of the others each
-router guesses by what it sent there, and the guesses go on. Who joins later, or has missed
-something, is told all of it in pieces, among the messages, in their order.
+Of engines that do not tell it by KV events each router guesses by what it sent there, and the
+guesses go on to the others. Who joins later, or has missed something, is told all of them in
+pieces. Engines that tell are left out: each router believes what it hears of them itself.
 """
 
 from __future__ import annotations

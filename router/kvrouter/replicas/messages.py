@@ -12,9 +12,7 @@ import msgspec
 VERSION: Final = 1
 MAX_ENVELOPE_BYTES: Final = 256 << 10
 """An envelope that has reached it is closed; one item may go beyond."""
-MAX_ITEM_BYTES: Final = 1 << 20
-"""Of a KV event message; one that is larger is not told: the others notice that it is missing."""
-MAX_RECEIVED_BYTES: Final = MAX_ENVELOPE_BYTES + 2 * MAX_ITEM_BYTES
+MAX_RECEIVED_BYTES: Final = 2 << 20
 MAX_ADDRESSES: Final = 4096
 MAX_CHANGES: Final = 1024
 MAX_PIECE_BLOCKS: Final = 8192
@@ -66,15 +64,6 @@ class State(msgspec.Struct, tag="s", frozen=True, array_like=True):
     changes: Annotated[list[Change], msgspec.Meta(max_length=MAX_CHANGES)] | None = None
 
 
-class Event(msgspec.Struct, tag="e", frozen=True, array_like=True, gc=False):
-    """A KV event message that the sender heard from the engine itself."""
-
-    address: Address
-    rank: Number
-    sequence: Number
-    payload: Annotated[bytes, msgspec.Meta(max_length=MAX_ITEM_BYTES)]
-
-
 class Guess(msgspec.Struct, tag="g", frozen=True, array_like=True, gc=False):
     """Blocks that an engine which tells nothing has, since the sender sent them there."""
 
@@ -87,32 +76,7 @@ class Ask(msgspec.Struct, tag="a", frozen=True, array_like=True, gc=False):
     """The sender wants to know what engines hold, as far as the receiver knows."""
 
 
-class Begin(msgspec.Struct, tag="b", frozen=True, array_like=True, gc=False):
-    """Pieces follow of what an engine holds, as of before its message `next_sequence`."""
-
-    address: Address
-    rank: Number
-    next_sequence: Number
-    domain: Domain
-
-
-class Piece(msgspec.Struct, tag="p", frozen=True, array_like=True, gc=False):
-    """Some of the blocks that it holds."""
-
-    address: Address
-    rank: Number
-    ids: Ids
-
-
-class End(msgspec.Struct, tag="w", frozen=True, array_like=True, gc=False):
-    """That was all of it: so many blocks."""
-
-    address: Address
-    rank: Number
-    blocks: Number
-
-
-Item = State | Event | Guess | Ask | Begin | Piece | End
+Item = State | Guess | Ask
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -167,9 +131,7 @@ def decode(message: bytes) -> Envelope:
 
 def cost(item: Item) -> int:
     """About how many bytes the item is in memory and in an envelope."""
-    if isinstance(item, Event):
-        return 64 + len(item.payload)
-    if isinstance(item, Guess | Piece):
+    if isinstance(item, Guess):
         return 64 + len(item.ids)
     if isinstance(item, State):
         return 64 + 40 * len(item.load) + 80 * len(item.changes or ())

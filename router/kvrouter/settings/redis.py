@@ -14,8 +14,9 @@ class RedisSettings(BaseModel):
 
     redis: SecretStr = Field(
         default=SecretStr(""),
-        description="Redis over which several routers share engines, load and what engines hold, "
-        "as redis://[:PASSWORD@]HOST:PORT/DB, or rediss:// for TLS (?ssl_ca_certs=FILE names the "
+        description="Redis over which several routers share engines, load and what "
+        "they believe engines to hold, as redis://[:PASSWORD@]HOST:PORT/DB, or rediss:// for TLS "
+        "(?ssl_ca_certs=FILE names the "
         "CA). Without it this router is alone. A URL with a password is better given in the "
         "environment than as a flag, which others can see.",
     )
