@@ -206,3 +206,8 @@ class Screen:
         except OSError:  # the other end is closed
             asyncio.get_running_loop().remove_reader(self._fd)
         self._more.set()
+
+
+async def test_colours_are_there_where_they_are_wanted(fake: FakeRouter) -> None:
+    assert "\x1b[" not in (await status("--once", fake.url))[1]
+    assert "\x1b[" in (await status("--once", "--color", "always", fake.url))[1]

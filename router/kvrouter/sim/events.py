@@ -136,6 +136,12 @@ class EventPublisher:
             router.bind(replay_endpoint)
             self._replays = Inbox(router, self._replay)
 
+    @property
+    def ports(self) -> tuple[int, int | None]:
+        """Of the messages and of the replays, where those are bound."""
+        replays = None if self._replays is None else _port(self._replays.socket)
+        return _port(self._socket), replays
+
     def publish(self, events: list[Event]) -> None:
         """Send a batch; nothing happens for an empty one."""
         if not events:
@@ -171,3 +177,7 @@ class EventPublisher:
     def _answer(self, *frames: bytes) -> None:
         assert self._replays is not None
         self._replays.socket.send_multipart([frames[0], b"", *frames[1:]], zmq.NOBLOCK)
+
+
+def _port(socket: "zmq.Socket[bytes]") -> int:
+    return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])

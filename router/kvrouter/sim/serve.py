@@ -101,6 +101,12 @@ class SimServer:
         if self._publisher is not None:
             self._publisher.close()
 
+    @property
+    def kv_event_ports(self) -> tuple[int, int | None]:
+        """Where its events and their replays are bound, once it has started."""
+        assert self._publisher is not None
+        return self._publisher.ports
+
     def _make_publisher(self, endpoint: str, topic: str) -> EventPublisher:
         settings, config = self.settings, self.settings.kv_events_config
         lost, repeated = settings.kv_events_lost, settings.kv_events_repeated
