@@ -9,4 +9,4 @@ export KVROUTER_VLLM_PYTHON
 step "tests/vllm"
 python -m pytest -m vllm tests/vllm --ignore tests/vllm/test_kills.py --ignore tests/vllm/test_demo.py \
   --ignore tests/vllm/test_guidellm.py --ignore tests/vllm/test_nixl.py \
-  --timeout 900 -o faulthandler_timeout=600 -v -s -rs
+  --timeout 900 -o faulthandler_timeout=600 --durations 25 -v -s -rs
