@@ -8,6 +8,7 @@ Each line is answered by "ok".
 """
 
 import json
+import socket
 import sys
 import time
 
@@ -38,6 +39,22 @@ def event(told: dict[str, list[int]]) -> object:
     return AllBlocksCleared()
 
 
+def wait_free(*ports: int) -> None:
+    """ZMQ closes sockets on a thread of its own, some time after it was told to."""
+    until_s = time.monotonic() + 60
+    for port in ports:
+        while True:
+            with socket.socket() as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    trial.bind(("", port))
+                    break
+                except OSError:
+                    if time.monotonic() > until_s:
+                        raise
+            time.sleep(0.01)
+
+
 def main() -> None:
     port, replay_port, steps = sys.argv[1:]
 
@@ -52,6 +69,7 @@ def main() -> None:
         told = json.loads(line)
         if told.get("restart"):
             publisher.shutdown()
+            wait_free(int(port), int(replay_port))
             publisher = make()
         else:
             publisher.publish(KVEventBatch(ts=time.time(), events=[event(told)]))
