@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -15,10 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ABOUT_PARSING = {"test_config.py", "test_config_commands.py", "test_flags.py", "test_docs.py"}
 
 
-def settings() -> Iterator[tuple[Command, Option]]:
-    for command in COMMANDS:
-        for option in options(imported(command.settings)):
-            yield command, option
+def settings() -> list[tuple[Command, Option]]:
+    return [(command, each) for command in COMMANDS for each in options(imported(command.settings))]
 
 
 @cache
