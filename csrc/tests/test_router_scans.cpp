@@ -8,9 +8,11 @@
 #include <string>
 #include <string_view>
 
+#include "bearer.h"
 #include "check.h"
 #include "http_scan.h"
 #include "json_scan.h"
+#include "sha256.h"
 #include "stream_feed.h"
 
 namespace {
@@ -106,11 +108,31 @@ void test_any_bytes_leave_a_feed_open_ended_or_bad() {
   }
 }
 
+void test_any_authorization_has_the_digest_of_its_key_or_none() {
+  const std::string_view pieces[] = {"Bearer", "bEARER", " ", "\t", "k", "Basic", "\xff"};
+  std::mt19937 random(17);
+  for (int round = 0; round < 20000; ++round) {
+    std::string text;
+    for (size_t left = random() % 6; left > 0; --left) text += pieces[random() % std::size(pieces)];
+    if (round % 100 == 0) text = "Bearer " + std::string(kv::kMaxAuthorization - 8 + round % 3, 'k');
+    const Exact exact(text);
+    uint8_t found[kv::kSha256Bytes], expected[kv::kSha256Bytes];
+    const bool is_key = kv::bearer_digest(exact.view(), found);
+    CHECK(!is_key || text.size() <= kv::kMaxAuthorization);
+    if (!is_key) continue;
+    const size_t start = text.find_first_not_of(" \t", 7);
+    const size_t end = text.find_last_not_of(" \t") + 1;
+    kv::sha256(text.data() + start, end - start, expected);
+    CHECK(std::equal(found, found + sizeof found, expected));
+  }
+}
+
 }  // namespace
 
 int main() {
   test_mutated_messages_are_taken_or_refused();
   test_streams_cut_anywhere_come_out_whole();
   test_any_bytes_leave_a_feed_open_ended_or_bad();
+  test_any_authorization_has_the_digest_of_its_key_or_none();
   return 0;
 }

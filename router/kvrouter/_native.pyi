@@ -1,6 +1,9 @@
 """Native scanning for the router's hot path."""
 
 from collections.abc import Sequence
+from typing import TypeVar
+
+_Value = TypeVar("_Value")
 
 def scan_object(body: bytes, ids_key: str = "prompt") -> tuple[dict[str, tuple[int, int]], bytes | None]:
     """Validate one JSON object in a single pass, without building it.
@@ -38,6 +41,12 @@ def scan_chunked(
     data: bytes, head_bytes: int, fields: int
 ) -> tuple[int, list[tuple[bytes, bytes]], bytes, bool] | None:
     """The whole head of an answer with a chunked body: (status, headers, what has come of the body, keep-alive)."""
+
+def find_bearer(by_digest: dict[bytes, _Value], authorization: str) -> _Value | None:
+    """What stands under the SHA-256 of the key in an Authorization of `Bearer KEY`; None: nothing, or no such key.
+
+    Blanks and tabs around the key are not its; the scheme may be in any case. More than 2048 bytes are no key.
+    """
 
 class GapCounts:
     """Times between events of streams, counted by upper bounds in seconds; shared by many feeds, one thread."""

@@ -38,7 +38,7 @@ class Bucket:
             0.0 where it was taken; else the seconds until it can be, with nothing taken.
         """
         self._fill()
-        needed = min(amount, self._burst)
+        needed = amount if amount < self._burst else self._burst
         lacking = needed - self._level
         if lacking > needed * _ROUNDING:
             return lacking / self._rate_per_s
@@ -59,5 +59,6 @@ class Bucket:
 
     def _fill(self) -> None:
         now_s = self._clock()
-        self._level = min(self._burst, self._level + (now_s - self._at_s) * self._rate_per_s)
+        level = self._level + (now_s - self._at_s) * self._rate_per_s
+        self._level = level if level < self._burst else self._burst  # as `min`, at a third
         self._at_s = now_s

@@ -12,7 +12,6 @@ from math import ceil
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.access.bucket import Bucket
-from kvrouter.access.keys import digest
 from kvrouter.errors import ApiError, model_not_found
 
 if TYPE_CHECKING:
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
     from kvrouter.access.keys import Key
 
-MAX_HEADER: Final = 2048
-"""A longer Authorization is no key: it is not hashed."""
 _LIMITED: Final = "rate_limit_exceeded"
 
 
@@ -30,19 +27,18 @@ class Caller:
 
     Attributes:
         name: as in log, metrics and the fair queue.
-        running: requests under way.
         requests: how many have begun; only grows.
         tokens: tokens used, of prompts and answers; only grows.
         refused: how many were refused, by the reason; only grows.
     """
 
-    __slots__ = ("_clock", "_key", "_rate", "_token_rate", "name", "refused", "requests", "running",
-                 "tokens")  # fmt: skip
+    __slots__ = ("_clock", "_ended", "_key", "_models", "_most", "_rate", "_token_rate", "name",
+                 "refused", "requests", "tokens")  # fmt: skip
 
     def __init__(self, key: Key, clock: Callable[[], float]) -> None:
         self.name = key.name
-        self.running = 0
         self.requests = 0
+        self._ended = 0
         self.tokens = 0
         self.refused: Counter[str] = Counter()
         self._clock = clock
@@ -54,14 +50,20 @@ class Caller:
     def follow(self, key: Key) -> None:
         """From now on it may do what `key` says, which has its name."""
         self._key = key
+        self._models = key.models
+        self._most = key.max_concurrent
         per_s = (key.tokens_per_min or 0) / 60
         self._rate = self._bucket(self._rate, key.requests_per_s, key.request_burst)
         self._token_rate = self._bucket(self._token_rate, per_s, key.token_burst)
 
+    @property
+    def running(self) -> int:
+        """Requests under way."""
+        return self.requests - self._ended
+
     def allows(self, model: str) -> bool:
         """Whether it may use `model`."""
-        models = self._key.models
-        return models is None or model in models
+        return self._models is None or model in self._models
 
     def begin(self) -> None:
         """A request begins; whoever calls it must `end` it.
@@ -69,19 +71,17 @@ class Caller:
         Raises:
             ApiError: 429: it has too many under way, or had too many in a short time.
         """
-        most = self._key.max_concurrent
-        if most is not None and self.running >= most:
-            message = f"This key may have {most} requests under way at a time."
+        if self._most is not None and self.running >= self._most:
+            message = f"This key may have {self._most} requests under way at a time."
             raise self._limited("concurrency", message, 1.0)
         if self._rate is not None and (wait_s := self._rate.take(1)):
             message = f"This key may make {self._key.requests_per_s:g} requests per second."
             raise self._limited("requests", message, wait_s)
-        self.running += 1
         self.requests += 1
 
     def end(self) -> None:
         """A request that had begun is over."""
-        self.running -= 1
+        self._ended += 1
 
     def admit(self, model: str, prompt_tokens: int) -> None:
         """The request turns out to be for `model`, with a prompt of so many tokens.
@@ -89,7 +89,7 @@ class Caller:
         Raises:
             ApiError: 404, as for a model that does not exist; 429: it used too many tokens.
         """
-        if not self.allows(model):
+        if self._models is not None and model not in self._models:
             self.refused["model"] += 1
             raise model_not_found(model)
         if self._token_rate is not None and (wait_s := self._token_rate.take(prompt_tokens)):
@@ -117,7 +117,7 @@ class Caller:
 
 
 class KeyRing:
-    """All callers, found by what stands in an Authorization header.
+    """All callers, found by the key in an Authorization header: `find_bearer(ring.by_digest, ...)`.
 
     Keys are found by their SHA-256 in a dictionary. How long that takes tells of the hash alone,
     and nobody can make a key whose hash begins as another one's does without trying as many keys as
@@ -127,13 +127,14 @@ class KeyRing:
         clock: seconds, monotonic.
 
     Attributes:
+        by_digest: callers, by the SHA-256 of each of their keys; another one after `follow`.
         unknown: requests without a key, or with one that is nobody's; only grows.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._by_name: dict[str, Caller] = {}
-        self._by_digest: dict[bytes, Caller] = {}
+        self.by_digest: dict[bytes, Caller] = {}
         self.unknown = 0
 
     def __len__(self) -> int:
@@ -142,7 +143,7 @@ class KeyRing:
 
     def follow(self, keys: Iterable[Key]) -> None:
         """From now on these keys are good, and no others; requests under way go on."""
-        before, self._by_name, self._by_digest = self._by_name, {}, {}
+        before, self._by_name, self.by_digest = self._by_name, {}, {}
         for key in keys:
             caller = before.get(key.name)
             if caller is None:
@@ -150,20 +151,8 @@ class KeyRing:
             else:
                 caller.follow(key)
             self._by_name[key.name] = caller
-            self._by_digest.update(dict.fromkeys(key.digests, caller))
+            self.by_digest.update(dict.fromkeys(key.digests, caller))
 
     def all(self) -> tuple[Caller, ...]:
         """Every caller."""
         return tuple(self._by_name.values())
-
-    def find(self, authorization: str | None) -> Caller | None:
-        """Who brings that header; None where there is none or its key is nobody's."""
-        if authorization is not None and len(authorization) <= MAX_HEADER:
-            scheme, _, rest = authorization.partition(" ")
-            key = rest.strip()
-            if key and scheme.lower() == "bearer":
-                caller = self._by_digest.get(digest(key))
-                if caller is not None:
-                    return caller
-        self.unknown += 1
-        return None

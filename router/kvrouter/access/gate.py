@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kvrouter._native import find_bearer
 from kvrouter.errors import ApiError
 from kvrouter.metrics import Reading
 from kvrouter.passage import RequestIds
@@ -15,7 +16,7 @@ from kvrouter.passage import RequestIds
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
 
-    from kvrouter.access.caller import Caller, KeyRing
+    from kvrouter.access.caller import KeyRing
     from kvrouter.http.exchange import Exchange
     from kvrouter.http.server import Handler
     from kvrouter.log import Line, RequestLog
@@ -36,6 +37,8 @@ OPEN: Final = frozenset(
 )
 """What vLLM leaves open, and what has a token of its own."""
 OPEN_BELOW: Final = ("/workers/",)
+_USUAL: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
+"""Where nearly all requests go, so that nothing else is looked up for them: not open."""
 _MISSING: Final = "This needs an API key, as Authorization: Bearer KEY."
 _WRONG: Final = "The API key is not one of this router's."
 
@@ -67,11 +70,12 @@ class Gate:
     def handle(self, exchange: Exchange) -> Awaitable[None]:
         """What answers `exchange`, to be awaited at once."""
         path = exchange.path
-        if path in OPEN or path.startswith(OPEN_BELOW):
+        if path not in _USUAL and (path in OPEN or path.startswith(OPEN_BELOW)):
             return self._handler(exchange)
-        given = exchange.headers.pop("authorization", None)
-        caller = exchange.caller = self._ring.find(given)
+        given = exchange.headers.pop("authorization", "")
+        caller = exchange.caller = find_bearer(self._ring.by_digest, given)
         if caller is None:
+            self._ring.unknown += 1
             wrong = ApiError(
                 401,
                 _WRONG if given else _MISSING,
@@ -85,7 +89,8 @@ class Gate:
             caller.begin()
         except ApiError as error:
             return self._refuse(exchange, error)
-        return self._within(exchange, caller)
+        exchange.counted_by = caller
+        return self._handler(exchange)
 
     def readings(self) -> Iterator[Reading]:
         """What is known of the callers, for Prometheus; nothing is exposed of keys themselves."""
@@ -118,12 +123,6 @@ class Gate:
             ["key", "reason"],
             grows=True,
         )
-
-    async def _within(self, exchange: Exchange, caller: Caller) -> None:
-        try:
-            await self._handler(exchange)
-        finally:
-            caller.end()
 
     async def _refuse(self, exchange: Exchange, error: ApiError) -> None:
         request_id = self._ids.of(exchange.headers)

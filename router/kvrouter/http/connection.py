@@ -342,6 +342,8 @@ class Connection(asyncio.Protocol):
     def _finish(self, exchange: Exchange) -> None:
         self._task = None
         self._current = None
+        if exchange.counted_by is not None:
+            exchange.counted_by.end()
         if exchange.closed:
             self._server.left(self)
             return

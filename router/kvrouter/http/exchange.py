@@ -53,6 +53,7 @@ class Exchange:
         body: the whole body.
         peer: address of the client, "host:port".
         caller: who asks, set by a gate that knows; None where nobody is asked for a key.
+        counted_by: who counts it as under way, set by a gate, and is told when its handler is over.
         throttle: set by whoever relays bytes into this exchange; told of back-pressure.
     """
 
@@ -66,6 +67,7 @@ class Exchange:
         "body",
         "caller",
         "closed",
+        "counted_by",
         "ended",
         "headers",
         "keep_alive",
@@ -110,6 +112,7 @@ class Exchange:
         self.status = 0
         self.throttle: Throttle | None = None
         self.caller: Caller | None = None
+        self.counted_by: Caller | None = None
 
     def respond(
         self,
