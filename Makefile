@@ -41,6 +41,7 @@ bench: ## the quick benchmarks; figures in build/
 	$(PYTHON) -m benchmarks.store --quick --json build/store.json
 	$(PYTHON) -m benchmarks.wire --quick --json build/wire.json
 	$(PYTHON) -m benchmarks.overhead --quick --json build/overhead.json || [ $$? = 1 ]
+	$(PYTHON) -m benchmarks.traces --quick --json build/traces.json || [ $$? = 1 ]
 	$(PYTHON) -m benchmarks.kv_events --quick --json build/kv_events.json
 
 page: ## the status page in a headless browser

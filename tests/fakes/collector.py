@@ -1,7 +1,10 @@
 """A collector of traces: takes OTLP over HTTP and decodes it, or does what a test says."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import gzip
+import ssl
+import zlib
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +16,11 @@ from kvrouter.http.exchange import Exchange
 from kvrouter.http.server import HttpServer
 
 PATIENCE_S = 30.0
+DECODERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    "gzip": gzip.decompress,
+    "deflate": zlib.decompress,
+}
 
 
 @dataclass(frozen=True)
@@ -36,29 +44,34 @@ class Collector:
     """Takes spans on a free port.
 
     Attributes:
-        mode: "ok"; "500"; "hang" (never answers).
+        mode: "ok"; "hang" (never answers); "busy" (503, then "ok"); else a status it answers.
+        asks: how many requests came.
         spans: those that came.
         headers: of the last request.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.mode = "ok"
+        self.asks = 0
+        self._tls = tls
         self.spans: list[Seen] = []
         self.headers: dict[str, str] = {}
         self.asked = asyncio.Event()
         self._came = asyncio.Event()
-        self._server = HttpServer(self._take)
+        self._server: HttpServer | None = None
         self.port = 0
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'s' if self._tls else ''}://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        self.port = await self._server.listen("127.0.0.1", self.port)
+        self._server = HttpServer(self._take)
+        self.port = await self._server.listen("127.0.0.1", self.port, self._tls)
 
     async def stop(self) -> None:
-        await self._server.close()
+        if self._server is not None:
+            await self._server.close()
 
     async def trace_of(self, name: str = "kvrouter.request", traces: int = 1) -> list[Seen]:
         """The spans of the last trace, when so many spans of that name have come."""
@@ -71,13 +84,19 @@ class Collector:
 
     async def _take(self, exchange: Exchange) -> None:
         self.asked.set()
+        self.asks += 1
         self.headers = {"path": exchange.path, **exchange.headers}
         if self.mode == "hang":
             await asyncio.Event().wait()
-        if self.mode != "ok":
-            exchange.respond(400)
+        if self.mode == "busy":
+            self.mode = "ok"
+            exchange.respond(503, headers=[("retry-after", "0")])
             return
-        told = ExportTraceServiceRequest.FromString(exchange.body)
+        if self.mode != "ok":
+            exchange.respond(int(self.mode))
+            return
+        decode = DECODERS[exchange.headers.get("content-encoding", "")]
+        told = ExportTraceServiceRequest.FromString(decode(exchange.body))
         for of_resource in told.resource_spans:
             resource = {a.key: plain(a.value) for a in of_resource.resource.attributes}
             for scope in of_resource.scope_spans:
@@ -110,9 +129,9 @@ def plain(value: Any) -> Any:
 
 
 @asynccontextmanager
-async def collector() -> AsyncIterator[Collector]:
+async def collector(tls: ssl.SSLContext | None = None) -> AsyncIterator[Collector]:
     """A collector that runs."""
-    made = Collector()
+    made = Collector(tls)
     await made.start()
     try:
         yield made

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, field_validator
 
-_OTLP: Final = "opentelemetry.exporter.otlp.proto.http"
+_OTLP: Final = ("opentelemetry.proto", "opentelemetry.sdk", "requests")
 _TRACES: Final = "/v1/traces"
 
 
@@ -56,7 +56,7 @@ class ObservabilitySettings(BaseModel):
             raise ValueError(
                 f"traces are sent by OTLP over HTTP, not to {value!r}: give it as http://HOST:4318"
             )
-        if not _there(_OTLP):
+        if not all(map(_there, _OTLP)):
             raise ValueError("it needs OpenTelemetry: pip install 'kvrouter[otel]'")
         if parts.path in ("", "/"):
             return value.rstrip("/") + _TRACES

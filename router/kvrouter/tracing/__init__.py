@@ -1,1 +1,1 @@
-"""Traces of requests across both legs; OpenTelemetry is known to `otlp` alone, in a thread."""
+"""Traces of requests across both legs; OpenTelemetry is known to `otlp` and what it imports."""

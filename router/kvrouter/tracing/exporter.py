@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MAX_TRACES: Final = 4096
 """Traces that wait to be sent at most; about 10 KiB each."""
-BATCH_TRACES: Final = 128
+BATCH_TRACES: Final = 512
 """Traces that are sent together at most."""
 GATHER_S: Final = 1.0
 """How long traces are gathered where they are fewer."""
@@ -74,14 +74,16 @@ class Exporter:
 
     def _run(self) -> None:
         while not self._closing:
-            self._wake.wait(self._gather_s)
+            full = self._wake.wait(self._gather_s)
             self._wake.clear()
-            self._send_all()
-        self._send_all()
+            waiting = len(self._queue)
+            self._send_oldest(waiting - waiting % BATCH_TRACES if full else waiting)
+        self._send_oldest(len(self._queue))
 
-    def _send_all(self) -> None:
-        while self._queue:
-            batch = [self._queue.popleft() for _ in range(min(BATCH_TRACES, len(self._queue)))]
+    def _send_oldest(self, count: int) -> None:
+        """Send so many; those that come meanwhile are gathered for the next batch."""
+        for begin in range(0, count, BATCH_TRACES):
+            batch = [self._queue.popleft() for _ in range(min(BATCH_TRACES, count - begin))]
             spans = sum(len(trace.spans) for trace in batch)
             taken = self._send(batch)
             if taken:

@@ -27,7 +27,7 @@ def start_traces(
         return None, None
     from kvrouter.tracing.otlp import OtlpSender  # noqa: PLC0415 - an extra, not a dependency
 
-    sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))  # encoding takes 170 us a trace
+    sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))  # a batch takes milliseconds
     sender = OtlpSender(endpoint, f"{settings.host}:{settings.port}")
     exporter = Exporter(sender.send, endpoint)
     reading = Reading(

@@ -127,6 +127,30 @@ def test_traces_are_sent_in_batches_and_all_of_them_at_the_end() -> None:
     assert counts(exporter) == {"exported": 2 * sum(batches), "dropped": 0}
 
 
+def test_what_comes_while_a_batch_is_sent_waits_until_the_next_is_full() -> None:
+    batches: list[int] = []
+    sent = [threading.Event(), threading.Event()]
+
+    def send(traces: list[Trace]) -> bool:
+        if not batches:
+            take(5)
+        batches.append(len(traces))
+        sent[len(batches) - 1].set()
+        return True
+
+    def take(count: int) -> None:
+        for _ in range(count):
+            exporter.take(new_trace())
+
+    exporter = Exporter(send, "c", 1e6)
+    take(BATCH_TRACES)
+    assert sent[0].wait(PATIENCE_S)
+    take(BATCH_TRACES - 5)
+    assert sent[1].wait(PATIENCE_S)
+    exporter.close(PATIENCE_S)
+    assert batches == [BATCH_TRACES, BATCH_TRACES]
+
+
 def test_a_collector_that_hangs_costs_no_memory_and_no_time() -> None:
     asked, go = threading.Event(), threading.Event()
 
