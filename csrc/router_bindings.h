@@ -6,5 +6,6 @@
 namespace kv::python {
 
 void bind_http(nanobind::module_& module);
+void bind_metrics(nanobind::module_& module);
 
 }  // namespace kv::python

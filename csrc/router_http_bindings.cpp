@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <ctime>
 #include <string>
-#include <vector>
 
 #include "bearer.h"
 #include "http_scan.h"
@@ -92,23 +91,7 @@ nb::object take(StreamFeed& feed, nb::bytes data) {
   return nb::none();
 }
 
-nb::list counts_of(const GapCounts& gaps) {
-  nb::list counts;
-  for (const uint64_t count : gaps.counts()) counts.append(count);
-  return counts;
-}
-
 void bind_streams(nb::module_& module) {
-  nb::class_<GapCounts>(module, "GapCounts")
-      .def("__init__",
-           [](GapCounts* self, nb::sequence bounds) {
-             std::vector<double> values;
-             for (nb::handle bound : bounds) values.push_back(nb::cast<double>(bound));
-             new (self) GapCounts(std::move(values));
-           }, nb::arg("bounds"))
-      .def("observe", &GapCounts::observe, nb::arg("gap_s"), nb::arg("times") = 1)
-      .def_prop_ro("counts", &counts_of)
-      .def_prop_ro("sum_s", &GapCounts::sum_s);
   nb::class_<StreamFeed>(module, "StreamFeed")
       .def(nb::init<>())
       .def("take", &take, nb::arg("data"))

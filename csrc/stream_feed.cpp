@@ -41,15 +41,6 @@ Line read_size(std::string_view text, size_t& at, size_t& size) {
 
 }  // namespace
 
-GapCounts::GapCounts(std::vector<double> bounds)
-    : bounds_(std::move(bounds)), counts_(bounds_.size() + 1) {}
-
-void GapCounts::observe(double gap_s, uint64_t times) {
-  const auto at = std::lower_bound(bounds_.begin(), bounds_.end(), gap_s) - bounds_.begin();
-  counts_[static_cast<size_t>(at)] += times;
-  sum_s_ += gap_s * static_cast<double>(times);
-}
-
 void StreamFeed::see(std::string_view payload) {
   for (size_t at = 0;;) {
     const void* found = std::memchr(payload.data() + at, '\n', payload.size() - at);

@@ -7,25 +7,12 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
+
+#include "buckets.h"
 
 namespace kv {
 
 inline constexpr size_t kMaxFrameBytes = size_t{8} << 20;
-
-// Times between events, by upper bounds; the last count is of those above all bounds.
-class GapCounts {
- public:
-  explicit GapCounts(std::vector<double> bounds);
-  void observe(double gap_s, uint64_t times);
-  const std::vector<uint64_t>& counts() const { return counts_; }
-  double sum_s() const { return sum_s_; }
-
- private:
-  std::vector<double> bounds_;
-  std::vector<uint64_t> counts_;
-  double sum_s_ = 0;
-};
 
 class StreamFeed {
  public:
@@ -41,7 +28,8 @@ class StreamFeed {
   // Count a piece of body that comes without frames.
   void note(std::string_view payload, double now_s);
 
-  void count_into(GapCounts* gaps) { gaps_ = gaps; }
+  // Count the seconds between events there.
+  void count_into(Buckets* gaps) { gaps_ = gaps; }
   State state() const { return state_; }
   uint64_t events() const { return events_; }
   double first_s() const { return first_s_; }
@@ -52,7 +40,7 @@ class StreamFeed {
   size_t scan(std::string_view text);  // bytes of whole frames; sets `state_`
   void see(std::string_view payload);
 
-  GapCounts* gaps_ = nullptr;
+  Buckets* gaps_ = nullptr;
   State state_ = State::kOpen;
   uint64_t events_ = 0;
   uint64_t fresh_ = 0;  // events of the piece at hand

@@ -74,7 +74,7 @@ std::string passed(StreamFeed& feed, std::string_view text, size_t piece) {
 
 // However a stream is cut: the same frames, the same events, the same end.
 void read_stream(std::string_view text, size_t piece) {
-  GapCounts gaps({0.1, 1.0});
+  Buckets gaps({0.1, 1.0});
   StreamFeed whole, cut;
   whole.count_into(&gaps);
   const std::string one = passed(whole, text, text.size() + 1);

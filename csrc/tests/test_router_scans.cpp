@@ -75,7 +75,7 @@ void test_streams_cut_anywhere_come_out_whole() {
       frames += size + payload + "\r\n";
     }
     const std::string whole = frames + "0\r\n\r\n";
-    kv::GapCounts gaps({0.1, 1.0});
+    kv::Buckets gaps({0.1, 1.0});
     kv::StreamFeed feed;
     feed.count_into(&gaps);
     std::string out;

@@ -48,17 +48,38 @@ def find_bearer(by_digest: dict[bytes, _Value], authorization: str) -> _Value | 
     Blanks and tabs around the key are not its; the scheme may be in any case. More than 2048 bytes are no key.
     """
 
-class GapCounts:
-    """Times between events of streams, counted by upper bounds in seconds; shared by many feeds, one thread."""
+class Buckets:
+    """Values counted by upper bounds, which ascend; for one thread."""
 
     def __init__(self, bounds: Sequence[float]) -> None: ...
-    def observe(self, gap_s: float, times: int = 1) -> None: ...
+    def observe(self, value: float, times: int = 1) -> None: ...
     @property
     def counts(self) -> list[int]:
         """Per bound, and last those above all bounds; not cumulative."""
 
     @property
-    def sum_s(self) -> float: ...
+    def sum(self) -> float: ...
+
+class BucketsInTurn:
+    """Several of them that are observed together."""
+
+    def __init__(self, buckets: tuple[Buckets, ...]) -> None: ...
+    def observe(self, values: tuple[float, ...]) -> None:
+        """One value for each, in their order. Raises ValueError where they are not as many."""
+
+def parts_of(
+    started_s: float,
+    waited_s: float,
+    tokenising_s: float,
+    planned_s: float,
+    prefilled_s: float,
+    landed_s: float,
+    until_s: float,
+) -> tuple[float, float, float, float, float, float]:
+    """Seconds of each part of a request's way until `until_s`; see `kvrouter.account.parts_of`."""
+
+def milliseconds(seconds: tuple[float, ...]) -> tuple[float, ...]:
+    """Each in milliseconds, to a hundredth."""
 
 class StreamFeed:
     """A chunked body on its way through: finds where its frames end, counts its server-sent events.
@@ -74,7 +95,7 @@ class StreamFeed:
     def note(self, payload: bytes) -> None:
         """Count a piece of body that came without frames."""
 
-    def count_into(self, gaps: GapCounts) -> None: ...
+    def count_into(self, gaps: Buckets) -> None: ...
     @property
     def ended(self) -> bool: ...
     @property

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kvrouter import _native
+
 if TYPE_CHECKING:
     from kvrouter.metrics import Metrics
     from kvrouter.passage import Passage
@@ -30,19 +32,14 @@ def parts_of(passage: Passage, until_s: float) -> Parts:
         passage: the request.
         until_s: its first byte, or its end where it had none; on the monotonic clock.
     """
-    planned_s = passage.planned_s
-    if not planned_s or planned_s > until_s:
-        planned_s = until_s
-    prefilled_s = min(max(passage.prefilled_s, planned_s), until_s)
-    landed_s = min(max(passage.landed_s, prefilled_s), until_s)
-    queue_s, tokenise_s = passage.waited_s, passage.tokenising_s
-    return (
-        queue_s,
-        tokenise_s,
-        planned_s - passage.started_s - queue_s - tokenise_s,
-        prefilled_s - planned_s,
-        landed_s - prefilled_s,
-        until_s - landed_s,
+    return _native.parts_of(
+        passage.started_s,
+        passage.waited_s,
+        passage.tokenising_s,
+        passage.planned_s,
+        passage.prefilled_s,
+        passage.landed_s,
+        until_s,
     )
 
 
@@ -51,23 +48,22 @@ def note_plan(passage: Passage, inputs: RouteInputs, metrics: Metrics) -> None:
     plan = passage.plan
     assert plan is not None
     metrics.overhead.observe(passage.planned_s - passage.started_s)
-    metrics.plans.add(1, plan.why)
-    metrics.prompt_tokens.add(inputs.prompt_tokens)
-    own = stored = 0
-    if inputs.matches:
-        own = inputs.matches.get(plan.decode, 0)
-    if inputs.store_blocks:
-        stored = max(0, inputs.store_blocks.get(plan.decode.manifest or "", 0) - own)
+    metrics.plans[plan.why] += 1
     rest = inputs.prompt_tokens
+    metrics.prompt_tokens[()] += rest
+    own = inputs.matches.get(plan.decode, 0) if inputs.matches else 0
     if own:
-        passage.hit_engine = own * inputs.block_tokens
-        metrics.hit_tokens.add(passage.hit_engine, "engine")
-    if stored:
-        passage.hit_store = stored * inputs.block_tokens
-        metrics.hit_tokens.add(passage.hit_store, "store")
-    rest -= passage.hit_engine + passage.hit_store
+        passage.hit_engine = hit = own * inputs.block_tokens
+        metrics.hit_tokens["engine"] += hit
+        rest -= hit
+    if inputs.store_blocks:
+        stored = inputs.store_blocks.get(plan.decode.manifest or "", 0) - own
+        if stored > 0:
+            passage.hit_store = hit = stored * inputs.block_tokens
+            metrics.hit_tokens["store"] += hit
+            rest -= hit
     if rest > 0:
-        metrics.hit_tokens.add(rest, "none")
+        metrics.hit_tokens["none"] += rest
     if passage.trace is not None:
         _trace_plan(passage, passage.trace, plan.why)
 
@@ -88,12 +84,12 @@ def note_end(passage: Passage, now_s: float, metrics: Metrics) -> Parts:
     first_s = passage.first_s or now_s
     parts = parts_of(passage, first_s)
     if passage.exchange.status == 200 and passage.outcome not in NOT_WELL:
-        metrics.success.add(1, passage.outcome)
+        metrics.success[passage.outcome] += 1
         metrics.e2e.observe(now_s - passage.started_s)
         metrics.ttft.observe(first_s - passage.started_s)
         metrics.ttft_parts.observe(parts)
-        metrics.generation_tokens.add(passage.generated)
+        metrics.generation_tokens[()] += passage.generated
     else:
         left = passage.outcome == "client_left"
-        metrics.errors.add(1, "499" if left else str(passage.exchange.status))
+        metrics.errors["499" if left else str(passage.exchange.status)] += 1
     return parts

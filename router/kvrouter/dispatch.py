@@ -94,15 +94,15 @@ class Ahead:
         try:
             await self._decided(passage, coming, first, ahead)
             if not ahead.done():
-                self._metrics.ahead.add(1, "withdrawn")
+                self._metrics.ahead["withdrawn"] += 1
                 await _ended(ahead)
             elif (error := ahead.exception()) is not None:
-                self._metrics.ahead.add(1, "failed")
+                self._metrics.ahead["failed"] += 1
                 if isinstance(error, LegFailed):
                     await first
                 raise error
             else:
-                self._metrics.ahead.add(1, "answered" if ahead.result() else "not sent")
+                self._metrics.ahead["answered" if ahead.result() else "not sent"] += 1
                 if ahead.result():
                     return True
             await first
@@ -140,7 +140,7 @@ class Ahead:
 
     def _overdue(self, passage: Passage) -> LegFailed:
         assert passage.plan is not None
-        self._metrics.ahead.add(1, "failed")
+        self._metrics.ahead["failed"] += 1
         message = f"no answer within {self._answer_s:g} s of the landing"
         return self._legs.failed(passage.plan.decode, Role.DECODE, Failure.TIMEOUT, message)
 

@@ -316,7 +316,7 @@ class _Tap:
         self._spoken = spoken
         self._cut = Events()
         self._feed = answer.feed or StreamFeed()
-        self._feed.count_into(metrics.gaps.counts)
+        self._feed.count_into(metrics.gaps.buckets)
         self.problem: BadShare | ShareError | None = None
         self.events = 0
 

@@ -48,13 +48,13 @@ class Handover:
         """
         handoff = passage.handoff
         if handoff is not None and handoff.missing:
-            self._metrics.handoff_missing.add()
+            self._metrics.handoff_missing[()] += 1
             return passage.plan.missing_tokens if passage.plan is not None else 0
         if self._store is None or handoff is None or passage.first_s:
             return 0
         if handoff.manifest is None:
             if handoff.transfer_params is None:
-                self._metrics.handoff_missing.add()
+                self._metrics.handoff_missing[()] += 1
             return 0
         hashes = self._hashes(passage, handoff)
         upto = min(handoff.blocks, len(hashes) // HASH_BYTES)
@@ -67,7 +67,7 @@ class Handover:
             landing = await wait
         passage.landed(begun_s, landing)
         self._metrics.handoff.observe(passage.landed_s - begun_s)
-        self._metrics.landings.add(1, landing.outcome.value)
+        self._metrics.landings[landing.outcome.value] += 1
         return self._missing(passage, handoff, passage.landed_blocks or 0)
 
     def known_hashes(self, passage: Passage) -> bytes:

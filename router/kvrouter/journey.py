@@ -228,7 +228,7 @@ class Journey:
                 span.end()
         self._metrics.prefill.observe(passage.prefilled_s - begun_s)
         if passage.handoff.cached_tokens:
-            self._metrics.cached_tokens.add(passage.handoff.cached_tokens)
+            self._metrics.cached_tokens[()] += passage.handoff.cached_tokens
         self._policy.leg_done(engine, Role.PREFILL, plan.missing_tokens)
         self._survey.computed(engine, passage.hashes)
 

@@ -265,7 +265,7 @@ class Legs:
         except UpstreamError as error:
             raise self.failed(engine, leg, error.failure, str(error)) from None
         if status == 429:
-            self._metrics.upstream_errors.add(1, leg.value, "full")
+            self._metrics.upstream_errors[leg.value, "full"] += 1
             raise EngineFull(engine)
         raise self.failed(engine, leg, Failure.STATUS, f"it answers {status}")
 
@@ -306,7 +306,7 @@ class Legs:
 
     def failed(self, engine: Engine, leg: Role, failure: Failure, message: str) -> LegFailed:
         """Count a failed leg and tell the pool; returns what to raise."""
-        self._metrics.upstream_errors.add(1, leg.value, failure.value)
+        self._metrics.upstream_errors[leg.value, failure.value] += 1
         self._pool.failed(engine, failure)
         return LegFailed(engine, failure, message)
 
@@ -371,7 +371,7 @@ class Legs:
         except UpstreamError as error:
             raise self.failed(engine, leg, error.failure, str(error)) from None
         if answer.status == 429:  # full, not ill
-            self._metrics.upstream_errors.add(1, leg.value, "full")
+            self._metrics.upstream_errors[leg.value, "full"] += 1
             raise EngineFull(engine)
         if engine.rank is not None and _NO_RANK.search(content):
             self._pool.leave(engine)  # it has fewer ranks than it told: it is introduced anew

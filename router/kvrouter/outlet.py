@@ -59,7 +59,7 @@ class Direct:
         passage.began(monotonic())
         exchange.start(200, fields=SSE_FIELDS + passage.answer_fields, hold=True)
         usage = _wants_usage(passage)
-        relay = Relay(exchange, answer, self._metrics.gaps.counts, self.tidy(passage))
+        relay = Relay(exchange, answer, self._metrics.gaps.buckets, self.tidy(passage))
         passage.tap = relay
         try:
             await relay.run(self._legs.deadlines.idle_s)
@@ -106,4 +106,4 @@ def compare_prompts(passage: Passage, prompt_tokens: int | None, metrics: Metric
     """Count a prompt that the decode engine tokenised otherwise than the prefill engine."""
     told = passage.handoff.prompt_tokens if passage.handoff is not None else None
     if told is not None and prompt_tokens is not None and prompt_tokens != told:
-        metrics.usage_mismatch.add()
+        metrics.usage_mismatch[()] += 1

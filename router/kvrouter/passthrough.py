@@ -23,6 +23,7 @@ from kvrouter.families.table import WHERE_SET
 from kvrouter.http.client import UpstreamError
 from kvrouter.http.head import JSON
 from kvrouter.leg import EngineFull, LegFailed
+from kvrouter.log import Line
 from kvrouter.openai import BYTES_PER_TOKEN, Request
 from kvrouter.outlet import SSE_FIELDS
 from kvrouter.passage import RequestIds, leg_fields
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from kvrouter.http.exchange import Exchange
     from kvrouter.http.server import Handler
     from kvrouter.leg import Legs
-    from kvrouter.log import Line, RequestLog
+    from kvrouter.log import RequestLog
     from kvrouter.metrics import Metrics
     from kvrouter.models import ModelNames
     from kvrouter.pool import Pool
@@ -129,19 +130,19 @@ class Visit:
     def line(self, status: int, now_s: float) -> Line:
         """What the request's line in the log says, at its end."""
         caller = self.exchange.caller
-        return {
-            "request_id": self.request_id,
-            "key": caller.name if caller is not None else None,
-            "trace_id": self.trace.hex_id if self.trace is not None else None,
-            "status": status,
-            "path": self.endpoint.path,
-            "client": self.exchange.peer,
-            "model": self.model,
-            "decode": self.engine,
-            "attempts": self.attempts,
-            "total_ms": round((now_s - self.started_s) * 1000, 2),
-            "error": self.error,
-        }
+        return Line(
+            request_id=self.request_id,
+            key=caller.name if caller is not None else None,
+            trace_id=self.trace.hex_id if self.trace is not None else None,
+            status=status,
+            path=self.endpoint.path,
+            client=self.exchange.peer,
+            model=self.model,
+            decode=self.engine,
+            attempts=self.attempts,
+            total_ms=round((now_s - self.started_s) * 1000, 2),
+            error=self.error,
+        )
 
 
 class Passthrough:
@@ -316,7 +317,7 @@ class Passthrough:
         exchange = visit.exchange
         exchange.start(200, fields=SSE_FIELDS + visit.answer_fields, hold=True)
         tidy = partial(tidy_events, cached_tokens=None)
-        relay = Relay(exchange, answer, self._metrics.gaps.counts, tidy)
+        relay = Relay(exchange, answer, self._metrics.gaps.buckets, tidy)
         try:
             await relay.run(self._legs.deadlines.idle_s)
         except UpstreamError as error:
@@ -332,7 +333,7 @@ class Passthrough:
         if exchange.caller is not None:
             exchange.caller.charge(visit.generated)
         status = 499 if exchange.closed else exchange.status
-        self._metrics.passed_through.add(1, visit.endpoint.path, str(status))
+        self._metrics.passed_through[visit.endpoint.path, str(status)] += 1
         if self._log is not None:
             self._log.write(visit.line(status, monotonic()))
         if visit.trace is not None and self._tracing is not None:

@@ -8,7 +8,7 @@ stream that is to be tidied goes on in whole events.
 import re
 from collections.abc import Callable
 
-from kvrouter._native import GapCounts, StreamFeed
+from kvrouter._native import Buckets, StreamFeed
 from kvrouter.errors import ApiError
 from kvrouter.http.answer import Answer, unframed
 from kvrouter.http.exchange import Exchange
@@ -38,7 +38,7 @@ class Relay:
     __slots__ = ("_answer", "_exchange", "_feed", "_held", "_tidy")
 
     def __init__(
-        self, exchange: Exchange, answer: Answer, gaps: GapCounts, tidy: Tidy | None = None
+        self, exchange: Exchange, answer: Answer, gaps: Buckets, tidy: Tidy | None = None
     ) -> None:
         self._exchange = exchange
         self._answer = answer

@@ -64,9 +64,9 @@ class Releases:
     async def _release(self, passage: Passage, model: str, first: Engine, params: bytes) -> None:
         body = self._legs.family(first).release_body(model, params)
         if body is not None and await self._told(passage, self._able(first, model), body):
-            self._metrics.releases.add(1, "released")
+            self._metrics.releases["released"] += 1
             return
-        self._metrics.releases.add(1, "stranded")
+        self._metrics.releases["stranded"] += 1
         log.warning(
             "request %s: KV stays on %s until its lease ends, for no decode engine could be told "
             "that nobody fetches it",

@@ -62,7 +62,7 @@ class _Resuming:
         passage.began(monotonic())
         if not exchange.started:
             exchange.start(200, fields=SSE_FIELDS + passage.answer_fields, hold=True)
-        relay = Relay(exchange, answer, self._metrics.gaps.counts, self._tidy(passage, answer))
+        relay = Relay(exchange, answer, self._metrics.gaps.buckets, self._tidy(passage, answer))
         self._first.tap = relay
         try:
             await relay.run(self._legs.deadlines.idle_s, end=False)
@@ -171,10 +171,10 @@ class Resumption:
                 if resumes < MAX_RESUMES and isinstance(error, StreamBroken):
                     following = self._following(leg, spoken)
                 if following is None:
-                    self._metrics.resumed.add(1, "given up")
+                    self._metrics.resumed["given up"] += 1
                     passage.outcome = "broken"
                     raise StreamBroken(str(error))
-                self._metrics.resumed.add(1, "resumed")
+                self._metrics.resumed["resumed"] += 1
                 leg, resumes = following, resumes + 1
         finally:
             passage.generated = len(spoken.tokens)

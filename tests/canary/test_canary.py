@@ -125,8 +125,8 @@ class Site:
 
     @property
     def judged(self) -> Counter[str]:
-        counts = self.replays.outcomes.counts
-        return Counter({labels[0]: int(count) for labels, count in counts.items()})
+        counts = self.replays.outcomes
+        return Counter({str(outcome): count for outcome, count in counts.items()})
 
 
 @asynccontextmanager

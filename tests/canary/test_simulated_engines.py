@@ -54,8 +54,8 @@ class Site:
 
     def _counts(self) -> Counter[str]:
         assert self.app._canary is not None
-        counts = self.app._canary._replays.outcomes.counts
-        return Counter({labels[0]: int(count) for labels, count in counts.items()})
+        counts = self.app._canary._replays.outcomes
+        return Counter({str(outcome): count for outcome, count in counts.items()})
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter._native import find_bearer
 from kvrouter.errors import ApiError
+from kvrouter.log import Line
 from kvrouter.metrics import Reading
 from kvrouter.passage import RequestIds
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from kvrouter.access.caller import KeyRing
     from kvrouter.http.exchange import Exchange
     from kvrouter.http.server import Handler
-    from kvrouter.log import Line, RequestLog
+    from kvrouter.log import RequestLog
     from kvrouter.metrics import Metrics, Row
 
 OPEN: Final = frozenset(
@@ -129,19 +130,19 @@ class Gate:
         challenge = [("www-authenticate", "Bearer")] if error.status == 401 else []
         headers = (*error.headers(), *challenge, ("x-request-id", request_id))
         exchange.respond(error.status, error.body(), headers=headers)
-        self._metrics.errors.add(1, str(error.status))
+        self._metrics.errors[str(error.status)] += 1
         if self._log is None:
             return
         caller = exchange.caller
-        line: Line = {
-            "request_id": request_id,
-            "status": error.status,
-            "outcome": "error",
-            "path": exchange.path[:200],
-            "key": caller.name if caller is not None else None,
-            "client": exchange.peer,
-            "error": error.message,
-        }
+        line = Line(
+            request_id=request_id,
+            status=error.status,
+            outcome="error",
+            path=exchange.path[:200],
+            key=caller.name if caller is not None else None,
+            client=exchange.peer,
+            error=error.message,
+        )
         self._log.write(line)
 
     def _refused(self) -> list[Row]:

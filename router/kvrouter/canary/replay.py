@@ -219,4 +219,4 @@ class Replays:
         return None
 
     def _count(self, outcome: Outcome) -> None:
-        self.outcomes.add(1, outcome.value)
+        self.outcomes[outcome.value] += 1

@@ -178,13 +178,13 @@ class Snapshots:
 
     def _totals(self) -> dict[str, float]:
         metrics, board = self._sources.metrics, self._sources.board
-        held = metrics.hit_tokens.counts
+        held = metrics.hit_tokens
         return {
-            "ok": sum(metrics.success.counts.values()),
-            "failed": sum(metrics.errors.counts.values()),
-            "prompt_tokens": metrics.prompt_tokens.counts[()],
-            "engine_tokens": held[("engine",)],
-            "store_tokens": held[("store",)],
+            "ok": sum(metrics.success.values()),
+            "failed": sum(metrics.errors.values()),
+            "prompt_tokens": metrics.prompt_tokens.get((), 0),
+            "engine_tokens": held.get("engine", 0),
+            "store_tokens": held.get("store", 0),
             "output_tokens": board.output_tokens,
         }
 

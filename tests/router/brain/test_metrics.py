@@ -5,10 +5,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import prometheus_client
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvrouter.account import PARTS, parts_of
-from kvrouter.metrics import TTFT_BUCKETS, Metrics
+from kvrouter.metrics import TTFT_BUCKETS, Histogram, Metrics
 from kvrouter.metrics_docs import metrics_page, router_rows, simulator_rows, store_rows
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -46,6 +49,36 @@ def test_parts_follow_each_other_and_add_up(
     assert found == parts
     assert sum(found) == until_s - 10.0
     assert len(PARTS) == len(found)
+
+
+@given(
+    times=st.lists(st.floats(0, 1e4), min_size=4, max_size=4),
+    waited_s=st.floats(0, 10),
+    took_s=st.floats(0, 2e4),
+)
+def test_parts_of_any_request_add_up_to_its_time(
+    times: list[float], waited_s: float, took_s: float
+) -> None:
+    names = ("planned_s", "prefilled_s", "landed_s", "tokenising_s")
+    found = parts_of(passage(waited_s=waited_s, **dict(zip(names, times, strict=True))), took_s)
+    assert sum(found) == pytest.approx(took_s - 10.0, abs=1e-6)
+    assert min(found[3:]) >= 0
+
+
+@given(st.lists(st.floats(-1, 3, allow_nan=False)))
+def test_a_histogram_counts_as_prometheus_own(values: list[float]) -> None:
+    bounds = [0.0, 0.5, 2.0]
+    ours, theirs = (
+        Histogram("a", "help", bounds),
+        prometheus_client.Histogram("a", "help", registry=None, buckets=bounds),
+    )
+    for value in values:
+        ours.observe(value)
+        theirs.observe(value)
+    (family,) = theirs.collect()
+    expected = {s.labels["le"]: s.value for s in family.samples if s.name == "a_bucket"}
+    assert dict(ours.rows()) == expected
+    assert ours.buckets.sum == pytest.approx(sum(values))
 
 
 def test_a_histogram_of_parts_is_one_family_with_cumulative_buckets() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter._native import GapCounts, StreamFeed, scan_answer, scan_chunked, scan_request
+from kvrouter._native import Buckets, StreamFeed, scan_answer, scan_chunked, scan_request
 from kvrouter.http.answer import unframed
 
 LIMITS = (4096, 32)
@@ -95,14 +95,14 @@ def test_trailers_are_dropped() -> None:
 
 
 def test_gaps_are_counted_per_event_from_the_second_piece_on() -> None:
-    gaps, feed = GapCounts([1000.0]), StreamFeed()
+    gaps, feed = Buckets([1000.0]), StreamFeed()
     feed.count_into(gaps)
     feed.take(framed([b"data: a\n\n"]))
     assert gaps.counts == [0, 0]
     feed.take(framed([b"data: b\n\n", b"data: c\n\n"]))
     feed.take(framed([DONE]))
     assert gaps.counts == [2, 0]
-    assert gaps.sum_s >= 0
+    assert gaps.sum >= 0
 
 
 # -- plain messages: never other than llhttp reads them

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from io import StringIO
+from io import BytesIO
 
 import openai
 import pytest
@@ -83,7 +83,7 @@ async def test_a_request_may_ask_for_so_many_choices(site: Open) -> None:
 
 
 async def test_one_line_tells_of_all_shares(site: Open) -> None:
-    written = StringIO()
+    written = BytesIO()
     here = await site(2, 2, lines=RequestLog(written, plain=False))
     await here.post(text(prompt=["one", "two", "three"]), **{"x-request-id": "mine"})
     await here.app.close()

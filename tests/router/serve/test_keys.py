@@ -186,7 +186,7 @@ async def test_what_a_request_used_counts_against_its_tokens(site: Open, keys: K
 
 
 async def test_a_key_goes_no_further_than_the_gate(site: Open, keys: Keys) -> None:
-    stream = io.StringIO()
+    stream = io.BytesIO()
     lines = RequestLog(stream, plain=False)
     here = await site(api_key_file=keys.write(research=""), lines=lines, policy="prefix")
     offer(here.decode, saying(200, {"answer": 1}))
@@ -196,9 +196,9 @@ async def test_a_key_goes_no_further_than_the_gate(site: Open, keys: Keys) -> No
     await here.post({"prompt": "a"}, "/tokenize", **keys.bearer("research"))
     await here.post(text(), authorization=f"Bearer {wrong}")
     lines.flush()
-    written = stream.getvalue()
+    written = stream.getvalue().decode()
     named = [json.loads(line) for line in written.splitlines()]
-    assert [line["key"] for line in named] == ["research"] * 3 + [None]
+    assert [line.get("key") for line in named] == ["research"] * 3 + [None]
     assert [line["status"] for line in named] == [200] * 3 + [401]
     said = [written]
     for path in OPEN:

@@ -3,15 +3,18 @@
 import asyncio
 import json
 import re
-from io import StringIO
+from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.fakes.engine import FakeEngine
 from tests.fakes.store import StoreProcess
 
 from kvrouter.account import PARTS
-from kvrouter.log import RequestLog
+from kvrouter.log import Line, RequestLog
+from kvrouter.passage import Passage
 
 from .ahead import IDS, MANIFEST, land
 from .conftest import Json, Open, Site, chat, metric, text, until
@@ -29,7 +32,62 @@ async def part_sums(here: Site) -> dict[str, float]:
     return {part: await metric(here, f'{PART}_sum{{part="{part}"}}') for part in PARTS}
 
 
-async def lines_of(here: Site, written: StringIO) -> list[Json]:
+NAMED = SimpleNamespace(
+    exchange=SimpleNamespace(caller=SimpleNamespace(name="a key"), path="/p", peer="h:1"),
+    passage={
+        "trace": SimpleNamespace(hex_id="t"),
+        "outcome": "stop",
+        "request": SimpleNamespace(model="m", stream=True, prompt_tokens=1),
+        "hit_engine": 2,
+        "hit_store": 3,
+        "handoff": SimpleNamespace(cached_tokens=4),
+        "generated": 5,
+        "plan": SimpleNamespace(why="w"),
+        "prefill_engine": "pe",
+        "decode_engine": "de",
+        "attempts": 6,
+        "shares": [None] * 7,
+        "landed_blocks": 8,
+        "first_s": 10.25,
+        "error": "e",
+    },
+    line={
+        "request_id": "id",
+        "key": "a key",
+        "trace_id": "t",
+        "status": 200,
+        "outcome": "stop",
+        "path": "/p",
+        "client": "h:1",
+        "model": "m",
+        "stream": True,
+        "prompt_tokens": 1,
+        "hit_engine_tokens": 2,
+        "hit_store_tokens": 3,
+        "cached_tokens": 4,
+        "generated": 5,
+        "plan": "w",
+        "prefill": "pe",
+        "decode": "de",
+        "attempts": 6,
+        "shares": 7,
+        "landed_blocks": 8,
+        "queue_ms": 1,
+        "tokenise_ms": 2,
+        "plan_ms": 3,
+        "prefill_ms": 4,
+        "landing_ms": 5,
+        "decode_ms": 6,
+        "ttft_ms": 250,
+        "total_ms": 500,
+        "error": "e",
+        "time": None,
+    },
+)
+"""A request with a value of its own for all that a line tells, and that line."""
+
+
+async def lines_of(here: Site, written: BytesIO) -> list[Json]:
     await here.app.close()
     return [json.loads(line) for line in written.getvalue().splitlines()]
 
@@ -186,18 +244,20 @@ def documented_fields() -> set[str]:
 
 
 async def test_every_field_of_a_line_is_documented_and_there(site: Open) -> None:
-    written = StringIO()
+    written = BytesIO()
     here = await site(lines=RequestLog(written, plain=False))
     await here.post(text(stream=True))
     await here.post({"model": "m", "prompt": "a"}, "/tokenize")
     lines = await lines_of(here, written)
-    assert set(lines[0]) == documented_fields()
-    assert set(lines[1]) <= documented_fields()
+    assert set(Line.__struct_fields__) == documented_fields()
+    without = {"key", "trace_id", "shares", "landed_blocks", "error"}
+    assert set(lines[0]) == documented_fields() - without
+    assert set(lines[1]) <= set(lines[0])
 
 
 async def test_a_line_explains_its_request(site: Open, node: StoreProcess) -> None:
     await land(node, 3)
-    written = StringIO()
+    written = BytesIO()
     lines = RequestLog(written, plain=False)
     here = await site(store=node.url, policy="prefix", lines=lines, prepare=announce)
     here.prefill[0].cached_tokens = 48
@@ -208,7 +268,7 @@ async def test_a_line_explains_its_request(site: Open, node: StoreProcess) -> No
     (line,) = await lines_of(here, written)
     assert (line["request_id"], line["path"], line["stream"]) == ("one", "/v1/completions", True)
     assert line["client"].startswith("127.0.0.1:")
-    assert (line["status"], line["outcome"], line["error"]) == (200, "length", None)
+    assert (line["status"], line["outcome"], "error" in line) == (200, "length", False)
     assert (line["plan"], line["attempts"], line["landed_blocks"]) == ("prefill", 1, 5)
     assert line["prefill"] == here.prefill[0].address
     assert line["decode"] == here.decode[0].address
@@ -220,13 +280,54 @@ async def test_a_line_explains_its_request(site: Open, node: StoreProcess) -> No
     assert line["total_ms"] >= line["ttft_ms"]
 
 
+def test_each_value_of_a_line_has_its_own_name() -> None:
+    of_legs = Passage(cast("Any", NAMED.exchange), cast("Any", None), "id", b"", 10.0)
+    for name, value in NAMED.passage.items():
+        setattr(of_legs, name, value)
+    parts = (0.001, 0.002, 0.003, 0.004, 0.005, 0.006)
+    line = of_legs.line(200, 10.5, parts)
+    assert {name: getattr(line, name) for name in line.__struct_fields__} == NAMED.line
+
+
+async def test_lines_for_people_leave_out_what_has_no_value() -> None:
+    written = BytesIO()
+    lines = RequestLog(written, plain=True)
+    lines.write(Line(request_id="one", status=200))
+    lines.write(Line(request_id="two", error="it broke"))
+    lines.flush()
+    first, second = written.getvalue().decode().splitlines()
+    assert re.fullmatch(r"request_id=one status=200 time=[\d.]+", first)
+    assert re.fullmatch(r"request_id=two error=it broke time=[\d.]+", second)
+
+
+async def test_lines_are_written_soon_and_in_their_order(site: Open) -> None:
+    written = BytesIO()
+    lines = RequestLog(written, plain=False)
+    for number in range(300):
+        lines.write(Line(request_id=str(number)))
+    assert written.getvalue().count(b"\n") >= 256
+    await until(lambda: written.getvalue().count(b"\n") == 300)
+    found = [json.loads(line)["request_id"] for line in written.getvalue().splitlines()]
+    assert found == [str(number) for number in range(300)]
+
+
+async def test_a_line_that_cannot_be_written_does_not_stop_those_after_it() -> None:
+    written = BytesIO()
+    lines = RequestLog(written, plain=False)
+    lines.write(Line(request_id="\ud800"))
+    lines.flush()
+    lines.write(Line(request_id="good"))
+    lines.flush()
+    assert json.loads(written.getvalue())["request_id"] == "good"
+
+
 async def test_the_line_of_a_failure_says_how_far_it_came(site: Open) -> None:
-    written = StringIO()
+    written = BytesIO()
     here = await site(lines=RequestLog(written, plain=False))
     here.decode[0].mode = "500"
     assert (await here.post(text()))[0] == 503
     (line,) = await lines_of(here, written)
-    assert (line["status"], line["outcome"], line["ttft_ms"]) == (503, "error", None)
+    assert (line["status"], line["outcome"], "ttft_ms" in line) == (503, "error", False)
     assert "it answers 500" in line["error"]
     parts = [line[f"{part}_ms"] for part in PARTS]
     assert sum(parts) == pytest.approx(line["total_ms"], abs=0.06)
@@ -234,7 +335,7 @@ async def test_the_line_of_a_failure_says_how_far_it_came(site: Open) -> None:
 
 async def test_the_line_of_all_shares_sums_their_tokens(site: Open, node: StoreProcess) -> None:
     await land(node, 3)
-    written = StringIO()
+    written = BytesIO()
     lines = RequestLog(written, plain=False)
     here = await site(
         store=node.url, policy="prefix", lines=lines, prepare=announce, landing_timeout_s=0.1
@@ -245,7 +346,7 @@ async def test_the_line_of_all_shares_sums_their_tokens(site: Open, node: StoreP
 
 
 async def test_no_line_is_written_where_nobody_wants_one(site: Open) -> None:
-    written = StringIO()
+    written = BytesIO()
     here = await site(lines=RequestLog(written, plain=False), access_log=False)
     await here.post(text())
     await here.post({"model": "m", "prompt": "a"}, "/tokenize")

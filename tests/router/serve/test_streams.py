@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter._native import GapCounts
+from kvrouter._native import Buckets
 from kvrouter.relay import Relay
 from kvrouter.tidy import TRANSFERS, tidy_events
 
@@ -172,7 +172,7 @@ def test_however_a_stream_is_cut_whole_events_are_tidied(
 
     client: Any = Client()
     engine: Any = Engine()
-    relay = Relay(client, engine, GapCounts([1.0]), tidy)
+    relay = Relay(client, engine, Buckets([1.0]), tidy)
     places = sorted({min(cut, len(raw)) for cut in cuts} | {0, len(raw)})
     for start, end in pairwise(places):
         piece = raw[start:end]

@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
-from io import StringIO
+from io import BytesIO
 
 import pytest
 import pytest_asyncio
@@ -236,7 +236,7 @@ async def test_the_exporter_does_not_keep_the_interpreter_from_the_loop(
 
 
 async def test_a_line_names_its_trace(site: Open, taker: Collector) -> None:
-    written = StringIO()
+    written = BytesIO()
     lines = RequestLog(written, plain=False)
     here = await site(otlp_traces_endpoint=taker.url, lines=lines)
     await here.post(text(), traceparent=GIVEN)

@@ -1,0 +1,23 @@
+// Values counted by upper bounds, as a Prometheus histogram has them. One thread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace kv {
+
+class Buckets {
+ public:
+  // `bounds` ascend; what is above all of them is counted last.
+  explicit Buckets(std::vector<double> bounds);
+  void observe(double value, uint64_t times);
+  const std::vector<uint64_t>& counts() const { return counts_; }  // not cumulative
+  double sum() const { return sum_; }
+
+ private:
+  std::vector<double> bounds_;
+  std::vector<uint64_t> counts_;
+  double sum_ = 0;
+};
+
+}  // namespace kv
