@@ -2,14 +2,13 @@
 // one request may carry. What does not fit is left to others, to say why.
 #pragma once
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "fork_mark.h"
 #include "memory_bindings.h"
 #include "wire.h"
 
@@ -30,7 +29,7 @@ class KnownParts {
                                           const OwnedSegments& memory,
                                           const Indices& indices) const {
     const size_t blocks = hashes.size() / wire::kHashBytes, count = indices.size();
-    if (getpid() != pid_ || hashes.size() % wire::kHashBytes != 0 || !PyRange_Check(span.ptr()))
+    if (!mark_.here() || hashes.size() % wire::kHashBytes != 0 || !PyRange_Check(span.ptr()))
       return {};
     const auto start = nb::cast<int64_t>(span.attr(start_));
     const auto stop = nb::cast<int64_t>(span.attr(stop_));
@@ -75,7 +74,7 @@ class KnownParts {
     return nb::object(statuses_[status]).release().ptr();
   }
 
-  pid_t pid_ = getpid();
+  ForkMark mark_;
   std::vector<uint64_t> part_bytes_;
   uint32_t most_blocks_;
   uint64_t most_bytes_;
