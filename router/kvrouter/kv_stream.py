@@ -179,6 +179,7 @@ class Stream:
             return
         if self._answers or not self.next:
             self.unverified = False
+            self._whole_at = min(self._whole_at, now + CHECK_S)  # it answers again
         else:
             self._tries = TRIES  # it keeps nothing
         if self.next is None and self._held.highest < 0:

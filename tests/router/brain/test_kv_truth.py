@@ -18,7 +18,7 @@ from tests.router.brain.test_kv_events import chain_of, payload, removed, stored
 from kvrouter.engine import Engine, Role
 from kvrouter.kv_ledger import EventLedger
 from kvrouter.kv_state import IndexState, Reason
-from kvrouter.kv_stream import CHECK_S
+from kvrouter.kv_stream import CHECK_S, TRIES
 from kvrouter.pool import Pool
 from kvrouter.prefix_index import PrefixIndex
 
@@ -184,7 +184,8 @@ class Truth(RuleBasedStateMachine):
                 return
             life, number = self.answers.pop(0)
             if not (dropped and each == 1 and self.answers):
-                self.heard = max(self.heard, (life, number))
+                if self.listens():  # (it hears nothing of what it no longer wants to know)
+                    self.heard = max(self.heard, (life, number))
                 self.ledger.replayed(self.engine, 0, number, self.lives[life].messages[number])
 
     @precondition(lambda self: self.asked.answering)
@@ -226,6 +227,9 @@ class Truth(RuleBasedStateMachine):
         publisher = self.ledger._publishers.get((self.engine, 0))
         return publisher.stream.next if publisher else None
 
+    def listens(self) -> bool:
+        return self.ledger._publishers[self.engine, 0].stream.asking
+
     @invariant()
     def what_is_trusted_is_true(self) -> None:
         if not self.ledger.trusts(self.engine):
@@ -259,8 +263,9 @@ class Truth(RuleBasedStateMachine):
         for block in (1, 2):  # what is lost is noticed by what follows
             self.publish([stored([block], [0] * 16, parent=4711)], self.life.now() | {block})
             self.heal()
-        self.waits(CHECK_S)
-        self.heal()
+        for _ in range(2):  # it is asked what is new, and as it answers, for all that was before
+            self.waits(CHECK_S)
+            self.heal()
         reason = self.ledger.standing(self.engine)
         assert reason.trusted, reason
         if self.asked.possible and self.kept >= len(self.life.messages):
@@ -277,3 +282,42 @@ class Truth(RuleBasedStateMachine):
 
 Truth.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 test_what_is_claimed_is_true_whatever_happens_to_messages = Truth.TestCase
+
+
+def test_a_publisher_that_answers_again_is_soon_asked_for_what_it_was_not_heard_to_say() -> None:
+    truth = Truth()
+    truth.begin(replays=True, kept=1000)
+    truth.stores({1})
+    truth.loses(count=1)
+    truth.stores({2})
+    truth.arrive(count=1, twice=False)
+    for _ in range(TRIES):
+        truth.is_not_answered()
+        truth.waits(2.0)
+    assert truth.ledger.standing(truth.engine) is Reason.LATE
+    assert truth.claims() == {2}
+    for _ in range(2):  # when it has been quiet; half a minute after it has answered that
+        truth.waits(CHECK_S)
+        truth.heal()
+        truth.what_is_trusted_is_true()
+    assert truth.ledger.standing(truth.engine) is Reason.COMPLETE
+    assert truth.claims() == {1, 2}
+
+
+def test_answers_to_what_a_restart_has_made_void_change_nothing() -> None:
+    truth = Truth()
+    truth.begin(replays=True, kept=1000)
+    truth.stores({1})
+    truth.stores({2})
+    truth.arrive(count=2, twice=False)
+    truth.restarts(noticed=False)
+    truth.stores({3})
+    truth.arrive(count=1, twice=False)
+    truth.removes({3})
+    truth.replay_begins()
+    truth.replay_goes_on(count=8, dropped=False)
+    truth.what_is_trusted_is_true()
+    assert truth.claims() == {3}
+    truth.arrive(count=1, twice=False)
+    assert truth.ledger.standing(truth.engine) is Reason.COMPLETE
+    assert not truth.claims()
