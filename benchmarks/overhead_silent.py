@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvrouter import account, journey, metrics, relay, serve
+from kvrouter import account, ended, journey, metrics, relay
 from kvrouter._native import StreamFeed
 from kvrouter.cli import main
 
@@ -46,7 +46,7 @@ def silence() -> None:
     replace(metrics, "Buckets", _Deaf)
     replace(metrics, "BucketsInTurn", _Deaf)
     replace(journey, "note_plan", nothing)
-    replace(serve, "note_end", lambda *_: _NO_PARTS)
+    replace(ended, "note_end", lambda *_: _NO_PARTS)
     replace(relay, "Relay", _Quiet)
     from kvrouter import outlet  # noqa: PLC0415 - it must find the silent relay
 

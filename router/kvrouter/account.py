@@ -14,7 +14,7 @@ from kvrouter import _native
 if TYPE_CHECKING:
     from kvrouter.metrics import Metrics
     from kvrouter.passage import Passage
-    from kvrouter.plan import RouteInputs
+    from kvrouter.plan import Plan, RouteInputs
     from kvrouter.tracing.trace import Trace
 
 PARTS: Final = ("queue", "tokenise", "plan", "prefill", "landing", "decode")
@@ -44,28 +44,33 @@ def parts_of(passage: Passage, until_s: float) -> Parts:
 
 
 def note_plan(passage: Passage, inputs: RouteInputs, metrics: Metrics) -> None:
-    """A prompt was planned for the first time: its reason, and whence its tokens come."""
+    """A prompt was planned for the first time: whence its tokens come; it is counted later."""
     plan = passage.plan
     assert plan is not None
-    metrics.overhead.observe(passage.planned_s - passage.started_s)
-    metrics.plans[plan.why] += 1
-    rest = inputs.prompt_tokens
-    metrics.prompt_tokens[()] += rest
     own = inputs.matches.get(plan.decode, 0) if inputs.matches else 0
     if own:
-        passage.hit_engine = hit = own * inputs.block_tokens
-        metrics.hit_tokens["engine"] += hit
-        rest -= hit
+        passage.hit_engine = own * inputs.block_tokens
     if inputs.store_blocks:
         stored = inputs.store_blocks.get(plan.decode.manifest or "", 0) - own
         if stored > 0:
-            passage.hit_store = hit = stored * inputs.block_tokens
-            metrics.hit_tokens["store"] += hit
-            rest -= hit
-    if rest > 0:
-        metrics.hit_tokens["none"] += rest
+            passage.hit_store = stored * inputs.block_tokens
+    metrics.planned.append((passage, plan, inputs.prompt_tokens))
     if passage.trace is not None:
         _trace_plan(passage, passage.trace, plan.why)
+
+
+def count_plan(passage: Passage, plan: Plan, prompt_tokens: int, metrics: Metrics) -> None:
+    """Count a plan, its reason, and the prompt's tokens by where they were."""
+    metrics.overhead.observe(passage.planned_s - passage.started_s)
+    metrics.plans[plan.why] += 1
+    metrics.prompt_tokens[()] += prompt_tokens
+    if passage.hit_engine:
+        metrics.hit_tokens["engine"] += passage.hit_engine
+    if passage.hit_store:
+        metrics.hit_tokens["store"] += passage.hit_store
+    rest = prompt_tokens - passage.hit_engine - passage.hit_store
+    if rest > 0:
+        metrics.hit_tokens["none"] += rest
 
 
 def _trace_plan(passage: Passage, trace: Trace, why: str) -> None:

@@ -22,6 +22,7 @@ from kvrouter.discovery.base import Reach
 from kvrouter.discovery.flags import FlagsSource
 from kvrouter.discovery.following import Discovery
 from kvrouter.dispatch import Ahead
+from kvrouter.ended import Ended
 from kvrouter.entrance import Standby
 from kvrouter.families import FAMILIES
 from kvrouter.fanout import Fanout
@@ -229,8 +230,7 @@ class App:
 
     async def _tell_the_last(self) -> None:
         """Lines and traces that are still held go out."""
-        if self._lines is not None:
-            self._lines.flush()
+        self.metrics.settle()
         if self._exporter is not None:
             await asyncio.to_thread(self._exporter.close, TRACES_S)
 
@@ -310,7 +310,7 @@ class App:
             entrance=self.entrance,
             standby=self.standby,
             metrics=self.metrics,
-            log=self._lines,
+            ended=Ended(self.metrics, self._lines, self._tracing),
             models=self._models,
             resumption=resumption,
             max_choices=settings.max_choices,

@@ -77,8 +77,9 @@ class RequestLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, line: Line) -> None:
-        """Write `line`, with the time put in."""
-        line.time = time()
+        """Write `line`, with the time put in where it has none."""
+        if line.time is None:
+            line.time = round(time(), 3)
         self._held.append(line)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)

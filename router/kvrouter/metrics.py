@@ -27,6 +27,9 @@ from kvrouter.account import PARTS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from kvrouter.passage import Passage
+    from kvrouter.plan import Plan
+
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 # Buckets of vLLM (vllm/v1/metrics/loggers.py), so that panels made for it fit.
@@ -165,10 +168,18 @@ class Reading:
 
 
 class Metrics(Collector):
-    """All metrics of one router. Names follow vLLM's (`vllm:` -> `kvrouter:`) where it has them."""
+    """All metrics of one router. Names follow vLLM's (`vllm:` -> `kvrouter:`) where it has them.
+
+    Attributes:
+        running: requests under way.
+        planned: prompts that were planned, their plans and tokens, until `settle` counts them.
+        settle: counts what has happened and is not counted yet; called before a scrape.
+    """
 
     def __init__(self) -> None:
         self.running = 0
+        self.planned: list[tuple[Passage, Plan, int]] = []
+        self.settle: Callable[[], None] = lambda: None
         self._name_times()
         self._name_counts()
         self._name_tokens()
@@ -315,6 +326,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """For Prometheus' registry."""
+        self.settle()
         for metric in (*vars(self).values(), *self._more):
             if isinstance(metric, Histogram | Histograms | Tally | Reading):
                 yield metric.family()

@@ -6,22 +6,20 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from kvrouter.account import note_end
 from kvrouter.errors import ApiError
 from kvrouter.leg import Refused
 from kvrouter.openai import parse, priority
 from kvrouter.passage import Passage, RequestIds, leg_fields
-from kvrouter.tracing.attributes import end_request
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from kvrouter.canary.canary import Canary
+    from kvrouter.ended import Ended
     from kvrouter.entrance import Entrance, Standby
     from kvrouter.fanout import Fanout
     from kvrouter.http.exchange import Exchange
     from kvrouter.journey import Journey
-    from kvrouter.log import RequestLog
     from kvrouter.metrics import Metrics
     from kvrouter.models import ModelNames
     from kvrouter.openai import Kind, Request
@@ -45,7 +43,7 @@ class Router:
         entrance: bounds the requests under way; those beyond wait there.
         standby: where requests wait for an engine.
         metrics: counts and times.
-        log: takes a line per request, or None.
+        ended: counts requests that have ended, and writes their lines.
         models: which models there are.
         resumption: serves streams that outlive their engine; None: none does.
         max_choices: how many choices one request may ask for; may change.
@@ -64,7 +62,7 @@ class Router:
         entrance: Entrance,
         standby: Standby,
         metrics: Metrics,
-        log: RequestLog | None,
+        ended: Ended,
         models: ModelNames,
         max_choices: int,
         resumption: Resumption | None = None,
@@ -79,7 +77,7 @@ class Router:
         self._entrance = entrance
         self._standby = standby
         self._metrics = metrics
-        self._log = log
+        self._ended = ended
         self._models = models
         self._resumption = resumption
         self.max_choices = max_choices
@@ -185,20 +183,14 @@ class Router:
             self._entrance.leave(tenant, len(shares) - 1)
 
     def settle(self, passage: Passage) -> None:
-        """Give back what is held, count, and write the request's line."""
+        """Give back what is held; what is left is to count it and to write its line."""
         passage.release()
         caller = passage.exchange.caller
         if caller is not None:
             caller.charge(passage.generated)
         if self._board is not None:
             self._board.leave(passage)
-        now_s = monotonic()
-        parts = note_end(passage, now_s, self._metrics)
-        if self._log is not None:
-            self._log.write(passage.line(passage.exchange.status, now_s, parts))
-        if passage.trace is not None and self._tracing is not None:
-            end_request(passage, passage.trace.request, parts, now_s)
-            self._tracing.take(passage.trace)
+        self._ended.take(passage, monotonic())
 
     def _answer_error(self, passage: Passage, error: ApiError) -> None:
         passage.outcome = "error"

@@ -178,6 +178,7 @@ class Snapshots:
 
     def _totals(self) -> dict[str, float]:
         metrics, board = self._sources.metrics, self._sources.board
+        metrics.settle()
         held = metrics.hit_tokens
         return {
             "ok": sum(metrics.success.values()),

@@ -5,6 +5,7 @@ import json
 import re
 from io import BytesIO
 from pathlib import Path
+from time import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +14,9 @@ from tests.fakes.engine import FakeEngine
 from tests.fakes.store import StoreProcess
 
 from kvrouter.account import PARTS
+from kvrouter.ended import Ended
 from kvrouter.log import Line, RequestLog
+from kvrouter.metrics import Metrics
 from kvrouter.passage import Passage
 
 from .ahead import IDS, MANIFEST, land
@@ -33,7 +36,9 @@ async def part_sums(here: Site) -> dict[str, float]:
 
 
 NAMED = SimpleNamespace(
-    exchange=SimpleNamespace(caller=SimpleNamespace(name="a key"), path="/p", peer="h:1"),
+    exchange=SimpleNamespace(
+        caller=SimpleNamespace(name="a key"), path="/p", peer="h:1", status=200
+    ),
     passage={
         "trace": SimpleNamespace(hex_id="t"),
         "outcome": "stop",
@@ -81,10 +86,18 @@ NAMED = SimpleNamespace(
         "ttft_ms": 250,
         "total_ms": 500,
         "error": "e",
-        "time": None,
+        "time": 1700000000.123,
     },
 )
 """A request with a value of its own for all that a line tells, and that line."""
+
+
+def named(body: bytes) -> Passage:
+    NAMED.exchange.body = body
+    passage = Passage(cast("Any", NAMED.exchange), cast("Any", None), "id", b"", 10.0)
+    for name, value in NAMED.passage.items():
+        setattr(passage, name, value)
+    return passage
 
 
 async def lines_of(here: Site, written: BytesIO) -> list[Json]:
@@ -248,11 +261,11 @@ async def test_every_field_of_a_line_is_documented_and_there(site: Open) -> None
     here = await site(lines=RequestLog(written, plain=False))
     await here.post(text(stream=True))
     await here.post({"model": "m", "prompt": "a"}, "/tokenize")
-    lines = await lines_of(here, written)
+    lines = {line["path"]: set(line) for line in await lines_of(here, written)}
     assert set(Line.__struct_fields__) == documented_fields()
     without = {"key", "trace_id", "shares", "landed_blocks", "error"}
-    assert set(lines[0]) == documented_fields() - without
-    assert set(lines[1]) <= set(lines[0])
+    assert lines["/v1/completions"] == documented_fields() - without
+    assert lines["/tokenize"] <= documented_fields()
 
 
 async def test_a_line_explains_its_request(site: Open, node: StoreProcess) -> None:
@@ -281,11 +294,8 @@ async def test_a_line_explains_its_request(site: Open, node: StoreProcess) -> No
 
 
 def test_each_value_of_a_line_has_its_own_name() -> None:
-    of_legs = Passage(cast("Any", NAMED.exchange), cast("Any", None), "id", b"", 10.0)
-    for name, value in NAMED.passage.items():
-        setattr(of_legs, name, value)
     parts = (0.001, 0.002, 0.003, 0.004, 0.005, 0.006)
-    line = of_legs.line(200, 10.5, parts)
+    line = named(b"").line(10.5, parts, 1700000000.1234)
     assert {name: getattr(line, name) for name in line.__struct_fields__} == NAMED.line
 
 
@@ -319,6 +329,38 @@ async def test_a_line_that_cannot_be_written_does_not_stop_those_after_it() -> N
     lines.write(Line(request_id="good"))
     lines.flush()
     assert json.loads(written.getvalue())["request_id"] == "good"
+
+
+async def test_a_request_is_counted_and_logged_soon_after_its_end(site: Open) -> None:
+    written = BytesIO()
+    here = await site(lines=RequestLog(written, plain=False))
+    await here.post(text())
+    await until(lambda: written.getvalue().endswith(b"\n"))
+    assert here.app.metrics.success == {"length": 1}
+    assert here.app.metrics.plans == {"prefill": 1}
+
+
+@pytest.mark.parametrize(("body_bytes", "kept"), [(0, 63), (300_000, 3)])
+async def test_few_requests_that_have_ended_are_kept(body_bytes: int, kept: int) -> None:
+    written = BytesIO()
+    ended = Ended(Metrics(), RequestLog(written, plain=False), None)
+    passage = named(bytes(body_bytes))
+    passage.trace = None
+    for _ in range(kept):
+        ended.take(passage, 10.5)
+    assert written.getvalue() == b""
+    ended.take(passage, 10.5)
+    assert written.getvalue().count(b"\n") == kept + 1
+    ended.settle()
+
+
+async def test_lines_tell_when_their_requests_ended(site: Open) -> None:
+    written, before_s = BytesIO(), time()
+    here = await site(lines=RequestLog(written, plain=False))
+    await here.post(text())
+    after_s = time()
+    (line,) = await lines_of(here, written)
+    assert before_s - 0.001 <= line["time"] <= after_s
 
 
 async def test_the_line_of_a_failure_says_how_far_it_came(site: Open) -> None:

@@ -1,0 +1,77 @@
+"""Requests that have ended, until they are counted and logged: a few dozen together, and soon.
+
+Those that were planned meanwhile are counted with them.
+
+What a request leaves to be done is the same few thousand instructions each time. Done at its end,
+each of them is fetched anew amid what the kernel and other requests left in the processor's caches;
+done for many in a row it costs a fourth (benchmarks/overhead.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic, time
+from typing import TYPE_CHECKING, Final
+
+from kvrouter.account import count_plan, note_end
+from kvrouter.log import FLUSH_S
+from kvrouter.tracing.attributes import end_request
+
+if TYPE_CHECKING:
+    from kvrouter.log import RequestLog
+    from kvrouter.metrics import Metrics
+    from kvrouter.passage import Passage
+    from kvrouter.tracing.trace import Tracing
+
+_TOGETHER: Final = 64
+_BODY_BYTES: Final = 1 << 20
+"""Bodies that wait with their requests at most, besides one that is larger."""
+
+
+class Ended:
+    """Takes requests that have ended; a scrape, a full list or a fifth of a second settles them.
+
+    Args:
+        metrics: counts and times them; tells of a scrape.
+        log: takes a line for each, or None.
+        tracing: takes the traces of those that have one.
+    """
+
+    def __init__(self, metrics: Metrics, log: RequestLog | None, tracing: Tracing | None) -> None:
+        self._metrics = metrics
+        self._log = log
+        self._tracing = tracing
+        self._waiting: list[tuple[Passage, float]] = []
+        self._body_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        metrics.settle = self.settle
+
+    def take(self, passage: Passage, now_s: float) -> None:
+        """`passage` ended then, on the monotonic clock; nobody changes it any more."""
+        self._waiting.append((passage, now_s))
+        self._body_bytes += len(passage.exchange.body)
+        if len(self._waiting) >= _TOGETHER or self._body_bytes >= _BODY_BYTES:
+            self.settle()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.settle)
+
+    def settle(self) -> None:
+        """Count and trace those that wait, and have their lines written."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        metrics, log = self._metrics, self._log
+        planned, metrics.planned = metrics.planned, []
+        for plan in planned:
+            count_plan(*plan, metrics)
+        waiting, self._waiting, self._body_bytes = self._waiting, [], 0
+        since_1970_s = time() - monotonic()
+        for passage, now_s in waiting:
+            parts = note_end(passage, now_s, metrics)
+            if log is not None:
+                log.write(passage.line(now_s, parts, since_1970_s + now_s))
+            if passage.trace is not None and self._tracing is not None:
+                end_request(passage, passage.trace.request, parts, now_s)
+                self._tracing.take(passage.trace)
+        if log is not None:
+            log.flush()
