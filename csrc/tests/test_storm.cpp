@@ -212,16 +212,17 @@ void a_server_drains_while_clients_come_and_go() {
   Server server({.unix_path = socket_path(), .pool_bytes = kPoolBytes, .granule_bytes = 4096});
   CHECK(server.start() == 0);
   const uint16_t port = server.port();
-  std::atomic<uint32_t> puts{0};
+  std::atomic<uint32_t> greeted{0}, puts{0};
   std::vector<std::thread> threads;
   for (uint32_t i = 0; i < 4; ++i)
     threads.emplace_back([&, i] {
       Client client = Client::tcp(port);
       client.greet();
+      ++greeted;
       // Until the server ends the connection, between two requests.
       while (client.send(client.put_frame(1 + i, 2)) && client.receive()) ++puts;
     });
-  while (puts < 40) std::this_thread::yield();
+  while (greeted < 4 || puts < 40) std::this_thread::yield();  // who comes later is not let in
   const int drained = server.drain();
   for (std::thread& thread : threads) thread.join();
   pollfd waiting{drained, POLLIN, 0};
