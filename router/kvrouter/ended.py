@@ -2,9 +2,9 @@
 
 Those that were planned meanwhile are counted with them.
 
-What a request leaves to be done is the same few thousand instructions each time. Done at its end,
-each of them is fetched anew amid what the kernel and other requests left in the processor's caches;
-done for many in a row it costs a fourth (benchmarks/overhead.py).
+What a request leaves to be done is the same each time. Done at its end, its code is fetched anew
+amid what the kernel and other requests left in the processor's caches; done for many in a row it is
+there already (benchmarks/overhead.py).
 """
 
 from __future__ import annotations
