@@ -38,8 +38,6 @@ OPEN: Final = frozenset(
 )
 """What vLLM leaves open, and what has a token of its own."""
 OPEN_BELOW: Final = ("/workers/",)
-_USUAL: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
-"""Where nearly all requests go, so that nothing else is looked up for them: not open."""
 _MISSING: Final = "This needs an API key, as Authorization: Bearer KEY."
 _WRONG: Final = "The API key is not one of this router's."
 
@@ -71,7 +69,7 @@ class Gate:
     def handle(self, exchange: Exchange) -> Awaitable[None]:
         """What answers `exchange`, to be awaited at once."""
         path = exchange.path
-        if path not in _USUAL and (path in OPEN or path.startswith(OPEN_BELOW)):
+        if path in OPEN or path.startswith(OPEN_BELOW):
             return self._handler(exchange)
         given = exchange.headers.pop("authorization", "")
         caller = exchange.caller = find_bearer(self._ring.by_digest, given)

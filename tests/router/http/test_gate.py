@@ -162,8 +162,8 @@ async def test_what_is_not_let_in_is_not_under_way_and_ends_nothing(
     assert (caller.running, caller.requests) == (0, 1)
 
 
-@pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/chat/completions", b"/nothing"])
-async def test_nothing_behind_the_gate_sees_the_key(serve: Serve, dial: Dial, path: bytes) -> None:
+async def seen_behind(serve: Serve, dial: Dial, path: bytes) -> tuple[Exchange, Caller]:
+    """What the handler gets of a request with a good key for `path`, and whose key it is."""
     seen: list[Exchange] = []
 
     async def handler(exchange: Exchange) -> None:
@@ -175,23 +175,19 @@ async def test_nothing_behind_the_gate_sees_the_key(serve: Serve, dial: Dial, pa
     wire.send(ASKED.replace(b" / ", b" %b " % path))
     assert (await wire.answer())[0] == 200
     [exchange] = seen
+    return exchange, caller
+
+
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/chat/completions", b"/nothing"])
+async def test_nothing_behind_the_gate_sees_the_key(serve: Serve, dial: Dial, path: bytes) -> None:
+    exchange, caller = await seen_behind(serve, dial, path)
     assert exchange.caller is caller
     assert "authorization" not in exchange.headers
 
 
 @pytest.mark.parametrize("path", [b"/metrics", b"/workers", b"/workers/a"])
 async def test_what_is_open_is_seen_as_it_came(serve: Serve, dial: Dial, path: bytes) -> None:
-    seen: list[Exchange] = []
-
-    async def handler(exchange: Exchange) -> None:
-        seen.append(exchange)
-        exchange.respond(200)
-
-    server, caller = await guarded(serve, handler)
-    wire = await dial(server)
-    wire.send(ASKED.replace(b" / ", b" %b " % path))
-    assert (await wire.answer())[0] == 200
-    [exchange] = seen
+    exchange, caller = await seen_behind(serve, dial, path)
     assert exchange.caller is None
     assert exchange.headers["authorization"] == "Bearer k"
     assert caller.requests == 0
