@@ -1,4 +1,4 @@
-"""Requests for several choices, and whether two answers to one say the same; from real engines."""
+"""Requests for several choices, and where two answers to one differ; from real engines."""
 
 import json
 from typing import Any
@@ -72,31 +72,34 @@ def _join(whole: Json, part: Json) -> None:
         if key == "text_offset":
             continue
         held = whole.get(key)
-        if isinstance(held, dict) and isinstance(value, dict):
-            _join(held, value)
+        if isinstance(value, dict):
+            _join(whole.setdefault(key, {}), value)
         elif key != "index" and isinstance(held, str | list) and isinstance(value, str | list):
             whole[key] = held + value  # type: ignore[operator]
         elif value is not None:
             whole[key] = value
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two choices are equal, and their logprobs near.
+def difference(one: Any, other: Any, at: str = "") -> str:
+    """Where two answers first differ; '' where they are equal, and their logprobs near.
 
     Of the likeliest tokens beside the chosen ones the logprobs are compared, not the names: those
     change places where they are as likely.
     """
     if isinstance(one, float) and isinstance(other, float):
-        return abs(one - other) <= NEAR
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(
-            same(*(_ranked(part[key]) if key == "top_logprobs" else part[key] for part in pair))
-            for pair in [(one, other)]
-            for key in one
-        )
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+        return "" if abs(one - other) <= NEAR else f"{at}: {one} and {other}"
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        parts = ((key, _plain(key, one[key]), _plain(key, other[key])) for key in one)
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        parts = ((str(place), *pair) for place, pair in enumerate(zip(one, other, strict=True)))
+    else:
+        return "" if one == other else f"{at}: {one!r} and {other!r}"
+    found = (difference(mine, theirs, f"{at}/{name}") for name, mine, theirs in parts)
+    return next(filter(None, found), "")
+
+
+def _plain(key: str, value: Any) -> Any:
+    return _ranked(value) if key == "top_logprobs" else value
 
 
 def _ranked(tops: Any) -> list[Any]:
