@@ -86,7 +86,10 @@ IoResult BlockLanding::receive(Wire& wire, Deadline deadline) {
 IoResult send_blocks(Wire& wire, std::string_view prefix, const Segments& segments,
                      const std::vector<size_t>& indices, Deadline deadline) {
   std::vector<Line> lines(indices.size());
-  std::vector<iovec> spans{{const_cast<char*>(prefix.data()), prefix.size()}};
+  std::vector<iovec> spans;
+  const size_t pieces = indices.size() * (segments.sizes.size() + 1);
+  spans.reserve(1 + std::min(pieces, kMaxSpans));
+  spans.push_back({const_cast<char*>(prefix.data()), prefix.size()});
   uint32_t crc = 0;
   for (BlockWalk walk(segments, indices); !walk.done() || !spans.empty(); spans.clear()) {
     for (size_t bytes = 0; !walk.done() && spans.size() < kMaxSpans && bytes < kSendBytes;) {

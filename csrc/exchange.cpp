@@ -15,10 +15,14 @@ IoResult Exchange::nonsense(const char* why) {
   return IoResult::kNonsense;
 }
 
+IoResult Exchange::send_frame() {
+  iovec span{const_cast<char*>(frame_.data()), frame_.size()};
+  const IoResult result = send_spans(wire_, {&span, 1}, deadline_);
+  return result == IoResult::kDone ? flush(wire_, deadline_) : result;
+}
+
 IoResult Exchange::ask() {
-  std::vector<iovec> spans{{const_cast<char*>(frame_.data()), frame_.size()}};
-  IoResult result = send_spans(wire_, spans, deadline_);
-  if (result == IoResult::kDone) result = flush(wire_, deadline_);
+  const IoResult result = send_frame();
   return result == IoResult::kDone ? receive_reply() : result;
 }
 
@@ -51,9 +55,9 @@ IoResult Exchange::receive_reply() {
 
 // At least one byte more.
 IoResult Exchange::receive_more(uint8_t* to, size_t most) {
-  std::vector<iovec> spans{{to, most}};
+  iovec span{to, most};
   size_t received = 0;
-  const IoResult result = receive_spans(wire_, spans, deadline_, received);
+  const IoResult result = receive_spans(wire_, {&span, 1}, deadline_, received);
   have_ += received;
   return result;
 }
@@ -84,9 +88,7 @@ IoResult Exchange::rest_of_frame() {
 }
 
 IoResult Exchange::get(BlockLanding& landing, size_t blocks, uint64_t block_bytes) {
-  std::vector<iovec> spans{{const_cast<char*>(frame_.data()), frame_.size()}};
-  IoResult result = send_spans(wire_, spans, deadline_);
-  if (result == IoResult::kDone) result = flush(wire_, deadline_);
+  IoResult result = send_frame();
   // The frame of a reply that brings all blocks: as a rule the payload begins right after it.
   const size_t whole = kHeaderBytes + sizeof(uint64_t) + sizeof(uint32_t) * (1 + blocks);
   const size_t head_bytes = (whole + wire::kLineBytes - 1) / wire::kLineBytes * wire::kLineBytes;

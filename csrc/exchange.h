@@ -39,6 +39,7 @@ class Exchange {
   static constexpr size_t kFirstBytes = 8192;  // as a rule a reply is shorter
 
   IoResult nonsense(const char* why);
+  IoResult send_frame();
   IoResult receive_reply();
   IoResult read_header();
   IoResult rest_of_frame();

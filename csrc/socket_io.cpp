@@ -70,7 +70,7 @@ ssize_t send_some(const Wire& wire, iovec* spans, size_t count) {
   return sendmsg(wire.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-ssize_t receive_some(const Wire& wire, std::vector<iovec>& spans) {
+ssize_t receive_some(const Wire& wire, std::span<iovec> spans) {
   if (wire.tls != nullptr) return wire.tls->read(spans.data(), spans.size());
   msghdr message{};
   message.msg_iov = spans.data();
@@ -89,7 +89,7 @@ IoResult shake_hands(Wire& wire, Deadline deadline) {
   return IoResult::kDone;
 }
 
-IoResult send_spans(Wire& wire, std::vector<iovec>& spans, Deadline deadline) {
+IoResult send_spans(Wire& wire, std::span<iovec> spans, Deadline deadline) {
   size_t first = 0;
   while (first < spans.size()) {
     ssize_t sent = send_some(wire, &spans[first], spans.size() - first);
@@ -116,7 +116,7 @@ IoResult flush(Wire& wire, Deadline deadline) {
   return IoResult::kDone;
 }
 
-IoResult receive_spans(Wire& wire, std::vector<iovec>& spans, Deadline deadline, size_t& received) {
+IoResult receive_spans(Wire& wire, std::span<iovec> spans, Deadline deadline, size_t& received) {
   while (true) {
     IoResult result = wire.tls == nullptr      ? have_patience(wire, deadline)
                       : wire.tls->readable() ? IoResult::kDone

@@ -5,7 +5,7 @@
 
 #include <chrono>
 #include <cstddef>
-#include <vector>
+#include <span>
 
 #include "tls.h"
 
@@ -32,12 +32,12 @@ struct Wire {
 // Both ends know each other; of a TLS client, before anything else. EPROTO: TlsStream::why().
 IoResult shake_hands(Wire& wire, Deadline deadline);
 // Sends all of the spans, which it changes.
-IoResult send_spans(Wire& wire, std::vector<iovec>& spans, Deadline deadline);
+IoResult send_spans(Wire& wire, std::span<iovec> spans, Deadline deadline);
 // What was sent is with the socket: TLS keeps some of it.
 IoResult flush(Wire& wire, Deadline deadline);
 // Fills the spans with what has come, at least one byte; how many is left in `received`. (To wait
 // for all of it costs more: the peer sends while we digest.)
-IoResult receive_spans(Wire& wire, std::vector<iovec>& spans, Deadline deadline, size_t& received);
+IoResult receive_spans(Wire& wire, std::span<iovec> spans, Deadline deadline, size_t& received);
 // Whether the connection stands, as far as can be seen at once, and nothing came unasked.
 bool quiet(Wire& wire);
 

@@ -17,7 +17,7 @@ static_assert(sizeof(RawHeader) == kHeaderBytes);
 
 }  // namespace
 
-void put_header(std::string& out, const Header& header) {
+void write_header(char* to, const Header& header) {
   const RawHeader raw{kMagic,
                       header.version,
                       static_cast<uint8_t>(header.op),
@@ -26,7 +26,7 @@ void put_header(std::string& out, const Header& header) {
                       header.body_bytes,
                       0,
                       header.payload_bytes};
-  out.append(reinterpret_cast<const char*>(&raw), sizeof raw);
+  std::memcpy(to, &raw, sizeof raw);
 }
 
 HeaderError read_header(const uint8_t* data, Header& header) {

@@ -137,27 +137,30 @@ inline void put_digest_line(std::string& out, uint32_t crc) {
   out.append(kLineBytes - sizeof crc, '\0');
 }
 
-// Appends the 32 bytes of a header.
-void put_header(std::string& out, const Header& header);
+// Writes the 32 bytes of a header.
+void write_header(char* to, const Header& header);
 
 // Reads the kHeaderBytes bytes at `data`. kNone if a peer of this version may send them; op and
 // request_id are set in any case. Does not check body_bytes against the op.
 HeaderError read_header(const uint8_t* data, Header& header);
+
+// As a rule a frame is no longer: it is made with one allocation.
+inline constexpr size_t kUsualFrameBytes = 256;
 
 // The whole frame of a body (what is to follow as payload is announced only). Empty if a field is
 // longer than the protocol allows.
 template <class Body>
 std::string encode_frame(Op op, Status status, uint64_t request_id, Body& body,
                          uint64_t payload_bytes = 0) {
-  std::string frame(kHeaderBytes, '\0');
+  std::string frame;
+  frame.reserve(kUsualFrameBytes);
+  frame.resize(kHeaderBytes);
   Writer writer(frame);
   if (!body.fields(writer)) return {};
   frame.resize((frame.size() + kLineBytes - 1) / kLineBytes * kLineBytes);
   if (frame.size() - kHeaderBytes > kMaxBodyBytes) return {};
-  std::string header;
-  put_header(header, Header{kVersion, op, status, request_id,
-                            static_cast<uint32_t>(frame.size() - kHeaderBytes), payload_bytes});
-  frame.replace(0, kHeaderBytes, header);
+  const auto body_bytes = static_cast<uint32_t>(frame.size() - kHeaderBytes);
+  write_header(frame.data(), {kVersion, op, status, request_id, body_bytes, payload_bytes});
   return frame;
 }
 
