@@ -13,5 +13,6 @@ NB_MODULE(_core, module) {
   kv::python::bind_local_writes(module);
   kv::python::bind_local_reads(module);
   kv::python::bind_known_pool(module);
+  kv::python::bind_shortcut(module);
   kv::python::bind_server(module);
 }

@@ -46,6 +46,13 @@ class ReleaseGil {
   std::optional<nb::gil_scoped_release> release_;
 };
 
+// The name of an attribute, found again at once as one of a program's text is.
+inline nb::object name_of(const char* text) {
+  nb::object name = nb::steal(PyUnicode_InternFromString(text));
+  if (!name.is_valid()) throw nb::python_error();
+  return name;
+}
+
 inline nb::bytes to_bytes(const void* data, size_t size) {
   return nb::bytes(static_cast<const char*>(data), size);
 }
@@ -60,6 +67,7 @@ void bind_plans(nb::module_& module);
 void bind_local_reads(nb::module_& module);
 void bind_local_writes(nb::module_& module);
 void bind_known_pool(nb::module_& module);
+void bind_shortcut(nb::module_& module);
 void bind_server(nb::module_& module);
 
 }  // namespace kv::python

@@ -16,9 +16,16 @@ namespace kv::python {
 
 class KnownParts {
  public:
-  // `part_bytes`: of a block, one for each of the manifest's parts.
-  KnownParts(std::vector<uint64_t> part_bytes, uint32_t most_blocks, uint64_t most_bytes)
-      : part_bytes_(std::move(part_bytes)), most_blocks_(most_blocks), most_bytes_(most_bytes) {
+  // `part_bytes`: of a block, one for each of the manifest's parts. `put_result`: the type of tuples
+  // that hold the statuses of a put.
+  KnownParts(std::vector<uint64_t> part_bytes, nb::handle put_result, uint32_t most_blocks,
+             uint64_t most_bytes)
+      : part_bytes_(std::move(part_bytes)),
+        put_result_(nb::borrow(put_result)),
+        most_blocks_(most_blocks),
+        most_bytes_(most_bytes) {
+    if (!PyType_Check(put_result.ptr()) || !PyType_IsSubtype(result_type(), &PyTuple_Type))
+      throw nb::type_error("the result of a put has to be a tuple");
     for (uint8_t status = 0; status <= wire::kLastBlockStatus; ++status)
       statuses_.push_back(nb::cast(static_cast<wire::BlockStatus>(status)));
   }
@@ -48,12 +55,16 @@ class KnownParts {
     return chosen.data == all_of(hashes) ? wire::Hash{} : chosen.data[-1];
   }
 
-  nb::object tuple_of(const std::vector<uint8_t>& statuses) const {
+  nb::object result_of(const std::vector<uint8_t>& statuses) const {
     nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(statuses.size())));
     if (!tuple.is_valid()) throw nb::python_error();
     for (size_t i = 0; i < statuses.size(); ++i)
       PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), object_of(statuses[i]));
-    return tuple;
+    // As tuple.__new__ makes one, but for a tuple of its arguments.
+    nb::object result = nb::steal(result_type()->tp_alloc(result_type(), 1));
+    if (!result.is_valid()) throw nb::python_error();
+    PyTuple_SET_ITEM(result.ptr(), 0, tuple.release().ptr());
+    return result;
   }
 
   nb::object list_of(const std::vector<uint8_t>& statuses) const {
@@ -65,6 +76,8 @@ class KnownParts {
   }
 
  private:
+  PyTypeObject* result_type() const { return reinterpret_cast<PyTypeObject*>(put_result_.ptr()); }
+
   static const wire::Hash* all_of(const nb::bytes& hashes) {
     return reinterpret_cast<const wire::Hash*>(hashes.c_str());
   }
@@ -76,10 +89,11 @@ class KnownParts {
 
   ForkMark mark_;
   std::vector<uint64_t> part_bytes_;
+  nb::object put_result_;
   uint32_t most_blocks_;
   uint64_t most_bytes_;
   std::vector<nb::object> statuses_;
-  nb::str start_{"start"}, stop_{"stop"}, step_{"step"};
+  nb::object start_ = name_of("start"), stop_ = name_of("stop"), step_ = name_of("step");
 };
 
 }  // namespace kv::python

@@ -26,14 +26,14 @@ class KnownPool {
  public:
   KnownPool(Link& link, const PoolView& pool, const DirectoryReader& directory, LocalWriter* writer,
             const BlockNames& names, uint32_t manifest_id, std::vector<uint64_t> part_bytes,
-            uint32_t most_blocks, uint64_t most_bytes)
+            nb::handle put_result, uint32_t most_blocks, uint64_t most_bytes)
       : link_(link),
         pool_(pool),
         directory_(directory),
         writer_(writer),
         names_(names),
         manifest_id_(manifest_id),
-        parts_(std::move(part_bytes), most_blocks, most_bytes) {}
+        parts_(std::move(part_bytes), put_result, most_blocks, most_bytes) {}
 
   nb::object put(int64_t part, const nb::bytes& hashes, nb::handle span, const OwnedSegments& from,
                  const Indices& indices, double deadline) {
@@ -53,7 +53,7 @@ class KnownPool {
     if (outcome.state == PutRing::State::kCalling &&
         std::ranges::find(outcome.statuses, stored) != outcome.statuses.end())
       borrow(request, from.segments.block_bytes, chosen->data[chosen->count - 1], deadline);
-    return parts_.tuple_of(outcome.statuses);
+    return parts_.result_of(outcome.statuses);
   }
 
   nb::object get(int64_t part, const nb::bytes& hashes, nb::handle span, const OwnedSegments& to,
@@ -141,10 +141,11 @@ void bind_known_pool(nb::module_& m) {
   using namespace nb::literals;
   nb::class_<KnownPool>(m, "KnownPool")
       .def(nb::init<Link&, const PoolView&, const DirectoryReader&, LocalWriter*, const BlockNames&,
-                    uint32_t, std::vector<uint64_t>, uint32_t, uint64_t>(),
+                    uint32_t, std::vector<uint64_t>, nb::handle, uint32_t, uint64_t>(),
            "link"_a, "pool"_a, "directory"_a, "writer"_a.none(), "names"_a, "manifest_id"_a,
-           "part_bytes"_a, nb::kw_only(), "most_blocks"_a, "most_bytes"_a, nb::keep_alive<1, 2>(),
-           nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
+           "part_bytes"_a, "put_result"_a, nb::kw_only(), "most_blocks"_a, "most_bytes"_a,
+           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+           nb::keep_alive<1, 5>())
       .def("put", &KnownPool::put, "part"_a, "hashes"_a, "span"_a, "segments"_a, "indices"_a,
            "deadline"_a)
       .def("get", &KnownPool::get, "part"_a, "hashes"_a, "span"_a, "segments"_a, "indices"_a,

@@ -102,11 +102,11 @@ nb::object get(Link& link, uint32_t manifest_id, uint16_t part, const nb::bytes&
 // A link and a manifest that is registered there.
 class KnownLink {
  public:
-  KnownLink(Link& link, uint32_t manifest_id, std::vector<uint64_t> part_bytes, uint32_t most_blocks,
-            uint64_t most_bytes, uint64_t rate_bytes_s)
+  KnownLink(Link& link, uint32_t manifest_id, std::vector<uint64_t> part_bytes, nb::handle put_result,
+            uint32_t most_blocks, uint64_t most_bytes, uint64_t rate_bytes_s)
       : link_(link),
         manifest_id_(manifest_id),
-        parts_(std::move(part_bytes), most_blocks, most_bytes),
+        parts_(std::move(part_bytes), put_result, most_blocks, most_bytes),
         rate_bytes_s_(static_cast<double>(rate_bytes_s)) {}
 
   nb::object put(int64_t part, const nb::bytes& hashes, nb::handle span, const OwnedSegments& from,
@@ -116,7 +116,7 @@ class KnownLink {
     const WriteRequest body{manifest_id_, static_cast<uint16_t>(part),
                             KnownParts::parent_of(hashes, *chosen), *chosen};
     return do_put(link_, body, from, indices, later(deadline, from, indices),
-                  [this](const auto& statuses) { return parts_.tuple_of(statuses); });
+                  [this](const auto& statuses) { return parts_.result_of(statuses); });
   }
 
   nb::object get(int64_t part, const nb::bytes& hashes, nb::handle span, const OwnedSegments& to,
@@ -164,9 +164,9 @@ void bind_link(nb::module_& m) {
            "indices"_a, "verify"_a, "deadline"_a)
       .def("quiet", [](Link& link) { return quiet(link.wire()); });
   nb::class_<KnownLink>(m, "KnownLink")
-      .def(nb::init<Link&, uint32_t, std::vector<uint64_t>, uint32_t, uint64_t, uint64_t>(), "link"_a,
-           "manifest_id"_a, "part_bytes"_a, nb::kw_only(), "most_blocks"_a, "most_bytes"_a,
-           "rate_bytes_s"_a, nb::keep_alive<1, 2>())
+      .def(nb::init<Link&, uint32_t, std::vector<uint64_t>, nb::handle, uint32_t, uint64_t, uint64_t>(),
+           "link"_a, "manifest_id"_a, "part_bytes"_a, "put_result"_a, nb::kw_only(),
+           "most_blocks"_a, "most_bytes"_a, "rate_bytes_s"_a, nb::keep_alive<1, 2>())
       .def("put", &KnownLink::put, "part"_a, "hashes"_a, "span"_a, "segments"_a, "indices"_a,
            "deadline"_a)
       .def("get", &KnownLink::get, "part"_a, "hashes"_a, "span"_a, "segments"_a, "indices"_a,

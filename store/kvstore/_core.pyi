@@ -5,9 +5,12 @@ that breaks the rules. `Buffer` arguments are C-contiguous and are not kept beyo
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, final, overload
 
+from kvstore.answers import PutResult
+from kvstore.block import Manifest
+from kvstore.shortcut import _Known
 from typing_extensions import Buffer
 
 # ---------------------------------------------------------------- hashing
@@ -413,6 +416,7 @@ class KnownLink:
         link: Link,
         manifest_id: int,
         part_bytes: Sequence[int],
+        put_result: type[PutResult],
         *,
         most_blocks: int,
         most_bytes: int,
@@ -426,7 +430,7 @@ class KnownLink:
         segments: Segments,
         indices: Sequence[int],
         deadline: float,
-    ) -> tuple[BlockStatus, ...] | ErrorReply | None:
+    ) -> PutResult | ErrorReply | None:
         """PUT the blocks `span` of the chain `hashes`."""
 
     def get(
@@ -458,6 +462,7 @@ class KnownPool:
         names: BlockNames,
         manifest_id: int,
         part_bytes: Sequence[int],
+        put_result: type[PutResult],
         *,
         most_blocks: int,
         most_bytes: int,
@@ -470,7 +475,7 @@ class KnownPool:
         segments: Segments,
         indices: Sequence[int],
         deadline: float,
-    ) -> tuple[BlockStatus, ...] | None:
+    ) -> PutResult | None:
         """Copy the blocks `span` of the chain `hashes` into lent slots, and post them. OSError: they may be lost."""
 
     def get(
@@ -485,6 +490,56 @@ class KnownPool:
     ) -> list[BlockStatus] | None:
         """Copy the blocks out. None too where not all are in the directory, or one is corrupt."""
 
+class Shortcut:
+    """A put or get on a known connection: the put or get of a KnownLink or KnownPool, and what is around it.
+
+    `known` has a manifest, a channel, its lane, and a link: one of those. Where the manifest is that very one, and
+    the channel's lock can be had at once, the channel is used and given back to its lane. Whatever is not as it is
+    as a rule is given to `settle`, with the channel still locked, and its result is the call's: the answer, or the
+    error, or neither of the two; when the call began; and whether the channel ends where the server refused.
+    """
+
+    def __init__(
+        self,
+        put_result: type[PutResult],
+        settle: Callable[..., PutResult | list[BlockStatus] | None],
+    ) -> None: ...
+    @property
+    def known(self) -> _Known | None:
+        """What it learnt last and has not forgotten."""
+
+    def learn(self, known: _Known) -> None:
+        """Use this from now on."""
+
+    def forget(self) -> None:
+        """Use nothing, until it learns again."""
+
+    def put(
+        self,
+        manifest: Manifest,
+        part: int,
+        hashes: bytes,
+        span: range,
+        segments: Segments,
+        indices: Sequence[int],
+        began: float,
+        deadline_s: float,
+    ) -> PutResult | None:
+        """As StoreClient's put; None where it was not tried, or failed. It ends deadline_s after `began`, or later."""
+
+    def get(
+        self,
+        manifest: Manifest,
+        part: int,
+        hashes: bytes,
+        span: range,
+        segments: Segments,
+        indices: Sequence[int],
+        verify: bool,
+        began: float,
+        deadline_s: float,
+    ) -> list[BlockStatus] | None:
+        """As StoreClient's get_into, and as `put`; None also where a block came corrupt."""
 
 def put_payload_bytes(block_bytes: int, blocks: int) -> int:
     """Return the payload_bytes of a PUT of `blocks` blocks: bytes and CRC32C of each."""

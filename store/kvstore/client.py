@@ -1,12 +1,11 @@
 """The blocking client of the store: for engines, safe in threads. No call outlives its deadline."""
 
-import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from kvstore import _core
+from kvstore import _core, long_way
 from kvstore._core import (
     AcquireReply,
     BlockStatus,
@@ -37,18 +36,9 @@ from kvstore.leased_blocks import LeasedBlocks
 from kvstore.rdma.initiator import Initiator
 from kvstore.route import TransportName
 from kvstore.session import Session
-from kvstore.spans import (
-    HASH_BYTES,
-    batches,
-    check_span,
-    check_upto,
-    hashes_of,
-    one_batch,
-    parent_of,
-)
+from kvstore.spans import HASH_BYTES, check_upto, hashes_of, parent_of
 from kvstore.tls import ClientTls, native_context
-from kvstore.transports import transport_of
-from kvstore.transports.base import Read, Target, Write
+from kvstore.transports.base import Target
 from kvstore.transports.slots import reserve
 
 __all__ = ["StoreClient", "TransportName"]
@@ -176,19 +166,9 @@ class StoreClient:
         if quick is not None:
             return quick
         deadline = Deadline(most_s, segments.block_bytes * len(span), began)
-        check_span(manifest, part, hashes, span, segments, indices)
-
-        def move(batch: range, chosen: Sequence[int], channel: Channel) -> list[BlockStatus]:
-            known = self._session.registry.known(channel, manifest, deadline)
-            parent, moved = parent_of(hashes, batch), hashes_of(hashes, batch)
-            write = Write(known.manifest_id, part, parent, moved, known.names, segments, chosen)
-            statuses = transport_of(channel).put(channel, write, deadline)
-            self._session.went_well(Access.WRITE, channel, manifest, known)
-            return statuses
-
-        memory = (segments.block_bytes, indices)
-        full = BlockStatus.NO_SPACE
-        return PutResult(tuple(self._moved(Access.WRITE, deadline, move, span, memory, full)))
+        return long_way.put(
+            self._session, manifest, part, hashes, span, segments, indices, deadline
+        )
 
     def get_into(  # noqa: PLR0917
         self,
@@ -205,27 +185,16 @@ class StoreClient:
         after the first missing block all are. A corrupt one is also deleted from the node. The
         memory of a block that is not OK holds anything.
         """
-        began, most_s = time.monotonic(), self.deadline_s
+        began, most_s, verify = time.monotonic(), self.deadline_s, self.verify
         quick = self._session.gets.get(
-            manifest, part, hashes, span, segments, indices, self.verify, began, most_s
+            manifest, part, hashes, span, segments, indices, verify, began, most_s
         )
         if quick is not None:
             return quick
         deadline = Deadline(most_s, segments.block_bytes * len(span), began)
-        check_span(manifest, part, hashes, span, segments, indices)
-
-        def move(batch: range, chosen: Sequence[int], channel: Channel) -> list[BlockStatus]:
-            known = self._session.registry.known(channel, manifest, deadline)
-            moved = hashes_of(hashes, batch)
-            read = Read(known.manifest_id, known.names, part, moved, segments, chosen, self.verify)
-            statuses = transport_of(channel).get_into(channel, read, deadline)
-            if BlockStatus.CORRUPT in statuses:
-                _forget_corrupt(channel, read, statuses, deadline)
-            self._session.went_well(Access.READ, channel, manifest, known)
-            return statuses
-
-        memory = (segments.block_bytes, indices)
-        return self._moved(Access.READ, deadline, move, span, memory, BlockStatus.MISSING)
+        return long_way.get_into(
+            self._session, manifest, part, hashes, span, segments, indices, verify, deadline
+        )
 
     def reserve(self, manifest: Manifest, part: int, hashes: bytes, span: range) -> Reservation:
         """Ask for slots of one part of the blocks in `span`, to fill and commit. 'shm' only."""
@@ -333,28 +302,6 @@ class StoreClient:
     ) -> None:
         self.close()
 
-    def _moved(  # noqa: PLR0917
-        self,
-        access: Access,
-        deadline: Deadline,
-        move: Callable[[range, Sequence[int], Channel], list[BlockStatus]],
-        span: range,
-        memory: tuple[int, Sequence[int]],
-        last: BlockStatus,
-    ) -> list[BlockStatus]:
-        """Let `move` do the span, batch by batch: what follows a status `last` is alike."""
-        block_bytes, indices = memory
-        if one_batch(span, block_bytes):
-            return self._session.operate(access, deadline, functools.partial(move, span, indices))
-        statuses: list[BlockStatus] = []
-        for batch in batches(span, block_bytes):
-            first = batch.start - span.start
-            action = functools.partial(move, batch, indices[first : first + len(batch)])
-            statuses += self._session.operate(access, deadline, action)
-            if statuses[-1] == last:
-                break
-        return statuses + [last] * (len(span) - len(statuses))
-
     def _lease(
         self,
         channel: Channel,
@@ -365,15 +312,6 @@ class StoreClient:
     ) -> Lease:
         source = LeasedBlocks(self, manifest, hashes)
         return Lease(blocks, held, source, self._session.lane_of(channel), channel)
-
-
-def _forget_corrupt(
-    channel: Channel, read: Read, statuses: list[BlockStatus], deadline: Deadline
-) -> None:
-    corrupt = [k for k, status in enumerate(statuses) if status == BlockStatus.CORRUPT]
-    doomed = b"".join(hashes_of(read.hashes, range(k, k + 1)) for k in corrupt)
-    frame = _core.encode_delete(channel.next_id(), read.manifest_id, doomed)
-    _count(channel, frame, deadline)
 
 
 def _count(channel: Channel, frame: bytes, deadline: Deadline) -> int:

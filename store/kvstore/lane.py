@@ -20,14 +20,17 @@ MAX_CHANNELS = 16
 
 
 class Lane:
-    """Channels made by `connect`, handed to one thread at a time. Safe in threads."""
+    """Channels made by `connect`, handed to one thread at a time. Safe in threads.
+
+    `waiting`: how many threads wait until one is given back.
+    """
 
     def __init__(self, connect: Callable[[Deadline], Channel]) -> None:
         self._connect = connect
         self._channels: list[Channel] = []
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._waiting = 0
+        self.waiting = 0
         self._connecting = 0
         self._backoff = BackOff()
         self._closed = False
@@ -67,9 +70,13 @@ class Lane:
                 self._channels.remove(channel)
             channel.discard()
         channel.lock.release()
-        if self._waiting:  # who is not counted yet finds this channel free
-            with self._lock:
-                self._changed.notify()
+        if self.waiting:  # who is not counted yet finds this channel free
+            self.wake()
+
+    def wake(self) -> None:
+        """Tell one who waits that a channel is free."""
+        with self._lock:
+            self._changed.notify()
 
     @contextlib.contextmanager
     def this(self, channel: Channel, deadline: Deadline) -> Iterator[Channel]:
@@ -100,7 +107,7 @@ class Lane:
 
     def _wait_for_one(self, deadline: Deadline, without_leases: bool) -> Channel | None:
         """One that came free before `give` could know that somebody waits; else None, later."""
-        self._waiting += 1
+        self.waiting += 1
         try:
             channel = self._idle(without_leases)
             if channel is None:
@@ -109,7 +116,7 @@ class Lane:
             busy = f"all {MAX_CHANNELS} connections of this client were busy until the deadline"
             raise StoreUnavailable(busy) from error
         finally:
-            self._waiting -= 1
+            self.waiting -= 1
         return channel
 
     def _idle(self, without_leases: bool) -> Channel | None:

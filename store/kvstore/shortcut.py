@@ -6,10 +6,12 @@ knows what to do about it and how to say what is wrong.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from kvstore._core import BlockStatus, ErrorReply, KnownLink, KnownPool, Segments, Status
+from kvstore import _core
+from kvstore._core import BlockStatus, ErrorReply, KnownLink, KnownPool, Status
 from kvstore.answers import PutResult, Registration
 from kvstore.block import Manifest
 from kvstore.connection import Channel, LinkLost, refused
@@ -20,6 +22,8 @@ from kvstore.spans import BATCH_BLOCKS, BATCH_BYTES
 
 __all__ = ["Shortcut"]
 
+Moved: TypeAlias = PutResult | list[BlockStatus]
+
 
 @dataclass(frozen=True, slots=True)
 class _Known:
@@ -28,7 +32,6 @@ class _Known:
     lane: Lane
     channel: Channel
     link: KnownLink | KnownPool
-    acquire: Callable[[bool], bool]  # of the channel's lock
 
     def stands_for(self, channel: Channel, manifest: Manifest, registration: Registration) -> bool:
         """Whether it would be made of these again."""
@@ -42,101 +45,62 @@ class _Known:
 class Shortcut:
     """Knows the connection and the manifest of the last put, or of the last get. Safe in threads.
 
+    `put` and `get` are the native calls. They take the channel, where that needs no wait, and give
+    it back.
+
     late: is told for how many seconds nobody answered.
     """
 
     def __init__(self, late: Callable[[float], None]) -> None:
         self._late = late
-        self._known: _Known | None = None
+        self._native = _core.Shortcut(PutResult, self._settle)
+        self.put, self.get = self._native.put, self._native.get
 
     def learn(
         self, lane: Lane, channel: Channel, manifest: Manifest, registration: Registration
     ) -> None:
         """The lane's channel, locked by the caller, has the manifest registered."""
-        known = self._known
+        known = self._native.known
         if known is not None and known.stands_for(channel, manifest, registration):
             return
         link = _known_link(channel, manifest, registration)
         if link is not None:
-            acquire = channel.lock.acquire
-            self._known = _Known(manifest, registration, lane, channel, link, acquire)
+            self._native.learn(_Known(manifest, registration, lane, channel, link))
 
     def forget(self) -> None:
         """Until it learns again, everything goes the long way."""
-        self._known = None
+        self._native.forget()
 
-    def put(  # noqa: PLR0917
+    def _settle(
         self,
-        manifest: Manifest,
-        part: int,
-        hashes: bytes,
-        span: range,
-        segments: Segments,
-        indices: Sequence[int],
+        known: _Known,
+        answer: Moved | ErrorReply | None,
+        error: BaseException | None,
         began: float,
-        deadline_s: float,
-    ) -> PutResult | None:
-        """As the client's put; None where it was not tried, or failed: take the long way.
+        refusal_ends: bool,
+    ) -> Moved | None:
+        """End a put or get that was out of the ordinary, and give its channel back.
 
-        It ends as Deadline(deadline_s, payload, began) says. Raises StoreRefused, DeadlineExceeded,
-        ValueError and IndexError as the long way does.
+        None: take the long way. Raises StoreRefused, DeadlineExceeded, ValueError and IndexError as
+        the long way does.
         """
-        known = self._known
-        if known is None or known.manifest is not manifest or not known.acquire(False):
-            return None
         channel = known.channel
+        # After a PUT that it refuses the server reads nothing more.
+        refusal = isinstance(answer, ErrorReply)
+        channel.pending = error is not None or (refusal and refusal_ends)
         try:
-            if channel.broken:  # its descriptor may be another's by now
-                return None
-            channel.pending = True
-            answer = known.link.put(part, hashes, span, segments, indices, began + deadline_s)
-            # After a PUT that it refuses the server reads nothing more.
-            channel.pending = isinstance(answer, ErrorReply)
-        except OSError as error:
-            self._failed(channel, error, began)
-            return None
+            if isinstance(error, OSError):
+                self._failed(channel, error, began)
+            elif error is not None:
+                raise error
         finally:
             if channel.pending or channel.broken:
-                self._known = None
+                self.forget()
             known.lane.give(channel)
-        if isinstance(answer, tuple):
-            return PutResult(answer)
-        _raise_refusal(answer)
-        return None
-
-    def get(  # noqa: PLR0917
-        self,
-        manifest: Manifest,
-        part: int,
-        hashes: bytes,
-        span: range,
-        segments: Segments,
-        indices: Sequence[int],
-        verify: bool,
-        began: float,
-        deadline_s: float,
-    ) -> list[BlockStatus] | None:
-        """As the client's get_into, and as `put`; None also where a block came corrupt."""
-        known = self._known
-        if known is None or known.manifest is not manifest or not known.acquire(False):
-            return None
-        channel, ends = known.channel, began + deadline_s
-        try:
-            if channel.broken:
-                return None
-            channel.pending = True
-            answer = known.link.get(part, hashes, span, segments, indices, verify, ends)
-            channel.pending = False
-        except OSError as error:
-            self._failed(channel, error, began)
-            return None
-        finally:
-            if channel.pending or channel.broken:
-                self._known = None
-            known.lane.give(channel)
-        if isinstance(answer, list):
+        if not isinstance(answer, ErrorReply):
             return answer
-        _raise_refusal(answer)
+        if answer.status != Status.UNKNOWN_MANIFEST:  # the long way knows what to do about that
+            raise refused(answer.status, answer.message)
         return None
 
     def _failed(self, channel: Channel, error: OSError, began: float) -> None:
@@ -158,6 +122,7 @@ def _known_link(
             channel.link,
             registration.manifest_id,
             sizes,
+            PutResult,
             most_blocks=BATCH_BLOCKS,
             most_bytes=BATCH_BYTES,
             rate_bytes_s=MIN_RATE_BYTES_S,
@@ -172,12 +137,7 @@ def _known_link(
         registration.names,
         registration.manifest_id,
         sizes,
+        PutResult,
         most_blocks=BATCH_BLOCKS,
         most_bytes=BATCH_BYTES,
     )
-
-
-def _raise_refusal(answer: ErrorReply | None) -> None:
-    """Unless the long way knows what to do about it."""
-    if answer is not None and answer.status != Status.UNKNOWN_MANIFEST:
-        raise refused(answer.status, answer.message)

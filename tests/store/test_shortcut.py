@@ -1,8 +1,14 @@
 """The short way of a put or get: taken where it can be, and no caller can tell."""
 
+import gc
 import os
+import signal
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import pytest
 from tests.fakes.link import Link
@@ -178,6 +184,65 @@ def test_a_restarted_server_gets_the_manifest_again() -> None:
             assert put_chain(client, MANIFEST, CHAIN) == 4
         finally:
             again.stop()
+
+
+def test_more_threads_than_connections_all_get_their_turn(warm: StoreClient) -> None:
+    begin = threading.Barrier(24)
+
+    def put_and_get(number: int) -> bool:
+        chain, sink = chain_of(2, f"thread {number}"), Memory(2, BLOCK)
+        begin.wait()
+        for _ in range(20):
+            put_chain(warm, MANIFEST, chain)
+            got = warm.get_into(MANIFEST, 0, chain, range(2), sink.segments, range(2))
+            if got != [BlockStatus.OK] * 2:
+                return False
+        return sink.data == Memory(2, BLOCK).holds(chain).data
+
+    with ThreadPoolExecutor(begin.parties) as pool:
+        assert all(pool.map(put_and_get, range(begin.parties)))
+
+
+def test_what_interrupts_a_put_is_raised_and_the_next_put_has_another_connection(
+    server: StoreServer,
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with (
+            Link(("127.0.0.1", server.port)) as link,
+            StoreClient(link.url, transport="tcp", deadline_s=20) as client,
+        ):
+            put_chain(client, MANIFEST, chain_of(1, "first"))
+            link.stall()
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                put_chain(client, MANIFEST, CHAIN)
+            link.resume()
+            assert put_chain(client, MANIFEST, chain_of(2, "next")) == 2
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_arguments_of_other_types_are_refused_and_cost_no_later_call(warm: StoreClient) -> None:
+    memory, wrong = Memory(4, BLOCK), cast("int", "0")
+    with pytest.raises(TypeError):
+        warm.put(MANIFEST, wrong, CHAIN, range(4), memory.segments, range(4))
+    with pytest.raises(TypeError):
+        warm.get_into(MANIFEST, wrong, CHAIN, range(4), memory.segments, range(4))
+    assert put_chain(warm, MANIFEST, CHAIN) == 4
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_client_that_is_dropped_unclosed_is_no_more(url: str) -> None:
+    client = StoreClient(url, transport="tcp")
+    assert put_chain(client, MANIFEST, CHAIN) == 4
+    left = weakref.ref(client._session)
+    del client
+    gc.collect()
+    assert left() is None
 
 
 def test_a_closed_client_stays_closed(warm: StoreClient) -> None:
