@@ -10,6 +10,7 @@
 #endif
 
 #include "crc32c_fold.h"
+#include "crc32c_paired.h"
 #include "crc32c_polynomial.h"
 
 namespace kv {
@@ -22,7 +23,6 @@ constexpr size_t kMiddle = 20u << 10;
 constexpr size_t kLong = 4096;
 constexpr size_t kShort = 256;
 using ByteTables = std::array<std::array<uint32_t, 256>, 8>;
-using ShiftTables = std::array<std::array<uint32_t, 256>, 4>;
 
 constexpr ByteTables make_byte_tables() {
   ByteTables tables{};
@@ -46,23 +46,10 @@ uint64_t load64(const uint8_t* at) {
 }
 
 #if defined(__x86_64__)
-constexpr ShiftTables make_shift_tables(size_t bytes) {
-  ShiftTables tables{};
-  const uint32_t power = crc32c_power(8 * bytes);
-  for (uint32_t k = 0; k < 4; ++k)
-    for (uint32_t i = 0; i < 256; ++i) tables[k][i] = crc32c_multiply(i << (8 * k), power);
-  return tables;
-}
-
 constexpr ShiftTables kShiftLongest = make_shift_tables(kLongest);
 constexpr ShiftTables kShiftMiddle = make_shift_tables(kMiddle);
 constexpr ShiftTables kShiftLong = make_shift_tables(kLong);
 constexpr ShiftTables kShiftShort = make_shift_tables(kShort);
-
-uint64_t shift(const ShiftTables& tables, uint64_t crc) {
-  return tables[0][crc & 0xFF] ^ tables[1][(crc >> 8) & 0xFF] ^ tables[2][(crc >> 16) & 0xFF] ^
-         tables[3][(crc >> 24) & 0xFF];
-}
 
 // The instruction takes three cycles and starts one per cycle: three streams keep it busy.
 template <size_t kStream>
@@ -151,6 +138,12 @@ uint32_t crc32c_folded(const void* data, size_t size, uint32_t crc) {
   if (folded != 0) crc = fold_crc32c(at, folded, crc);
   return crc32c_sse42(at + folded, size - folded, crc);
 }
+uint32_t crc32c_paired(const void* data, size_t size, uint32_t crc) {
+  const auto* at = static_cast<const uint8_t*>(data);
+  for (; size >= kPairedBytes; at += kPairedBytes, size -= kPairedBytes)
+    crc = paired_crc32c(at, crc);
+  return crc32c_sse42(at, size, crc);
+}
 uint32_t copy_folded(uint8_t* to, const uint8_t* at, size_t size, uint32_t crc) {
   const size_t folded = fold_rounds(size);
   if (folded != 0) crc = fold_copy_crc32c(to, at, folded, crc);
@@ -163,6 +156,7 @@ std::vector<Crc32cBackend> usable() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("sse4.2") && can_fold())
     backends.push_back({"vpclmulqdq", crc32c_folded, copy_folded});
+  if (can_pair()) backends.push_back({"vpclmulqdq and sse4.2", crc32c_paired, copy_sse42});
   if (__builtin_cpu_supports("sse4.2")) backends.push_back({"sse4.2", crc32c_sse42, copy_sse42});
 #endif
   backends.push_back({"portable", crc32c_portable, copy_portable});

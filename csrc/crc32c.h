@@ -2,7 +2,7 @@
 //
 // Chosen for being combinable and cheap enough to be computed in the copy loop. The implementation
 // is picked at run time: folding by carry-less multiplications of 512 bits, the SSE4.2 instruction on
-// three interleaved streams, or slicing by 8.
+// three interleaved streams (beside folding, where that is of 256 bits), or slicing by 8.
 #pragma once
 
 #include <cstddef>

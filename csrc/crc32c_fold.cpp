@@ -21,16 +21,8 @@ namespace {
 
 constexpr size_t kLane = 64, kLanes = 4;
 
-// For what stands so many bits before. Half of it stands 32 bits off the middle either way, and a product
-// of reflected numbers comes out one bit short: hence 31 and 33.
-struct Powers {
-  uint64_t low, high;
-};
-constexpr Powers powers(uint64_t bits) {
-  return {crc32c_power(bits + 31), crc32c_power(bits - 33)};
-}
-constexpr Powers kRound = powers(kLanes * kLane * 8), kNextLane = powers(kLane * 8),
-                 kNextQuarter = powers(128);
+constexpr FoldPowers kRound = fold_powers(kLanes * kLane * 8), kNextLane = fold_powers(kLane * 8),
+                     kNextQuarter = fold_powers(128);
 
 KV_FOLDS inline __m512i fold(__m512i lane, __m512i by, __m512i next) {
   const __m512i low = _mm512_clmulepi64_epi128(lane, by, 0x00);
@@ -42,7 +34,7 @@ KV_FOLDS inline __m128i fold(__m128i quarter, __m128i by, __m128i next) {
   const __m128i high = _mm_clmulepi64_si128(quarter, by, 0x11);
   return _mm_xor_si128(_mm_xor_si128(low, high), next);
 }
-KV_FOLDS inline __m512i wide(const Powers& by) {
+KV_FOLDS inline __m512i wide(const FoldPowers& by) {
   return _mm512_broadcast_i32x4(
       _mm_set_epi64x(static_cast<int64_t>(by.high), static_cast<int64_t>(by.low)));
 }

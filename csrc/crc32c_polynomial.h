@@ -1,6 +1,8 @@
 // Arithmetic modulo the polynomial of CRC32C.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace kv {
@@ -26,6 +28,29 @@ constexpr uint32_t crc32c_power(uint64_t n) {
     square = crc32c_multiply(square, square);
   }
   return power;
+}
+
+// To fold what stands so many bits before something else. Half of it stands 32 bits off the middle
+// either way, and a product of reflected numbers comes out one bit short: hence 31 and 33.
+struct FoldPowers {
+  uint64_t low, high;
+};
+constexpr FoldPowers fold_powers(uint64_t bits) {
+  return {crc32c_power(bits + 31), crc32c_power(bits - 33)};
+}
+
+// What a CRC is worth so many bytes further on, by each of its four bytes.
+using ShiftTables = std::array<std::array<uint32_t, 256>, 4>;
+constexpr ShiftTables make_shift_tables(size_t bytes) {
+  ShiftTables tables{};
+  const uint32_t power = crc32c_power(8 * bytes);
+  for (uint32_t k = 0; k < 4; ++k)
+    for (uint32_t i = 0; i < 256; ++i) tables[k][i] = crc32c_multiply(i << (8 * k), power);
+  return tables;
+}
+inline uint64_t shift(const ShiftTables& tables, uint64_t crc) {
+  return tables[0][crc & 0xFF] ^ tables[1][(crc >> 8) & 0xFF] ^ tables[2][(crc >> 16) & 0xFF] ^
+         tables[3][(crc >> 24) & 0xFF];
 }
 
 }  // namespace kv
