@@ -8,11 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvrouter import account, ended, journey, metrics, relay
+from kvrouter import ended, journey, metrics, relay
 from kvrouter._native import StreamFeed
 from kvrouter.cli import main
-
-_NO_PARTS: account.Parts = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class _Deaf:
@@ -24,6 +22,13 @@ class _Deaf:
 
     def __init__(self, bounds: Sequence[Any]) -> None:
         self.counts = [0] * (len(bounds) + 1)
+
+
+class _NoMeter:
+    """Notes nothing, and nobody asks it to."""
+
+    def __init__(self, *_: Any) -> None:
+        self.note = self.settle = bool
 
 
 class _Quiet(relay.Relay):
@@ -44,9 +49,10 @@ def silence() -> None:
         return None
 
     replace(metrics, "Buckets", _Deaf)
-    replace(metrics, "BucketsInTurn", _Deaf)
+    replace(metrics, "PlanMeter", _NoMeter)
+    replace(ended, "Settler", _NoMeter)
     replace(journey, "note_plan", nothing)
-    replace(ended, "note_end", lambda *_: _NO_PARTS)
+    replace(ended.Ended, "take", nothing)
     replace(relay, "Relay", _Quiet)
     from kvrouter import outlet  # noqa: PLC0415 - it must find the silent relay
 

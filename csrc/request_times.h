@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 namespace kv {
 
@@ -22,8 +21,5 @@ inline std::array<double, 6> split(const RequestTimes& times, double until) {
   return {times.waited,        times.tokenising,   planned - times.started - before,
           prefilled - planned, landed - prefilled, until - landed};
 }
-
-// Milliseconds to a hundredth, as people and logs want them.
-inline double in_ms(double seconds) { return std::round(seconds * 100'000) / 100; }
 
 }  // namespace kv

@@ -140,5 +140,7 @@ NB_MODULE(_native, m) {
   m.def("shared_bytes", &shared_bytes, nb::arg("one"), nb::arg("other"));
   bind_prefix_table(m);
   kv::python::bind_http(m);
+  kv::python::bind_log(m);
   kv::python::bind_metrics(m);
+  kv::python::bind_settle(m);
 }

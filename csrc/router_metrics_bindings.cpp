@@ -1,13 +1,13 @@
 // kvrouter._native, what a request adds to the metrics. Conversions only, no logic.
 #include <nanobind/nanobind.h>
 
-#include <array>
 #include <utility>
 #include <vector>
 
 #include "buckets.h"
 #include "request_times.h"
 #include "router_bindings.h"
+#include "router_tally_bindings.h"
 
 namespace nb = nanobind;
 
@@ -20,52 +20,37 @@ nb::list counts_of(const Buckets& buckets) {
   return counts;
 }
 
-// Buckets that are observed together; keeps them alive.
-class BucketsInTurn {
- public:
-  explicit BucketsInTurn(nb::tuple buckets) : held_(std::move(buckets)) {
-    for (nb::handle one : held_) each_.push_back(&nb::cast<Buckets&>(one));
-  }
+nb::tuple parts_of(double started_s, double waited_s, double tokenising_s, double planned_s,
+                   double prefilled_s, double landed_s, double until_s) {
+  const auto parts =
+      split({started_s, waited_s, tokenising_s, planned_s, prefilled_s, landed_s}, until_s);
+  return nb::make_tuple(parts[0], parts[1], parts[2], parts[3], parts[4], parts[5]);
+}
 
-  void observe(const nb::tuple& values) {
-    if (values.size() != each_.size()) throw nb::value_error("one value for each");
-    for (size_t k = 0; k < each_.size(); ++k) {
-      const double value = PyFloat_AsDouble(values[k].ptr());
-      if (value == -1.0 && PyErr_Occurred() != nullptr) throw nb::python_error();
-      each_[k]->observe(value, 1);
-    }
+// Counts and times plans.
+class PlanMeter {
+ public:
+  PlanMeter(Buckets& overhead, nb::dict plans, nb::dict prompt_tokens, nb::dict hit_tokens)
+      : overhead_(overhead),
+        plans_(std::move(plans)),
+        prompt_tokens_(std::move(prompt_tokens)),
+        hit_tokens_(std::move(hit_tokens)) {}
+
+  void note(double took_s, const nb::str& why, long long prompt, long long engine, long long store) {
+    overhead_.observe(took_s, 1);
+    plans_.add(why, 1);
+    prompt_tokens_.add(all_, prompt);
+    if (engine > 0) hit_tokens_.add(engine_, engine);
+    if (store > 0) hit_tokens_.add(store_, store);
+    if (prompt > engine + store) hit_tokens_.add(none_, prompt - engine - store);
   }
 
  private:
-  nb::tuple held_;
-  std::vector<Buckets*> each_;
+  Buckets& overhead_;
+  Tally plans_, prompt_tokens_, hit_tokens_;
+  nb::tuple all_ = nb::make_tuple();
+  nb::str engine_{"engine"}, store_{"store"}, none_{"none"};
 };
-
-template <size_t kCount>
-nb::tuple to_tuple(const std::array<double, kCount>& values) {
-  PyObject* made = PyTuple_New(kCount);
-  for (size_t k = 0; k < kCount; ++k) {
-    PyTuple_SET_ITEM(made, static_cast<Py_ssize_t>(k), PyFloat_FromDouble(values[k]));
-  }
-  return nb::steal<nb::tuple>(made);
-}
-
-nb::tuple parts_of(double started_s, double waited_s, double tokenising_s, double planned_s,
-                   double prefilled_s, double landed_s, double until_s) {
-  return to_tuple(split({started_s, waited_s, tokenising_s, planned_s, prefilled_s, landed_s},
-                        until_s));
-}
-
-nb::tuple milliseconds(const nb::tuple& seconds) {
-  PyObject* made = PyTuple_New(static_cast<Py_ssize_t>(seconds.size()));
-  nb::tuple owned = nb::steal<nb::tuple>(made);
-  for (size_t k = 0; k < seconds.size(); ++k) {
-    const double value_s = PyFloat_AsDouble(seconds[k].ptr());
-    if (value_s == -1.0 && PyErr_Occurred() != nullptr) throw nb::python_error();
-    PyTuple_SET_ITEM(made, static_cast<Py_ssize_t>(k), PyFloat_FromDouble(in_ms(value_s)));
-  }
-  return owned;
-}
 
 }  // namespace
 
@@ -80,13 +65,15 @@ void bind_metrics(nb::module_& module) {
       .def("observe", &Buckets::observe, nb::arg("value"), nb::arg("times") = 1)
       .def_prop_ro("counts", &counts_of)
       .def_prop_ro("sum", &Buckets::sum);
-  nb::class_<BucketsInTurn>(module, "BucketsInTurn")
-      .def(nb::init<nb::tuple>(), nb::arg("buckets"))
-      .def("observe", &BucketsInTurn::observe, nb::arg("values"));
+  nb::class_<PlanMeter>(module, "PlanMeter")
+      .def(nb::init<Buckets&, nb::dict, nb::dict, nb::dict>(), nb::arg("overhead"),
+           nb::arg("plans"), nb::arg("prompt_tokens"), nb::arg("hit_tokens"),
+           nb::keep_alive<1, 2>())
+      .def("note", &PlanMeter::note, nb::arg("took_s"), nb::arg("why"), nb::arg("prompt"),
+           nb::arg("engine"), nb::arg("store"));
   module.def("parts_of", &parts_of, nb::arg("started_s"), nb::arg("waited_s"),
              nb::arg("tokenising_s"), nb::arg("planned_s"), nb::arg("prefilled_s"),
              nb::arg("landed_s"), nb::arg("until_s"));
-  module.def("milliseconds", &milliseconds, nb::arg("seconds"));
 }
 
 }  // namespace kv::python

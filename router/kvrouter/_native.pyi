@@ -1,7 +1,7 @@
 """Native scanning for the router's hot path."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _Value = TypeVar("_Value")
 
@@ -60,12 +60,56 @@ class Buckets:
     @property
     def sum(self) -> float: ...
 
-class BucketsInTurn:
-    """Several of them that are observed together."""
+class PlanMeter:
+    """Counts and times plans, in dictionaries of counts."""
 
-    def __init__(self, buckets: tuple[Buckets, ...]) -> None: ...
-    def observe(self, values: tuple[float, ...]) -> None:
-        """One value for each, in their order. Raises ValueError where they are not as many."""
+    def __init__(
+        self,
+        overhead: Buckets,
+        plans: dict[Any, int],
+        prompt_tokens: dict[Any, int],
+        hit_tokens: dict[Any, int],
+    ) -> None: ...
+    def note(self, took_s: float, why: str, prompt: int, engine: int, store: int) -> None:
+        """A plan, the tokens of its prompt, and where those are: with the decode engine, in the store."""
+
+class JsonLines:
+    """Lines of JSON, an object each, whose members have these names, which need no escapes."""
+
+    def __init__(self, names: Sequence[str]) -> None: ...
+    def add(self, values: tuple[str | float | bool | None, ...]) -> None:
+        """Add a line: a value for each name, without those that are None.
+
+        Floats are rounded to a thousandth; those that are not finite are null; what UTF-8 cannot encode is
+        replaced. Raises ValueError where they are not as many, TypeError for other values.
+        """
+
+    def take(self) -> bytes:
+        """All lines; none is left."""
+
+    def __len__(self) -> int:
+        """Bytes of the lines that are held."""
+
+class Settler:
+    """Counts and times requests that have ended, and adds their lines to `lines`, where there are some.
+
+    `parts`: of the time to the first token. `not_well`: outcomes that are counted as errors. Raises ValueError
+    where `lines` have other fields than `kvrouter.log.Line`.
+    """
+
+    def __init__(
+        self,
+        e2e: Buckets,
+        ttft: Buckets,
+        parts: tuple[Buckets, ...],
+        success: dict[Any, int],
+        errors: dict[Any, int],
+        generation_tokens: dict[Any, int],
+        not_well: frozenset[str],
+        lines: JsonLines | None,
+    ) -> None: ...
+    def settle(self, passage: Any, now_s: float, at_s: float) -> None:
+        """A `Passage` ended then: on the monotonic clock, and in seconds since 1970."""
 
 def parts_of(
     started_s: float,
@@ -77,9 +121,6 @@ def parts_of(
     until_s: float,
 ) -> tuple[float, float, float, float, float, float]:
     """Seconds of each part of a request's way until `until_s`; see `kvrouter.account.parts_of`."""
-
-def milliseconds(seconds: tuple[float, ...]) -> tuple[float, ...]:
-    """Each in milliseconds, to a hundredth."""
 
 class StreamFeed:
     """A chunked body on its way through: finds where its frames end, counts its server-sent events.

@@ -1,4 +1,4 @@
-"""What one request adds to the metrics: at its plan, and at its end. Pure arithmetic.
+"""What one request adds to the metrics at its plan, and the parts of its time. Pure arithmetic.
 
 The time to the first token is told apart into parts that follow each other on the request's way.
 Where legs overlap, each moment belongs to the earliest part that has not ended, so that the parts
@@ -14,7 +14,7 @@ from kvrouter import _native
 if TYPE_CHECKING:
     from kvrouter.metrics import Metrics
     from kvrouter.passage import Passage
-    from kvrouter.plan import Plan, RouteInputs
+    from kvrouter.plan import RouteInputs
     from kvrouter.tracing.trace import Trace
 
 PARTS: Final = ("queue", "tokenise", "plan", "prefill", "landing", "decode")
@@ -54,23 +54,10 @@ def note_plan(passage: Passage, inputs: RouteInputs, metrics: Metrics) -> None:
         stored = inputs.store_blocks.get(plan.decode.manifest or "", 0) - own
         if stored > 0:
             passage.hit_store = stored * inputs.block_tokens
-    metrics.planned.append((passage, plan, inputs.prompt_tokens))
+    took_s, hits = passage.planned_s - passage.started_s, (passage.hit_engine, passage.hit_store)
+    metrics.planned.append((took_s, plan.why, inputs.prompt_tokens, *hits))
     if passage.trace is not None:
         _trace_plan(passage, passage.trace, plan.why)
-
-
-def count_plan(passage: Passage, plan: Plan, prompt_tokens: int, metrics: Metrics) -> None:
-    """Count a plan, its reason, and the prompt's tokens by where they were."""
-    metrics.overhead.observe(passage.planned_s - passage.started_s)
-    metrics.plans[plan.why] += 1
-    metrics.prompt_tokens[()] += prompt_tokens
-    if passage.hit_engine:
-        metrics.hit_tokens["engine"] += passage.hit_engine
-    if passage.hit_store:
-        metrics.hit_tokens["store"] += passage.hit_store
-    rest = prompt_tokens - passage.hit_engine - passage.hit_store
-    if rest > 0:
-        metrics.hit_tokens["none"] += rest
 
 
 def _trace_plan(passage: Passage, trace: Trace, why: str) -> None:
@@ -82,19 +69,3 @@ def _trace_plan(passage: Passage, trace: Trace, why: str) -> None:
         "kvrouter.hit_store_tokens": passage.hit_store,
     }
     trace.note("kvrouter.plan", begun_s, passage.planned_s, found)
-
-
-def note_end(passage: Passage, now_s: float, metrics: Metrics) -> Parts:
-    """A request has ended: count it, and time it where it was answered well; returns its parts."""
-    first_s = passage.first_s or now_s
-    parts = parts_of(passage, first_s)
-    if passage.exchange.status == 200 and passage.outcome not in NOT_WELL:
-        metrics.success[passage.outcome] += 1
-        metrics.e2e.observe(now_s - passage.started_s)
-        metrics.ttft.observe(first_s - passage.started_s)
-        metrics.ttft_parts.observe(parts)
-        metrics.generation_tokens[()] += passage.generated
-    else:
-        left = passage.outcome == "client_left"
-        metrics.errors["499" if left else str(passage.exchange.status)] += 1
-    return parts

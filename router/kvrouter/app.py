@@ -223,14 +223,10 @@ class App:
         for remote in (self._canary, self._releases, self._client, self.group, self._redis):
             if remote is not None:
                 await remote.close()
-        for local in (self._legs, self._watch):
+        self.metrics.settle()
+        for local in (self._legs, self._watch, self._lines):
             if local is not None:
                 local.close()
-        await self._tell_the_last()
-
-    async def _tell_the_last(self) -> None:
-        """Lines and traces that are still held go out."""
-        self.metrics.settle()
         if self._exporter is not None:
             await asyncio.to_thread(self._exporter.close, TRACES_S)
 

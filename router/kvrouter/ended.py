@@ -1,4 +1,4 @@
-"""Requests that have ended, until they are counted and logged: a few dozen together, and soon.
+"""Requests that have ended, until they are counted and logged: a few together, and soon.
 
 Those that were planned meanwhile are counted with them.
 
@@ -13,7 +13,8 @@ import asyncio
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.account import count_plan, note_end
+from kvrouter._native import Settler
+from kvrouter.account import NOT_WELL, parts_of
 from kvrouter.log import FLUSH_S
 from kvrouter.tracing.attributes import end_request
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from kvrouter.passage import Passage
     from kvrouter.tracing.trace import Tracing
 
-_TOGETHER: Final = 64
+_TOGETHER: Final = 16
 _BODY_BYTES: Final = 1 << 20
 """Bodies that wait with their requests at most, besides one that is larger."""
 
@@ -41,9 +42,14 @@ class Ended:
         self._metrics = metrics
         self._log = log
         self._tracing = tracing
+        self._settle = Settler(
+            *(metrics.e2e.buckets, metrics.ttft.buckets, metrics.ttft_parts.buckets),
+            *(metrics.success, metrics.errors, metrics.generation_tokens),
+            *(NOT_WELL, log.lines if log is not None else None),
+        ).settle
         self._waiting: list[tuple[Passage, float]] = []
         self._body_bytes = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._soon = False  # whether a timer runs
         metrics.settle = self.settle
 
     def take(self, passage: Passage, now_s: float) -> None:
@@ -52,26 +58,27 @@ class Ended:
         self._body_bytes += len(passage.exchange.body)
         if len(self._waiting) >= _TOGETHER or self._body_bytes >= _BODY_BYTES:
             self.settle()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.settle)
+        elif not self._soon:
+            self._soon = True
+            asyncio.get_running_loop().call_later(FLUSH_S, self._settle_late)
+
+    def _settle_late(self) -> None:
+        self._soon = False
+        self.settle()
 
     def settle(self) -> None:
         """Count and trace those that wait, and have their lines written."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         metrics, log = self._metrics, self._log
         planned, metrics.planned = metrics.planned, []
         for plan in planned:
-            count_plan(*plan, metrics)
+            metrics.note_plan(*plan)
         waiting, self._waiting, self._body_bytes = self._waiting, [], 0
         since_1970_s = time() - monotonic()
         for passage, now_s in waiting:
-            parts = note_end(passage, now_s, metrics)
-            if log is not None:
-                log.write(passage.line(now_s, parts, since_1970_s + now_s))
+            self._settle(passage, now_s, since_1970_s + now_s)
             if passage.trace is not None and self._tracing is not None:
+                parts = parts_of(passage, passage.first_s or now_s)
                 end_request(passage, passage.trace.request, parts, now_s)
                 self._tracing.take(passage.trace)
         if log is not None:
-            log.flush()
+            log.written()

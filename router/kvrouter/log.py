@@ -1,7 +1,7 @@
 """One line per request, JSON in a pipe and plain on a terminal, as `kvstore.log` has the others.
 
-Lines are gathered, and encoded and written together a few times a second: what a line costs is
-paid for in a tight loop, not amid the next request, and no request costs a system call.
+Lines are encoded at once and written together a few times a second, so that no request costs a
+system call.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import asyncio
 import logging
 import sys
 from time import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from msgspec import Struct
-from msgspec.json import Encoder
+import orjson
 
+from kvrouter._native import JsonLines
 from kvstore.log import log_to_stderr
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
 FLUSH_S: Final = 0.2
-_HELD_LINES: Final = 128
+_HELD_BYTES: Final = 1 << 16
 
 
-class Line(Struct, omit_defaults=True, gc=False):
+class Line(NamedTuple):
     """What became of one request; fields without a value are left out of its line.
 
     docs/observability.md says what each tells. Times are in ms, but for `time`.
@@ -68,46 +68,55 @@ class RequestLog:
     Args:
         stream: where to; its owner closes it.
         plain: `key=value` instead of JSON.
+
+    Attributes:
+        lines: takes lines; whoever adds to them says so to `written`.
     """
 
     def __init__(self, stream: BinaryIO, *, plain: bool) -> None:
         self._stream = stream
-        self._encode = _plain if plain else Encoder().encode_lines
-        self._held: list[Line] = []
+        self._plain = plain
+        self.lines = JsonLines(Line._fields)
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, line: Line) -> None:
         """Write `line`, with the time put in where it has none."""
         if line.time is None:
-            line.time = round(time(), 3)
-        self._held.append(line)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
-        elif len(self._held) >= _HELD_LINES:
+            line = line._replace(time=time())
+        self.lines.add(line)
+        self.written()
+
+    def written(self) -> None:
+        """Lines were added to `lines`: they go out soon."""
+        if len(self.lines) >= _HELD_BYTES:
             self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
+
+    def close(self) -> None:
+        """Write what is held; the stream is left to its owner."""
+        self.flush()
 
     def flush(self) -> None:
         """Write what is held; a stream that cannot be written to costs the lines, not the loop."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        held, self._held = self._held, []
+        held = self.lines.take()
         if not held:
             return
         try:
-            self._stream.write(self._encode(held))
+            self._stream.write(_for_people(held) if self._plain else held)
             self._stream.flush()
         except (OSError, ValueError) as error:
             logging.getLogger(__name__).debug("request log: %s", error)
 
 
-def _plain(lines: list[Line]) -> bytes:
-    """`lines` for people."""
-    text = ""
-    for line in lines:
-        shown = ((name, getattr(line, name)) for name in line.__struct_fields__)
-        text += " ".join(f"{name}={value}" for name, value in shown if value is not None) + "\n"
-    return text.encode()
+def _for_people(lines: bytes) -> bytes:
+    """`lines` of JSON as `key=value`."""
+    told = (orjson.loads(line) for line in lines.splitlines())
+    text = (" ".join(f"{name}={value}" for name, value in line.items()) for line in told)
+    return "".join(f"{line}\n" for line in text).encode()
 
 
 def set_up(level: str) -> RequestLog | None:

@@ -21,14 +21,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from kvrouter._native import Buckets, BucketsInTurn
+from kvrouter._native import Buckets, PlanMeter
 from kvrouter.account import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from kvrouter.passage import Passage
-    from kvrouter.plan import Plan
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -84,10 +81,10 @@ class Histogram:
 
 
 class Histograms:
-    """Histograms of one name, one for each value of a label; observed together.
+    """Histograms of one name, one for each value of a label.
 
     Attributes:
-        observe: counts one value for each value of the label, in their order; native as well.
+        buckets: of each, in the order of the values.
     """
 
     def __init__(
@@ -97,8 +94,7 @@ class Histograms:
         self.help = text
         self._label = label
         self._each = {value: Histogram(name, text, bounds) for value in values}
-        in_turn = BucketsInTurn(tuple(one.buckets for one in self._each.values()))
-        self.observe: Callable[[tuple[float, ...]], None] = in_turn.observe
+        self.buckets = tuple(one.buckets for one in self._each.values())
 
     def family(self) -> Metric:
         """As Prometheus has it."""
@@ -172,17 +168,21 @@ class Metrics(Collector):
 
     Attributes:
         running: requests under way.
-        planned: prompts that were planned, their plans and tokens, until `settle` counts them.
+        note_plan: counts and times a plan; native as well.
+        planned: plans until `settle` notes them; see `kvrouter.account.note_plan`.
         settle: counts what has happened and is not counted yet; called before a scrape.
     """
 
     def __init__(self) -> None:
         self.running = 0
-        self.planned: list[tuple[Passage, Plan, int]] = []
+        self.planned: list[tuple[float, str, int, int, int]] = []
         self.settle: Callable[[], None] = lambda: None
         self._name_times()
         self._name_counts()
         self._name_tokens()
+        self.note_plan = PlanMeter(
+            self.overhead.buckets, self.plans, self.prompt_tokens, self.hit_tokens
+        ).note
         build = version("kvrouter"), python_version()
         self._more: list[Reading | Tally] = [
             Reading(

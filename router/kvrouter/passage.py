@@ -13,16 +13,13 @@ from secrets import token_hex
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kvrouter._native import milliseconds
 from kvrouter.landing import Outcome
-from kvrouter.log import Line
 from kvrouter.route_lines import route_lines
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable, Mapping
 
-    from kvrouter.account import Parts
     from kvrouter.budget import Grant
     from kvrouter.engine import Engine, HashDomain
     from kvrouter.families.base import Handoff
@@ -237,52 +234,6 @@ class Passage:
         span.end()
         if self.outcome == "broken":
             span.error = span.error or self.error
-
-    def line(self, now_s: float, parts: Parts, at_s: float) -> Line:
-        """What the request's line in the log says; docs/observability.md tells more.
-
-        By position, in the order of `Line`: names would cost ten times as much.
-
-        Args:
-            now_s: its end, on the monotonic clock.
-            parts: of its time to the first token.
-            at_s: its end, in seconds since 1970.
-        """
-        request, exchange, plan = self.request, self.exchange, self.plan
-        times_s = (*parts, self.first_s - self.started_s, now_s - self.started_s)
-        queue, tokenise, planning, prefill, landing, decode, ttft, total = milliseconds(times_s)
-        return Line(
-            self.request_id,
-            exchange.caller.name if exchange.caller is not None else None,
-            self.trace.hex_id if self.trace is not None else None,
-            499 if self.outcome == "client_left" else exchange.status,
-            self.outcome,
-            exchange.path,
-            exchange.peer,
-            request.model if request is not None else None,
-            request.stream if request is not None else None,
-            request.prompt_tokens if request is not None else None,
-            self.hit_engine,
-            self.hit_store,
-            self.handoff.cached_tokens if self.handoff is not None else None,
-            self.generated,
-            plan.why if plan is not None else None,
-            self.prefill_engine,
-            self.decode_engine,
-            self.attempts,
-            len(self.shares) if self.shares else None,
-            self.landed_blocks,
-            queue,
-            tokenise,
-            planning,
-            prefill,
-            landing,
-            decode,
-            ttft if self.first_s else None,
-            total,
-            self.error,
-            int(at_s * 1000) / 1000,  # a tenth of what `round` takes
-        )
 
     def began(self, now_s: float) -> None:
         """The answer's first byte came: its prompt is in the engine, no KV needs holding."""

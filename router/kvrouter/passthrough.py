@@ -140,7 +140,7 @@ class Visit:
             model=self.model,
             decode=self.engine,
             attempts=self.attempts,
-            total_ms=round((now_s - self.started_s) * 1000, 2),
+            total_ms=(now_s - self.started_s) * 1000,
             error=self.error,
         )
 
@@ -233,6 +233,7 @@ class Passthrough:
         caller = visit.exchange.caller
         if caller is not None:
             caller.admit(model, request.prompt_tokens)
+            caller.tokens += request.prompt_tokens
         await self._standby.until(lambda: self._pool.engines(Role.DECODE, model))
         grant = None
         if visit.endpoint.generates and self._pool.named(Role.PREFILL):
@@ -331,6 +332,7 @@ class Passthrough:
         """Count, and write the request's line."""
         exchange = visit.exchange
         if exchange.caller is not None:
+            exchange.caller.tokens += visit.generated
             exchange.caller.charge(visit.generated)
         status = 499 if exchange.closed else exchange.status
         self._metrics.passed_through[visit.endpoint.path, str(status)] += 1

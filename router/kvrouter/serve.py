@@ -152,7 +152,9 @@ class Router:
         model = self._models.resolve(request.model)
         caller = passage.exchange.caller
         if caller is not None:
-            caller.admit(model, request.prompt_tokens)
+            if caller.metered:
+                caller.admit(model, request.prompt_tokens)
+            caller.tokens += request.prompt_tokens
         if request.n > 1 or request.prompts is not None:
             await self._several(passage, request, model, tenant)
         else:
@@ -187,7 +189,9 @@ class Router:
         passage.release()
         caller = passage.exchange.caller
         if caller is not None:
-            caller.charge(passage.generated)
+            caller.tokens += passage.generated
+            if caller.metered:
+                caller.charge(passage.generated)
         if self._board is not None:
             self._board.leave(passage)
         self._ended.take(passage, monotonic())

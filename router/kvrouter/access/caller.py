@@ -27,18 +27,23 @@ class Caller:
 
     Attributes:
         name: as in log, metrics and the fair queue.
+        limited: whether `begin` may refuse.
+        metered: whether `admit` may refuse, and what is used must be told to `charge`.
         requests: how many have begun; only grows.
+        ended: how many of these are over; only grows.
         tokens: tokens used, of prompts and answers; only grows.
         refused: how many were refused, by the reason; only grows.
+
+    Whoever lets a request begin or end, or uses tokens, counts them here.
     """
 
-    __slots__ = ("_clock", "_ended", "_key", "_models", "_most", "_rate", "_token_rate", "name",
-                 "refused", "requests", "tokens")  # fmt: skip
+    __slots__ = ("_clock", "_key", "_models", "_most", "_rate", "_token_rate", "ended", "limited",
+                 "metered", "name", "refused", "requests", "tokens")  # fmt: skip
 
     def __init__(self, key: Key, clock: Callable[[], float]) -> None:
         self.name = key.name
         self.requests = 0
-        self._ended = 0
+        self.ended = 0
         self.tokens = 0
         self.refused: Counter[str] = Counter()
         self._clock = clock
@@ -55,18 +60,20 @@ class Caller:
         per_s = (key.tokens_per_min or 0) / 60
         self._rate = self._bucket(self._rate, key.requests_per_s, key.request_burst)
         self._token_rate = self._bucket(self._token_rate, per_s, key.token_burst)
+        self.limited = self._most is not None or self._rate is not None
+        self.metered = self._models is not None or self._token_rate is not None
 
     @property
     def running(self) -> int:
         """Requests under way."""
-        return self.requests - self._ended
+        return self.requests - self.ended
 
     def allows(self, model: str) -> bool:
         """Whether it may use `model`."""
         return self._models is None or model in self._models
 
     def begin(self) -> None:
-        """A request begins; whoever calls it must `end` it.
+        """A request wants to begin.
 
         Raises:
             ApiError: 429: it has too many under way, or had too many in a short time.
@@ -77,11 +84,6 @@ class Caller:
         if self._rate is not None and (wait_s := self._rate.take(1)):
             message = f"This key may make {self._key.requests_per_s:g} requests per second."
             raise self._limited("requests", message, wait_s)
-        self.requests += 1
-
-    def end(self) -> None:
-        """A request that had begun is over."""
-        self._ended += 1
 
     def admit(self, model: str, prompt_tokens: int) -> None:
         """The request turns out to be for `model`, with a prompt of so many tokens.
@@ -95,11 +97,9 @@ class Caller:
         if self._token_rate is not None and (wait_s := self._token_rate.take(prompt_tokens)):
             message = f"This key may use {self._key.tokens_per_min:g} tokens per minute."
             raise self._limited("tokens", message, wait_s)
-        self.tokens += prompt_tokens
 
     def charge(self, tokens: int) -> None:
         """So many tokens were generated for it."""
-        self.tokens += tokens
         if self._token_rate is not None:
             self._token_rate.charge(tokens)
 

@@ -84,10 +84,12 @@ class Gate:
             return self._refuse(exchange, wrong)
         if exchange.method != "POST":
             return self._handler(exchange)
-        try:
-            caller.begin()
-        except ApiError as error:
-            return self._refuse(exchange, error)
+        if caller.limited:
+            try:
+                caller.begin()
+            except ApiError as error:
+                return self._refuse(exchange, error)
+        caller.requests += 1
         exchange.counted_by = caller
         return self._handler(exchange)
 

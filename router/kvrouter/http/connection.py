@@ -343,7 +343,7 @@ class Connection(asyncio.Protocol):
         self._task = None
         self._current = None
         if exchange.counted_by is not None:
-            exchange.counted_by.end()
+            exchange.counted_by.ended += 1
         if exchange.closed:
             self._server.left(self)
             return

@@ -145,6 +145,17 @@ class Clock:
         return self.now_s
 
 
+def begin(caller: Caller) -> None:
+    caller.begin()
+    caller.requests += 1
+
+
+def use(caller: Caller, prompt: int, generated: int = 0) -> None:
+    caller.admit("m", prompt)
+    caller.charge(generated)
+    caller.tokens += prompt + generated
+
+
 def refusal(ring: KeyRing, name: str) -> ApiError:
     caller = next(caller for caller in ring.all() if caller.name == name)
     with pytest.raises(ApiError) as told:
@@ -157,14 +168,14 @@ def test_limits_are_told_with_the_time_to_wait() -> None:
     ring = KeyRing(clock)
     ring.follow([Key("a", (b"a",), requests_per_s=0.1, request_burst=2, max_concurrent=2)])
     [caller] = ring.all()
-    caller.begin()
-    caller.begin()
+    begin(caller)
+    begin(caller)
     full = refusal(ring, "a")
     assert (full.status, full.retry_after_s, full.code) == (429, 1, "rate_limit_exceeded")
-    caller.end()
+    caller.ended += 1
     assert refusal(ring, "a").retry_after_s == 10
     clock.now_s += 10
-    caller.begin()
+    begin(caller)
     assert caller.running == 2
     assert caller.refused == {"concurrency": 1, "requests": 1}
 
@@ -174,13 +185,12 @@ def test_tokens_of_prompts_and_answers_count_together() -> None:
     ring = KeyRing(clock)
     ring.follow([Key("a", (b"a",), tokens_per_min=60, token_burst=100)])
     [caller] = ring.all()
-    caller.admit("m", 90)
-    caller.charge(70)
+    use(caller, 90, 70)
     with pytest.raises(ApiError) as told:
         caller.admit("m", 1)
     assert told.value.retry_after_s == 61
     clock.now_s += 61
-    caller.admit("m", 1)
+    use(caller, 1)
     assert caller.tokens == 161
 
 
@@ -190,15 +200,15 @@ def test_other_keys_keep_what_is_under_way_and_what_was_used() -> None:
     first = Key("a", (digest("1"),), requests_per_s=0.1, request_burst=1)
     ring.follow([first, Key("gone", (digest("2"),))])
     caller, gone = ring.all()
-    caller.begin()
-    gone.begin()
+    begin(caller)
+    begin(gone)
     ring.follow([Key("a", (digest("3"),), requests_per_s=0.1, request_burst=1)])
     assert find(ring, "Bearer 1") is None
     assert find(ring, "Bearer 2") is None
     assert find(ring, "Bearer 3") is caller
     assert caller.running == 1
     assert refusal(ring, "a").retry_after_s == 10
-    gone.end()  # what it had under way ends as ever
+    gone.ended += 1  # what it had under way ends as ever
     assert gone.running == 0
 
 

@@ -196,13 +196,13 @@ async def test_a_key_goes_no_further_than_the_gate(site: Open, keys: Keys) -> No
     await here.post({"prompt": "a"}, "/tokenize", **keys.bearer("research"))
     await here.post(text(), authorization=f"Bearer {wrong}")
     here.app.metrics.settle()
-    written = stream.getvalue().decode()
-    named = [json.loads(line) for line in written.splitlines()]
+    lines.flush()
+    said = [stream.getvalue().decode()]
+    named = [json.loads(line) for line in said[0].splitlines()]
     assert sorted((line["status"], line.get("key", "")) for line in named) == [
         *[(200, "research")] * 3,
         (401, ""),
     ]
-    said = [written]
     for path in OPEN:
         said.append((await here.get(path))[1].decode())
     for engine in (*here.prefill, *here.decode):

@@ -5,7 +5,7 @@ import json
 import re
 from io import BytesIO
 from pathlib import Path
-from time import time
+from time import monotonic, time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -53,6 +53,11 @@ NAMED = SimpleNamespace(
         "attempts": 6,
         "shares": [None] * 7,
         "landed_blocks": 8,
+        "waited_s": 0.001,
+        "tokenising_s": 0.002,
+        "planned_s": 10.006,
+        "prefilled_s": 10.010,
+        "landed_s": 10.015,
         "first_s": 10.25,
         "error": "e",
     },
@@ -77,27 +82,17 @@ NAMED = SimpleNamespace(
         "attempts": 6,
         "shares": 7,
         "landed_blocks": 8,
-        "queue_ms": 1,
-        "tokenise_ms": 2,
-        "plan_ms": 3,
-        "prefill_ms": 4,
-        "landing_ms": 5,
-        "decode_ms": 6,
-        "ttft_ms": 250,
-        "total_ms": 500,
+        "queue_ms": 1.0,
+        "tokenise_ms": 2.0,
+        "plan_ms": 3.0,
+        "prefill_ms": 4.0,
+        "landing_ms": 5.0,
+        "decode_ms": 235.0,
+        "ttft_ms": 250.0,
         "error": "e",
-        "time": 1700000000.123,
     },
 )
 """A request with a value of its own for all that a line tells, and that line."""
-
-
-def named(body: bytes) -> Passage:
-    NAMED.exchange.body = body
-    passage = Passage(cast("Any", NAMED.exchange), cast("Any", None), "id", b"", 10.0)
-    for name, value in NAMED.passage.items():
-        setattr(passage, name, value)
-    return passage
 
 
 async def lines_of(here: Site, written: BytesIO) -> list[Json]:
@@ -262,7 +257,7 @@ async def test_every_field_of_a_line_is_documented_and_there(site: Open) -> None
     await here.post(text(stream=True))
     await here.post({"model": "m", "prompt": "a"}, "/tokenize")
     lines = {line["path"]: set(line) for line in await lines_of(here, written)}
-    assert set(Line.__struct_fields__) == documented_fields()
+    assert set(Line._fields) == documented_fields()
     without = {"key", "trace_id", "shares", "landed_blocks", "error"}
     assert lines["/v1/completions"] == documented_fields() - without
     assert lines["/tokenize"] <= documented_fields()
@@ -293,10 +288,27 @@ async def test_a_line_explains_its_request(site: Open, node: StoreProcess) -> No
     assert line["total_ms"] >= line["ttft_ms"]
 
 
-def test_each_value_of_a_line_has_its_own_name() -> None:
-    parts = (0.001, 0.002, 0.003, 0.004, 0.005, 0.006)
-    line = named(b"").line(10.5, parts, 1700000000.1234)
-    assert {name: getattr(line, name) for name in line.__struct_fields__} == NAMED.line
+def named(body: bytes) -> Passage:
+    NAMED.exchange.body = body
+    passage = Passage(cast("Any", NAMED.exchange), cast("Any", None), "id", b"", 10.0)
+    for name, value in NAMED.passage.items():
+        setattr(passage, name, value)
+    return passage
+
+
+async def test_each_value_of_a_line_has_its_own_name() -> None:
+    written = BytesIO()
+    lines = RequestLog(written, plain=False)
+    ended = Ended(Metrics(), lines, None)
+    before_s = time()
+    ended.take(named(b""), monotonic())
+    ended.settle()
+    lines.flush()
+    line = json.loads(written.getvalue())
+    assert before_s - 0.001 <= line.pop("time") <= time() + 0.001
+    assert line.pop("total_ms") > 500
+    assert line == NAMED.line
+    assert list(NAMED.line) == [name for name in Line._fields if name not in ("total_ms", "time")]
 
 
 async def test_lines_for_people_leave_out_what_has_no_value() -> None:
@@ -314,21 +326,11 @@ async def test_lines_are_written_soon_and_in_their_order(site: Open) -> None:
     written = BytesIO()
     lines = RequestLog(written, plain=False)
     for number in range(300):
-        lines.write(Line(request_id=str(number)))
-    assert written.getvalue().count(b"\n") >= 256
+        lines.write(Line(request_id=str(number), error="e" * 400))
+    assert 100 < written.getvalue().count(b"\n") < 300  # what is held is bounded
     await until(lambda: written.getvalue().count(b"\n") == 300)
     found = [json.loads(line)["request_id"] for line in written.getvalue().splitlines()]
     assert found == [str(number) for number in range(300)]
-
-
-async def test_a_line_that_cannot_be_written_does_not_stop_those_after_it() -> None:
-    written = BytesIO()
-    lines = RequestLog(written, plain=False)
-    lines.write(Line(request_id="\ud800"))
-    lines.flush()
-    lines.write(Line(request_id="good"))
-    lines.flush()
-    assert json.loads(written.getvalue())["request_id"] == "good"
 
 
 async def test_a_request_is_counted_and_logged_soon_after_its_end(site: Open) -> None:
@@ -340,18 +342,16 @@ async def test_a_request_is_counted_and_logged_soon_after_its_end(site: Open) ->
     assert here.app.metrics.plans == {"prefill": 1}
 
 
-@pytest.mark.parametrize(("body_bytes", "kept"), [(0, 63), (300_000, 3)])
+@pytest.mark.parametrize(("body_bytes", "kept"), [(0, 15), (300_000, 3)])
 async def test_few_requests_that_have_ended_are_kept(body_bytes: int, kept: int) -> None:
-    written = BytesIO()
-    ended = Ended(Metrics(), RequestLog(written, plain=False), None)
+    metrics = Metrics()
+    ended = Ended(metrics, None, None)
     passage = named(bytes(body_bytes))
-    passage.trace = None
     for _ in range(kept):
         ended.take(passage, 10.5)
-    assert written.getvalue() == b""
+    assert metrics.success == {}
     ended.take(passage, 10.5)
-    assert written.getvalue().count(b"\n") == kept + 1
-    ended.settle()
+    assert metrics.success == {"stop": kept + 1}
 
 
 async def test_lines_tell_when_their_requests_ended(site: Open) -> None:
@@ -360,7 +360,7 @@ async def test_lines_tell_when_their_requests_ended(site: Open) -> None:
     await here.post(text())
     after_s = time()
     (line,) = await lines_of(here, written)
-    assert before_s - 0.001 <= line["time"] <= after_s
+    assert before_s - 0.001 <= line["time"] <= after_s + 0.001
 
 
 async def test_the_line_of_a_failure_says_how_far_it_came(site: Open) -> None:
