@@ -2,11 +2,13 @@
 
     python -m benchmarks.overhead [--quick] [--json FILE]
 
-Three routers take turns at the same load, sample by sample: `off` counts nothing, logs no requests,
-asks for no key and traces nothing; `on` has metrics, the line per request, `--api-key-file` and
-traces of 1 % of the requests; `traced` traces every one. Figures are medians of CPU time over all
-threads, the exporter's too; a ratio is the median of the ratios of each round. `on` may cost 10 %
-more than `off`. Exit status: 0; 1 where it costs more; 2 where nothing could be measured.
+Three routers: `off` counts nothing, logs no requests, asks for no key and traces nothing; `on` has
+metrics, the line per request, `--api-key-file` and traces of 1 % of the requests; `traced` traces
+every one. `off` is loaded together with one of the others, on one core at the same moments, so that
+what else the machine does befalls both: on a shared host samples in turns differ by ten percent,
+such pairs by one or two. Figures are medians of CPU time of all threads, the exporter's too, until
+all traces are sent; a ratio is the median over the pairs. `on` may cost 10 % more than `off`.
+Exit status: 0; 1 where it costs more; 2 where nothing could be measured.
 """
 
 import argparse
@@ -23,21 +25,23 @@ from pathlib import Path
 
 from benchmarks.wire_prompts import SIZES, prompts
 from benchmarks.wire_rig import Cores, Process, free_port, kvrouter
-from benchmarks.wire_stage import DECODE, PREFILL, Answers, Router, Stage, set_stage
+from benchmarks.wire_stage import DECODE, PREFILL, Answers, Load, Router, Stage, set_stage
 from kvrouter.access.keys import file_line
+from kvrouter.tracing.exporter import GATHER_S
 
 BAR = 1.10
 KEY = "sk-overhead-0123456789abcdef0123456789abcdef"
 SAMPLED = 0.01
-CONNECTIONS = 32
+CONNECTIONS = 16
 WARM_UP_S = 0.7
+REST_S = GATHER_S + 0.3  # until the last traces are sent
 STREAMS, PACE_PER_S = 64, 50
 OFF, ON, TRACED = "off", "on", "traced"
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to look: many short turns, since a machine is fast now and slow then."""
+    """How long to look."""
 
     request_rounds: int
     request_s: float
@@ -45,8 +49,8 @@ class Effort:
     stream_s: float
 
 
-QUICK = Effort(request_rounds=15, request_s=0.4, stream_rounds=5, stream_s=1.5)
-FULL = Effort(request_rounds=41, request_s=0.5, stream_rounds=11, stream_s=2.0)
+QUICK = Effort(request_rounds=7, request_s=0.6, stream_rounds=3, stream_s=1.5)
+FULL = Effort(request_rounds=17, request_s=1.0, stream_rounds=11, stream_s=2.0)
 
 
 @dataclass(frozen=True)
@@ -154,41 +158,50 @@ def cost_us(answers: Answers, unit: str) -> float:
     return answers.router_s / (answers.events if unit == "event" else answers.answered) * 1e6
 
 
+Pair = dict[str, float]
+"""CPU us per unit of `off` and another router, loaded together."""
+
+
 def measure(stage: Stage, folder: Path, effort: Effort) -> list[Cell]:
-    """Every workload at every router, in turns."""
+    """Every workload at every router, beside `off`."""
     with routers(stage, folder) as named:
-        keys = {OFF: "", ON: KEY, TRACED: KEY}
         plan = workloads(folder, effort)
         for name, router in named.items():
             for each in plan[:2]:
-                stage.load(router, each.bodies, each.connections, WARM_UP_S, key=keys[name])
-        samples: dict[str, list[dict[str, float]]] = {each.name: [] for each in plan}
+                key = "" if name == OFF else KEY
+                stage.load(router, each.bodies, each.connections, WARM_UP_S, key=key)
+        pairs: dict[str, list[Pair]] = {each.name: [] for each in plan}
         for turn in range(max(each.rounds for each in plan)):
-            order = list(named.items())[:: 1 if turn % 2 else -1]
             for each in (each for each in plan if turn < each.rounds):
-                found = {}
-                for name, router in order:
-                    answers = stage.load(
-                        router,
-                        each.bodies,
-                        each.connections,
-                        each.seconds,
-                        each.pace_per_s,
-                        key=keys[name],
-                    )
-                    found[name] = cost_us(answers, each.unit)
-                samples[each.name].append(found)
-    return [cell(each, samples[each.name]) for each in plan]
+                for other in (ON, TRACED):
+                    loads = {OFF: Load(named[OFF]), other: Load(named[other], KEY)}
+                    pairs[each.name].append(pair(stage, each, loads, turn))
+    return [cell(each, pairs[each.name]) for each in plan]
 
 
-def cell(workload: Workload, samples: Sequence[dict[str, float]]) -> Cell:
-    """Medians of the samples, one per round."""
+def pair(stage: Stage, workload: Workload, loads: dict[str, Load], turn: int) -> Pair:
+    """One sample of two routers, begun in the one order or the other."""
+    order = list(loads.items())[:: 1 if turn % 2 else -1]
+    found = stage.load_together(
+        [load for _, load in order],
+        workload.bodies,
+        workload.connections,
+        workload.seconds,
+        workload.pace_per_s,
+        rest_s=REST_S,
+    )
+    costs = (cost_us(answers, workload.unit) for answers in found)
+    return dict(zip((name for name, _ in order), costs, strict=True))
+
+
+def cell(workload: Workload, pairs: Sequence[Pair]) -> Cell:
+    """Medians over the pairs."""
     us = {
-        name: round(statistics.median(sample[name] for sample in samples), 2)
+        name: round(statistics.median(pair[name] for pair in pairs if name in pair), 2)
         for name in (OFF, ON, TRACED)
     }
     ratios = {
-        name: round(statistics.median(sample[name] / sample[OFF] for sample in samples), 3)
+        name: round(statistics.median(pair[name] / pair[OFF] for pair in pairs if name in pair), 3)
         for name in (ON, TRACED)
     }
     return Cell(workload.name, workload.unit, us, ratios)

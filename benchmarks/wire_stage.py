@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from operator import sub
 from pathlib import Path
 
 from benchmarks import peers
@@ -45,6 +46,7 @@ PREFILL, DECODE = 2, 2  # engines
 STORE_MEMORY = "512MiB"
 TRICKLE_S = 0.05
 IDLE_DEADLINE_S, IDLE_LOOK_S, IDLE_SHARE = 8.0, 0.1, 0.2
+MOST_TOGETHER = 50_000  # requests of one sample, where another one is taken at the same time
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,14 @@ class Router:
 
     process: Process
     port: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """A router to load, and the API key that every request brings."""
+
+    router: Router
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,7 @@ class Stage:
     peer: Router | None
     notes: list[str]
     router_core: int
-    sent: int = 0  # requests so far: numbers are never used twice
+    sent: int = 0  # numbers of requests so far: none is used twice
     loops_ms: list[float] = field(default_factory=list)  # of a fixed loop, before each sample
 
     def load(
@@ -111,44 +121,73 @@ class Stage:
         Raises:
             RuntimeError: A request failed; figures of failing requests mean nothing.
         """
-        command = [str(self.load_program), "-p", str(router.port), "-c", str(connections)]
-        command += [
-            "-t",
-            str(seconds),
-            "-s",
-            str(self.sent),
-            *(["-1"] if pace_per_s else []),
-            *(["-k", key] if key else []),
-            str(bodies),
-        ]
+        load = Load(router, key)
+        return self.load_together([load], bodies, connections, seconds, pace_per_s)[0]
+
+    def load_together(
+        self,
+        loads: Sequence[Load],
+        bodies: Path,
+        connections: int,
+        seconds: float,
+        pace_per_s: int = 0,
+        *,
+        rest_s: float = 0.0,
+    ) -> list[Answers]:
+        """One sample of each router, all at the same time; otherwise as `load`.
+
+        `rest_s`: how long what they do afterwards still counts.
+        """
         if pace_per_s:
             self._set_pace(pace_per_s)
-        _await_idle(router)
+        for load in loads:
+            _await_idle(load.router)
         self.loops_ms.append(loop_ms(self.router_core))
-        before = cpu_s(router.process.pid), cpu_s(self.store.pid)
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        after = cpu_s(router.process.pid), cpu_s(self.store.pid)
-        counted = json.loads(done.stdout)
-        self.sent += counted["answered"] + counted["failed"] + connections
-        if counted["failed"] or not counted["answered"]:
-            log = router.process.output()[-1500:]
-            raise RuntimeError(
-                f"{router.process.name} failed under {bodies.name}: {counted}\n{log}"
-            )
-        return Answers(
-            seconds=counted["seconds"],
-            answered=counted["answered"],
-            events=counted["events"],
-            latency_p50_us=counted["latency_p50_us"],
-            first_event_p50_us=counted["first_event_p50_us"],
-            router_s=after[0] - before[0],
-            store_s=after[1] - before[1],
-        )
+        before = [cpu_s(load.router.process.pid) for load in loads], cpu_s(self.store.pid)
+        running = []
+        for load in loads:
+            command = [str(self.load_program), "-p", str(load.router.port), "-c", str(connections)]
+            command += ["-t", str(seconds), "-s", str(self.sent), *(["-1"] if pace_per_s else [])]
+            command += [*(["-k", load.key] if load.key else []), str(bodies)]
+            running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            self.sent += MOST_TOGETHER
+        told = [one.communicate()[0] for one in running]
+        time.sleep(rest_s)
+        after = [cpu_s(load.router.process.pid) for load in loads], cpu_s(self.store.pid)
+        found = [
+            _answers(load, bodies, text, router_s, after[1] - before[1])
+            for load, text, router_s in zip(loads, told, map(sub, after[0], before[0]), strict=True)
+        ]
+        self.sent += found[-1].answered + connections - MOST_TOGETHER
+        if any(answers.answered + connections > MOST_TOGETHER for answers in found[:-1]):
+            raise RuntimeError(f"more than {MOST_TOGETHER} requests in one sample: make it shorter")
+        return found
 
     def _set_pace(self, pace_per_s: int) -> None:
         url = f"http://{self.engines[0]}/gap/{1_000_000 // pace_per_s}"
         with urllib.request.urlopen(url, timeout=5):
             pass
+
+
+def _answers(load: Load, bodies: Path, told: str, router_s: float, store_s: float) -> Answers:
+    """What a load generator told.
+
+    Raises:
+        RuntimeError: A request failed; figures of failing requests mean nothing.
+    """
+    counted = json.loads(told or '{"answered": 0, "failed": "unknown"}')
+    if counted["failed"] or not counted["answered"]:
+        name, log = load.router.process.name, load.router.process.output()[-1500:]
+        raise RuntimeError(f"{name} failed under {bodies.name}: {counted}\n{log}")
+    return Answers(
+        seconds=counted["seconds"],
+        answered=counted["answered"],
+        events=counted["events"],
+        latency_p50_us=counted["latency_p50_us"],
+        first_event_p50_us=counted["first_event_p50_us"],
+        router_s=router_s,
+        store_s=store_s,
+    )
 
 
 def _await_idle(router: Router) -> None:

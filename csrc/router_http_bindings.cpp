@@ -120,7 +120,8 @@ void bind_http(nb::module_& module) {
              [](nb::bytes data, size_t head_bytes, size_t fields) {
                return scan_answer_with(&scan_chunked_head, data, head_bytes, fields);
              }, nb::arg("data"), nb::arg("head_bytes"), nb::arg("fields"));
-  module.def("find_bearer", &find_bearer, nb::arg("by_digest"), nb::arg("authorization"));
+  module.def("find_bearer", &find_bearer,
+             nb::sig("def find_bearer(by_digest: dict, authorization: str, /) -> object"));
   bind_streams(module);
 }
 

@@ -62,7 +62,8 @@ void bind_metrics(nb::module_& module) {
              for (nb::handle bound : bounds) values.push_back(nb::cast<double>(bound));
              new (self) Buckets(std::move(values));
            }, nb::arg("bounds"))
-      .def("observe", &Buckets::observe, nb::arg("value"), nb::arg("times") = 1)
+      .def("observe", [](Buckets& buckets, double value) { buckets.observe(value, 1); },
+           nb::sig("def observe(self, value: float, /) -> None"))
       .def_prop_ro("counts", &counts_of)
       .def_prop_ro("sum", &Buckets::sum);
   nb::class_<PlanMeter>(module, "PlanMeter")

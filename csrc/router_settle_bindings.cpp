@@ -260,7 +260,8 @@ void bind_settle(nb::module_& module) {
            nb::arg("errors"), nb::arg("generation_tokens"), nb::arg("not_well"),
            nb::arg("lines").none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
            nb::keep_alive<1, 9>())
-      .def("settle", &Settler::settle, nb::arg("passage"), nb::arg("now_s"), nb::arg("at_s"));
+      .def("settle", &Settler::settle,
+           nb::sig("def settle(self, passage: object, now_s: float, at_s: float, /) -> None"));
 }
 
 }  // namespace kv::python

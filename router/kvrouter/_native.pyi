@@ -42,7 +42,7 @@ def scan_chunked(
 ) -> tuple[int, list[tuple[bytes, bytes]], bytes, bool] | None:
     """The whole head of an answer with a chunked body: (status, headers, what has come of the body, keep-alive)."""
 
-def find_bearer(by_digest: dict[bytes, _Value], authorization: str) -> _Value | None:
+def find_bearer(by_digest: dict[bytes, _Value], authorization: str, /) -> _Value | None:
     """What stands under the SHA-256 of the key in an Authorization of `Bearer KEY`; None: nothing, or no such key.
 
     Blanks and tabs around the key are not its; the scheme may be in any case. More than 2048 bytes are no key.
@@ -52,7 +52,7 @@ class Buckets:
     """Values counted by upper bounds, which ascend; for one thread."""
 
     def __init__(self, bounds: Sequence[float]) -> None: ...
-    def observe(self, value: float, times: int = 1) -> None: ...
+    def observe(self, value: float, /) -> None: ...
     @property
     def counts(self) -> list[int]:
         """Per bound, and last those above all bounds; not cumulative."""
@@ -108,7 +108,7 @@ class Settler:
         not_well: frozenset[str],
         lines: JsonLines | None,
     ) -> None: ...
-    def settle(self, passage: Any, now_s: float, at_s: float) -> None:
+    def settle(self, passage: Any, now_s: float, at_s: float, /) -> None:
         """A `Passage` ended then: on the monotonic clock, and in seconds since 1970."""
 
 def parts_of(

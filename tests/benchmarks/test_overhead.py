@@ -15,10 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_bar_is_a_tenth_and_can_be_missed() -> None:
     workload = Workload("w", "request", 1, ROOT, 1, 1.0)
-    good = cell(workload, [{OFF: 100.0, ON: us, TRACED: 500.0} for us in (105.0, 109.0, 150.0)])
+    traced = {OFF: 100.0, TRACED: 500.0}
+    good = cell(workload, [traced, *({OFF: 100.0, ON: us} for us in (105.0, 109.0, 150.0))])
     assert (good.us[ON], good.ratios[ON], good.ratios[TRACED]) == (109.0, 1.09, 5.0)
     assert bars([good]) == {"w": True}
-    bad = cell(workload, [{OFF: 100.0, ON: us, TRACED: 500.0} for us in (105.0, 111.0, 150.0)])
+    bad = cell(workload, [traced, *({OFF: 100.0, ON: us} for us in (105.0, 111.0, 150.0))])
     assert bars([bad]) == {"w": False}
 
 

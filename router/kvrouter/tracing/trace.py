@@ -146,6 +146,7 @@ class Tracing:
         self._ratio = ratio
         self._client = client
         self._random = random or Random()
+        self._draw = self._random.random
         self._untraced = context_lines(self._trace_id(), 1, "", sampled=False)
         self.take = take
 
@@ -156,7 +157,7 @@ class Tracing:
         are empty for one that is, whose legs have lines of their own. Those not traced share one
         id: nobody records it.
         """
-        sampled = self._random.random() < self._ratio
+        sampled = self._draw() < self._ratio
         parent = read_parent(headers) if "traceparent" in headers else None
         if parent is None or self._client == "ignore":
             if not sampled:
