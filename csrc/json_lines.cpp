@@ -104,7 +104,9 @@ void JsonLines::whole(size_t field, long long value) {
   end(std::to_chars(to, to + kMostDigits, value).ptr);
 }
 
-void JsonLines::real(size_t field, double value) { end(put_real(begin(field, kMostDigits), value)); }
+void JsonLines::real(size_t field, double value) {
+  end(put_real(begin(field, kMostDigits), value));
+}
 
 void JsonLines::truth(size_t field, bool value) { whole(field, value ? "true" : "false"); }
 

@@ -36,7 +36,8 @@ class PlanMeter {
         prompt_tokens_(std::move(prompt_tokens)),
         hit_tokens_(std::move(hit_tokens)) {}
 
-  void note(double took_s, const nb::str& why, long long prompt, long long engine, long long store) {
+  void note(double took_s, const nb::str& why, long long prompt, long long engine,
+            long long store) {
     overhead_.observe(took_s, 1);
     plans_.add(why, 1);
     prompt_tokens_.add(all_, prompt);

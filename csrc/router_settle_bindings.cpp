@@ -72,7 +72,8 @@ constexpr size_t place(std::string_view name) {
 }
 
 constexpr long long kClientLeft = 499;
-constexpr const char* kOwnerNames[kOwners] = {"", "exchange", "caller", "trace", "request", "handoff", "plan"};
+constexpr const char* kOwnerNames[kOwners] = {"",        "exchange", "caller", "trace",
+                                              "request", "handoff",  "plan"};
 constexpr std::array kTimes = {"started_s",   "waited_s", "tokenising_s", "planned_s",
                                "prefilled_s", "landed_s", "first_s"};
 
