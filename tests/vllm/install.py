@@ -51,7 +51,7 @@ def _wheel(python: Path, folder: Path) -> Path:
 
 def _pip(python: Path, command: str, *arguments: str | Path) -> None:
     whole = [python, "-m", "pip", command, "--quiet", "--no-deps", *arguments]
-    subprocess.run(whole, check=True, timeout=600)
+    subprocess.run(whole, check=True, timeout=1200)
 
 
 def _source_key() -> str:
