@@ -87,10 +87,11 @@ class RequestLog:
         self.written()
 
     def written(self) -> None:
-        """Lines were added to `lines`: they go out soon."""
-        if len(self.lines) >= _HELD_BYTES:
+        """Lines may have been added to `lines`: they go out soon."""
+        held_bytes = len(self.lines)
+        if held_bytes >= _HELD_BYTES:
             self.flush()
-        elif self._timer is None:
+        elif held_bytes and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
 
     def close(self) -> None:
