@@ -8,9 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvrouter import ended, journey, metrics, relay
+from kvrouter import ended, metrics, relay
 from kvrouter._native import StreamFeed
 from kvrouter.cli import main
+
+
+def nothing(*_: Any) -> None:
+    """Do nothing."""
 
 
 class _Deaf:
@@ -28,7 +32,7 @@ class _NoMeter:
     """Notes nothing, and nobody asks it to."""
 
     def __init__(self, *_: Any) -> None:
-        self.note = self.settle = bool
+        self.note = self.count = self.settle = nothing
 
 
 class _Quiet(relay.Relay):
@@ -44,14 +48,9 @@ class _Quiet(relay.Relay):
 
 def silence() -> None:
     """Have this process count nothing."""
-
-    def nothing(*_: Any) -> None:
-        return None
-
     replace(metrics, "Buckets", _Deaf)
     replace(metrics, "PlanMeter", _NoMeter)
     replace(ended, "Settler", _NoMeter)
-    replace(journey, "note_plan", nothing)
     replace(ended.Ended, "take", nothing)
     replace(relay, "Relay", _Quiet)
     from kvrouter import outlet  # noqa: PLC0415 - it must find the silent relay

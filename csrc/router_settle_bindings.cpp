@@ -1,19 +1,20 @@
 // kvrouter._native, what a request that has ended adds to counters, histograms and the log: read
 // from its `kvrouter.passage.Passage` by the names of attributes. Under Python's lock.
 #include <nanobind/nanobind.h>
-#include <structmember.h>  // before Python 3.12
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "buckets.h"
-#include "router_log_bindings.h"
 #include "request_times.h"
+#include "router_attribute_bindings.h"
 #include "router_bindings.h"
+#include "router_log_bindings.h"
 #include "router_tally_bindings.h"
 
 namespace nb = nanobind;
@@ -80,48 +81,6 @@ constexpr std::array kTimes = {"started_s",   "waited_s", "tokenising_s", "plann
 constexpr size_t kStatus = place("status"), kShares = place("shares"), kParts = place("queue_ms"),
                  kTtft = place("ttft_ms"), kTotal = place("total_ms"), kTime = place("time");
 
-nb::str interned(const char* name) {
-  PyObject* made = PyUnicode_InternFromString(name);
-  if (made == nullptr) throw nb::python_error();
-  return nb::steal<nb::str>(made);
-}
-
-// An attribute by its name. Where the type that was seen last has a slot for it, it is read from
-// there, at a third of the cost.
-class Attribute {
- public:
-  explicit Attribute(const char* name = "") : name_(interned(name)) {}
-
-  nb::object of(nb::handle owner) {
-    if (owner.type().ptr() != type_.ptr()) learn(owner.type());
-    PyObject* found = slot_ != nullptr
-                          ? PyMember_GetOne(reinterpret_cast<const char*>(owner.ptr()), slot_)
-                          : PyObject_GetAttr(owner.ptr(), name_.ptr());
-    if (found == nullptr) throw nb::python_error();
-    return nb::steal(found);
-  }
-
- private:
-  void learn(nb::handle type) {
-    type_ = nb::borrow(type);
-    const nb::object described = nb::steal(PyObject_GetAttr(type.ptr(), name_.ptr()));
-    if (!described.is_valid()) PyErr_Clear();
-    const bool slot = described.is_valid() && Py_IS_TYPE(described.ptr(), &PyMemberDescr_Type);
-    slot_ = slot ? reinterpret_cast<PyMemberDescrObject*>(described.ptr())->d_member : nullptr;
-  }
-
-  nb::str name_;
-  nb::object type_;  // keeps its slots
-  PyMemberDef* slot_ = nullptr;
-};
-
-double seconds(nb::handle owner, Attribute& attribute) {
-  const nb::object value = attribute.of(owner);
-  const double found = PyFloat_AsDouble(value.ptr());
-  if (found == -1.0 && PyErr_Occurred() != nullptr) throw nb::python_error();
-  return found;
-}
-
 // Times of one request; `first_s` is 0 where no answer came.
 struct Ended {
   double started_s, first_s, now_s, at_s;
@@ -164,7 +123,30 @@ class Settler {
     }
   }
 
-  void settle(nb::handle passage, double now_s, double at_s) {
+  // Each of `ended`, also where one of them is not what it should be: that is told at the end.
+  nb::list settle(nb::list ended, double since_1970_s) {
+    nb::list traced;
+    std::exception_ptr failed;
+    for (nb::handle each : ended) {
+      try {
+        if (!PyTuple_Check(each.ptr()) || PyTuple_GET_SIZE(each.ptr()) != 2)
+          throw nb::type_error("a request and when it ended");
+        const double now_s = as_seconds(PyTuple_GET_ITEM(each.ptr(), 1));
+        const nb::handle passage = PyTuple_GET_ITEM(each.ptr(), 0);
+        if (settle(passage, now_s, since_1970_s + now_s)) traced.append(each);
+      } catch (...) {
+        if (!failed) failed = std::current_exception();
+      }
+    }
+    if (failed) std::rethrow_exception(failed);
+    return traced;
+  }
+
+ private:
+  using Owners = std::array<nb::object, kOwners>;  // those that there are
+
+  // Whether it is traced.
+  bool settle(nb::handle passage, double now_s, double at_s) {
     const Owners owners = owners_of(passage);
     const Ended ended = times_of(passage, now_s, at_s);
     const nb::object outcome = outcome_.of(passage);
@@ -175,10 +157,8 @@ class Settler {
       errors_.add(nb::str(std::to_string(status).c_str()), 1);
     }
     if (lines_ != nullptr) write(owners, status, ended);
+    return !owners[kTrace].is_none();
   }
-
- private:
-  using Owners = std::array<nb::object, kOwners>;  // those that there are
 
   Owners owners_of(nb::handle passage) {
     Owners owners;
@@ -261,8 +241,8 @@ void bind_settle(nb::module_& module) {
            nb::arg("errors"), nb::arg("generation_tokens"), nb::arg("not_well"),
            nb::arg("lines").none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
            nb::keep_alive<1, 9>())
-      .def("settle", &Settler::settle,
-           nb::sig("def settle(self, passage: object, now_s: float, at_s: float, /) -> None"));
+      .def("settle", nb::overload_cast<nb::list, double>(&Settler::settle),
+           nb::sig("def settle(self, ended: list, since_1970_s: float, /) -> list"));
 }
 
 }  // namespace kv::python

@@ -61,7 +61,7 @@ class Buckets:
     def sum(self) -> float: ...
 
 class PlanMeter:
-    """Counts and times plans, in dictionaries of counts."""
+    """Notes plans, and counts and times them later, in dictionaries of counts."""
 
     def __init__(
         self,
@@ -70,8 +70,11 @@ class PlanMeter:
         prompt_tokens: dict[Any, int],
         hit_tokens: dict[Any, int],
     ) -> None: ...
-    def note(self, took_s: float, why: str, prompt: int, engine: int, store: int) -> None:
-        """A plan, the tokens of its prompt, and where those are: with the decode engine, in the store."""
+    def note(self, passage: Any, inputs: Any, /) -> None:
+        """The plan of a `Passage` was made of such `RouteInputs`: tells it whence its prompt's tokens come."""
+
+    def count(self) -> None:
+        """Count and time the plans that were noted; none is left."""
 
 class JsonLines:
     """Lines of JSON, an object each, whose members have these names, which need no escapes."""
@@ -108,8 +111,11 @@ class Settler:
         not_well: frozenset[str],
         lines: JsonLines | None,
     ) -> None: ...
-    def settle(self, passage: Any, now_s: float, at_s: float, /) -> None:
-        """A `Passage` ended then: on the monotonic clock, and in seconds since 1970."""
+    def settle(self, ended: list[tuple[_Value, float]], since_1970_s: float, /) -> list[tuple[_Value, float]]:
+        """Each `Passage` ended then, on the monotonic clock, which began so long after 1970. Those that are traced.
+
+        What is no such thing raises AttributeError or TypeError when all the others are settled.
+        """
 
 def parts_of(
     started_s: float,

@@ -1,4 +1,4 @@
-"""What one request adds to the metrics at its plan, and the parts of its time. Pure arithmetic.
+"""The parts of the time of one request, and what its trace tells of its plan. Pure arithmetic.
 
 The time to the first token is told apart into parts that follow each other on the request's way.
 Where legs overlap, each moment belongs to the earliest part that has not ended, so that the parts
@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Final
 from kvrouter import _native
 
 if TYPE_CHECKING:
-    from kvrouter.metrics import Metrics
     from kvrouter.passage import Passage
-    from kvrouter.plan import RouteInputs
     from kvrouter.tracing.trace import Trace
 
 PARTS: Final = ("queue", "tokenise", "plan", "prefill", "landing", "decode")
@@ -43,28 +41,12 @@ def parts_of(passage: Passage, until_s: float) -> Parts:
     )
 
 
-def note_plan(passage: Passage, inputs: RouteInputs, metrics: Metrics) -> None:
-    """A prompt was planned for the first time: whence its tokens come; it is counted later."""
-    plan = passage.plan
-    assert plan is not None
-    own = inputs.matches.get(plan.decode, 0) if inputs.matches else 0
-    if own:
-        passage.hit_engine = own * inputs.block_tokens
-    if inputs.store_blocks:
-        stored = inputs.store_blocks.get(plan.decode.manifest or "", 0) - own
-        if stored > 0:
-            passage.hit_store = stored * inputs.block_tokens
-    took_s, hits = passage.planned_s - passage.started_s, (passage.hit_engine, passage.hit_store)
-    metrics.planned.append((took_s, plan.why, inputs.prompt_tokens, *hits))
-    if passage.trace is not None:
-        _trace_plan(passage, passage.trace, plan.why)
-
-
-def _trace_plan(passage: Passage, trace: Trace, why: str) -> None:
-    """The plan, from what came before it; parsing is told with it."""
+def trace_plan(passage: Passage, trace: Trace) -> None:
+    """A span for the plan, from what came before it; parsing is told with it."""
+    assert passage.plan is not None
     begun_s = max((span.ended_s for span in trace.spans[1:]), default=passage.started_s)
     found: dict[str, str | int] = {
-        "kvrouter.plan": why,
+        "kvrouter.plan": passage.plan.why,
         "kvrouter.hit_engine_tokens": passage.hit_engine,
         "kvrouter.hit_store_tokens": passage.hit_store,
     }

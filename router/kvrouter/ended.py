@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from kvrouter.tracing.trace import Tracing
 
 _TOGETHER: Final = 16
-_BODY_BYTES: Final = 1 << 20
-"""Bodies that wait with their requests at most, besides one that is larger."""
+_BODY_BYTES: Final = 1 << 16
+"""A request with a larger body does not wait: those that do hold a MiB of bodies at most."""
 
 
 class Ended:
@@ -48,15 +48,14 @@ class Ended:
             *(NOT_WELL, log.lines if log is not None else None),
         ).settle
         self._waiting: list[tuple[Passage, float]] = []
-        self._body_bytes = 0
         self._soon = False  # whether a timer runs
         metrics.settle = self.settle
 
     def take(self, passage: Passage, now_s: float) -> None:
         """`passage` ended then, on the monotonic clock; nobody changes it any more."""
-        self._waiting.append((passage, now_s))
-        self._body_bytes += len(passage.exchange.body)
-        if len(self._waiting) >= _TOGETHER or self._body_bytes >= _BODY_BYTES:
+        waiting = self._waiting
+        waiting.append((passage, now_s))
+        if len(waiting) >= _TOGETHER or len(passage.exchange.body) > _BODY_BYTES:
             self.settle()
         elif not self._soon:
             self._soon = True
@@ -68,17 +67,17 @@ class Ended:
 
     def settle(self) -> None:
         """Count and trace those that wait, and have their lines written."""
-        metrics, log = self._metrics, self._log
-        planned, metrics.planned = metrics.planned, []
-        for plan in planned:
-            metrics.note_plan(*plan)
-        waiting, self._waiting, self._body_bytes = self._waiting, [], 0
-        since_1970_s = time() - monotonic()
-        for passage, now_s in waiting:
-            self._settle(passage, now_s, since_1970_s + now_s)
-            if passage.trace is not None and self._tracing is not None:
-                parts = parts_of(passage, passage.first_s or now_s)
-                end_request(passage, passage.trace.request, parts, now_s)
-                self._tracing.take(passage.trace)
-        if log is not None:
-            log.written()
+        self._metrics.count_plans()
+        waiting, self._waiting = self._waiting, []
+        traced = self._settle(waiting, time() - monotonic())
+        if self._tracing is not None:
+            for passage, now_s in traced:
+                self._trace(passage, now_s, self._tracing)
+        if self._log is not None:
+            self._log.written()
+
+    def _trace(self, passage: Passage, now_s: float, tracing: Tracing) -> None:
+        trace = passage.trace
+        assert trace is not None
+        end_request(passage, trace.request, parts_of(passage, passage.first_s or now_s), now_s)
+        tracing.take(trace)

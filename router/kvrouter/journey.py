@@ -9,7 +9,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.account import note_plan
+from kvrouter.account import trace_plan
 from kvrouter.engine import Failure, Role
 from kvrouter.errors import ApiError
 from kvrouter.families.base import Order
@@ -123,7 +123,9 @@ class Journey:
         inputs = await self._survey.inputs(passage, model, decode, prefill)
         plan = passage.plan = self._policy.plan(inputs)
         passage.planned_s = monotonic()
-        note_plan(passage, inputs, self._metrics)
+        self._metrics.note_plan(passage, inputs)
+        if passage.trace is not None:
+            trace_plan(passage, passage.trace)
         try:
             if self._legs.family(plan.decode).order is Order.CONCURRENT:
                 await self._at_once(passage, model, inputs)

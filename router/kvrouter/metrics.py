@@ -168,21 +168,19 @@ class Metrics(Collector):
 
     Attributes:
         running: requests under way.
-        note_plan: counts and times a plan; native as well.
-        planned: plans until `settle` notes them; see `kvrouter.account.note_plan`.
+        note_plan: notes the plan of a request, and tells it of its hits; native as well.
+        count_plans: counts and times those that were noted.
         settle: counts what has happened and is not counted yet; called before a scrape.
     """
 
     def __init__(self) -> None:
         self.running = 0
-        self.planned: list[tuple[float, str, int, int, int]] = []
         self.settle: Callable[[], None] = lambda: None
         self._name_times()
         self._name_counts()
         self._name_tokens()
-        self.note_plan = PlanMeter(
-            self.overhead.buckets, self.plans, self.prompt_tokens, self.hit_tokens
-        ).note
+        plans = PlanMeter(self.overhead.buckets, self.plans, self.prompt_tokens, self.hit_tokens)
+        self.note_plan, self.count_plans = plans.note, plans.count
         build = version("kvrouter"), python_version()
         self._more: list[Reading | Tally] = [
             Reading(

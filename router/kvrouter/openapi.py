@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from kvrouter.access.gate import OPEN, OPEN_BELOW
+from kvrouter.access.gate import is_open
 from kvrouter.families.parameters import VLLM
 from kvrouter.families.table import Served
 from kvrouter.passthrough import ENDPOINTS
@@ -115,7 +115,7 @@ def document(version: str, *, admin: bool = False, keys: bool = False, apart: bo
 def _ask_for_keys(paths: dict[str, Json]) -> None:
     """Say of each path behind the gate that it needs a key."""
     for path, methods in paths.items():
-        if path in OPEN or path.startswith(OPEN_BELOW):
+        if is_open(path):
             continue
         for method, called in methods.items():
             responses = {**called["responses"], **_errors(401)}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvrouter.log import RequestLog
     from kvrouter.metrics import Metrics, Row
 
-OPEN: Final = frozenset(
+_OPEN: Final = frozenset(
     {
         "/health",
         "/ready",
@@ -37,9 +37,16 @@ OPEN: Final = frozenset(
     }
 )
 """What vLLM leaves open, and what has a token of its own."""
-OPEN_BELOW: Final = ("/workers/",)
+_OPEN_BELOW: Final = "/workers/"
+_OFTEN: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
+"""Not open, and asked for most: they need no other look."""
 _MISSING: Final = "This needs an API key, as Authorization: Bearer KEY."
 _WRONG: Final = "The API key is not one of this router's."
+
+
+def is_open(path: str) -> bool:
+    """Whether an endpoint asks for no key."""
+    return path in _OPEN or path.startswith(_OPEN_BELOW)
 
 
 class Gate:
@@ -69,7 +76,7 @@ class Gate:
     def handle(self, exchange: Exchange) -> Awaitable[None]:
         """What answers `exchange`, to be awaited at once."""
         path = exchange.path
-        if path in OPEN or path.startswith(OPEN_BELOW):
+        if path not in _OFTEN and is_open(path):
             return self._handler(exchange)
         given = exchange.headers.pop("authorization", "")
         caller = exchange.caller = find_bearer(self._ring.by_digest, given)

@@ -147,7 +147,7 @@ class Tracing:
         self._client = client
         self._random = random or Random()
         self._draw = self._random.random
-        self._untraced = context_lines(self._trace_id(), 1, "", sampled=False)
+        self._untraced = None, context_lines(self._trace_id(), 1, "", sampled=False)
         self.take = take
 
     def begin(self, headers: Mapping[str, str]) -> tuple[Trace | None, bytes]:
@@ -158,10 +158,12 @@ class Tracing:
         id: nobody records it.
         """
         sampled = self._draw() < self._ratio
-        parent = read_parent(headers) if "traceparent" in headers else None
+        if not sampled and "traceparent" not in headers:
+            return self._untraced
+        parent = read_parent(headers)
         if parent is None or self._client == "ignore":
             if not sampled:
-                return None, self._untraced
+                return self._untraced
             return Trace(None, self._trace_id(), self._random), b""
         if parent.sampled if self._client == "follow" else sampled:
             return Trace(parent, parent.trace_id, self._random), b""

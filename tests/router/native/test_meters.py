@@ -1,22 +1,59 @@
 """What requests add to counters and histograms, natively."""
 
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, cast
+
+import orjson
 import pytest
 
 from kvrouter._native import Buckets, JsonLines, PlanMeter, Settler
+from kvrouter.engine import Engine, Identity, Role
 from kvrouter.log import Line
+from kvrouter.passage import Passage
+from kvrouter.plan import Plan, RouteInputs
 
 BOUNDS = [1.0, 2.0]
+
+
+def planned(why: str, took_s: float, manifest: str | None = "m") -> Passage:
+    identity = Identity(("model",), block_tokens=16, manifest=manifest)
+    engine = Engine("127.0.0.1:1", Role.DECODE, identity=identity)
+    made = Passage(cast("Any", None), cast("Any", None), "id", b"", 10.0)
+    made.plan, made.planned_s = Plan(None, engine, 0, why), 10.0 + took_s
+    return made
 
 
 def test_a_plan_is_counted_by_its_reason_and_its_tokens_by_where_they_are() -> None:
     overhead, plans, prompt, hits = Buckets(BOUNDS), {"why": 1}, dict[tuple[()], int](), {"none": 5}
     meter = PlanMeter(overhead, plans, prompt, hits)
-    meter.note(0.5, "why", 100, 32, 16)
-    meter.note(1.5, "other", 48, 0, 48)
+    one, other = planned("why", 0.5), planned("other", 1.5)
+    assert one.plan is not None
+    held = MappingProxyType({one.plan.decode: 2})
+    inputs = RouteInputs(100, [], block_tokens=16, matches=held, store_blocks={"m": 3})
+    meter.note(one, inputs)
+    meter.note(other, RouteInputs(48, [], block_tokens=16, store_blocks={"m": 3, "x": 9}))
+    assert (one.hit_engine, one.hit_store) == (32, 16)
+    assert (other.hit_engine, other.hit_store) == (0, 48)
+    assert plans == {"why": 1}
+    meter.count()
+    meter.count()
     assert plans == {"why": 2, "other": 1}
     assert prompt == {(): 148}
     assert hits == {"engine": 32, "store": 64, "none": 57}
     assert (overhead.counts, overhead.sum) == ([1, 1, 0], 2.0)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_engine_whose_manifest_is_unknown_has_nothing_in_the_store(known: bool) -> None:
+    hits: dict[str, int] = {}
+    meter = PlanMeter(Buckets(BOUNDS), {}, {}, hits)
+    one = planned("why", 0.5, manifest=None)
+    assert one.plan is not None
+    if not known:
+        one.plan.decode.identity = None
+    meter.note(one, RouteInputs(48, [], block_tokens=16, store_blocks={"m": 3}))
+    meter.count()
+    assert hits == {"none": 48}
 
 
 def test_buckets_are_what_times_are_put_in() -> None:
@@ -38,8 +75,23 @@ def test_requests_are_settled_into_the_fields_of_a_line_and_six_parts() -> None:
         settler(None, parts=5)
 
 
-def test_what_is_no_request_is_an_error_and_leaves_no_line() -> None:
+def passage(name: str = "id") -> Passage:
+    exchange = SimpleNamespace(status=200, path="/", peer="h:1", caller=None)
+    return Passage(cast("Any", exchange), cast("Any", None), name, b"", 1.0)
+
+
+@pytest.mark.parametrize("wrong", [(object(), 3.0), (passage(), "3"), (passage(),), None])
+def test_what_is_no_request_is_an_error_that_costs_no_other_its_line(wrong: Any) -> None:
     lines = JsonLines(Line._fields)
-    with pytest.raises(AttributeError):
-        settler(lines).settle(object(), 1.0, 1.0)
-    assert lines.take() == b""
+    with pytest.raises((AttributeError, TypeError)):
+        settler(lines).settle([(passage("a"), 2.0), wrong, (passage("b"), 4.0)], 1e9)
+    told = [orjson.loads(line) for line in lines.take().splitlines()]
+    assert [line["request_id"] for line in told] == ["a", "b"]
+    assert [line["time"] for line in told] == [1e9 + 2, 1e9 + 4]
+    assert [line["total_ms"] for line in told] == [1000, 3000]
+
+
+def test_requests_that_are_traced_are_told() -> None:
+    one, other = passage("a"), passage("b")
+    other.trace = cast("Any", SimpleNamespace(hex_id="t"))
+    assert settler(None).settle([(one, 2.0), (other, 3.0)], 0.0) == [(other, 3.0)]

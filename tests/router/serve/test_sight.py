@@ -342,7 +342,7 @@ async def test_a_request_is_counted_and_logged_soon_after_its_end(site: Open) ->
     assert here.app.metrics.plans == {"prefill": 1}
 
 
-@pytest.mark.parametrize(("body_bytes", "kept"), [(0, 15), (300_000, 3)])
+@pytest.mark.parametrize(("body_bytes", "kept"), [(0, 15), (65_536, 15), (65_537, 0)])
 async def test_few_requests_that_have_ended_are_kept(body_bytes: int, kept: int) -> None:
     metrics = Metrics()
     ended = Ended(metrics, None, None)
