@@ -155,7 +155,10 @@ class Node : private DiskEvents {
   }
   uint8_t* pool_data() { return pool_; }
   Table::Reserved reserve_one(const PartKey& key, const Hash& parent, uint64_t bytes,
-                              uint64_t session, uint32_t region, bool& no_space);
+                              uint64_t session, uint32_t region, bool& no_space,
+                              const Slot* spare = nullptr);
+  std::optional<Slot> spare(uint64_t bytes, uint32_t region) { return table_.spare(bytes, region); }
+  void drop(const Slot& spare) { table_.drop(spare); }
   bool commit_one(const PartKey& key, uint64_t session, const Slot& slot, uint32_t crc,
                   Transport transport, bool checked = true);
   void give_back(const PartKey& key, uint64_t session, const Slot& slot);

@@ -21,12 +21,13 @@ bool is_chain(const wire::WriteRequest& request) {
 }  // namespace
 
 Table::Reserved Node::reserve_one(const PartKey& key, const Hash& parent, uint64_t bytes,
-                                  uint64_t session, uint32_t region, bool& no_space) {
+                                  uint64_t session, uint32_t region, bool& no_space,
+                                  const Slot* spare) {
   // Once there is no space, the rest of a chain would only push out what leads to it.
   if (no_space) return {BlockStatus::kNoSpace, {}};
   const Table::Reserved reserved =
       table_.reserve(key.block, parent_of(key.block.spec_id, parent), key.part_id, bytes, session,
-                     region);
+                     region, spare);
   no_space = reserved.status == BlockStatus::kNoSpace;
   if (no_space) ++counters_.no_space;
   return reserved;

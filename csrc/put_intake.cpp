@@ -28,14 +28,21 @@ PutIntake::~PutIntake() {
   if (granted_) node_.give_back({key(block_), part_id_}, session_, slot_);
 }
 
-void PutIntake::begin_block() {
+void PutIntake::begin_block(const Slot* spare) {
   const Hash& parent = block_ == 0 ? parent_ : hashes_[block_ - 1];
-  const Table::Reserved reserved =
-      node_.reserve_one({key(block_), part_id_}, parent, part_bytes_, session_, region_, no_space_);
+  const Table::Reserved reserved = node_.reserve_one(
+      {key(block_), part_id_}, parent, part_bytes_, session_, region_, no_space_, spare);
   statuses_.push_back(static_cast<uint8_t>(reserved.status));
   granted_ = reserved.status == BlockStatus::kGranted;
   slot_ = reserved.slot;
   at_ = 0, crc_ = 0, begun_ = true;
+}
+
+bool PutIntake::begin_in(const Slot& spare, size_t bytes) {
+  begin_block(&spare);
+  const bool taken = granted_;
+  filled(bytes);
+  return taken;
 }
 
 size_t PutIntake::spans(iovec out[2]) {

@@ -30,6 +30,11 @@ class PutIntake {
   bool done() const { return block_ == hashes_.size(); }
   // Its last block is on the way.
   bool at_last() const { return block_ + 1 == hashes_.size(); }
+  // Bytes of its block, where it has a single one; else 0.
+  uint64_t sole_bytes() const { return hashes_.size() == 1 ? part_bytes_ : 0; }
+  // Its sole block begins with the first `bytes` of a spare slot, which has sole_bytes(). True: the
+  // slot is the block's from now on. False: they are not needed.
+  bool begin_in(const Slot& spare, size_t bytes);
   // Where the next bytes belong (at most two spans); not when done().
   size_t spans(iovec out[2]);
   // The first `bytes` of the spans have been filled.
@@ -44,7 +49,7 @@ class PutIntake {
   std::vector<uint8_t> take_statuses() { return std::move(statuses_); }
 
  private:
-  void begin_block();
+  void begin_block(const Slot* spare = nullptr);
   void end_block();
   BlockKey key(size_t block) const { return {spec_id_, hashes_[block]}; }
 

@@ -143,6 +143,7 @@ class Server {
   void refuse_tls(Session& session);
   IoState read_payload(Session& session, size_t& budget);
   IoState read_frames(Session& session, size_t& budget);
+  bool take_frame(Session& session, size_t& budget, size_t& missing);
   void flush(Session& session);
   void set_interest(Session& session);
   void end(uint64_t id);
@@ -150,6 +151,10 @@ class Server {
   void resume_queued();
   void requeue(Session& session);
   void sweep();
+
+  // server_puts.cpp
+  IoState read_alike(Session& session, const Slot& spare, size_t& budget);
+  bool begins_in(Session& session, const Slot& spare, size_t received, size_t& budget);
 
   // server_disk.cpp
   int open_disk();

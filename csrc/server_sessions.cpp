@@ -124,23 +124,32 @@ IoState Server::read_payload(Session& session, size_t& budget) {
   return state;
 }
 
+// Handles the first frame of what has come. False: `missing` bytes of it have not.
+bool Server::take_frame(Session& session, size_t& budget, size_t& missing) {
+  switch (parse_frame(*node_, session, missing)) {
+    case Parse::kMore: return false;
+    case Parse::kRefused: session.closing = true; return true;
+    case Parse::kHandled: break;
+  }
+  session.input_progress(node_->now());
+  session.paused = session.output_full();
+  budget -= std::min(budget, kTurnBytes / kTurnFrames);
+  return true;
+}
+
 // One frame, or one read.
 IoState Server::read_frames(Session& session, size_t& budget) {
   size_t missing = 0;
-  switch (parse_frame(*node_, session, missing)) {
-    case Parse::kHandled:
-      session.input_progress(node_->now());
-      session.paused = session.output_full();
-      budget -= std::min(budget, kTurnBytes / kTurnFrames);
-      return IoState::kOpen;
-    case Parse::kRefused: session.closing = true; return IoState::kOpen;
-    case Parse::kMore: break;
-  }
+  if (take_frame(session, budget, missing)) return IoState::kOpen;
   if (session.drained) return session.drained = false, IoState::kWouldBlock;
   const bool idle = session.input.size() == 0 && session.greeted;
   size_t received = 0;
   // After a PUT, another one: no more is read than its frame, so that its payload is copied once.
   const bool alike = session.last_put_frame != 0 && session.input.size() == 0 && !session.sealed();
+  // Or both at once, where there is a slot for it.
+  if (alike && session.last_put_block != 0)
+    if (const auto spare = node_->spare(session.last_put_block, session.region))
+      return read_alike(session, *spare, budget);
   const size_t asked =
       alike ? session.last_put_frame : std::clamp(missing, kReadBytes, kReadMostBytes);
   const IoState state = session.receive(asked, received);
@@ -173,6 +182,8 @@ Server::Parse Server::parse_frame(Node& node, Session& session, size_t& missing)
   session.last_put_frame = header.op == Op::kPut ? frame : 0;
   const bool go_on = node.handle(session, header, session.input.data() + wire::kHeaderBytes);
   session.input.consume(frame);
+  const uint64_t block = session.put != nullptr ? session.put->sole_bytes() : 0;
+  session.last_put_block = block <= kReadMostBytes ? block : 0;
   return go_on ? Parse::kHandled : Parse::kRefused;
 }
 

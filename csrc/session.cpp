@@ -60,6 +60,14 @@ uint8_t* Input::room(size_t bytes) {
   return bytes_.data() + end_;
 }
 
+void Input::insert(size_t at, const uint8_t* data, size_t size) {
+  room(size);
+  uint8_t* const place = bytes_.data() + begin_ + at;
+  std::memmove(place + size, place, end_ - begin_ - at);
+  std::memcpy(place, data, size);
+  added(size);
+}
+
 Session::Session(uint64_t session_id, File socket, bool is_local, TimePoint now,
                  const std::shared_ptr<const TlsContext>& tls)
     : id(session_id), local(is_local), socket_(std::move(socket)), input_since_(now) {

@@ -68,6 +68,8 @@ class Input {
   // Room for `bytes` more; to be followed by added().
   uint8_t* room(size_t bytes);
   void added(size_t bytes) { end_ += bytes; }
+  // Puts these bytes before those that begin `at` bytes from the first.
+  void insert(size_t at, const uint8_t* data, size_t size);
 
  private:
   std::vector<uint8_t> bytes_;
@@ -175,6 +177,7 @@ class Session {
   bool drained = false;   // its socket had no more when it was read last
   uint32_t interest = 0;  // what epoll was told
   size_t last_put_frame = 0;  // bytes, without the payload; 0 where the last request was no PUT
+  size_t last_put_block = 0;  // bytes of its block, where it had a single one that is soon received
 
  private:
   ssize_t receive_some(msghdr& message, int flags);

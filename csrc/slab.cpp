@@ -63,6 +63,14 @@ void Slab::release(const Slot& slot) {
       freed(span, std::max(first, span.begin), here);
 }
 
+void Slab::untake(const Slot& slot) {
+  release(slot);
+  const uint64_t first = slot.offset / granule_bytes_;
+  whole_.cursor = first;
+  for (Span& span : regions_)
+    if (first >= span.begin && first < span.end) span.cursor = first;
+}
+
 // Among regions the wanted one first, then those with most room.
 std::optional<uint64_t> Slab::search_regions(uint64_t count, uint32_t first) {
   std::vector<size_t> order(regions_.size());

@@ -32,6 +32,9 @@ class Slab {
   // the most, else across their borders: a divided pool holds whatever an undivided one would.
   std::optional<Slot> allocate(uint64_t bytes, uint32_t region = kAnyRegion);
   void release(const Slot& slot);
+  // Releases what was allocated last, in vain: the next search begins there, so that guesses do not
+  // touch one part of the pool after the other.
+  void untake(const Slot& slot);
   // The slot of `bytes` > 0 at this offset, if all of it is free: for what is known to lie there.
   std::optional<Slot> claim(uint64_t offset, uint64_t bytes);
 

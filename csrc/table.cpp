@@ -27,7 +27,7 @@ Table::~Table() = default;
 
 Table::Reserved Table::reserve(const BlockKey& key, const std::optional<BlockKey>& parent,
                                uint32_t part_id, uint64_t bytes, uint64_t session,
-                               uint32_t region) {
+                               uint32_t region, const Slot* spare) {
   const auto found = blocks_.find(key);
   Block* block = found == blocks_.end() ? nullptr : found->second.get();
   if (block != nullptr) {
@@ -44,7 +44,9 @@ Table::Reserved Table::reserve(const BlockKey& key, const std::optional<BlockKey
   refresh(*block);
   // It and what it hangs on are held from here on.
   const bool may = quotas_.within_limits(block->tenant, slab_.rounded(bytes));
-  const std::optional<Slot> slot = may ? allocate(block->tenant, bytes, region) : std::nullopt;
+  const std::optional<Slot> slot = !may             ? std::nullopt
+                                   : spare != nullptr ? take(block->tenant, *spare)
+                                                      : allocate(block->tenant, bytes, region);
   if (!slot) {
     --block->reserved;
     refresh(*block);

@@ -100,9 +100,17 @@ class Table {
   };
   // GRANTED with a slot for `session` to fill, EXISTS, BUSY, or NO_SPACE if eviction does not help or
   // the block's tenant would hold more than it may. In `region` of the slab where that has room;
-  // another is taken before anything is evicted.
+  // another is taken before anything is evicted. With `spare`, of so many bytes, what is granted is
+  // that slot, which stays the caller's otherwise.
   Reserved reserve(const BlockKey& key, const std::optional<BlockKey>& parent, uint32_t part_id,
-                   uint64_t bytes, uint64_t session, uint32_t region = Slab::kAnyRegion);
+                   uint64_t bytes, uint64_t session, uint32_t region = Slab::kAnyRegion,
+                   const Slot* spare = nullptr);
+  // A slot that only the slab counts as used, for reserve() or drop() at once. None where something
+  // would have to be evicted.
+  std::optional<Slot> spare(uint64_t bytes, uint32_t region) {
+    return slab_.allocate(bytes, region);
+  }
+  void drop(const Slot& spare) { slab_.untake(spare); }
   // OK; EXISTS if an adopted part has taken its place, which gives the slot back; GONE if `session`
   // has no such reservation of that generation.
   BlockStatus commit(const BlockKey& key, uint32_t part_id, uint64_t session, uint32_t generation,
@@ -169,6 +177,7 @@ class Table {
   std::optional<Slot> take_superseded(const PartKey& key, uint64_t session,
                                       std::optional<uint32_t> generation);
   std::optional<Slot> allocate(uint32_t tenant, uint64_t bytes, uint32_t region);
+  Slot take(uint32_t tenant, Slot spare);
   uint64_t let_go(Block& victim);
   void refresh(Block& block);
   void publish(const Block& block);

@@ -39,4 +39,11 @@ void Table::forget_held(Block& block) {
   if (Block* above = tell_parent(block, false)) settle_held(*above);
 }
 
+// It counts as the tenant's from now on.
+Slot Table::take(uint32_t tenant, Slot spare) {
+  quotas_.took(tenant, slab_.rounded(spare.bytes));
+  spare.tenant = tenant;
+  return spare;
+}
+
 }  // namespace kv
