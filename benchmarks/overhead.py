@@ -6,8 +6,10 @@ Three routers: `off` counts nothing, logs no requests, asks for no key and trace
 metrics, the line per request, `--api-key-file` and traces of 1 % of the requests; `traced` traces
 every one. `off` is loaded together with one of the others, on one core at the same moments, so that
 what else the machine does befalls both: on a shared host samples in turns differ by ten percent,
-such pairs by one or two. Figures are medians of CPU time of all threads, the exporter's too, until
-all traces are sent; a ratio is the median over the pairs. `on` may cost 10 % more than `off`.
+such pairs by one. What is left is a process's luck with where its memory lies, one or two percent
+for as long as it lives: so routers are started anew several times. Figures are medians of CPU time
+of all threads, the exporter's too, until all traces are sent; a ratio is the median over the pairs
+of one life, and the mean over lives. `on` may cost 10 % more than `off`.
 Exit status: 0; 1 where it costs more; 2 where nothing could be measured.
 """
 
@@ -17,10 +19,11 @@ import statistics
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from operator import itemgetter
 from pathlib import Path
 
 from benchmarks.wire_prompts import SIZES, prompts
@@ -41,16 +44,17 @@ OFF, ON, TRACED = "off", "on", "traced"
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to look."""
+    """How long to look: lives of the routers, and rounds in each."""
 
+    lives: int
     request_rounds: int
     request_s: float
     stream_rounds: int
     stream_s: float
 
 
-QUICK = Effort(request_rounds=7, request_s=0.6, stream_rounds=3, stream_s=1.5)
-FULL = Effort(request_rounds=17, request_s=1.0, stream_rounds=11, stream_s=2.0)
+QUICK = Effort(lives=2, request_rounds=5, request_s=0.6, stream_rounds=2, stream_s=1.5)
+FULL = Effort(lives=7, request_rounds=5, request_s=0.8, stream_rounds=2, stream_s=2.0)
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Cell:
-    """One workload: medians over the rounds."""
+    """One workload: medians over the rounds of a life, means over lives."""
 
     workload: str
     unit: str
@@ -106,8 +110,8 @@ def collector() -> Iterator[str]:
 
 
 @contextmanager
-def routers(stage: Stage, folder: Path) -> Iterator[dict[str, Router]]:
-    """The three, before the stage's engines and store."""
+def routers(stage: Stage, folder: Path, number: int) -> Iterator[dict[str, Router]]:
+    """The three, before the stage's engines and store; of each life another is started first."""
     keys = folder / "keys.yaml"
     keys.write_text(file_line("overhead", KEY) + "\n")
     keys.chmod(0o600)
@@ -116,11 +120,13 @@ def routers(stage: Stage, folder: Path) -> Iterator[dict[str, Router]]:
         url = stack.enter_context(collector())
         seen = kvrouter("serve", "--api-key-file", str(keys), "--otlp-traces-endpoint", url)
         started = {}
-        for name, command in (
+        commands = [
             (OFF, silent),
             (ON, [*seen, "--otlp-traces-sampling-ratio", str(SAMPLED)]),
             (TRACED, [*seen, "--otlp-traces-sampling-ratio", "1"]),
-        ):
+        ]
+        first = number % len(commands)
+        for name, command in commands[first:] + commands[:first]:
             port = free_port()
             whole = [*command, "--port", str(port), "--store", stage.store_url]
             whole += ["--prefill", *stage.engines[:PREFILL]]
@@ -163,20 +169,28 @@ Pair = dict[str, float]
 
 
 def measure(stage: Stage, folder: Path, effort: Effort) -> list[Cell]:
-    """Every workload at every router, beside `off`."""
-    with routers(stage, folder) as named:
-        plan = workloads(folder, effort)
+    """Every workload at every router, beside `off`, in each life."""
+    plan = workloads(folder, effort)
+    lives = [live(stage, folder, plan, number) for number in range(effort.lives)]
+    return [cell(each, [pairs[each.name] for pairs in lives]) for each in plan]
+
+
+def live(
+    stage: Stage, folder: Path, plan: Sequence[Workload], number: int
+) -> dict[str, list[Pair]]:
+    """One life of the routers: pairs by workload."""
+    pairs: dict[str, list[Pair]] = {each.name: [] for each in plan}
+    with routers(stage, folder, number) as named:
         for name, router in named.items():
             for each in plan[:2]:
                 key = "" if name == OFF else KEY
                 stage.load(router, each.bodies, each.connections, WARM_UP_S, key=key)
-        pairs: dict[str, list[Pair]] = {each.name: [] for each in plan}
         for turn in range(max(each.rounds for each in plan)):
             for each in (each for each in plan if turn < each.rounds):
                 for other in (ON, TRACED):
                     loads = {OFF: Load(named[OFF]), other: Load(named[other], KEY)}
                     pairs[each.name].append(pair(stage, each, loads, turn))
-    return [cell(each, pairs[each.name]) for each in plan]
+    return pairs
 
 
 def pair(stage: Stage, workload: Workload, loads: dict[str, Load], turn: int) -> Pair:
@@ -194,15 +208,17 @@ def pair(stage: Stage, workload: Workload, loads: dict[str, Load], turn: int) ->
     return dict(zip((name for name, _ in order), costs, strict=True))
 
 
-def cell(workload: Workload, pairs: Sequence[Pair]) -> Cell:
-    """Medians over the pairs."""
-    us = {
-        name: round(statistics.median(pair[name] for pair in pairs if name in pair), 2)
-        for name in (OFF, ON, TRACED)
-    }
+def cell(workload: Workload, lives: Sequence[Sequence[Pair]]) -> Cell:
+    """Medians over the pairs of a life, means over lives."""
+
+    def told(name: str, value: Callable[[Pair], float]) -> float:
+        medians = (statistics.median(value(p) for p in pairs if name in p) for pairs in lives)
+        return round(statistics.fmean(medians), 3)
+
+    us = {name: told(name, itemgetter(name)) for name in (OFF, ON, TRACED)}
     ratios = {
-        name: round(statistics.median(pair[name] / pair[OFF] for pair in pairs if name in pair), 3)
-        for name in (ON, TRACED)
+        ON: told(ON, lambda pair: pair[ON] / pair[OFF]),
+        TRACED: told(TRACED, lambda pair: pair[TRACED] / pair[OFF]),
     }
     return Cell(workload.name, workload.unit, us, ratios)
 
