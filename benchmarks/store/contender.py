@@ -7,12 +7,14 @@ import ctypes
 import mmap
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-__all__ = ["Contender", "Memory", "Seat", "connect", "receive", "send"]
+__all__ = ["Call", "Contender", "Memory", "Seat", "connect", "in_turn", "receive", "send"]
 
 BATCH_BLOCKS = 16
+Call: TypeAlias = Callable[[], object]
 
 
 class Memory:
@@ -64,21 +66,46 @@ class Seat:
 
 
 class Contender:
-    """One way to move blocks. `put` and `get` are timed, nothing else is.
+    """One way to move blocks. The calls that `putting` and `getting` make are timed, nothing else.
 
-    Both return when the bytes are where they belong, and raise where that failed.
+    A call is the client library's own with its arguments in place (keys, addresses and ranges are
+    made before the clock starts), and what a caller has to do besides to have its bytes where they
+    belong. It returns when they are there. Where that failed it raises, or answers something else
+    than `answer`, which is looked at when the clock has stopped.
     """
 
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
 
-    def put(self, first: int, blocks: int) -> None:
-        """Move blocks first..first+blocks from `source` to the peer."""
+    def putting(self, first: int, blocks: int) -> Call:
+        """A call that moves blocks first..first+blocks from `source` to the peer."""
         raise NotImplementedError
 
-    def get(self, first: int, blocks: int) -> None:
-        """Move them back, into `landing`."""
+    def getting(self, first: int, blocks: int) -> Call:
+        """One that moves them back, into `landing`."""
         raise NotImplementedError
+
+    def answer(self, op: str, blocks: int) -> object:
+        """What such a call returns where all went well."""
+        return None
+
+    def calls(self, op: str, batch: int) -> list[Call]:
+        """Calls that move every block once, in order. The client's blocks are whole batches."""
+        make = self.putting if op == "put" else self.getting
+        return [make(first, batch) for first in range(0, self.seat.blocks, batch)]
+
+    def look(self, op: str, blocks: int, answer: object) -> None:
+        """Raise RuntimeError where that is not what a call of so many blocks returns."""
+        if answer != self.answer(op, blocks):
+            raise RuntimeError(f"{op} of {blocks} block(s) answered {answer}")
+
+    def put(self, first: int, blocks: int) -> None:
+        """Move blocks to the peer."""
+        self.look("put", blocks, self.putting(first, blocks)())
+
+    def get(self, first: int, blocks: int) -> None:
+        """Move blocks back."""
+        self.look("get", blocks, self.getting(first, blocks)())
 
     def warm(self) -> None:
         """Touch what one round would not touch. Clients do this one after the other."""
@@ -95,6 +122,13 @@ class Contender:
 
     def close(self) -> None:
         """Leave the peer without a block of this client, and hang up."""
+
+
+def in_turn(calls: Sequence[Call]) -> Call:
+    """Calls one after the other as one call, for who has no batches: it returns all answers."""
+    if len(calls) == 1:
+        return calls[0]
+    return lambda: [call() for call in calls]
 
 
 def connect(server: dict[str, str]) -> socket.socket:

@@ -94,24 +94,30 @@ class Worker:
         return {}
 
     def run(self, who: str, op: str, batch: int, start_s: float) -> dict[str, Any]:
-        """Move every block once, `batch` of them a call; the time of each call."""
+        """Move every block once, `batch` of them a call; the time of each call.
+
+        What can be made before a call is made before the first; answers are looked at after the
+        last. Between two calls lie a reading of the clock and the notes of time and answer.
+        """
         contender = self._contenders[who]
-        move = contender.put if op == "put" else contender.get
-        blocks = contender.seat.blocks
-        calls = array("q", bytes(8 * (blocks // batch)))
+        calls = contender.calls(op, batch)
+        taken = array("q", bytes(8 * len(calls)))
+        answers: list[object] = [None] * len(calls)
         clock = time.perf_counter_ns
         _await(start_s)
         cpu_ns, begun = time.process_time_ns(), clock()
         last = begun
-        for call, first in enumerate(range(0, blocks, batch)):
-            move(first, batch)
+        for number, call in enumerate(calls):
+            answers[number] = call()
             now = clock()
-            calls[call] = now - last
+            taken[number] = now - last
             last = now
         cpu_ns = time.process_time_ns() - cpu_ns
+        for answer in answers:
+            contender.look(op, batch, answer)
         if op == "get":
-            self._landed.add(range(blocks))
-        return {"begun": begun, "ended": last, "cpu_ns": cpu_ns, "calls": calls.tolist()}
+            self._landed.add(range(contender.seat.blocks))
+        return {"begun": begun, "ended": last, "cpu_ns": cpu_ns, "calls": taken.tolist()}
 
     def sustain(self, who: str, op: str, seconds: float, start_s: float) -> dict[str, Any]:
         """Repeat an operation for a time: how many units of it were done."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from benchmarks import peers_setup
 from benchmarks.store.bars import Bar, judge
+from benchmarks.store.contender import Call, Contender
 from benchmarks.store.crew import Timed
 from benchmarks.store.figures import Cell, Key, Rate, cell, percentile, rate
 from benchmarks.store.measure import Results, measure
@@ -124,6 +125,20 @@ def test_bytes_of_another_round_are_no_success() -> None:
     worker.run("copy", "get", 16, 0.0)
     with pytest.raises(ValueError, match="other bytes came back"):
         worker.check("copy")
+
+
+class Refusing(Contender):
+    """Says after its fourth put that it has not stored the block."""
+
+    def putting(self, first: int, blocks: int) -> Call:
+        return lambda: "full" if first == 4 else None
+
+
+def test_a_call_that_answers_that_it_failed_is_no_success() -> None:
+    worker, seat = Worker(), {"client": 0, "block_bytes": 4096, "blocks": 16}
+    worker.open("it", f"{__name__}:Refusing", 1 << 16, seat | {"server": {}, "options": {}})
+    with pytest.raises(RuntimeError, match="answered full"):
+        worker.run("it", "put", 1, 0.0)
 
 
 def test_what_a_client_cannot_do_is_its_answer() -> None:

@@ -1,6 +1,9 @@
 """The floor of shared memory: a copy within the client, plain or fused with CRC32C."""
 
-from benchmarks.store.contender import BATCH_BLOCKS, Contender, Memory, Seat
+import operator
+from functools import partial
+
+from benchmarks.store.contender import BATCH_BLOCKS, Call, Contender, Memory, Seat, in_turn
 from kvstore._core import copy_crc32c
 
 
@@ -12,13 +15,16 @@ class Copy(Contender):
         self._far = Memory(seat.block_bytes * seat.blocks)
         self._fused = seat.options["digest"] == "crc32c"
 
-    def put(self, first: int, blocks: int) -> None:
+    def putting(self, first: int, blocks: int) -> Call:
         """Copy out."""
-        self._copy(self._far.view, self.seat.source.view, first, blocks)
+        return self._copying(self._far.view, self.seat.source.view, first, blocks)
 
-    def get(self, first: int, blocks: int) -> None:
+    def getting(self, first: int, blocks: int) -> Call:
         """Copy in."""
-        self._copy(self.seat.landing.view, self._far.view, first, blocks)
+        return self._copying(self.seat.landing.view, self._far.view, first, blocks)
+
+    def look(self, op: str, blocks: int, answer: object) -> None:
+        """A copy answers its digest, or nothing."""
 
     def repeat(self, op: str, turn: int) -> tuple[int, range]:
         """`mix`: blocks out, and the same blocks in. The unit is a block."""
@@ -29,10 +35,9 @@ class Copy(Contender):
         self.get(first, BATCH_BLOCKS)
         return 2 * BATCH_BLOCKS, range(first, first + BATCH_BLOCKS)
 
-    def _copy(self, to: memoryview, source: memoryview, first: int, blocks: int) -> None:
+    def _copying(self, to: memoryview, source: memoryview, first: int, blocks: int) -> Call:
         size = self.seat.block_bytes
-        for at in range(first * size, (first + blocks) * size, size):
-            if self._fused:
-                copy_crc32c(to[at : at + size], source[at : at + size])
-            else:
-                to[at : at + size] = source[at : at + size]
+        places = [slice(at, at + size) for at in range(first * size, (first + blocks) * size, size)]
+        if self._fused:
+            return in_turn([partial(copy_crc32c, to[place], source[place]) for place in places])
+        return in_turn([partial(operator.setitem, to, place, source[place]) for place in places])

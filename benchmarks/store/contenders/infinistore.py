@@ -5,10 +5,11 @@ memory of its own, so a get copies it to where it is wanted.
 """
 
 import ctypes
+from functools import partial
 
 import infinistore
 
-from benchmarks.store.contender import Contender, Seat
+from benchmarks.store.contender import Call, Contender, Seat, in_turn
 
 __all__ = ["InfiniStore"]
 
@@ -28,20 +29,15 @@ class InfiniStore(Contender):
         self._connection.connect()
         self._names = seat.names(0, seat.blocks)
 
-    def put(self, first: int, blocks: int) -> None:
+    def putting(self, first: int, blocks: int) -> Call:
         """One round trip per block."""
-        size, base = self.seat.block_bytes, self.seat.source.address
-        for block in range(first, first + blocks):
-            self._connection.tcp_write_cache(self._names[block], base + block * size, size)
+        write, base = self._connection.tcp_write_cache, self.seat.source.address
+        return in_turn([partial(write, *self._at(base, b)) for b in range(first, first + blocks)])
 
-    def get(self, first: int, blocks: int) -> None:
+    def getting(self, first: int, blocks: int) -> Call:
         """One round trip and one copy per block."""
-        size, base = self.seat.block_bytes, self.seat.landing.address
-        for block in range(first, first + blocks):
-            got = self._connection.tcp_read_cache(self._names[block])
-            if got.nbytes != size:
-                raise RuntimeError(f"{got.nbytes} bytes came instead of {size}")
-            ctypes.memmove(base + block * size, got.ctypes.data, size)
+        read, base = self._read, self.seat.landing.address
+        return in_turn([partial(read, *self._at(base, b)) for b in range(first, first + blocks)])
 
     def repeat(self, op: str, turn: int) -> tuple[int, range]:
         """`match`: the last index that is there."""
@@ -59,3 +55,16 @@ class InfiniStore(Contender):
     def close(self) -> None:
         """Hang up."""
         self._connection.close()
+
+    def look(self, op: str, blocks: int, answer: object) -> None:
+        """It raises where it fails."""
+
+    def _at(self, base: int, block: int) -> tuple[str, int, int]:
+        size = self.seat.block_bytes
+        return self._names[block], base + block * size, size
+
+    def _read(self, name: str, to: int, size: int) -> None:
+        got = self._connection.tcp_read_cache(name)
+        if got.nbytes != size:
+            raise RuntimeError(f"{got.nbytes} bytes came instead of {size}")
+        ctypes.memmove(to, got.ctypes.data, size)

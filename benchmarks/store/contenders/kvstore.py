@@ -3,12 +3,14 @@
 import asyncio
 import os
 import socket
+from functools import partial
 from typing import cast
 
-from benchmarks.store.contender import BATCH_BLOCKS, Contender, Seat
+from benchmarks.store.contender import BATCH_BLOCKS, Call, Contender, Seat
 from kvstore import _core
 from kvstore._core import BlockStatus, MatchReply, RegisterReply, Segments
 from kvstore.aio import AsyncStoreClient
+from kvstore.answers import PutResult
 from kvstore.block import CacheSpec, Layout, Manifest, Part
 from kvstore.client import StoreClient, TransportName
 from kvstore.registry import register_frame
@@ -16,7 +18,6 @@ from kvstore.registry import register_frame
 HASH_BYTES = 32
 DEADLINE_S = 20
 READ_BYTES = 1 << 16
-OK = [BlockStatus.OK] * BATCH_BLOCKS
 
 
 class Kvstore(Contender):
@@ -41,15 +42,21 @@ class Kvstore(Contender):
         self._landing = Segments.over(seat.landing.view[:used], size, writable=True)
         self._before: tuple[bytes, range] | None = None
 
-    def put(self, first: int, blocks: int) -> None:
+    def putting(self, first: int, blocks: int) -> Call:
         """One call."""
         span = range(first, first + blocks)
-        self._put(self.hashes, span, span)
+        return partial(self.client.put, self.manifest, 0, self.hashes, span, self._source, span)
 
-    def get(self, first: int, blocks: int) -> None:
+    def getting(self, first: int, blocks: int) -> Call:
         """One call."""
-        span = range(first, first + blocks)
-        self._get(self.hashes, span, span)
+        span, to = range(first, first + blocks), self._landing
+        return partial(self.client.get_into, self.manifest, 0, self.hashes, span, to, span)
+
+    def answer(self, op: str, blocks: int) -> object:
+        """Every block has its status."""
+        if op == "put":
+            return PutResult((BlockStatus.STORED,) * blocks)
+        return [BlockStatus.OK] * blocks
 
     def warm(self) -> None:
         """Write and read the whole pool, where it is mapped: a mapping has its pages one by one."""
@@ -75,7 +82,8 @@ class Kvstore(Contender):
         span = range(BATCH_BLOCKS)
         first = turn * BATCH_BLOCKS % self.seat.blocks
         hashes, memory = os.urandom(HASH_BYTES * BATCH_BLOCKS), range(first, first + BATCH_BLOCKS)
-        self._put(hashes, span, memory)
+        stored = self.client.put(self.manifest, 0, hashes, span, self._source, memory)
+        self.look("put", BATCH_BLOCKS, stored)
         before, self._before = self._before, (hashes, memory)
         if before is None or not turn:
             return BATCH_BLOCKS, range(0)
@@ -92,41 +100,36 @@ class Kvstore(Contender):
         self.client.purge()
         self.client.close()
 
-    def _put(self, hashes: bytes, span: range, memory: range) -> None:
-        done = self.client.put(self.manifest, 0, hashes, span, self._source, memory)
-        if done.stored != len(span):
-            raise RuntimeError(f"not stored: {done}")
-
-    def _get(self, hashes: bytes, span: range, memory: range) -> None:
-        done = self.client.get_into(self.manifest, 0, hashes, span, self._landing, memory)
-        if done != OK[: len(span)]:
-            raise RuntimeError(f"not read: {done}")
-
 
 class View(Kvstore):
     """A get is a lease, a read-only view of each block in the mapped pool, and the release."""
 
-    def get(self, first: int, blocks: int) -> None:
+    def getting(self, first: int, blocks: int) -> Call:
         """Two round trips; nothing is copied."""
-        self._lease(first, blocks)
+        return partial(self._lease, first, self._names(first, blocks))
+
+    def answer(self, op: str, blocks: int) -> object:
+        """So many were leased."""
+        return blocks if op == "get" else super().answer(op, blocks)
 
     def land(self) -> None:
         """Copy what the views show."""
         for first in range(0, self.seat.blocks, BATCH_BLOCKS):
             blocks = min(BATCH_BLOCKS, self.seat.blocks - first)
-            self._lease(first, blocks, copied=True)
+            self._lease(first, self._names(first, blocks), copied=True)
 
-    def _lease(self, first: int, blocks: int, *, copied: bool = False) -> None:
-        hashes = self.hashes[first * HASH_BYTES : (first + blocks) * HASH_BYTES]
+    def _names(self, first: int, blocks: int) -> bytes:
+        return self.hashes[first * HASH_BYTES : (first + blocks) * HASH_BYTES]
+
+    def _lease(self, first: int, hashes: bytes, *, copied: bool = False) -> int:
         lease = self.client.acquire(self.manifest, hashes)
-        if lease.blocks != blocks:
-            raise RuntimeError(f"{lease.blocks} blocks leased instead of {blocks}")
-        views = [lease.view(block) for block in range(blocks)]
+        views = [lease.view(block) for block in range(lease.blocks)]
         if copied:
             for block, view in enumerate(views, first):
                 self.seat.landed(block)[:] = view
         if not lease.release():
             raise RuntimeError("the lease was lost")
+        return lease.blocks
 
 
 class Concurrent(Kvstore):

@@ -3,7 +3,9 @@
 The sets of a call are sent at once, its gets are one; replies are scattered into place.
 """
 
-from benchmarks.store.contender import Contender, Seat, connect, receive, send
+from functools import partial
+
+from benchmarks.store.contender import Call, Contender, Seat, connect, receive, send
 
 __all__ = ["Memcached"]
 
@@ -21,28 +23,25 @@ class Memcached(Contender):
         self._names = [name.encode() for name in seat.names(0, seat.blocks)]
         self._tail = b" 0 %d\r\n" % seat.block_bytes
 
-    def put(self, first: int, blocks: int) -> None:
+    def putting(self, first: int, blocks: int) -> Call:
         """One set for each block, sent together."""
         pieces: list[bytes | memoryview] = []
         for block in range(first, first + blocks):
             head = b"set " + self._names[block] + b" 0" + self._tail
             pieces += (head, self.seat.sent(block), CRLF)
-        send(self._link, pieces)
-        self._expect(STORED * blocks)
+        return partial(self._send, pieces, STORED * blocks)
 
-    def get(self, first: int, blocks: int) -> None:
+    def getting(self, first: int, blocks: int) -> Call:
         """One get of all keys."""
         names = self._names[first : first + blocks]
-        self._link.sendall(b"get " + b" ".join(names) + CRLF)
+        asked = b"get " + b" ".join(names) + CRLF
         heads = [b"VALUE " + name + self._tail for name in names]
         texts = [heads[0], *(CRLF + head for head in heads[1:]), END]
         got = [bytearray(len(text)) for text in texts]
         pieces: list[bytearray | memoryview] = [got[0]]
         for block, text in enumerate(got[1:], first):
             pieces += (self.seat.landed(block), text)
-        receive(self._link, pieces)
-        if got != texts:
-            raise RuntimeError("not the reply to a get of blocks that are there")
+        return partial(self._receive, asked, pieces, got, texts)
 
     def close(self) -> None:
         """Delete by name; hang up."""
@@ -50,6 +49,22 @@ class Memcached(Contender):
             self._link.sendall(b"delete " + name + CRLF)
             self._expect(b"DELETED\r\n")
         self._link.close()
+
+    def _send(self, pieces: list[bytes | memoryview], reply: bytes) -> None:
+        send(self._link, pieces)
+        self._expect(reply)
+
+    def _receive(
+        self,
+        asked: bytes,
+        pieces: list[bytearray | memoryview],
+        got: list[bytearray],
+        texts: list[bytes],
+    ) -> None:
+        self._link.sendall(asked)
+        receive(self._link, pieces)
+        if got != texts:
+            raise RuntimeError("not the reply to a get of blocks that are there")
 
     def _expect(self, reply: bytes) -> None:
         got = bytearray(len(reply))

@@ -4,9 +4,10 @@ import contextlib
 import ctypes
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from benchmarks.store.contender import Contender, Seat, connect
+from benchmarks.store.contender import Call, Contender, Seat, connect
 
 __all__ = ["Raw", "library", "tune"]
 
@@ -46,20 +47,23 @@ class Raw(Contender):
         slots = (seat.client * seat.blocks, seat.blocks, seat.block_bytes, self._crc)
         self._link.sendall(b"".join(number.to_bytes(8, "little") for number in slots))
 
-    def put(self, first: int, blocks: int) -> None:
+    def putting(self, first: int, blocks: int) -> Call:
         """One round trip."""
-        self._move(self._lib.raw_put, self.seat.source.address, first, blocks)
+        return self._moving(self._lib.raw_put, self.seat.source.address, first, blocks)
 
-    def get(self, first: int, blocks: int) -> None:
+    def getting(self, first: int, blocks: int) -> Call:
         """One round trip."""
-        self._move(self._lib.raw_get, self.seat.landing.address, first, blocks)
+        return self._moving(self._lib.raw_get, self.seat.landing.address, first, blocks)
+
+    def answer(self, op: str, blocks: int) -> object:
+        """Its status."""
+        return 0
 
     def close(self) -> None:
         """Hang up."""
         self._link.close()
 
-    def _move(self, function: Callable[..., int], base: int, first: int, blocks: int) -> None:
+    def _moving(self, function: Callable[..., int], base: int, first: int, blocks: int) -> Call:
         size = self.seat.block_bytes
         at = base + first * size
-        if function(self._link.fileno(), at, size, first, blocks, self._crc):
-            raise ConnectionError("the raw pair failed")
+        return partial(function, self._link.fileno(), at, size, first, blocks, self._crc)

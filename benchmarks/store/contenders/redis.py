@@ -3,7 +3,9 @@
 MSET and MGET of all blocks of a call, one system call each way where the kernel lets it.
 """
 
-from benchmarks.store.contender import Contender, Seat, connect, receive, send
+from functools import partial
+
+from benchmarks.store.contender import Call, Contender, Seat, connect, receive, send
 
 __all__ = ["Redis"]
 
@@ -22,26 +24,23 @@ class Redis(Contender):
         names = b"".join(self._keys)
         self._exists = (_command("EXISTS", seat.blocks) + names) * self._window
 
-    def put(self, first: int, blocks: int) -> None:
+    def putting(self, first: int, blocks: int) -> Call:
         """One MSET."""
         pieces: list[bytes | memoryview] = [_command("MSET", 2 * blocks)]
         for block in range(first, first + blocks):
             pieces += (self._keys[block] + self._length, self.seat.sent(block), CRLF)
-        send(self._link, pieces)
-        self._expect(b"+OK\r\n")
+        return partial(self._send, pieces, b"+OK\r\n")
 
-    def get(self, first: int, blocks: int) -> None:
+    def getting(self, first: int, blocks: int) -> Call:
         """One MGET."""
-        self._link.sendall(_command("MGET", blocks) + b"".join(self._keys[first : first + blocks]))
+        asked = _command("MGET", blocks) + b"".join(self._keys[first : first + blocks])
         texts = [b"*%d\r\n" % blocks + self._length]
         texts += [CRLF + self._length] * (blocks - 1) + [CRLF]
         got = [bytearray(len(text)) for text in texts]
         pieces: list[bytearray | memoryview] = [got[0]]
         for block, text in enumerate(got[1:], first):
             pieces += (self.seat.landed(block), text)
-        receive(self._link, pieces)
-        if got != texts:
-            raise RuntimeError("not the reply to an MGET of blocks that are there")
+        return partial(self._receive, asked, pieces, got, texts)
 
     def repeat(self, op: str, turn: int) -> tuple[int, range]:
         """`match`: one EXISTS of all keys, `window` of them on their way."""
@@ -56,6 +55,22 @@ class Redis(Contender):
         self._link.sendall(_command("DEL", len(self._keys)) + b"".join(self._keys))
         self._link.recv(64)
         self._link.close()
+
+    def _send(self, pieces: list[bytes | memoryview], reply: bytes) -> None:
+        send(self._link, pieces)
+        self._expect(reply)
+
+    def _receive(
+        self,
+        asked: bytes,
+        pieces: list[bytearray | memoryview],
+        got: list[bytearray],
+        texts: list[bytes],
+    ) -> None:
+        self._link.sendall(asked)
+        receive(self._link, pieces)
+        if got != texts:
+            raise RuntimeError("not the reply to an MGET of blocks that are there")
 
     def _expect(self, reply: bytes) -> None:
         got = bytearray(len(reply))
