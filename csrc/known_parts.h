@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fork_mark.h"
-#include "memory_bindings.h"
+#include "known_way.h"
 #include "wire.h"
 
 namespace kv::python {
@@ -30,24 +30,19 @@ class KnownParts {
       statuses_.push_back(nb::cast(static_cast<wire::BlockStatus>(status)));
   }
 
-  // The hashes of the blocks in the range `span`, where one request may carry them. None in a
-  // process that was forked since.
-  std::optional<wire::HashSpan> chosen_of(int64_t part, const nb::bytes& hashes, nb::handle span,
-                                          const OwnedSegments& memory,
-                                          const Indices& indices) const {
-    const size_t blocks = hashes.size() / wire::kHashBytes, count = indices.size();
-    if (!mark_.here() || hashes.size() % wire::kHashBytes != 0 || !PyRange_Check(span.ptr()))
+  // The hashes of the blocks, where one request may carry them. None in a process that was forked
+  // since.
+  std::optional<wire::HashSpan> chosen_of(const Blocks& blocks) const {
+    const size_t hashes_bytes = blocks.hashes.size(), count = blocks.indices.size();
+    if (!mark_.here() || hashes_bytes % wire::kHashBytes != 0) return {};
+    if (static_cast<uint64_t>(blocks.stop) > hashes_bytes / wire::kHashBytes ||
+        static_cast<uint64_t>(blocks.stop - blocks.start) != count)
       return {};
-    const auto start = nb::cast<int64_t>(span.attr(start_));
-    const auto stop = nb::cast<int64_t>(span.attr(stop_));
-    const uint64_t bytes = memory.segments.block_bytes;
-    if (start < 0 || stop <= start || nb::cast<int64_t>(span.attr(step_)) != 1 ||
-        static_cast<uint64_t>(stop) > blocks || static_cast<uint64_t>(stop - start) != count)
-      return {};
-    if (part < 0 || static_cast<size_t>(part) >= part_bytes_.size()) return {};
-    if (part_bytes_[static_cast<size_t>(part)] != bytes) return {};
+    if (blocks.part < 0 || static_cast<size_t>(blocks.part) >= part_bytes_.size()) return {};
+    const uint64_t bytes = blocks.block_bytes();
+    if (part_bytes_[static_cast<size_t>(blocks.part)] != bytes) return {};
     if (count > most_blocks_ || bytes > most_bytes_ / count) return {};
-    return wire::HashSpan{all_of(hashes) + start, static_cast<uint32_t>(count)};
+    return wire::HashSpan{all_of(blocks.hashes) + blocks.start, static_cast<uint32_t>(count)};
   }
 
   // What the first of the chosen hashes hangs on.
@@ -93,7 +88,6 @@ class KnownParts {
   uint32_t most_blocks_;
   uint64_t most_bytes_;
   std::vector<nb::object> statuses_;
-  nb::object start_ = name_of("start"), stop_ = name_of("stop"), step_ = name_of("step");
 };
 
 }  // namespace kv::python

@@ -1,4 +1,4 @@
-// Binding of puts and gets in a mapped pool by what a client's caller gives: one native call each.
+// The short way of a put or get in a mapped pool.
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ using namespace wire;
 
 // A mapped pool, the link of its server, and a manifest that is registered there. What is not there,
 // or does not fit, is left to others.
-class KnownPool {
+class KnownPool final : public KnownWay {
  public:
   KnownPool(Link& link, const PoolView& pool, const DirectoryReader& directory, LocalWriter* writer,
             const BlockNames& names, uint32_t manifest_id, std::vector<uint64_t> part_bytes,
@@ -35,15 +35,16 @@ class KnownPool {
         manifest_id_(manifest_id),
         parts_(std::move(part_bytes), put_result, most_blocks, most_bytes) {}
 
-  nb::object put(int64_t part, const nb::bytes& hashes, nb::handle span, const OwnedSegments& from,
-                 const Indices& indices, double deadline) {
-    const std::optional<HashSpan> chosen = parts_.chosen_of(part, hashes, span, from, indices);
+  nb::object put(const Blocks& blocks, double deadline) override {
+    const std::optional<HashSpan> chosen = parts_.chosen_of(blocks);
     if (!chosen || writer_ == nullptr || !pool_.writable()) return nb::none();
-    const LocalWriter::Request request{names_, manifest_id_, static_cast<size_t>(part),
-                                       KnownParts::parent_of(hashes, *chosen), *chosen, indices};
-    if (!is_chain(request) || !usable(from, indices)) return nb::none();
-    if (!stocked(request, from.segments.block_bytes, deadline)) return nb::none();
-    const LocalWriter::Outcome outcome = copy_in(from.segments, request);
+    const LocalWriter::Request request{
+        names_,         manifest_id_, static_cast<size_t>(blocks.part),
+        KnownParts::parent_of(blocks.hashes, *chosen),
+        *chosen,        blocks.indices};
+    if (!is_chain(request) || !usable(blocks)) return nb::none();
+    if (!stocked(request, blocks.block_bytes(), deadline)) return nb::none();
+    const LocalWriter::Outcome outcome = copy_in(blocks.memory->segments, request);
     if (outcome.state == PutRing::State::kClosed)
       throw ProtocolFailure("the store closed the connection");
     if (outcome.statuses.size() != chosen->count)
@@ -52,24 +53,24 @@ class KnownPool {
     const auto stored = static_cast<uint8_t>(BlockStatus::kStored);
     if (outcome.state == PutRing::State::kCalling &&
         std::ranges::find(outcome.statuses, stored) != outcome.statuses.end())
-      borrow(request, from.segments.block_bytes, chosen->data[chosen->count - 1], deadline);
+      borrow(request, blocks.block_bytes(), chosen->data[chosen->count - 1], deadline);
     return parts_.result_of(outcome.statuses);
   }
 
-  nb::object get(int64_t part, const nb::bytes& hashes, nb::handle span, const OwnedSegments& to,
-                 const Indices& indices, bool verify, double) {
-    const std::optional<HashSpan> chosen = parts_.chosen_of(part, hashes, span, to, indices);
-    if (!chosen || !to.segments.writable || directory_.closed() || !usable(to, indices))
-      return nb::none();
+  nb::object get(const Blocks& blocks, bool verify, double) override {
+    const std::optional<HashSpan> chosen = parts_.chosen_of(blocks);
+    const Segments& to = blocks.memory->segments;
+    if (!chosen || !to.writable || directory_.closed() || !usable(blocks)) return nb::none();
     const auto reader = directory_.share();
     // Who finds the rest copies all of it: nothing is copied here where there is a rest.
     if (chosen->count > 1 && !reader->finds_all(names_, *chosen)) return nb::none();
     auto mapping = pool_.share();
     size_t done;
     {
-      const ReleaseGil released(to.segments.block_bytes >= kKeepGilBytes);
-      done = reader->read(*mapping, to.segments,
-                          {names_, static_cast<size_t>(part), *chosen, indices, verify});
+      const ReleaseGil released(to.block_bytes >= kKeepGilBytes);
+      done = reader->read(*mapping, to,
+                          {names_, static_cast<size_t>(blocks.part), *chosen, blocks.indices,
+                           verify});
       mapping.reset();
     }
     if (done != chosen->count) return nb::none();
@@ -85,10 +86,10 @@ class KnownPool {
   }
 
   // Whether the server lives, as far as can be seen at once, and the memory is there.
-  bool usable(const OwnedSegments& memory, const Indices& indices) {
-    const std::optional<size_t>& blocks = memory.segments.blocks;
-    const auto within = [&blocks](size_t index) { return index < *blocks; };
-    return !pool_.closed() && (!blocks || std::ranges::all_of(indices, within)) &&
+  bool usable(const Blocks& blocks) {
+    const std::optional<size_t>& room = blocks.memory->segments.blocks;
+    const auto within = [&room](size_t index) { return index < *room; };
+    return !pool_.closed() && (!room || std::ranges::all_of(blocks.indices, within)) &&
            quiet(link_.wire());
   }
 
@@ -139,17 +140,13 @@ class KnownPool {
 
 void bind_known_pool(nb::module_& m) {
   using namespace nb::literals;
-  nb::class_<KnownPool>(m, "KnownPool")
+  nb::class_<KnownPool, KnownWay>(m, "KnownPool")
       .def(nb::init<Link&, const PoolView&, const DirectoryReader&, LocalWriter*, const BlockNames&,
                     uint32_t, std::vector<uint64_t>, nb::handle, uint32_t, uint64_t>(),
            "link"_a, "pool"_a, "directory"_a, "writer"_a.none(), "names"_a, "manifest_id"_a,
            "part_bytes"_a, "put_result"_a, nb::kw_only(), "most_blocks"_a, "most_bytes"_a,
            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
-           nb::keep_alive<1, 5>())
-      .def("put", &KnownPool::put, "part"_a, "hashes"_a, "span"_a, "segments"_a, "indices"_a,
-           "deadline"_a)
-      .def("get", &KnownPool::get, "part"_a, "hashes"_a, "span"_a, "segments"_a, "indices"_a,
-           "verify"_a, "deadline"_a);
+           nb::keep_alive<1, 5>());
 }
 
 }  // namespace kv::python

@@ -100,7 +100,7 @@ nb::object get(Link& link, uint32_t manifest_id, uint16_t part, const nb::bytes&
 }
 
 // A link and a manifest that is registered there.
-class KnownLink {
+class KnownLink final : public KnownWay {
  public:
   KnownLink(Link& link, uint32_t manifest_id, std::vector<uint64_t> part_bytes, nb::handle put_result,
             uint32_t most_blocks, uint64_t most_bytes, uint64_t rate_bytes_s)
@@ -109,34 +109,32 @@ class KnownLink {
         parts_(std::move(part_bytes), put_result, most_blocks, most_bytes),
         rate_bytes_s_(static_cast<double>(rate_bytes_s)) {}
 
-  nb::object put(int64_t part, const nb::bytes& hashes, nb::handle span, const OwnedSegments& from,
-                 const Indices& indices, double deadline) {
-    const std::optional<HashSpan> chosen = parts_.chosen_of(part, hashes, span, from, indices);
+  nb::object put(const Blocks& blocks, double deadline) override {
+    const std::optional<HashSpan> chosen = parts_.chosen_of(blocks);
     if (!chosen) return nb::none();
-    const WriteRequest body{manifest_id_, static_cast<uint16_t>(part),
-                            KnownParts::parent_of(hashes, *chosen), *chosen};
-    return do_put(link_, body, from, indices, later(deadline, from, indices),
+    const WriteRequest body{manifest_id_, static_cast<uint16_t>(blocks.part),
+                            KnownParts::parent_of(blocks.hashes, *chosen), *chosen};
+    return do_put(link_, body, *blocks.memory, blocks.indices, later(deadline, blocks),
                   [this](const auto& statuses) { return parts_.result_of(statuses); });
   }
 
-  nb::object get(int64_t part, const nb::bytes& hashes, nb::handle span, const OwnedSegments& to,
-                 const Indices& indices, bool verify, double deadline) {
-    const std::optional<HashSpan> chosen = parts_.chosen_of(part, hashes, span, to, indices);
+  nb::object get(const Blocks& blocks, bool verify, double deadline) override {
+    const std::optional<HashSpan> chosen = parts_.chosen_of(blocks);
     if (!chosen) return nb::none();
-    const ReadRequest body{manifest_id_, static_cast<uint16_t>(part), *chosen};
+    const ReadRequest body{manifest_id_, static_cast<uint16_t>(blocks.part), *chosen};
     const auto list_unless_corrupt = [this](const std::vector<uint8_t>& statuses) -> nb::object {
       const auto corrupt = static_cast<uint8_t>(BlockStatus::kCorrupt);
       if (std::find(statuses.begin(), statuses.end(), corrupt) != statuses.end()) return nb::none();
       return parts_.list_of(statuses);
     };
-    return do_get(link_, body, to, indices, verify, later(deadline, to, indices),
+    return do_get(link_, body, *blocks.memory, blocks.indices, verify, later(deadline, blocks),
                   list_unless_corrupt);
   }
 
  private:
-  double later(double deadline, const OwnedSegments& memory, const Indices& indices) const {
-    return deadline + static_cast<double>(memory.segments.block_bytes) *
-                          static_cast<double>(indices.size()) / rate_bytes_s_;
+  double later(double deadline, const Blocks& blocks) const {
+    return deadline + static_cast<double>(blocks.block_bytes()) *
+                          static_cast<double>(blocks.indices.size()) / rate_bytes_s_;
   }
 
   Link& link_;
@@ -163,14 +161,11 @@ void bind_link(nb::module_& m) {
       .def("get", get, "manifest_id"_a, "part"_a, "hashes"_a, "segments"_a,
            "indices"_a, "verify"_a, "deadline"_a)
       .def("quiet", [](Link& link) { return quiet(link.wire()); });
-  nb::class_<KnownLink>(m, "KnownLink")
+  nb::class_<KnownWay>(m, "KnownWay");
+  nb::class_<KnownLink, KnownWay>(m, "KnownLink")
       .def(nb::init<Link&, uint32_t, std::vector<uint64_t>, nb::handle, uint32_t, uint64_t, uint64_t>(),
            "link"_a, "manifest_id"_a, "part_bytes"_a, "put_result"_a, nb::kw_only(),
-           "most_blocks"_a, "most_bytes"_a, "rate_bytes_s"_a, nb::keep_alive<1, 2>())
-      .def("put", &KnownLink::put, "part"_a, "hashes"_a, "span"_a, "segments"_a, "indices"_a,
-           "deadline"_a)
-      .def("get", &KnownLink::get, "part"_a, "hashes"_a, "span"_a, "segments"_a, "indices"_a,
-           "verify"_a, "deadline"_a);
+           "most_blocks"_a, "most_bytes"_a, "rate_bytes_s"_a, nb::keep_alive<1, 2>());
 }
 
 }  // namespace kv::python

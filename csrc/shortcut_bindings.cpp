@@ -1,9 +1,16 @@
 // Binding of the short way of a put or get: all that is ordinary about it is one native call.
+#include <nanobind/stl/vector.h>
+
 #include <array>
+#include <cstdint>
+#include <exception>
 #include <memory>
+#include <numeric>
+#include <optional>
 #include <utility>
 
-#include "bindings.h"
+#include "known_way.h"
+#include "wire.h"
 
 namespace kv::python {
 namespace {
@@ -17,17 +24,69 @@ struct Known {
         lane(all.attr("lane")),
         lock(channel.attr("lock").attr("acquire")),
         unlock(channel.attr("lock").attr("release")),
-        put(all.attr("link").attr("put")),
-        get(all.attr("link").attr("get")) {}
+        link(all.attr("link")),
+        way(nb::cast<KnownWay*>(link)) {}
 
-  std::array<nb::handle, 8> objects() const {
-    return {all, manifest, channel, lane, lock, unlock, put, get};
+  std::array<nb::handle, 7> objects() const {
+    return {all, manifest, channel, lane, lock, unlock, link};
   }
 
-  nb::object all, manifest, channel, lane, lock, unlock, put, get;
+  nb::object all, manifest, channel, lane, lock, unlock, link;
+  KnownWay* way;
 };
 
 bool is_true(const nb::object& object) { return object.ptr() == Py_True; }
+
+// The exception as Python sees it: nanobind translates what leaves a function that Python calls.
+nb::object in_python(const std::exception_ptr& failure) {
+  try {
+    nb::cpp_function([&failure] { std::rethrow_exception(failure); })();
+  } catch (const nb::python_error& error) {
+    return nb::borrow(error.value());
+  }
+  return nb::none();
+}
+
+// Arguments of a put or get as they come from Python.
+struct Given {
+  nb::handle part, hashes, span, segments, indices;
+};
+
+// Reads such arguments. A range is not made into a list first.
+class GivenReader {
+ public:
+  // None where one of them is something else than a put or get takes.
+  std::optional<Blocks> blocks_of(const Given& given) const {
+    Blocks blocks{};
+    if (!PyBytes_Check(given.hashes.ptr()) || !read_run(given.span, blocks.start, blocks.stop) ||
+        !nb::try_cast(given.part, blocks.part) || !nb::try_cast(given.segments, blocks.memory) ||
+        blocks.memory == nullptr || !read_indices(given, blocks))
+      return {};
+    blocks.hashes = nb::borrow<nb::bytes>(given.hashes);
+    return blocks;
+  }
+
+ private:
+  // Of a range by ones that is not empty, and not before 0.
+  bool read_run(nb::handle range, int64_t& start, int64_t& stop) const {
+    int64_t step = 0;
+    return PyRange_Check(range.ptr()) && nb::try_cast(range.attr(start_), start) &&
+           nb::try_cast(range.attr(stop_), stop) && nb::try_cast(range.attr(step_), step) &&
+           step == 1 && start >= 0 && stop > start;
+  }
+
+  bool read_indices(const Given& given, Blocks& blocks) const {
+    int64_t first = blocks.start, end = blocks.stop;
+    if (!PyRange_Check(given.indices.ptr())) return nb::try_cast(given.indices, blocks.indices);
+    if (!given.indices.is(given.span) && !read_run(given.indices, first, end)) return false;
+    if (end - first > wire::kMaxHashes) return false;
+    blocks.indices.resize(static_cast<size_t>(end - first));
+    std::iota(blocks.indices.begin(), blocks.indices.end(), static_cast<size_t>(first));
+    return true;
+  }
+
+  nb::object start_ = name_of("start"), stop_ = name_of("stop"), step_ = name_of("step");
+};
 
 class Shortcut {
  public:
@@ -40,16 +99,20 @@ class Shortcut {
 
   nb::object put(nb::handle manifest, nb::handle part, nb::handle hashes, nb::handle span,
                  nb::handle segments, nb::handle indices, double began, double deadline_s) {
-    return move<5>({&Known::put, put_result_, true}, manifest,
-                   {part, hashes, span, segments, indices}, began, deadline_s);
+    return move({put_result_, true}, manifest, {part, hashes, span, segments, indices}, began,
+                [deadline = began + deadline_s](KnownWay& way, const Blocks& blocks) {
+                  return way.put(blocks, deadline);
+                });
   }
 
   nb::object get(nb::handle manifest, nb::handle part, nb::handle hashes, nb::handle span,
-                 nb::handle segments, nb::handle indices, nb::handle verify, double began,
+                 nb::handle segments, nb::handle indices, bool verify, double began,
                  double deadline_s) {
     const nb::handle list(reinterpret_cast<PyObject*>(&PyList_Type));
-    return move<6>({&Known::get, list, false}, manifest,
-                   {part, hashes, span, segments, indices, verify}, began, deadline_s);
+    return move({list, false}, manifest, {part, hashes, span, segments, indices}, began,
+                [verify, deadline = began + deadline_s](KnownWay& way, const Blocks& blocks) {
+                  return way.get(blocks, verify, deadline);
+                });
   }
 
   // For Python's garbage collector: a lane leads back to the client that this is of.
@@ -67,31 +130,27 @@ class Shortcut {
 
  private:
   struct Kind {
-    nb::object Known::*call;
     nb::handle ordinary;  // type of what it returns as a rule
     bool refusal_ends;    // a connection whose server refused it
   };
 
-  // The given arguments and a deadline make those of the native call.
-  template <size_t N>
-  nb::object move(const Kind& kind, nb::handle manifest, const std::array<nb::handle, N>& given,
-                  double began, double deadline_s) {
+  template <class Call>
+  nb::object move(const Kind& kind, nb::handle manifest, const Given& given, double began,
+                  Call call) {
     const std::shared_ptr<const Known> known = known_;  // others may learn and forget meanwhile
-    if (known == nullptr || !manifest.is(known->manifest) || !is_true(known->lock(false)))
-      return nb::none();
+    if (known == nullptr || !manifest.is(known->manifest)) return nb::none();
+    const std::optional<Blocks> blocks = reader_.blocks_of(given);
+    if (!blocks || !is_true(known->lock(false))) return nb::none();
     // The descriptor of a broken one may be another's by now.
     if (broken(*known)) return settle(kind, *known, nb::none(), nb::none(), began);
-    const nb::float_ deadline(began + deadline_s);
-    std::array<PyObject*, N + 2> arguments{};  // the first is the callee's to write
-    for (size_t i = 0; i < N; ++i) arguments[i + 1] = given[i].ptr();
-    arguments[N + 1] = deadline.ptr();
-    const nb::object answer = nb::steal(
-        PyObject_Vectorcall(((*known).*kind.call).ptr(), arguments.data() + 1,
-                            (N + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
-    if (!answer.is_valid()) {
-      const nb::python_error error;
-      return settle(kind, *known, nb::none(), error.value(), began);
+    nb::object answer;
+    std::exception_ptr failure;
+    try {
+      answer = call(*known->way, *blocks);
+    } catch (...) {
+      failure = std::current_exception();
     }
+    if (failure) return settle(kind, *known, nb::none(), in_python(failure), began);
     if (!answer.type().is(kind.ordinary) || broken(*known))
       return settle(kind, *known, answer, nb::none(), began);
     known->unlock();
@@ -107,6 +166,7 @@ class Shortcut {
   }
 
   nb::object put_result_, settle_;
+  GivenReader reader_;
   std::shared_ptr<const Known> known_;
   nb::object broken_ = name_of("broken"), waiting_ = name_of("waiting");
 };

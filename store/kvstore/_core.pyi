@@ -403,12 +403,15 @@ class Link:
     def quiet(self) -> bool:
         """Tell whether the connection stands and nothing has come that was not asked for. Does not wait."""
 
-class KnownLink:
-    """A Link and a manifest that is registered there: put and get by what a client's caller gives.
+class KnownWay:
+    """A manifest that is registered with a server, and a way there: what a Shortcut puts and gets by."""
 
-    They return None, with nothing sent, where that does not fit together, is more than one request may carry
-    (most_blocks, most_bytes), or this process is not the one that made it. Else as put and get of Link, but that
-    the deadline is later by what the payload takes at `rate_bytes_s`.
+class KnownLink(KnownWay):
+    """A Link and a manifest that is registered there.
+
+    Nothing is sent where arguments do not fit together, are more than one request may carry (most_blocks,
+    most_bytes), or this process is not the one that made it. Else as put and get of Link, but that the deadline
+    is later by what the payload takes at `rate_bytes_s`. A get that brought a corrupt block has no result.
     """
 
     def __init__(
@@ -422,35 +425,13 @@ class KnownLink:
         most_bytes: int,
         rate_bytes_s: int,
     ) -> None: ...
-    def put(
-        self,
-        part: int,
-        hashes: bytes,
-        span: range,
-        segments: Segments,
-        indices: Sequence[int],
-        deadline: float,
-    ) -> PutResult | ErrorReply | None:
-        """PUT the blocks `span` of the chain `hashes`."""
-
-    def get(
-        self,
-        part: int,
-        hashes: bytes,
-        span: range,
-        segments: Segments,
-        indices: Sequence[int],
-        verify: bool,
-        deadline: float,
-    ) -> list[BlockStatus] | ErrorReply | None:
-        """GET the blocks `span` of the chain `hashes`. None too where one came corrupt."""
-
-class KnownPool:
+class KnownPool(KnownWay):
     """A mapped pool, its server's Link, and a manifest that is registered there: as KnownLink, without a request.
 
-    Also None, and nothing copied by a put, where the link is not quiet, the pool is closed, or the server has no
-    slots to lend (`writer` None: where there is nobody to write). `deadline` is that of the LEND that a put makes
-    where slots have run out, or somebody waits for blocks. One thread at a time.
+    Nothing is done either where the link is not quiet, the pool is closed, or the server has no slots to lend
+    (`writer` None: where there is nobody to write). The deadline is that of the LEND that a put makes where slots
+    have run out, or somebody waits for blocks. After an OSError blocks of a put may be lost. A get has no result
+    where not all blocks are in the directory, or one is corrupt. One thread at a time.
     """
 
     def __init__(
@@ -467,33 +448,10 @@ class KnownPool:
         most_blocks: int,
         most_bytes: int,
     ) -> None: ...
-    def put(
-        self,
-        part: int,
-        hashes: bytes,
-        span: range,
-        segments: Segments,
-        indices: Sequence[int],
-        deadline: float,
-    ) -> PutResult | None:
-        """Copy the blocks `span` of the chain `hashes` into lent slots, and post them. OSError: they may be lost."""
-
-    def get(
-        self,
-        part: int,
-        hashes: bytes,
-        span: range,
-        segments: Segments,
-        indices: Sequence[int],
-        verify: bool,
-        deadline: float,
-    ) -> list[BlockStatus] | None:
-        """Copy the blocks out. None too where not all are in the directory, or one is corrupt."""
-
 class Shortcut:
-    """A put or get on a known connection: the put or get of a KnownLink or KnownPool, and what is around it.
+    """A put or get on a known connection, and what is around it.
 
-    `known` has a manifest, a channel, its lane, and a link: one of those. Where the manifest is that very one, and
+    `known` has a manifest, a channel, its lane, and a link: a KnownWay. Where the manifest is that very one, and
     the channel's lock can be had at once, the channel is used and given back to its lane. Whatever is not as it is
     as a rule is given to `settle`, with the channel still locked, and its result is the call's: the answer, or the
     error, or neither of the two; when the call began; and whether the channel ends where the server refused.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from kvstore import _core
-from kvstore._core import BlockStatus, ErrorReply, KnownLink, KnownPool, Status
+from kvstore._core import BlockStatus, ErrorReply, KnownLink, KnownPool, KnownWay, Status
 from kvstore.answers import PutResult, Registration
 from kvstore.block import Manifest
 from kvstore.connection import Channel, LinkLost, refused
@@ -31,7 +31,7 @@ class _Known:
     registration: Registration
     lane: Lane
     channel: Channel
-    link: KnownLink | KnownPool
+    link: KnownWay
 
     def stands_for(self, channel: Channel, manifest: Manifest, registration: Registration) -> bool:
         """Whether it would be made of these again."""
@@ -115,7 +115,7 @@ class Shortcut:
 
 def _known_link(
     channel: Channel, manifest: Manifest, registration: Registration
-) -> KnownLink | KnownPool | None:
+) -> KnownWay | None:
     sizes = [part.block_bytes for part in manifest.parts]
     if channel.pool is None:
         return KnownLink(
