@@ -38,10 +38,10 @@ class Cores:
 
 
 @contextmanager
-def on_core(core: int) -> Iterator[None]:
-    """What is started inside inherits the core."""
+def on_core(*cores: int) -> Iterator[None]:
+    """What is started inside inherits the core, or all of them."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
+    os.sched_setaffinity(0, cores)
     try:
         yield
     finally:

@@ -3,9 +3,9 @@
 Puts and gets of blocks over shared memory, Unix socket and TCP, each get with and without
 verification, beside memcpy, memcpy fused with CRC32C, raw C sockets, and other stores over TCP (as
 far as `python -m benchmarks.peers_setup` has set them up). Client processes begin together; rounds
-go over all contenders in turn; all memory is prefaulted; every byte that came back is compared.
-A call is timed as the client library offers it: its keys, addresses and ranges are made before, and
-what it answers is looked at after, for all alike.
+go over all contenders in turn; all servers have one half of the cores, all clients the other; all
+memory is prefaulted; every byte that came back is compared. A call is timed as the client library
+offers it: its keys, addresses and ranges are made before, its answer is looked at after.
 GB/s of wall time, latency of calls, CPU seconds per GB of clients and server together.
 """
 

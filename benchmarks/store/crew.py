@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.peers_setup import Found
 from benchmarks.store.nodes import ROOT, Node, variables
+from benchmarks.wire_rig import on_core
 
 __all__ = ["Client", "ClientFailed", "Crew", "Timed", "heard", "in_step", "timed"]
 
@@ -50,6 +51,11 @@ class Client:
                 cwd=ROOT,
             )
         self._unread = b""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._popen.pid
 
     def tell(self, do: str, **arguments: Any) -> None:
         """Send a command."""
@@ -97,10 +103,11 @@ class Client:
 
 
 class Crew:
-    """Client processes by environment, started when first asked for and used again."""
+    """Client processes by environment, on `cores`, started when first asked for and used again."""
 
-    def __init__(self, folder: Path, found: dict[str, Found]) -> None:
+    def __init__(self, folder: Path, found: dict[str, Found], cores: Sequence[int]) -> None:
         self._folder = folder
+        self._cores = cores
         self._found = found
         self._clients: dict[str, list[Client]] = {}
 
@@ -117,7 +124,8 @@ class Crew:
         python = found.program if found else Path(sys.executable)
         while len(clients) < count:
             log = self._folder / f"client-{environment or 'own'}-{len(clients)}.log"
-            clients.append(Client(python, variables(found), log))
+            with on_core(*self._cores):
+                clients.append(Client(python, variables(found), log))
         return clients[:count]
 
     def dismiss(self, *environments: str) -> None:

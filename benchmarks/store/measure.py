@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.peers_setup import NAMES, Found, find
 from benchmarks.store.crew import Client, ClientFailed, Crew, Timed, heard, in_step, timed
 from benchmarks.store.figures import Cell, Key, Rate, cell, rate
+from benchmarks.store.machine import Halves
 from benchmarks.store.nodes import Hall, Node
 from benchmarks.store.plan import (
     BATCHES,
@@ -22,7 +23,7 @@ from benchmarks.store.plan import (
     Entry,
     Stage,
 )
-from benchmarks.wire_rig import Cores, loop_ms
+from benchmarks.wire_rig import loop_ms
 
 __all__ = ["Results", "measure"]
 
@@ -40,6 +41,7 @@ class Results:
     skipped: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     loops_ms: list[float] = field(default_factory=list)
+    placed: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Playing:
 
 def measure(effort: Effort, folder: Path, peers: Iterable[str] = NAMES) -> Results:
     """All figures. RuntimeError where ours or a floor cannot be measured; peers are left out."""
-    results = Results()
+    halves = Halves.pick()
+    results = Results(placed=str(halves))
     found: dict[str, Found] = {}
     for name in NAMES:
         try:
@@ -64,8 +67,11 @@ def measure(effort: Effort, folder: Path, peers: Iterable[str] = NAMES) -> Resul
             results.versions[name] = found[name].version
         except RuntimeError as error:
             results.skipped[name] = str(error)
-    with Hall(folder, effort.pool_bytes, found) as hall, Crew(folder, found) as crew:
-        run = _Run(effort, crew, hall, results)
+    with (
+        Hall(folder, effort.pool_bytes, found, halves.servers) as hall,
+        Crew(folder, found, halves.clients) as crew,
+    ):
+        run = _Run(effort, crew, hall, results, halves)
         for stage in effort.stages:
             run.stage(stage)
         run.mix()
@@ -74,13 +80,15 @@ def measure(effort: Effort, folder: Path, peers: Iterable[str] = NAMES) -> Resul
 
 
 class _Run:
-    def __init__(self, effort: Effort, crew: Crew, hall: Hall, results: Results) -> None:
+    def __init__(
+        self, effort: Effort, crew: Crew, hall: Hall, results: Results, halves: Halves
+    ) -> None:
         self._effort = effort
         self._crew = crew
         self._hall = hall
         self._results = results
         self._stamps = itertools.count(1)
-        self._core = Cores.pick().rest
+        self._core = halves.clients[0]
 
     def stage(self, stage: Stage) -> None:
         """All batches of a stage."""

@@ -6,13 +6,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers_setup import Found
-from benchmarks.wire_rig import free_port, kvrouter
+from benchmarks.wire_rig import free_port, kvrouter, on_core
 
 __all__ = ["ROOT", "Hall", "Node", "variables"]
 
@@ -41,12 +41,15 @@ class Node:
 
 
 class Hall:
-    """Starts servers by name, once each. Peers are looked up in `found`."""
+    """Starts servers by name, once each, on `cores`. Peers are looked up in `found`."""
 
-    def __init__(self, folder: Path, pool_bytes: int, found: dict[str, Found]) -> None:
+    def __init__(
+        self, folder: Path, pool_bytes: int, found: dict[str, Found], cores: Sequence[int]
+    ) -> None:
         self._folder = folder
         self._pool_bytes = pool_bytes
         self._found = found
+        self._cores = cores
         self._nodes: dict[str, Node] = {"": Node({})}
         self._running = ExitStack()
 
@@ -67,7 +70,8 @@ class Hall:
                 "Redis": self._redis,
                 "memcached": self._memcached,
             }
-            self._nodes[name] = starters[name]()
+            with on_core(*self._cores):
+                self._nodes[name] = starters[name]()
         return self._nodes[name]
 
     def _start(

@@ -18,6 +18,7 @@ def write(path: Path, results: Results, machine: dict[str, Any], **how: object) 
     """Everything that was measured, and every bar as {value, limit, met}."""
     report = how | {
         "machine": machine,
+        "placed": results.placed,
         "versions": results.versions,
         "skipped": results.skipped,
         "cells": [_flat(cell) for cell in results.cells],
@@ -37,6 +38,7 @@ def read(path: Path) -> tuple[Results, dict[str, Any]]:
         matches=[Rate(**rate) for rate in report["matches"]],
         skipped=report["skipped"],
         versions=report["versions"],
+        placed=report["placed"],
     )
     return results, report["machine"]
 

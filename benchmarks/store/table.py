@@ -21,7 +21,8 @@ UNVERIFIED = (
 
 
 def lines(results: Results, bars: dict[str, Bar]) -> Iterator[str]:
-    """All cells, the rates, who is missing, and the bars."""
+    """Who ran where, all cells, the rates, who is missing, and the bars."""
+    yield f"{results.placed}:"
     yield ROW.format("", "GB/s", "p10 us", "p50 us", "p99 us", "CPU s/GB")
     for key in _keys(results.cells):
         yield f"-- {key}"

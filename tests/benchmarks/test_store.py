@@ -1,6 +1,7 @@
 """The store benchmark measures what it says: bytes are compared, bars can fail, peers can lack."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import pytest
 from benchmarks import peers_setup
 from benchmarks.store.bars import Bar, judge
 from benchmarks.store.contender import Call, Contender
-from benchmarks.store.crew import Timed
+from benchmarks.store.crew import Crew, Timed
 from benchmarks.store.figures import Cell, Key, Rate, cell, percentile, rate
+from benchmarks.store.machine import Halves
 from benchmarks.store.measure import Results, measure
 from benchmarks.store.nodes import Hall
 from benchmarks.store.plan import BATCHES, MATCHES, MIB, MIXERS, RANGED, Effort, Entry, Stage
@@ -102,6 +104,7 @@ def test_figures_are_read_back_as_they_were_written(tmp_path: Path) -> None:
         matches=[Rate("kvstore blocking", 4, 1000, 1.0, 5)],
         skipped={"Redis": "no program"},
         versions={"Mooncake": "1"},
+        placed="servers on core 1, clients on core 0",
     )
     write(path, results, {"cores": 2}, seconds=1.5)
     assert read(path) == (results, {"cores": 2})
@@ -214,13 +217,37 @@ def test_a_peer_without_environment_says_how_to_get_it(
         peers_setup.find("Mooncake")
 
 
+@pytest.mark.parametrize(
+    ("usable", "placed"),
+    [
+        ({0, 1}, "servers on core 1, clients on core 0"),
+        ({3}, "servers on core 3, clients on core 3"),
+        ({0, 2, 4, 6, 7}, "servers on cores 6, 7, clients on cores 0, 2, 4"),
+    ],
+)
+def test_servers_and_clients_have_cores_of_their_own_where_there_are_two(
+    usable: set[int], placed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: usable)
+    assert str(Halves.pick()) == placed
+
+
+def test_a_server_runs_on_its_cores_and_a_client_on_others(tmp_path: Path) -> None:
+    halves = Halves.pick()
+    with Hall(tmp_path, 64 * MIB, {}, halves.servers) as hall:
+        assert os.sched_getaffinity(hall.node("kvstore").pids[0]) == set(halves.servers)
+    with Crew(tmp_path, {}, halves.clients) as crew:
+        (client,) = crew.clients("", 1)
+        assert os.sched_getaffinity(client.pid) == set(halves.clients)
+
+
 def test_a_server_that_does_not_start_is_told_with_its_last_words(tmp_path: Path) -> None:
     liar = tmp_path / "redis-server"
     liar.write_text("#!/bin/sh\necho no such luck\n")
     liar.chmod(0o755)
     found = {"Redis": peers_setup.Found("Redis", liar, "0")}
     with (
-        Hall(tmp_path, MIB, found) as hall,
+        Hall(tmp_path, MIB, found, Halves.pick().servers) as hall,
         pytest.raises(RuntimeError, match="Redis did not start: no such luck"),
     ):
         hall.node("Redis")
