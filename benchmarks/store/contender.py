@@ -124,6 +124,38 @@ class Contender:
         """Leave the peer without a block of this client, and hang up."""
 
 
+class Texter(Contender):
+    """One that speaks a text protocol over a TCP connection of its own, gathered and scattered."""
+
+    def __init__(self, seat: Seat) -> None:
+        super().__init__(seat)
+        self._link = connect(seat.server)
+
+    def _send(self, pieces: Sequence[bytes | memoryview], reply: bytes) -> None:
+        """Send a request that is answered so. Raises RuntimeError for another answer."""
+        send(self._link, pieces)
+        self._expect(reply)
+
+    def _receive(
+        self,
+        asked: bytes,
+        pieces: Sequence[bytearray | memoryview],
+        got: list[bytearray],
+        texts: list[bytes],
+    ) -> None:
+        """Ask, and fill `pieces`; `got` of them must be `texts` then, or it raises RuntimeError."""
+        self._link.sendall(asked)
+        receive(self._link, pieces)
+        if got != texts:
+            raise RuntimeError(f"not the reply to {asked[:40]!r} where all blocks are there")
+
+    def _expect(self, reply: bytes) -> None:
+        got = bytearray(len(reply))
+        receive(self._link, [got])
+        if got != reply:
+            raise RuntimeError(f"answered {bytes(got[:80])!r}")
+
+
 def in_turn(calls: Sequence[Call]) -> Call:
     """Calls one after the other as one call, for who has no batches: it returns all answers."""
     if len(calls) == 1:

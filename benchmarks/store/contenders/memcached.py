@@ -5,7 +5,7 @@ The sets of a call are sent at once, its gets are one; replies are scattered int
 
 from functools import partial
 
-from benchmarks.store.contender import Call, Contender, Seat, connect, receive, send
+from benchmarks.store.contender import Call, Seat, Texter
 
 __all__ = ["Memcached"]
 
@@ -14,12 +14,11 @@ STORED = b"STORED\r\n"
 END = b"\r\nEND\r\n"
 
 
-class Memcached(Contender):
+class Memcached(Texter):
     """The text protocol over TCP."""
 
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
-        self._link = connect(seat.server)
         self._names = [name.encode() for name in seat.names(0, seat.blocks)]
         self._tail = b" 0 %d\r\n" % seat.block_bytes
 
@@ -49,25 +48,3 @@ class Memcached(Contender):
             self._link.sendall(b"delete " + name + CRLF)
             self._expect(b"DELETED\r\n")
         self._link.close()
-
-    def _send(self, pieces: list[bytes | memoryview], reply: bytes) -> None:
-        send(self._link, pieces)
-        self._expect(reply)
-
-    def _receive(
-        self,
-        asked: bytes,
-        pieces: list[bytearray | memoryview],
-        got: list[bytearray],
-        texts: list[bytes],
-    ) -> None:
-        self._link.sendall(asked)
-        receive(self._link, pieces)
-        if got != texts:
-            raise RuntimeError("not the reply to a get of blocks that are there")
-
-    def _expect(self, reply: bytes) -> None:
-        got = bytearray(len(reply))
-        receive(self._link, [got])
-        if got != reply:
-            raise RuntimeError(f"answered {bytes(got[:80])!r}")

@@ -5,19 +5,18 @@ MSET and MGET of all blocks of a call, one system call each way where the kernel
 
 from functools import partial
 
-from benchmarks.store.contender import Call, Contender, Seat, connect, receive, send
+from benchmarks.store.contender import Call, Seat, Texter
 
 __all__ = ["Redis"]
 
 CRLF = b"\r\n"
 
 
-class Redis(Contender):
+class Redis(Texter):
     """RESP over TCP; replies are scattered into place by the kernel. Option `window` for match."""
 
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
-        self._link = connect(seat.server)
         self._keys = [_bulk(name) for name in seat.names(0, seat.blocks)]
         self._length = b"$%d\r\n" % seat.block_bytes
         self._window = int(seat.options.get("window", "1"))
@@ -55,28 +54,6 @@ class Redis(Contender):
         self._link.sendall(_command("DEL", len(self._keys)) + b"".join(self._keys))
         self._link.recv(64)
         self._link.close()
-
-    def _send(self, pieces: list[bytes | memoryview], reply: bytes) -> None:
-        send(self._link, pieces)
-        self._expect(reply)
-
-    def _receive(
-        self,
-        asked: bytes,
-        pieces: list[bytearray | memoryview],
-        got: list[bytearray],
-        texts: list[bytes],
-    ) -> None:
-        self._link.sendall(asked)
-        receive(self._link, pieces)
-        if got != texts:
-            raise RuntimeError("not the reply to an MGET of blocks that are there")
-
-    def _expect(self, reply: bytes) -> None:
-        got = bytearray(len(reply))
-        receive(self._link, [got])
-        if got != reply:
-            raise RuntimeError(f"answered {bytes(got[:80])!r}")
 
 
 def _command(name: str, arguments: int) -> bytes:
