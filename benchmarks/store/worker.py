@@ -6,6 +6,7 @@ only, and whatever a contender imports: it runs in the environments of the peers
 
 import ctypes
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -31,7 +32,7 @@ class Worker:
         self._contenders: dict[str, Contender] = {}
         self._memory: tuple[Memory, Memory] | None = None
         self._memory_bytes = 0
-        self._landed: set[range] = set()
+        self._landed: dict[int, range] = {}  # blocks by the first of them: the last to land there
         self._libc = ctypes.CDLL(None)
         self._libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
         self._libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
@@ -116,7 +117,7 @@ class Worker:
         for answer in answers:
             contender.look(op, batch, answer)
         if op == "get":
-            self._landed.add(range(contender.seat.blocks))
+            self._land(range(contender.seat.blocks))
         return {"begun": begun, "ended": last, "cpu_ns": cpu_ns, "calls": taken.tolist()}
 
     def sustain(self, who: str, op: str, seconds: float, start_s: float) -> dict[str, Any]:
@@ -131,9 +132,13 @@ class Worker:
             done, landed = contender.repeat(op, turn)
             units += done
             turn += 1
-            self._landed.add(landed)
+            self._land(landed)
         ended, cpu_ns = clock(), time.process_time_ns() - cpu_ns
         return {"begun": begun, "ended": ended, "cpu_ns": cpu_ns, "units": units}
+
+    def _land(self, blocks: range) -> None:
+        """Those landed, and nothing else that landed there before is there any more."""
+        self._landed[blocks.start] = blocks
 
     def check(self, who: str) -> dict[str, Any]:
         """Compare every byte that landed since `fresh` with what was put."""
@@ -141,11 +146,12 @@ class Worker:
         contender.land()
         seat = contender.seat
         compared = 0
-        for landed in self._landed:
-            at, size = landed.start * seat.block_bytes, len(landed) * seat.block_bytes
-            if self._libc.memcmp(seat.source.address + at, seat.landing.address + at, size):
-                raise ValueError(f"other bytes came back than were put (blocks {landed})")
-            compared += size
+        for block in itertools.chain(*self._landed.values()):
+            at = block * seat.block_bytes
+            sent, landed = seat.source.address + at, seat.landing.address + at
+            if self._libc.memcmp(sent, landed, seat.block_bytes):
+                raise ValueError(_difference(seat, block))
+            compared += seat.block_bytes
         return {"compared": compared}
 
     def forget(self, who: str) -> dict[str, Any]:
@@ -157,6 +163,19 @@ class Worker:
         """Let a contender go."""
         self._contenders.pop(who).close()
         return {}
+
+
+def _difference(seat: Seat, block: int) -> str:
+    """How what came back of `block` differs from what was put."""
+    sent, landed = bytes(seat.sent(block)), bytes(seat.landed(block))
+    places = [at for at, (a, b) in enumerate(zip(sent, landed, strict=True)) if a != b]
+    first = places[0]
+    return (
+        f"other bytes came back than were put: client {seat.client}, block {block} of "
+        f"{seat.blocks}, {len(places)} bytes from {first} to {places[-1]}, there "
+        f"{landed[first:][:STAMP_BYTES].hex()} in the place of {sent[first:][:STAMP_BYTES].hex()}, "
+        f"it begins with {landed[:STAMP_BYTES].hex()} in the place of {sent[:STAMP_BYTES].hex()}"
+    )
 
 
 def _await(start_s: float) -> None:

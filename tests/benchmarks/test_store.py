@@ -126,8 +126,28 @@ def test_bytes_of_another_round_are_no_success() -> None:
     assert worker.check("copy") == {"compared": 1 << 16}
     worker.fresh("copy", 2)
     worker.run("copy", "get", 16, 0.0)
-    with pytest.raises(ValueError, match="other bytes came back"):
+    told = "client 0, block 0 of 16, 2 bytes from 0 to 4080, there 01"
+    with pytest.raises(ValueError, match=f"other bytes came back than were put: {told}"):
         worker.check("copy")
+
+
+class Losing(Contender):
+    """Gets two blocks, then one of them, and other bytes in the place of the second."""
+
+    def repeat(self, op: str, turn: int) -> tuple[int, range]:
+        for block in range(2):
+            self.seat.landed(block)[:] = self.seat.sent(block)
+        if turn:
+            self.seat.landed(1)[5:9] = b"lost"
+        return 1, range(2 - min(turn, 1))
+
+
+def test_blocks_that_a_later_turn_did_not_get_are_not_compared() -> None:
+    worker, seat = Worker(), {"client": 0, "block_bytes": 4096, "blocks": 16}
+    worker.open("it", f"{__name__}:Losing", 1 << 16, seat | {"server": {}, "options": {}})
+    worker.fresh("it", 1)
+    assert worker.sustain("it", "mix", 0.02, 0.0)["units"] > 1
+    assert worker.check("it") == {"compared": 4096}
 
 
 class Refusing(Contender):
