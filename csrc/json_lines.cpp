@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
 #include <utility>
 
 namespace kv {
@@ -13,24 +14,40 @@ namespace {
 
 constexpr double kMostExact = 9e12;  // its thousandths fit into 53 bits
 constexpr char kHex[] = "0123456789abcdef";
-constexpr size_t kMostDigits = 32;   // of a number
-constexpr size_t kMostEscaped = 6;   // bytes of one: \u0000
-constexpr std::string_view kLineEnd = "}\n";
+constexpr size_t kMostDigits = 32;  // of a number
+constexpr size_t kMostEscaped = 6;  // bytes of one: \u0000
 
 bool is_plain(char c) { return static_cast<unsigned char>(c) >= 0x20 && c != '"' && c != '\\'; }
 
-// Eight bytes at a time: a byte below 0x20, a quote or a backslash borrows from its highest bit.
-bool all_plain(std::string_view text) {
+// Not 0 where one of eight bytes is not plain: one below 0x20, a quote or a backslash borrows from
+// its highest bit.
+uint64_t odd_bytes(uint64_t word) {
   constexpr uint64_t kOnes = 0x0101010101010101, kHighest = kOnes << 7;
-  const auto has_zero = [](uint64_t word) { return (word - kOnes) & ~word & kHighest; };
-  size_t at = 0;
-  for (; at + 8 <= text.size(); at += 8) {
+  const auto zero = [](uint64_t bytes) { return (bytes - kOnes) & ~bytes; };
+  const uint64_t low = (word - kOnes * 0x20) & ~word;
+  return (low | zero(word ^ kOnes * '"') | zero(word ^ kOnes * '\\')) & kHighest;
+}
+
+// Copies `text`, eight bytes at a time; false where a byte of it is not plain.
+bool copy_plain(char* to, std::string_view text) {
+  uint64_t odd = 0;
+  const auto copy_word = [&](size_t at) {
     uint64_t word;
-    std::memcpy(&word, text.data() + at, 8);
-    const uint64_t low = (word - kOnes * 0x20) & ~word & kHighest;
-    if ((low | has_zero(word ^ kOnes * '"') | has_zero(word ^ kOnes * '\\')) != 0) return false;
+    std::memcpy(&word, text.data() + at, sizeof word);
+    std::memcpy(to + at, &word, sizeof word);
+    odd |= odd_bytes(word);
+  };
+  if (text.size() >= sizeof odd) {
+    for (size_t at = 0; at + sizeof odd < text.size(); at += sizeof odd) copy_word(at);
+    copy_word(text.size() - sizeof odd);  // some of these were copied before
+    return odd == 0;
   }
-  return std::all_of(text.begin() + static_cast<ptrdiff_t>(at), text.end(), is_plain);
+  bool plain = true;
+  for (size_t at = 0; at < text.size(); ++at) {
+    to[at] = text[at];
+    plain &= is_plain(text[at]);
+  }
+  return plain;
 }
 
 char* copy(char* to, std::string_view text) {
@@ -51,11 +68,13 @@ char* put_thousandths(char* to, long long thousandths) {
   return to;
 }
 
-char* put_real(char* to, double value) {
+char* put_vast(char* to, double value) {
   if (!std::isfinite(value)) return copy(to, "null");
-  if (std::abs(value) > kMostExact) {
-    return std::to_chars(to, to + kMostDigits, value, std::chars_format::scientific).ptr;
-  }
+  return std::to_chars(to, to + kMostDigits, value, std::chars_format::scientific).ptr;
+}
+
+char* put_real(char* to, double value) {
+  if (!(std::abs(value) <= kMostExact)) return put_vast(to, value);
   return put_thousandths(to, static_cast<long long>(value * 1000 + (value < 0 ? -0.5 : 0.5)));
 }
 
@@ -79,17 +98,23 @@ char* put_escaped(char* to, char c) {
 }  // namespace
 
 JsonLines::JsonLines(std::vector<std::string> names) : names_(std::move(names)) {
-  for (const std::string& name : names_) members_.push_back(",\"" + name + "\":");
+  for (const std::string& name : names_) {
+    const std::string text = ",\"" + name + "\":";
+    if (text.size() > Member::kMost) throw std::invalid_argument("a name of more than 28 bytes");
+    Member& member = members_.emplace_back(Member{{}, text.size()});
+    copy(member.text, text);
+  }
 }
 
 void JsonLines::text(size_t field, std::string_view utf8) {
-  const bool plain = all_plain(utf8);
-  char* to = begin(field, (plain ? 1 : kMostEscaped) * utf8.size() + 2);
+  char* to = begin(field, utf8.size() + 2);
   *to++ = '"';
-  if (plain) {
-    to = copy(to, utf8);
-  } else {
+  if (!copy_plain(to, utf8)) {
+    to = begin(field, kMostEscaped * utf8.size() + 2);
+    *to++ = '"';
     for (const char c : utf8) to = put_escaped(to, c);
+  } else {
+    to += utf8.size();
   }
   *to++ = '"';
   end(to);
@@ -119,14 +144,6 @@ void JsonLines::close_line() {
   closed_ = end_;
 }
 
-// There is room for the end of the line behind it, always.
-char* JsonLines::begin(size_t field, size_t most_bytes) {
-  const std::string& member = members_.at(field);
-  const size_t least = end_ + member.size() + most_bytes + kLineEnd.size();
-  if (held_.size() < least) held_.resize(std::max(2 * held_.size(), least));
-  char* to = copy(held_.data() + end_, member);
-  if (end_ == closed_) held_[end_] = '{';
-  return to;
-}
+void JsonLines::grow(size_t least) { held_.resize(std::max(2 * held_.size(), least)); }
 
 }  // namespace kv

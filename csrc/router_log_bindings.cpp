@@ -42,9 +42,9 @@ void add_whole(JsonLines& lines, size_t field, PyObject* number) {
 void add_value(JsonLines& lines, size_t field, PyObject* value) {
   if (value == Py_None) return;
   if (PyUnicode_Check(value)) return add_text(lines, field, value);
-  if (PyFloat_Check(value)) return lines.real(field, PyFloat_AS_DOUBLE(value));
   if (PyBool_Check(value)) return lines.truth(field, value == Py_True);
   if (PyLong_Check(value)) return add_whole(lines, field, value);
+  if (PyFloat_Check(value)) return lines.real(field, PyFloat_AS_DOUBLE(value));
   throw nb::type_error("a value is a str, a number, a bool or None");
 }
 

@@ -56,3 +56,11 @@ def test_a_line_that_cannot_be_written_leaves_no_trace() -> None:
         lines.add(("b",))
     lines.add((None, 2, None))
     assert lines.take() == b'{"one":"a","three":1}\n{"two":2}\n'
+
+
+def test_names_are_as_long_as_is_copied_at_once() -> None:
+    lines = JsonLines(["n" * 28, "m"])
+    lines.add((1, 2))
+    assert lines.take() == b'{"%b":1,"m":2}\n' % (b"n" * 28)
+    with pytest.raises(ValueError, match="28 bytes"):
+        JsonLines(["n" * 29])
