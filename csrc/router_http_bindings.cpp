@@ -5,10 +5,8 @@
 #include <ctime>
 #include <string>
 
-#include "bearer.h"
 #include "http_scan.h"
 #include "router_bindings.h"
-#include "sha256.h"
 #include "stream_feed.h"
 
 namespace nb = nanobind;
@@ -65,21 +63,6 @@ nb::object scan_answer_with(ScanAnswer scan, nb::bytes data, size_t head_bytes, 
   return nb::make_tuple(message.status, headers, to_bytes(message.body), message.keep_alive);
 }
 
-// Header values are latin-1: a byte for each character, as CPython keeps them.
-nb::object find_bearer(nb::dict by_digest, nb::str authorization) {
-  PyObject* const text = authorization.ptr();
-  if (PyUnicode_KIND(text) != PyUnicode_1BYTE_KIND) return nb::none();
-  const std::string_view bytes(reinterpret_cast<const char*>(PyUnicode_1BYTE_DATA(text)),
-                               static_cast<size_t>(PyUnicode_GET_LENGTH(text)));
-  uint8_t digest[kSha256Bytes];
-  if (!bearer_digest(bytes, digest)) return nb::none();
-  const nb::bytes key(reinterpret_cast<const char*>(digest), sizeof digest);
-  PyObject* const found = PyDict_GetItemWithError(by_digest.ptr(), key.ptr());
-  if (found != nullptr) return nb::borrow(found);
-  if (PyErr_Occurred() != nullptr) nb::raise_python_error();
-  return nb::none();
-}
-
 double monotonic_s() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -120,8 +103,6 @@ void bind_http(nb::module_& module) {
              [](nb::bytes data, size_t head_bytes, size_t fields) {
                return scan_answer_with(&scan_chunked_head, data, head_bytes, fields);
              }, nb::arg("data"), nb::arg("head_bytes"), nb::arg("fields"));
-  module.def("find_bearer", &find_bearer,
-             nb::sig("def find_bearer(by_digest: dict, authorization: str, /) -> object"));
   bind_streams(module);
 }
 

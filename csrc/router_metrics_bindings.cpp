@@ -29,7 +29,7 @@ nb::tuple parts_of(double started_s, double waited_s, double tokenising_s, doubl
   return nb::make_tuple(parts[0], parts[1], parts[2], parts[3], parts[4], parts[5]);
 }
 
-// Notes plans and where the tokens of their prompts are; counts and times them later.
+// Notes plans and where the tokens of their prompts are.
 class PlanMeter {
  public:
   PlanMeter(Buckets& overhead, nb::dict plans, nb::dict prompt_tokens, nb::dict hit_tokens)
@@ -45,31 +45,22 @@ class PlanMeter {
     const long long block_tokens = whole(inputs, block_tokens_);
     const long long engine = own * block_tokens;
     const long long store = std::max(stored - own, 0ll) * block_tokens;
-    if (engine != 0) set(passage, hit_engine_, engine);
-    if (store != 0) set(passage, hit_store_, store);
-    noted_.push_back({seconds(passage, planned_s_) - seconds(passage, started_s_), why_.of(plan),
-                      whole(inputs, prompt_tokens_of_), engine, store});
+    if (engine != 0) hit_engine_.set(passage, nb::int_(engine));
+    if (store != 0) hit_store_.set(passage, nb::int_(store));
+    const long long prompt = whole(inputs, prompt_tokens_of_);
+    overhead_.observe(seconds(passage, planned_s_) - seconds(passage, started_s_), 1);
+    plans_.add(why_.of(plan), 1);
+    prompt_tokens_.add(all_, prompt);
+    if (engine > 0) hit_tokens_.add(engine_, engine);
+    if (store > 0) hit_tokens_.add(store_, store);
+    if (prompt > engine + store) hit_tokens_.add(none_, prompt - engine - store);
   }
 
   void count() {
-    for (const Noted& plan : std::exchange(noted_, {})) {
-      overhead_.observe(plan.took_s, 1);
-      plans_.add(plan.why, 1);
-      prompt_tokens_.add(all_, plan.prompt);
-      if (plan.engine > 0) hit_tokens_.add(engine_, plan.engine);
-      if (plan.store > 0) hit_tokens_.add(store_, plan.store);
-      const long long none = plan.prompt - plan.engine - plan.store;
-      if (none > 0) hit_tokens_.add(none_, none);
-    }
+    for (Tally* tally : {&plans_, &prompt_tokens_, &hit_tokens_}) tally->settle();
   }
 
  private:
-  struct Noted {
-    double took_s;
-    nb::object why;
-    long long prompt, engine, store;  // tokens: all, with the decode engine, in the store
-  };
-
   long long stored_blocks(nb::handle inputs, const nb::object& identity) {
     if (identity.is_none()) return 0;
     const nb::object manifest = manifest_.of(identity);
@@ -85,18 +76,12 @@ class PlanMeter {
     return 0;
   }
 
-  static void set(nb::handle owner, const nb::str& name, long long value) {
-    if (PyObject_SetAttr(owner.ptr(), name.ptr(), nb::int_(value).ptr()) != 0)
-      throw nb::python_error();
-  }
-
   Buckets& overhead_;
   Tally plans_, prompt_tokens_, hit_tokens_;
-  std::vector<Noted> noted_;
   nb::tuple all_ = nb::make_tuple();
   nb::str engine_{"engine"}, store_{"store"}, none_{"none"};
-  nb::str hit_engine_ = interned("hit_engine"), hit_store_ = interned("hit_store");
-  Attribute plan_{"plan"}, planned_s_{"planned_s"}, started_s_{"started_s"};  // of a passage
+  Attribute plan_{"plan"}, planned_s_{"planned_s"}, started_s_{"started_s"},
+      hit_engine_{"hit_engine"}, hit_store_{"hit_store"};                     // of a passage
   Attribute decode_{"decode"}, why_{"why"};                                   // of a plan
   Attribute identity_{"identity"}, manifest_{"manifest"};  // of an engine, and of its identity
   Attribute matches_{"matches"}, store_blocks_{"store_blocks"}, block_tokens_{"block_tokens"},

@@ -138,6 +138,7 @@ class Settler {
         if (!failed) failed = std::current_exception();
       }
     }
+    for (Tally* tally : {&success_, &errors_, &generation_tokens_}) tally->settle();
     if (failed) std::rethrow_exception(failed);
     return traced;
   }

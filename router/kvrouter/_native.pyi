@@ -48,6 +48,16 @@ def find_bearer(by_digest: dict[bytes, _Value], authorization: str, /) -> _Value
     Blanks and tabs around the key are not its; the scheme may be in any case. More than 2048 bytes are no key.
     """
 
+class QuickGate:
+    """Lets in what nearly every request is: a POST with a good key that nothing limits, below `guarded`.
+
+    That is the beginning of a path; nothing that begins so may be open.
+    """
+
+    def __init__(self, guarded: str) -> None: ...
+    def admit(self, exchange: Any, by_digest: dict[bytes, Any], /) -> bool:
+        """Whether it did: takes the key off, sets `caller` and `counted_by`, and counts it; else changes nothing."""
+
 class Buckets:
     """Values counted by upper bounds, which ascend; for one thread."""
 
@@ -61,7 +71,7 @@ class Buckets:
     def sum(self) -> float: ...
 
 class PlanMeter:
-    """Notes plans, and counts and times them later, in dictionaries of counts."""
+    """Times plans, and gathers what `count` puts into dictionaries of counts."""
 
     def __init__(
         self,
@@ -74,10 +84,13 @@ class PlanMeter:
         """The plan of a `Passage` was made of such `RouteInputs`: tells it whence its prompt's tokens come."""
 
     def count(self) -> None:
-        """Count and time the plans that were noted; none is left."""
+        """Put into the dictionaries what was noted since the last time."""
 
 class JsonLines:
-    """Lines of JSON, an object each, whose members have these names, which need no escapes."""
+    """Lines of JSON, an object each, whose members have these names.
+
+    They need no escapes, and are of 28 bytes at most: else ValueError.
+    """
 
     def __init__(self, names: Sequence[str]) -> None: ...
     def add(self, values: tuple[str | float | bool | None, ...]) -> None:

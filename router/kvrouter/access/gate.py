@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvrouter._native import find_bearer
+from kvrouter._native import QuickGate, find_bearer
 from kvrouter.errors import ApiError
 from kvrouter.log import Line
 from kvrouter.metrics import Reading
@@ -38,15 +38,15 @@ _OPEN: Final = frozenset(
 )
 """What vLLM leaves open, and what has a token of its own."""
 _OPEN_BELOW: Final = "/workers/"
-_OFTEN: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
-"""Not open, and asked for most: they need no other look."""
+GUARDED: Final = "/v1/"
+"""What begins so is never open."""
 _MISSING: Final = "This needs an API key, as Authorization: Bearer KEY."
 _WRONG: Final = "The API key is not one of this router's."
 
 
 def is_open(path: str) -> bool:
     """Whether an endpoint asks for no key."""
-    return path in _OPEN or path.startswith(_OPEN_BELOW)
+    return not path.startswith(GUARDED) and (path in _OPEN or path.startswith(_OPEN_BELOW))
 
 
 class Gate:
@@ -67,6 +67,7 @@ class Gate:
         self._metrics = metrics
         self._log = log
         self._ids = RequestIds()
+        self._admit = QuickGate(GUARDED).admit
 
     @property
     def handler(self) -> Handler:
@@ -75,8 +76,7 @@ class Gate:
 
     def handle(self, exchange: Exchange) -> Awaitable[None]:
         """What answers `exchange`, to be awaited at once."""
-        path = exchange.path
-        if path not in _OFTEN and is_open(path):
+        if self._admit(exchange, self._ring.by_digest) or is_open(exchange.path):
             return self._handler(exchange)
         given = exchange.headers.pop("authorization", "")
         caller = exchange.caller = find_bearer(self._ring.by_digest, given)

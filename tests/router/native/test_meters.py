@@ -1,5 +1,6 @@
 """What requests add to counters and histograms, natively."""
 
+from collections import Counter
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
@@ -41,6 +42,16 @@ def test_a_plan_is_counted_by_its_reason_and_its_tokens_by_where_they_are() -> N
     assert prompt == {(): 148}
     assert hits == {"engine": 32, "store": 64, "none": 57}
     assert (overhead.counts, overhead.sum) == ([1, 1, 0], 2.0)
+
+
+def test_plans_of_ever_other_reasons_are_all_counted() -> None:
+    plans: dict[str, int] = {}
+    meter = PlanMeter(Buckets(BOUNDS), plans, {}, {})
+    reasons = [f"why {number % 20}" for number in range(100)]
+    for why in reasons:
+        meter.note(planned(why, 0.5), RouteInputs(1, [], block_tokens=16))
+    meter.count()
+    assert plans == Counter(reasons)
 
 
 @pytest.mark.parametrize("known", [True, False])
