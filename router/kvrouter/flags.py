@@ -234,6 +234,8 @@ def _sentence(error: Any, known: Mapping[str, Option], whence: Mapping[str, str]
     option = known.get(str(error["loc"][0])) if error["loc"] else None
     if option is None:
         return message
+    if error["type"] == "missing":  # its input is all other values, secrets too
+        return f"{option.flags[0]}: a value is needed"
     origin = whence.get(option.name, "")
     where = option.flags[0] if origin in ("flag", "") else f"{option.name} ({origin})"
     if origin.startswith("environment") and str(error["input"]).startswith("tcp://"):

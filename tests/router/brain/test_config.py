@@ -218,6 +218,13 @@ def test_settings_can_be_loaded_without_a_command_line() -> None:
         load(RouterSettings, {})
 
 
+def test_a_value_that_is_wanting_is_named_without_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = refused(capsys, "sim", "--port", "0", "--store-token", "hush")
+    assert told == "kvrouter sim: --model: a value is needed (see kvrouter sim --help)\n"
+
+
 def runs_well(settings: RouterSettings) -> None:
     assert settings.decode == ["d:1"]
 
