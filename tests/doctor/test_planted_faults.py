@@ -232,7 +232,7 @@ FAULTS = {
     "wrong bytes after a load": Fault(
         corrupt_loads,
         "end-to-end",
-        "the answer differs from token 0 on",
+        "the answer differs from token ",  # the first that is said may be the right one by chance
         "do not serve with this pair",
     ),
     "a skewed tokenizer": Fault(
