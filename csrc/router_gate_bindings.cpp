@@ -19,7 +19,7 @@ namespace {
 
 // A text whose characters are bytes, as CPython keeps it: paths and values of headers are latin-1.
 // Empty for any other.
-std::string_view latin1(nb::handle text) {
+std::string_view latin1_bytes(nb::handle text) {
   if (!PyUnicode_Check(text.ptr()) || PyUnicode_KIND(text.ptr()) != PyUnicode_1BYTE_KIND) return {};
   return {reinterpret_cast<const char*>(PyUnicode_1BYTE_DATA(text.ptr())),
           static_cast<size_t>(PyUnicode_GET_LENGTH(text.ptr()))};
@@ -34,7 +34,7 @@ PyObject* item(nb::handle dict, nb::handle key) {
 
 nb::object find_bearer(nb::dict by_digest, nb::str authorization) {
   uint8_t digest[kSha256Bytes];
-  if (!bearer_digest(latin1(authorization), digest)) return nb::none();
+  if (!bearer_digest(latin1_bytes(authorization), digest)) return nb::none();
   const nb::bytes key(reinterpret_cast<const char*>(digest), sizeof digest);
   PyObject* const found = item(by_digest, key);
   return found != nullptr ? nb::borrow(found) : nb::none();
@@ -50,7 +50,7 @@ class QuickGate {
     const nb::object headers = headers_.of(exchange);
     if (!PyDict_CheckExact(headers.ptr())) return false;
     const nb::object path = path_.of(exchange), method = method_.of(exchange);
-    if (!latin1(path).starts_with(guarded_) || latin1(method) != "POST") return false;
+    if (!latin1_bytes(path).starts_with(guarded_) || latin1_bytes(method) != "POST") return false;
     PyObject* const given = item(headers, authorization_);
     if (given == nullptr) return false;
     const nb::object caller = find_bearer(std::move(by_digest), nb::borrow<nb::str>(given));
@@ -66,7 +66,7 @@ class QuickGate {
   std::string guarded_;
   nb::str authorization_ = interned("authorization");
   Attribute headers_{"headers"}, path_{"path"}, method_{"method"}, caller_{"caller"},
-      counted_by_{"counted_by"};                            // of an exchange
+      counted_by_{"counted_by"};                         // of an exchange
   Attribute limited_{"limited"}, requests_{"requests"};  // of a caller
 };
 

@@ -22,7 +22,6 @@ parser = argparse.ArgumentParser()
 serve.add_cli_args(parser)
 serve.main(parser.parse_args())
 """
-TRIES = 3
 TIMES = ("Mean TTFT (ms):", "Median TTFT (ms):", "Mean TPOT (ms):", "Median ITL (ms):")
 
 
@@ -43,11 +42,8 @@ def test_its_figures_are_those_of_vllms_own_benchmark(
     url = ("--base-url", simulated.url)
     tokenizer = str(model_folder(TINY, vllm_python))
     how = ("--backend", "openai", "--dataset-name", "random", "--tokenizer", tokenizer)
-    for _ in range(TRIES):  # what else the machine does befalls one of the two runs
-        theirs = rows([str(vllm_python), "-c", THEIRS, *LOAD, *how, "--disable-tqdm", *url])
-        ours = rows([sys.executable, "-m", "kvrouter.cli", "bench", "serve", *LOAD, *url])
-        if all(ours[name] == pytest.approx(theirs[name], rel=0.3) for name in TIMES):
-            break
+    theirs = rows([str(vllm_python), "-c", THEIRS, *LOAD, *how, "--disable-tqdm", *url])
+    ours = rows([sys.executable, "-m", "kvrouter.cli", "bench", "serve", *LOAD, *url])
     print({name: (theirs[name], ours[name]) for name in TIMES})
     legs = {name for name in ours if name not in theirs}
     assert theirs.keys() <= ours.keys()
