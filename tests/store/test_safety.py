@@ -1,6 +1,7 @@
 """A node that others reach, as a process: what it starts with, and who may use its HTTP side."""
 
 import json
+import os
 import subprocess
 import sys
 import urllib.error
@@ -16,6 +17,7 @@ from tests.fakes.store import StoreProcess, chain_of, manifest_of, put_chain
 from kvstore.client import StoreClient
 
 MANIFEST = manifest_of(4096)
+PATH = {"PATH": os.environ["PATH"]}  # an editable install looks there for what rebuilds it
 TOKEN = sha256(b"token").hexdigest()  # tests are named by it: the same in every process
 CLOSED = [
     ("GET", "/metrics"),
@@ -62,7 +64,7 @@ def failed_start(*flags: str, **environment: str) -> str:
     command = [str(Path(sys.executable).with_name("kvrouter")), "store", "--port", "0", *flags]
     command += ["--http-port", "0", "--unix-socket", "none", "--memory", "1MiB"]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=60, env=environment
+        command, capture_output=True, text=True, check=False, timeout=60, env=PATH | environment
     )
     assert done.returncode == 2, done
     assert done.stdout == ""
@@ -172,7 +174,7 @@ def test_the_token_of_a_client_is_shown_by_no_command(command: str) -> None:
             text=True,
             check=False,
             timeout=60,
-            env={variable: token, "KVROUTER_DECODE": "127.0.0.1:1"},
+            env=PATH | {variable: token, "KVROUTER_DECODE": "127.0.0.1:1"},
         )
         return done.returncode, done.stdout + done.stderr
 

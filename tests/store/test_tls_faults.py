@@ -1,5 +1,6 @@
 """What peers, links and files can do wrong under TLS: nothing hangs, nothing wrong is delivered."""
 
+import os
 import random
 import socket
 import ssl
@@ -238,7 +239,7 @@ def test_without_libssl_tls_is_refused_with_the_remedy_and_the_rest_works(
         text=True,
         check=True,
         timeout=60,
-        env={"LD_LIBRARY_PATH": str(tmp_path)},
+        env={"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(tmp_path)},
     )
     of_client, of_node = done.stdout.splitlines()
     assert of_client.startswith("TLS needs OpenSSL 3 (libssl.so.3)")
