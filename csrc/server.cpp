@@ -183,8 +183,7 @@ void Server::loop() {
   while (!stopping_) {
     const int timeout = timeout_ms();
     lock.unlock();
-    const int count =
-        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout);
+    const int count = events_.wait(epoll_.get(), events, timeout);
     lock = enter();
     node_->set_now(Clock::now());
     for (int i = 0; i < count; ++i) on_event(events[i].data.u64, events[i].events);

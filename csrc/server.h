@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "event_wait.h"
 #include "file.h"
 #include "node.h"
 #include "placement.h"
@@ -174,6 +175,7 @@ class Server {
   std::mutex mutex_;  // guards node_; the loop holds it while it handles a batch of events
   std::unique_ptr<Pool> pool_, directory_;
   File epoll_, wake_, tcp_, unix_, drained_;
+  EventWait events_;
   std::unique_ptr<Node> node_;
   std::vector<uint64_t> queued_;  // sessions with input that is still to be looked at
   bool accept_paused_ = false;    // no descriptors left; until the next sweep
