@@ -84,7 +84,7 @@ IoResult BlockLanding::receive(Wire& wire, Deadline deadline) {
 }
 
 IoResult send_blocks(Wire& wire, std::string_view prefix, const Segments& segments,
-                     const std::vector<size_t>& indices, Deadline deadline) {
+                     const std::vector<size_t>& indices, bool digest, Deadline deadline) {
   std::vector<Line> lines(indices.size());
   std::vector<iovec> spans;
   const size_t pieces = indices.size() * (segments.sizes.size() + 1);
@@ -95,7 +95,7 @@ IoResult send_blocks(Wire& wire, std::string_view prefix, const Segments& segmen
     for (size_t bytes = 0; !walk.done() && spans.size() < kMaxSpans && bytes < kSendBytes;) {
       const iovec span = walk.span(kSendBytes - bytes);
       Line& line = lines[walk.block()];
-      crc = crc32c(span.iov_base, span.iov_len, crc);
+      if (digest) crc = crc32c(span.iov_base, span.iov_len, crc);
       spans.push_back(span);
       bytes += span.iov_len;
       if (!walk.step(span.iov_len)) continue;

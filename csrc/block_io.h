@@ -64,6 +64,6 @@ class BlockLanding {
 
 // Sends `prefix`, then each block followed by the line with its CRC32C.
 IoResult send_blocks(Wire& wire, std::string_view prefix, const Segments& segments,
-                     const std::vector<size_t>& indices, Deadline deadline);
+                     const std::vector<size_t>& indices, bool digest, Deadline deadline);
 
 }  // namespace kv

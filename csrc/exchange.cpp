@@ -26,8 +26,8 @@ IoResult Exchange::ask() {
   return result == IoResult::kDone ? receive_reply() : result;
 }
 
-IoResult Exchange::put(const Segments& segments, const std::vector<size_t>& indices) {
-  IoResult result = send_blocks(wire_, frame_, segments, indices, deadline_);
+IoResult Exchange::put(const Segments& segments, const std::vector<size_t>& indices, bool digest) {
+  IoResult result = send_blocks(wire_, frame_, segments, indices, digest, deadline_);
   if (result == IoResult::kDone) result = receive_reply();
   if (result != IoResult::kDone || !ok()) return result;
   auto reply = wire::decode_body<wire::StatusesReply>(body(), header_.body_bytes);

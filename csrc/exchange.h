@@ -20,8 +20,8 @@ class Exchange {
 
   // A request without payload, whose reply has none.
   IoResult ask();
-  // A PUT of these blocks.
-  IoResult put(const Segments& segments, const std::vector<size_t>& indices);
+  // A PUT of these blocks; without `digest` on a connection that said kNoDigests.
+  IoResult put(const Segments& segments, const std::vector<size_t>& indices, bool digest);
   // A GET of as many blocks as `landing` has room for: their bytes go there straight.
   IoResult get(BlockLanding& landing, size_t blocks, uint64_t block_bytes);
 

@@ -54,7 +54,7 @@ nb::object do_put(Link& link, WriteRequest body, const OwnedSegments& from,
   const uint64_t payload = put_payload_bytes(from.segments.block_bytes, indices.size());
   const std::string frame = encode_frame(Op::kPut, Status::kOk, link.next_id(), body, payload);
   Exchange exchange(link.wire(), frame, deadline_at(deadline));
-  perform(link, &exchange, [&] { return exchange.put(from.segments, indices); });
+  perform(link, &exchange, [&] { return exchange.put(from.segments, indices, link.digests); });
   return exchange.ok() ? to_statuses(exchange.statuses()) : reply_of(exchange);
 }
 
@@ -156,6 +156,7 @@ void bind_link(nb::module_& m) {
       .def("handshake", handshake, "deadline"_a)
       .def("ask", ask, "frame"_a, "deadline"_a)
       .def("next_id", &Link::next_id)
+      .def_rw("digests", &Link::digests)
       .def("put", put, "manifest_id"_a, "part"_a, "parent"_a.none(), "hashes"_a,
            "segments"_a, "indices"_a, "deadline"_a)
       .def("get", get, "manifest_id"_a, "part"_a, "hashes"_a, "segments"_a,

@@ -31,6 +31,8 @@ class Link {
   uint64_t next_id() { return ++last_id_; }
   const TlsStream* stream() const { return stream_.get(); }
 
+  bool digests = true;  // computed of what is put; else the HELLO said that they are not
+
  private:
   std::unique_ptr<TlsStream> stream_;
   Wire wire_;

@@ -56,6 +56,7 @@ bool Node::hello(Session& session, const Header& header, const wire::HelloReques
   }
   session.greeted = true;
   session.vouches = (request.flags & wire::kVouch) != 0;
+  session.digests = (request.flags & wire::kNoDigests) == 0;
   strangers_.erase(session.id);
   session.tenant = *tenant;
   ++counts_of(session).connections;

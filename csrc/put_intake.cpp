@@ -14,7 +14,8 @@ PutIntake::PutIntake(Node& node, const Session& session, uint64_t request_id, ui
       session_(session.id),
       transport_(session.stream()),
       region_(session.region),
-      checks_(!session.vouches),
+      told_(session.digests),
+      computes_(!session.digests || !session.vouches),
       request_id_(request_id),
       spec_id_(spec_id),
       part_id_(part_id),
@@ -64,7 +65,7 @@ size_t PutIntake::spans(iovec out[2]) {
 
 void PutIntake::filled(size_t bytes) {
   const uint64_t of_block = at_ < part_bytes_ ? std::min<uint64_t>(bytes, part_bytes_ - at_) : 0;
-  if (granted_ && checks_ && of_block != 0)
+  if (granted_ && computes_ && of_block != 0)
     crc_ = crc32c(node_.pool_data() + slot_.offset + at_, of_block, crc_);
   at_ += bytes;
   if (at_ == part_bytes_ + sizeof trailer_) end_block();
@@ -90,12 +91,12 @@ size_t PutIntake::feed(const uint8_t* data, size_t size) {
 void PutIntake::end_block() {
   if (granted_) {
     granted_ = false;
-    uint32_t wanted;
-    std::memcpy(&wanted, trailer_, sizeof wanted);
-    const bool intact = !checks_ || wanted == crc_;
+    uint32_t crc = crc_;
+    if (told_) std::memcpy(&crc, trailer_, sizeof crc);
+    const bool intact = !computes_ || crc == crc_;
     statuses_[block_] = static_cast<uint8_t>(intact ? BlockStatus::kStored : BlockStatus::kCorrupt);
     const PartKey part{key(block_), part_id_};
-    if (intact) node_.commit_one(part, session_, slot_, wanted, transport_, checks_);
+    if (intact) node_.commit_one(part, session_, slot_, crc, transport_, computes_);
     else node_.give_back(part, session_, slot_), node_.count_corrupt();
   }
   begun_ = false;

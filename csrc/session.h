@@ -145,6 +145,7 @@ class Session {
   // What the peer has told.
   bool greeted = false;
   bool vouches = false;  // for the digests of its PUTs: they are checked when somebody needs that
+  bool digests = true;   // it computes them; else they are made of what has come
   uint32_t tenant = 0;  // whose token it showed; 0 where none is asked for
   std::string name;
   uint32_t region = Slab::kAnyRegion;  // of the pool: its memory is the nearest to the peer

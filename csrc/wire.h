@@ -30,6 +30,8 @@
 // a PUT can be found, unless the HELLO said kVouch: then a part is found when it has come, and the
 // server checks it before it is first read in place (it is not in the DIRECTORY until then, and an
 // ACQUIRE of who can read the pool waits for it). A server that does not know kVouch checks at once.
+// With kNoDigests in the HELLO the lines of its PUTs say nothing: the server computes the digests, of
+// what has come. A server that does not know it takes the parts for corrupt.
 //
 // FIELDS of a body, in the order of the `fields` function of its struct in wire_requests.h and
 // wire_replies.h:
@@ -99,7 +101,7 @@
 // answers WAITs with TIMEOUT, since nothing can land.
 //
 // PAYLOADS. PUT: for each block of `hashes` the part's bytes and a line of 64 bytes that begins with
-// their CRC32C (u32; the rest is 0 and not looked at), also for blocks that turn out to exist. GET: the bytes of the leading run of blocks, whose CRC32Cs are in
+// their CRC32C (u32, unless kNoDigests; the rest is 0 and not looked at), also for blocks that turn out to exist. GET: the bytes of the leading run of blocks, whose CRC32Cs are in
 // the body of the reply.
 #pragma once
 
@@ -177,7 +179,7 @@ enum class BlockStatus : uint8_t {
 };
 inline constexpr uint8_t kLastBlockStatus = 8;
 
-enum HelloFlags : uint32_t { kWantPool = 1, kWantWrite = 2, kVouch = 4 };
+enum HelloFlags : uint32_t { kWantPool = 1, kWantWrite = 2, kVouch = 4, kNoDigests = 8 };
 enum class PoolAccess : uint8_t { kNone = 0, kRead = 1, kWrite = 2 };
 
 struct Hash {

@@ -44,9 +44,10 @@ void check_lengths(HashSpan hashes, const U32s& values) {
 }
 
 nb::bytes hello(uint64_t id, const std::string& name, const std::string& token, bool want_pool,
-                bool want_write, bool vouch, std::optional<uint32_t> numa_node) {
+                bool want_write, bool vouch, bool digests, std::optional<uint32_t> numa_node) {
   const uint32_t flags = (want_pool ? kWantPool : 0u) |
-                         (want_write ? kWantPool | kWantWrite : 0u) | (vouch ? kVouch : 0u);
+                         (want_write ? kWantPool | kWantWrite : 0u) | (vouch ? kVouch : 0u) |
+                         (digests ? 0u : kNoDigests);
   return frame(Op::kHello, id, HelloRequest{flags, name, token, numa_node.value_or(kNoNumaNode)});
 }
 
@@ -214,7 +215,7 @@ void bind_wire(nb::module_& m) {
   m.def("put_payload_bytes", wire::put_payload_bytes, "block_bytes"_a, "blocks"_a);
   m.def("encode_hello", hello, "request_id"_a, nb::kw_only(), "name"_a = "", "token"_a = "",
         "want_pool"_a = false, "want_write"_a = false, "vouch"_a = false,
-        "numa_node"_a = nb::none());
+        "digests"_a = true,        "numa_node"_a = nb::none());
   m.def("encode_register", register_, "request_id"_a, nb::kw_only(), "spec"_a, "manifest"_a,
         "engine"_a, "refusal"_a, "doc"_a, "parts"_a);
   m.def(

@@ -119,8 +119,8 @@ MOONCAKE = Entry(
     "Mooncake", f"{_HERE}.mooncake:Mooncake", server="Mooncake", environment="Mooncake"
 )
 REDIS = Entry("Redis", f"{_HERE}.redis:Redis", server="Redis")
-# Without verification the client computes digests of what it puts all the same, and the node keeps
-# them unchecked; of what it gets it checks none.
+# Without verification the client computes no digest of what it puts, and checks none of what it
+# gets; the node computes those of what has come all the same, and keeps them.
 RANGED = (
     MEMCPY,
     FUSED,

@@ -118,9 +118,10 @@ class Story {
     peer.begin(session.id, tenants_ == 0 ? 0 : 1 + token);
     static const std::string tokens[] = {"token of tenant one", "token of tenant two", ""};
     const uint32_t wants = (write ? kWantWrite : 0u) | ((how & 16) != 0 ? kWantPool : 0u);
-    peer.in_place = local && wants != 0 && tenants_ <= 1, peer.vouches = (how & 32) != 0;
-    peer.ask({.op = Op::kHello},
-             HelloRequest{wants | (peer.vouches ? kVouch : 0u), "fuzz", tokens[token]});
+    peer.in_place = local && wants != 0 && tenants_ <= 1;
+    peer.vouches = (how & 32) != 0, peer.digests = (how & 64) == 0;
+    const uint32_t flags = wants | (peer.vouches ? kVouch : 0u) | (peer.digests ? 0u : kNoDigests);
+    peer.ask({.op = Op::kHello}, HelloRequest{flags, "fuzz", tokens[token]});
   }
 
   void enroll(Peer& peer) {
@@ -131,10 +132,9 @@ class Story {
     if (choices_.below(8) == 7) request.refusal = "why";
     for (const PartKind& part : manifest.parts)
       request.parts.push_back({hash_of(part.digest), part.bytes});
-    const Op op = request.refusal.empty() ? Op::kRegister : Op::kCancel;
     // The ids in the reply to a refusal mean nothing.
-    if (op == Op::kRegister) peer.ask({.op = op, .kind = kind}, request, {}, bend_);
-    else peer.ask({.op = Op::kRegister, .kind = 99}, request, {}, bend_);
+    const uint32_t told = request.refusal.empty() ? kind : 99;
+    peer.ask({.op = Op::kRegister, .kind = told}, request, {}, bend_);
   }
 
   // Some blocks of a chain, under a manifest.
@@ -161,15 +161,15 @@ class Story {
   void put(Peer& peer) {
     Asked what = some(Op::kPut);
     WriteRequest request{peer.manifest_id(what.kind), what.part, parent(), {}};
-    what.told_wrong_crc = choices_.u8() >= 0xE0, what.vouched = peer.vouches;
+    const bool wrong = choices_.u8() >= 0xE0;
+    what.told_wrong_crc = wrong && peer.digests, what.vouched = peer.vouches;
     if (what.told_wrong_crc && what.vouched)
       for (Peer& each : peers_) each.doubt = true;
     std::string payload;
     for (const Hash& hash : what.hashes) {
       const Content wanted = peer.content(what.kind, what.part, hash);
-      const uint32_t crc = wanted.crc() ^ (what.told_wrong_crc ? 1 : 0);
       payload += wanted.bytes();
-      put_digest_line(payload, crc);
+      put_digest_line(payload, wanted.crc() ^ (wrong ? 1 : 0));
     }
     const std::vector<Hash> hashes = what.hashes;
     request.hashes = span_of(hashes);

@@ -112,6 +112,7 @@ class Peer {
   std::vector<Grant> lent;  // of no block yet
   std::vector<Held> leases;
   bool vouches = false;
+  bool digests = true;
   bool in_place = false;  // it reads the pool: what it is told of has been checked
   bool doubt = false;     // somebody has vouched for a wrong digest
 

@@ -1,7 +1,9 @@
-// Puts that are not checked as they come: nobody reads them in place before they have been.
+// Puts that are not checked as they come: nobody reads them in place before they have been. Puts
+// without digests.
 #include <string>
 
 #include "check.h"
+#include "crc32c.h"
 #include "mapping_client.h"
 #include "server.h"
 #include "slab.h"
@@ -75,6 +77,28 @@ void who_does_not_vouch_is_checked() {
   CHECK(writer.put(2, 1, false) != stored(1) && writer.match(2) == 1);
 }
 
+void who_sends_no_digests_has_them_computed_of_what_came() {
+  Node node;
+  Client writer = Client::tcp(node.server.port());
+  writer.greet(kNoDigests);
+  Reader reader;
+  CHECK(writer.put(1, 2, false) == stored(2) && reader.finds(1, 2));
+  const AcquireReply leased = reader.acquire(2);
+  CHECK(leased.blocks == 2 && leased.crcs.size() == 2);
+  for (size_t i = 0; i < 2; ++i)
+    CHECK(leased.crcs[i] ==
+          crc32c(node.server.pool_data() + leased.offsets[i], leased.part_bytes[0]));
+  CHECK(node.gauge("corrupt_total") == 0);
+}
+
+void who_vouches_for_digests_that_it_does_not_send_is_not_believed() {
+  Node node;
+  Client writer = Client::tcp(node.server.port());
+  writer.greet(kVouch | kNoDigests);
+  Reader reader;
+  CHECK(writer.put(1, 1, false) == stored(1) && reader.finds(1, 1));
+}
+
 // A victim that turns out to be read in place stays, and goes back to where it stood, or did not.
 void what_is_unchecked_is_not_published_by_being_kept() {
   Slab slab(2 * 4096, 4096);
@@ -105,6 +129,8 @@ int main() {
   what_was_vouched_for_is_found_in_place_when_it_was_checked();
   a_lease_in_place_ends_before_a_wrong_digest();
   who_does_not_vouch_is_checked();
+  who_sends_no_digests_has_them_computed_of_what_came();
+  who_vouches_for_digests_that_it_does_not_send_is_not_believed();
   what_is_unchecked_is_not_published_by_being_kept();
   return 0;
 }

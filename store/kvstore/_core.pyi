@@ -355,10 +355,14 @@ class ProtocolError(ConnectionError):
 class Link:
     """A blocking client's connection over a connected stream socket, which stays the caller's. One thread at a time.
 
+    `digests`: whether they are computed of what is put; where its HELLO said that they are not, the server does.
+
     Deadlines are readings of time.monotonic(). Of every exchange: TimeoutError after its deadline, ProtocolError,
     TlsError where TLS fails, another OSError where the socket does; then the connection is of no more use. Handlers
     of signals run meanwhile. Never raises SIGPIPE.
     """
+
+    digests: bool
 
     @overload
     def __init__(self, fd: int) -> None: ...
@@ -572,6 +576,7 @@ def encode_hello(
     want_pool: bool = False,
     want_write: bool = False,
     vouch: bool = False,
+    digests: bool = True,
     numa_node: int | None = None,
 ) -> bytes: ...
 def encode_register(

@@ -28,7 +28,7 @@ from kvstore.answers import (
     understood,
 )
 from kvstore.block import Manifest
-from kvstore.connection import Access, Channel, Deadline
+from kvstore.connection import Access, Channel, Deadline, PutDigests
 from kvstore.credentials import check_token
 from kvstore.errors import StoreRefused
 from kvstore.lease import Landing, Lease, Reservation
@@ -56,10 +56,12 @@ class StoreClient:
     With `verify`, the digest of every block that is read is checked. With `check_puts`, the node
     also checks the digest of what comes over a socket before anybody finds it; without, it stores
     the digest computed here, which every reader checks (who reads the pool in place is given the
-    block when the node has checked it). Each operation ends within
-    `deadline_s` seconds, and one second more for each 64 MiB of payload. Construction does not
-    connect: the first operation does, and later ones reconnect by themselves where the node went
-    away, also to a node that was restarted (manifests are then registered again).
+    block when the node has checked it). Without `digest_puts` no digest of it is computed here: the
+    node computes those of what has come, and nobody notices what was changed on the way to it.
+    Each operation ends within `deadline_s` seconds, and one second more for each 64 MiB of payload.
+    Construction does not connect: the first operation does, and later ones reconnect by themselves
+    where the node went away, also to a node that was restarted (manifests are then registered
+    again).
 
     `token`: one of the node's, where it asks for one. `tls`: files of a client of kvs://.
     ValueError where either cannot be used.
@@ -77,6 +79,7 @@ class StoreClient:
         transport: TransportName = "auto",
         verify: bool = True,
         check_puts: bool = True,
+        digest_puts: bool = True,
         deadline_s: float = 2.0,
         name: str = "",
         token: str = "",
@@ -95,7 +98,7 @@ class StoreClient:
             check_token(token),
             context,
             rdma=rdma or Initiator(),
-            vouch=not check_puts,
+            puts=PutDigests.of(check_puts, digest_puts),
         )
 
     @property

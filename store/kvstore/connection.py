@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from enum import Enum
 from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar, cast
 
 from kvstore import _core
@@ -39,11 +40,26 @@ if TYPE_CHECKING:
     from kvstore.answers import Registration
     from kvstore.rdma.initiator import RemotePool
 
-__all__ = ["Access", "Channel", "Deadline", "LinkLost", "refused"]
+__all__ = ["Access", "Channel", "Deadline", "LinkLost", "PutDigests", "refused"]
 
 Access = PoolAccess
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class PutDigests(Enum):
+    """Of blocks that are sent: who computes their digests, and whether the node checks them."""
+
+    CHECKED = "by the client, checked as they come"
+    VOUCHED = "by the client, checked when somebody needs that"
+    OF_NODE = "by the node, of what has come"
+
+    @staticmethod
+    def of(check_puts: bool, digest_puts: bool) -> "PutDigests":
+        """What these two arguments of a client mean."""
+        if not digest_puts:
+            return PutDigests.OF_NODE
+        return PutDigests.CHECKED if check_puts else PutDigests.VOUCHED
 
 
 class LinkLost(StoreUnavailable):
@@ -57,7 +73,6 @@ class Channel:
     `directory` finds blocks in it without asking, and `writer` puts them so; None where the server
     gives none. `remote` is the pool over RDMA, None where the channel is not attached. `pending`: a
     request was sent and its reply (with its payload) not yet read, so nothing else can be asked.
-    `vouch`: the node need not check digests of what is put as it comes.
     """
 
     def __init__(
@@ -68,7 +83,7 @@ class Channel:
         name: str,
         token: str = "",
         access: Access = Access.NONE,
-        vouch: bool = False,
+        puts: PutDigests = PutDigests.CHECKED,
     ) -> None:
         self.lock = threading.Lock()
         self.owner_pid = os.getpid()
@@ -83,7 +98,7 @@ class Channel:
         self._socket = dial(address, deadline)
         try:
             self.link = self._begin(self._socket.fileno(), deadline)
-            self.hello = self._greet(name, token, access, vouch, deadline)
+            self.hello = self._greet(name, token, access, puts, deadline)
         except BaseException:
             self.discard()
             raise
@@ -166,8 +181,9 @@ class Channel:
         return Link(fd)
 
     def _greet(
-        self, name: str, token: str, access: Access, vouch: bool, deadline: Deadline
+        self, name: str, token: str, access: Access, puts: PutDigests, deadline: Deadline
     ) -> HelloReply:
+        self.link.digests = puts is not PutDigests.OF_NODE
         want_pool, want_write = access != Access.NONE, access == Access.WRITE
         frame = _core.encode_hello(
             self.next_id(),
@@ -175,7 +191,8 @@ class Channel:
             token=token,
             want_pool=want_pool,
             want_write=want_write,
-            vouch=vouch,
+            vouch=puts is PutDigests.VOUCHED,
+            digests=self.link.digests,
             numa_node=_core.current_numa_node(),
         )
         if not want_pool:

@@ -9,7 +9,7 @@ from kvstore._core import TlsContext
 from kvstore.address import Address
 from kvstore.answers import Registration
 from kvstore.block import Manifest
-from kvstore.connection import Access, Channel, Deadline, LinkLost
+from kvstore.connection import Access, Channel, Deadline, LinkLost, PutDigests
 from kvstore.errors import DeadlineExceeded, StoreClosed, StoreUnavailable, UnknownManifest
 from kvstore.lane import Lane
 from kvstore.rdma.initiator import Initiator
@@ -36,7 +36,7 @@ class Session:
         tls: TlsContext | None = None,
         *,
         rdma: Initiator,
-        vouch: bool = False,
+        puts: PutDigests = PutDigests.CHECKED,
     ) -> None:
         self._rdma = rdma
         if wish == "rdma":
@@ -46,7 +46,7 @@ class Session:
         self._name = name
         self._token = token
         self._tls = tls
-        self._vouch = vouch
+        self._digests = puts
         self._rest_until = 0.0
         self._lanes = {access: Lane(functools.partial(self._connect, access)) for access in Access}
         self.puts, self.gets = Shortcut(self._rest), Shortcut(self._rest)
@@ -166,7 +166,7 @@ class Session:
             token=self._token,
             tls=self._tls,
             access=access,
-            vouch=self._vouch,
+            puts=self._digests,
         )
         if way.kind == "rdma":
             try:

@@ -4,7 +4,7 @@ from typing import NoReturn
 
 from kvstore._core import Link, TlsContext, TlsError
 from kvstore.address import Address
-from kvstore.connection import Access, Channel, Deadline
+from kvstore.connection import Access, Channel, Deadline, PutDigests
 from kvstore.errors import Untrusted
 from kvstore.tls import sentence
 
@@ -25,11 +25,11 @@ class TlsChannel(Channel):
         name: str,
         token: str,
         context: TlsContext,
-        vouch: bool = False,
+        puts: PutDigests = PutDigests.CHECKED,
     ) -> None:
         self._address = address
         self._context = context
-        super().__init__(address, deadline, name=name, token=token, vouch=vouch)
+        super().__init__(address, deadline, name=name, token=token, puts=puts)
 
     def lost(self, error: BaseException) -> NoReturn:
         """Give the connection up because of `error`."""
@@ -55,10 +55,10 @@ def open_channel(
     token: str = "",
     tls: TlsContext | None = None,
     access: Access = Access.NONE,
-    vouch: bool = False,
+    puts: PutDigests = PutDigests.CHECKED,
 ) -> Channel:
     """Connect and say HELLO: under `tls` where the address is of that kind (kvs://)."""
     if address.tls:
         assert tls is not None  # native_context() makes one for every such address
-        return TlsChannel(address, deadline, name=name, token=token, context=tls, vouch=vouch)
-    return Channel(address, deadline, name=name, token=token, access=access, vouch=vouch)
+        return TlsChannel(address, deadline, name=name, token=token, context=tls, puts=puts)
+    return Channel(address, deadline, name=name, token=token, access=access, puts=puts)

@@ -134,6 +134,41 @@ def test_a_block_is_checked_once_and_then_found_without_asking(
     assert asked(server) == 1  # the first time the node looked
 
 
+@pytest.mark.parametrize("transport", ["tcp", "unix", "shm"])
+def test_digests_that_a_client_leaves_out_are_computed_by_the_node(
+    transport: TransportName, connect: Connect, server: StoreServer
+) -> None:
+    hashes = chain_of(3)
+    assert put_chain(connect(transport, digest_puts=False), MANIFEST, hashes) == 3
+    for kind in ("tcp", "unix", "shm"):
+        memory, wanted = Memory(3, BLOCK), Memory(3, BLOCK).holds(hashes)
+        got = connect(kind).get_into(MANIFEST, 0, hashes, range(3), memory.segments, range(3))
+        assert got == [OK] * 3
+        assert memory.data == wanted.data
+    with connect("shm").acquire(MANIFEST, hashes) as lease:
+        assert lease.blocks == 3
+    assert asked(server) == 0  # they count as checked
+
+
+def test_a_client_may_leave_digests_out_under_tls(authority: Authority) -> None:
+    hashes = chain_of(2)
+    node = StoreServer(pool_bytes=16 << 20, tls=authority.sign().server())
+    node.start()
+    try:
+        url, trust = f"kvs://127.0.0.1:{node.port}", authority.trust
+        with (
+            StoreClient(url, digest_puts=False, tls=trust) as writer,
+            StoreClient(url, tls=trust) as reader,
+        ):
+            assert put_chain(writer, MANIFEST, hashes) == 2
+            memory, wanted = Memory(2, BLOCK), Memory(2, BLOCK).holds(hashes)
+            got = reader.get_into(MANIFEST, 0, hashes, range(2), memory.segments, range(2))
+            assert got == [OK] * 2
+            assert memory.data == wanted.data
+    finally:
+        node.stop()
+
+
 def test_a_client_may_vouch_under_tls(authority: Authority, tmp_path: Path) -> None:
     hashes, path = chain_of(2), str(tmp_path / "tls.sock")
     node = StoreServer(unix_path=path, pool_bytes=16 << 20, tls=authority.sign().server())

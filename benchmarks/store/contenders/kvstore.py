@@ -23,7 +23,7 @@ READ_BYTES = 1 << 16
 class Kvstore(Contender):
     """The blocking client. Options: `transport` 'shm', 'unix' or 'tcp'; `verify` 'on' or 'off'.
 
-    `verify` 'off': the node takes the client's word for digests, and the client the node's.
+    `verify` 'off': the client leaves the digests of what it puts to the node, and looks at none.
     """
 
     def __init__(self, seat: Seat) -> None:
@@ -33,7 +33,7 @@ class Kvstore(Contender):
         url = f"kv://{seat.server['host']}:{seat.server['port']}"
         verify = seat.options["verify"] == "on"
         self.client = StoreClient(
-            url, transport=transport, verify=verify, check_puts=verify, deadline_s=DEADLINE_S
+            url, transport=transport, verify=verify, digest_puts=verify, deadline_s=DEADLINE_S
         )
         self.manifest = _manifest(size)
         self.hashes = os.urandom(HASH_BYTES * seat.blocks)

@@ -12,7 +12,7 @@ class Stream:
     """Transport over the connection itself: one round trip for many blocks."""
 
     def put(self, channel: Channel, write: Write, deadline: Deadline) -> list[BlockStatus]:
-        """Send the blocks, each with its digest, which the server checks as they come."""
+        """Send the blocks; who computes and checks their digests, the channel has agreed upon."""
         try:
             return channel.exchange(
                 channel.link.put,
