@@ -56,6 +56,7 @@ class Spoken:
         self.failure: str | None = None
         self.error: bytes | None = None
         self._head: dict[str, Any] = {}
+        self._untold: list[int] = []  # by who asked for ids: they wait for their text
         self._opened = False
         self._resumed = False
         self._awaited: bytes | None = None
@@ -68,6 +69,7 @@ class Spoken:
                 must say that it took them before anything it says is believed.
         """
         del self.tokens[self.certain :]
+        self._untold = []  # they are said again
         self.before = self.certain
         self.failure = self.error = None
         self._resumed = True
@@ -168,8 +170,6 @@ class Spoken:
             self.failure = _ASTRAY
         if self.failure is not None:
             return False
-        if not self._show_ids:
-            choice.pop("token_ids", None)
         if self._chat:
             self._plain(choice["delta"])
         text = self._text(choice)
@@ -177,10 +177,24 @@ class Spoken:
             self.told = self.told and not text
         else:
             self.tokens += ids
+        self._show_tokens(choice, ids or [], waits=not (text or choice["finish_reason"]))
         if text:
             self.certain = len(self.tokens)
         self.finish = choice["finish_reason"] or self.finish
         return bool(said) or not (self._resumed and self._opened)
+
+    def _show_tokens(self, choice: dict[str, Any], ids: list[int], *, waits: bool) -> None:
+        """Name tokens to a client that asked for them: not while they wait for their text, since
+        another engine would say them again.
+        """
+        if not self._show_ids:
+            choice.pop("token_ids", None)
+            return
+        self._untold += ids
+        if "token_ids" in choice or (self._untold and not waits):
+            choice["token_ids"] = [] if waits else self._untold
+        if not waits:
+            self._untold = []
 
     def _text(self, choice: dict[str, Any]) -> str | None:
         text: str | None = choice["delta"].get("content") if self._chat else choice["text"]

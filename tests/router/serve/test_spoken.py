@@ -79,6 +79,21 @@ def test_tokens_whose_text_was_held_back_are_said_again(texts: list[str]) -> Non
     assert spoken.before == shown
 
 
+@given(st.lists(st.sampled_from(["", "x", "yz"]), min_size=1, max_size=20), st.data())
+def test_a_client_that_asked_for_token_ids_is_told_each_once(
+    texts: list[str], data: st.DataObject
+) -> None:
+    events = [event(n, text, last=n + 1 == len(texts)) for n, text in enumerate(texts)]
+    cut = data.draw(st.integers(0, len(texts) - 1))
+    spoken = Spoken(show_ids=True)
+    seen = b"".join(map(spoken.take, events[:cut]))
+    spoken.go_on()
+    seen += b"".join(map(spoken.take, events[spoken.before :]))
+    told = [json.loads(line[6:])["choices"][0] for line in seen.split(b"\n\n") if line]
+    assert [number for choice in told for number in choice["token_ids"]] == list(range(len(texts)))
+    assert "".join(choice["text"] for choice in told) == "".join(texts)
+
+
 def test_an_engine_that_does_not_name_its_tokens_is_not_followed() -> None:
     spoken = Spoken()
     spoken.take(b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n')
