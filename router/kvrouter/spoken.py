@@ -184,9 +184,7 @@ class Spoken:
         return bool(said) or not (self._resumed and self._opened)
 
     def _show_tokens(self, choice: dict[str, Any], ids: list[int], *, waits: bool) -> None:
-        """Name tokens to a client that asked for them: not while they wait for their text, since
-        another engine would say them again.
-        """
+        """Name tokens to who asked for them, when their text is there: else they may come again."""
         if not self._show_ids:
             choice.pop("token_ids", None)
             return
