@@ -1,4 +1,4 @@
-// What the short way of a put or get knows before it is called: a registered manifest, and how much
+// What the short way knows before it is called: a registered manifest, and how much
 // one request may carry. What does not fit is left to others, to say why.
 #pragma once
 
@@ -43,6 +43,13 @@ class KnownParts {
     if (part_bytes_[static_cast<size_t>(blocks.part)] != bytes) return {};
     if (count > most_blocks_ || bytes > most_bytes_ / count) return {};
     return wire::HashSpan{all_of(blocks.hashes) + blocks.start, static_cast<uint32_t>(count)};
+  }
+
+  // A whole chain, likewise.
+  std::optional<wire::HashSpan> chain_of(const nb::bytes& hashes) const {
+    const size_t count = hashes.size() / wire::kHashBytes;
+    if (!mark_.here() || hashes.size() % wire::kHashBytes != 0 || count > wire::kMaxHashes) return {};
+    return wire::HashSpan{all_of(hashes), static_cast<uint32_t>(count)};
   }
 
   // What the first of the chosen hashes hangs on.

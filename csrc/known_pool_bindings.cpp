@@ -1,4 +1,4 @@
-// The short way of a put or get in a mapped pool.
+// The short way of a put, get or match where the pool is mapped.
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -26,13 +26,14 @@ class KnownPool final : public KnownWay {
  public:
   KnownPool(Link& link, const PoolView& pool, const DirectoryReader& directory, LocalWriter* writer,
             const BlockNames& names, uint32_t manifest_id, std::vector<uint64_t> part_bytes,
-            nb::handle put_result, uint32_t most_blocks, uint64_t most_bytes)
+            uint32_t node, nb::handle put_result, uint32_t most_blocks, uint64_t most_bytes)
       : link_(link),
         pool_(pool),
         directory_(directory),
         writer_(writer),
         names_(names),
         manifest_id_(manifest_id),
+        node_(node),
         parts_(std::move(part_bytes), put_result, most_blocks, most_bytes) {}
 
   nb::object put(const Blocks& blocks, double deadline) override {
@@ -75,6 +76,17 @@ class KnownPool final : public KnownWay {
     }
     if (done != chosen->count) return nb::none();
     return parts_.list_of(std::vector<uint8_t>(done, static_cast<uint8_t>(BlockStatus::kOk)));
+  }
+
+  nb::object match(const nb::bytes& hashes, double deadline) override {
+    const std::optional<HashSpan> chain = parts_.chain_of(hashes);
+    if (!chain || directory_.closed() || pool_.closed() || !quiet(link_.wire())) return nb::none();
+    if (!directory_.share()->has_all(names_, *chain))
+      return ask_match(link_, manifest_id_, *chain, deadline);
+    MatchReply all;
+    all.blocks = chain->count;
+    if (chain->count != 0) all.places.push_back({chain->count, node_, 0});
+    return nb::cast(std::move(all));
   }
 
  private:
@@ -132,7 +144,7 @@ class KnownPool final : public KnownWay {
   const DirectoryReader& directory_;
   LocalWriter* writer_;
   BlockNames names_;
-  uint32_t manifest_id_;
+  uint32_t manifest_id_, node_;
   KnownParts parts_;
 };
 
@@ -142,9 +154,9 @@ void bind_known_pool(nb::module_& m) {
   using namespace nb::literals;
   nb::class_<KnownPool, KnownWay>(m, "KnownPool")
       .def(nb::init<Link&, const PoolView&, const DirectoryReader&, LocalWriter*, const BlockNames&,
-                    uint32_t, std::vector<uint64_t>, nb::handle, uint32_t, uint64_t>(),
+                    uint32_t, std::vector<uint64_t>, uint32_t, nb::handle, uint32_t, uint64_t>(),
            "link"_a, "pool"_a, "directory"_a, "writer"_a.none(), "names"_a, "manifest_id"_a,
-           "part_bytes"_a, "put_result"_a, nb::kw_only(), "most_blocks"_a, "most_bytes"_a,
+           "part_bytes"_a, "node"_a, "put_result"_a, nb::kw_only(), "most_blocks"_a, "most_bytes"_a,
            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
            nb::keep_alive<1, 5>());
 }

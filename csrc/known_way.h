@@ -1,4 +1,4 @@
-// Who does a put or get of the short way.
+// Who does a put, get or match of the short way.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,8 @@ class KnownWay {
   // its own. `deadline`: a reading of time.monotonic(); a way may add what the payload takes.
   virtual nb::object put(const Blocks& blocks, double deadline) = 0;
   virtual nb::object get(const Blocks& blocks, bool verify, double deadline) = 0;
+  // A MatchReply of a whole chain, or the refusal; None as above.
+  virtual nb::object match(const nb::bytes& hashes, double deadline) = 0;
 };
 
 }  // namespace kv::python

@@ -131,6 +131,11 @@ class KnownLink final : public KnownWay {
                   list_unless_corrupt);
   }
 
+  nb::object match(const nb::bytes& hashes, double deadline) override {
+    const std::optional<HashSpan> chain = parts_.chain_of(hashes);
+    return chain ? ask_match(link_, manifest_id_, *chain, deadline) : nb::none();
+  }
+
  private:
   double later(double deadline, const Blocks& blocks) const {
     return deadline + static_cast<double>(blocks.block_bytes()) *

@@ -9,6 +9,7 @@
 #include "exchange.h"
 #include "io_bindings.h"
 #include "reply_bindings.h"
+#include "wire_codec.h"
 
 namespace kv::python {
 
@@ -64,6 +65,17 @@ inline nb::object reply_of(const Exchange& exchange) {
   } catch (const nb::builtin_exception& error) {
     throw ProtocolFailure(error.what());
   }
+}
+
+// The reply to a MATCH of these.
+inline nb::object ask_match(Link& link, uint32_t manifest_id, wire::HashSpan hashes,
+                            double deadline) {
+  wire::MatchRequest body{manifest_id, 0, hashes};
+  const std::string frame =
+      wire::encode_frame(wire::Op::kMatch, wire::Status::kOk, link.next_id(), body);
+  Exchange exchange(link.wire(), frame, deadline_at(deadline));
+  perform(link, &exchange, [&exchange] { return exchange.ask(); });
+  return reply_of(exchange);
 }
 
 }  // namespace kv::python

@@ -1,4 +1,4 @@
-// Binding of the short way of a put or get: all that is ordinary about it is one native call.
+// Binding of the short way of a put, get or match: all that is ordinary about it is one native call.
 #include <nanobind/stl/vector.h>
 
 #include <array>
@@ -115,6 +115,15 @@ class Shortcut {
                 });
   }
 
+  nb::object match(nb::handle manifest, nb::handle hashes, double began, double deadline_s) {
+    const std::shared_ptr<const Known> known = known_for(manifest);
+    if (known == nullptr || !PyBytes_Check(hashes.ptr())) return nb::none();
+    const auto chain = nb::borrow<nb::bytes>(hashes);
+    return use({nb::type<wire::MatchReply>(), false}, *known, began, [&](KnownWay& way) {
+      return way.match(chain, began + deadline_s);
+    });
+  }
+
   // For Python's garbage collector: a lane leads back to the client that this is of.
   int traverse(visitproc visit, void* arg) const {
     Py_VISIT(put_result_.ptr());
@@ -137,24 +146,35 @@ class Shortcut {
   template <class Call>
   nb::object move(const Kind& kind, nb::handle manifest, const Given& given, double began,
                   Call call) {
-    const std::shared_ptr<const Known> known = known_;  // others may learn and forget meanwhile
-    if (known == nullptr || !manifest.is(known->manifest)) return nb::none();
+    const std::shared_ptr<const Known> known = known_for(manifest);
+    if (known == nullptr) return nb::none();
     const std::optional<Blocks> blocks = reader_.blocks_of(given);
-    if (!blocks || !is_true(known->lock(false))) return nb::none();
+    if (!blocks) return nb::none();
+    return use(kind, *known, began, [&](KnownWay& way) { return call(way, *blocks); });
+  }
+
+  // To be kept while it is used: others may learn and forget meanwhile.
+  std::shared_ptr<const Known> known_for(nb::handle manifest) const {
+    return known_ != nullptr && manifest.is(known_->manifest) ? known_ : nullptr;
+  }
+
+  template <class Call>
+  nb::object use(const Kind& kind, const Known& known, double began, Call call) {
+    if (!is_true(known.lock(false))) return nb::none();
     // The descriptor of a broken one may be another's by now.
-    if (broken(*known)) return settle(kind, *known, nb::none(), nb::none(), began);
+    if (broken(known)) return settle(kind, known, nb::none(), nb::none(), began);
     nb::object answer;
     std::exception_ptr failure;
     try {
-      answer = call(*known->way, *blocks);
+      answer = call(*known.way);
     } catch (...) {
       failure = std::current_exception();
     }
-    if (failure) return settle(kind, *known, nb::none(), in_python(failure), began);
-    if (!answer.type().is(kind.ordinary) || broken(*known))
-      return settle(kind, *known, answer, nb::none(), began);
-    known->unlock();
-    if (nb::cast<int>(known->lane.attr(waiting_)) != 0) known->lane.attr("wake")();
+    if (failure) return settle(kind, known, nb::none(), in_python(failure), began);
+    if (!answer.type().is(kind.ordinary) || broken(known))
+      return settle(kind, known, answer, nb::none(), began);
+    known.unlock();
+    if (nb::cast<int>(known.lane.attr(waiting_)) != 0) known.lane.attr("wake")();
     return answer;
   }
 
@@ -197,7 +217,8 @@ void bind_shortcut(nb::module_& m) {
       .def("put", &Shortcut::put, "manifest"_a, "part"_a, "hashes"_a, "span"_a, "segments"_a,
            "indices"_a, "began"_a, "deadline_s"_a)
       .def("get", &Shortcut::get, "manifest"_a, "part"_a, "hashes"_a, "span"_a, "segments"_a,
-           "indices"_a, "verify"_a, "began"_a, "deadline_s"_a);
+           "indices"_a, "verify"_a, "began"_a, "deadline_s"_a)
+      .def("match", &Shortcut::match, "manifest"_a, "hashes"_a, "began"_a, "deadline_s"_a);
 }
 
 }  // namespace kv::python

@@ -408,7 +408,7 @@ class Link:
         """Tell whether the connection stands and nothing has come that was not asked for. Does not wait."""
 
 class KnownWay:
-    """A manifest that is registered with a server, and a way there: what a Shortcut puts and gets by."""
+    """A manifest that is registered with a server, and a way there: what a Shortcut goes by."""
 
 class KnownLink(KnownWay):
     """A Link and a manifest that is registered there.
@@ -435,7 +435,8 @@ class KnownPool(KnownWay):
     Nothing is done either where the link is not quiet, the pool is closed, or the server has no slots to lend
     (`writer` None: where there is nobody to write). The deadline is that of the LEND that a put makes where slots
     have run out, or somebody waits for blocks. After an OSError blocks of a put may be lost. A get has no result
-    where not all blocks are in the directory, or one is corrupt. One thread at a time.
+    where not all blocks are in the directory, or one is corrupt. A match asks the server where not all are there;
+    else they lie on `node`. One thread at a time.
     """
 
     def __init__(
@@ -447,13 +448,14 @@ class KnownPool(KnownWay):
         names: BlockNames,
         manifest_id: int,
         part_bytes: Sequence[int],
+        node: int,
         put_result: type[PutResult],
         *,
         most_blocks: int,
         most_bytes: int,
     ) -> None: ...
 class Shortcut:
-    """A put or get on a known connection, and what is around it.
+    """A put, get or match on a known connection, and what is around it.
 
     `known` has a manifest, a channel, its lane, and a link: a KnownWay. Where the manifest is that very one, and
     the channel's lock can be had at once, the channel is used and given back to its lane. Whatever is not as it is
@@ -464,7 +466,7 @@ class Shortcut:
     def __init__(
         self,
         put_result: type[PutResult],
-        settle: Callable[..., PutResult | list[BlockStatus] | None],
+        settle: Callable[..., PutResult | list[BlockStatus] | MatchReply | None],
     ) -> None: ...
     @property
     def known(self) -> _Known | None:
@@ -502,6 +504,11 @@ class Shortcut:
         deadline_s: float,
     ) -> list[BlockStatus] | None:
         """As StoreClient's get_into, and as `put`; None also where a block came corrupt."""
+
+    def match(
+        self, manifest: Manifest, hashes: bytes, began: float, deadline_s: float
+    ) -> MatchReply | None:
+        """As StoreClient's match; None as of `put`."""
 
 def put_payload_bytes(block_bytes: int, blocks: int) -> int:
     """Return the payload_bytes of a PUT of `blocks` blocks: bytes and CRC32C of each."""

@@ -12,7 +12,6 @@ from kvstore._core import (
     CountReply,
     LocalLease,
     ManifestsReply,
-    MatchReply,
     Segments,
     StatsReply,
     WaitReply,
@@ -135,18 +134,11 @@ class StoreClient:
 
     def match(self, manifest: Manifest, hashes: bytes) -> Match:
         """How many leading blocks the node has in full, and where."""
-        deadline = Deadline(self.deadline_s)
-
-        def action(channel: Channel) -> Match:
-            known = self._session.registry.known(channel, manifest, deadline)
-            blocks = len(hashes) // HASH_BYTES
-            if channel.directory is not None and channel.directory.has_all(known.names, hashes):
-                return Match(blocks, (Place(blocks, channel.hello.node, 0),))
-            frame = _core.encode_match(channel.next_id(), known.manifest_id, hashes)
-            reply = channel.ask(MatchReply, frame, deadline)
-            return Match(reply.blocks, tuple(map(Place._make, reply.places)))
-
-        return self._session.operate(Access.READ, deadline, action)
+        began, most_s = time.monotonic(), self.deadline_s
+        reply = self._session.reads.match(manifest, hashes, began, most_s)
+        if reply is None:
+            reply = long_way.match(self._session, manifest, hashes, Deadline(most_s, 0, began))
+        return Match(reply.blocks, tuple(map(Place._make, reply.places)))
 
     def put(  # noqa: PLR0917
         self,
@@ -189,7 +181,7 @@ class StoreClient:
         memory of a block that is not OK holds anything.
         """
         began, most_s, verify = time.monotonic(), self.deadline_s, self.verify
-        quick = self._session.gets.get(
+        quick = self._session.reads.get(
             manifest, part, hashes, span, segments, indices, verify, began, most_s
         )
         if quick is not None:

@@ -1,10 +1,10 @@
-"""The long way of a put or get: of any number of blocks, on whichever connection."""
+"""The long way of a put, get or match: of any number of blocks, on whichever connection."""
 
 import functools
 from collections.abc import Callable, Sequence
 
 from kvstore import _core
-from kvstore._core import BlockStatus, CountReply, Segments
+from kvstore._core import BlockStatus, CountReply, MatchReply, Segments
 from kvstore.answers import PutResult
 from kvstore.block import Manifest
 from kvstore.connection import Access, Channel, Deadline
@@ -13,7 +13,7 @@ from kvstore.spans import batches, check_span, hashes_of, one_batch, parent_of
 from kvstore.transports import transport_of
 from kvstore.transports.base import Read, Write
 
-__all__ = ["get_into", "put"]
+__all__ = ["get_into", "match", "put"]
 
 
 def put(  # noqa: PLR0917
@@ -69,6 +69,19 @@ def get_into(  # noqa: PLR0917
     operate = functools.partial(session.operate, Access.READ, deadline)
     memory = (segments.block_bytes, indices)
     return _moved(operate, move, span, memory, BlockStatus.MISSING)
+
+
+def match(session: Session, manifest: Manifest, hashes: bytes, deadline: Deadline) -> MatchReply:
+    """As StoreClient's, as the node tells it: which is asked, whatever can be seen without."""
+
+    def action(channel: Channel) -> MatchReply:
+        known = session.registry.known(channel, manifest, deadline)
+        frame = _core.encode_match(channel.next_id(), known.manifest_id, hashes)
+        reply = channel.ask(MatchReply, frame, deadline)
+        session.went_well(Access.READ, channel, manifest, known)
+        return reply
+
+    return session.operate(Access.READ, deadline, action)
 
 
 def _moved(

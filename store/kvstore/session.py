@@ -49,7 +49,7 @@ class Session:
         self._digests = puts
         self._rest_until = 0.0
         self._lanes = {access: Lane(functools.partial(self._connect, access)) for access in Access}
-        self.puts, self.gets = Shortcut(self._rest), Shortcut(self._rest)
+        self.puts, self.reads = Shortcut(self._rest), Shortcut(self._rest)
 
     def operate(
         self,
@@ -75,15 +75,15 @@ class Session:
     def went_well(
         self, access: Access, channel: Channel, manifest: Manifest, known: Registration
     ) -> None:
-        """Blocks of the manifest were moved over the channel, locked by the caller."""
+        """The channel, locked by the caller, did what was asked of the manifest's blocks."""
         if channel.remote is not None:
             return
         if channel.pool is None:  # it serves both
-            lane, learners = self._lanes[Access.NONE], [self.puts, self.gets]
+            lane, learners = self._lanes[Access.NONE], [self.puts, self.reads]
         else:
             lane, learners = (
                 self._lanes[access],
-                [self.puts if access == Access.WRITE else self.gets],
+                [self.puts if access == Access.WRITE else self.reads],
             )
         for shortcut in learners:
             shortcut.learn(lane, channel, manifest, known)
@@ -137,7 +137,7 @@ class Session:
 
     def _forget_shortcuts(self) -> None:
         self.puts.forget()
-        self.gets.forget()
+        self.reads.forget()
 
     def _connect(self, access: Access, deadline: Deadline) -> Channel:
         """Connect along the known way; where it leads nowhere any more, look for another, once."""

@@ -1,4 +1,4 @@
-"""The short way of a put or get: one native call on a connection that is known.
+"""The short way of a put, get or match: one native call on a connection that is known.
 
 What a call costs in Python is a third of what one small block costs over a socket, and a tenth of
 what 1 MiB costs in a mapped pool. All that is out of the ordinary is left to the long way, which
@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from kvstore import _core
-from kvstore._core import BlockStatus, ErrorReply, KnownLink, KnownPool, KnownWay, Status
+from kvstore._core import (
+    BlockStatus,
+    ErrorReply,
+    KnownLink,
+    KnownPool,
+    KnownWay,
+    MatchReply,
+    Status,
+)
 from kvstore.answers import PutResult, Registration
 from kvstore.block import Manifest
 from kvstore.connection import Channel, LinkLost, refused
@@ -22,7 +30,7 @@ from kvstore.spans import BATCH_BLOCKS, BATCH_BYTES
 
 __all__ = ["Shortcut"]
 
-Moved: TypeAlias = PutResult | list[BlockStatus]
+Answer: TypeAlias = PutResult | list[BlockStatus] | MatchReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +51,10 @@ class _Known:
 
 
 class Shortcut:
-    """Knows the connection and the manifest of the last put, or of the last get. Safe in threads.
+    """Knows the connection and the manifest of the last put, or of the last read. Safe in threads.
 
-    `put` and `get` are the native calls. They take the channel, where that needs no wait, and give
-    it back.
+    `put`, `get` and `match` are the native calls. They take the channel, where that needs no wait,
+    and give it back.
 
     late: is told for how many seconds nobody answered.
     """
@@ -54,7 +62,7 @@ class Shortcut:
     def __init__(self, late: Callable[[float], None]) -> None:
         self._late = late
         self._native = _core.Shortcut(PutResult, self._settle)
-        self.put, self.get = self._native.put, self._native.get
+        self.put, self.get, self.match = self._native.put, self._native.get, self._native.match
 
     def learn(
         self, lane: Lane, channel: Channel, manifest: Manifest, registration: Registration
@@ -74,12 +82,12 @@ class Shortcut:
     def _settle(
         self,
         known: _Known,
-        answer: Moved | ErrorReply | None,
+        answer: Answer | ErrorReply | None,
         error: BaseException | None,
         began: float,
         refusal_ends: bool,
-    ) -> Moved | None:
-        """End a put or get that was out of the ordinary, and give its channel back.
+    ) -> Answer | None:
+        """End a call that was out of the ordinary, and give its channel back.
 
         None: take the long way. Raises StoreRefused, DeadlineExceeded, ValueError and IndexError as
         the long way does.
@@ -137,6 +145,7 @@ def _known_link(
         registration.names,
         registration.manifest_id,
         sizes,
+        channel.hello.node,
         PutResult,
         most_blocks=BATCH_BLOCKS,
         most_bytes=BATCH_BYTES,

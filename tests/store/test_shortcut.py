@@ -1,4 +1,4 @@
-"""The short way of a put or get: taken where it can be, and no caller can tell."""
+"""The short way of a put, get or match: taken where it can be, and no caller can tell."""
 
 import gc
 import os
@@ -22,7 +22,9 @@ from tests.fakes.store import (
     put_chain,
 )
 
-from kvstore._core import BlockStatus, StoreServer
+from kvstore import long_way
+from kvstore._core import MAX_HASHES, BlockStatus, StoreServer
+from kvstore.answers import Match, Place
 from kvstore.client import StoreClient
 from kvstore.errors import DeadlineExceeded, StoreClosed, StoreUnavailable
 from kvstore.transports.shm import SharedMemory
@@ -53,6 +55,7 @@ def hurried(warm: StoreClient, monkeypatch: pytest.MonkeyPatch) -> StoreClient:
     for transport in (Stream, SharedMemory):
         monkeypatch.setattr(transport, "put", closed)
         monkeypatch.setattr(transport, "get_into", closed)
+    monkeypatch.setattr(long_way, "match", closed)
     return warm
 
 
@@ -63,6 +66,35 @@ def test_what_follows_a_put_goes_the_short_way(hurried: StoreClient, server: Sto
     got = hurried.get_into(MANIFEST, 0, CHAIN, range(2, 4), sink.segments, [1, 0])
     assert got == [BlockStatus.OK] * 2
     assert (sink[1], sink[0]) == (source[2], source[3])
+
+
+@pytest.mark.parametrize("stored", [4, 2, 0])
+def test_a_match_that_follows_goes_the_short_way(
+    hurried: StoreClient, server: StoreServer, stored: int
+) -> None:
+    put_chain(hurried, MANIFEST, CHAIN[: stored * HASH_BYTES])
+    server.stats()
+    places = (Place(stored, 0, 0),) if stored else ()
+    assert hurried.match(MANIFEST, CHAIN) == Match(stored, places)
+    assert hurried.match(MANIFEST, b"") == Match(0)
+
+
+def test_a_match_is_followed_by_one_the_short_way(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with StoreClient(url, transport="tcp") as client:
+        assert client.match(MANIFEST, CHAIN) == Match(0)
+        monkeypatch.delattr(long_way, "match")
+        assert client.match(MANIFEST, CHAIN) == Match(0)
+
+
+def test_a_match_of_half_a_hash_or_too_many_is_refused_as_on_the_long_way(
+    warm: StoreClient,
+) -> None:
+    for hashes in (CHAIN[:-1], bytes(HASH_BYTES * (MAX_HASHES + 1))):
+        with pytest.raises(ValueError, match=r"32 bytes|MAX_HASHES"):
+            warm.match(MANIFEST, hashes)
+    assert warm.match(MANIFEST, CHAIN) == Match(0)
 
 
 def test_more_puts_than_there_are_lent_slots_go_the_short_way(hurried: StoreClient) -> None:
@@ -150,6 +182,8 @@ def test_a_cut_link_is_replaced_without_the_caller_noticing(server: StoreServer)
         memory = Memory(4, BLOCK)
         got = client.get_into(MANIFEST, 0, CHAIN, range(4), memory.segments, range(4))
         assert got == [BlockStatus.OK] * 4
+        link.cut()
+        assert client.match(MANIFEST, CHAIN).blocks == 4
 
 
 def test_a_node_that_hangs_is_given_up_at_the_deadline_and_then_at_once(
@@ -167,6 +201,8 @@ def test_a_node_that_hangs_is_given_up_at_the_deadline_and_then_at_once(
         for _ in range(10):
             with pytest.raises(StoreUnavailable, match="next try"):
                 put_chain(client, MANIFEST, CHAIN)
+            with pytest.raises(StoreUnavailable, match="next try"):
+                client.match(MANIFEST, CHAIN)
         assert time.monotonic() - started < 0.5
         link.resume()
         assert eventually(lambda: _answers(lambda: put_chain(client, MANIFEST, CHAIN)))
@@ -181,6 +217,7 @@ def test_a_restarted_server_gets_the_manifest_again() -> None:
         node.stop()
         again.start()
         try:
+            assert client.match(MANIFEST, CHAIN).blocks == 0
             assert put_chain(client, MANIFEST, CHAIN) == 4
         finally:
             again.stop()
