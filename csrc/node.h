@@ -57,7 +57,7 @@ class Node : private DiskEvents {
   static constexpr uint64_t kMaxWaits = 4096;
   static constexpr uint64_t kMaxWaitHashes = 1u << 20;
   // What a connection may have lent of the pool, but for an option; and all of them, in such parts.
-  static constexpr uint64_t kLendShare = 32, kMaxLendBytes = 32u << 20, kLendParts = 4;
+  static constexpr uint64_t kLendShare = 32, kMaxLendBytes = 64u << 20, kLendParts = 4;
   static constexpr size_t kMaxRegistered = 64;  // engines or refusals of one connection
 
   // Without `directory`, whose size is directory_bytes(pool_bytes), clients ask for every block.
