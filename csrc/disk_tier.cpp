@@ -142,7 +142,9 @@ uint64_t DiskTier::purge(const std::unordered_set<uint32_t>* specs) {
   return removed;
 }
 
-uint64_t DiskTier::begin_flush() { return writer_->add_all(); }
+DiskTier::FlushMark DiskTier::begin_flush() {
+  return {writer_->add_all(), journal_->appended()};
+}
 
 uint64_t DiskTier::durable_blocks() const {
   const uint64_t blocks = index_->blocks() - std::min(index_->blocks(), writer_->under_way());

@@ -95,9 +95,17 @@ class DiskTier {
   bool remove(const BlockKey& key);
   uint64_t purge(const std::unordered_set<uint32_t>* specs);
 
-  // flushed(the mark returned): whatever was committed before is durable, or was skipped.
-  uint64_t begin_flush();
-  bool flushed(uint64_t mark) const { return writer_->flushed(mark); }
+  // How far it had come when somebody began to wait.
+  struct FlushMark {
+    uint64_t written;   // of the writer
+    uint64_t recorded;  // of the journal
+  };
+  // flushed(the mark returned): whatever was committed before is durable, or was skipped; whatever
+  // was removed before does not come back.
+  FlushMark begin_flush();
+  bool flushed(const FlushMark& mark) const {
+    return writer_->flushed(mark.written) && journal_->durable() >= mark.recorded;
+  }
   uint64_t durable_blocks() const;
   // Parts of blocks that were not written, for whatever reason.
   uint64_t skipped() const;

@@ -39,7 +39,7 @@ FlushResult Server::flush_disk(double timeout_s) {
   if (node_ == nullptr || node_->disk() == nullptr) return {false, "there is no disk", 0, 0};
   const Node* const node = node_.get();
   node_->read_notes();
-  const uint64_t mark = node_->disk()->begin_flush();
+  const DiskTier::FlushMark mark = node_->disk()->begin_flush();
   wake();
   FlushResult result;
   while (true) {

@@ -138,7 +138,7 @@ struct Rig : DiskEvents {
     CHECK(!"it came to nothing");
   }
   void flush() {
-    const uint64_t mark = tier->begin_flush();
+    const DiskTier::FlushMark mark = tier->begin_flush();
     run_until([&] { return tier->flushed(mark); });
   }
 

@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <filesystem>
+
 namespace {
 
 using namespace kv;
@@ -47,7 +49,7 @@ void nothing_is_durable_before_it_is_synced_and_recorded() {
   {
     Rig rig(folder.path());
     rig.put(1);
-    const uint64_t mark = rig.tier->begin_flush();
+    const DiskTier::FlushMark mark = rig.tier->begin_flush();
     rig.turn();
     CHECK(rig.io->count(DiskOp::kWrite) == 1 && rig.tier->durable_blocks() == 0);
     rig.io->finish(0);
@@ -59,12 +61,28 @@ void nothing_is_durable_before_it_is_synced_and_recorded() {
   CHECK(again.stat("disk_blocks") == 0);
 }
 
+void a_flush_waits_until_what_was_removed_cannot_come_back() {
+  Folder folder;
+  Rig rig(folder.path());
+  put_and_flush(rig, 1, 2);
+  rig.forget_memory();
+  CHECK(rig.tier->remove(key(2)));
+  const DiskTier::FlushMark mark = rig.tier->begin_flush();
+  CHECK(!rig.tier->flushed(mark));
+  rig.run_until([&] { return rig.tier->flushed(mark); });
+  // As a crash at this moment would leave it.
+  Folder after;
+  std::filesystem::copy(folder.path(), after.path());
+  Rig again(after.path());
+  CHECK(again.there(1) && !again.there(2));
+}
+
 void writes_that_end_in_any_order_are_all_recorded() {
   Folder folder;
   {
     Rig rig(folder.path());
     for (uint32_t i = 1; i <= 12; ++i) rig.put(i);
-    const uint64_t mark = rig.tier->begin_flush();
+    const DiskTier::FlushMark mark = rig.tier->begin_flush();
     rig.run_until([&] { return rig.tier->flushed(mark); }, true);
   }
   Rig again(folder.path());
@@ -315,6 +333,7 @@ int main() {
   what_left_memory_is_read_back_as_it_was();
   a_restart_finds_what_was_durable();
   nothing_is_durable_before_it_is_synced_and_recorded();
+  a_flush_waits_until_what_was_removed_cannot_come_back();
   writes_that_end_in_any_order_are_all_recorded();
   what_is_on_the_disk_is_not_written_again();
   two_who_want_a_block_share_one_read();
