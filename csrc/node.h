@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -160,7 +161,7 @@ class Node : private DiskEvents {
   std::optional<Slot> spare(uint64_t bytes, uint32_t region) { return table_.spare(bytes, region); }
   void drop(const Slot& spare) { table_.drop(spare); }
   bool commit_one(const PartKey& key, uint64_t session, const Slot& slot, uint32_t crc,
-                  Transport transport, bool checked = true);
+                  Transport transport, Digest digest = Digest::kChecked);
   void give_back(const PartKey& key, uint64_t session, const Slot& slot);
   void count_corrupt() { ++counters_.corrupt; }
 
@@ -232,7 +233,7 @@ class Node : private DiskEvents {
   Found find(uint32_t spec_id, const PartIds& parts, HashSpan hashes, bool touch);
   void count_match(const Session& session, const Found& found, uint32_t asked);
   std::vector<Block*> leading_run(uint32_t spec_id, const PartIds& parts, HashSpan hashes);
-  void keep_checked(std::vector<Block*>& run, const PartIds& parts);
+  void keep_digested(std::vector<Block*>& run, std::span<const uint32_t> parts, bool in_place);
   bool give_lease(Session& session, const Header& header, const Manifest& manifest,
                   const wire::ReadRequest& request);
   bool send_run(Session& session, const Header& header, const Manifest& manifest,

@@ -85,18 +85,20 @@ bool Node::acquire(Session& session, const Header& header, const wire::ReadReque
          give_lease(session, header, *manifest, request);
 }
 
-// Who reads in place sees what it trusts to have been checked. A run ends before what is not whole.
-void Node::keep_checked(std::vector<Block*>& run, const PartIds& parts) {
+// Who reads in place sees what it trusts to have been checked; who is sent a copy is sent its digest.
+// A run ends before what is not whole.
+void Node::keep_digested(std::vector<Block*>& run, std::span<const uint32_t> parts, bool in_place) {
   uint64_t bytes = 0;
   for (size_t i = 0; i < run.size(); ++i) {
     for (const uint32_t part_id : parts) {
       Part& part = *run[i]->find(part_id);
-      if (part.checked) continue;
+      if (part.digest == Digest::kChecked || (part.digest == Digest::kTold && !in_place)) continue;
       // Everybody else waits meanwhile.
       if (bytes != 0 && bytes + part.slot.bytes > kMostCheckedBytes) return run.resize(i);
       bytes += part.slot.bytes;
-      if (crc32c(pool_ + part.slot.offset, part.slot.bytes) == part.crc) {
-        table_.passed(*run[i], part);
+      const uint32_t crc = crc32c(pool_ + part.slot.offset, part.slot.bytes);
+      if (part.digest == Digest::kUnknown || crc == part.crc) {
+        table_.passed(*run[i], part, crc);
         continue;
       }
       ++counters_.corrupt;
@@ -112,7 +114,7 @@ bool Node::give_lease(Session& session, const Header& header, const Manifest& ma
   const size_t wanted = all ? manifest.parts.size() : 1;
   // A block is leased only with all parts of the manifest, also where one part is asked for.
   std::vector<Block*> run = leading_run(manifest.spec_id, manifest.part_ids, request.hashes);
-  if (session.reads_pool()) keep_checked(run, manifest.part_ids);
+  if (session.reads_pool()) keep_digested(run, manifest.part_ids, true);
   wire::AcquireReply answer;
   answer.blocks = static_cast<uint32_t>(run.size());
   if (disk_ == nullptr)
@@ -155,6 +157,7 @@ bool Node::send_run(Session& session, const Header& header, const Manifest& mani
                     const wire::ReadRequest& request) {
   const ManifestPart& part = manifest.parts[request.part];
   std::vector<Block*> run = leading_run(manifest.spec_id, manifest.part_ids, request.hashes);
+  if (session.digests) keep_digested(run, {&part.part_id, 1}, false);
   wire::GetReply answer{part.bytes, {}};
   Outgoing out;
   for (Block* block : run) {

@@ -34,9 +34,9 @@ Table::Reserved Node::reserve_one(const PartKey& key, const Hash& parent, uint64
 }
 
 bool Node::commit_one(const PartKey& key, uint64_t session, const Slot& slot, uint32_t crc,
-                      Transport transport, bool checked) {
+                      Transport transport, Digest digest) {
   const BlockStatus status =
-      table_.commit(key.block, key.part_id, session, slot.generation, crc, checked);
+      table_.commit(key.block, key.part_id, session, slot.generation, crc, digest);
   if (status == BlockStatus::kOk) committed(key, slot.bytes, transport);
   return status != BlockStatus::kGone;
 }

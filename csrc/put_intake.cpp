@@ -15,7 +15,7 @@ PutIntake::PutIntake(Node& node, const Session& session, uint64_t request_id, ui
       transport_(session.stream()),
       region_(session.region),
       told_(session.digests),
-      computes_(!session.digests || !session.vouches),
+      computes_(session.digests ? !session.vouches : node.disk() != nullptr),
       request_id_(request_id),
       spec_id_(spec_id),
       part_id_(part_id),
@@ -94,9 +94,10 @@ void PutIntake::end_block() {
     uint32_t crc = crc_;
     if (told_) std::memcpy(&crc, trailer_, sizeof crc);
     const bool intact = !computes_ || crc == crc_;
+    const Digest known = computes_ ? Digest::kChecked : told_ ? Digest::kTold : Digest::kUnknown;
     statuses_[block_] = static_cast<uint8_t>(intact ? BlockStatus::kStored : BlockStatus::kCorrupt);
     const PartKey part{key(block_), part_id_};
-    if (intact) node_.commit_one(part, session_, slot_, crc, transport_, computes_);
+    if (intact) node_.commit_one(part, session_, slot_, crc, transport_, known);
     else node_.give_back(part, session_, slot_), node_.count_corrupt();
   }
   begun_ = false;

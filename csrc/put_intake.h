@@ -16,7 +16,7 @@ namespace kv {
 class Node;
 
 // A block's slot is reserved when its first byte is due and committed when its CRC32C has come and
-// agrees, has come from a peer who vouches for it, or was left to this. Bytes of blocks that get no slot are read and
+// agrees, has come from a peer who vouches for it, or was left out. Bytes of blocks that get no slot are read and
 // dropped. What is not committed when this goes is freed: only this ever writes there.
 class PutIntake {
  public:
@@ -58,7 +58,7 @@ class PutIntake {
   Transport transport_;
   uint32_t region_;
   bool told_;      // the peer sends digests
-  bool computes_;  // they are computed here too, or here alone; else the peer vouches for them
+  bool computes_;  // they are computed here; a disk wants those that are left out too
   uint64_t request_id_;
   uint32_t spec_id_;
   uint32_t part_id_;

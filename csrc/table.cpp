@@ -60,7 +60,7 @@ Table::Reserved Table::reserve(const BlockKey& key, const std::optional<BlockKey
 }
 
 BlockStatus Table::commit(const BlockKey& key, uint32_t part_id, uint64_t session,
-                          uint32_t generation, uint32_t crc, bool checked) {
+                          uint32_t generation, uint32_t crc, Digest digest) {
   const auto found = blocks_.find(key);
   Part* part = found == blocks_.end() ? nullptr : found->second->find(part_id);
   if (part == nullptr || part->writer != session || part->slot.generation != generation) {
@@ -69,8 +69,8 @@ BlockStatus Table::commit(const BlockKey& key, uint32_t part_id, uint64_t sessio
     return slot ? BlockStatus::kExists : BlockStatus::kGone;
   }
   part->writer = 0;
-  part->crc = crc, part->checked = checked;
-  if (directory_ != nullptr && checked)
+  part->crc = crc, part->digest = digest;
+  if (directory_ != nullptr && digest == Digest::kChecked)
     directory_->publish({key, part_id}, part->slot.offset, crc);
   --counts_.reserved_blocks;
   --found->second->reserved;
@@ -78,8 +78,8 @@ BlockStatus Table::commit(const BlockKey& key, uint32_t part_id, uint64_t sessio
   return BlockStatus::kOk;
 }
 
-void Table::passed(const Block& block, Part& part) {
-  part.checked = true;
+void Table::passed(const Block& block, Part& part, uint32_t crc) {
+  part.crc = crc, part.digest = Digest::kChecked;
   if (directory_ != nullptr && block.resident)
     directory_->publish({block.key, part.part_id}, part.slot.offset, part.crc);
 }
@@ -357,7 +357,7 @@ uint64_t Table::let_go(Block& victim) {
 
 void Table::publish(const Block& block) {
   for (const Part& part : block.parts)
-    if (part.committed() && part.checked)
+    if (part.committed() && part.digest == Digest::kChecked)
       directory_->publish({block.key, part.part_id}, part.slot.offset, part.crc);
 }
 

@@ -21,13 +21,20 @@ namespace kv {
 
 using wire::BlockStatus;
 
+// What is known of a part's digest.
+enum class Digest : uint8_t {
+  kChecked,  // its bytes have it
+  kTold,     // its writer says so: to be checked before anybody reads in place
+  kUnknown,  // nobody has computed it
+};
+
 struct Part {
   uint32_t part_id = 0;
   uint32_t crc = 0;
   uint64_t writer = 0;  // session that has it reserved; 0 = committed
   Slot slot;
   uint64_t sequence = 0;  // of its record, where one is kept
-  bool checked = true;    // nobody has to see first whether its bytes are those of `crc`
+  Digest digest = Digest::kChecked;  // of `crc`
   bool committed() const { return writer == 0; }
 };
 
@@ -114,9 +121,9 @@ class Table {
   // OK; EXISTS if an adopted part has taken its place, which gives the slot back; GONE if `session`
   // has no such reservation of that generation.
   BlockStatus commit(const BlockKey& key, uint32_t part_id, uint64_t session, uint32_t generation,
-                     uint32_t crc, bool checked = true);
-  // The bytes of a committed part were found to be those of its CRC.
-  void passed(const Block& block, Part& part);
+                     uint32_t crc, Digest digest = Digest::kChecked);
+  // The bytes of a committed part were found to have this digest.
+  void passed(const Block& block, Part& part, uint32_t crc);
   // Ends a reservation and gives its slot to the caller, who releases it now or when it is safe.
   std::optional<Slot> take_back(const BlockKey& key, uint32_t part_id, uint64_t session,
                                 std::optional<uint32_t> generation);

@@ -30,8 +30,10 @@
 // a PUT can be found, unless the HELLO said kVouch: then a part is found when it has come, and the
 // server checks it before it is first read in place (it is not in the DIRECTORY until then, and an
 // ACQUIRE of who can read the pool waits for it). A server that does not know kVouch checks at once.
-// With kNoDigests in the HELLO the lines of its PUTs say nothing: the server computes the digests, of
-// what has come. A server that does not know it takes the parts for corrupt.
+// Who says kNoDigests in the HELLO has nothing to do with them: the lines of its PUTs say nothing, and
+// the CRC32Cs in replies to its GETs may be 0 (as in the reply to an ACQUIRE of who cannot read the
+// pool). The server computes such a digest of what it holds, before the part is first read in place,
+// sent to anybody else or written to a disk. One that does not know kNoDigests takes it for corrupt.
 //
 // FIELDS of a body, in the order of the `fields` function of its struct in wire_requests.h and
 // wire_replies.h:

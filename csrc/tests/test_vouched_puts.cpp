@@ -77,18 +77,40 @@ void who_does_not_vouch_is_checked() {
   CHECK(writer.put(2, 1, false) != stored(1) && writer.match(2) == 1);
 }
 
-void who_sends_no_digests_has_them_computed_of_what_came() {
+void digests_that_were_left_out_are_computed_when_somebody_reads_in_place() {
   Node node;
   Client writer = Client::tcp(node.server.port());
   writer.greet(kNoDigests);
   Reader reader;
-  CHECK(writer.put(1, 2, false) == stored(2) && reader.finds(1, 2));
+  CHECK(writer.put(1, 3, false) == stored(3) && !reader.finds(1, 1) && writer.match(3) == 3);
   const AcquireReply leased = reader.acquire(2);
-  CHECK(leased.blocks == 2 && leased.crcs.size() == 2);
+  CHECK(leased.blocks == 2 && leased.crcs.size() == 2 && reader.finds(1, 2) && !reader.finds(3, 1));
   for (size_t i = 0; i < 2; ++i)
     CHECK(leased.crcs[i] ==
           crc32c(node.server.pool_data() + leased.offsets[i], leased.part_bytes[0]));
   CHECK(node.gauge("corrupt_total") == 0);
+}
+
+// The digests that a GET of blocks 1.. brings along.
+std::vector<uint32_t> digests_got(Client& client, uint32_t count) {
+  const auto hashes = chain(1, count);
+  const auto reply = client.ask<GetReply>(Op::kGet, ReadRequest{1, 0, span_of(hashes)});
+  std::string bytes, wanted;
+  CHECK(client.read(bytes, count * kPartBytes, nullptr));
+  for (uint32_t i = 1; i <= count; ++i) wanted += bytes_of(i);
+  CHECK(bytes == wanted);
+  return reply.crcs;
+}
+
+void digests_that_were_left_out_are_computed_for_who_looks_at_them() {
+  Node node;
+  Client writer = Client::tcp(node.server.port()), other = Client::tcp(node.server.port());
+  writer.greet(kNoDigests), other.greet();
+  CHECK(writer.put(1, 2, false) == stored(2));
+  CHECK(digests_got(writer, 2) == std::vector<uint32_t>(2, 0));
+  std::vector<uint32_t> wanted;
+  for (uint32_t i = 1; i <= 2; ++i) wanted.push_back(crc32c(bytes_of(i).data(), kPartBytes));
+  CHECK(digests_got(other, 2) == wanted && digests_got(writer, 2) == wanted);
 }
 
 void who_vouches_for_digests_that_it_does_not_send_is_not_believed() {
@@ -96,7 +118,7 @@ void who_vouches_for_digests_that_it_does_not_send_is_not_believed() {
   Client writer = Client::tcp(node.server.port());
   writer.greet(kVouch | kNoDigests);
   Reader reader;
-  CHECK(writer.put(1, 1, false) == stored(1) && reader.finds(1, 1));
+  CHECK(writer.put(1, 1, false) == stored(1) && reader.acquire(1).blocks == 1);
 }
 
 // A victim that turns out to be read in place stays, and goes back to where it stood, or did not.
@@ -109,17 +131,17 @@ void what_is_unchecked_is_not_published_by_being_kept() {
   const DirectoryView view(at, directory_bytes(1));
   table.publish_in(directory);
   table.keep_while([](const Block&) { return true; });
-  const auto put = [&](uint32_t i, bool checked) {
+  const auto put = [&](uint32_t i, Digest known) {
     const BlockKey key{1, name(i)};
     const auto reserved = table.reserve(key, std::nullopt, 1, 4096, 7);
-    CHECK(table.commit(key, 1, 7, reserved.slot.generation, i, checked) == BlockStatus::kOk);
+    CHECK(table.commit(key, 1, 7, reserved.slot.generation, i, known) == BlockStatus::kOk);
     return PartKey{key, 1};
   };
-  const PartKey sound = put(1, true), vouched = put(2, false);
+  const PartKey sound = put(1, Digest::kChecked), vouched = put(2, Digest::kTold);
   CHECK(table.reserve({1, name(3)}, std::nullopt, 1, 4096, 7).status == BlockStatus::kNoSpace);
   CHECK(view.find(sound) && !view.find(vouched));
   Block& block = *table.find(vouched.block);
-  table.passed(block, *block.find(1));
+  table.passed(block, *block.find(1), 2);
   CHECK(view.find(vouched)->crc == 2);
 }
 
@@ -129,7 +151,8 @@ int main() {
   what_was_vouched_for_is_found_in_place_when_it_was_checked();
   a_lease_in_place_ends_before_a_wrong_digest();
   who_does_not_vouch_is_checked();
-  who_sends_no_digests_has_them_computed_of_what_came();
+  digests_that_were_left_out_are_computed_when_somebody_reads_in_place();
+  digests_that_were_left_out_are_computed_for_who_looks_at_them();
   who_vouches_for_digests_that_it_does_not_send_is_not_believed();
   what_is_unchecked_is_not_published_by_being_kept();
   return 0;

@@ -55,8 +55,9 @@ class StoreClient:
     With `verify`, the digest of every block that is read is checked. With `check_puts`, the node
     also checks the digest of what comes over a socket before anybody finds it; without, it stores
     the digest computed here, which every reader checks (who reads the pool in place is given the
-    block when the node has checked it). Without `digest_puts` no digest of it is computed here: the
-    node computes those of what has come, and nobody notices what was changed on the way to it.
+    block when the node has checked it). Without `verify` and `digest_puts` this client has nothing
+    to do with digests: the node computes that of a block which it holds when first somebody needs
+    it, and nobody notices what was changed before.
     Each operation ends within `deadline_s` seconds, and one second more for each 64 MiB of payload.
     Construction does not connect: the first operation does, and later ones reconnect by themselves
     where the node went away, also to a node that was restarted (manifests are then registered
@@ -86,7 +87,9 @@ class StoreClient:
         rdma: Initiator | None = None,
     ) -> None:
         self.url = url
-        self.verify = verify
+        if verify and not digest_puts:
+            raise ValueError("a client that verifies has digests: digest_puts needs verify=False")
+        self._verify = verify
         self.deadline_s = deadline_s
         address = parse_url(url)
         context = native_context(address, tls)
@@ -180,7 +183,7 @@ class StoreClient:
         after the first missing block all are. A corrupt one is also deleted from the node. The
         memory of a block that is not OK holds anything.
         """
-        began, most_s, verify = time.monotonic(), self.deadline_s, self.verify
+        began, most_s, verify = time.monotonic(), self.deadline_s, self._verify
         quick = self._session.reads.get(
             manifest, part, hashes, span, segments, indices, verify, began, most_s
         )

@@ -52,13 +52,13 @@ class PutDigests(Enum):
 
     CHECKED = "by the client, checked as they come"
     VOUCHED = "by the client, checked when somebody needs that"
-    OF_NODE = "by the node, of what has come"
+    UNKNOWN = "by the node, when somebody needs them; this client looks at none"
 
     @staticmethod
     def of(check_puts: bool, digest_puts: bool) -> "PutDigests":
         """What these two arguments of a client mean."""
         if not digest_puts:
-            return PutDigests.OF_NODE
+            return PutDigests.UNKNOWN
         return PutDigests.CHECKED if check_puts else PutDigests.VOUCHED
 
 
@@ -183,7 +183,7 @@ class Channel:
     def _greet(
         self, name: str, token: str, access: Access, puts: PutDigests, deadline: Deadline
     ) -> HelloReply:
-        self.link.digests = puts is not PutDigests.OF_NODE
+        self.link.digests = puts is not PutDigests.UNKNOWN
         want_pool, want_write = access != Access.NONE, access == Access.WRITE
         frame = _core.encode_hello(
             self.next_id(),

@@ -44,6 +44,18 @@ def test_what_memory_let_go_is_read_back_equal(
     assert node.stat("disk_errors_total") == node.stat("disk_late_total") == 0
 
 
+def test_what_was_put_without_digests_lies_on_the_disk_with_them(start_over_disk: Start) -> None:
+    node, hashes = start_over_disk(), chain_of(16, "blind")
+    with StoreClient(node.url, transport="tcp", verify=False, digest_puts=False) as blind:
+        put_chain(blind, MANIFEST, hashes)
+    assert node.flush() == 16
+    node.fill(10)
+    with StoreClient(node.url) as client:
+        assert read(client, hashes) == 16
+    assert node.stat("disk_promoted_total") >= 16
+    assert node.stat("corrupt_total") == node.stat("disk_errors_total") == 0
+
+
 def test_a_match_says_which_tier_has_how_much(start_over_disk: Start) -> None:
     node = start_over_disk()
     chains = node.fill(10)

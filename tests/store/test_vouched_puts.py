@@ -13,6 +13,7 @@ from tests.fakes.store import (
     content_of,
     eventually,
     manifest_of,
+    overwrite_stored,
     put_chain,
 )
 
@@ -135,19 +136,37 @@ def test_a_block_is_checked_once_and_then_found_without_asking(
 
 
 @pytest.mark.parametrize("transport", ["tcp", "unix", "shm"])
-def test_digests_that_a_client_leaves_out_are_computed_by_the_node(
-    transport: TransportName, connect: Connect, server: StoreServer
+def test_what_a_client_put_without_digests_is_read_by_everybody(
+    transport: TransportName, connect: Connect
 ) -> None:
     hashes = chain_of(3)
-    assert put_chain(connect(transport, digest_puts=False), MANIFEST, hashes) == 3
-    for kind in ("tcp", "unix", "shm"):
+    blind = connect(transport, verify=False, digest_puts=False)
+    assert put_chain(blind, MANIFEST, hashes) == 3
+    for reader in (blind, connect("tcp"), connect("unix"), connect("shm"), connect("shm")):
         memory, wanted = Memory(3, BLOCK), Memory(3, BLOCK).holds(hashes)
-        got = connect(kind).get_into(MANIFEST, 0, hashes, range(3), memory.segments, range(3))
+        got = reader.get_into(MANIFEST, 0, hashes, range(3), memory.segments, range(3))
         assert got == [OK] * 3
         assert memory.data == wanted.data
     with connect("shm").acquire(MANIFEST, hashes) as lease:
         assert lease.blocks == 3
-    assert asked(server) == 0  # they count as checked
+
+
+def test_a_digest_that_was_left_out_guards_the_block_from_when_it_was_first_needed(
+    connect: Connect, server: StoreServer
+) -> None:
+    hashes, memory = chain_of(1), Memory(1, BLOCK)
+    assert put_chain(connect("tcp", verify=False, digest_puts=False), MANIFEST, hashes) == 1
+    reader = connect("tcp")
+    assert reader.get_into(MANIFEST, 0, hashes, range(1), memory.segments, [0]) == [OK]
+    assert server.unix_path is not None
+    overwrite_stored(server.unix_path, MANIFEST, hashes, b"x")
+    got = reader.get_into(MANIFEST, 0, hashes, range(1), memory.segments, [0])
+    assert got == [BlockStatus.CORRUPT]
+
+
+def test_who_verifies_may_not_leave_digests_out(url: str) -> None:
+    with pytest.raises(ValueError, match="digest_puts needs verify=False"):
+        StoreClient(url, digest_puts=False)
 
 
 def test_a_client_may_leave_digests_out_under_tls(authority: Authority) -> None:
@@ -157,14 +176,15 @@ def test_a_client_may_leave_digests_out_under_tls(authority: Authority) -> None:
     try:
         url, trust = f"kvs://127.0.0.1:{node.port}", authority.trust
         with (
-            StoreClient(url, digest_puts=False, tls=trust) as writer,
+            StoreClient(url, verify=False, digest_puts=False, tls=trust) as writer,
             StoreClient(url, tls=trust) as reader,
         ):
             assert put_chain(writer, MANIFEST, hashes) == 2
-            memory, wanted = Memory(2, BLOCK), Memory(2, BLOCK).holds(hashes)
-            got = reader.get_into(MANIFEST, 0, hashes, range(2), memory.segments, range(2))
-            assert got == [OK] * 2
-            assert memory.data == wanted.data
+            for client in (writer, reader):
+                memory, wanted = Memory(2, BLOCK), Memory(2, BLOCK).holds(hashes)
+                got = client.get_into(MANIFEST, 0, hashes, range(2), memory.segments, range(2))
+                assert got == [OK] * 2
+                assert memory.data == wanted.data
     finally:
         node.stop()
 
