@@ -44,6 +44,7 @@ class ConnectorSettings:
         several devices take turns by tensor-parallel rank.
     verify: check the digest of every loaded block.
     check_puts: the store checks the digest of every block that is sent to it before it lists it.
+    digest_puts: compute the digest of every block that is saved. False: with `verify` false only.
     deadline_s: seconds within which each operation on the store ends.
     save: which computed blocks go to the store: 'none', 'prompt', or 'all' (generated ones too).
         Left out: 'all', for kv_role kv_consumer 'none'.
@@ -64,6 +65,7 @@ class ConnectorSettings:
     hint_gid_index: int = RDMA.hint_gid_index
     verify: bool = True
     check_puts: bool = True
+    digest_puts: bool = True
     deadline_s: float = 2.0
     save: SaveScope = "all"
     parts: int = 0
@@ -87,9 +89,11 @@ class ConnectorSettings:
         values: dict[str, Any] = {"save": "none" if kv_role == "kv_consumer" else "all", **extra}
         _one_of("save", values["save"], get_args(SaveScope))
         _one_of("transport", values.get("transport", "auto"), get_args(TransportName))
-        for flag in ("verify", "check_puts"):
+        for flag in ("verify", "check_puts", "digest_puts"):
             if not isinstance(values.get(flag, True), bool):
                 raise _refused(f'"{flag}" must be true or false')
+        if values.get("verify", True) and not values.get("digest_puts", True):
+            raise _refused('"digest_puts": false needs "verify": false')
         deadline = values.get("deadline_s", 2.0)
         if isinstance(deadline, bool) or not isinstance(deadline, int | float) or deadline <= 0:
             raise _refused('"deadline_s" must be a positive number of seconds')
@@ -114,6 +118,7 @@ class ConnectorSettings:
                 transport=self.transport,
                 verify=self.verify,
                 check_puts=self.check_puts,
+                digest_puts=self.digest_puts,
                 deadline_s=self.deadline_s,
                 name=name,
                 token=self.token,
