@@ -119,8 +119,7 @@ MOONCAKE = Entry(
     "Mooncake", f"{_HERE}.mooncake:Mooncake", server="Mooncake", environment="Mooncake"
 )
 REDIS = Entry("Redis", f"{_HERE}.redis:Redis", server="Redis")
-# Without verification the client computes no digest of what it puts, and checks none of what it
-# gets; the node computes those of what has come all the same, and keeps them.
+# Without verification nobody computes a digest of what is moved, on either side.
 RANGED = (
     MEMCPY,
     FUSED,

@@ -14,9 +14,9 @@ ORDER = {entry.name: number for number, entry in enumerate(RANGED)}
 VIEWS = "kvstore view"
 UNVERIFIED = (
     "Verified: the client digests what it puts, the node checks that as it comes, the client "
-    "checks what it gets. Unverified: the client digests what it puts, nobody checks. Other stores "
-    "have no digests: the bars ahead_of_* compare them with the unverified rows, like with like, "
-    "and ahead_of_*_verified with the verified ones."
+    "checks what it gets. Unverified: nobody computes a digest. Other stores have none: the bars "
+    "ahead_of_* compare them with the unverified rows, like with like, and ahead_of_*_verified "
+    "with the verified ones."
 )
 
 

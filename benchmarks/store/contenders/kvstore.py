@@ -23,7 +23,7 @@ READ_BYTES = 1 << 16
 class Kvstore(Contender):
     """The blocking client. Options: `transport` 'shm', 'unix' or 'tcp'; `verify` 'on' or 'off'.
 
-    `verify` 'off': the client leaves the digests of what it puts to the node, and looks at none.
+    `verify` 'off': digests are neither computed nor looked at.
     """
 
     def __init__(self, seat: Seat) -> None:
