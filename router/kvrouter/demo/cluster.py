@@ -1,14 +1,16 @@
 """What the demo runs on: a store, engines of either kind, a router; and who knows right answers."""
 
+import random
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import aiohttp
 
-from kvrouter.demo.children import Child, Children
+from kvrouter.demo.children import Child, ChildFailed, Children
 from kvrouter.demo.workload import Reply
 
 __all__ = ["Cluster", "Setup", "free_port", "start_router", "start_store"]
@@ -86,7 +88,12 @@ async def start_router(
 
 
 def free_port() -> int:
-    """A loopback port that nobody listened on just now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """A loopback port that nobody listened on just now.
+
+    Below those that Linux gives to connections: until it is listened on, none of them takes it.
+    """
+    for port in random.sample(range(10_000, 32_768), 1_000):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    raise ChildFailed("no port between 10000 and 32767 is free on 127.0.0.1")
