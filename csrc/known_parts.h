@@ -1,5 +1,5 @@
-// What the short way knows before it is called: a registered manifest, and how much
-// one request may carry. What does not fit is left to others, to say why.
+// What the short way knows before it is called: a registered manifest, and how much one request may
+// carry. What does not fit is left to others, to say why.
 #pragma once
 
 #include <algorithm>

@@ -90,7 +90,8 @@ async def start_router(
 def free_port() -> int:
     """A loopback port that nobody listened on just now.
 
-    Below those that Linux gives to connections: until it is listened on, none of them takes it.
+    Below those that Linux gives to connections as a rule: until it is listened on, none of them
+    takes it. Raises ChildFailed where none is free.
     """
     for port in random.sample(range(10_000, 32_768), 1_000):
         with socket.socket() as free, suppress(OSError):
