@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "crc32c.h"
 #include "wire.h"
@@ -12,12 +13,42 @@ namespace {
 constexpr size_t kMaxSpans = 256;
 // Small enough to be in the L2 cache for its CRC, large enough for the syscall not to matter.
 constexpr size_t kChunkBytes = 256u << 10;
-// Large enough to wake the receiver seldom; what was just digested is still near when it is copied.
+// Large enough to wake the receiver seldom.
 constexpr size_t kSendBytes = 1u << 20;
+// Of what is digested, less: its CRC finds it where the kernel's copy has just brought it, in the
+// L2 cache, and is computed while the receiver is busy. Most of it is neither read from memory twice
+// nor waited for.
+constexpr size_t kDigestedBytes = 128u << 10;
 
 // What follows a block: its CRC32C.
 struct Line {
   uint8_t bytes[wire::kLineBytes] = {};
+};
+
+// The digests of blocks on their way out, in order.
+class Digests {
+ public:
+  Digests(const Segments& segments, const std::vector<size_t>& indices, bool digest)
+      : walk_(segments, indices), digest_(digest), lines_(indices.size()) {}
+
+  // Complete once stepped over all of the block.
+  Line& line(size_t block) { return lines_[block]; }
+
+  void step(size_t bytes) {
+    while (digest_ && bytes != 0) {
+      const iovec span = walk_.span(bytes);
+      Line& line = lines_[walk_.block()];
+      crc_ = crc32c(span.iov_base, span.iov_len, crc_);
+      bytes -= span.iov_len;
+      if (walk_.step(span.iov_len)) std::memcpy(line.bytes, &crc_, sizeof crc_), crc_ = 0;
+    }
+  }
+
+ private:
+  BlockWalk walk_;
+  bool digest_;
+  std::vector<Line> lines_;
+  uint32_t crc_ = 0;
 };
 
 }  // namespace
@@ -85,26 +116,33 @@ IoResult BlockLanding::receive(Wire& wire, Deadline deadline) {
 
 IoResult send_blocks(Wire& wire, std::string_view prefix, const Segments& segments,
                      const std::vector<size_t>& indices, bool digest, Deadline deadline) {
-  std::vector<Line> lines(indices.size());
+  const size_t most = digest ? kDigestedBytes : kSendBytes;
+  Digests digests(segments, indices, digest);
   std::vector<iovec> spans;
   const size_t pieces = indices.size() * (segments.sizes.size() + 1);
   spans.reserve(1 + std::min(pieces, kMaxSpans));
   spans.push_back({const_cast<char*>(prefix.data()), prefix.size()});
-  uint32_t crc = 0;
-  for (BlockWalk walk(segments, indices); !walk.done() || !spans.empty(); spans.clear()) {
-    for (size_t bytes = 0; !walk.done() && spans.size() < kMaxSpans && bytes < kSendBytes;) {
-      const iovec span = walk.span(kSendBytes - bytes);
-      Line& line = lines[walk.block()];
-      if (digest) crc = crc32c(span.iov_base, span.iov_len, crc);
+  for (BlockWalk walk(segments, indices); !walk.done() || !spans.empty();) {
+    Line* due = nullptr;  // begins the next piece
+    size_t ahead = 0;     // to be digested once sent
+    for (size_t bytes = 0; !walk.done() && spans.size() < kMaxSpans && bytes < most;) {
+      const iovec span = walk.span(most - bytes);
+      Line& line = digests.line(walk.block());
       spans.push_back(span);
-      bytes += span.iov_len;
+      bytes += span.iov_len, ahead += span.iov_len;
       if (!walk.step(span.iov_len)) continue;
-      std::memcpy(line.bytes, &crc, sizeof crc);
-      spans.push_back({line.bytes, sizeof line.bytes});
-      crc = 0;
+      if (bytes == most && !walk.done()) {
+        due = &line;
+      } else {
+        digests.step(std::exchange(ahead, 0));
+        spans.push_back({line.bytes, sizeof line.bytes});
+      }
     }
     const IoResult result = send_spans(wire, spans, deadline);
     if (result != IoResult::kDone) return result;
+    digests.step(ahead);
+    spans.clear();
+    if (due != nullptr) spans.push_back({due->bytes, sizeof due->bytes});
   }
   return flush(wire, deadline);
 }
