@@ -97,11 +97,18 @@ class Node:
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=self._log, text=True
         )
+        try:
+            self.url, self._http = self._listening(folder)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _listening(self, folder: Path) -> tuple[str, str]:
         assert self.process.stdout is not None
         words = self.process.stdout.readline().split()
         if len(words) < 4:
             raise SystemExit(f"the node did not start: see {folder / 'node.log'}")
-        self.url, self._http = words[2], words[3]
+        return words[2], words[3]
 
     def stats(self) -> dict[str, int]:
         """Its gauges and counters."""
@@ -123,6 +130,11 @@ class Node:
         """SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(PATIENCE_S)
+
+    def kill(self) -> None:
+        """Make an end of it, if it is there yet."""
+        self.process.kill()
+        self.process.wait()
 
 
 def threads_of(process: Path) -> int:
@@ -267,9 +279,15 @@ def options_of(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_args(arguments[:place]), arguments[place + 1 :]
 
 
+def _leave(number: int, _: object) -> None:
+    """End in good order, and with us the node and its clients."""
+    sys.exit(128 + number)
+
+
 def main() -> int:
     """Run it; 1 where something was wrong."""
     options, flags = options_of(sys.argv[1:])
+    signal.signal(signal.SIGTERM, _leave)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
         log = stack.enter_context(options.log.open("w")) if options.log else None
@@ -281,7 +299,7 @@ def main() -> int:
                 found.append(f"the node ended with {code}")
         finally:
             clients.stop()
-            node.process.kill()
+            node.kill()
         tell(json.dumps({"verdict": found or "well"}), log)
     return 1 if found else 0
 

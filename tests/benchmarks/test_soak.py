@@ -1,6 +1,7 @@
 """The soak, for some seconds; and that its verdict sees what it is there to see."""
 
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -56,3 +57,16 @@ def test_clients_die_at_random_and_nothing_is_left_of_them(tmp_path: Path) -> No
     assert last["killed"] >= 5
     assert last["gauges"]["evictions_total.capacity"] > 0
     assert {"put", "get", "acquire", "wait", "match"} <= last["done"].keys()
+
+
+def test_a_soak_that_is_told_to_end_leaves_no_process_behind() -> None:
+    command = [sys.executable, "-m", "benchmarks.soak", "--every", "0.1", "--kill-every", "0.1"]
+    soak = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    assert soak.stdout is not None
+    assert all(soak.stdout.readline() for _ in range(3))  # clients were started after the first
+    children = Path(f"/proc/{soak.pid}/task/{soak.pid}/children").read_text().split()
+    assert len(children) >= 2
+    soak.terminate()
+    assert soak.wait(30) == 128 + signal.SIGTERM
+    soak.stdout.close()
+    assert [pid for pid in children if Path("/proc", pid).exists()] == []
