@@ -7,7 +7,6 @@ from typing import Self
 
 from kvstore import _core, long_way
 from kvstore._core import (
-    AcquireReply,
     BlockStatus,
     CountReply,
     LocalLease,
@@ -38,7 +37,7 @@ from kvstore.session import Session
 from kvstore.spans import HASH_BYTES, check_upto, hashes_of, parent_of
 from kvstore.tls import ClientTls, native_context
 from kvstore.transports.base import Target
-from kvstore.transports.slots import reserve
+from kvstore.transports.slots import acquire, reserve
 
 __all__ = ["StoreClient", "TransportName"]
 
@@ -224,8 +223,7 @@ class StoreClient:
                         channel, manifest, hashes, len(hashes) // HASH_BYTES, pinned
                     )
                     return lease.at(pinned.offsets, pinned.crcs, parts)
-            frame = _core.encode_acquire(channel.next_id(), known.manifest_id, part, hashes)
-            reply = channel.ask(AcquireReply, frame, deadline)
+            reply = acquire(channel, known.manifest_id, part, hashes, len(parts), deadline=deadline)
             lease = self._lease(channel, manifest, hashes, reply.blocks, reply.lease_id)
             return lease.at(reply.offsets, reply.crcs, parts)
 

@@ -14,10 +14,13 @@ import pytest
 from tests.fakes.store import Memory, chain_of, manifest_of
 
 from kvstore import _core
-from kvstore._core import BlockStatus, Op
+from kvstore._core import BlockStatus, LendReply, Op
+from kvstore.address import parse_url
 from kvstore.client import StoreClient
-from kvstore.connection import LinkLost
+from kvstore.connection import Access, Channel, Deadline, LinkLost
 from kvstore.errors import StoreRefused
+from kvstore.transports import slots
+from kvstore.transports.base import Target
 
 BLOCK = 4096
 MANIFEST = manifest_of(BLOCK)
@@ -195,6 +198,55 @@ def test_more_blocks_than_were_asked_for_end_the_link() -> None:
         pytest.raises(LinkLost, match="other blocks"),
     ):
         get(client)
+
+
+def lists(op: Op, kinds: str, *counts: int, head: bytes = b"") -> Callable[[int], bytes]:
+    """A reply of `head` and lists of so many zeros, each of its kind."""
+    pairs = zip(kinds, counts, strict=True)
+    body = head + b"".join(struct.pack(f"<I{n}{kind}", n, *[0] * n) for kind, n in pairs)
+    return lambda number: frame(op, number, body)
+
+
+def leased(found: int, parts: int) -> Callable[[int], bytes]:
+    """The reply to an ACQUIRE that gives a lease on so many blocks."""
+    held, head = found * parts, struct.pack("<QI", 1, found)
+    return lists(Op.ACQUIRE, "QQII", parts, held, held, held, head=head)
+
+
+TARGET, THREE = Target(1, 0, None, CHAIN), [0, 0, 0]
+SLOTS: dict[Op, Callable[[Channel, Deadline], object]] = {
+    Op.RESERVE: lambda c, d: slots.reserve(c, TARGET, d),
+    Op.COMMIT: lambda c, d: slots.commit(c, TARGET, CHAIN, THREE, THREE, deadline=d),
+    Op.ABORT: lambda c, d: slots.abort(c, TARGET, CHAIN, THREE, d),
+    Op.ACQUIRE: lambda c, d: slots.acquire(c, 1, 0, CHAIN, 1, deadline=d),
+    Op.LEND: lambda c, d: c.ask(LendReply, _core.encode_lend(c.next_id(), 1, 0, None), d),
+}
+
+
+@pytest.mark.parametrize(
+    ("op", "answer"),
+    [
+        *((Op.RESERVE, lists(Op.RESERVE, "BQI", n, n, n)) for n in (0, 2, 4)),
+        (Op.RESERVE, lists(Op.RESERVE, "BQI", 3, 3, 2)),
+        (Op.RESERVE, lists(Op.RESERVE, "BQI", 3, 2, 3)),
+        (Op.COMMIT, lists(Op.COMMIT, "B", 2)),
+        (Op.ABORT, lists(Op.ABORT, "B", 4)),
+        (Op.ACQUIRE, leased(4, 1)),
+        (Op.ACQUIRE, leased(3, 2)),
+        (Op.ACQUIRE, leased(3, 0)),
+        (Op.LEND, lists(Op.LEND, "QI", 2, 1, head=struct.pack("<I", 2))),
+    ],
+)
+def test_a_reply_about_other_slots_than_were_asked_about_ends_the_link(
+    op: Op, answer: Callable[[int], bytes]
+) -> None:
+    deadline = Deadline(5)
+    with contextlib.closing(Liar({op: answer})) as liar:
+        channel = Channel(parse_url(liar.url), deadline, name="client", access=Access.READ)
+        with pytest.raises(LinkLost, match=r"other blocks|differ in length"):
+            SLOTS[op](channel, deadline)
+        assert not channel.usable
+        channel.discard()
 
 
 @pytest.mark.parametrize("size", [0, 1, 2 * BLOCK, 3 * BLOCK - 1, 3 * BLOCK + 1, 4 * BLOCK])

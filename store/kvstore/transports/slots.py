@@ -5,6 +5,7 @@ caller's. A copy that broke the link leaves its slots as they are: the server fe
 """
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from kvstore import _core
 from kvstore._core import AcquireReply, BlockStatus, FlagReply, ReserveReply, StatusesReply
@@ -16,6 +17,7 @@ __all__ = [
     "CopyIn",
     "CopyOut",
     "abort",
+    "acquire",
     "commit",
     "get_leased",
     "put_reserved",
@@ -27,6 +29,7 @@ CopyIn = Callable[[Sequence[int], Sequence[int]], Sequence[int]]
 """Copies blocks of these indices to these offsets of the pool; the CRC32C of each."""
 CopyOut = Callable[[Sequence[int], Sequence[int], Sequence[int] | None], Sequence[bool]]
 """Copies to these indices from these offsets; whether each is intact, by its CRC32C if given."""
+Answered = TypeVar("Answered", ReserveReply, StatusesReply)
 
 
 def put_reserved(
@@ -61,8 +64,7 @@ def get_leased(
     channel: Channel, read: Read, deadline: Deadline, copy_out: CopyOut
 ) -> list[BlockStatus]:
     """Take a lease on the leading run, copy it out, give the lease back."""
-    frame = _core.encode_acquire(channel.next_id(), read.manifest_id, read.part, read.hashes)
-    held = channel.ask(AcquireReply, frame, deadline)
+    held = acquire(channel, read.manifest_id, read.part, read.hashes, 1, deadline=deadline)
     statuses = [BlockStatus.MISSING] * len(read.indices)
     if not held.blocks:
         return statuses
@@ -87,7 +89,7 @@ def reserve(channel: Channel, target: Target, deadline: Deadline) -> ReserveRepl
     frame = _core.encode_reserve(
         channel.next_id(), target.manifest_id, target.part, target.parent, target.hashes
     )
-    return channel.ask(ReserveReply, frame, deadline)
+    return _of_each(channel, channel.ask(ReserveReply, frame, deadline), target.hashes)
 
 
 def commit(
@@ -103,7 +105,7 @@ def commit(
     frame = _core.encode_commit(
         channel.next_id(), target.manifest_id, target.part, hashes, generations, crcs
     )
-    return channel.ask(StatusesReply, frame, deadline)
+    return _of_each(channel, channel.ask(StatusesReply, frame, deadline), hashes)
 
 
 def abort(
@@ -113,4 +115,27 @@ def abort(
     frame = _core.encode_abort(
         channel.next_id(), target.manifest_id, target.part, hashes, generations
     )
-    return channel.ask(StatusesReply, frame, deadline)
+    return _of_each(channel, channel.ask(StatusesReply, frame, deadline), hashes)
+
+
+def acquire(
+    channel: Channel,
+    manifest_id: int,
+    part: int | None,
+    hashes: bytes,
+    parts: int,
+    *,
+    deadline: Deadline,
+) -> AcquireReply:
+    """Take a lease on the leading blocks that the node has: of a part, or of all `parts`."""
+    frame = _core.encode_acquire(channel.next_id(), manifest_id, part, hashes)
+    held = channel.ask(AcquireReply, frame, deadline)
+    if held.blocks > len(hashes) // HASH_BYTES or (held.blocks and len(held.part_bytes) != parts):
+        channel.lost(ValueError("a lease came on other blocks than were asked for"))
+    return held
+
+
+def _of_each(channel: Channel, reply: Answered, hashes: bytes) -> Answered:
+    if len(reply.statuses) != len(hashes) // HASH_BYTES:
+        channel.lost(ValueError("a reply came about other blocks than were asked about"))
+    return reply
