@@ -4,7 +4,7 @@
 
 A line is JSON: {"stored": [...]}, {"removed": [...]} or {"cleared": true} publishes one batch of
 one event; {"restart": true} shuts the publisher down and starts another one at the same ports.
-Each line is answered by "ok".
+Each line is answered by "ok": by then the batch was sent, and is kept for who asks later.
 """
 
 import json
@@ -73,6 +73,7 @@ def main() -> None:
             publisher = make()
         else:
             publisher.publish(KVEventBatch(ts=time.time(), events=[event(told)]))
+            publisher._event_queue.join()  # its thread does the rest, when it gets to it
         print("ok", flush=True)
     publisher.shutdown()
 
