@@ -184,6 +184,17 @@ std::optional<uint32_t> Node::admit(std::string_view token) {
   return tenant;
 }
 
+std::optional<std::vector<uint64_t>> Node::follow_tokens(
+    const std::vector<TenantOptions>& tenants) {
+  const std::optional<std::vector<uint32_t>> changed = options_.tenants.follow(tenants);
+  if (!changed) return std::nullopt;
+  std::vector<uint64_t> ending;
+  for (const auto& [id, session] : sessions_)
+    if (session->greeted && std::ranges::binary_search(*changed, session->tenant))
+      ending.push_back(id);
+  return ending;
+}
+
 void Node::read_notes() {
   take_posts();
   count_uses();

@@ -85,6 +85,9 @@ class Node : private DiskEvents {
   // Takes from a session all that is its own and forgets it. The id of a fence whose descriptor is to be
   // watched, if one had to be raised.
   std::optional<uint64_t> end_session(uint64_t id);
+  // The tenants' tokens as they are now: the sessions that came with one that is no token any more,
+  // which are to end. Nothing, and all stays as it was, where these are not the same tenants.
+  std::optional<std::vector<uint64_t>> follow_tokens(const std::vector<TenantOptions>& tenants);
 
   // Handles a request whose header has been checked. False: the connection is to end (what is
   // queued for it still goes out).

@@ -161,6 +161,23 @@ bool Server::admits(std::string_view token) {
   return node_ != nullptr && node_->admit(token).has_value();
 }
 
+std::optional<size_t> Server::follow_tokens(const std::vector<TenantOptions>& tenants) {
+  const auto lock = enter();
+  if (node_ == nullptr) return std::nullopt;
+  const std::optional<std::vector<uint64_t>> ending = node_->follow_tokens(tenants);
+  if (!ending) return std::nullopt;
+  for (const uint64_t id : *ending) end(id);
+  wake();  // others may have waited for what those held
+  return ending->size();
+}
+
+bool Server::follow_tls(std::shared_ptr<const TlsContext> tls) {
+  const auto lock = enter();
+  if (options_.tls == nullptr || tls == nullptr) return false;
+  options_.tls = std::move(tls);
+  return true;
+}
+
 int Server::watch(int fd, Kind kind, uint64_t id, uint32_t events) {
   epoll_event event{};
   event.events = events;

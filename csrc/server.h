@@ -93,6 +93,12 @@ class Server {
   // Whether this is a token of the node, or it asks for none. What is not is counted. False unless
   // running.
   bool admits(std::string_view token);
+  // Takes the tokens of the same tenants as they are now, and ends the connections that came with one
+  // that is none any more; how many. Nothing, and all stays as it was, where these are other tenants, or
+  // unless running.
+  std::optional<size_t> follow_tokens(const std::vector<TenantOptions>& tenants);
+  // What those are shown who connect over TCP from now on. False unless it had TLS before.
+  bool follow_tls(std::shared_ptr<const TlsContext> tls);
 
   // For the loop, and for fuzzers: handles the first frame of what a session has received.
   // kMore: `missing` bytes of it, as far as is known, have not come.

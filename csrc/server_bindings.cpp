@@ -120,6 +120,24 @@ Notices take_notices(Server& server) {
   return notices;
 }
 
+size_t follow_tokens(Server& server, const TenantTokens& tokens) {
+  std::vector<TenantOptions> tenants;
+  for (const auto& [name, token] : tokens) tenants.push_back({name, token});
+  std::optional<size_t> ended;
+  {
+    const nb::gil_scoped_release released;
+    ended = server.follow_tokens(tenants);
+  }
+  if (!ended) throw nb::value_error("a node that runs takes other tokens of the same tenants only");
+  return *ended;
+}
+
+void follow_tls(Server& server, const std::shared_ptr<TlsContext>& tls) {
+  if (!tls->is_server()) throw nb::value_error("tls must be a server's context");
+  const nb::gil_scoped_release released;
+  if (!server.follow_tls(tls)) throw std::invalid_argument("the node was started without TLS");
+}
+
 int drain(Server& server) {
   int descriptor;
   {
@@ -192,6 +210,8 @@ void bind_server(nb::module_& m) {
       .def("take_notices", take_notices)
       .def_prop_ro("notice_fd", &Server::notice_fd)
       .def("admits", &Server::admits, "token"_a, Release())
+      .def("follow_tokens", follow_tokens, "tenants"_a)
+      .def("follow_tls", follow_tls, "tls"_a)
       .def("purge", &Server::purge, "token"_a = nb::none(), Release())
       .def_prop_ro("placed", &Server::placed)
       .def_prop_ro("port", &Server::port)

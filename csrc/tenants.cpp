@@ -1,6 +1,7 @@
 #include "tenants.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "sha256.h"
 
@@ -31,6 +32,23 @@ Tenants::Tenants(const std::vector<TenantOptions>& options) {
     names_.push_back(one.name);
     quotas_.push_back(one.quota_bytes);
   }
+}
+
+std::optional<std::vector<uint32_t>> Tenants::follow(const std::vector<TenantOptions>& options) {
+  std::vector<wire::Hash> digests = digests_;
+  std::vector<bool> named(digests.size());
+  for (const TenantOptions& one : options) {
+    const std::optional<uint32_t> tenant = by_name(one.name);
+    if (!tenant || *tenant == 0 || named[*tenant - 1]) return std::nullopt;
+    named[*tenant - 1] = true;
+    digests[*tenant - 1] = digest_of(one.token);
+  }
+  if (options.size() != digests.size()) return std::nullopt;
+  std::vector<uint32_t> changed;
+  for (uint32_t i = 0; i < digests.size(); ++i)
+    if (equal_mask(digests[i], digests_[i]) == 0) changed.push_back(i + 1);
+  digests_ = std::move(digests);
+  return changed;
 }
 
 std::optional<uint32_t> Tenants::by_name(std::string_view name) const {

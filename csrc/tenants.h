@@ -17,7 +17,7 @@ struct TenantOptions {
   uint64_t quota_bytes = 0;  // 0: none
 };
 
-// Never changes. Of the tokens it keeps only digests.
+// Who they are never changes; their tokens may. Of those it keeps only digests.
 class Tenants {
  public:
   Tenants() = default;
@@ -37,6 +37,9 @@ class Tenants {
   std::string_view name(uint32_t tenant) const {
     return tenant == 0 ? std::string_view() : std::string_view(names_[tenant - 1]);
   }
+  // Takes the tokens as they are now, in any order: which of 1, 2, ... have another one than before.
+  // Nothing, and all stays as it was, where these are not the same tenants.
+  std::optional<std::vector<uint32_t>> follow(const std::vector<TenantOptions>& options);
   // The tenant of this name, where the node has it: 0 only where it is open.
   std::optional<uint32_t> by_name(std::string_view name) const;
 

@@ -1,4 +1,7 @@
 // Tokens: who is let in, and what a peer who is not can see and do.
+#include <atomic>
+#include <thread>
+
 #include "server.h"
 #include "tenants.h"
 #include "wire_client.h"
@@ -175,6 +178,66 @@ void purging_by_a_token_is_of_its_tenant() {
   CHECK(first.match(3) == 3 && node.server.purge(kFirst) == 3 && first.match(3) == 0);
 }
 
+using Numbers = std::vector<uint32_t>;
+
+void tokens_of_the_same_tenants_may_change_and_of_others_nothing_does() {
+  const std::string third = "a third one";
+  Tenants tenants({{"first", kFirst}, {"second", kSecond}});
+  for (const std::vector<TenantOptions>& others : std::vector<std::vector<TenantOptions>>{
+           {}, {{"first", third}}, {{"first", third}, {"other", kSecond}},
+           {{"first", third}, {"first", kSecond}}, {{"", third}, {"second", kSecond}},
+           {{"first", third}, {"second", kSecond}, {"more", kFirst}}})
+    CHECK(!tenants.follow(others) && tenants.find(kFirst) == 1 && !tenants.find(third));
+  CHECK(tenants.follow({{"second", kSecond}, {"first", kFirst}}) == Numbers{});
+  CHECK(tenants.follow({{"second", kFirst}, {"first", third}}) == (Numbers{1, 2}));
+  CHECK(tenants.find(kFirst) == 2 && tenants.find(third) == 1 && !tenants.find(kSecond));
+  Tenants nobody;
+  CHECK(!nobody.follow({{"first", kFirst}}) && nobody.follow({}) == Numbers{} && nobody.open());
+}
+
+void who_came_with_a_token_that_is_none_any_more_is_cut_off() {
+  Node node;
+  Client first = of_tenant(node, kFirst), second = of_tenant(node, kSecond);
+  enrolled(first), enrolled(second);
+  CHECK(first.put(1, 3).size() == 3);
+  const auto hashes = chain(1, 3);
+  first.ask<AcquireReply>(Op::kAcquire, ReadRequest{1, kAllParts, span_of(hashes)});
+  const std::string half = first.put_frame(4, 1);
+  CHECK(first.send(half.substr(0, half.size() / 2)));
+  CHECK(!node.server.follow_tokens({{"first", "new"}}));
+  CHECK(node.server.follow_tokens({{"first", "new"}, {"second", kSecond}}) == 1);
+  CHECK(!first.receive());
+  CHECK(node.gauge("leases") == 0 && node.gauge("reserved_blocks") == 0);
+  CHECK(!node.server.admits(kFirst) && node.server.admits("new"));
+  Client again = of_tenant(node, "new");
+  enrolled(again);
+  CHECK(again.match(4) == 3);
+  CHECK(second.ask<CountReply>(Op::kPurge, EmptyRequest{}).count == 0);
+  node.server.stop();
+  CHECK(!node.server.follow_tokens({{"first", kFirst}, {"second", kSecond}}));
+}
+
+// What it is for is ThreadSanitizer.
+void tokens_change_while_tenants_are_served() {
+  Node node;
+  std::atomic<bool> over = false;
+  std::thread changing([&] {
+    for (int k = 0; !over; k ^= 1)
+      CHECK(node.server.follow_tokens({{"second", k ? kSecond : "none"}, {"first", kFirst}}));
+  });
+  Client first = of_tenant(node, kFirst);
+  enrolled(first);
+  for (int round = 0; round < 200; ++round) {
+    CHECK(first.put(1, 3).size() == 3 && first.match(3) == 3);
+    Client second = Client::tcp(node.server.port());
+    HelloRequest hello{0, "test", kSecond};
+    CHECK(second.send(encode_frame(Op::kHello, Status::kOk, 1, hello)));
+    second.receive();  // let in, refused, or cut off
+  }
+  over = true;
+  changing.join();
+}
+
 }  // namespace
 
 int main() {
@@ -188,4 +251,7 @@ int main() {
   a_lease_or_a_wait_of_one_tenant_is_not_ended_by_another();
   of_several_tenants_nobody_maps_the_pool();
   purging_by_a_token_is_of_its_tenant();
+  tokens_of_the_same_tenants_may_change_and_of_others_nothing_does();
+  who_came_with_a_token_that_is_none_any_more_is_cut_off();
+  tokens_change_while_tenants_are_served();
 }

@@ -906,7 +906,7 @@ class StoreServer:
     tenant, together no more than it; ValueError where they are, or where one is of none of the tenants. `tls`: a server's
     context; who comes over TCP must then speak TLS, and has `frame_deadline_s` seconds for its handshake and HELLO.
     `placement`: which pages the pool is to have; `pool_bytes` is rounded up to those it gets. `lend_bytes`: what
-    a client on this host may have lent, to put without a request; None: a 64th of the pool, at most 32 MiB.
+    a client on this host may have lent, to put without a request; None: a 32nd of the pool, at most 64 MiB.
 
     `disk`: folder of the SSD tier's two files, of `disk_bytes` together with what they have set aside;
     `disk_io`: "auto" or one of DISK_IO_KINDS; a request waits `disk_read_timeout_s` for its blocks at most.
@@ -998,6 +998,16 @@ class StoreServer:
 
         Takes the same time whatever the tokens have in common. What is not admitted is counted.
         """
+
+    def follow_tokens(self, tenants: Sequence[tuple[str, str]]) -> int:
+        """Take the tokens of the same tenants as they are now; how many connections ended for that.
+
+        Those that came with a token which is none any more end, with all that they held. ValueError, and all
+        stays as it was, where these are other tenants, or unless running.
+        """
+
+    def follow_tls(self, tls: TlsContext) -> None:
+        """Show this to those who connect over TCP from now on. ValueError where the node was started without TLS."""
 
     def purge(self, token: str | None = None) -> int:
         """Forget all blocks, or those of the tenant with this token; return how many.

@@ -155,7 +155,7 @@ class StoreSettings(BaseSettings):
     token_file: str = Field(
         default="",
         description="file of the tenants' tokens, TENANT:TOKEN on each line; clients and HTTP must "
-        "then show one of them. Others must not be able to read it",
+        "then show one of them; read again on SIGHUP. Others must not be able to read it",
     )
     quota: Quotas = Field(
         default_factory=list,
@@ -165,7 +165,7 @@ class StoreSettings(BaseSettings):
     tls_cert_file: str = Field(
         default="",
         description="PEM file of the certificate, and what leads to its CA, for TLS with clients "
-        "over TCP (kvs://) and HTTPS; read at the start",
+        "over TCP (kvs://) and HTTPS; read again on SIGHUP, as is its key",
     )
     tls_key_file: str = Field(
         default="",

@@ -1,4 +1,4 @@
-"""TLS of a store node: the files it is started with. Certificates are read once, at the start."""
+"""TLS of a store node: the files it is started with."""
 
 import os
 import stat

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from hypercorn.asyncio import serve as serve_http
-from hypercorn.config import Config
 from pydantic import ByteSize
 from quart import Quart
 
@@ -30,6 +29,7 @@ from kvstore.placement import plan, reader, told
 from kvstore.rdma.device import open_device
 from kvstore.rdma.initiator import Opens
 from kvstore.rdma.serving import serving_rdma
+from kvstore.renewal import HttpConfig, on_hangup
 from kvstore.safety import StartRefused, TenantToken, quotas_of, tokens_of
 from kvstore.visit import Visit
 
@@ -87,19 +87,20 @@ async def _serve(
         visited, own_tls = own_client(settings, own_url, server.unix_path)
         app = create_app(node, Visit(visited, bearer if tenants else str, own_tls))
         require_token(app, server.admits)
+        config = _http_config(settings, door.detach())
+        stack.enter_context(telling(server))
+        on_hangup(settings, server, config)  # before somebody is told that it can be asked
         print(
             f"kvstore ready: {url} {'https' if tls else 'http'}://{host}:{http_port} "
             f"unix:{server.unix_path or 'none'} "
             f"pool:{ByteSize(server.stats()['pool_bytes']).human_readable()}",
             flush=True,
         )
-        config = _http_config(settings, door.detach())
-        stack.enter_context(telling(server))
         await _serve_until_left(app, config, server, settings, signals)
 
 
-def _http_config(settings: StoreSettings, door: int) -> Config:
-    config = Config()
+def _http_config(settings: StoreSettings, door: int) -> HttpConfig:
+    config = HttpConfig()
     config.bind = [f"fd://{door}"]
     config.certfile = settings.tls_cert_file or None
     config.keyfile = settings.tls_key_file or None
@@ -109,7 +110,7 @@ def _http_config(settings: StoreSettings, door: int) -> Config:
 
 
 async def _serve_until_left(
-    app: Quart, config: Config, server: StoreServer, settings: StoreSettings, signals: Signals
+    app: Quart, config: HttpConfig, server: StoreServer, settings: StoreSettings, signals: Signals
 ) -> None:
     """Serve HTTP, also while the node drains: it says so in /healthz."""
 
