@@ -18,13 +18,14 @@ log = logging.getLogger(__name__)
 
 
 class HttpConfig(Config):
-    """Hypercorn's settings, which remember what HTTPS shows."""
+    """Hypercorn's settings, with what HTTPS shows: read once, and again when that is asked for."""
 
     shown: ssl.SSLContext | None = None
 
     def create_ssl_context(self) -> ssl.SSLContext | None:
-        """Made once, when HTTPS begins."""
-        self.shown = super().create_ssl_context()
+        """The same each time."""
+        if self.shown is None:
+            self.shown = super().create_ssl_context()
         return self.shown
 
 

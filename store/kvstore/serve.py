@@ -104,6 +104,7 @@ def _http_config(settings: StoreSettings, door: int) -> HttpConfig:
     config.bind = [f"fd://{door}"]
     config.certfile = settings.tls_cert_file or None
     config.keyfile = settings.tls_key_file or None
+    config.create_ssl_context()  # of the same files as the node's, whatever becomes of them
     config.graceful_timeout = HTTP_GRACE_S
     config.errorlog = logging.getLogger("kvstore.http")
     return config
