@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.demo.running import alive, all_gone, descendants
+from tests.fakes.store import eventually
 
 GUARD = [sys.executable, "-m", "kvrouter.demo.guard"]
 PARENT = """
@@ -74,10 +75,17 @@ def test_what_the_command_leaves_behind_ends_with_it(guarded: Guarded) -> None:
     assert not alive(child)
 
 
+def tracked(pid: int) -> bool:
+    """Whether the resource tracker runs: until it does, it looks like who has begun to start it."""
+    lines = (Path(f"/proc/{one}/cmdline").read_bytes() for one in descendants(pid))
+    return any(b"resource_tracker" in line for line in lines)
+
+
 @pytest.mark.parametrize("how", [signal.SIGUSR1, signal.SIGTERM])
 def test_shared_memory_of_the_killed_is_cleaned_up(guarded: Guarded, how: signal.Signals) -> None:
     process = guarded(sys.executable, "-c", SHARES)
     memory = Path("/dev/shm", first_line(process))
+    assert eventually(lambda: tracked(process.pid))
     everyone = descendants(process.pid)
     assert memory.exists()
     process.send_signal(how)
