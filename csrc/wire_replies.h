@@ -120,7 +120,8 @@ struct LendReply {
   std::vector<uint32_t> generations;
   template <class V>
   bool fields(V& v) {
-    return v.u32(most) && v.u64s(offsets, kMaxHashes) && v.u32s(generations, kMaxHashes);
+    return v.u32(most) && v.u64s(offsets, kMaxHashes) && v.u32s(generations, kMaxHashes) &&
+           offsets.size() == generations.size();
   }
 };
 

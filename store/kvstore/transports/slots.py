@@ -1,7 +1,8 @@
 """Slots of the pool that a client fills and reads by itself: what shared memory and RDMA share.
 
 A put is RESERVE, the copy, COMMIT; a get ACQUIRE, the copy, RELEASE. How bytes are copied is the
-caller's. A copy that broke the link leaves its slots as they are: the server fences them.
+caller's. A copy that broke the link leaves its slots as they are: the server fences them. Requests
+raise as `Channel.ask`; a reply about other blocks than were named is LinkLost too.
 """
 
 from collections.abc import Callable, Sequence
