@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.fakes.shapes import Memory
 from tests.fakes.store import chain_of, manifest_of
@@ -33,6 +33,9 @@ def client() -> Iterator[StoreClient]:
     blocks=st.integers(1, 6),
     seed=st.integers(0, 2**32),
 )
+@example(block_bytes=PIECE, blocks=3, seed=1)  # each piece ends with a block
+@example(block_bytes=PIECE // 2, blocks=5, seed=1)  # every other block ends a piece
+@example(block_bytes=3 * PIECE - 1, blocks=2, seed=1)  # and none does
 def test_blocks_of_any_shape_are_stored_with_their_digests(
     client: StoreClient, block_bytes: int, blocks: int, seed: int
 ) -> None:
