@@ -56,7 +56,7 @@ def _tokens(settings: StoreSettings, server: StoreServer) -> None:
             settings.token_file,
         )
     else:
-        log.info("SIGHUP: tokens were read again; %d connections of others ended", ended)
+        log.info("SIGHUP: tokens were read again; connections that had another: %d, ended", ended)
 
 
 def _certificate(settings: StoreSettings, server: StoreServer, http: HttpConfig) -> None:

@@ -66,7 +66,7 @@ def test_another_token_of_a_tenant_keeps_its_blocks_and_ends_who_has_the_old_one
         put_chain(others, MANIFEST, CHAIN[:32])
         held, kept = before.acquire(MANIFEST, CHAIN), others.acquire(MANIFEST, CHAIN[:32])
         token_path.write_text(f"# by name, in any order\nothers:{OTHERS}\nteam:{NEW}\n")
-        hang_up(node, "tokens were read again; 1 connections of others ended")
+        hang_up(node, "tokens were read again; connections that had another: 1, ended")
         with pytest.raises(Unauthorized):
             before.match(MANIFEST, CHAIN)
         assert held.release() is False
