@@ -92,7 +92,10 @@ struct Counters {
   uint64_t unauthorized = 0;  // HELLOs and HTTP requests without a token of this node
   uint64_t tls_failures = 0;  // connections ended since TLS failed
   uint64_t stalled = 0;       // connections ended for being too slow
-  uint64_t fenced = 0;        // slots that had to be fenced
+  uint64_t rejected = 0;      // connections ended since there were too many
+  uint64_t fenced = 0;        // slots that had to be fenced when their connection ended
+  uint64_t expired = 0;       // reservations that ended because their connection said nothing
+  uint64_t client_limited = 0;  // puts cut short: their client held as much as it may
   Histogram<kLandingBounds> landing_waits;  // of those that landed
   std::array<Histogram<kOperationBounds>, kOpNames.size()> operations;
 

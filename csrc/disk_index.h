@@ -7,7 +7,6 @@
 #include <optional>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "disk_journal.h"
@@ -56,7 +55,9 @@ class DiskIndex final : public TableObserver {
 
   // Forgets what is recorded of a block. False if there was nothing.
   bool remove(const BlockKey& key) { return table_.remove(key); }
-  uint64_t purge(const std::unordered_set<uint32_t>* specs) { return table_.purge(specs); }
+  bool next_keys(Table::Sweep& sweep, std::vector<BlockKey>& keys) const {
+    return table_.next_keys(sweep, keys);
+  }
 
   // The journal's durable() may have moved.
   void advance();

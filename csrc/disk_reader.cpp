@@ -46,8 +46,8 @@ DiskReader::Start DiskReader::start(const BlockKey& key, uint32_t part_id, TimeP
   return Start::kReading;
 }
 
-void DiskReader::cancel(const std::function<bool(const BlockKey&)>& which) {
-  for (auto& [key, read] : reads_) read.cancelled |= which(key.block);
+void DiskReader::cancel(const BlockKey& key) {
+  for (auto& [name, read] : reads_) read.cancelled |= name.block == key;
 }
 
 std::vector<BlockKey> DiskReader::abandon() {

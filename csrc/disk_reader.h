@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <unordered_map>
 #include <vector>
 
@@ -36,7 +35,7 @@ class DiskReader {
   Start start(const BlockKey& key, uint32_t part_id, TimePoint now);
   bool reading(const PartKey& key) const { return reads_.contains(key); }
   // What of these blocks is being read shall not get into memory.
-  void cancel(const std::function<bool(const BlockKey&)>& which);
+  void cancel(const BlockKey& key);
   // Gives up what has not been submitted. The blocks concerned.
   std::vector<BlockKey> abandon();
 

@@ -123,22 +123,13 @@ void DiskTier::committed(const BlockKey& key, uint32_t part_id) {
 }
 
 bool DiskTier::remove(const BlockKey& key) {
-  const auto same = [&](const BlockKey& other) { return other == key; };
-  writer_->cancel(same);
-  reader_->cancel(same);
+  reader_->cancel(key);
+  const Block* block = index_->find_block(key);
+  if (block == nullptr) return false;
+  // What is being written is reserved in the index.
+  if (block->reserved != 0) writer_->cancel(key);
   const bool removed = index_->remove(key);
   counters_.deleted += removed ? 1 : 0;
-  return removed;
-}
-
-uint64_t DiskTier::purge(const std::unordered_set<uint32_t>* specs) {
-  const auto chosen = [&](const BlockKey& key) {
-    return specs == nullptr || specs->contains(key.spec_id);
-  };
-  writer_->cancel(chosen);
-  reader_->cancel(chosen);
-  const uint64_t removed = index_->purge(specs);
-  counters_.deleted += removed;
   return removed;
 }
 

@@ -3,11 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "disk_counters.h"
@@ -93,7 +91,10 @@ class DiskTier {
   void committed(const BlockKey& key, uint32_t part_id);
   // Forgets blocks, and what of them is under way. Recorded at once; durable soon after.
   bool remove(const BlockKey& key);
-  uint64_t purge(const std::unordered_set<uint32_t>* specs);
+  // As Table::next_keys.
+  bool next_keys(Table::Sweep& sweep, std::vector<BlockKey>& keys) const {
+    return index_->next_keys(sweep, keys);
+  }
 
   // How far it had come when somebody began to wait.
   struct FlushMark {

@@ -67,11 +67,11 @@ void DiskWriter::add_chain(Block& block, std::unordered_set<const Block*>& seen)
       if (part.committed()) add(**at, part.part_id, SIZE_MAX);
 }
 
-void DiskWriter::cancel(const std::function<bool(const BlockKey&)>& which) {
-  for (auto& [id, writing] : writing_) writing.cancelled |= which(writing.key.block);
-  for (Writing& one : written_) one.cancelled |= which(one.key.block);
-  for (Writing& one : syncing_) one.cancelled |= which(one.key.block);
-  for (Writing& one : synced_) one.cancelled |= which(one.key.block);
+void DiskWriter::cancel(const BlockKey& key) {
+  for (auto& [id, writing] : writing_) writing.cancelled |= writing.key.block == key;
+  for (Writing& one : written_) one.cancelled |= one.key.block == key;
+  for (Writing& one : syncing_) one.cancelled |= one.key.block == key;
+  for (Writing& one : synced_) one.cancelled |= one.key.block == key;
 }
 
 void DiskWriter::abandon(DiskSkip why) {

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
@@ -35,8 +34,8 @@ class DiskWriter {
   uint64_t add_all();
   // Everything up to `mark` is durable, or was skipped and counted.
   bool flushed(uint64_t mark) const { return outstanding_.empty() || *outstanding_.begin() > mark; }
-  // What of these blocks is under way shall not get to the disk's index.
-  void cancel(const std::function<bool(const BlockKey&)>& which);
+  // What of this block is under way shall not get to the disk's index.
+  void cancel(const BlockKey& key);
   // Skips what has not begun: the disk is put aside.
   void abandon(DiskSkip why);
 

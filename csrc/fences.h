@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "client_holds.h"
 #include "file.h"
 #include "table.h"
 
@@ -14,13 +15,13 @@ namespace kv {
 // (wire.h, SHARED MEMORY). Whoever owns this polls the descriptors for a hang-up.
 class Fences {
  public:
-  explicit Fences(Table& table) : table_(table) {}
+  Fences(Table& table, ClientHolds& holds) : table_(table), holds_(holds) {}
 
-  // Keeps the slots out of use until lift(the id returned).
-  uint64_t raise(File fence, std::vector<Slot> slots) {
+  // Keeps the client's slots out of use, and counted as held by it, until lift(the id returned).
+  uint64_t raise(File fence, std::vector<Slot> slots, uint64_t client) {
     slots_ += slots.size();
     for (const Slot& slot : slots) bytes_ += slot.bytes;
-    fences_.emplace(++last_id_, Fence{std::move(fence), std::move(slots)});
+    fences_.emplace(++last_id_, Fence{std::move(fence), std::move(slots), client});
     return last_id_;
   }
   int descriptor(uint64_t id) const {
@@ -30,7 +31,11 @@ class Fences {
   void lift(uint64_t id) {
     const auto found = fences_.find(id);
     if (found == fences_.end()) return;
-    for (const Slot& slot : found->second.slots) bytes_ -= slot.bytes, table_.release(slot);
+    for (const Slot& slot : found->second.slots) {
+      bytes_ -= slot.bytes;
+      holds_.gave(found->second.client, slot.bytes);
+      table_.release(slot);
+    }
     slots_ -= found->second.slots.size();
     fences_.erase(found);
   }
@@ -41,8 +46,10 @@ class Fences {
   struct Fence {
     File file;
     std::vector<Slot> slots;
+    uint64_t client;
   };
   Table& table_;
+  ClientHolds& holds_;
   uint64_t last_id_ = 0;
   uint64_t slots_ = 0, bytes_ = 0;
   std::unordered_map<uint64_t, Fence> fences_;

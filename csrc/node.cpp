@@ -31,13 +31,14 @@ Node::Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable
       writable_fd_(writable_fd),
       tenant_counts_(options_.tenants.count() + 1),
       slab_(pool_bytes, options_.granule_bytes, begins_of(options_.regions)),
+      holds_(slab_, options_.reserve_bytes.value_or(pool_bytes / kReserveShare)),
       table_(slab_, quotas_of(options_, pool_bytes, options_.limits.pins)),
       registry_(options_.tenants.count()),
       waits_([this](uint32_t spec_id, const PartIds& parts, HashSpan hashes) {
-        return find(spec_id, parts, hashes, false).blocks;
+        return find(spec_id, parts, hashes);
       }),
       leases_(table_),
-      fences_(table_),
+      fences_(table_, holds_),
       most_lent_bytes_(
           options_.lend_bytes.value_or(std::min(kMaxLendBytes, pool_bytes / kLendShare))) {
   if (directory == nullptr) return;
@@ -60,7 +61,7 @@ Session& Node::add_session(File socket, bool local,
                            const std::shared_ptr<const TlsContext>& tls) {
   ++counters_.connections;
   const uint64_t id = ++last_session_;
-  if (!options_.tenants.open()) strangers_.insert(id);
+  strangers_.insert(id);
   auto made = std::make_unique<Session>(id, std::move(socket), local, now_, tls);
   return *sessions_.emplace(id, std::move(made)).first->second;
 }
@@ -80,8 +81,9 @@ std::optional<uint64_t> Node::end_session(uint64_t id) {
   count_uses(*session);
   std::erase(neighbours_, session.get());
   counters_.landings[Landing::kGone] += waits_.drop_session(id);
-  const bool in_use = leases_.blocks_of(id) != 0 || !session->reservations.empty();
-  leases_.drop_session(id);
+  const bool in_use = leases_.blocks_of(id) != 0 || !session->reservations.empty() ||
+                      !session->expired.empty();
+  leases_.drop_session(id, Turn(options_.turn_blocks));
   if (session->greeted) {
     TenantCounts& counts = counts_of(*session);
     --counts.connections;
@@ -94,9 +96,10 @@ std::optional<uint64_t> Node::end_session(uint64_t id) {
   for (const PartKey& key : session->reservations)
     if (const auto slot = table_.take_back(key.block, key.part_id, id, std::nullopt))
       slots.push_back(*slot);
+  for (const auto& [generation, one] : session->expired) slots.push_back(one.slot);
   if (end_attachment(*session, in_use, slots) || slots.empty()) return std::nullopt;
   counters_.fenced += slots.size();
-  return fences_.raise(std::move(session->fence), std::move(slots));
+  return fences_.raise(std::move(session->fence), std::move(slots), session->client);
 }
 
 template <class Body>
@@ -133,14 +136,19 @@ bool Node::dispatch(Session& session, const Header& header, const uint8_t* body)
 
 bool Node::handle(Session& session, const Header& header, const uint8_t* body) {
   const auto begun = std::chrono::steady_clock::now();
+  session.heard = now_;
   // What the peer knows to be there may be known to us from a post alone.
   take_posts();
-  const bool go_on = session.greeted || header.op == Op::kHello
+  const std::unique_ptr<Unfinished> before = std::move(session.unfinished);
+  const bool go_on = before != nullptr ? in_turns(session, std::move(before->next))
+                     : session.greeted || header.op == Op::kHello
                          ? dispatch(session, header, body)
                          : refuse(session, header, "the first request must be HELLO");
-  const auto spent = std::chrono::steady_clock::now() - begun;
+  auto spent = std::chrono::steady_clock::now() - begun;
+  if (before != nullptr) spent += before->spent;
   // A PUT is counted when its payload has come.
-  if (session.put != nullptr) session.put->add_time(spent);
+  if (session.unfinished != nullptr) session.unfinished->spent = spent;
+  else if (session.put != nullptr) session.put->add_time(spent);
   else count_time(header.op, spent);
   return go_on;
 }
@@ -228,16 +236,33 @@ void Node::count_use(const Session& session, const UseLog::Use& use) {
   if (use.kind == UseLog::Kind::kRead) counters_.bytes_out[Transport::kShm] += block->find(key->part_id)->slot.bytes;
 }
 
-uint64_t Node::purge(std::optional<uint32_t> tenant) {
+void Node::clear_up() {
+  leases_.clear_up(turn_);
+  land_waits();
+}
+
+Node::Purge Node::begin_purge(std::optional<uint32_t> tenant) {
   take_posts();
-  std::unordered_set<uint32_t> specs;
-  if (tenant) specs = registry_.specs_of(*tenant);
-  const std::unordered_set<uint32_t>* of = tenant ? &specs : nullptr;
-  // First those that the memory has not: each block counts once.
-  const uint64_t on_disk_only = disk_ != nullptr ? disk_->purge(of) : 0;
-  const uint64_t removed = table_.purge(of);
-  counters_.purged += removed;
-  return removed + on_disk_only;
+  Purge purge;
+  if (tenant) purge.specs_ = registry_.specs_of(*tenant);
+  return purge;
+}
+
+// Each block goes from both tiers at once. The memory is gone through before the disk and after it: a
+// block may have been brought from there meanwhile.
+bool Node::go_on(Purge& purge) {
+  const int tables = disk_ == nullptr ? 1 : 3;
+  std::vector<BlockKey> keys;
+  for (; purge.tables_ < tables && !turn_.over(); turn_.spend(1 + keys.size())) {
+    keys.clear();
+    const bool more = purge.tables_ == 1 ? disk_->next_keys(purge.sweep_, keys)
+                                         : table_.next_keys(purge.sweep_, keys);
+    for (const BlockKey& key : keys)
+      if (!purge.specs_ || purge.specs_->contains(key.spec_id))
+        purge.removed_ += forget(key, counters_.purged) ? 1 : 0;
+    if (!more) ++purge.tables_, purge.sweep_ = {};
+  }
+  return purge.tables_ == tables;
 }
 
 }  // namespace kv

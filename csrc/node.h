@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <set>
@@ -9,10 +10,12 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "attachments.h"
+#include "client_holds.h"
 #include "counters.h"
 #include "disk_runs.h"
 #include "disk_tier.h"
@@ -27,6 +30,7 @@
 #include "table.h"
 #include "tenant_limits.h"
 #include "tenants.h"
+#include "turn.h"
 #include "waits.h"
 #include "wire_codec.h"
 
@@ -45,6 +49,9 @@ struct NodeOptions {
   uint64_t page_bytes = 0;
   std::vector<PoolRegion> regions{};
   std::optional<uint64_t> lend_bytes{};  // to one connection; else kLendShare of the pool
+  std::optional<uint64_t> reserve_bytes{};  // that one client may hold; else kReserveShare of the pool
+  double reserve_timeout_s = 30.0;  // reservations of a connection that says nothing for longer end
+  uint32_t turn_blocks = Turn::kBlocks;  // that one turn of a connection may look at
 };
 
 // Requests are handled one at a time, by one thread. Nothing here blocks.
@@ -53,12 +60,14 @@ class Node : private DiskEvents {
   static constexpr size_t kScratchBytes = 256u << 10;
   static constexpr size_t kMaxReservations = 65536;  // of one connection
   static constexpr uint64_t kMaxLeasedBlocks = 1u << 20;
-  // Of what no one has checked yet, by one lease: some 20 ms. It ends before the rest.
+  // Of what no one has checked yet, by one lease: some 20 ms in all. It ends before the rest.
   static constexpr uint64_t kMostCheckedBytes = 256u << 20;
   static constexpr uint64_t kMaxWaits = 4096;
   static constexpr uint64_t kMaxWaitHashes = 1u << 20;
   // What a connection may have lent of the pool, but for an option; and all of them, in such parts.
   static constexpr uint64_t kLendShare = 32, kMaxLendBytes = 64u << 20, kLendParts = 4;
+  // What a client may have reserved, lent and fenced of the pool, but for an option.
+  static constexpr uint64_t kReserveShare = 4;
   static constexpr size_t kMaxRegistered = 64;  // engines or refusals of one connection
 
   // Without `directory`, whose size is directory_bytes(pool_bytes), clients ask for every block.
@@ -80,7 +89,7 @@ class Node : private DiskEvents {
   const std::unordered_map<uint64_t, std::unique_ptr<Session>>& sessions() const {
     return sessions_;
   }
-  // Connections that have shown no token yet, the oldest first. None where nobody is asked for one.
+  // Connections whose HELLO has not been taken yet, the oldest first.
   const std::set<uint64_t>& strangers() const { return strangers_; }
   // Takes from a session all that is its own and forgets it. The id of a fence whose descriptor is to be
   // watched, if one had to be raised.
@@ -89,8 +98,12 @@ class Node : private DiskEvents {
   // which are to end. Nothing, and all stays as it was, where these are not the same tenants.
   std::optional<std::vector<uint64_t>> follow_tokens(const std::vector<TenantOptions>& tenants);
 
+  // Begins a turn: of a connection, or of what the node does by itself.
+  void begin_turn() { turn_ = Turn(options_.turn_blocks); }
+  bool turn_is_over() const { return turn_.over(); }
   // Handles a request whose header has been checked. False: the connection is to end (what is
-  // queued for it still goes out).
+  // queued for it still goes out). Where the request is `unfinished` afterwards, the same call goes
+  // on with it in the next turn; its body must lie where it lay.
   bool handle(Session& session, const wire::Header& header, const uint8_t* body);
   // Queues the reply of a PUT whose payload has come in full.
   void finish_put(Session& session);
@@ -113,8 +126,15 @@ class Node : private DiskEvents {
   // Sessions of which nothing is under way.
   std::vector<uint64_t> idle_sessions() const;
 
+  // Goes on, in a turn, with what is nobody's request: what ended connections have left, and waits.
+  void clear_up();
+  bool is_clear() const { return leases_.is_clear() && !waits_.looking() && ended_waits_.empty(); }
+
   void expire_waits();
   std::optional<TimePoint> next_deadline() const;
+  // Ends the reservations of connections that have said nothing for too long: others may write these
+  // blocks. Their slots stay fenced until the COMMIT, the ABORT, or the end of the connection.
+  void expire_reservations();
 
   // node_disk.cpp
   // Puts a disk under the memory, with what lies there from an earlier life. Before the first
@@ -132,8 +152,21 @@ class Node : private DiskEvents {
   // Of a session that has ended: nothing reads or writes the pool through its queue pair any more.
   void fenced(uint64_t session);
 
-  // Forgets the blocks of a tenant, or everybody's; how many.
-  uint64_t purge(std::optional<uint32_t> tenant = std::nullopt);
+  // Forgets the blocks of a tenant, or everybody's: in turns, until go_on() says true.
+  class Purge {
+   public:
+    // How many went.
+    uint64_t removed() const { return removed_; }
+
+   private:
+    friend class Node;
+    std::optional<std::unordered_set<uint32_t>> specs_;  // none: of all
+    int tables_ = 0;  // that it has been through
+    Table::Sweep sweep_;
+    uint64_t removed_ = 0;
+  };
+  Purge begin_purge(std::optional<uint32_t> tenant = std::nullopt);
+  bool go_on(Purge& purge);
   // Of the node, and of each tenant or of this one.
   StatList::Values stats(std::optional<uint32_t> tenant = std::nullopt) const;
   // Takes note of what clients on this host have read without asking, and of what they read no
@@ -159,13 +192,13 @@ class Node : private DiskEvents {
   }
   uint8_t* pool_data() { return pool_; }
   Table::Reserved reserve_one(const PartKey& key, const Hash& parent, uint64_t bytes,
-                              uint64_t session, uint32_t region, bool& no_space,
-                              const Slot* spare = nullptr);
+                              const Writer& writer, bool& no_space, const Slot* spare = nullptr);
   std::optional<Slot> spare(uint64_t bytes, uint32_t region) { return table_.spare(bytes, region); }
   void drop(const Slot& spare) { table_.drop(spare); }
-  bool commit_one(const PartKey& key, uint64_t session, const Slot& slot, uint32_t crc,
+  void spend(uint64_t blocks) { turn_.spend(blocks); }
+  bool commit_one(const PartKey& key, const Writer& writer, const Slot& slot, uint32_t crc,
                   Transport transport, Digest digest = Digest::kChecked);
-  void give_back(const PartKey& key, uint64_t session, const Slot& slot);
+  void give_back(const PartKey& key, const Writer& writer, const Slot& slot);
   void count_corrupt() { ++counters_.corrupt; }
 
  private:
@@ -175,6 +208,11 @@ class Node : private DiskEvents {
   bool with(Session& session, const Header& header, const uint8_t* body,
             bool (Node::*act)(Session&, const Header&, const Body&));
   bool dispatch(Session& session, const Header& header, const uint8_t* body);
+  template <class Step>
+  bool in_turns(Session& session, Step step) {
+    if (!step()) session.unfinished = std::make_unique<Unfinished>(Unfinished{std::move(step)});
+    return true;
+  }
 
   // ops_session.cpp
   bool hello(Session& session, const Header& header, const wire::HelloRequest& request);
@@ -183,7 +221,7 @@ class Node : private DiskEvents {
   bool refuse_to_share(Session& session, const Header& header,
                        const wire::RegisterRequest& request);
   bool manifests(Session& session, const Header& header, const wire::ManifestsRequest& request);
-  bool forget(const BlockKey& key);
+  bool forget(const BlockKey& key, uint64_t& counter);
   bool delete_(Session& session, const Header& header, const wire::BlocksRequest& request);
   bool purge_(Session& session, const Header& header, const wire::EmptyRequest& request);
   bool stats_(Session& session, const Header& header, const wire::EmptyRequest& request);
@@ -194,6 +232,10 @@ class Node : private DiskEvents {
   bool abort(Session& session, const Header& header, const wire::AbortRequest& request);
   bool put(Session& session, const Header& header, const wire::WriteRequest& request);
   void committed(const PartKey& key, uint64_t bytes, Transport transport);
+  bool may_reserve(const PartKey& key, const Writer& writer, uint64_t bytes);
+  void free_slot(const Writer& writer, const Slot& slot);
+  void expire_reservations(Session& session);
+  bool free_expired(Session& session, const PartKey& key, uint32_t generation);
 
   // ops_attach.cpp
   bool attach(Session& session, const Header& header, const wire::AttachRequest& request);
@@ -220,8 +262,10 @@ class Node : private DiskEvents {
   bool get(Session& session, const Header& header, const wire::ReadRequest& request);
   bool wait(Session& session, const Header& header, const wire::WaitRequest& request);
   bool cancel(Session& session, const Header& header, const wire::CancelRequest& request);
+  void land_waits();
   void land(std::unique_ptr<Wait> wait);
-  void answer_wait(const Wait& wait, wire::Status status);
+  void answer_wait(std::unique_ptr<Wait> wait, wire::Status status);
+  void answer_ended();
   void count_landing(const Wait& wait, wire::Status status);
   void count_uses();
   void count_uses(Session& session);
@@ -232,19 +276,36 @@ class Node : private DiskEvents {
     uint32_t blocks = 0;
     uint32_t leading_in_memory = 0;
     uint32_t in_memory = 0;
+    Block* last = nullptr;  // where the memory has it
   };
-  Found find(uint32_t spec_id, const PartIds& parts, HashSpan hashes, bool touch);
+  // A wait that has ended, and what its answer says so far.
+  struct EndedWait {
+    std::unique_ptr<Wait> wait;
+    wire::Status status;
+    Found found{};
+    uint64_t lease_id = 0;
+    const Block* end = nullptr;  // leased first: so nothing before it is evicted meanwhile
+  };
+  bool answer(EndedWait& ended, Turn& turn);
+  bool find_next(Found& found, const BlockKey& key, const PartIds& parts, bool touch);
+  bool find_more(Found& found, const Manifest& manifest, HashSpan hashes, bool touch);
+  uint32_t find(uint32_t spec_id, const PartIds& parts, HashSpan hashes);
   void count_match(const Session& session, const Found& found, uint32_t asked);
-  std::vector<Block*> leading_run(uint32_t spec_id, const PartIds& parts, HashSpan hashes);
-  void keep_digested(std::vector<Block*>& run, std::span<const uint32_t> parts, bool in_place);
-  bool give_lease(Session& session, const Header& header, const Manifest& manifest,
-                  const wire::ReadRequest& request);
-  bool send_run(Session& session, const Header& header, const Manifest& manifest,
-                const wire::ReadRequest& request);
+  struct Run {
+    uint32_t blocks = 0;
+    bool ended = false;
+    uint64_t digested_bytes = 0;
+  };
+  Block* next_of(Run& run, const Manifest& manifest, HashSpan hashes,
+                 std::span<const uint32_t> digested, bool in_place);
+  bool digest(Run& run, Block& block, std::span<const uint32_t> parts, bool in_place);
+  bool read(Session& session, const Header& header, const wire::ReadRequest& request);
+  TurnStep give_lease(Session& session, const Header& header, const wire::ReadRequest& request);
+  TurnStep send_run(Session& session, const Header& header, const wire::ReadRequest& request);
 
   // node_disk.cpp
   bool fetch_first(Session& session, const Header& header, const Manifest& manifest,
-                   const wire::ReadRequest& request);
+                   const wire::ReadRequest& request, uint32_t leading_in_memory);
   void announce(const Manifest& manifest, const Found& found, HashSpan hashes);
   bool fetch_landed(std::unique_ptr<Wait>& wait);
   void end_run(std::unique_ptr<DiskRun> run);
@@ -276,9 +337,11 @@ class Node : private DiskEvents {
   TimePoint now_{};
   std::vector<TenantCounts> tenant_counts_;  // by tenant
   Slab slab_;
+  ClientHolds holds_;
   Table table_;
   Registry registry_;
   Waits waits_;
+  std::deque<EndedWait> ended_waits_;  // to be answered
   Leases leases_;
   Fences fences_;
   Attachments attachments_;
@@ -293,6 +356,7 @@ class Node : private DiskEvents {
   const uint64_t most_lent_bytes_;  // to one connection
   uint64_t lent_bytes_ = 0;
   std::vector<uint64_t> dirty_;
+  Turn turn_;
   std::vector<uint8_t> scratch_;
   std::unique_ptr<DiskTier> disk_;  // null: there is none
   std::unique_ptr<DiskRuns> runs_;

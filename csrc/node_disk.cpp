@@ -53,13 +53,12 @@ void Node::expire_runs() {
   end_runs(std::move(late));
 }
 
-// True: the request waits for blocks that lie on the disk alone.
+// True: the request waits for blocks that lie on the disk alone. `here`: how many lead in memory.
 bool Node::fetch_first(Session& session, const Header& header, const Manifest& manifest,
-                       const wire::ReadRequest& request) {
-  if (disk_ == nullptr || !disk_->usable()) return false;
+                       const wire::ReadRequest& request, uint32_t here) {
   const HashSpan hashes = request.hashes;
-  const uint32_t here = table_.match(manifest.spec_id, manifest.part_ids, hashes, false);
-  if (here == hashes.count || !disk_->has({manifest.spec_id, hashes[here]}, manifest.part_ids) ||
+  if (!disk_->usable() || here == hashes.count ||
+      !disk_->has({manifest.spec_id, hashes[here]}, manifest.part_ids) ||
       session.parked >= Session::kMaxParked ||
       !runs_->has_room(DiskRun::Kind::kRequest, hashes.count))
     return false;
@@ -104,7 +103,7 @@ bool Node::fetch_landed(std::unique_ptr<Wait>& wait) {
   const HashSpan hashes = wait->span();
   if (table_.match(wait->spec_id, wait->parts, hashes, false) == hashes.count) return false;
   if (!runs_->has_room(DiskRun::Kind::kLanding, hashes.count)) {
-    answer_wait(*wait, Status::kTimeout);
+    answer_wait(std::move(wait), Status::kTimeout);
     return true;
   }
   auto run = std::make_unique<DiskRun>();
@@ -127,13 +126,17 @@ void Node::end_run(std::unique_ptr<DiskRun> run) {
   if (run->kind == DiskRun::Kind::kAnnounced || session == nullptr) return;
   if (run->kind == DiskRun::Kind::kLanding) {
     const uint32_t here = table_.match(run->spec_id, run->parts, run->span(), false);
-    return answer_wait(*run->wait, here == run->hashes.size() ? Status::kOk : Status::kTimeout);
+    return answer_wait(std::move(run->wait),
+                       here == run->hashes.size() ? Status::kOk : Status::kTimeout);
   }
   --session->parked;
-  const Manifest* manifest = registry_.find(session->tenant, run->manifest_id);
   const wire::ReadRequest request{run->manifest_id, run->part, run->span()};
-  if (run->header.op == Op::kGet) send_run(*session, run->header, *manifest, request);
-  else give_lease(*session, run->header, *manifest, request);
+  const TurnStep serve = run->header.op == Op::kGet ? send_run(*session, run->header, request)
+                                                 : give_lease(*session, run->header, request);
+  // At once: the connection may be at another request.
+  const Turn before = std::exchange(turn_, Turn::endless());
+  serve();
+  turn_ = before;
 }
 
 void Node::end_runs(DiskRuns::Ended runs) {
@@ -141,7 +144,8 @@ void Node::end_runs(DiskRuns::Ended runs) {
 }
 
 void Node::on_promoted(const BlockKey& key) {
-  for (auto& landed : waits_.committed(key)) land(std::move(landed));
+  waits_.committed(key);
+  land_waits();
   end_runs(runs_->changed(key));
 }
 

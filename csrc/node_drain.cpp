@@ -23,7 +23,7 @@ void Node::end_hopeless_waits() {
   });
   take_posts();
   if (!hopeless) return;
-  for (const auto& wait : waits_.all()) answer_wait(*wait, Status::kTimeout);
+  for (auto& wait : waits_.all()) answer_wait(std::move(wait), Status::kTimeout);
 }
 
 std::vector<uint64_t> Node::idle_sessions() const {
@@ -37,7 +37,7 @@ std::vector<uint64_t> Node::idle_sessions() const {
 bool Session::idle() const {
   if (output_pending()) return false;
   if (closing) return true;
-  if (put != nullptr || input.size() != 0 || !reservations.empty() || waits != 0 || parked != 0 ||
+  if (put != nullptr || unfinished != nullptr || input.size() != 0 || !reservations.empty() || waits != 0 || parked != 0 ||
       attachment == Attachment::kAsked || posting())
     return false;
   // A request that has come but has not been looked at is under way.

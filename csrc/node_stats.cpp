@@ -38,7 +38,12 @@ StatList::Values Node::stats(std::optional<uint32_t> tenant) const {
   const TableCounts& table = table_.counts();
   const Counters& c = counters_;
   CountsBy<Transport, kTransportNames.size()> connections;
-  for (const auto& [id, session] : sessions_) ++connections[session->transport()];
+  uint64_t fenced_blocks = fences_.slots(), fenced_bytes = fences_.bytes();
+  for (const auto& [id, session] : sessions_) {
+    ++connections[session->transport()];
+    fenced_blocks += session->expired.size();
+    for (const auto& [generation, one] : session->expired) fenced_bytes += one.slot.bytes;
+  }
   uint64_t leases = leases_.size(), leased_blocks = leases_.blocks();
   for (const Session* session : neighbours_) {
     leases += session->pins->leases();
@@ -55,11 +60,12 @@ StatList::Values Node::stats(std::optional<uint32_t> tenant) const {
   list.add("blocks", table_.blocks())
       .add("reserved_blocks", table.reserved_blocks)
       .add("lent_bytes", lent_bytes_)
-      .add("fenced_blocks", fences_.slots())
+      .add("fenced_blocks", fenced_blocks)
+      .add("fenced_bytes", fenced_bytes)
       .add("pinned_blocks", table.pinned_blocks)
       .add("leases", leases)
       .add("leased_blocks", leased_blocks)
-      .add("waits", waits_.size())
+      .add("waits", waits_.size() + ended_waits_.size())
       .add_each("connections", kTransportNames, connections.values)
       .add("queue_pairs", attachments_.size())
       .add("draining", draining_ ? 1 : 0)
@@ -75,6 +81,8 @@ StatList::Values Node::stats(std::optional<uint32_t> tenant) const {
       .add("no_space_total", c.no_space)
       .add("corrupt_total", c.corrupt)
       .add("fenced_total", c.fenced)
+      .add("expired_reservations_total", c.expired)
+      .add("client_limited_total", c.client_limited)
       .add_each("bytes_in_total", kTransportNames, c.bytes_in.values)
       .add_each("bytes_out_total", kTransportNames, c.bytes_out.values)
       .add_each("attaches_total", kAttachedNames, c.attaches.values)
@@ -85,6 +93,7 @@ StatList::Values Node::stats(std::optional<uint32_t> tenant) const {
       .add("unauthorized_total", c.unauthorized)
       .add("tls_failures_total", c.tls_failures)
       .add("stalled_total", c.stalled)
+      .add("rejected_connections_total", c.rejected)
       .add_times("landing_wait_ns", c.landing_waits);
   for (size_t i = 0; i < kOpNames.size(); ++i)
     list.add_times(std::string("operation_ns.") + kOpNames[i], c.operations[i]);

@@ -57,7 +57,7 @@ bool Node::end_attachment(const Session& session, bool in_use, std::vector<Slot>
   if (in_use) ++counters_.broken_attachments;
   if (slots.empty()) return true;
   counters_.fenced += slots.size();
-  attachments_.fence_with(session.id, fences_.raise(File(), std::move(slots)));
+  attachments_.fence_with(session.id, fences_.raise(File(), std::move(slots), session.client));
   return true;
 }
 

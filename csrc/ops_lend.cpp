@@ -52,6 +52,8 @@ void Node::take_post(Session& session, const Post& post) {
     const Slot slot = *lent;
     session.lent.erase(lent);
     lent_bytes_ -= slab_.rounded(slot.bytes);
+    holds_.gave(session.client, slot.bytes);
+    session.heard = now_;
     became = adopt(session, post, slot);
     if (became != Posted::kStored) table_.release(slot);
   }
@@ -104,7 +106,7 @@ bool Node::lend(Session& session, const Header& header, const wire::LendRequest&
 void Node::give_back_lent(Session& session) {
   for (const Slot& slot : std::exchange(session.lent, {})) {
     lent_bytes_ -= slab_.rounded(slot.bytes);
-    table_.release(slot);
+    free_slot(session.writer(), slot);
   }
 }
 
@@ -115,11 +117,13 @@ void Node::lend_slots(Session& session, uint64_t bytes, uint32_t count,
   Block* const next_to = parent ? table_.find(*parent) : nullptr;
   const uint64_t all = std::max(slab_.pool_bytes() / kLendShare, most_lent_bytes_) * kLendParts;
   // What gone clients had lent counts for as long as it is fenced.
-  while (session.lent.size() < count && lent_bytes_ + fences_.bytes() + rounded <= all) {
+  while (session.lent.size() < count && lent_bytes_ + fences_.bytes() + rounded <= all &&
+         holds_.may_take(session.client, bytes)) {
     const auto slot = table_.lend(session.tenant, bytes, next_to, session.region);
     if (!slot) return;
     session.lent.push_back(*slot);
     lent_bytes_ += rounded;
+    holds_.took(session.client, bytes);
   }
 }
 

@@ -19,52 +19,54 @@ void Node::count_match(const Session& session, const Found& found, uint32_t aske
   counters_.misses[Tier::kDisk] += asked - found.blocks;
 }
 
-Node::Found Node::find(uint32_t spec_id, const PartIds& parts, HashSpan hashes, bool touch) {
-  Found found;
-  found.blocks = table_.match(spec_id, parts, hashes, touch);
-  found.leading_in_memory = found.in_memory = found.blocks;
-  // Else the disk would let go first what is used most: that is seldom asked of it.
-  for (uint32_t i = 0; disk_ != nullptr && touch && i < found.blocks; ++i)
-    disk_->touch({spec_id, hashes[i]});
-  for (; disk_ != nullptr && found.blocks < hashes.count; ++found.blocks) {
-    const BlockKey key{spec_id, hashes[found.blocks]};
-    if (Block* block = table_.find_complete(key, parts)) {
-      if (touch) table_.touch(*block);
-      ++found.in_memory;
-    } else if (!disk_->has(key, parts)) {
-      break;
-    } else if (touch) {
-      disk_->touch(key);
-    }
+// Whether the block is there; then it is counted.
+bool Node::find_next(Found& found, const BlockKey& key, const PartIds& parts, bool touch) {
+  Block* const block = table_.find_complete(key, parts);
+  if (block == nullptr && (disk_ == nullptr || !disk_->has(key, parts))) return false;
+  found.last = block;
+  if (block != nullptr) {
+    if (touch) table_.touch(*block);
+    if (found.in_memory++ == found.blocks) ++found.leading_in_memory;
   }
-  return found;
+  // Also of what the memory has: else the disk would let go first what is used most.
+  if (disk_ != nullptr && touch) disk_->touch(key);
+  ++found.blocks;
+  return true;
 }
 
-std::vector<Block*> Node::leading_run(uint32_t spec_id, const PartIds& parts, HashSpan hashes) {
-  std::vector<Block*> run;
-  for (uint32_t i = 0; i < hashes.count; ++i) {
-    Block* block = table_.find_complete({spec_id, hashes[i]}, parts);
-    if (block == nullptr) break;
-    table_.touch(*block);
-    run.push_back(block);
+// Looks for more of them for as long as the turn lasts. True: all that lead are found.
+bool Node::find_more(Found& found, const Manifest& manifest, HashSpan hashes, bool touch) {
+  for (; found.blocks < hashes.count; turn_.spend(manifest.parts.size())) {
+    if (turn_.over()) return false;
+    const BlockKey key{manifest.spec_id, hashes[found.blocks]};
+    if (!find_next(found, key, manifest.part_ids, touch)) break;
   }
-  return run;
+  return true;
+}
+
+uint32_t Node::find(uint32_t spec_id, const PartIds& parts, HashSpan hashes) {
+  Found found;
+  while (found.blocks < hashes.count &&
+         find_next(found, {spec_id, hashes[found.blocks]}, parts, false)) continue;
+  return found.blocks;
 }
 
 bool Node::match(Session& session, const Header& header, const wire::MatchRequest& request) {
-  const Manifest* manifest = manifest_or_fail(session, header, request.manifest_id);
-  if (manifest == nullptr) return true;
-  const Found found = find(manifest->spec_id, manifest->part_ids, request.hashes, true);
-  count_match(session, found, request.hashes.count);
-  wire::MatchReply answer{found.blocks, {}};
-  const auto place = [&](uint32_t blocks, Tier tier) {
-    answer.places.push_back({blocks, options_.node, static_cast<uint8_t>(tier)});
-  };
-  if (found.leading_in_memory != 0) place(found.leading_in_memory, Tier::kMemory);
-  if (found.blocks > found.leading_in_memory) place(found.blocks, Tier::kDisk);
-  reply(session, header, std::move(answer));
-  if (request.promote != 0) announce(*manifest, found, request.hashes);
-  return true;
+  if (manifest_or_fail(session, header, request.manifest_id) == nullptr) return true;
+  return in_turns(session, [=, this, &session, found = Found()]() mutable {
+    const Manifest& manifest = *registry_.find(session.tenant, request.manifest_id);
+    if (!find_more(found, manifest, request.hashes, true)) return false;
+    count_match(session, found, request.hashes.count);
+    wire::MatchReply answer{found.blocks, {}};
+    const auto place = [&](uint32_t blocks, Tier tier) {
+      answer.places.push_back({blocks, options_.node, static_cast<uint8_t>(tier)});
+    };
+    if (found.leading_in_memory != 0) place(found.leading_in_memory, Tier::kMemory);
+    if (found.blocks > found.leading_in_memory) place(found.blocks, Tier::kDisk);
+    reply(session, header, std::move(answer));
+    if (request.promote != 0) announce(manifest, found, request.hashes);
+    return true;
+  });
 }
 
 bool Node::acquire(Session& session, const Header& header, const wire::ReadRequest& request) {
@@ -78,103 +80,140 @@ bool Node::acquire(Session& session, const Header& header, const wire::ReadReque
       leases_.blocks_of(session.id) + request.hashes.count > kMaxLeasedBlocks)
     return fail(session, header, Status::kLimit,
                 "too many blocks in one lease, or leased by this connection");
-  if (disk_ != nullptr)
-    count_match(session, find(manifest->spec_id, manifest->part_ids, request.hashes, false),
-                request.hashes.count);
-  return fetch_first(session, header, *manifest, request) ||
-         give_lease(session, header, *manifest, request);
-}
-
-// Who reads in place sees what it trusts to have been checked; who is sent a copy is sent its digest.
-// A run ends before what is not whole.
-void Node::keep_digested(std::vector<Block*>& run, std::span<const uint32_t> parts, bool in_place) {
-  uint64_t bytes = 0;
-  for (size_t i = 0; i < run.size(); ++i) {
-    for (const uint32_t part_id : parts) {
-      Part& part = *run[i]->find(part_id);
-      if (part.digest == Digest::kChecked || (part.digest == Digest::kTold && !in_place)) continue;
-      // Everybody else waits meanwhile.
-      if (bytes != 0 && bytes + part.slot.bytes > kMostCheckedBytes) return run.resize(i);
-      bytes += part.slot.bytes;
-      const uint32_t crc = crc32c(pool_ + part.slot.offset, part.slot.bytes);
-      if (part.digest == Digest::kUnknown || crc == part.crc) {
-        table_.passed(*run[i], part, crc);
-        continue;
-      }
-      ++counters_.corrupt;
-      forget(run[i]->key);
-      return run.resize(i);
-    }
-  }
-}
-
-bool Node::give_lease(Session& session, const Header& header, const Manifest& manifest,
-                      const wire::ReadRequest& request) {
-  const bool all = request.part == wire::kAllParts;
-  const size_t wanted = all ? manifest.parts.size() : 1;
-  // A block is leased only with all parts of the manifest, also where one part is asked for.
-  std::vector<Block*> run = leading_run(manifest.spec_id, manifest.part_ids, request.hashes);
-  if (session.reads_pool()) keep_digested(run, manifest.part_ids, true);
-  wire::AcquireReply answer;
-  answer.blocks = static_cast<uint32_t>(run.size());
-  if (disk_ == nullptr)
-    count_match(session, {answer.blocks, answer.blocks, answer.blocks}, request.hashes.count);
-  const ManifestPart* first = manifest.parts.data() + (all ? 0 : request.part);
-  for (size_t k = 0; k < wanted; ++k) answer.part_bytes.push_back(first[k].bytes);
-  for (Block* block : run) {
-    for (size_t k = 0; k < wanted; ++k) {
-      const Part& part = *block->find(first[k].part_id);
-      answer.offsets.push_back(part.slot.offset);
-      answer.generations.push_back(part.slot.generation);
-      answer.crcs.push_back(part.crc);
-      // Who cannot read the pool gets no bytes.
-      if (session.reads_pool()) counters_.bytes_out[session.transport()] += part.slot.bytes;
-    }
-  }
-  if (!run.empty()) answer.lease_id = leases_.acquire(session.id, std::move(run));
-  if (!table_.quotas().within_limits(session.tenant)) {
-    leases_.release(session.id, answer.lease_id);
-    return limit(session, header, "the tenant would hold more blocks than it may");
-  }
-  reply(session, header, std::move(answer));
-  return true;
-}
-
-bool Node::release(Session& session, const Header& header, const wire::ReleaseRequest& request) {
-  reply(session, header, wire::FlagReply{leases_.release(session.id, request.lease_id)});
-  return true;
+  return read(session, header, request);
 }
 
 bool Node::get(Session& session, const Header& header, const wire::ReadRequest& request) {
   const Manifest* manifest = manifest_or_fail(session, header, request.manifest_id);
   if (manifest == nullptr) return true;
   if (request.part >= manifest->parts.size()) return refuse(session, header, "no such part");
-  return fetch_first(session, header, *manifest, request) ||
-         send_run(session, header, *manifest, request);
+  return read(session, header, request);
 }
 
-bool Node::send_run(Session& session, const Header& header, const Manifest& manifest,
-                    const wire::ReadRequest& request) {
-  const ManifestPart& part = manifest.parts[request.part];
-  std::vector<Block*> run = leading_run(manifest.spec_id, manifest.part_ids, request.hashes);
-  if (session.digests) keep_digested(run, {&part.part_id, 1}, false);
-  wire::GetReply answer{part.bytes, {}};
-  Outgoing out;
-  for (Block* block : run) {
-    const Part& stored = *block->find(part.part_id);
-    answer.crcs.push_back(stored.crc);
-    out.payload.push_back({pool_ + stored.slot.offset, part.bytes});
+// ACQUIRE and GET. With a disk they are first looked for: what lies there alone is waited for.
+bool Node::read(Session& session, const Header& header, const wire::ReadRequest& request) {
+  const bool get = header.op == wire::Op::kGet;
+  TurnStep serve = get ? send_run(session, header, request) : give_lease(session, header, request);
+  if (disk_ == nullptr) return in_turns(session, std::move(serve));
+  return in_turns(session, [=, this, &session, serve = std::move(serve), found = Found(),
+                            looking = true]() mutable {
+    if (!looking) return serve();
+    const Manifest& manifest = *registry_.find(session.tenant, request.manifest_id);
+    if (!find_more(found, manifest, request.hashes, false)) return false;
+    looking = false;
+    if (!get) count_match(session, found, request.hashes.count);
+    return fetch_first(session, header, manifest, request, found.leading_in_memory) || serve();
+  });
+}
+
+// The next block of a leading run, or null: the run has ended, or the turn is over.
+Block* Node::next_of(Run& run, const Manifest& manifest, HashSpan hashes,
+                     std::span<const uint32_t> digested, bool in_place) {
+  run.ended = run.ended || run.blocks == hashes.count;
+  if (run.ended || turn_.over()) return nullptr;
+  turn_.spend(manifest.parts.size());
+  Block* const block = table_.find_complete({manifest.spec_id, hashes[run.blocks]},
+                                            manifest.part_ids);
+  run.ended = block == nullptr;
+  if (block != nullptr) table_.touch(*block);
+  if (block != nullptr && !digest(run, *block, digested, in_place)) run.ended = true;
+  if (run.ended) return nullptr;
+  ++run.blocks;
+  return block;
+}
+
+// Who reads in place sees what it trusts to have been checked; who is sent a copy is sent its digest.
+// False: a run ends before this block, which is not whole, or would take too long.
+bool Node::digest(Run& run, Block& block, std::span<const uint32_t> parts, bool in_place) {
+  for (const uint32_t part_id : parts) {
+    Part& part = *block.find(part_id);
+    if (part.digest == Digest::kChecked || (part.digest == Digest::kTold && !in_place)) continue;
+    if (run.digested_bytes != 0 && run.digested_bytes + part.slot.bytes > kMostCheckedBytes)
+      return false;
+    run.digested_bytes += part.slot.bytes;
+    turn_.spend(part.slot.bytes / Turn::kDigestBytes);
+    const uint32_t crc = crc32c(pool_ + part.slot.offset, part.slot.bytes);
+    if (part.digest == Digest::kUnknown || crc == part.crc) {
+      table_.passed(block, part, crc);
+      continue;
+    }
+    ++counters_.corrupt;
+    forget(block.key, counters_.deleted);
+    return false;
   }
-  const uint64_t payload_bytes = part.bytes * run.size();
-  if (!run.empty()) out.pins = std::make_unique<PinnedRun>(table_, std::move(run));
-  if (!table_.quotas().within_limits(session.tenant)) {
-    out.pins.reset();
-    return limit(session, header, "the tenant would hold more blocks than it may");
-  }
-  counters_.bytes_out[session.stream()] += payload_bytes;
-  out.frame = wire::encode_frame(header.op, Status::kOk, header.request_id, answer, payload_bytes);
-  queue(session, std::move(out));
   return true;
+}
+
+TurnStep Node::give_lease(Session& session, const Header& header, const wire::ReadRequest& request) {
+  return [=, this, &session, run = Run(), answer = wire::AcquireReply()]() mutable {
+    const Manifest& manifest = *registry_.find(session.tenant, request.manifest_id);
+    const bool all = request.part == wire::kAllParts, in_place = session.reads_pool();
+    const std::span<const ManifestPart> wanted =
+        all ? std::span(manifest.parts) : std::span(manifest.parts).subspan(request.part, 1);
+    // A block is leased only with all parts of the manifest, also where one part is asked for.
+    std::span<const uint32_t> digested;
+    if (in_place) digested = manifest.part_ids;
+    while (Block* block = next_of(run, manifest, request.hashes, digested, in_place)) {
+      if (answer.lease_id == 0) answer.lease_id = leases_.acquire(session.id, {});
+      leases_.add(session.id, answer.lease_id, *block);
+      for (const ManifestPart& one : wanted) {
+        const Part& part = *block->find(one.part_id);
+        answer.offsets.push_back(part.slot.offset);
+        answer.generations.push_back(part.slot.generation);
+        answer.crcs.push_back(part.crc);
+        // Who cannot read the pool gets no bytes.
+        if (in_place) counters_.bytes_out[session.transport()] += part.slot.bytes;
+      }
+    }
+    if (!run.ended) return false;
+    answer.blocks = run.blocks;
+    for (const ManifestPart& one : wanted) answer.part_bytes.push_back(one.bytes);
+    if (disk_ == nullptr)
+      count_match(session, {run.blocks, run.blocks, run.blocks}, request.hashes.count);
+    if (!table_.quotas().within_limits(session.tenant)) {
+      leases_.release(session.id, answer.lease_id);
+      return limit(session, header, "the tenant would hold more blocks than it may");
+    }
+    reply(session, header, std::move(answer));
+    return true;
+  };
+}
+
+bool Node::release(Session& session, const Header& header, const wire::ReleaseRequest& request) {
+  const bool held = leases_.has(session.id, request.lease_id);
+  return in_turns(session, [=, this, &session] {
+    if (!leases_.release(session.id, request.lease_id, turn_)) return false;
+    reply(session, header, wire::FlagReply{held});
+    return true;
+  });
+}
+
+TurnStep Node::send_run(Session& session, const Header& header, const wire::ReadRequest& request) {
+  return [=, this, &session, run = Run(), answer = wire::GetReply(),
+          pins = std::make_shared<PinnedRun>(table_), payload = std::vector<iovec>()]() mutable {
+    const Manifest& manifest = *registry_.find(session.tenant, request.manifest_id);
+    const ManifestPart& part = manifest.parts[request.part];
+    std::span<const uint32_t> digested;
+    if (session.digests) digested = {&part.part_id, 1};
+    while (Block* block = next_of(run, manifest, request.hashes, digested, false)) {
+      pins->add(*block);
+      const Part& stored = *block->find(part.part_id);
+      answer.crcs.push_back(stored.crc);
+      payload.push_back({pool_ + stored.slot.offset, part.bytes});
+    }
+    if (!run.ended) return false;
+    if (!table_.quotas().within_limits(session.tenant)) {
+      pins.reset();
+      return limit(session, header, "the tenant would hold more blocks than it may");
+    }
+    answer.part_bytes = part.bytes;
+    const uint64_t payload_bytes = part.bytes * run.blocks;
+    counters_.bytes_out[session.stream()] += payload_bytes;
+    queue(session, {wire::encode_frame(header.op, Status::kOk, header.request_id, answer,
+                                       payload_bytes),
+                    {}, std::move(payload), std::move(pins)});
+    return true;
+  };
 }
 
 bool Node::wait(Session& session, const Header& header, const wire::WaitRequest& request) {
@@ -197,8 +236,9 @@ bool Node::wait(Session& session, const Header& header, const wire::WaitRequest&
            std::vector<Hash>(request.hashes.data, request.hashes.data + request.upto),
            request.lease != 0, now_ + deadline_ms, 0, now_});
   count_wait(session, request.upto, true);
-  if (auto landed = waits_.add(std::move(wait))) land(std::move(landed));
-  else call_writers();
+  waits_.add(std::move(wait));
+  land_waits();
+  if (waits_.has(session.id, header.request_id)) call_writers();
   return true;
 }
 
@@ -210,38 +250,74 @@ void Node::count_wait(Session& session, uint64_t hashes, bool begins) {
 }
 
 bool Node::cancel(Session& session, const Header& header, const wire::CancelRequest& request) {
-  const auto wait = waits_.cancel(session.id, request.request_id);
-  if (wait) answer_wait(*wait, Status::kCancelled);
-  reply(session, header, wire::FlagReply{wait != nullptr});
+  auto wait = waits_.cancel(session.id, request.request_id);
+  const bool waited = wait != nullptr;
+  if (waited) answer_wait(std::move(wait), Status::kCancelled);
+  // The answer to the WAIT goes first, also of one that has just landed.
+  const auto ended = std::ranges::find_if(ended_waits_, [&](const EndedWait& one) {
+    return one.wait->session == session.id && one.wait->request_id == request.request_id;
+  });
+  Turn at_once = Turn::endless();
+  if (ended != ended_waits_.end() && answer(*ended, at_once)) ended_waits_.erase(ended);
+  reply(session, header, wire::FlagReply{waited});
   return true;
+}
+
+void Node::land_waits() {
+  while (auto wait = waits_.landed(turn_)) land(std::move(wait));
+  answer_ended();
 }
 
 void Node::land(std::unique_ptr<Wait> wait) {
   // A lease is on blocks in memory.
   if (wait->lease && fetch_landed(wait)) return;
-  answer_wait(*wait, Status::kOk);
+  answer_wait(std::move(wait), Status::kOk);
 }
 
-void Node::answer_wait(const Wait& wait, Status status) {
+void Node::answer_wait(std::unique_ptr<Wait> wait, Status status) {
+  EndedWait ended{std::move(wait), status};
+  const Wait& one = *ended.wait;
+  const bool leasable = leases_.blocks_of(one.session) + one.hashes.size() <= kMaxLeasedBlocks;
+  if (status == Status::kOk && one.lease && leasable && !one.hashes.empty())
+    if (Block* end = table_.find_complete({one.spec_id, one.hashes.back()}, one.parts))
+      ended.lease_id = leases_.acquire(one.session, {end}), ended.end = end;
+  ended_waits_.push_back(std::move(ended));
+  answer_ended();
+}
+
+void Node::answer_ended() {
+  while (!ended_waits_.empty() && !turn_.over() && answer(ended_waits_.front(), turn_))
+    ended_waits_.pop_front();
+}
+
+// True: it is answered, or its connection has ended.
+bool Node::answer(EndedWait& ended, Turn& turn) {
+  const Wait& wait = *ended.wait;
   Session* session = find_session(wait.session);
-  if (session == nullptr) return;
-  count_wait(*session, wait.hashes.size(), false);
-  wire::WaitReply answer;
-  // What landed counts as used: somebody is about to read it.
-  answer.blocks = find(wait.spec_id, wait.parts, wait.span(), status == Status::kOk).blocks;
-  const bool leasable = leases_.blocks_of(wait.session) + answer.blocks <= kMaxLeasedBlocks;
-  if (status == Status::kOk && wait.lease && answer.blocks != 0 && leasable)
-    answer.lease_id =
-        leases_.acquire(wait.session, leading_run(wait.spec_id, wait.parts, wait.span()));
-  if (answer.lease_id != 0 && !table_.quotas().within_limits(session->tenant)) {
-    leases_.release(wait.session, std::exchange(answer.lease_id, 0));
-    ++counts_of(*session).limited;
+  if (session == nullptr) return true;
+  const bool landed = ended.status == Status::kOk;
+  Found& found = ended.found;
+  for (; found.blocks < wait.hashes.size(); turn.spend(1)) {
+    if (turn.over()) return false;
+    // What landed counts as used: somebody is about to read it.
+    const BlockKey key{wait.spec_id, wait.hashes[found.blocks]};
+    if (!find_next(found, key, wait.parts, landed)) break;
+    const bool leads = found.blocks == found.leading_in_memory && found.last != ended.end;
+    if (ended.lease_id != 0 && leads) leases_.add(wait.session, ended.lease_id, *found.last);
   }
-  count_landing(wait, status);
+  count_wait(*session, wait.hashes.size(), false);
+  wire::WaitReply answer{found.blocks, ended.lease_id};
+  const bool within = table_.quotas().within_limits(session->tenant);
+  if (ended.lease_id != 0 && (!within || found.blocks == 0)) {
+    leases_.release(wait.session, std::exchange(answer.lease_id, 0));
+    counts_of(*session).limited += within ? 0 : 1;
+  }
+  count_landing(wait, ended.status);
   Header header;
   header.op = wire::Op::kWait;
   header.request_id = wait.request_id;
-  reply(*session, header, answer, status);
+  reply(*session, header, answer, ended.status);
+  return true;
 }
 
 void Node::count_landing(const Wait& wait, Status status) {
@@ -258,7 +334,7 @@ void Node::count_landing(const Wait& wait, Status status) {
 }
 
 void Node::expire_waits() {
-  for (const auto& wait : waits_.expired(now_)) answer_wait(*wait, Status::kTimeout);
+  for (auto& wait : waits_.expired(now_)) answer_wait(std::move(wait), Status::kTimeout);
 }
 
 }  // namespace kv

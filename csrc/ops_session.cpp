@@ -158,26 +158,32 @@ bool Node::manifests(Session& session, const Header& header,
 }
 
 // A block, wherever it lies. Whether it was there.
-bool Node::forget(const BlockKey& key) {
+bool Node::forget(const BlockKey& key, uint64_t& counter) {
   const bool on_disk = disk_ != nullptr && disk_->remove(key);
   const bool in_memory = table_.remove(key);
-  counters_.deleted += in_memory ? 1 : 0;
+  counter += in_memory ? 1 : 0;
   return in_memory || on_disk;
 }
 
 bool Node::delete_(Session& session, const Header& header, const wire::BlocksRequest& request) {
   const Manifest* manifest = manifest_or_fail(session, header, request.manifest_id);
   if (manifest == nullptr) return true;
-  uint64_t removed = 0;
-  for (uint32_t i = 0; i < request.hashes.count; ++i)
-    removed += forget({manifest->spec_id, request.hashes[i]}) ? 1 : 0;
-  reply(session, header, wire::CountReply{removed});
-  return true;
+  return in_turns(session, [=, this, &session, spec_id = manifest->spec_id, i = 0u,
+                            removed = uint64_t{0}]() mutable {
+    for (; i < request.hashes.count && !turn_.over(); ++i, turn_.spend(1))
+      removed += forget({spec_id, request.hashes[i]}, counters_.deleted) ? 1 : 0;
+    if (i < request.hashes.count) return false;
+    reply(session, header, wire::CountReply{removed});
+    return true;
+  });
 }
 
 bool Node::purge_(Session& session, const Header& header, const wire::EmptyRequest&) {
-  reply(session, header, wire::CountReply{purge(session.tenant)});
-  return true;
+  return in_turns(session, [=, this, &session, purge = begin_purge(session.tenant)]() mutable {
+    if (!go_on(purge)) return false;
+    reply(session, header, wire::CountReply{purge.removed()});
+    return true;
+  });
 }
 
 bool Node::stats_(Session& session, const Header& header, const wire::EmptyRequest&) {

@@ -20,39 +20,84 @@ bool is_chain(const wire::WriteRequest& request) {
 
 }  // namespace
 
+// Whether the client may have a slot for it, or needs none.
+bool Node::may_reserve(const PartKey& key, const Writer& writer, uint64_t bytes) {
+  if (holds_.may_take(writer.client, bytes)) return true;
+  Block* const block = table_.find(key.block);
+  if (block != nullptr && block->find(key.part_id) != nullptr) return true;
+  ++counters_.client_limited;
+  return false;
+}
+
 Table::Reserved Node::reserve_one(const PartKey& key, const Hash& parent, uint64_t bytes,
-                                  uint64_t session, uint32_t region, bool& no_space,
-                                  const Slot* spare) {
+                                  const Writer& writer, bool& no_space, const Slot* spare) {
   // Once there is no space, the rest of a chain would only push out what leads to it.
   if (no_space) return {BlockStatus::kNoSpace, {}};
-  const Table::Reserved reserved =
-      table_.reserve(key.block, parent_of(key.block.spec_id, parent), key.part_id, bytes, session,
-                     region, spare);
+  Table::Reserved reserved;
+  if (may_reserve(key, writer, bytes))
+    reserved = table_.reserve(key.block, parent_of(key.block.spec_id, parent), key.part_id, bytes,
+                              writer.session, writer.region, spare);
+  if (reserved.status == BlockStatus::kGranted) holds_.took(writer.client, bytes);
   no_space = reserved.status == BlockStatus::kNoSpace;
   if (no_space) ++counters_.no_space;
   return reserved;
 }
 
-bool Node::commit_one(const PartKey& key, uint64_t session, const Slot& slot, uint32_t crc,
+bool Node::commit_one(const PartKey& key, const Writer& writer, const Slot& slot, uint32_t crc,
                       Transport transport, Digest digest) {
   const BlockStatus status =
-      table_.commit(key.block, key.part_id, session, slot.generation, crc, digest);
+      table_.commit(key.block, key.part_id, writer.session, slot.generation, crc, digest);
+  if (status == BlockStatus::kGone) return false;
+  holds_.gave(writer.client, slot.bytes);
   if (status == BlockStatus::kOk) committed(key, slot.bytes, transport);
-  return status != BlockStatus::kGone;
+  return true;
 }
 
 void Node::committed(const PartKey& key, uint64_t bytes, Transport transport) {
   ++counters_.commits;
   counters_.bytes_in[transport] += bytes;
   if (disk_ != nullptr) disk_->committed(key.block, key.part_id);
-  for (auto& landed : waits_.committed(key.block)) land(std::move(landed));
+  waits_.committed(key.block);
+  land_waits();
   // It may have taken the place of what was being read from the disk.
   if (runs_ != nullptr) end_runs(runs_->changed(key.block));
 }
 
-void Node::give_back(const PartKey& key, uint64_t session, const Slot& slot) {
-  if (table_.take_back(key.block, key.part_id, session, slot.generation)) table_.release(slot);
+// Nobody writes it any more.
+void Node::free_slot(const Writer& writer, const Slot& slot) {
+  holds_.gave(writer.client, slot.bytes);
+  table_.release(slot);
+}
+
+void Node::give_back(const PartKey& key, const Writer& writer, const Slot& slot) {
+  if (table_.take_back(key.block, key.part_id, writer.session, slot.generation))
+    free_slot(writer, slot);
   ++counters_.aborts;
+}
+
+void Node::expire_reservations() {
+  const std::chrono::duration<double> timeout(options_.reserve_timeout_s);
+  for (const auto& [id, session] : sessions_)
+    if (!session->reservations.empty() && now_ - session->heard > timeout)
+      expire_reservations(*session);
+}
+
+void Node::expire_reservations(Session& session) {
+  for (const PartKey& key : std::exchange(session.reservations, {})) {
+    const auto slot = table_.take_back(key.block, key.part_id, session.id, std::nullopt);
+    if (!slot) continue;
+    session.expired.emplace(slot->generation, ExpiredReservation{key, *slot});
+    ++counters_.expired;
+  }
+}
+
+// The client no longer writes the slot of an expired reservation. False where it has none such.
+bool Node::free_expired(Session& session, const PartKey& key, uint32_t generation) {
+  const auto found = session.expired.find(generation);
+  if (found == session.expired.end() || found->second.key != key) return false;
+  free_slot(session.writer(), found->second.slot);
+  session.expired.erase(found);
+  return true;
 }
 
 bool Node::reserve(Session& session, const Header& header, const wire::WriteRequest& request) {
@@ -62,22 +107,25 @@ bool Node::reserve(Session& session, const Header& header, const wire::WriteRequ
   if (manifest == nullptr) return true;
   if (request.part >= manifest->parts.size()) return refuse(session, header, "no such part");
   if (!is_chain(request)) return refuse(session, header, "the hashes are not a chain");
-  if (session.reservations.size() + request.hashes.count > kMaxReservations)
+  if (session.reservations.size() + session.expired.size() + request.hashes.count >
+      kMaxReservations)
     return fail(session, header, Status::kLimit, "too many blocks reserved by this connection");
-  const ManifestPart& part = manifest->parts[request.part];
-  wire::ReserveReply answer;
-  bool no_space = false;
-  for (uint32_t i = 0; i < request.hashes.count; ++i) {
-    const PartKey key{{manifest->spec_id, request.hashes[i]}, part.part_id};
-    const Table::Reserved one =
-        reserve_one(key, parent_at(request, i), part.bytes, session.id, session.region, no_space);
-    if (one.status == BlockStatus::kGranted) session.reservations.insert(key);
-    answer.statuses.push_back(static_cast<uint8_t>(one.status));
-    answer.offsets.push_back(one.slot.offset);
-    answer.generations.push_back(one.slot.generation);
-  }
-  reply(session, header, std::move(answer));
-  return true;
+  return in_turns(session, [=, this, &session, spec_id = manifest->spec_id,
+                            part = manifest->parts[request.part], i = 0u,
+                            answer = wire::ReserveReply(), no_space = false]() mutable {
+    for (; i < request.hashes.count && !turn_.over(); ++i, turn_.spend(1)) {
+      const PartKey key{{spec_id, request.hashes[i]}, part.part_id};
+      const Table::Reserved one =
+          reserve_one(key, parent_at(request, i), part.bytes, session.writer(), no_space);
+      if (one.status == BlockStatus::kGranted) session.reservations.insert(key);
+      answer.statuses.push_back(static_cast<uint8_t>(one.status));
+      answer.offsets.push_back(one.slot.offset);
+      answer.generations.push_back(one.slot.generation);
+    }
+    if (i < request.hashes.count) return false;
+    reply(session, header, std::move(answer));
+    return true;
+  });
 }
 
 bool Node::commit(Session& session, const Header& header, const wire::CommitRequest& request) {
@@ -87,20 +135,24 @@ bool Node::commit(Session& session, const Header& header, const wire::CommitRequ
   const Manifest* manifest = manifest_or_fail(session, header, request.manifest_id);
   if (manifest == nullptr) return true;
   if (request.part >= manifest->parts.size()) return refuse(session, header, "no such part");
-  const ManifestPart& part = manifest->parts[request.part];
-  wire::StatusesReply answer;
-  for (uint32_t i = 0; i < count; ++i) {
-    const PartKey key{{manifest->spec_id, request.hashes[i]}, part.part_id};
-    const bool done =
-        session.reservations.contains(key) &&
-        commit_one(key, session.id, {0, part.bytes, request.generations[i]}, request.crcs[i],
-                   session.transport());
-    if (done) session.reservations.erase(session.reservations.find(key));
-    answer.statuses.push_back(static_cast<uint8_t>(done ? BlockStatus::kOk : BlockStatus::kGone));
-  }
-  ++counters_.puts;
-  reply(session, header, std::move(answer));
-  return true;
+  return in_turns(session, [=, this, &session, spec_id = manifest->spec_id,
+                            part = manifest->parts[request.part], i = 0u,
+                            answer = wire::StatusesReply()]() mutable {
+    for (; i < count && !turn_.over(); ++i, turn_.spend(1)) {
+      const PartKey key{{spec_id, request.hashes[i]}, part.part_id};
+      const bool done =
+          session.reservations.contains(key) &&
+          commit_one(key, session.writer(), {0, part.bytes, request.generations[i], 0},
+                     request.crcs[i], session.transport());
+      if (done) session.reservations.erase(session.reservations.find(key));
+      else free_expired(session, key, request.generations[i]);
+      answer.statuses.push_back(static_cast<uint8_t>(done ? BlockStatus::kOk : BlockStatus::kGone));
+    }
+    if (i < count) return false;
+    ++counters_.puts;
+    reply(session, header, std::move(answer));
+    return true;
+  });
 }
 
 bool Node::abort(Session& session, const Header& header, const wire::AbortRequest& request) {
@@ -109,22 +161,26 @@ bool Node::abort(Session& session, const Header& header, const wire::AbortReques
   const Manifest* manifest = manifest_or_fail(session, header, request.manifest_id);
   if (manifest == nullptr) return true;
   if (request.part >= manifest->parts.size()) return refuse(session, header, "no such part");
-  const uint32_t part_id = manifest->parts[request.part].part_id;
-  wire::StatusesReply answer;
-  for (uint32_t i = 0; i < request.hashes.count; ++i) {
-    const PartKey key{{manifest->spec_id, request.hashes[i]}, part_id};
-    std::optional<Slot> slot;
-    if (session.reservations.contains(key))
-      slot = table_.take_back(key.block, part_id, session.id, request.generations[i]);
-    if (slot) {
-      table_.release(*slot);
-      session.reservations.erase(session.reservations.find(key));
-      ++counters_.aborts;
+  return in_turns(session, [=, this, &session, spec_id = manifest->spec_id,
+                            part_id = manifest->parts[request.part].part_id, i = 0u,
+                            answer = wire::StatusesReply()]() mutable {
+    for (; i < request.hashes.count && !turn_.over(); ++i, turn_.spend(1)) {
+      const PartKey key{{spec_id, request.hashes[i]}, part_id};
+      std::optional<Slot> slot;
+      if (session.reservations.contains(key))
+        slot = table_.take_back(key.block, part_id, session.id, request.generations[i]);
+      if (slot) {
+        free_slot(session.writer(), *slot);
+        session.reservations.erase(session.reservations.find(key));
+      }
+      const bool freed = slot || free_expired(session, key, request.generations[i]);
+      counters_.aborts += freed ? 1 : 0;
+      answer.statuses.push_back(static_cast<uint8_t>(freed ? BlockStatus::kOk : BlockStatus::kGone));
     }
-    answer.statuses.push_back(static_cast<uint8_t>(slot ? BlockStatus::kOk : BlockStatus::kGone));
-  }
-  reply(session, header, std::move(answer));
-  return true;
+    if (i < request.hashes.count) return false;
+    reply(session, header, std::move(answer));
+    return true;
+  });
 }
 
 // Whatever is wrong with a PUT ends the connection: its payload is on the way and cannot be told

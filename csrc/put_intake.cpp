@@ -11,9 +11,8 @@ namespace kv {
 PutIntake::PutIntake(Node& node, const Session& session, uint64_t request_id, uint32_t spec_id,
                      uint32_t part_id, uint64_t part_bytes, const wire::WriteRequest& request)
     : node_(node),
-      session_(session.id),
+      writer_(session.writer()),
       transport_(session.stream()),
-      region_(session.region),
       told_(session.digests),
       computes_(session.digests ? !session.vouches : node.disk() != nullptr),
       request_id_(request_id),
@@ -26,13 +25,13 @@ PutIntake::PutIntake(Node& node, const Session& session, uint64_t request_id, ui
 }
 
 PutIntake::~PutIntake() {
-  if (granted_) node_.give_back({key(block_), part_id_}, session_, slot_);
+  if (granted_) node_.give_back({key(block_), part_id_}, writer_, slot_);
 }
 
 void PutIntake::begin_block(const Slot* spare) {
   const Hash& parent = block_ == 0 ? parent_ : hashes_[block_ - 1];
   const Table::Reserved reserved = node_.reserve_one(
-      {key(block_), part_id_}, parent, part_bytes_, session_, region_, no_space_, spare);
+      {key(block_), part_id_}, parent, part_bytes_, writer_, no_space_, spare);
   statuses_.push_back(static_cast<uint8_t>(reserved.status));
   granted_ = reserved.status == BlockStatus::kGranted;
   slot_ = reserved.slot;
@@ -73,7 +72,7 @@ void PutIntake::filled(size_t bytes) {
 
 size_t PutIntake::feed(const uint8_t* data, size_t size) {
   size_t taken = 0;
-  while (!done() && taken < size) {
+  while (!done() && taken < size && !node_.turn_is_over()) {
     iovec at[2];
     const size_t count = spans(at);
     size_t now = 0;
@@ -97,11 +96,12 @@ void PutIntake::end_block() {
     const Digest known = computes_ ? Digest::kChecked : told_ ? Digest::kTold : Digest::kUnknown;
     statuses_[block_] = static_cast<uint8_t>(intact ? BlockStatus::kStored : BlockStatus::kCorrupt);
     const PartKey part{key(block_), part_id_};
-    if (intact) node_.commit_one(part, session_, slot_, crc, transport_, known);
-    else node_.give_back(part, session_, slot_), node_.count_corrupt();
+    if (intact) node_.commit_one(part, writer_, slot_, crc, transport_, known);
+    else node_.give_back(part, writer_, slot_), node_.count_corrupt();
   }
   begun_ = false;
   ++block_;
+  node_.spend(1);
 }
 
 }  // namespace kv

@@ -39,7 +39,7 @@ class PutIntake {
   size_t spans(iovec out[2]);
   // The first `bytes` of the spans have been filled.
   void filled(size_t bytes);
-  // Takes what it can of bytes that were received elsewhere; returns how many.
+  // Takes what it can, in this turn, of bytes that were received elsewhere; returns how many.
   size_t feed(const uint8_t* data, size_t size);
 
   uint64_t request_id() const { return request_id_; }
@@ -54,9 +54,8 @@ class PutIntake {
   BlockKey key(size_t block) const { return {spec_id_, hashes_[block]}; }
 
   Node& node_;
-  uint64_t session_;
+  Writer writer_;
   Transport transport_;
-  uint32_t region_;
   bool told_;      // the peer sends digests
   bool computes_;  // they are computed here; a disk wants those that are left out too
   uint64_t request_id_;

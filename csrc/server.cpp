@@ -106,7 +106,8 @@ int Server::open() {
       std::make_unique<Node>(NodeOptions{options_.granule_bytes, options_.node, options_.unix_path,
                                          read_boot_id(), epoch_, options_.eviction,
                                          Tenants(options_.tenants), limits, pool_->pages(),
-                                         pool_->page_bytes(), pool_->regions(), options_.lend_bytes},
+                                         pool_->page_bytes(), pool_->regions(), options_.lend_bytes,
+                                         options_.reserve_bytes, options_.reserve_timeout_s},
                              pool_->data(), pool_->size(), pool_->readable_fd(),
                              pool_->writable_fd(), directory_.get());
   return open_disk();
@@ -142,18 +143,28 @@ StatList::Values Server::stats() {
   const auto lock = enter();
   if (node_ == nullptr) return {};
   node_->read_notes();
-  if (node_->has_dirty()) wake();  // somebody waited for what was posted
+  // Somebody waited for what was posted.
+  if (node_->has_dirty() || !node_->is_clear()) wake();
   return node_->stats();
 }
 
 uint64_t Server::purge(std::optional<std::string_view> token) {
-  const auto lock = enter();
-  if (node_ == nullptr) return 0;
+  auto lock = enter();
+  const Node* const node = node_.get();
+  if (node == nullptr) return 0;
   const std::optional<uint32_t> tenant =
       token ? node_->admit(*token) : std::optional<uint32_t>();
   if (token && !tenant) return 0;
-  wake();  // what that makes the disk do is done by the loop
-  return node_->purge(tenant);
+  Node::Purge purge = node_->begin_purge(tenant);
+  // It may be stopped meanwhile, and started again.
+  for (bool done = false; !done && node_.get() == node;) {
+    node_->begin_turn();
+    done = node_->go_on(purge);
+    wake();  // what that makes the disk do is done by the loop
+    lock.unlock();
+    lock = enter();
+  }
+  return purge.removed();
 }
 
 bool Server::admits(std::string_view token) {
@@ -186,7 +197,7 @@ int Server::watch(int fd, Kind kind, uint64_t id, uint32_t events) {
 }
 
 int Server::timeout_ms() const {
-  if (!queued_.empty() || disk_busy_ || node_->has_dirty()) return 0;
+  if (!queued_.empty() || disk_busy_ || node_->has_dirty() || !node_->is_clear()) return 0;
   TimePoint until = next_sweep_;
   if (const auto deadline = node_->next_deadline()) until = std::min(until, *deadline);
   const std::chrono::duration<double, std::milli> left = until - Clock::now();
@@ -205,6 +216,8 @@ void Server::loop() {
     node_->set_now(Clock::now());
     for (int i = 0; i < count; ++i) on_event(events[i].data.u64, events[i].events);
     resume_queued();
+    node_->begin_turn();
+    node_->clear_up();
     if (node_->disk() != nullptr) turn_disk();
     node_->expire_waits();
     if (node_->now() >= next_sweep_) sweep();
@@ -243,7 +256,10 @@ void Server::accept_all(const File& listener, bool local) {
       return;
     }
     make_way();
-    if (node_->sessions().size() >= options_.max_connections) continue;
+    if (node_->sessions().size() >= options_.max_connections) {
+      ++node_->counters().rejected;
+      continue;
+    }
     if (!local) tune_tcp(socket.get()), keep_alive(socket.get());
     Session& session =
         node_->add_session(std::move(socket), local, local ? nullptr : options_.tls);
@@ -252,19 +268,27 @@ void Server::accept_all(const File& listener, bool local) {
   }
 }
 
-// Whoever has shown no token may not keep out who has one: the oldest of them gives way.
+// A connection that has said no HELLO may not keep out a client: the oldest of them gives way. Where
+// there are tokens, such connections may be a part of all only.
 void Server::make_way() {
   const auto& strangers = node_->strangers();
-  const size_t most = options_.max_connections / TenantLimits::kStrangersPart;
-  if (strangers.size() >= std::max<size_t>(most, 1)) end(*strangers.begin());
+  const size_t part = options_.tenants.empty() ? 1 : TenantLimits::kStrangersPart;
+  const bool many = strangers.size() >= std::max<size_t>(options_.max_connections / part, 1);
+  const bool full = node_->sessions().size() >= options_.max_connections;
+  if (strangers.empty() || !(many || full)) return;
+  ++node_->counters().rejected;
+  end(*strangers.begin());
 }
 
 void Server::sweep() {
   node_->read_notes();
+  node_->expire_reservations();
   const std::chrono::duration<double> deadline(options_.frame_deadline_s);
+  const std::chrono::duration<double> hello(options_.hello_deadline_s);
   std::vector<uint64_t> stalled;
   for (const auto& [id, session] : node_->sessions())
-    if (session->stalled(node_->now(), deadline)) stalled.push_back(id);
+    if (session->stalled(node_->now(), session->greeted ? deadline : std::min(deadline, hello)))
+      stalled.push_back(id);
   for (const uint64_t id : stalled) {
     ++node_->counters().stalled;
     end(id);

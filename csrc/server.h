@@ -40,6 +40,9 @@ struct ServerOptions {
   Placement placement{};
   DiskOptions disk{};
   std::optional<uint64_t> lend_bytes{};  // to each client on this host; else a share of the pool
+  double hello_deadline_s = 5.0;  // from the connection to its HELLO, with the handshake of TLS
+  std::optional<uint64_t> reserve_bytes{};  // that one client may hold; else a share of the pool
+  double reserve_timeout_s = 30.0;  // reservations of a connection that says nothing for longer end
 };
 
 // What a flush came to.
@@ -101,8 +104,9 @@ class Server {
   bool follow_tls(std::shared_ptr<const TlsContext> tls);
 
   // For the loop, and for fuzzers: handles the first frame of what a session has received.
-  // kMore: `missing` bytes of it, as far as is known, have not come.
-  enum class Parse { kMore, kHandled, kRefused };
+  // kMore: `missing` bytes of it, as far as is known, have not come. kUnfinished: it goes on in the
+  // next turn.
+  enum class Parse { kMore, kHandled, kUnfinished, kRefused };
   static Parse parse_frame(Node& node, Session& session, size_t& missing);
 
   // server_disk.cpp

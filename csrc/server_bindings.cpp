@@ -47,7 +47,8 @@ void init_server(Server* self, std::string host, uint16_t port, OptionalText uni
                  std::string eviction, const TenantTokens& tenants, TenantQuotas quotas,
                  OptionalText disk, uint64_t disk_bytes, std::string disk_io,
                  double disk_read_timeout_s, const std::shared_ptr<TlsContext>& tls,
-                 const Placement* placement, std::optional<uint64_t> lend_bytes) {
+                 const Placement* placement, std::optional<uint64_t> lend_bytes,
+                 std::optional<uint64_t> reserve_bytes, double reserve_timeout_s) {
   if (!(frame_deadline_s > 0)) throw nb::value_error("frame_deadline_s must be positive");
   if (pool_bytes == 0) throw nb::value_error("pool_bytes must be positive");
   const bool power_of_two = (granule_bytes & (granule_bytes - 1)) == 0;
@@ -62,6 +63,9 @@ void init_server(Server* self, std::string host, uint16_t port, OptionalText uni
   options.tls = tls;
   if (placement != nullptr) options.placement = *placement;
   options.lend_bytes = lend_bytes;
+  if (!(reserve_timeout_s > 0)) throw nb::value_error("reserve_timeout_s must be positive");
+  options.reserve_bytes = reserve_bytes;
+  options.reserve_timeout_s = reserve_timeout_s;
   if (disk) {
     if (disk->empty() || disk_bytes < granule_bytes) throw nb::value_error("a disk needs a folder and a size");
     if (!(disk_read_timeout_s > 0)) throw nb::value_error("disk_read_timeout_s must be positive");
@@ -201,7 +205,8 @@ void bind_server(nb::module_& m) {
            "tenants"_a = TenantTokens(), "quotas"_a = TenantQuotas(), "disk"_a = nb::none(),
            "disk_bytes"_a = 0, "disk_io"_a = "auto",
            "disk_read_timeout_s"_a = DiskOptions().read_timeout_s, "tls"_a = nb::none(),
-           "placement"_a.none() = nb::none(), "lend_bytes"_a = nb::none())
+           "placement"_a.none() = nb::none(), "lend_bytes"_a = nb::none(),
+           "reserve_bytes"_a = nb::none(), "reserve_timeout_s"_a = ServerOptions().reserve_timeout_s)
       .def("start", start)
       .def("stop", &Server::stop, Release())
       .def("drain", drain)

@@ -48,7 +48,8 @@ void Server::serve(Session& session, uint32_t events) {
       // It is not being read; a peer that is gone would be reported for ever.
       if ((events & EPOLLHUP) != 0) return end(id);
     }
-    if (!session.paused && read_some(session) == IoState::kEnded) return end(id);
+    if (!session.paused && !session.queued && read_some(session) == IoState::kEnded)
+      return end(id);
   }
   // At once, not when all are served: its peer goes on while we serve the next.
   if ((events & EPOLLOUT) != 0 || session.dirty) flush(session);
@@ -61,10 +62,11 @@ IoState Server::read_some(Session& session) {
     const IoState state = session.drop(span);
     return state == IoState::kOpen ? IoState::kWouldBlock : state;
   }
+  node_->begin_turn();
   size_t budget = kTurnBytes;
   IoState state = IoState::kOpen;
   while (state == IoState::kOpen && !session.closing && !session.paused) {
-    if (budget == 0) {
+    if (budget == 0 || node_->turn_is_over()) {
       requeue(session);
       return IoState::kOpen;
     }
@@ -93,7 +95,7 @@ IoState Server::read_payload(Session& session, size_t& budget) {
   size_t received = put.feed(session.input.data(), session.input.size());
   session.input.consume(received);
   IoState state = IoState::kOpen;
-  if (!put.done()) {
+  if (!put.done() && session.input.size() == 0) {
     iovec spans[3];
     size_t count = put.spans(spans);
     spans[0].iov_len = std::min(spans[0].iov_len, std::max<size_t>(budget, 1));
@@ -129,6 +131,7 @@ bool Server::take_frame(Session& session, size_t& budget, size_t& missing) {
   switch (parse_frame(*node_, session, missing)) {
     case Parse::kMore: return false;
     case Parse::kRefused: session.closing = true; return true;
+    case Parse::kUnfinished: return session.input_progress(node_->now()), true;
     case Parse::kHandled: break;
   }
   session.input_progress(node_->now());
@@ -181,6 +184,7 @@ Server::Parse Server::parse_frame(Node& node, Session& session, size_t& missing)
   if (have < frame) return Parse::kMore;
   session.last_put_frame = header.op == Op::kPut ? frame : 0;
   const bool go_on = node.handle(session, header, session.input.data() + wire::kHeaderBytes);
+  if (session.unfinished != nullptr) return Parse::kUnfinished;
   session.input.consume(frame);
   const uint64_t block = session.put != nullptr ? session.put->sole_bytes() : 0;
   session.last_put_block = block <= kReadMostBytes ? block : 0;

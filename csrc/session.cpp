@@ -70,7 +70,12 @@ void Input::insert(size_t at, const uint8_t* data, size_t size) {
 
 Session::Session(uint64_t session_id, File socket, bool is_local, TimePoint now,
                  const std::shared_ptr<const TlsContext>& tls)
-    : id(session_id), local(is_local), socket_(std::move(socket)), input_since_(now) {
+    : id(session_id),
+      local(is_local),
+      client(client_of(socket.get(), is_local, session_id)),
+      heard(now),
+      socket_(std::move(socket)),
+      input_since_(now) {
   if (tls != nullptr) tls_ = std::make_unique<TlsStream>(tls, socket_.get());
 }
 

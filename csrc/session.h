@@ -11,16 +11,19 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "client_holds.h"
 #include "counters.h"
 #include "file.h"
 #include "notes.h"
 #include "pool.h"
 #include "table.h"
 #include "tls.h"
+#include "turn.h"
 #include "waits.h"
 #include "wire.h"
 
@@ -31,14 +34,16 @@ class PutIntake;
 // Blocks that stay where they are while this lives.
 class PinnedRun {
  public:
-  PinnedRun(Table& table, std::vector<Block*> blocks) : table_(table), blocks_(std::move(blocks)) {
-    for (Block* block : blocks_) table_.pin(*block);
-  }
+  explicit PinnedRun(Table& table) : table_(table) {}
   ~PinnedRun() {
     for (Block* block : blocks_) table_.unpin(*block);
   }
   PinnedRun(const PinnedRun&) = delete;
   PinnedRun& operator=(const PinnedRun&) = delete;
+  void add(Block& block) {
+    table_.pin(block);
+    blocks_.push_back(&block);
+  }
 
  private:
   Table& table_;
@@ -50,7 +55,13 @@ struct Outgoing {
   std::string frame;
   std::vector<int> fds{};  // go along with the first byte; not owned
   std::vector<iovec> payload;
-  std::unique_ptr<PinnedRun> pins;
+  std::shared_ptr<PinnedRun> pins;
+};
+
+// A reservation that ended because the peer said nothing for too long: it may still write the slot.
+struct ExpiredReservation {
+  PartKey key;
+  Slot slot;
 };
 
 // kBroken: TLS failed; the peer has been told why, as far as TLS tells.
@@ -136,11 +147,13 @@ class Session {
   bool writes_pool() const {
     return access == wire::PoolAccess::kWrite || attachment == Attachment::kDone;
   }
+  Writer writer() const { return {id, client, region}; }
   // How its PUT and GET do.
   Transport stream() const { return local ? Transport::kUnix : Transport::kTcp; }
 
   const uint64_t id;
   const bool local;  // over a Unix socket
+  const uint64_t client;  // what it holds counts together with what its other connections hold
 
   // What the peer has told.
   bool greeted = false;
@@ -164,13 +177,16 @@ class Session {
   std::vector<Slot> lent;
   // A part twice where another's post took the place of the first, which has not ended yet.
   std::unordered_multiset<PartKey, PartKeyHash> reservations;
+  std::unordered_map<uint32_t, ExpiredReservation> expired;  // by the slot's generation
   uint64_t waits = 0, wait_hashes = 0;
   uint64_t parked = 0;  // requests that wait for blocks from the disk
   static constexpr uint64_t kMaxParked = 64;
 
   // Where it stands.
+  TimePoint heard;  // when its last request or post came
   Input input;
   std::unique_ptr<PutIntake> put;
+  std::unique_ptr<Unfinished> unfinished;  // the request that `input` begins with
   bool closing = false;   // nothing more is read; ends when its output is sent
   bool paused = false;    // its output is full
   bool dirty = false;     // has output that the loop has not tried to send

@@ -10,6 +10,7 @@ namespace {
 // emptying the pool would not be worth one block.
 constexpr uint64_t kEvictFactor = 16;
 constexpr uint64_t kEvictBytes = 64u << 20;
+constexpr size_t kSweepBuckets = 64;  // in one piece
 
 bool before(const Part& part, uint32_t part_id) { return part.part_id < part_id; }
 
@@ -54,7 +55,6 @@ Table::Reserved Table::reserve(const BlockKey& key, const std::optional<BlockKey
     return {BlockStatus::kNoSpace, {}};
   }
   add(*block, Part{part_id, 0, session, *slot, 0});
-  if (block->held) quotas_.hold(block->tenant, slab_.rounded(bytes));
   ++counts_.reserved_blocks;
   return {BlockStatus::kGranted, *slot};
 }
@@ -94,7 +94,7 @@ std::optional<Slot> Table::take_back(const BlockKey& key, uint32_t part_id, uint
   Block& block = *found->second;
   const Slot slot = part->slot;
   block.parts.erase(block.parts.begin() + (part - block.parts.data()));
-  if (block.held) quotas_.let_go(block.tenant, slab_.rounded(slot.bytes));
+  grow(block, 0 - slab_.rounded(slot.bytes));
   --counts_.reserved_blocks;
   --block.reserved;
   refresh(block);
@@ -191,6 +191,7 @@ void Table::unpin(Block& block) {
   --quotas_.use(block.tenant).pins;
   if (block.resident) return refresh(block);
   if (block.pins != 0) return;
+  if (quotas_.limited()) quotas_.let_go(block.tenant, bytes_of(block.parts));
   discard(std::move(leaving_.extract(&block).mapped()));
 }
 
@@ -202,14 +203,14 @@ bool Table::remove(const BlockKey& key) {
   return true;
 }
 
-uint64_t Table::purge(const std::unordered_set<uint32_t>* specs) {
-  std::vector<BlockKey> keys;
-  keys.reserve(blocks_.size());
-  for (const auto& [key, block] : blocks_)
-    if (specs == nullptr || specs->contains(key.spec_id)) keys.push_back(key);
-  uint64_t removed = 0;
-  for (const BlockKey& key : keys) removed += remove(key) ? 1 : 0;
-  return removed;
+// The buckets of the table one after the other; from the first again where it has got other buckets.
+bool Table::next_keys(Sweep& sweep, std::vector<BlockKey>& keys) const {
+  if (sweep.buckets != blocks_.bucket_count()) sweep = {0, blocks_.bucket_count()};
+  const size_t end = std::min(sweep.bucket + kSweepBuckets, sweep.buckets);
+  for (; sweep.bucket < end; ++sweep.bucket)
+    for (auto at = blocks_.begin(sweep.bucket); at != blocks_.end(sweep.bucket); ++at)
+      keys.push_back(at->first);
+  return sweep.bucket < sweep.buckets;
 }
 
 // What is being written goes on in a new block of the same name; readers keep the old one.
@@ -218,7 +219,7 @@ void Table::remove_committed(Block& block) {
       block.parts.begin(), block.parts.end(), [](const Part& part) { return part.committed(); });
   std::vector<Part> writing(first_writing, block.parts.end());
   block.parts.erase(first_writing, block.parts.end());
-  if (block.held) quotas_.let_go(block.tenant, bytes_of(writing));
+  grow(block, 0 - bytes_of(writing));
   const BlockKey key = block.key;
   const std::optional<BlockKey> parent = block.parent;
   discard(take_out(block));
@@ -226,6 +227,7 @@ void Table::remove_committed(Block& block) {
   Block& next = insert(key, parent);
   next.reserved = static_cast<uint32_t>(writing.size());
   next.parts = std::move(writing);
+  grow(next, bytes_of(next.parts));
   refresh(next);
 }
 
@@ -239,31 +241,36 @@ Block& Table::insert(const BlockKey& key, const std::optional<BlockKey>& parent)
   block.policy = &quotas_.policy_of(block.tenant);
   ++quotas_.use(block.tenant).blocks;
   blocks_.emplace(key, std::move(made));
-  if (const auto waiting = orphans_.find(key); waiting != orphans_.end()) {
+  if (const auto waiting = absent_.find(key); waiting != absent_.end()) {
     block.children = waiting->second.children;
-    block.held_children = waiting->second.held;
-    orphans_.erase(waiting);
-    if (parent && descends_from(*parent, key)) block.parent.reset();
+    block.place = std::move(waiting->second.place);
+    absent_.erase(waiting);
+  } else {
+    block.place = std::make_unique<ChainForest::Node>();
   }
-  Block* above = nullptr;
-  if (block.parent) {
-    const auto resident = blocks_.find(*block.parent);
-    if (resident == blocks_.end()) ++orphans_[*block.parent].children;
-    else above = resident->second.get();
-  }
+  Block* const above = hang_on_parent(block);
   block.policy->on_insert(block, above);
   if (above != nullptr) ++above->children, refresh(*above);
   return block;
 }
 
-// Whether the resident blocks from `key` upwards, or the last parent they name, are `ancestor`.
-bool Table::descends_from(BlockKey key, const BlockKey& ancestor) const {
-  while (key != ancestor) {
-    const auto found = blocks_.find(key);
-    if (found == blocks_.end() || !found->second->parent) return false;
-    key = *found->second->parent;
+// The parent, if it is resident. One that is the block itself, or comes after it, is none.
+Block* Table::hang_on_parent(Block& block) {
+  if (!block.parent) return nullptr;
+  Block* const above = find(*block.parent);
+  if (above == &block || (above != nullptr && block.children != 0 &&
+                          forest_.has_root(*above->place, *block.place))) {
+    block.parent.reset();
+    return nullptr;
   }
-  return true;
+  ChainForest::Node* place = above == nullptr ? nullptr : above->place.get();
+  if (above == nullptr) {
+    Absent& absent = absent_[*block.parent];
+    if (absent.children++ == 0) absent.place = std::make_unique<ChainForest::Node>();
+    place = absent.place.get();
+  }
+  count_held(block, forest_.hang(*block.place, *place));
+  return above;
 }
 
 std::unique_ptr<Block> Table::take_out(Block& block) {
@@ -275,17 +282,23 @@ std::unique_ptr<Block> Table::take_out(Block& block) {
   withdraw(block);
   block.resident = block.evictable = false;
   if (observer_ != nullptr && !block.parts.empty()) observer_->on_leave(block);
-  if (block.children != 0) orphans_[block.key] = {block.children, block.held_children};
-  if (block.held) forget_held(block);
-  if (!block.parent) return taken;
-  const auto above = blocks_.find(*block.parent);
-  if (above != blocks_.end()) {
-    --above->second->children;
-    refresh(*above->second);
-  } else if (const auto orphans = orphans_.find(*block.parent); --orphans->second.children == 0) {
-    orphans_.erase(orphans);
-  }
+  settle_hold(block);
+  grow(block, 0 - bytes_of(block.parts));
+  leave_parent(block);
+  if (block.children != 0) absent_[block.key] = {block.children, std::move(block.place)};
+  block.place.reset();
   return taken;
+}
+
+void Table::leave_parent(Block& block) {
+  if (!block.parent) return;
+  count_held(block, forest_.cut(*block.place));
+  if (Block* const above = find(*block.parent)) {
+    --above->children;
+    return refresh(*above);
+  }
+  const auto absent = absent_.find(*block.parent);
+  if (--absent->second.children == 0) absent_.erase(absent);
 }
 
 // Releases the slots of a block that is out of the table, now or when its last pin goes.
@@ -296,10 +309,11 @@ void Table::discard(std::unique_ptr<Block> block) {
   }
   if (block->pins != 0) {
     Block* key = block.get();
+    // Out of its chain it holds its own bytes.
+    if (quotas_.limited()) quotas_.hold(block->tenant, bytes_of(block->parts));
     leaving_.emplace(key, std::move(block));
     return;
   }
-  if (block->held) quotas_.let_go(block->tenant, bytes_of(block->parts));
   if (observer_ != nullptr) return observer_->on_free(*block);
   for (const Part& part : block->parts) release(part.slot);
 }
@@ -312,6 +326,7 @@ void Table::release(const Slot& slot) {
 void Table::add(Block& block, const Part& part) {
   const auto at = std::lower_bound(block.parts.begin(), block.parts.end(), part.part_id, before);
   block.parts.insert(at, part);
+  grow(block, slab_.rounded(part.slot.bytes));
 }
 
 std::optional<Slot> Table::allocate(uint32_t tenant, uint64_t bytes, uint32_t region) {
@@ -387,7 +402,7 @@ void Table::recheck_kept() {
 void Table::refresh(Block& block) {
   const bool evictable = block.resident && block.children == 0 && block.pins == 0 &&
                          block.reserved == 0 && !block.parts.empty();
-  if (quotas_.limited()) settle_held(block);
+  if (block.resident) settle_hold(block);
   if (evictable == block.evictable) return;
   block.evictable = evictable;
   block.policy->on_evictable(block, evictable);

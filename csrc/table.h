@@ -7,11 +7,11 @@
 #include <memory>
 #include <optional>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "directory.h"
 #include "eviction.h"
+#include "chain_forest.h"
 #include "keys.h"
 #include "quotas.h"
 #include "slab.h"
@@ -47,9 +47,8 @@ struct Block : EvictionMark {
   uint32_t pins = 0;        // leases and sends; its slots do not move or go
   bool resident = false;    // in the table; else it waits for its last pin
   bool evictable = false;
-  // Where tenants have limits: pinned, being written, or before such a block in its chain.
-  bool held = false;
-  uint32_t held_children = 0;
+  bool holds = false;       // where tenants have limits: pinned or being written
+  std::unique_ptr<ChainForest::Node> place;  // in its chain, while it is resident
   uint32_t tenant = 0;               // whose it is: that of its spec
   EvictionPolicy* policy = nullptr;  // of the tenant's share
 
@@ -164,10 +163,17 @@ class Table {
 
   // Forgets what is committed of a block; what is being written stays. False if there was nothing.
   bool remove(const BlockKey& key);
-  // All blocks, or those of some specs. How many.
-  uint64_t purge(const std::unordered_set<uint32_t>* specs = nullptr);
+  // A way through all blocks in pieces, while others come and go.
+  struct Sweep {
+    size_t bucket = 0, buckets = 0;
+  };
+  // Adds some names to `keys`: sooner or later each one that stands in the table from the first call
+  // to the last. False: that was the last call.
+  bool next_keys(Sweep& sweep, std::vector<BlockKey>& keys) const;
 
   uint64_t blocks() const { return blocks_.size(); }
+  // What all walks along chains have cost so far.
+  uint64_t chain_steps() const { return forest_.steps(); }
   const TableCounts& counts() const { return counts_; }
   Quotas& quotas() { return quotas_; }
   const Quotas& quotas() const { return quotas_; }
@@ -176,7 +182,8 @@ class Table {
   using BlockMap = std::unordered_map<BlockKey, std::unique_ptr<Block>, BlockKeyHash>;
 
   Block& insert(const BlockKey& key, const std::optional<BlockKey>& parent);
-  bool descends_from(BlockKey key, const BlockKey& ancestor) const;
+  Block* hang_on_parent(Block& block);
+  void leave_parent(Block& block);
   std::unique_ptr<Block> take_out(Block& block);
   void discard(std::unique_ptr<Block> block);
   void remove_committed(Block& block);
@@ -193,14 +200,16 @@ class Table {
   void drop_if_empty(Block& block);
 
   // table_holds.cpp: what cannot go, counted where tenants have limits.
-  struct Orphans {
-    uint32_t children = 0;
-    uint32_t held = 0;
-  };
   uint64_t bytes_of(const std::vector<Part>& parts) const;
-  void settle_held(Block& block);
-  Block* tell_parent(const Block& child, bool held);
-  void forget_held(Block& block);
+  void settle_hold(Block& block);
+  void grow(Block& block, uint64_t bytes);
+  void count_held(const Block& block, int64_t more_bytes);
+
+  // A block that is not resident (yet, or any more), as its children see it.
+  struct Absent {
+    uint32_t children = 0;
+    std::unique_ptr<ChainForest::Node> place;
+  };
 
   Slab& slab_;
   Quotas quotas_;
@@ -210,8 +219,8 @@ class Table {
   std::vector<Block*> kept_;  // pinned for read_in_place_
   TableObserver* observer_ = nullptr;
   BlockMap blocks_;
-  // Children of blocks that are not resident (yet, or any more).
-  std::unordered_map<BlockKey, Orphans, BlockKeyHash> orphans_;
+  std::unordered_map<BlockKey, Absent, BlockKeyHash> absent_;  // those that have children
+  ChainForest forest_;  // of the places of all blocks, resident and absent
   // Reservations whose part was adopted from another writer before they ended.
   std::unordered_multimap<PartKey, Part, PartKeyHash> superseded_;
   // Taken out of the table while pinned: unpin() ends them.

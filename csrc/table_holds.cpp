@@ -10,33 +10,22 @@ uint64_t Table::bytes_of(const std::vector<Part>& parts) const {
   return bytes;
 }
 
-// Goes up the chain as far as something changes: once in all for a run that is pinned.
-void Table::settle_held(Block& from) {
-  for (Block* block = &from; block != nullptr;) {
-    const bool held = block->pins != 0 || block->reserved != 0 || block->held_children != 0;
-    if (held == block->held) return;
-    block->held = held;
-    if (held) quotas_.hold(block->tenant, bytes_of(block->parts));
-    else quotas_.let_go(block->tenant, bytes_of(block->parts));
-    block = tell_parent(*block, held);
-  }
+// A chain belongs to one tenant, since its blocks have one spec.
+void Table::count_held(const Block& block, int64_t more_bytes) {
+  if (more_bytes > 0) quotas_.hold(block.tenant, static_cast<uint64_t>(more_bytes));
+  if (more_bytes < 0) quotas_.let_go(block.tenant, static_cast<uint64_t>(-more_bytes));
 }
 
-// The parent, if it is resident.
-Block* Table::tell_parent(const Block& child, bool held) {
-  if (!child.parent) return nullptr;
-  const auto above = blocks_.find(*child.parent);
-  uint32_t& count = above == blocks_.end() ? orphans_.find(*child.parent)->second.held
-                                           : above->second->held_children;
-  held ? ++count : --count;
-  return above == blocks_.end() ? nullptr : above->second.get();
+void Table::settle_hold(Block& block) {
+  if (!quotas_.limited()) return;
+  const bool holds = block.resident && (block.pins != 0 || block.reserved != 0);
+  if (std::exchange(block.holds, holds) == holds) return;
+  count_held(block, holds ? forest_.hold(*block.place) : forest_.let_go(*block.place));
 }
 
-// Of a block that has left the table: what came before it may go. It holds its own bytes until they
-// are released.
-void Table::forget_held(Block& block) {
-  block.held_children = 0;
-  if (Block* above = tell_parent(block, false)) settle_held(*above);
+// The block has so many bytes more; modulo 2^64.
+void Table::grow(Block& block, uint64_t bytes) {
+  if (quotas_.limited() && bytes != 0) count_held(block, forest_.grow(*block.place, bytes));
 }
 
 // It counts as the tenant's from now on.

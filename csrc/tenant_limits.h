@@ -12,7 +12,7 @@ namespace kv {
 struct TenantLimits {
   // One tenant may have one connection in so many of the node's.
   static constexpr size_t kConnectionsPart = 2;
-  // Connections that have shown no token yet may be one in so many.
+  // Where there are tokens, connections whose HELLO has not been taken yet may be one in so many.
   static constexpr size_t kStrangersPart = 4;
   static constexpr uint64_t kWaits = 65536;
   // What all tenants together may have, cut into equal parts, but none less than kLeast.

@@ -1,34 +1,36 @@
 #include "waits.h"
 
+#include <algorithm>
+
 namespace kv {
 
-std::unique_ptr<Wait> Waits::add(std::unique_ptr<Wait> wait) {
-  if (landed(*wait)) return wait;
+void Waits::add(std::unique_ptr<Wait> wait) {
   const Id id{wait->session, wait->request_id};
   deadlines_.emplace(wait->deadline, id);
-  stand(*wait);
   waits_.emplace(id, std::move(wait));
-  return nullptr;
+  looking_.push_back(id);
 }
 
-Waits::Ended Waits::committed(const BlockKey& key) {
-  Ended ended;
+void Waits::committed(const BlockKey& key) {
   const auto [first, last] = standing_.equal_range(key);
-  if (first == last) return ended;
-  std::vector<Id> ids;
-  for (auto at = first; at != last; ++at) ids.push_back(at->second);
-  standing_.erase(first, last);
-  for (const Id& id : ids) {
-    const auto found = waits_.find(id);
-    if (!landed(*found->second)) {
-      stand(*found->second);
-      continue;
-    }
-    deadlines_.erase({found->second->deadline, id});
-    ended.push_back(std::move(found->second));
-    waits_.erase(found);
+  for (auto at = first; at != last; ++at) {
+    waits_.find(at->second)->second->stands = false;
+    looking_.push_back(at->second);
   }
-  return ended;
+  standing_.erase(first, last);
+}
+
+std::unique_ptr<Wait> Waits::landed(Turn& turn) {
+  while (!looking_.empty() && !turn.over()) {
+    const Id id = looking_.front();
+    const auto found = waits_.find(id);
+    const bool ended = found == waits_.end() || found->second->stands;
+    const bool landed = !ended && look(*found->second, turn);
+    if (!ended && !landed && !found->second->stands) continue;
+    looking_.pop_front();
+    if (landed) return take(id);
+  }
+  return nullptr;
 }
 
 Waits::Ended Waits::expired(TimePoint now) {
@@ -64,21 +66,26 @@ std::optional<TimePoint> Waits::next_deadline() const {
   return deadlines_.begin()->first;
 }
 
-// Goes on from where the wait stands; before it has landed, once more from the start: blocks that
-// were there may have gone meanwhile.
-bool Waits::landed(Wait& wait) const {
+// Goes on from where the wait stood; before it has landed, once more from the start: blocks that were
+// there may have gone meanwhile. Neither landed nor standing: the turn is over.
+bool Waits::look(Wait& wait, Turn& turn) {
   const HashSpan all = wait.span();
-  const HashSpan rest{all.data + wait.reached, all.count - wait.reached};
-  const bool from_start = wait.reached == 0;
-  wait.reached += match_(wait.spec_id, wait.parts, rest);
-  if (wait.reached < all.count || from_start) return wait.reached == all.count;
-  wait.reached = match_(wait.spec_id, wait.parts, all);
-  return wait.reached == all.count;
-}
-
-void Waits::stand(Wait& wait) {
-  standing_.emplace(BlockKey{wait.spec_id, wait.hashes[wait.reached]},
-                    Id{wait.session, wait.request_id});
+  while (!turn.over()) {
+    const uint32_t count = std::min(all.count - wait.reached, turn.left());
+    const uint32_t found = match_(wait.spec_id, wait.parts, {all.data + wait.reached, count});
+    turn.spend(found + 1);
+    wait.reached += found;
+    if (found < count) {
+      wait.stands = true, wait.from_start = false;
+      standing_.emplace(BlockKey{wait.spec_id, wait.hashes[wait.reached]},
+                        Id{wait.session, wait.request_id});
+      return false;
+    }
+    if (wait.reached < all.count) continue;
+    if (std::exchange(wait.from_start, true)) return true;
+    wait.reached = 0;
+  }
+  return false;
 }
 
 std::unique_ptr<Wait> Waits::take(Id id) {
@@ -86,6 +93,7 @@ std::unique_ptr<Wait> Waits::take(Id id) {
   std::unique_ptr<Wait> wait = std::move(found->second);
   waits_.erase(found);
   deadlines_.erase({wait->deadline, id});
+  if (!wait->stands) return wait;
   const auto [first, last] = standing_.equal_range({wait->spec_id, wait->hashes[wait->reached]});
   for (auto at = first; at != last; ++at) {
     if (at->second != id) continue;

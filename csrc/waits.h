@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -14,6 +15,7 @@
 
 #include "registry.h"
 #include "table.h"
+#include "turn.h"
 
 namespace kv {
 
@@ -29,6 +31,8 @@ struct Wait {
   TimePoint deadline;
   uint32_t reached = 0;  // blocks before it were complete when looked at last
   TimePoint since{};
+  bool stands = false;    // at its block `reached`, which is missing; else it is being looked at
+  bool from_start = true;  // it is being looked at from the first block on
 
   HashSpan span() const { return {hashes.data(), static_cast<uint32_t>(hashes.size())}; }
 };
@@ -52,10 +56,13 @@ class Waits {
   bool has(uint64_t session, uint64_t request_id) const {
     return waits_.contains({session, request_id});
   }
-  // The wait itself if it has landed already, else null: it is kept.
-  std::unique_ptr<Wait> add(std::unique_ptr<Wait> wait);
-  // The waits that landed because a part of this block was committed.
-  Ended committed(const BlockKey& key);
+  // To be looked at.
+  void add(std::unique_ptr<Wait> wait);
+  // A part of this block was committed: the waits that stand there are to be looked at.
+  void committed(const BlockKey& key);
+  // Looks at waits for as long as the turn lasts. The next one that has landed, or null.
+  std::unique_ptr<Wait> landed(Turn& turn);
+  bool looking() const { return !looking_.empty(); }
   Ended expired(TimePoint now);
   Ended all();  // and none is left
   std::unique_ptr<Wait> cancel(uint64_t session, uint64_t request_id);
@@ -68,13 +75,13 @@ class Waits {
  private:
   using Id = std::pair<uint64_t, uint64_t>;  // session, request
 
-  bool landed(Wait& wait) const;
-  void stand(Wait& wait);
+  bool look(Wait& wait, Turn& turn);
   std::unique_ptr<Wait> take(Id id);
 
   Match match_;
   std::map<Id, std::unique_ptr<Wait>> waits_;
   std::unordered_multimap<BlockKey, Id, BlockKeyHash> standing_;
+  std::deque<Id> looking_;  // to be looked at; some may have ended
   std::set<std::pair<TimePoint, Id>> deadlines_;
 };
 

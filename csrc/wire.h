@@ -17,7 +17,10 @@
 //            24  u64 payload_bytes  0 except in a PUT request and a GET reply
 //
 // One request has one reply. Replies may come in another order than the requests: WAIT is answered
-// when the blocks land. The first request of a connection is HELLO; anything else before it (which
+// when the blocks land. A request of many blocks is served in turns with those of other connections,
+// and what it finds, leases or removes it finds, leases or removes block by block. The first request
+// of a connection is HELLO, soon after it was made: one without may be ended to make room for
+// another. Anything else before the HELLO (which
 // is refused by its header, before its body has come), a header that breaks the rules above, and a body that does not parse to its last byte are answered
 // with BAD_REQUEST (or UNSUPPORTED_VERSION) and end the connection.
 //
@@ -64,6 +67,11 @@
 // first byte): the FENCE. The client closes the write end only after it has unmapped the pool; when
 // the process dies the kernel does so after its memory map is gone. Slots that a vanished
 // connection might still be writing stay out of use until the fence's write end is closed.
+//
+// RESERVATIONS. What one client may have reserved, lent and fenced at a time is bounded in bytes; beyond
+// that the answer is NO_SPACE, or fewer lent slots. The reservations of a connection that sends nothing
+// for a while end: others may write these blocks, and its COMMIT is answered with GONE. Each slot stays
+// the connection's until it asks for the COMMIT or the ABORT, or is gone as said above.
 //
 // DIRECTORY. With the pool come, if directory_bytes is not 0, two more descriptors: the DIRECTORY
 // (directory.h), read-only, where the server writes which part lies where, and the NOTES of this
@@ -173,7 +181,7 @@ enum class BlockStatus : uint8_t {
   kStored = 2,   // PUT: visible
   kExists = 3,   // RESERVE, PUT: committed already
   kBusy = 4,     // RESERVE, PUT: another writer has it reserved
-  kNoSpace = 5,  // RESERVE, PUT: no slot, even after eviction
+  kNoSpace = 5,  // RESERVE, PUT: no slot, even after eviction; or the client holds as much as it may
   kCorrupt = 6,  // PUT: the bytes do not match their CRC32C; not stored. get_into: the same, found
                  // by the reader
   kGone = 7,     // COMMIT, ABORT: no such reservation of this connection (any more)

@@ -33,7 +33,10 @@ class Story {
                .eviction = std::string(eviction_policies()[choices.below(
                    static_cast<uint32_t>(eviction_policies().size()))]),
                .tenants = Tenants(tenant_options(tenants_)),
-               .lend_bytes = (manner_ >> 1) % 4 * uint64_t{3 * kGranule}},
+               .lend_bytes = (manner_ >> 1) % 4 * uint64_t{3 * kGranule},
+               .reserve_bytes = (manner_ & 16) != 0 ? std::nullopt : std::optional(pool_.size()),
+               .reserve_timeout_s = (manner_ & 32) != 0 ? 2.0 : 3600.0,
+               .turn_blocks = (manner_ & 64) != 0 ? 2 : Turn::kBlocks},
               pool_.data(), pool_.size(), pipe_end(), pipe_end(), &empty_directory()) {
     if ((manner_ & 8) != 0) expect(node_.attachments().offer(2) == 0);
     for (size_t i = 0; i < kPeers; ++i) peers_.emplace_back(static_cast<int>(i));
@@ -273,7 +276,10 @@ class Story {
     if (session == nullptr) return;
     size_t bytes = std::min(most, peer.unsent.size());
     const auto* data = reinterpret_cast<const uint8_t*>(peer.unsent.data());
-    for (size_t taken; bytes != 0 && !session->closing; data += taken, bytes -= taken) {
+    // While a request is unfinished nothing more is received.
+    if (session->unfinished != nullptr) parse(*session);
+    for (size_t taken; bytes != 0 && !session->closing && session->unfinished == nullptr;
+         data += taken, bytes -= taken) {
       taken = session->put != nullptr && session->input.size() == 0 ? straight(*session, data, bytes)
                                                                     : bytes;
       if (taken == bytes) {
@@ -299,16 +305,25 @@ class Story {
   }
 
   void parse(Session& session) {
+    node_.begin_turn();
     while (true) {
       if (session.put != nullptr) {
         session.input.consume(session.put->feed(session.input.data(), session.input.size()));
-        if (!session.put->done()) return;
+        if (!session.put->done() && session.input.size() == 0) return;
+        if (!session.put->done()) {
+          node_.begin_turn();
+          continue;
+        }
         node_.finish_put(session);
         continue;
       }
       size_t missing = 0;
       switch (Server::parse_frame(node_, session, missing)) {
         case Server::Parse::kHandled: break;
+        case Server::Parse::kUnfinished:
+          if (!prompt_) return;
+          node_.begin_turn();
+          break;
         case Server::Parse::kRefused: session.closing = true; return;
         case Server::Parse::kMore: expect(missing != 0); return;
       }
@@ -361,12 +376,19 @@ class Story {
       const Session* session = node_.find_session(peer.session());
       if (session != nullptr && session->stalled(now_, std::chrono::seconds(30))) vanish(peer);
     }
+    node_.expire_reservations();
+    for (Peer& peer : peers_) {
+      const Session* session = node_.find_session(peer.session());
+      peer.was_silent |= session != nullptr && !session->expired.empty();
+    }
   }
 
   // What the server does after each batch of events.
   void after_a_batch() {
     node_.expire_waits();
     node_.take_dirty();
+    node_.begin_turn();
+    node_.clear_up();
     if (!node_.draining()) return;
     node_.end_hopeless_waits();
     for (const uint64_t id : node_.idle_sessions())
@@ -378,7 +400,7 @@ class Story {
     scribble();
     for (Peer& peer : peers_) vanish(peer);
     while (!ghosts_.empty()) lift();
-    node_.purge();
+    forget_all(node_);
     expect_zero(node_, kLeftAtTheEnd);
   }
 

@@ -37,11 +37,21 @@ inline void expect_zero(const Node& node, const std::vector<std::string_view>& g
   expect(seen == gauges.size());
 }
 
+// Ends what gone clients have left, and forgets all blocks.
+inline void forget_all(Node& node) {
+  Node::Purge purge = node.begin_purge();
+  for (bool done = false; !done || !node.is_clear();) {
+    node.begin_turn();
+    node.clear_up();
+    done = node.go_on(purge);
+  }
+}
+
 // What is nobody's when all are gone and the blocks are purged.
 inline const std::vector<std::string_view> kLeftAtTheEnd{
     "connections", "reserved_blocks", "pinned_blocks", "leases",       "leased_blocks",
     "waits",       "used_bytes",      "blocks",        "fenced_blocks", "lent_bytes",
-    "queue_pairs"};
+    "queue_pairs",   "fenced_bytes"};
 
 // The read end of a pipe that is never closed: a fence, or any descriptor.
 inline int pipe_end() {

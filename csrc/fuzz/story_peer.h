@@ -115,6 +115,7 @@ class Peer {
   bool digests = true;
   bool in_place = false;  // it reads the pool: what it is told of has been checked
   bool doubt = false;     // somebody has vouched for a wrong digest
+  bool was_silent = false;  // for so long that reservations ended
 
  private:
   using Ends = std::pair<int, int>;
@@ -167,7 +168,9 @@ class Peer {
       case Op::kCommit:
       case Op::kAbort:
         for (const uint8_t status : body_of<StatusesReply>(header, body).statuses)
-          expect(status == static_cast<uint8_t>(BlockStatus::kOk));
+          expect(status == static_cast<uint8_t>(BlockStatus::kOk) ||
+                 (what.op == Op::kCommit && was_silent &&
+                  status == static_cast<uint8_t>(BlockStatus::kGone)));
         return;
       case Op::kAcquire: return leased(what, body_of<AcquireReply>(header, body), pool);
       case Op::kRelease: expect(body_of<FlagReply>(header, body).flag == 1); return;

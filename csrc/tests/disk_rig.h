@@ -19,6 +19,7 @@
 #include "crc32c.h"
 #include "disk_runs.h"
 #include "disk_tier.h"
+#include "purge.h"
 
 namespace kv::test {
 
@@ -163,7 +164,12 @@ struct Rig : DiskEvents {
       if (bytes[at] != byte_of(i, at)) return false;
     return true;
   }
-  void forget_memory() { table.purge(); }
+  void forget_memory() { purge(table); }
+  uint64_t forget_disk() {
+    uint64_t removed = 0;
+    for (const BlockKey& one : keys_of(*tier)) removed += tier->remove(one) ? 1 : 0;
+    return removed;
+  }
   uint64_t stat(const std::string& wanted) {
     StatList list;
     tier->add_stats(list);

@@ -22,7 +22,8 @@ struct Node {
       : server({.unix_path = "/tmp/kvcore-attach-" + std::to_string(getpid()) + ".sock",
                 .pool_bytes = 16 * kSlot,
                 .granule_bytes = 4096,
-                .tenants = std::move(tenants)}) {
+                .tenants = std::move(tenants),
+                .reserve_bytes = 16 * kSlot}) {
     CHECK(server.start() == 0);
     ready = server.offer_attach(most);
     CHECK(ready >= 0);

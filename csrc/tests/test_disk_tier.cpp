@@ -272,7 +272,7 @@ void what_is_deleted_while_it_is_read_does_not_come_back() {
   rig.forget_memory();
   CHECK(rig.tier->promote(key(1), kPart) == Promote::kReading);
   rig.turn();
-  CHECK(rig.tier->purge(nullptr) == 2);
+  CHECK(rig.forget_disk() == 2);
   rig.io->finish(0);
   rig.turn();
   CHECK(!rig.there(1) && rig.lost.size() == 1);
@@ -311,7 +311,7 @@ void an_extent_is_not_used_again_before_its_delete_is_durable() {
   Rig rig(folder.path());
   put_and_flush(rig, 1, 4);
   const uint64_t used = rig.stat("disk_used_bytes");
-  rig.tier->purge(nullptr);
+  rig.forget_disk();
   CHECK(rig.stat("disk_blocks") == 0 && rig.stat("disk_used_bytes") == used);
   rig.run_until([&] { return rig.stat("disk_used_bytes") == 4096; });  // the scratch granule
 }

@@ -10,6 +10,7 @@
 
 #include "check.h"
 #include "leases.h"
+#include "purge.h"
 #include "quota_model.h"
 #include "quotas.h"
 #include "table.h"
@@ -162,7 +163,7 @@ void each_part_counts_also_when_its_block_is_forgotten_meanwhile() {
     CHECK(s.held(1) == 2 && s.used(1) == 2);
     CHECK(s.table.commit(key(1, 0), 2, kMe, second.slot.generation, 0) == BlockStatus::kOk);
     CHECK(s.held(1) == 0 && s.used(1) == 2 && s.table.quotas().use(1).blocks == 1);
-    CHECK(s.table.purge() == 1 && s.used(1) == 0 && s.table.quotas().use(1).pins == 0);
+    CHECK(test::purge(s.table) == 1 && s.used(1) == 0 && s.table.quotas().use(1).pins == 0);
   }
 }
 
@@ -281,6 +282,36 @@ void any_history_leaves_what_the_rule_says() {
   }
 }
 
+// What a chain of so many blocks costs to put, to lease as a whole and by its end, and to evict.
+uint64_t chain_steps(uint32_t blocks) {
+  Store s(4 * blocks, {2 * blocks, 2 * blocks});
+  Leases leases(s.table);
+  std::vector<Block*> run;
+  for (uint32_t i = 0; i < blocks; ++i) {
+    CHECK(s.put(1, i, i == 0 ? std::nullopt : std::optional(i - 1)) == BlockStatus::kGranted);
+    run.push_back(s.find(1, i));
+  }
+  for (uint32_t i = 0; i < blocks; ++i) {
+    leases.acquire(kMe, {run.back()});
+    CHECK(s.held(1) == blocks && s.table.quotas().within_limits(1));
+    leases.drop_session(kMe);
+    CHECK(s.held(1) == 0);
+  }
+  leases.acquire(kMe, run);
+  leases.drop_session(kMe);
+  s.fill(2, 0, 3 * blocks);
+  s.fill(2, 3 * blocks, blocks);
+  CHECK(s.holds(1, 0, blocks) == blocks);
+  s.fill(1, blocks, 3 * blocks);
+  CHECK(s.holds(1, 0, blocks) == 0 && s.held(1) == 0);
+  return s.table.chain_steps();
+}
+
+void a_longer_chain_takes_no_more_steps_per_block() {
+  const uint64_t steps = chain_steps(500);
+  CHECK(chain_steps(8000) <= 17 * steps);
+}
+
 // Whatever the policy and the sizes: what a tenant has within its quota never goes for another.
 void a_storm_of_one_takes_nothing_from_the_quota_of_another(const char* policy) {
   std::mt19937_64 random(7);
@@ -300,7 +331,7 @@ void a_storm_of_one_takes_nothing_from_the_quota_of_another(const char* policy) 
     CHECK(s.holds(1, 0, 100) == 100 || step % 50 != 0);
   }
   CHECK(s.holds(1, 0, 100) == 100 && s.table.quotas().use(1).evictions == 0);
-  s.table.purge();
+  test::purge(s.table);
   for (uint32_t tenant = 1; tenant <= 3; ++tenant)
     CHECK(s.used(tenant) == 0 && s.held(tenant) == 0 && s.table.quotas().use(tenant).blocks == 0);
 }
@@ -318,6 +349,7 @@ int main() {
   each_part_counts_also_when_its_block_is_forgotten_meanwhile();
   one_tenant_alone_and_an_open_table_have_no_limits();
   any_history_leaves_what_the_rule_says();
+  a_longer_chain_takes_no_more_steps_per_block();
   for (const char* policy : {"density", "lru", "s3fifo"})
     a_storm_of_one_takes_nothing_from_the_quota_of_another(policy);
 }

@@ -24,7 +24,8 @@ struct Node {
       : server({.unix_path = socket_path(),
                 .pool_bytes = pool_bytes,
                 .granule_bytes = 4096,
-                .frame_deadline_s = frame_deadline_s}) {
+                .frame_deadline_s = frame_deadline_s,
+                .reserve_bytes = pool_bytes}) {
     CHECK(server.start() == 0);
   }
   uint64_t gauge(const std::string& name) {
@@ -379,9 +380,50 @@ void it_stops_starts_again_and_refuses_what_it_cannot_have() {
   Client::unix_socket(socket_path()).greet();
 }
 
+void connections_that_say_no_hello_keep_no_client_out() {
+  Server server({.unix_path = "",
+                 .pool_bytes = 1u << 20,
+                 .granule_bytes = 4096,
+                 .max_connections = 8});
+  CHECK(server.start() == 0);
+  const auto gauge = [&server](const std::string& name) {
+    for (const auto& [key, value] : server.stats())
+      if (key == name) return value;
+    std::abort();
+  };
+  std::vector<Client> silent, clients;
+  for (int i = 0; i < 50; ++i) silent.push_back(Client::tcp(server.port()));
+  for (int i = 0; i < 8; ++i) {
+    clients.push_back(Client::tcp(server.port()));
+    clients.back().greet();
+  }
+  for (Client& one : silent) CHECK(!one.receive());  // each gave way
+  for (Client& one : clients) CHECK(one.match(1) == 0);
+  CHECK(gauge("connections") == 8 && gauge("rejected_connections_total") == 50);
+  // Of those who have said HELLO none gives way.
+  CHECK(!Client::tcp(server.port()).receive() && gauge("rejected_connections_total") == 51);
+}
+
+void a_hello_has_a_deadline_of_its_own() {
+  Server server({.unix_path = "",
+                 .pool_bytes = 1u << 20,
+                 .granule_bytes = 4096,
+                 .hello_deadline_s = 0.1});
+  CHECK(server.start() == 0);
+  Client silent = Client::tcp(server.port()), half = Client::tcp(server.port());
+  Client greeted = Client::tcp(server.port());
+  greeted.greet();
+  HelloRequest request{0, "test"};
+  const std::string hello = encode_frame(Op::kHello, Status::kOk, 1, request);
+  CHECK(half.send(hello.substr(0, kHeaderBytes + 1)));
+  CHECK(!silent.receive() && !half.receive() && greeted.match(1) == 0);
+}
+
 }  // namespace
 
 int main() {
+  connections_that_say_no_hello_keep_no_client_out();
+  a_hello_has_a_deadline_of_its_own();
   what_is_put_is_matched_and_read_back();
   corrupt_bytes_are_not_stored();
   a_full_pool_evicts_leaves_and_says_when_that_does_not_help();

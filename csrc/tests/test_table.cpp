@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "leases.h"
+#include "purge.h"
 #include "table.h"
 #include "waits.h"
 
@@ -141,7 +142,7 @@ void forgetting_a_block_leaves_its_writer_alone() {
   CHECK(s.match(1) == 0);
   CHECK(s.table.commit(key(1), 2, kMe, writing.slot.generation, 0) == BlockStatus::kOk);
   CHECK(s.table.find_complete(key(1), {2}) != nullptr);
-  CHECK(s.table.purge() == 1 && s.slab.free_bytes() == s.slab.pool_bytes());
+  CHECK(test::purge(s.table) == 1 && s.slab.free_bytes() == s.slab.pool_bytes());
 }
 
 void children_wait_for_a_parent_that_comes_late_or_again() {
@@ -167,6 +168,22 @@ void parents_that_form_a_ring_can_still_be_evicted() {
   for (uint32_t i = 50; i < 53; ++i)
     CHECK(s.table.reserve(key(i), std::nullopt, 1, kBlock, kMe).status == BlockStatus::kGranted);
   CHECK(s.table.counts().evictions == 3);
+}
+
+// Each block that comes late is looked for among those that it hangs on.
+uint64_t steps_to_fill_the_holes_of_a_chain(uint32_t blocks) {
+  Store s(blocks);
+  for (uint32_t i = 1; i <= blocks; ++i) s.put(i);
+  for (uint32_t i = 2; i <= blocks; i += 2) CHECK(s.table.remove(key(i)));
+  const uint64_t before = s.table.chain_steps();
+  for (uint32_t i = 2; i <= blocks; i += 2) s.put(i);
+  CHECK(s.match(blocks) == blocks);
+  return s.table.chain_steps() - before;
+}
+
+void a_longer_chain_with_holes_takes_no_more_steps_per_block() {
+  const uint64_t steps = steps_to_fill_the_holes_of_a_chain(500);
+  CHECK(steps_to_fill_the_holes_of_a_chain(8000) <= 20 * steps);
 }
 
 struct Model {
@@ -218,7 +235,7 @@ void random_operations_lose_nothing() {
   CHECK(s.table.counts().reserved_blocks == reserved);
   for (auto& [i, m] : model)
     if (m.reserved) s.slab.release(*s.table.take_back(key(i), 1, kMe, std::nullopt));
-  s.table.purge();
+  test::purge(s.table);
   CHECK(s.table.blocks() == 0 && s.slab.free_bytes() == s.slab.pool_bytes());
   CHECK(s.table.counts().pinned_blocks == 0 && s.table.counts().reserved_blocks == 0);
 }
@@ -227,31 +244,66 @@ std::unique_ptr<Wait> wait_for(uint32_t upto, uint64_t request, TimePoint deadli
   return std::make_unique<Wait>(Wait{kMe, request, 1, kOnePart, chain(upto), false, deadline, 0});
 }
 
+// How many landed, of those that are to be looked at.
+size_t landed(Waits& waits) {
+  size_t count = 0;
+  for (Turn turn = Turn::endless(); waits.landed(turn) != nullptr;) ++count;
+  return count;
+}
+size_t add(Waits& waits, std::unique_ptr<Wait> wait) {
+  waits.add(std::move(wait));
+  return landed(waits);
+}
+size_t commit(Waits& waits, uint32_t i) {
+  waits.committed(key(i));
+  return landed(waits);
+}
+
 void a_wait_ends_when_its_last_block_lands_in_any_order() {
   Store s(8);
   Waits waits(s.table);
   const TimePoint soon = TimePoint{} + std::chrono::seconds(1);
-  CHECK(waits.add(wait_for(3, 1, soon)) == nullptr);
-  CHECK(waits.add(wait_for(0, 2, soon)) != nullptr);
+  CHECK(add(waits, wait_for(3, 1, soon)) == 0);
+  CHECK(add(waits, wait_for(0, 2, soon)) == 1);
   for (const uint32_t i : {3u, 1u}) {
     s.put(i);
-    CHECK(waits.committed(key(i)).empty());
+    CHECK(commit(waits, i) == 0);
   }
   s.put(2);
-  CHECK(waits.committed(key(2)).size() == 1 && waits.size() == 0);
-  CHECK(waits.add(wait_for(3, 3, soon)) != nullptr);
+  CHECK(commit(waits, 2) == 1 && waits.size() == 0);
+  CHECK(add(waits, wait_for(3, 3, soon)) == 1);
 }
 
 void a_wait_does_not_land_on_a_prefix_that_went_meanwhile() {
   Store s(8);
   Waits waits(s.table);
   s.put(1);
-  CHECK(waits.add(wait_for(2, 1, TimePoint::max())) == nullptr);
+  CHECK(add(waits, wait_for(2, 1, TimePoint::max())) == 0);
   s.table.remove(key(1));
   s.put(2);
-  CHECK(waits.committed(key(2)).empty());
+  CHECK(commit(waits, 2) == 0);
   s.put(1);
-  CHECK(waits.committed(key(1)).size() == 1);
+  CHECK(commit(waits, 1) == 1);
+}
+
+void a_long_wait_is_looked_at_in_turns_and_lands_once() {
+  constexpr uint32_t kBlocks = 100;
+  Store s(kBlocks);
+  Waits waits(s.table);
+  for (uint32_t i = 1; i < kBlocks; ++i) s.put(i);
+  waits.add(wait_for(kBlocks, 1, TimePoint::max()));
+  waits.add(wait_for(1, 2, TimePoint::max()));
+  unsigned turns = 0, ended = 0;
+  for (; waits.looking(); ++turns) {
+    Turn turn(10);
+    while (waits.landed(turn) != nullptr) ++ended;
+    if (turns == 3) s.table.remove(key(1));  // behind where it looks
+  }
+  CHECK(turns >= kBlocks / 10 && ended == 0 && waits.size() == 2);
+  s.put(1);
+  CHECK(commit(waits, 1) == 1);
+  s.put(kBlocks);
+  CHECK(commit(waits, kBlocks) == 1 && waits.size() == 0);
 }
 
 void a_wait_ends_at_its_deadline_when_cancelled_or_with_its_session() {
@@ -259,7 +311,7 @@ void a_wait_ends_at_its_deadline_when_cancelled_or_with_its_session() {
   Waits waits(s.table);
   const TimePoint soon = TimePoint{} + std::chrono::seconds(1);
   for (uint64_t request = 1; request <= 4; ++request)
-    CHECK(waits.add(wait_for(1, request, request == 1 ? soon : TimePoint::max())) == nullptr);
+    CHECK(add(waits, wait_for(1, request, request == 1 ? soon : TimePoint::max())) == 0);
   CHECK(waits.next_deadline() == soon && waits.has(kMe, 4));
   CHECK(waits.expired(soon - std::chrono::milliseconds(1)).empty());
   CHECK(waits.expired(soon).size() == 1);
@@ -267,7 +319,7 @@ void a_wait_ends_at_its_deadline_when_cancelled_or_with_its_session() {
   waits.drop_session(kMe);
   CHECK(waits.size() == 0 && !waits.next_deadline());
   s.put(1);
-  CHECK(waits.committed(key(1)).empty());
+  CHECK(commit(waits, 1) == 0);
 }
 
 }  // namespace
@@ -283,8 +335,10 @@ int main() {
   forgetting_a_block_leaves_its_writer_alone();
   children_wait_for_a_parent_that_comes_late_or_again();
   parents_that_form_a_ring_can_still_be_evicted();
+  a_longer_chain_with_holes_takes_no_more_steps_per_block();
   random_operations_lose_nothing();
   a_wait_ends_when_its_last_block_lands_in_any_order();
   a_wait_does_not_land_on_a_prefix_that_went_meanwhile();
+  a_long_wait_is_looked_at_in_turns_and_lands_once();
   a_wait_ends_at_its_deadline_when_cancelled_or_with_its_session();
 }

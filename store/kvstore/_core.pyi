@@ -904,9 +904,11 @@ class StoreServer:
     stop(); a stale socket file is replaced, a living one is an OSError. `eviction`: one of EVICTION_POLICIES.
     `tenants`: names and tokens; clients must then show one of the tokens. `quotas`: bytes of the pool by
     tenant, together no more than it; ValueError where they are, or where one is of none of the tenants. `tls`: a server's
-    context; who comes over TCP must then speak TLS, and has `frame_deadline_s` seconds for its handshake and HELLO.
+    context; who comes over TCP must then speak TLS. A connection has 5 seconds for its HELLO, with the handshake.
     `placement`: which pages the pool is to have; `pool_bytes` is rounded up to those it gets. `lend_bytes`: what
     a client on this host may have lent, to put without a request; None: a 32nd of the pool, at most 64 MiB.
+    `reserve_bytes`: what one client may have reserved, lent and fenced together; None: a quarter of the pool.
+    The reservations of a connection that says nothing for `reserve_timeout_s` seconds end.
 
     `disk`: folder of the SSD tier's two files, of `disk_bytes` together with what they have set aside;
     `disk_io`: "auto" or one of DISK_IO_KINDS; a request waits `disk_read_timeout_s` for its blocks at most.
@@ -935,6 +937,8 @@ class StoreServer:
         tls: TlsContext | None = None,
         placement: Placement | None = None,
         lend_bytes: int | None = None,
+        reserve_bytes: int | None = None,
+        reserve_timeout_s: float = 30.0,
     ) -> None: ...
     def start(self) -> None:
         """Map the pool, open the disk, bind and start the thread. OSError; of the disk with its folder as filename."""

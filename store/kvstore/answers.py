@@ -74,8 +74,9 @@ class PutResult(NamedTuple):  # quicker to make than a frozen dataclass: one per
     """Counts over the blocks of one put, and the status of each in order.
 
     A status is STORED, EXISTS, BUSY (another writer is at it), NO_SPACE (what could make room is
-    leased, or the part exceeds the pool), CORRUPT (the bytes changed on their way) or GONE (purged
-    while it was written).
+    leased, the part exceeds the pool, or this client has as much of the pool reserved as it may),
+    CORRUPT (the bytes changed on their way) or GONE (the writer took longer than the node's
+    --reserve-timeout).
     """
 
     statuses: tuple[BlockStatus, ...]

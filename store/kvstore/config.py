@@ -199,6 +199,18 @@ class StoreSettings(BaseSettings):
         description="auto divides the pool among the NUMA nodes of the host, where it has several, "
         "and keeps what an engine writes near it",
     )
+    reserve_limit: ByteSize = Field(
+        default=ByteSize(0),
+        description="how much of the pool one client may have reserved, lent and fenced at a time, "
+        "as 2GiB; its connections through the Unix socket count together; 0: a quarter of the pool",
+    )
+    reserve_timeout: float = Field(
+        default=30.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds without a request after which a connection's reservations end: others "
+        "may write the same blocks, and its slots stay out of use until it is gone or commits",
+    )
     eviction: str = Field(
         default=EVICTION_POLICIES[0],
         description=f"who goes when the pool is full: {', '.join(EVICTION_POLICIES)}",

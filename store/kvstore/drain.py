@@ -27,16 +27,22 @@ class Signals:
     """SIGTERM and SIGINT of this process as two events. Needs the running loop."""
 
     def __init__(self) -> None:
+        self.first: signal.Signals | None = None
+        """The first signal, once it has come."""
         self.leave = asyncio.Event()
         """Set by the first signal."""
         self.at_once = asyncio.Event()
         """Set by the second."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._arrived)
+            loop.add_signal_handler(number, self._arrived, number)
 
-    def _arrived(self) -> None:
-        (self.at_once if self.leave.is_set() else self.leave).set()
+    def _arrived(self, number: signal.Signals) -> None:
+        if self.first is None:
+            self.first = number
+            self.leave.set()
+        else:
+            self.at_once.set()
 
 
 async def drain(server: Drainable, timeout_s: float, at_once: asyncio.Event) -> bool:

@@ -1,12 +1,24 @@
-"""Who may use a node's HTTP side: with tokens, whoever sends one as `Authorization: Bearer`."""
+"""Who may use a node's HTTP side: with tokens, whoever sends one as `Authorization: Bearer`.
+
+With or without tokens, pages of other sites in a browser may change nothing.
+"""
 
 from collections.abc import Callable
 
 from quart import Quart, Response, has_request_context, jsonify, request
 
 from kvstore._core import StoreServer
+from kvstore.credentials import bearer_token
+from kvstore.cross_origin import cross_origin_refusal
 
-__all__ = ["OPEN_PATHS", "TenantsNode", "bearer", "require_token"]
+__all__ = [
+    "OPEN_PATHS",
+    "TenantsNode",
+    "bearer",
+    "error_answer",
+    "refuse_cross_origin",
+    "require_token",
+]
 
 # What tells nothing but that the process serves; a supervisor has no token.
 OPEN_PATHS = frozenset({"/healthz"})
@@ -16,8 +28,7 @@ def bearer() -> str:
     """The token that came with the HTTP request being served; '' without one."""
     if not has_request_context():
         return ""
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
+    return bearer_token(request.headers.get("Authorization", ""))
 
 
 class TenantsNode:
@@ -52,7 +63,22 @@ def require_token(app: Quart, admits: Callable[[str], bool]) -> None:
         if request.path in OPEN_PATHS or admits(bearer()):
             return None
         message = "this node needs a token: send it as Authorization: Bearer TOKEN"
-        error = {"message": message, "type": "unauthorized", "param": None, "code": 401}
-        answer = jsonify(error=error)
+        answer, status = error_answer(401, message, "unauthorized")
         answer.headers["WWW-Authenticate"] = 'Bearer realm="kvstore"'
-        return answer, 401
+        return answer, status
+
+
+def refuse_cross_origin(app: Quart) -> None:
+    """Answer 403 to what would change something and comes from a page of another origin."""
+
+    @app.before_request
+    async def check() -> tuple[Response, int] | None:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        why = cross_origin_refusal(request.method, headers)
+        return error_answer(403, why, "forbidden") if why else None
+
+
+def error_answer(status: int, message: str, kind: str) -> tuple[Response, int]:
+    """An error in OpenAI's shape."""
+    error = {"message": message, "type": kind, "param": None, "code": status}
+    return jsonify(error=error), status

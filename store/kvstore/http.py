@@ -17,6 +17,7 @@ from werkzeug.exceptions import HTTPException
 
 from kvstore.answers import Refusal, RegisteredManifest
 from kvstore.errors import KVStoreError
+from kvstore.guard import error_answer, refuse_cross_origin
 from kvstore.metrics import SHARING_REFUSED, node_metrics
 
 __all__ = ["StatsCollector", "StoreNode", "Visitor", "create_app"]
@@ -124,9 +125,10 @@ def create_app(node: StoreNode, visitor: Visitor) -> Quart:
             async with asyncio.timeout(SELFTEST_DEADLINE_S):
                 await asyncio.to_thread(visitor.selftest)
         except Exception as error:
-            return _error(500, f"self-test failed: {error}", "selftest_failed")
+            return error_answer(500, f"self-test failed: {error}", "selftest_failed")
         return jsonify(status="ok", number=number, seconds=time.perf_counter() - started)
 
+    refuse_cross_origin(app)
     _act_on_blocks(app, node)
     _answer_errors(app)
     return app
@@ -143,7 +145,7 @@ def _act_on_blocks(app: Quart, node: StoreNode) -> None:
         why, durable, skipped = await asyncio.to_thread(node.flush_disk, FLUSH_DEADLINE_S)
         if why:
             status = 504 if why == FLUSH_LATE else 503
-            return _error(status, f"not everything is durable: {why}", "flush_failed")
+            return error_answer(status, f"not everything is durable: {why}", "flush_failed")
         seconds = time.perf_counter() - started
         return jsonify(durable_blocks=durable, skipped_parts=skipped, seconds=seconds)
 
@@ -151,11 +153,13 @@ def _act_on_blocks(app: Quart, node: StoreNode) -> None:
 def _answer_errors(app: Quart) -> None:
     @app.errorhandler(KVStoreError)
     async def store_error(error: KVStoreError) -> tuple[Response, int]:
-        return _error(503, str(error), "store_error")
+        return error_answer(503, str(error), "store_error")
 
     @app.errorhandler(HTTPException)
     async def http_error(error: HTTPException) -> tuple[Response, int]:
-        return _error(error.code or 500, error.description or error.name, "invalid_request_error")
+        return error_answer(
+            error.code or 500, error.description or error.name, "invalid_request_error"
+        )
 
 
 def _described(one: RegisteredManifest) -> dict[str, object]:
@@ -165,8 +169,3 @@ def _described(one: RegisteredManifest) -> dict[str, object]:
         "block_bytes": one.manifest.block_bytes,
         **one.manifest.as_dict(),
     }
-
-
-def _error(status: int, message: str, kind: str) -> tuple[Response, int]:
-    body = {"message": message, "type": kind, "param": None, "code": status}
-    return jsonify(error=body), status

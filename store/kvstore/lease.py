@@ -180,7 +180,11 @@ class Reservation:
         return _core.gather(self._channel.pool, segments, indices, self._offsets)
 
     def commit(self, crcs: Sequence[int]) -> list[BlockStatus]:
-        """Make the granted blocks visible: OK or GONE for each. `crcs` as `fill` returned them."""
+        """Make the granted blocks visible: OK for each, or GONE where the reservation has ended.
+
+        `crcs` as `fill` returned them. The node ends it when nothing was asked on its connection
+        for the node's --reserve-timeout.
+        """
         deadline = self._close()
         with self._lane.this(self._channel, deadline) as channel:
             reply = commit(

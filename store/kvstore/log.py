@@ -1,11 +1,24 @@
-"""How commands log: JSON lines in a pipe, plain ones on a terminal. An import sets nothing up."""
+"""How commands log: JSON lines in a pipe, plain ones on a terminal. An import sets nothing up.
 
+Lines go to stderr from a thread of their own. A reader that stops reading (a full pipe, a stopped
+terminal) then costs lines, which are counted, and never stops the event loop.
+"""
+
+import contextlib
 import logging
+import os
 import sys
+import threading
+from collections import deque
 
 import orjson
 
-__all__ = ["JsonFormatter", "log_to_stderr"]
+__all__ = ["JsonFormatter", "LogWriter", "log_to_stderr"]
+
+MAX_HELD_BYTES = 1 << 20
+"""Bytes that wait for a slow reader; lines beyond are dropped."""
+CLOSE_TIMEOUT_S = 1.0
+"""How long the end of the process waits for lines that are not written yet."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -24,14 +37,105 @@ class JsonFormatter(logging.Formatter):
         return orjson.dumps(fields).decode()
 
 
-def log_to_stderr(level: str) -> bool:
+class LogWriter:
+    """Writes lines to a file descriptor from a thread, which starts with the first line.
+
+    Args:
+        fd: where to; it stays open and belongs to the caller.
+        max_bytes: how much may wait to be written.
+
+    Attributes:
+        dropped: lines that were not written, because the reader was too slow or is gone.
+    """
+
+    def __init__(self, fd: int, max_bytes: int = MAX_HELD_BYTES) -> None:
+        self._fd = fd
+        self._max_bytes = max_bytes
+        self._changed = threading.Condition()
+        self._waiting: deque[bytes] = deque()
+        self._held_bytes = 0
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self.dropped = 0
+
+    def write(self, lines: bytes) -> None:
+        """Have whole lines written soon; never blocks. Drops them where too much waits."""
+        with self._changed:
+            if self._closed or self._held_bytes + len(lines) > self._max_bytes:
+                self.dropped += lines.count(b"\n")
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+                self._thread.start()
+            self._waiting.append(lines)
+            self._held_bytes += len(lines)
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
+        """Wait until all that was given is written; False where that takes longer."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._held_bytes, timeout_s)
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Flush, then drop what still comes. A thread that is blocked ends with the process."""
+        self.flush(timeout_s)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting:
+                    return
+                lines = self._waiting.popleft()
+            written = self._put(lines)
+            with self._changed:
+                self._held_bytes -= len(lines)
+                if not written:
+                    self.dropped += lines.count(b"\n")
+                self._changed.notify_all()
+
+    def _put(self, lines: bytes) -> bool:
+        """Write all of `lines`; False where the descriptor takes no more of them."""
+        left = memoryview(lines)
+        with contextlib.suppress(OSError):
+            while left:
+                left = left[os.write(self._fd, left) :]
+        return not left
+
+
+class _WriterHandler(logging.Handler):
+    """Gives formatted records to a `LogWriter`, which it owns."""
+
+    def __init__(self, writer: LogWriter) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:
+            self.handleError(record)
+            return
+        self._writer.write(f"{line}\n".encode(errors="replace"))
+
+    def close(self) -> None:
+        """At the end of the process, by `logging.shutdown`."""
+        self._writer.close()
+        super().close()
+
+
+def log_to_stderr(level: str) -> tuple[LogWriter, bool]:
     """Configure `logging` for this process, from the level named `level` on.
 
     Returns:
-        whether stderr is a terminal and lines are plain.
+        what writes to stderr, and whether stderr is a terminal and lines are plain.
     """
     plain = sys.stderr.isatty()
-    handler = logging.StreamHandler(sys.stderr)
+    writer = LogWriter(sys.stderr.fileno())
+    handler = _WriterHandler(writer)
     handler.setFormatter(
         logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
         if plain
@@ -39,4 +143,4 @@ def log_to_stderr(level: str) -> bool:
     )
     number = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=number, handlers=[handler], force=True)
-    return plain
+    return writer, plain

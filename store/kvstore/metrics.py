@@ -104,9 +104,11 @@ FAMILIES: Final = (
     Family("reserved_blocks", "Parts of blocks that are being written."),
     Family(
         "fenced_blocks",
-        "Slots whose writer lost its connection and may still reach them; not in use until it has "
-        "let the pool go, or its queue pair has ended.",
+        "Slots whose writer lost its connection, or its reservation by saying nothing, and may "
+        "still reach them; not in use until it has let the pool go, its queue pair has ended, or "
+        "it commits or aborts them.",
     ),
+    Family("fenced_bytes", "Bytes of these slots."),
     Family(
         "pinned_blocks",
         "Blocks that the node keeps for readers: leased, being sent, or read in place when it "
@@ -124,6 +126,10 @@ FAMILIES: Final = (
     Family("draining", "1 while the node lets what is under way end before it leaves, else 0."),
     Family("manifests", "Manifests registered since the node started."),
     Family("connections_total", "Connections accepted."),
+    Family(
+        "rejected_connections_total",
+        "Connections ended because there were too many: new ones, or those that had said no HELLO.",
+    ),
     Family(
         "bytes_in_total",
         "Bytes of blocks committed over shm, unix, tcp or rdma.",
@@ -159,7 +165,16 @@ FAMILIES: Final = (
     Family("aborts_total", "Parts of blocks whose writer gave them up."),
     Family("no_space_total", "Requests to write for which eviction did not make enough room."),
     Family("corrupt_total", "Blocks not stored, or dropped, since their digest was wrong."),
-    Family("fenced_total", "Slots that had to be fenced."),
+    Family("fenced_total", "Slots that had to be fenced when their connection ended."),
+    Family(
+        "expired_reservations_total",
+        "Reservations that ended because their connection said nothing for --reserve-timeout.",
+    ),
+    Family(
+        "client_limited_total",
+        "Requests to write that were cut short because their client had --reserve-limit of the "
+        "pool.",
+    ),
     Family(
         "landings_total",
         "Waits for a prefix that ended: landed, timeout, cancelled, or gone with their connection.",

@@ -173,6 +173,8 @@ def _start_store(
         disk_bytes=int(settings.disk_size),
         disk_io=settings.disk_io,
         disk_read_timeout_s=settings.disk_read_timeout,
+        reserve_bytes=int(settings.reserve_limit) or None,
+        reserve_timeout_s=settings.reserve_timeout,
     )
     if danger := advice_on_the_wire(settings):
         log.warning("%s", danger)

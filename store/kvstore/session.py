@@ -1,6 +1,7 @@
 """What stands behind a blocking client: the way to the node, its connections, and one retry."""
 
 import functools
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,8 +10,15 @@ from kvstore._core import TlsContext
 from kvstore.address import Address
 from kvstore.answers import Registration
 from kvstore.block import Manifest
+from kvstore.circuit import Admission, Circuit
 from kvstore.connection import Access, Channel, Deadline, LinkLost, PutDigests
-from kvstore.errors import DeadlineExceeded, StoreClosed, StoreUnavailable, UnknownManifest
+from kvstore.errors import (
+    DeadlineExceeded,
+    StoreClosed,
+    StoreRefused,
+    StoreUnavailable,
+    UnknownManifest,
+)
 from kvstore.lane import Lane
 from kvstore.rdma.initiator import Initiator
 from kvstore.registry import Registry
@@ -21,7 +29,8 @@ from kvstore.tls_channel import open_channel
 __all__ = ["Session"]
 
 T = TypeVar("T")
-LONGEST_REST_S = 5.0
+PROBE_S = 0.25
+"""How long a node that did not answer in time may take to greet a new connection."""
 
 
 class Session:
@@ -47,9 +56,10 @@ class Session:
         self._token = token
         self._tls = tls
         self._digests = puts
-        self._rest_until = 0.0
+        self._circuit = Circuit()
+        self._circuit_lock = threading.Lock()
         self._lanes = {access: Lane(functools.partial(self._connect, access)) for access in Access}
-        self.puts, self.reads = Shortcut(self._rest), Shortcut(self._rest)
+        self.puts, self.reads = Shortcut(self._timed_out), Shortcut(self._timed_out)
 
     def operate(
         self,
@@ -111,10 +121,7 @@ class Session:
         *,
         proven: bool,
     ) -> T:
-        started = time.monotonic()
-        if started < self._rest_until:
-            pause_s = self._rest_until - started
-            raise StoreUnavailable(f"the store did not answer; next try in {pause_s:.2f} s")
+        self._pass_circuit(deadline)
         try:
             way = self.route.find(deadline)
             lane = self._lanes[access if way.kind == "shm" else Access.NONE]
@@ -127,13 +134,44 @@ class Session:
             finally:
                 lane.give(channel)
         except DeadlineExceeded:
-            self._rest(time.monotonic() - started)
+            self._timed_out()
             raise
 
-    def _rest(self, lost_s: float) -> None:
-        """Rest as long as was lost: who calls a node that hangs waits at most half of the time."""
-        self._rest_until = time.monotonic() + min(lost_s, LONGEST_REST_S)
+    def _timed_out(self) -> None:
+        """The node did not answer in time: later operations fail at once until it does."""
+        with self._circuit_lock:
+            self._circuit.timed_out(time.monotonic())
         self._forget_shortcuts()
+
+    def _pass_circuit(self, deadline: Deadline) -> None:
+        """Return where the node may be asked; probe it first where a probe is due.
+
+        Raises StoreUnavailable, within PROBE_S.
+        """
+        with self._circuit_lock:
+            now = time.monotonic()
+            admission = self._circuit.admit(now)
+            pause_s = self._circuit.remaining_s(now)
+        if admission is Admission.REFUSE:
+            raise StoreUnavailable(f"the store did not answer; next try in {pause_s:.2f} s")
+        if admission is Admission.PROBE:
+            self._probe(deadline)
+
+    def _probe(self, deadline: Deadline) -> None:
+        answered = False
+        try:
+            limit = Deadline(min(PROBE_S, deadline.left_s()))
+            address = self.route.find(limit).address
+            open_channel(
+                address, limit, name=self._name, token=self._token, tls=self._tls
+            ).discard()
+            answered = True
+        except StoreRefused:
+            answered = True
+            raise
+        finally:
+            with self._circuit_lock:
+                self._circuit.probed(time.monotonic(), answered=answered)
 
     def _forget_shortcuts(self) -> None:
         self.puts.forget()

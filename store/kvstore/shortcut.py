@@ -5,7 +5,6 @@ what 1 MiB costs in a mapped pool. All that is out of the ordinary is left to th
 knows what to do about it and how to say what is wrong.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -56,10 +55,10 @@ class Shortcut:
     `put`, `get` and `match` are the native calls. They take the channel, where that needs no wait,
     and give it back.
 
-    late: is told for how many seconds nobody answered.
+    late: is called where the node did not answer in time.
     """
 
-    def __init__(self, late: Callable[[float], None]) -> None:
+    def __init__(self, late: Callable[[], None]) -> None:
         self._late = late
         self._native = _core.Shortcut(PutResult, self._settle)
         self.put, self.get, self.match = self._native.put, self._native.get, self._native.match
@@ -115,7 +114,7 @@ class Shortcut:
         try:
             channel.lost(error)
         except DeadlineExceeded:
-            self._late(time.monotonic() - began)
+            self._late()
             raise
         except LinkLost:  # the long way tries once more
             return

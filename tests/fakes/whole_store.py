@@ -150,6 +150,7 @@ class Node:
             granule_bytes=GRANULE,
             eviction=self._eviction,
             lend_bytes=self._lends * GRANULE,
+            reserve_bytes=SLOTS * GRANULE,  # clients of this process are one client
         )
         server.start()
         self.port = server.port

@@ -1,17 +1,20 @@
 """What a node writes to stderr: JSON lines for programs, plain ones for people."""
 
+import contextlib
+import fcntl
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.fakes.store import StoreProcess
 
-from kvstore.log import JsonFormatter
+from kvstore.log import JsonFormatter, LogWriter
 
 FIELDS = {"time", "level", "logger", "message"}
 
@@ -75,3 +78,56 @@ def test_a_node_on_a_terminal_writes_plain_lines_of_its_level(tmp_path: Path, le
     os.close(terminal)
     assert "{" not in written
     assert ("INFO kvstore.drain: drained in" in written) == (level == "info")
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """A pipe that holds 4 KiB: its read end and its write end."""
+    ends = os.pipe()
+    fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, 4096)
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def test_lines_reach_a_pipe_whole_and_in_their_order(pipe: tuple[int, int]) -> None:
+    writer = LogWriter(pipe[1])
+    lines = [b"%d %b\n" % (number, b"x" * 90) for number in range(200)]
+    for line in lines:
+        writer.write(line)
+    found = b""
+    while len(found) < sum(map(len, lines)):
+        found += os.read(pipe[0], 1 << 16)
+    assert found == b"".join(lines)
+    assert writer.flush()
+    assert writer.dropped == 0
+    writer.close()
+
+
+def test_a_pipe_that_nobody_reads_costs_lines_and_no_time(pipe: tuple[int, int]) -> None:
+    writer = LogWriter(pipe[1], max_bytes=8192)
+    for _ in range(200):
+        writer.write(b"x" * 99 + b"\n")
+    assert not writer.flush(timeout_s=0.01)
+    found = b""
+    while not writer.flush(timeout_s=0.0):
+        found += os.read(pipe[0], 1 << 16)
+    os.set_blocking(pipe[0], False)
+    with contextlib.suppress(BlockingIOError):
+        found += os.read(pipe[0], 1 << 16)
+    assert found.count(b"\n") + writer.dropped == 200
+    held, piped = 8192 // 100, 4096 // 100 + 1  # the pipe may have taken some of them by then
+    assert 200 - held - piped <= writer.dropped <= 200 - held
+    assert set(found.split(b"\n")) == {b"x" * 99, b""}
+    writer.close()
+
+
+def test_lines_for_a_reader_that_is_gone_are_counted() -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    writer = LogWriter(theirs)
+    writer.write(b"one\ntwo\n")
+    writer.close()
+    writer.write(b"three\n")
+    assert writer.dropped == 3
+    os.close(theirs)

@@ -27,7 +27,10 @@ Connect = Callable[..., StoreClient]
 def server(tmp_path: Path) -> Iterator[StoreServer]:
     """A node for 64 blocks that lends eight slots to each client."""
     node = StoreServer(
-        unix_path=str(tmp_path / "s.sock"), pool_bytes=POOL_BLOCKS * BLOCK, lend_bytes=LENT * BLOCK
+        unix_path=str(tmp_path / "s.sock"),
+        pool_bytes=POOL_BLOCKS * BLOCK,
+        lend_bytes=LENT * BLOCK,
+        reserve_bytes=POOL_BLOCKS * BLOCK,  # the clients of this process are one client
     )
     node.start()
     yield node

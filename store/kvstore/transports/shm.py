@@ -13,7 +13,7 @@ from kvstore import _core
 from kvstore._core import BlockStatus, LendReply, LocalWriter, PoolView, PostState
 from kvstore.connection import Channel, Deadline
 from kvstore.transports.base import STATUSES, Read, Write
-from kvstore.transports.slots import HASH_BYTES, get_leased, put_reserved
+from kvstore.transports.slots import HASH_BYTES, get_leased, put_reserved, rest_of
 
 __all__ = ["SharedMemory"]
 
@@ -30,10 +30,7 @@ class SharedMemory:
         done = len(statuses)
         if done == len(write.indices):
             return statuses
-        if done:
-            at = done * HASH_BYTES
-            parent, hashes = write.hashes[at - HASH_BYTES : at], write.hashes[at:]
-            write = replace(write, parent=parent, hashes=hashes, indices=write.indices[done:])
+        write = rest_of(write, done)
 
         def copy_in(indices: Sequence[int], offsets: Sequence[int]) -> Sequence[int]:
             return _core.gather(_pool(channel), write.segments, indices, offsets)

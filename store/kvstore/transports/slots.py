@@ -6,6 +6,7 @@ raise as `Channel.ask`; a reply about other blocks than were named is LinkLost t
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from kvstore import _core
@@ -23,6 +24,7 @@ __all__ = [
     "get_leased",
     "put_reserved",
     "reserve",
+    "rest_of",
 ]
 
 HASH_BYTES = 32
@@ -36,7 +38,32 @@ Answered = TypeVar("Answered", ReserveReply, StatusesReply)
 def put_reserved(
     channel: Channel, write: Write, deadline: Deadline, copy_in: CopyIn
 ) -> list[BlockStatus]:
-    """Reserve slots, copy into them, commit. After ValueError or IndexError nothing is kept."""
+    """Reserve slots, copy into them, commit. After ValueError or IndexError nothing is kept.
+
+    The store bounds what a client has reserved at a time: what found no room is asked for again
+    while each time some of it is stored.
+    """
+    statuses: list[BlockStatus] = []
+    while True:
+        now = _put_once(channel, rest_of(write, len(statuses)), deadline, copy_in)
+        done = now.index(BlockStatus.NO_SPACE) if BlockStatus.NO_SPACE in now else len(now)
+        if done == len(now) or BlockStatus.STORED not in now:
+            return statuses + now
+        statuses += now[:done]
+
+
+def rest_of(write: Write, done: int) -> Write:
+    """What is left of it when so many blocks, fewer than all, are done."""
+    if not done:
+        return write
+    at = done * HASH_BYTES
+    parent, hashes = write.hashes[at - HASH_BYTES : at], write.hashes[at:]
+    return replace(write, parent=parent, hashes=hashes, indices=write.indices[done:])
+
+
+def _put_once(
+    channel: Channel, write: Write, deadline: Deadline, copy_in: CopyIn
+) -> list[BlockStatus]:
     reserved = reserve(channel, write, deadline)
     statuses = [STATUSES[code] for code in reserved.statuses]
     chosen = [k for k, status in enumerate(statuses) if status is BlockStatus.GRANTED]
