@@ -2,7 +2,10 @@
 
 #include "token_ids.h"
 
+#include <algorithm>
+#include <charconv>
 #include <cstring>
+#include <system_error>
 #include <unordered_set>
 
 #if defined(__SSE2__)
@@ -13,6 +16,35 @@ namespace kv {
 namespace {
 
 bool is_digit(unsigned char c) { return static_cast<unsigned char>(c - '0') < 10; }
+
+constexpr ptrdiff_t kAlwaysFinite = 300;  // characters of a number without an exponent
+constexpr long long kFarExponent = 1'000'000'000;
+
+// The exponent of a JSON number, "e+12" or nothing, held to what an addition cannot overflow.
+long long exponent_of(std::string_view part) {
+  if (part.empty()) return 0;
+  const bool negative = part[1] == '-';
+  long long value = 0;
+  for (const char c : part.substr(part[1] == '-' || part[1] == '+' ? 2 : 1)) {
+    value = std::min(kFarExponent, value * 10 + (c - '0'));
+  }
+  return negative ? -value : value;
+}
+
+// Whether a double can hold `number`, which is one of JSON's grammar. What is too small is 0.
+bool is_finite(std::string_view number) {
+  const size_t e = std::min(number.find_first_of("eE"), number.size());
+  const std::string_view digits = number.substr(0, e);
+  const size_t lead = digits.find_first_of("123456789");
+  if (lead == std::string_view::npos) return true;
+  const size_t point = std::min(digits.find('.'), e);
+  const auto place = static_cast<long long>(point) - static_cast<long long>(lead);
+  const long long magnitude = place + exponent_of(number.substr(e));  // of its first digit, + 1 or 0
+  if (magnitude < 300) return true;
+  if (magnitude > 320) return false;
+  double value = 0;  // near the bound rounding decides
+  return std::from_chars(number.data(), number.data() + number.size(), value).ec == std::errc();
+}
 
 void append_utf8(std::string& out, uint32_t cp) {
   if (cp < 0x80) {
@@ -196,6 +228,8 @@ class Scanner {
   }
 
   bool number() {
+    const char* first = p_;
+    bool exponent = false;
     if (at('-')) ++p_;
     if (at('0')) {
       ++p_;
@@ -207,11 +241,13 @@ class Scanner {
       if (!digits()) return false;
     }
     if (at('e') || at('E')) {
+      exponent = true;
       ++p_;
       if (at('+') || at('-')) ++p_;
       if (!digits()) return false;
     }
-    return true;
+    if (!exponent && p_ - first <= kAlwaysFinite) return true;
+    return is_finite({first, p_}) || fail("a number that no double can hold");
   }
 
   // A string, decoded into `out` unless that is null.

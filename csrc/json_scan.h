@@ -28,7 +28,9 @@ struct JsonScan {
 };
 
 // Scan `text`, which must be one JSON object (RFC 8259) in valid UTF-8. Refused beyond the grammar:
-// a name that occurs twice at the top level, lone surrogates, and what exceeds the limits above.
+// a name that occurs twice at the top level, lone surrogates, numbers that no double can hold
+// (RFC 8259 section 6 lets a reader limit them), and what exceeds the limits above. So whoever reads
+// a part of what was accepted as JSON can read it.
 JsonScan scan_json_object(std::string_view text, std::string_view ids_key);
 
 struct JsonSpan {

@@ -139,9 +139,6 @@ NB_MODULE(_native, m) {
   m.def("find_token_ids", &find_token_ids, nb::arg("body"), nb::arg("key"));
   m.def("shared_bytes", &shared_bytes, nb::arg("one"), nb::arg("other"));
   bind_prefix_table(m);
-  kv::python::bind_gate(m);
   kv::python::bind_http(m);
-  kv::python::bind_log(m);
   kv::python::bind_metrics(m);
-  kv::python::bind_settle(m);
 }

@@ -5,10 +5,7 @@
 
 namespace kv::python {
 
-void bind_gate(nanobind::module_& module);
 void bind_http(nanobind::module_& module);
-void bind_log(nanobind::module_& module);
 void bind_metrics(nanobind::module_& module);
-void bind_settle(nanobind::module_& module);
 
 }  // namespace kv::python

@@ -1,11 +1,11 @@
-// kvrouter._native, HTTP: whole plain messages as Python values. Conversions only, no logic.
+// kvrouter._native, HTTP: the header fields of a request, and streams. Conversions only, no logic.
 #include <nanobind/nanobind.h>
 
-#include <algorithm>
 #include <ctime>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "http_scan.h"
 #include "router_bindings.h"
 #include "stream_feed.h"
 
@@ -24,6 +24,12 @@ nb::object latin1(std::string_view text) {
 
 nb::bytes to_bytes(std::string_view text) { return nb::bytes(text.data(), text.size()); }
 
+// Without the blanks behind a field's value, which are no part of it (RFC 9110 5.5); llhttp leaves them.
+std::string_view trimmed(std::string_view value) {
+  while (!value.empty() && (value.back() == ' ' || value.back() == '\t')) value.remove_suffix(1);
+  return value;
+}
+
 // A token in lower case; tokens are ASCII.
 std::string_view lower(std::string_view name, std::string& room) {
   room.assign(name);
@@ -33,35 +39,40 @@ std::string_view lower(std::string_view name, std::string& room) {
   return room;
 }
 
-nb::object scan_request(nb::bytes data, size_t head_bytes, size_t fields) {
-  HttpMessage message;
-  if (!scan_plain_request(view(data), {head_bytes, fields}, message)) return nb::none();
-  nb::dict headers;
-  std::string room;
-  for (const HttpField& field : message.fields) {
-    nb::object name = latin1(lower(field.name, room));
-    if (headers.contains(name)) return nb::none();
-    headers[name] = latin1(field.value);
-  }
-  const size_t mark = std::min(message.target.find('?'), message.target.size());
-  const std::string_view query =
-      mark == message.target.size() ? std::string_view() : message.target.substr(mark + 1);
-  return nb::make_tuple(latin1(message.method), latin1(message.target.substr(0, mark)),
-                        latin1(query), headers, to_bytes(message.body), message.keep_alive);
-}
+// The header fields of one request, as llhttp finds them one by one. What is beyond the bounds is
+// dropped, so that a head that does not end holds no memory.
+class HeaderFields {
+ public:
+  HeaderFields(size_t max_lines, size_t max_bytes) : max_lines_(max_lines), max_bytes_(max_bytes) {}
 
-using ScanAnswer = bool (*)(std::string_view, const HttpLimits&, HttpMessage&);
-
-nb::object scan_answer_with(ScanAnswer scan, nb::bytes data, size_t head_bytes, size_t fields) {
-  HttpMessage message;
-  if (!scan(view(data), {head_bytes, fields}, message)) return nb::none();
-  nb::list headers;
-  std::string room;
-  for (const HttpField& field : message.fields) {
-    headers.append(nb::make_tuple(to_bytes(lower(field.name, room)), to_bytes(field.value)));
+  void add(nb::bytes name, nb::bytes value) {
+    ++lines_;
+    bytes_ += name.size() + value.size();
+    if (beyond()) return;
+    const nb::object key = latin1(lower(view(name), room_)), text = latin1(trimmed(view(value)));
+    const size_t before = fields_.size();
+    PyObject* const held = PyDict_SetDefault(fields_.ptr(), key.ptr(), text.ptr());
+    if (held == nullptr) throw nb::python_error();
+    if (fields_.size() > before) return;
+    fields_[key] = nb::borrow<nb::str>(held) + nb::str(", ") + text;
   }
-  return nb::make_tuple(message.status, headers, to_bytes(message.body), message.keep_alive);
-}
+
+  // All of them; none is left. None: they were beyond the bounds.
+  nb::object take() {
+    nb::object taken = beyond() ? nb::none() : nb::object(fields_);
+    fields_ = nb::dict();
+    lines_ = bytes_ = 0;
+    return taken;
+  }
+
+ private:
+  bool beyond() const { return lines_ > max_lines_ || bytes_ > max_bytes_; }
+
+  size_t max_lines_, max_bytes_;
+  size_t lines_ = 0, bytes_ = 0;
+  nb::dict fields_;
+  std::string room_;
+};
 
 double monotonic_s() {
   timespec now{};
@@ -74,11 +85,24 @@ nb::object take(StreamFeed& feed, nb::bytes data) {
   return nb::none();
 }
 
+void watch(StreamFeed& feed, const nb::args& marks) {
+  std::vector<std::string> given;
+  for (nb::handle each : marks) {
+    given.emplace_back(view(nb::cast<nb::bytes>(each)));
+    if (given.back().empty() || given.back()[0] != given.front()[0]) {
+      throw nb::value_error("marks begin with the same byte");
+    }
+  }
+  feed.watch(std::move(given));
+}
+
 void bind_streams(nb::module_& module) {
   nb::class_<StreamFeed>(module, "StreamFeed")
       .def(nb::init<>())
       .def("take", &take, nb::arg("data"))
       .def("frames", [](const StreamFeed& feed) { return to_bytes(feed.frames()); })
+      .def("watch", &watch, nb::arg("marks"), nb::sig("def watch(self, *marks: bytes) -> None"))
+      .def_prop_ro("marked", &StreamFeed::marked)
       .def("note",
            [](StreamFeed& feed, nb::bytes payload) { feed.note(view(payload), monotonic_s()); },
            nb::arg("payload"))
@@ -94,15 +118,10 @@ void bind_streams(nb::module_& module) {
 }  // namespace
 
 void bind_http(nb::module_& module) {
-  module.def("scan_request", &scan_request, nb::arg("data"), nb::arg("head_bytes"), nb::arg("fields"));
-  module.def("scan_answer",
-             [](nb::bytes data, size_t head_bytes, size_t fields) {
-               return scan_answer_with(&scan_plain_answer, data, head_bytes, fields);
-             }, nb::arg("data"), nb::arg("head_bytes"), nb::arg("fields"));
-  module.def("scan_chunked",
-             [](nb::bytes data, size_t head_bytes, size_t fields) {
-               return scan_answer_with(&scan_chunked_head, data, head_bytes, fields);
-             }, nb::arg("data"), nb::arg("head_bytes"), nb::arg("fields"));
+  nb::class_<HeaderFields>(module, "HeaderFields")
+      .def(nb::init<size_t, size_t>(), nb::arg("max_lines"), nb::arg("max_bytes"))
+      .def("add", &HeaderFields::add, nb::arg("name"), nb::arg("value"))
+      .def("take", &HeaderFields::take, nb::sig("def take(self) -> dict[str, str] | None"));
   bind_streams(module);
 }
 

@@ -1,9 +1,6 @@
 """Native scanning for the router's hot path."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
-
-_Value = TypeVar("_Value")
 
 def scan_object(body: bytes, ids_key: str = "prompt") -> tuple[dict[str, tuple[int, int]], bytes | None]:
     """Validate one JSON object in a single pass, without building it.
@@ -23,40 +20,18 @@ def scan_array(body: bytes, start: int, end: int, max_items: int) -> list[tuple[
     a span beyond the body.
     """
 
-def scan_request(
-    data: bytes, head_bytes: int, fields: int
-) -> tuple[str, str, str, dict[str, str], bytes, bool] | None:
-    """One whole plain request of HTTP/1.1: (method, path, query, headers by lower-case name, body, keep-alive).
+class HeaderFields:
+    """The header fields of one request, as a parser finds them: at most `max_lines` of `max_bytes` in all."""
 
-    None where `data` is anything else, be it only unusual: incomplete, more than one request, chunked, with an
-    expectation or upgrade, a method other than GET and POST, a head of more than `head_bytes` or `fields` lines.
-    """
+    def __init__(self, max_lines: int, max_bytes: int) -> None: ...
+    def add(self, name: bytes, value: bytes) -> None:
+        """One field line. What is beyond the bounds is dropped."""
 
-def scan_answer(
-    data: bytes, head_bytes: int, fields: int
-) -> tuple[int, list[tuple[bytes, bytes]], bytes, bool] | None:
-    """One whole plain answer of HTTP/1.1 with a content-length: (status, headers, body, keep-alive); else None."""
+    def take(self) -> dict[str, str] | None:
+        """All of them, by lower-case name; the values of a repeated field are joined with ", ". None is left.
 
-def scan_chunked(
-    data: bytes, head_bytes: int, fields: int
-) -> tuple[int, list[tuple[bytes, bytes]], bytes, bool] | None:
-    """The whole head of an answer with a chunked body: (status, headers, what has come of the body, keep-alive)."""
-
-def find_bearer(by_digest: dict[bytes, _Value], authorization: str, /) -> _Value | None:
-    """What stands under the SHA-256 of the key in an Authorization of `Bearer KEY`; None: nothing, or no such key.
-
-    Blanks and tabs around the key are not its; the scheme may be in any case. More than 2048 bytes are no key.
-    """
-
-class QuickGate:
-    """Lets in what nearly every request is: a POST with a good key that nothing limits, below `guarded`.
-
-    That is the beginning of a path; nothing that begins so may be open.
-    """
-
-    def __init__(self, guarded: str) -> None: ...
-    def admit(self, exchange: Any, by_digest: dict[bytes, Any], /) -> bool:
-        """Whether it did: takes the key off, sets `caller` and `counted_by`, and counts it; else changes nothing."""
+        None: they were beyond the bounds.
+        """
 
 class Buckets:
     """Values counted by upper bounds, which ascend; for one thread."""
@@ -70,81 +45,11 @@ class Buckets:
     @property
     def sum(self) -> float: ...
 
-class PlanMeter:
-    """Times plans, and gathers what `count` puts into dictionaries of counts."""
-
-    def __init__(
-        self,
-        overhead: Buckets,
-        plans: dict[Any, int],
-        prompt_tokens: dict[Any, int],
-        hit_tokens: dict[Any, int],
-    ) -> None: ...
-    def note(self, passage: Any, inputs: Any, /) -> None:
-        """The plan of a `Passage` was made of such `RouteInputs`: tells it whence its prompt's tokens come."""
-
-    def count(self) -> None:
-        """Put into the dictionaries what was noted since the last time."""
-
-class JsonLines:
-    """Lines of JSON, an object each, whose members have these names.
-
-    They need no escapes, and are of 28 bytes at most: else ValueError.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None: ...
-    def add(self, values: tuple[str | float | bool | None, ...]) -> None:
-        """Add a line: a value for each name, without those that are None.
-
-        Floats are rounded to a thousandth; those that are not finite are null; what UTF-8 cannot encode is
-        replaced. Raises ValueError where they are not as many, TypeError for other values.
-        """
-
-    def take(self) -> bytes:
-        """All lines; none is left."""
-
-    def __len__(self) -> int:
-        """Bytes of the lines that are held."""
-
-class Settler:
-    """Counts and times requests that have ended, and adds their lines to `lines`, where there are some.
-
-    `parts`: of the time to the first token. `not_well`: outcomes that are counted as errors. Raises ValueError
-    where `lines` have other fields than `kvrouter.log.Line`.
-    """
-
-    def __init__(
-        self,
-        e2e: Buckets,
-        ttft: Buckets,
-        parts: tuple[Buckets, ...],
-        success: dict[Any, int],
-        errors: dict[Any, int],
-        generation_tokens: dict[Any, int],
-        not_well: frozenset[str],
-        lines: JsonLines | None,
-    ) -> None: ...
-    def settle(self, ended: list[tuple[_Value, float]], since_1970_s: float, /) -> list[tuple[_Value, float]]:
-        """Each `Passage` ended then, on the monotonic clock, which began so long after 1970. Those that are traced.
-
-        What is no such thing raises AttributeError or TypeError when all the others are settled.
-        """
-
-def parts_of(
-    started_s: float,
-    waited_s: float,
-    tokenising_s: float,
-    planned_s: float,
-    prefilled_s: float,
-    landed_s: float,
-    until_s: float,
-) -> tuple[float, float, float, float, float, float]:
-    """Seconds of each part of a request's way until `until_s`; see `kvrouter.account.parts_of`."""
-
 class StreamFeed:
     """A chunked body on its way through: finds where its frames end, counts its server-sent events.
 
-    A frame that has not come whole is held back (8 MiB at most), so that what is passed on ends between frames.
+    A frame that has not come whole is held back, so that what is passed on ends between frames; one of more than
+    1 MiB goes on in several, as it comes. Extensions of chunks are left out.
     """
 
     def __init__(self) -> None: ...
@@ -152,6 +57,16 @@ class StreamFeed:
         """`data` itself if it may be passed on as it is; None: pass on `frames()`, look at `ended` and `bad`."""
 
     def frames(self) -> bytes: ...
+    def watch(self, *marks: bytes) -> None:
+        """From now on pieces are `marked` that hold one of these texts, or that cut an event in two.
+
+        All begin with the same byte. `take` gives None for a marked piece.
+        """
+
+    @property
+    def marked(self) -> bool:
+        """Whether the latest piece is to be looked at before it is passed on."""
+
     def note(self, payload: bytes) -> None:
         """Count a piece of body that came without frames."""
 

@@ -5,16 +5,17 @@ Paths and words are those that users of sglang-router and vllm-router know (`/wo
 
 from __future__ import annotations
 
-import hmac
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import parse_qs, unquote
 
 import msgspec
 import orjson
 
+from kvrouter.access.admin_token import TOKEN_NEEDED, shows_token
 from kvrouter.engine import Engine, Role, parse_address
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.kv_state import Reason
+from kvstore.cross_origin import cross_origin_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -91,10 +92,10 @@ class Admin:
         return handle
 
     def _admit(self, exchange: Exchange) -> None:
-        if self._token:
-            given = exchange.headers.get("authorization", "").encode("latin-1")
-            if not hmac.compare_digest(given, b"Bearer " + self._token.encode()):
-                raise ApiError(401, "This needs the admin token, as Authorization: Bearer TOKEN.")
+        if why := cross_origin_refusal(exchange.method, exchange.headers):
+            raise ApiError(403, f"{why[0].upper()}{why[1:]}.")
+        if self._token and not shows_token(exchange.headers.get("authorization", ""), self._token):
+            raise ApiError(401, TOKEN_NEEDED)
         kind = exchange.headers.get("content-type", "").partition(";")[0].strip()
         if exchange.method == "POST" and kind != "application/json":
             # A page in a browser can post anything else to a port on this host unasked.
@@ -111,7 +112,7 @@ class Admin:
     def _add(self, exchange: Exchange) -> tuple[int, Any]:
         try:
             wanted = msgspec.json.decode(exchange.body, type=_Worker)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:  # msgspec raises more than its own
             raise bad_request(
                 f'The body must be {{"url": ..., "worker_type": ...}}: {error}.'
             ) from None

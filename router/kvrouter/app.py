@@ -15,6 +15,7 @@ from kvrouter.access.ports import Ports, split
 from kvrouter.admin import Admin
 from kvrouter.budget import RecomputeBudget
 from kvrouter.build import entrance, store_client
+from kvrouter.cache_use import cache_readings
 from kvrouter.canary.canary import make_canary
 from kvrouter.chains import Chains
 from kvrouter.discovery import make_source
@@ -24,12 +25,15 @@ from kvrouter.discovery.following import Discovery
 from kvrouter.dispatch import Ahead
 from kvrouter.ended import Ended
 from kvrouter.entrance import Standby
+from kvrouter.expected import Expected
 from kvrouter.families import FAMILIES
 from kvrouter.fanout import Fanout
 from kvrouter.fleet import Fleet
 from kvrouter.handover import Handover
 from kvrouter.http.client import Deadlines
+from kvrouter.http.limits import Limits
 from kvrouter.http.routes import Routes
+from kvrouter.http.server import HttpServer
 from kvrouter.http.watch import Watch
 from kvrouter.journey import Journey
 from kvrouter.kv_events import EventIntake
@@ -43,6 +47,7 @@ from kvrouter.page.board import Board
 from kvrouter.passthrough import Passthrough
 from kvrouter.policies import make_policy
 from kvrouter.pool import Pool
+from kvrouter.prefill_priority import Priorities
 from kvrouter.prefix_index import PrefixIndex
 from kvrouter.probe import Prober
 from kvrouter.readings import Readings
@@ -64,11 +69,12 @@ if TYPE_CHECKING:
     from kvrouter.canary.canary import Canary
     from kvrouter.config import RouterSettings
     from kvrouter.engine import Engine
-    from kvrouter.http.server import Handler, HttpServer
+    from kvrouter.http.server import Handler
     from kvrouter.log import RequestLog
     from kvrouter.page.control import ControlSide
     from kvrouter.tracing.exporter import Exporter
     from kvrouter.tracing.trace import Tracing
+    from kvstore.log import LogWriter
 
     Row = tuple[str, str, Handler]
 
@@ -89,6 +95,7 @@ class App:
     Args:
         settings: of `kvrouter serve`.
         lines: takes a line per request, or None.
+        writer: writes the log, and counts what it drops; None: nothing is dropped.
 
     Raises:
         TokenizerUnavailable: `--tokenizer` cannot be loaded.
@@ -97,9 +104,14 @@ class App:
     _tracing: Tracing | None = None
     _exporter: Exporter | None = None
 
-    def __init__(self, settings: RouterSettings, lines: RequestLog | None = None) -> None:
+    def __init__(
+        self,
+        settings: RouterSettings,
+        lines: RequestLog | None = None,
+        writer: LogWriter | None = None,
+    ) -> None:
         self.settings = settings
-        self._lines = lines if settings.access_log else None
+        self._lines, self._writer = lines if settings.access_log else None, writer
         self.metrics = Metrics()
         self.access = Access(settings)
         self.pool = Pool()
@@ -108,7 +120,7 @@ class App:
         self._families = {name: family() for name, family in FAMILIES.items()}
         self._policy = make_policy(settings.policy)
         self.index = PrefixIndex(settings.index_blocks)
-        self._models = ModelNames(settings.model)
+        self.models = ModelNames(settings.model, settings.model_retention_s)
         self._ledger: EventLedger | None = None
         if settings.takes_kv_events:
             self._ledger = EventLedger(self.index, self.pool.find, lambda: self.pool.domain)
@@ -158,10 +170,12 @@ class App:
             worker_keys=self.access.worker_keys,
             trust=self.access.trust,
         )
-        watchers = (self._models, self._policy, self.index, self._legs, self._sharing)
+        watchers = (self.models, self._policy, self.index, self._legs, self._sharing)
         for watcher in (*watchers, self._ledger, self.standby):
             if watcher is not None:
                 self.pool.watch(watcher)
+        for told in (self.models.engine_joined, self.standby.engine_joined):
+            self.pool.when_models_change(told)
         self.pool.when_removed(self._forget)
         if self._ledger is not None:
             self._intake = EventIntake(settings, self._ledger, self.pool)
@@ -202,14 +216,20 @@ class App:
             control = self._control_side(self._board, status, rows)
         gate = self.access.gate(Routes(routes).handle, self.metrics, self._lines)
         self.access.advise(settings.host, plain=not settings.ssl_certfile)
-        self.ports = Ports(gate.handler, control)
+        limits = Limits(body_memory_bytes=settings.max_body_memory)
+        self.ports = Ports(HttpServer(gate.handle, limits, gate.at_head), control)
         self.server = self.ports.public
         return await self.ports.listen(settings.host, settings.port, settings)
 
-    async def close(self, grace_s: float = 0.0) -> None:
-        """Let requests under way end within `grace_s`, then give everything back. Idempotent."""
+    @property
+    def draining(self) -> bool:
+        """Whether requests that come now are the last."""
+        return self.server is not None and self.server.draining
+
+    async def close(self) -> None:
+        """Cut off requests under way, then give everything back. Idempotent."""
         if self.ports is not None:
-            await self.ports.close(grace_s)
+            await self.ports.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -243,6 +263,7 @@ class App:
             connector=settings.kv_connector,
             bootstrap_ports=settings.bootstrap_ports,
             rank_counts=settings.rank_counts,
+            try_priority=settings.prefill_priority == "auto",
             interval_s=settings.health_interval_s,
             timeout_s=settings.health_timeout_s,
             model=settings.model,
@@ -252,12 +273,14 @@ class App:
         )
 
     def _journey(self, legs: Legs, tokens: TokenSource) -> Journey:
-        settings, chains = self.settings, Chains()
+        settings, expected = self.settings, Expected()
+        self.chains = chains = Chains()
         self.survey = Survey(
             legs=legs,
             tokens=tokens,
             chains=chains,
             index=self.index,
+            expected=expected,
             ledger=self._ledger,
             store=self._store,
             needs_hashes=self._policy.needs_hashes,
@@ -283,6 +306,8 @@ class App:
             budget=self.budget,
             standby=self.standby,
             releases=self._releases,
+            priorities=Priorities(settings.prefill_priority),
+            expected=expected,
             metrics=self.metrics,
         )
 
@@ -307,7 +332,7 @@ class App:
             standby=self.standby,
             metrics=self.metrics,
             ended=Ended(self.metrics, self._lines, self._tracing),
-            models=self._models,
+            models=self.models,
             resumption=resumption,
             max_choices=settings.max_choices,
             tells_route=settings.route_headers,
@@ -320,7 +345,7 @@ class App:
         return Passthrough(
             pool=self.pool,
             legs=legs,
-            models=self._models,
+            models=self.models,
             entrance=self.entrance,
             standby=self.standby,
             budget=self.budget,
@@ -337,6 +362,7 @@ class App:
             self.metrics,
             asked=lambda: self._asked,
             store_connected=lambda: client is None or client.connected,
+            draining=lambda: self.draining,
             admin=self.settings.admin,
             keys=lambda: self.access.asks,
             apart=self.settings.control_port is not None,
@@ -367,12 +393,32 @@ class App:
             "Tasks of the event loop: one per request under way, one per engine, and a few.",
             lambda: [((), float(len(asyncio.all_tasks())))],
         )
+        draining = Reading(
+            "kvrouter:draining",
+            "1 while the router lets requests under way end before it stops, else 0.",
+            lambda: [((), float(self.draining))],
+        )
+        incoming = Reading(
+            "kvrouter:incoming_body_bytes",
+            "Bytes of request bodies of which a part has come; --max-body-memory bounds them.",
+            lambda: [((), float(self.server.half_in_bytes if self.server is not None else 0))],
+        )
+        dropped = Reading(
+            "kvrouter:log_lines_dropped",
+            "Lines of the log that were dropped because nothing reads stderr fast enough.",
+            lambda: [((), float(self._writer.dropped if self._writer is not None else 0))],
+            grows=True,
+        )
         for reading in (
             *readings.all(),
             *readings.counters(counts),
+            *cache_readings({"tokens": tokens, "block_hashes": self.chains}),
             *self.discovery.readings(),
             *group_readings(self.group, self.pool),
             tasks,
+            draining,
+            incoming,
+            dropped,
         ):
             self.metrics.add(reading)
 

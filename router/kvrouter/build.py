@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter.admission import Admission
 from kvrouter.entrance import Entrance
+from kvrouter.tenants import Tenants
 from kvstore.aio import AsyncStoreClient
 
 if TYPE_CHECKING:
@@ -32,4 +33,5 @@ def store_client(settings: RouterSettings) -> AsyncStoreClient | None:
 def entrance(settings: RouterSettings, metrics: Metrics) -> Entrance:
     """Where requests begin, or wait for their turn."""
     admission = Admission(settings.max_concurrent_requests, settings.queue_size)
-    return Entrance(admission, settings.queue_timeout_s, settings.tenant_header, metrics)
+    tenants = Tenants(settings.tenant_header, settings.proxy_networks)
+    return Entrance(admission, settings.queue_timeout_s, tenants, metrics)

@@ -7,9 +7,11 @@ its new tokens only.
 from __future__ import annotations
 
 from collections import OrderedDict
+from sys import getsizeof
 from typing import TYPE_CHECKING, Final
 
 from kvrouter._native import shared_bytes
+from kvrouter.cache_use import CacheUse
 from kvstore import _core
 from kvstore.chain import HASH_BYTES
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 ID_BYTES: Final = 4
 LEAST_BLOCKS: Final = 8
 """A shorter chain is hashed sooner than it is looked up."""
+ENTRY_BYTES: Final = 512
+"""What a remembered chain takes beside its texts and bytes: tuples, numbers, its place."""
 
 
 class Chains:
@@ -29,8 +33,8 @@ class Chains:
     One chain is remembered per first block (and domain, adapter, salt): the latest.
 
     Args:
-        max_bytes: bound of the token ids and hashes that are remembered; the chains used longest
-            ago are forgotten.
+        max_bytes: bound of the memory that remembered chains take, with the salts and first blocks
+            by which they are found; the chains used longest ago are forgotten.
 
     Attributes:
         reused_blocks: hashes that were taken from memory; only grows.
@@ -41,6 +45,11 @@ class Chains:
         self._bytes = 0
         self._known: OrderedDict[Key, tuple[bytes, bytes]] = OrderedDict()
         self.reused_blocks = 0
+
+    @property
+    def use(self) -> CacheUse:
+        """How many chains are remembered, and the memory that they take."""
+        return CacheUse(len(self._known), self._bytes, self._max_bytes)
 
     def hashes(
         self,
@@ -78,17 +87,23 @@ class Chains:
         return hashes
 
     def _remember(self, key: Key, ids: bytes, hashes: bytes) -> None:
-        size = len(ids) + len(hashes)
+        size = _size(key, ids, hashes)
         if size > self._max_bytes // 4:
             return
         before = self._known.pop(key, None)
         if before is not None:
-            self._bytes -= len(before[0]) + len(before[1])
+            self._bytes -= _size(key, *before)
         self._bytes += size
         self._known[key] = (ids, hashes)
         while self._bytes > self._max_bytes:
-            _, oldest = self._known.popitem(last=False)
-            self._bytes -= len(oldest[0]) + len(oldest[1])
+            oldest, chain = self._known.popitem(last=False)
+            self._bytes -= _size(oldest, *chain)
+
+
+def _size(key: Key, ids: bytes, hashes: bytes) -> int:
+    """Bytes of memory that a remembered chain takes; its root and adapter belong to its engine."""
+    first_block, _, _, _, salt = key
+    return ENTRY_BYTES + sum(map(getsizeof, (first_block, salt, ids, hashes)))
 
 
 def _hash(

@@ -17,7 +17,10 @@ def run_command(command: Command, args: list[str]) -> int:
     """Load the settings of `command` and run it until it ends; returns the exit code."""
     prog = f"kvrouter {command.name}"
     try:
-        settings = load_settings(command, args).settings
+        loaded = load_settings(command, args)
+        settings = loaded.settings
+        for sentence in loaded.advice:
+            print(f"{prog}: {sentence}", file=sys.stderr)
         reread = lambda: load_settings(command, args).settings  # noqa: E731
         more = (reread,) if command.rereads else ()
         code: int | None = imported(command.run)(settings, *more)

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kvrouter.engine import Role, parse_address
+from kvrouter.http.limits import Limits
 from kvrouter.settings.access import AccessSettings
 from kvrouter.settings.by_engine import by_engine
 from kvrouter.settings.canary import CanarySettings
 from kvrouter.settings.discovery import DiscoverySettings
+from kvrouter.settings.drain import DrainSettings
 from kvrouter.settings.kv_events import KvEventSettings
 from kvrouter.settings.observability import ObservabilitySettings
 from kvrouter.settings.ports import PortSettings
 from kvrouter.settings.redis import RedisSettings
+from kvrouter.settings.tenants import TenantSettings
 from kvrouter.settings.toy_proxy import Texts, ToyProxySettings
+from kvrouter.tokens import tokenizer_file
 from kvstore.address import parse_url
 from kvstore.config import (  # noqa: TC001 (pydantic reads them)
     StoreCaFile,
@@ -36,6 +40,8 @@ class RouterSettings(
     AccessSettings,
     KvEventSettings,
     PortSettings,
+    DrainSettings,
+    TenantSettings,
     DiscoverySettings,
     CanarySettings,
     RedisSettings,
@@ -114,8 +120,15 @@ class RouterSettings(
     prefill_threshold: int = Field(
         default=0,
         ge=0,
-        description="Skip the prefill leg where no more tokens than this are missing on the "
-        "decode engine.",
+        description="Skip the prefill leg where the decode engine has no more prompt tokens than "
+        "this to compute at a time, those of other requests counted; what it holds or can load "
+        "is not computed.",
+    )
+    prefill_priority: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Send an estimate of each prefill leg's work as its `priority`, so that vLLM "
+        "with --scheduling-policy priority begins with the shortest: to engines that took one when "
+        "they joined (auto), to all (on) or to none (off). A client's own priority comes first.",
     )
     tokenizer: str | None = Field(
         default=None,
@@ -167,11 +180,6 @@ class RouterSettings(
         description="Seconds that a request may wait in the queue; then it is answered 503.",
         json_schema_extra={"flags": ["--queue-timeout", "--queue-timeout-secs"]},
     )
-    tenant_header: str = Field(
-        default="authorization",
-        description="Header whose value tells tenants apart, between whom the queue is fair; "
-        "requests without it are one tenant.",
-    )
     engine_wait_s: float = Field(
         default=10.0,
         ge=0,
@@ -179,11 +187,24 @@ class RouterSettings(
         "moment, as while engines restart; then it is answered 503.",
         json_schema_extra={"flags": ["--engine-wait"]},
     )
+    model_retention_s: float = Field(
+        default=300.0,
+        ge=0,
+        description="Seconds that a model stays known after the last engine that served it left: "
+        "requests for it wait for an engine (--engine-wait) and are answered 503; after that, 404.",
+        json_schema_extra={"flags": ["--model-retention"]},
+    )
     max_choices: int = Field(
         default=1024,
         ge=1,
         description="Choices, prompts times n, that one request may ask for; more are answered "
         "400. Each prompt of a list counts as a request under way.",
+    )
+    max_body_memory: ByteSize = Field(
+        default=ByteSize(Limits().body_memory_bytes),
+        gt=0,
+        description="Memory for request bodies of which a part has come, as 512MiB; a request "
+        "whose body would take more is answered 503 with Retry-After.",
     )
     recompute_budget_tokens: int = Field(
         default=131072,
@@ -223,10 +244,12 @@ class RouterSettings(
     def _addresses(cls, value: list[str]) -> list[str]:
         return list(dict.fromkeys(parse_address(item) for item in value))
 
-    @field_validator("tenant_header")
+    @field_validator("tokenizer")
     @classmethod
-    def _lower_case(cls, value: str) -> str:
-        return value.strip().lower()
+    def _tokenizer_that_is_there(cls, value: str | None) -> str | None:
+        if value is not None:
+            tokenizer_file(value)
+        return value
 
     @field_validator("bootstrap_port")
     @classmethod

@@ -69,6 +69,8 @@ def _show(command: Command, flags: list[str]) -> int:
         loaded = load_settings(command, flags)
     except UsageError as error:
         return complain(f"kvrouter config: {error} (see kvrouter {command.name} --help)")
+    for sentence in loaded.advice:
+        print(f"kvrouter config: {sentence}", file=sys.stderr)
     for name, value in loaded.settings.model_dump(mode="json").items():
         print(f"{name}: {json.dumps(value)}  # {loaded.whence.get(name, 'default')}")
     return 0

@@ -32,7 +32,8 @@ environment and as lists in YAML.
 with the name that it resembles, what stands twice, what cannot be. `kvrouter config schema
 [COMMAND]` prints the JSON schema of such files, for editors. Wrong settings end with exit code 2. A
 variable of the environment that resembles a setting's and is none is an error, for it would do
-nothing.
+nothing. Variables that Kubernetes sets for a Service whose name begins with `kvrouter`
+(`KVROUTER_PORT=tcp://10.0.0.1:80`, `KVROUTER_DECODE_SERVICE_HOST`) are ignored, with one warning.
 
 Of a running router SIGHUP changes the settings marked ↻; it reads the file anew, and drops no
 stream ([Change engines while the router runs](operations.md#the-settings-file)).

@@ -1,7 +1,5 @@
 """Requests that have ended, until they are counted and logged: a few together, and soon.
 
-Those that were planned meanwhile are counted with them.
-
 What a request leaves to be done is the same each time. Done at its end, its code is fetched anew
 amid what the kernel and other requests left in the processor's caches; done for many in a row it is
 there already (benchmarks/overhead.py).
@@ -13,12 +11,12 @@ import asyncio
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
-from kvrouter._native import Settler
-from kvrouter.account import NOT_WELL, parts_of
-from kvrouter.log import FLUSH_S
+from kvrouter.account import FINISH_REASONS, NOT_WELL, ms, parts_of
+from kvrouter.log import FLUSH_S, Line
 from kvrouter.tracing.attributes import end_request
 
 if TYPE_CHECKING:
+    from kvrouter.account import Parts
     from kvrouter.log import RequestLog
     from kvrouter.metrics import Metrics
     from kvrouter.passage import Passage
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
 _TOGETHER: Final = 16
 _BODY_BYTES: Final = 1 << 16
 """A request with a larger body does not wait: those that do hold a MiB of bodies at most."""
+_MODEL: Final = 200
+"""Characters of a model's name in a line: a client may ask for any."""
 
 
 class Ended:
@@ -42,11 +42,6 @@ class Ended:
         self._metrics = metrics
         self._log = log
         self._tracing = tracing
-        self._settle = Settler(
-            *(metrics.e2e.buckets, metrics.ttft.buckets, metrics.ttft_parts.buckets),
-            *(metrics.success, metrics.errors, metrics.generation_tokens),
-            *(NOT_WELL, log.lines if log is not None else None),
-        ).settle
         self._waiting: list[tuple[Passage, float]] = []
         self._soon = False  # whether a timer runs
         metrics.settle = self.settle
@@ -66,18 +61,65 @@ class Ended:
         self.settle()
 
     def settle(self) -> None:
-        """Count and trace those that wait, and have their lines written."""
-        self._metrics.count_plans()
+        """Count and trace those that wait, and give their lines to the log."""
         waiting, self._waiting = self._waiting, []
-        traced = self._settle(waiting, time() - monotonic())
-        if self._tracing is not None:
-            for passage, now_s in traced:
-                self._trace(passage, now_s, self._tracing)
-        if self._log is not None:
-            self._log.written()
+        since_1970_s = time() - monotonic()
+        for passage, now_s in waiting:
+            parts = parts_of(passage, passage.first_s or now_s)
+            status = 499 if passage.outcome == "client_left" else passage.exchange.status
+            self._count(passage, status, parts, now_s)
+            if self._log is not None:
+                self._log.write(line_of(passage, status, parts, now_s, since_1970_s + now_s))
+            if self._tracing is not None and passage.trace is not None:
+                end_request(passage, passage.trace.request, parts, now_s)
+                self._tracing.take(passage.trace)
 
-    def _trace(self, passage: Passage, now_s: float, tracing: Tracing) -> None:
-        trace = passage.trace
-        assert trace is not None
-        end_request(passage, trace.request, parts_of(passage, passage.first_s or now_s), now_s)
-        tracing.take(trace)
+    def _count(self, passage: Passage, status: int, parts: Parts, now_s: float) -> None:
+        metrics = self._metrics
+        metrics.generation_tokens[()] += passage.generated  # also of those that broke off
+        if status != 200 or passage.outcome in NOT_WELL:
+            metrics.errors[str(status)] += 1
+            return
+        known = passage.outcome in FINISH_REASONS
+        metrics.success[passage.outcome if known else "other"] += 1
+        metrics.e2e.observe(now_s - passage.started_s)
+        metrics.ttft.observe((passage.first_s or now_s) - passage.started_s)
+        metrics.ttft_parts.observe(parts)
+
+
+def line_of(passage: Passage, status: int, parts: Parts, now_s: float, at_s: float) -> Line:
+    """The log line of a request that ended at `now_s` (monotonic), `at_s` (since 1970)."""
+    exchange, request, plan = passage.exchange, passage.request, passage.plan
+    queue_s, tokenise_s, plan_s, prefill_s, landing_s, decode_s = parts
+    return Line(
+        request_id=passage.request_id,
+        key=exchange.caller.name if exchange.caller is not None else None,
+        trace_id=passage.trace.hex_id if passage.trace is not None else None,
+        status=status,
+        outcome=passage.outcome,
+        path=exchange.path,
+        client=exchange.peer,
+        model=request.model[:_MODEL] if request is not None and request.model else None,
+        stream=request.stream if request is not None else None,
+        prompt_tokens=request.prompt_tokens if request is not None else None,
+        hit_engine_tokens=passage.hit_engine,
+        hit_store_tokens=passage.hit_store,
+        cached_tokens=passage.cached_tokens,
+        generated=passage.generated,
+        plan=plan.why if plan is not None else None,
+        prefill=passage.prefill_engine,
+        decode=passage.decode_engine,
+        attempts=passage.attempts,
+        shares=len(passage.shares) if passage.shares else None,
+        landed_blocks=passage.landed_blocks,
+        queue_ms=ms(queue_s),
+        tokenise_ms=ms(tokenise_s),
+        plan_ms=ms(plan_s),
+        prefill_ms=ms(prefill_s),
+        landing_ms=ms(landing_s),
+        decode_ms=ms(decode_s),
+        ttft_ms=ms(passage.first_s - passage.started_s) if passage.first_s else None,
+        total_ms=ms(now_s - passage.started_s),
+        error=passage.error,
+        time=round(at_s, 3),
+    )

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from kvrouter.endpoints import GENERATION
 from kvstore.chain import root_hash
 
 if TYPE_CHECKING:
@@ -99,6 +100,9 @@ class Identity:
         ranks: how its KV events number its data-parallel ranks, in the order in which a request
             names them (0, 1, ...); empty where it tells of none.
         version: of its server, as it tells.
+        generates: whether it generates text; False: it only embeds, ranks or scores.
+        endpoints: those of the router's endpoints that it has; None where it does not tell.
+        takes_priority: whether it took a request with a `priority`.
     """
 
     models: tuple[str, ...]
@@ -115,6 +119,9 @@ class Identity:
     bootstrap: Bootstrap | None = None
     ranks: tuple[int, ...] = ()
     version: str | None = None
+    generates: bool = True
+    endpoints: frozenset[str] | None = None
+    takes_priority: bool = False
     domain: HashDomain | None = field(init=False, compare=False, repr=False, default=None)
     """The domain of its block hashes; None where it does not tell its block size."""
 
@@ -128,7 +135,15 @@ class Identity:
         kv = f"manifest {self.manifest[:12]}" if self.manifest else "no connector of kvstore"
         spoken = f"; {self.family}" if self.family else ""
         ranks = f"; {len(self.ranks)} data-parallel ranks" if len(self.ranks) > 1 else ""
+        if not self.generates:
+            return f"{', '.join(self.models)}; generates no text, embeds or scores{spoken}{ranks}"
         return f"{', '.join(self.models)}; {block}; {kv}{spoken}{ranks}"
+
+    def serves(self, path: str) -> bool:
+        """Whether a request for `path` may be sent to it, as far as it tells."""
+        if path in GENERATION and not self.generates:
+            return False
+        return self.endpoints is None or path in self.endpoints
 
     def adapter(self, model: str) -> tuple[str, str] | None:
         """Name and path of the adapter that `model` names, as block hashes have them."""
@@ -210,6 +225,7 @@ class Engine:
         requests: requests under way on it from this router.
         tokens: tokens under way on it, as reserved, from this router and from others.
         elsewhere: those of them that other routers tell of.
+        computing: prompt tokens that decode legs compute on it now, which hold up its answers.
         joins: how often it has joined the pool.
         draining: whether it gets no new legs because it is to leave for good; a server's.
         ranks: of a server with several data-parallel ranks, these: they get the legs.
@@ -228,6 +244,7 @@ class Engine:
     requests: int = 0
     tokens: int = 0
     elsewhere: int = 0
+    computing: int = 0
     joins: int = 0
     draining: bool = False
     tls: bool = False

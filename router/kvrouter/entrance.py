@@ -14,12 +14,12 @@ from kvrouter.admission import Turn
 from kvrouter.errors import ApiError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from kvrouter.access.caller import Caller
     from kvrouter.admission import Admission
     from kvrouter.engine import Engine
     from kvrouter.metrics import Metrics
+    from kvrouter.tenants import Tenants
 
 T = TypeVar("T")
 
@@ -33,18 +33,18 @@ class Entrance:
     Args:
         admission: decides.
         timeout_s: that a request may wait; may change.
-        tenant_header: name of the header whose value tells tenants apart, in lower case; may
-            change.
+        tenants: tells whose request it is.
         metrics: times the waits.
     """
 
     def __init__(
-        self, admission: Admission, timeout_s: float, tenant_header: str, metrics: Metrics
+        self, admission: Admission, timeout_s: float, tenants: Tenants, metrics: Metrics
     ) -> None:
         self._admission = admission
         self.timeout_s = timeout_s
-        self.tenant_header = tenant_header
+        self.tenants = tenants
         self._metrics = metrics
+        self.tenant = tenants.of
         self.leave = admission.leave
         self.widen = admission.widen
         self.resize = admission.resize
@@ -53,10 +53,6 @@ class Entrance:
     def waiting(self) -> int:
         """Requests in the queue."""
         return self._admission.waiting
-
-    def tenant(self, headers: Mapping[str, str], caller: Caller | None = None) -> str:
-        """Whose request it is: its key's name, or else its header; all without are one tenant."""
-        return headers.get(self.tenant_header, "") if caller is None else caller.name
 
     def enter(self, tenant: str) -> bool:
         """Whether a request may begin at once; if so its owner must call `leave(tenant)`."""

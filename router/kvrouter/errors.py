@@ -11,8 +11,11 @@ _TYPES: Mapping[int, str] = MappingProxyType(
         401: "AuthenticationError",
         404: "NotFoundError",
         405: "MethodNotAllowedError",
+        408: "RequestTimeoutError",
         413: "PayloadTooLargeError",
+        414: "URITooLongError",
         429: "RateLimitError",
+        431: "RequestHeaderFieldsTooLargeError",
         502: "BadGatewayError",
         503: "ServiceUnavailableError",
         504: "GatewayTimeoutError",
@@ -85,3 +88,9 @@ def model_not_found(model: str) -> ApiError:
     return ApiError(
         404, f"The model `{shown}` does not exist.", param="model", code="model_not_found"
     )
+
+
+def endpoint_not_served(path: str, model: str | None = None) -> ApiError:
+    """404: engines of `model` (None: of any) do not have the endpoint `path`."""
+    engine = "engine" if model is None else f"engine of the model `{model}`"
+    return ApiError(404, f"No {engine} serves {path}.", code="endpoint_not_served")

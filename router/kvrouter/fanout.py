@@ -20,7 +20,7 @@ from kvrouter.leg import Refused, with_id
 from kvrouter.merge import BadShare, Events, ShareError, StreamMerge, answer_id, merge_answers
 from kvrouter.outlet import SSE_FIELDS, compare_prompts, note_answer
 from kvrouter.passage import Passage
-from kvrouter.relay import END_MARK, finish_reason, prompt_tokens
+from kvrouter.relay import END_MARK, finish_reason, generated_tokens, prompt_tokens
 from kvrouter.resume import StreamBroken, broken, check, leave, spoken_of
 from kvrouter.shares import split
 
@@ -94,6 +94,8 @@ class Fanout:
             passage.exchange.end()
         finally:
             passage.sum_up()
+            for part in parts:  # they are kept for the log; these know the passages that hold them
+                part.outlet, part.tap = passage.outlet, None
 
     def _run(self, part: Passage, model: str) -> Coroutine[None, None, None]:
         """Take a share through its legs."""
@@ -118,16 +120,18 @@ def _part(passage: Passage, share: Share, number: int, gathering: _Gathering) ->
 async def _all(runs: Iterable[Coroutine[None, None, None]]) -> None:
     """Run all of them at once; the first failure cancels the others and is raised."""
     tasks = [asyncio.create_task(run, name="share") for run in runs]
+    task: asyncio.Task[None] | None
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in tasks:
-            error = task.exception() if task.done() and not task.cancelled() else None
-            if error is not None:
-                raise error
+            if task.done() and not task.cancelled():
+                task.result()
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        tasks.clear()  # they hold their errors, whose tracebacks hold this frame
+        task = None
 
 
 class _ShareOutlet:
@@ -236,10 +240,11 @@ class _Gathering:
                 raise broken(self._legs, engine, error, spoken) from None
             failed = self._legs.failed(engine, Role.DECODE, error.failure, str(error))
             part.error = str(failed)
-            if not tap.tail.rstrip().endswith(END_MARK):
+            if not tap.ended:
                 raise ApiError(502, "The engine's answer broke off.") from None
         finally:
-            part.generated = tap.events
+            part.generated = tap.generated
+            tap.problem = None  # its traceback holds this frame
         if spoken is not None:
             check(self._legs, engine, spoken)
         part.outcome = finish_reason(tap.tail)
@@ -354,6 +359,16 @@ class _Tap:
     def tail(self) -> bytes:
         """The last bytes of the engine's stream."""
         return self._feed.tail
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engine's stream has come to its end mark."""
+        return self._feed.tail.rstrip().endswith(END_MARK)
+
+    @property
+    def generated(self) -> int:
+        """Tokens passed on so far: as usage tells, else one for each event."""
+        return generated_tokens(self._feed.tail, self.events, whole=self.ended)
 
     def _pass(self, events: list[bytes]) -> None:
         spoken = self._spoken

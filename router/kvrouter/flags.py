@@ -29,6 +29,7 @@ from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings, EnvSettingsSource
 from pydantic_settings.exceptions import SettingsError as SourceError
 
+from kvrouter.service_links import advice, service_links
 from kvrouter.settings_file import UnreadableFile, did_you_mean, read_settings_file
 
 if TYPE_CHECKING:
@@ -39,8 +40,14 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=BaseSettings)
 
 
+_ENVIRONMENT_READ: Final[Mapping[str, Any]] = {"_env_prefix": "\0"}
+"""Has a model read no variable by itself: none has that prefix."""
 _MISSPELT: Final = 0.85
 """Likeness from which on a variable that nobody reads is taken for a setting's own."""
+
+
+_SHOWN: Final = 400
+"""Characters of a value, and of what is wrong with it, that a message repeats at most."""
 
 
 class UsageError(Exception):
@@ -149,10 +156,17 @@ def add_flags(parser: argparse.ArgumentParser, model: type[BaseSettings]) -> Non
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[S]):
-    """Settings that passed validation, and whence each that was given came."""
+    """Settings that passed validation, and whence each that was given came.
+
+    Attributes:
+        settings: the values.
+        whence: by name, of those that were given.
+        advice: sentences about what was ignored.
+    """
 
     settings: S
     whence: Mapping[str, str]
+    advice: tuple[str, ...] = ()
 
 
 def load(
@@ -184,33 +198,35 @@ def load(
         problems += (f"--config {problem}" for problem in file.problems)
         values.update(file.values)
         whence.update({name: f"file {place}" for name, place in file.places.items()})
-    found, misspelt = _read_env(model, known, elsewhere)
+    found, misspelt, ignored = _read_env(model, known, elsewhere)
     problems += misspelt
     for name, value in found.items():
         values[name], whence[name] = value, f"environment {known[name].env}"
     values.update(flags)
     whence.update(dict.fromkeys(flags, "flag"))
     try:
-        settings = model(**values)
+        settings = model(**values, **_ENVIRONMENT_READ)
     except ValidationError as error:
         problems += _sentences(error, known, whence)
     if problems:
         raise UsageError(*problems)
-    return Loaded(settings, whence)
+    return Loaded(settings, whence, (advice(ignored),) if ignored else ())
 
 
 def _read_env(
     model: type[BaseSettings],
     known: Mapping[str, Option],
     elsewhere: Callable[[], Collection[str]],
-) -> tuple[dict[str, Any], list[str]]:
-    """What the environment sets, and which variables are no setting's but seem to be meant so."""
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """What the environment sets, which variables seem to be misspelt, and which are ignored."""
+    prefix = str(model.model_config.get("env_prefix", ""))
+    source = EnvSettingsSource(model)
+    links = service_links(source.env_vars, prefix)
+    source.env_vars = {k: v for k, v in source.env_vars.items() if k not in links}
     try:
-        source = EnvSettingsSource(model)
         values = source()
     except SourceError as error:
         raise UsageError(f"environment: {error}") from None
-    prefix = str(model.model_config.get("env_prefix", ""))
     names = [name.upper() for name in known]
     problems = []
     for variable in sorted(name.upper() for name in source.env_vars):
@@ -219,7 +235,7 @@ def _read_env(
         if not near or name in (variable, near[0]) or variable in elsewhere():
             continue
         problems.append(f"environment: no setting {variable}; did you mean {prefix}{near[0]}?")
-    return values, problems
+    return values, problems, links
 
 
 def _sentences(
@@ -238,13 +254,13 @@ def _sentence(error: Any, known: Mapping[str, Option], whence: Mapping[str, str]
         return f"{option.flags[0]}: a value is needed"
     origin = whence.get(option.name, "")
     where = option.flags[0] if origin in ("flag", "") else f"{option.name} ({origin})"
-    if origin.startswith("environment") and str(error["input"]).startswith("tcp://"):
-        message += (
-            "; Kubernetes sets it for a Service of that name: give the Service another name, or "
-            "the Pod enableServiceLinks: false"
-        )
-    shown = "" if cause is not None or option.secret else f" {error['input']!r}"
-    return f"{where}{shown}: {message}"
+    shown = "" if cause is not None or option.secret else f" {_cut(repr(error['input']))}"
+    return f"{where}{shown}: {_cut(message)}"
+
+
+def _cut(text: str) -> str:
+    """`text`, or its beginning where nobody would read it."""
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
 def _kind(annotation: Any) -> tuple[str, tuple[str, ...], str]:

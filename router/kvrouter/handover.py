@@ -15,6 +15,7 @@ from kvstore.chain import HASH_BYTES
 
 if TYPE_CHECKING:
     from kvrouter.chains import Chains
+    from kvrouter.engine import Engine
     from kvrouter.families.base import Coming, Handoff
     from kvrouter.landing import StoreView
     from kvrouter.metrics import Metrics
@@ -39,8 +40,12 @@ class Handover:
         self.timeout_s = timeout_s
         self._metrics = metrics
 
-    async def land(self, passage: Passage) -> int:
+    async def land(self, passage: Passage, prefill: Engine) -> int:
         """Wait for the KV that `passage.handoff` promises, and lease it in `passage.lease`.
+
+        Args:
+            passage: the request.
+            prefill: the engine that made the hand-off.
 
         Returns:
             tokens that decode will have to compute after all; 0 where all has landed, or where
@@ -53,7 +58,7 @@ class Handover:
         if self._store is None or handoff is None or passage.first_s:
             return 0
         if handoff.manifest is None:
-            if handoff.transfer_params is None:
+            if handoff.transfer_params is None and prefill.manifest is not None:
                 self._metrics.handoff_missing[()] += 1
             return 0
         hashes = self._hashes(passage, handoff)
@@ -69,6 +74,19 @@ class Handover:
         self._metrics.handoff.observe(passage.landed_s - begun_s)
         self._metrics.landings[landing.outcome.value] += 1
         return self._missing(passage, handoff, passage.landed_blocks or 0)
+
+    def loadable_anywhere(self, passage: Passage) -> bool:
+        """Whether any decode engine of the manifest can load the prompt's KV as well as another.
+
+        So it is once all that was awaited is in the store and leased. Without a store of the
+        router's own it is believed; what was handed over belongs to one decode engine.
+        """
+        handoff = passage.handoff
+        if handoff is None or handoff.missing or handoff.transfer_params is not None:
+            return False
+        if passage.grant is not None:
+            return False
+        return self._store is None or passage.lease is not None
 
     def known_hashes(self, passage: Passage) -> bytes:
         """The chain of the prompt before any leg has answered; empty where its ids are unknown."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import orjson
 
+from kvrouter.endpoints import COMPLETIONS, GENERATION, KNOWN
 from kvrouter.engine import Bootstrap, Identity, Role
 from kvrouter.families.base import BadAnswer, Handoff
 
@@ -26,9 +28,13 @@ if TYPE_CHECKING:
     Post = Callable[[Engine, str, bytes], Awaitable[bytes]]
 
 AUTO: Final = "auto"
+MODELS_PATH: Final = "/v1/models"
 MOONCAKE_PORT: Final = 8998
 """VLLM_MOONCAKE_BOOTSTRAP_PORT's default."""
 _ABSENT: Final = frozenset({400, 401, 403, 404, 405, 501})
+_NOT_THERE: Final = frozenset({404, 405, 501})
+NO_COMPLETIONS: Final = "does not support Completions API"
+"""vLLM's 400 before it left out what its model cannot do, from entrypoints/openai/api_server.py."""
 _BLOCK_SIZE: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bblock_size="(\d+)"', re.M)
 _NIXL: Final = re.compile(rb"^vllm:nixl_", re.M)
 _RANKS: Final = re.compile(rb'^vllm:num_requests_running\{[^}\n]*\bengine="(\d+)"', re.M)
@@ -37,6 +43,8 @@ _MOONCAKE_FROM: Final = (0, 8)  # no vLLM before has a connector of this kind
 _IDS_DIFFER_FROM: Final = (0, 14)  # v1/engine/input_processor.py adds random letters to ids
 _TRANSFERS_FROM: Final = (0, 16)  # MooncakeConnector with transfer_id and bootstrap servers
 MAX_VERSION: Final = 64
+PROBE_PRIORITY: Final = 1
+"""Any but 0: vLLM's V0 engine refuses it where it does not schedule by priority."""
 MAX_RANKS: Final = 512
 """Data-parallel ranks of one engine: each is a target of its own, with connections and counts."""
 
@@ -55,6 +63,15 @@ class ProbeFailed(Exception):
         self.status = status
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What an engine's /v1/models tells, as `Identity` has it."""
+
+    models: tuple[str, ...]
+    adapters: tuple[tuple[str, str], ...]
+    max_model_len: int | None
+
+
 class Introducer:
     """Asks one engine after another who it is.
 
@@ -66,6 +83,7 @@ class Introducer:
         model: the one model to serve, or None for whatever engines serve.
         bootstrap_ports: by the engine's address; under "" that of all others.
         rank_counts: data-parallel ranks, likewise, instead of those that engines tell of.
+        try_priority: whether to find out which prefill engines take a `priority`.
     """
 
     def __init__(
@@ -78,6 +96,7 @@ class Introducer:
         model: str | None = None,
         bootstrap_ports: Mapping[str, int] | None = None,
         rank_counts: Mapping[str, int] | None = None,
+        try_priority: bool = False,
     ) -> None:
         self._families = families
         self._get = get
@@ -86,6 +105,7 @@ class Introducer:
         self._model = model
         self._ports = bootstrap_ports or {}
         self._counts = rank_counts or {}
+        self._try_priority = try_priority
 
     async def introduce(self, engine: Engine) -> Identity:
         """All that the router wants to know of `engine`.
@@ -93,35 +113,76 @@ class Introducer:
         Raises:
             ProbeFailed: it does not answer, or not as its family does.
         """
-        cards = read_models(await self._get(engine, "/v1/models"))
-        models = tuple(card.id for card in cards)
-        if self._model is not None:
-            if self._model not in models:
-                raise ProbeFailed(f"it serves {', '.join(models)}, not --model {self._model}")
-            models = (self._model,)
+        served = await self.served(engine)
+        endpoints = await self._endpoints(engine)
         name = await self._family_of(engine)
-        told = await self._one_token(engine, name or self._connector, models[0])
         metrics = await self._metrics(engine) if name != "openai" else b""
+        info = await self._maybe(engine, "/server_info") if name == "sglang" else {}
+        answered = None
+        if _may_generate(endpoints, info):
+            answered = await self._one_token(engine, name or self._connector, served.models[0])
+        if answered is None:
+            return Identity(
+                served.models,
+                max_model_len=served.max_model_len,
+                adapters=served.adapters,
+                family=name or "store",
+                pairs=False,
+                ranks=self._ranks(engine, metrics, info, None),
+                version=await self._version(engine, name or "store", info),
+                generates=False,
+                endpoints=endpoints,
+            )
+        told, takes_priority = answered
         if name is None:
             name = self._vllm_kind(engine, told, metrics)
-        info = await self._maybe(engine, "/server_info") if name == "sglang" else {}
         pairs, alone, bootstrap = await self._legs(engine, name, info)
         return Identity(
-            models,
-            max_model_len=cards[0].max_model_len,
+            served.models,
+            max_model_len=served.max_model_len,
             block_tokens=told.block_tokens or _block_size(metrics) or None,
             manifest=told.manifest,
             root=told.root,
             refusal=told.refusal,
             waits=told.waits,
-            adapters=tuple((card.id, card.root) for card in cards if card.parent and card.root),
+            adapters=served.adapters,
             family=name,
             pairs=pairs,
             alone=alone,
             bootstrap=bootstrap,
             ranks=self._ranks(engine, metrics, info, bootstrap),
             version=await self._version(engine, name, info),
+            endpoints=endpoints,
+            takes_priority=takes_priority,
         )
+
+    async def served(self, engine: Engine) -> Served:
+        """What `engine` serves now: adapters come and go while it runs.
+
+        Raises:
+            ProbeFailed: it does not answer, or does not serve the one model that it should.
+        """
+        cards = read_models(await self._get(engine, MODELS_PATH))
+        models = tuple(dict.fromkeys(card.id for card in cards))
+        if self._model is not None:
+            if self._model not in models:
+                raise ProbeFailed(f"it serves {', '.join(models)}, not --model {self._model}")
+            models = (self._model,)
+        adapters = tuple((card.id, card.root) for card in cards if card.parent and card.root)
+        return Served(models, adapters, cards[0].max_model_len)
+
+    async def _endpoints(self, engine: Engine) -> frozenset[str] | None:
+        """Those of the router's endpoints that it has; None where it does not tell.
+
+        vLLM's /openapi.json lists what its model can do (entrypoints/openai/api_server.py,
+        `build_app`). A server that names none of them there serves them by some other way.
+        """
+        try:
+            paths = (await self._maybe(engine, "/openapi.json")).get("paths")
+        except ProbeFailed:  # a schema that it cannot make says nothing of the engine
+            return None
+        named = KNOWN.intersection(paths) if isinstance(paths, dict) else frozenset[str]()
+        return named or None
 
     async def _family_of(self, engine: Engine) -> str | None:
         """Its family; None where it is vLLM, whose connector has yet to be found."""
@@ -177,17 +238,37 @@ class Introducer:
             return {}
         return found if isinstance(found, dict) else {}
 
-    async def _one_token(self, engine: Engine, name: str, model: str) -> Handoff:
-        """What the answer to the smallest request tells."""
+    async def _one_token(
+        self, engine: Engine, name: str, model: str
+    ) -> tuple[Handoff, bool] | None:
+        """What the answer to the smallest request tells, and whether it took a `priority`.
+
+        None where the engine does not generate text.
+        """
         family = self._families("store" if name == AUTO else name)
-        probe = family.probe_body(model)
-        if probe is None:
-            return Handoff()
-        answer = await self._post(engine, "/v1/completions", probe)
+        ranks = self._try_priority and family.ranks_by_priority and engine.role.serves(Role.PREFILL)
+        first = family.probe_body(model, priority=PROBE_PRIORITY) if ranks else None
         try:
-            return family.read_prefill_answer(answer)
-        except BadAnswer as error:
-            raise ProbeFailed(str(error)) from None
+            if first is not None and (answer := await self._took_priority(engine, first)):
+                return _handoff(family, answer), True
+            probe = family.probe_body(model)
+            if probe is None:
+                return Handoff(), False
+            return _handoff(family, await self._post(engine, COMPLETIONS, probe)), False
+        except ProbeFailed as error:
+            if error.status in _NOT_THERE or NO_COMPLETIONS in str(error):
+                return None
+            raise
+
+    async def _took_priority(self, engine: Engine, probe: bytes) -> bytes | None:
+        """The answer to a request with a `priority`; None where the engine takes none."""
+        try:
+            return await self._post(engine, COMPLETIONS, probe)
+        except ProbeFailed as error:
+            if error.status != 400 or NO_COMPLETIONS in str(error):
+                raise
+            log.info("engine %s takes no `priority`: %s", engine.address, error)
+            return None
 
     async def _metrics(self, engine: Engine) -> bytes:
         try:
@@ -196,9 +277,21 @@ class Introducer:
             return b""
 
     def _vllm_kind(self, engine: Engine, told: Handoff, metrics: bytes) -> str:
+        """The family of a vLLM engine, by its connector.
+
+        Raises:
+            ProbeFailed: it has two, each of which hands KV over in its own way.
+        """
+        nixl = _NIXL.search(metrics) is not None
+        if told.manifest is not None and nixl:
+            raise ProbeFailed(
+                "it has kvrouter's connector and NixlConnector (by MultiConnector), and the router "
+                "uses one of them: start it with one, or give --kv-connector store, by which its "
+                "NixlConnector is not used"
+            )
         if told.manifest is not None:
             return "store"
-        if _NIXL.search(metrics):
+        if nixl:
             log.info("engine %s is vLLM with NixlConnector, by its metrics", engine.address)
             return "nixl"
         log.warning(
@@ -246,7 +339,7 @@ class Introducer:
             ranks = msgspec.json.decode(await self._get(engine, url), type=dict[int, _Rank])
         except ProbeFailed as error:
             raise ProbeFailed(f"MooncakeConnector's bootstrap server: {error}") from None
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:  # msgspec raises more than its own
             raise ProbeFailed(f"{url} is not MooncakeConnector's ({error})") from None
         if sorted(ranks) != list(range(len(ranks))) or not ranks:
             raise ProbeFailed(f"{url}: not all of its data-parallel ranks are there yet")
@@ -279,6 +372,13 @@ class Introducer:
         return self._ports.get(engine.address) or self._ports.get("")
 
 
+def _handoff(family: Family, answer: bytes) -> Handoff:
+    try:
+        return family.read_prefill_answer(answer)
+    except BadAnswer as error:
+        raise ProbeFailed(str(error)) from None
+
+
 class _Rank(msgspec.Struct):
     engine_id: str
 
@@ -304,11 +404,20 @@ def read_models(body: bytes) -> list[Card]:
     """
     try:
         cards = msgspec.json.decode(body, type=_Cards).data
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:  # msgspec raises more than its own
         raise ProbeFailed(f"/v1/models is not OpenAI's list ({error})") from None
     if not cards:
         raise ProbeFailed("/v1/models names no model")
     return cards
+
+
+def _may_generate(endpoints: frozenset[str] | None, info: dict[str, Any]) -> bool:
+    """Whether an engine with these endpoints and this /server_info may generate text.
+
+    SGLang lists every endpoint, and says in `is_embedding` how it was started.
+    """
+    listed = endpoints is None or not endpoints.isdisjoint(GENERATION)
+    return listed and info.get("is_embedding") is not True
 
 
 def _block_size(metrics: bytes) -> int:

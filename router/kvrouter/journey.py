@@ -5,16 +5,16 @@ Knows no client: what an engine answers goes to the passage's outlet.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.account import trace_plan
+from kvrouter.account import note_plan
 from kvrouter.engine import Failure, Role
 from kvrouter.errors import ApiError
 from kvrouter.families.base import Order
 from kvrouter.leg import (
-    MAX_ANSWER_BYTES,
     MAX_ATTEMPTS,
     NOT_TAKEN,
     LegFailed,
@@ -23,7 +23,8 @@ from kvrouter.leg import (
     without_rank,
 )
 from kvrouter.pair import Pairs
-from kvrouter.plan import elsewhere, without
+from kvrouter.places import Places
+from kvrouter.plan import elsewhere, loaders, partners, without
 from kvrouter.release import pinned, spent
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from kvrouter.dispatch import Ahead
     from kvrouter.engine import Engine
     from kvrouter.entrance import Standby
+    from kvrouter.expected import Expected
     from kvrouter.families.base import Coming, Family, Meeting
     from kvrouter.handover import Handover
     from kvrouter.http.client import Answer
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from kvrouter.plan import Plan, RouteInputs
     from kvrouter.policies.base import Policy
     from kvrouter.pool import Pool
+    from kvrouter.prefill_priority import Priorities
     from kvrouter.release import Releases
     from kvrouter.survey import Survey
 
@@ -66,6 +69,8 @@ class Journey:
         budget: bounds what decode engines may compute for want of KV.
         standby: where requests wait for an engine.
         releases: frees what prefill engines hold for decode legs that do not come.
+        priorities: ranks prefill legs.
+        expected: is told which engines will hold which blocks.
         metrics: counts and times.
     """
 
@@ -81,6 +86,8 @@ class Journey:
         budget: RecomputeBudget,
         standby: Standby,
         releases: Releases,
+        priorities: Priorities,
+        expected: Expected,
         metrics: Metrics,
     ) -> None:
         self._pool = pool
@@ -93,6 +100,8 @@ class Journey:
         self._budget = budget
         self._standby = standby
         self._releases = releases
+        self._priorities = priorities
+        self._expected = expected
         self._metrics = metrics
 
     def samples_alone(self, request: Request, model: str) -> Family | None:
@@ -123,9 +132,8 @@ class Journey:
         inputs = await self._survey.inputs(passage, model, decode, prefill)
         plan = passage.plan = self._policy.plan(inputs)
         passage.planned_s = monotonic()
-        self._metrics.note_plan(passage, inputs)
-        if passage.trace is not None:
-            trace_plan(passage, passage.trace)
+        note_plan(passage, inputs, self._metrics)
+        places = self._reserve(passage, plan)
         try:
             if self._legs.family(plan.decode).order is Order.CONCURRENT:
                 await self._at_once(passage, model, inputs)
@@ -133,12 +141,51 @@ class Journey:
             coming = self._ahead.announce(passage)
             if plan.prefill is not None and coming is None:
                 await self.prefill(passage, plan.prefill, inputs)
+                self._rebind(passage, model, inputs)
             elif coming is None:
                 self._compute_alone(passage, plan)
-            await self.decode(passage, model, plan.decode, inputs, coming)
+            await self.decode(passage, model, passage.plan.decode, inputs, coming)
         finally:
+            places.release()
             if passage.pinned is not None:
                 self._releases.begin(passage, model)
+
+    def _reserve(self, passage: Passage, plan: Plan) -> Places:
+        """Count the legs of `plan` on their engines: prompts planned meanwhile see the load."""
+        places = passage.places
+        if places is None:
+            places = passage.places = Places(self._pool, self._expected, passage.hashes)
+        if plan.prefill is not None:
+            places.plan(Role.PREFILL, plan.prefill, plan.prefill_tokens)
+        else:
+            places.leave(Role.PREFILL)
+        load = _decode_tokens(passage.request), _computing(passage)
+        places.plan(Role.DECODE, plan.decode, *load)
+        return places
+
+    def _rebind(self, passage: Passage, model: str, inputs: RouteInputs) -> None:
+        """Choose the decode engine again where others can load the KV too: loads have changed.
+
+        `passage.plan` has the engine and `passage.places` its load then.
+        """
+        plan, places, handoff = passage.plan, passage.places, passage.handoff
+        assert plan is not None
+        assert plan.prefill is not None
+        assert places is not None
+        if handoff is None or self._legs.family(plan.decode).order is not Order.STORE:
+            return
+        if not self._handover.loadable_anywhere(passage):
+            return
+        ready = self._pool.engines(Role.DECODE, model)
+        engines = loaders(ready, plan.prefill.family, handoff.manifest)
+        if not engines or (len(engines) == 1 and engines[0] is plan.decode):
+            return
+        places.leave(Role.DECODE)
+        engine = self._policy.rebind(inputs, engines, plan.decode)
+        if engine is not plan.decode and partners((plan.prefill,), engine, inputs.model):
+            plan = passage.plan = replace(plan, decode=engine)
+            self._metrics.rebound[()] += 1
+        places.plan(Role.DECODE, plan.decode, _decode_tokens(passage.request))
 
     async def _at_once(self, passage: Passage, model: str, inputs: RouteInputs) -> None:
         """Both legs together; where no prefill engine can do its part, decode alone."""
@@ -147,6 +194,7 @@ class Journey:
         )
         plan = passage.plan
         if left is not None and plan is not None:
+            self._reserve(passage, plan)
             if passage.error:
                 self._recompute(passage, plan.missing_tokens)
             self._compute_alone(passage, plan)
@@ -192,6 +240,10 @@ class Journey:
                 self._recompute(passage, plan.missing_tokens)
                 return
             engine = plan.prefill
+            if passage.plan is not None:
+                passage.plan = replace(
+                    passage.plan, prefill=engine, prefill_tokens=plan.prefill_tokens
+                )
             tried.add(engine)
 
     async def _prefill_on(self, passage: Passage, engine: Engine, inputs: RouteInputs) -> None:
@@ -200,18 +252,20 @@ class Journey:
         if handoff is not None and handoff.transfer_params is not None:
             lease_s = self._legs.family(engine).lease_s
             passage.pinned = pinned(handoff.transfer_params, lease_s)
-        missing = await self._handover.land(passage)
+        missing = await self._handover.land(passage, engine)
         if missing:
             self._recompute(passage, missing)
 
     async def _prefill_leg(
         self, passage: Passage, engine: Engine, meeting: Meeting | None = None
     ) -> None:
-        request, plan = passage.request, passage.plan
+        request, plan, places = passage.request, passage.plan, passage.places
         assert request is not None
         assert plan is not None
+        assert places is not None
         passage.prefill_engine = engine.address
-        ticket = self._pool.reserve(engine, plan.missing_tokens)
+        priority = self._priorities.of(request, engine, plan.prefill_tokens)
+        places.begin(Role.PREFILL, engine, plan.prefill_tokens)
         begun_s = monotonic()
         span, fields = passage.leg("kvrouter.prefill", engine)
         try:
@@ -222,9 +276,10 @@ class Journey:
                 prompt_ids=passage.prompt_ids,
                 want_ids=meeting is None and request.ids is None and passage.tokens is None,
                 meeting=meeting,
+                priority=priority,
             )
         finally:
-            ticket.release()
+            places.leave(Role.PREFILL)
             passage.prefilled_s = monotonic()
             if span is not None:
                 span.end()
@@ -280,6 +335,7 @@ class Journey:
         prefill = self._pool.engines(Role.PREFILL, model)
         inputs = without(inputs, decode=(decode,), prefill=prefill)
         plan = passage.plan = self._policy.plan(inputs)
+        self._reserve(passage, plan)
         if plan.prefill is not None:
             await self.prefill(passage, plan.prefill, inputs)
         else:
@@ -325,12 +381,13 @@ class Journey:
         coming: Coming | None = None,
         meeting: Meeting | None = None,
     ) -> None:
-        request = passage.request
+        request, places = passage.request, passage.places
         assert request is not None
+        assert places is not None
         passage.attempts += 1
         passage.decode_engine = engine.address
-        generated = request.max_tokens or OPEN_ENDED_TOKENS
-        ticket = self._pool.reserve(engine, request.prompt_tokens + generated * request.n)
+        load = _decode_tokens(request), _computing(passage)
+        places.begin(Role.DECODE, engine, *load)
         begun_s = monotonic()
         span, fields = passage.leg("kvrouter.decode", engine)
         answer: Answer | None = None
@@ -349,15 +406,12 @@ class Journey:
             if request.stream:
                 await passage.outlet.stream(passage, engine, answer)
             else:
-                body = answer.whole(MAX_ANSWER_BYTES)
-                if body is None:
-                    body = await self._legs.read(engine, answer)
-                passage.outlet.whole(passage, body)
+                passage.outlet.whole(passage, await self._legs.read(engine, answer))
         except Refused:
             passage.pinned = None  # an engine that refuses frees what it was handed
             raise
         finally:
-            ticket.release()
+            places.leave(Role.DECODE)
             if answer is not None:
                 answer.close()
             if span is not None:
@@ -392,3 +446,18 @@ class Journey:
             "The KV of this prompt is not available and the engines have no room to compute it.",
             retry_after_s=self._budget.retry_after_s,
         )
+
+
+def _decode_tokens(request: Request | None) -> int:
+    """The load of a decode leg: tokens of its prompt, and those that it will generate at most."""
+    assert request is not None
+    generated = request.max_tokens or OPEN_ENDED_TOKENS
+    return request.prompt_tokens + generated * request.n
+
+
+def _computing(passage: Passage) -> int:
+    """Tokens of the prompt that its decode engine will compute, as far as is known by now."""
+    plan, grant = passage.plan, passage.grant
+    if plan is None or plan.prefill is not None:
+        return grant.tokens if grant is not None else 0
+    return plan.missing_tokens

@@ -82,6 +82,10 @@ class Held:
         """The one with the lowest number; KeyError where none is kept."""
         return self._messages[min(self._messages, default=-1)]
 
+    def any_before(self, ts: float) -> bool:
+        """Whether a message is kept that was sent before `ts`, by its publisher's clock."""
+        return any(message.batch.ts < ts for message in self._messages.values())
+
     def discard(self, unwanted: Callable[[Message], bool]) -> None:
         """Keep those that are `unwanted` no longer, and know only of the others."""
         for number in [n for n, message in self._messages.items() if unwanted(message)]:

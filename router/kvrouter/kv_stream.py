@@ -121,6 +121,9 @@ class Stream:
     def receive(self, message: Message) -> None:
         """A message came; in whichever order, and however often."""
         if message.sequence == self.next:
+            if self._held.any_before(message.batch.ts):
+                self._restarted(message, replayed=False)
+                return
             self._advance(message)
             if self.gap:
                 self._release()
@@ -152,7 +155,9 @@ class Stream:
             self._begin_anew(message)  # it has all that it ever said
             self._held.highest = max(self._held.highest, known)
             return
-        if number == self.next:
+        if number == self.next and self._held.any_before(message.batch.ts):
+            self._restarted(message, replayed=True)
+        elif number == self.next:
             self.gap = True  # until all is repeated: a block told of here may be removed there
             self._advance(message)
             self._release()
@@ -315,7 +320,16 @@ class Stream:
         if same or (message.copied and message.batch.ts < self._last_ts):
             self.ends.count("duplicates", number, number)
             return
-        self.ends.count("restarts", number, self.next)
+        self._restarted(message, replayed=replayed)
+
+    def _restarted(self, message: Message, *, replayed: bool) -> None:
+        """`message` is of a publisher that began again at 0.
+
+        Its number may be the one that is missing from the publisher before it. The clock tells
+        them apart: what is held has higher numbers, and a publisher sends these later.
+        """
+        assert self.next is not None
+        self.ends.count("restarts", message.sequence, self.next)
         if replayed and self._start == 0:
             self._begin_anew(message)
         else:

@@ -102,7 +102,43 @@ def decode_error(failed: LegFailed) -> ApiError:
     """What the client is told where no engine did its part."""
     if failed.failure is Failure.TIMEOUT:
         return ApiError(504, "The engine did not answer in time.")
+    if failed.failure is Failure.ANSWER:
+        return ApiError(502, "The engine's answer cannot be served.")
     return ApiError(503, "No decode engine could answer.", retry_after_s=1)
+
+
+def encoding(answer: Answer) -> str | None:
+    """The coding of an answer's body, where it has one although none was asked for."""
+    coding = answer.header(b"content-encoding")
+    return None if coding is None or coding.lower() == "identity" else coding[:40]
+
+
+def check_plain(answer: Answer) -> None:
+    """Look at the head of an answer whose body is to be read or passed on. Closes it on failure.
+
+    Raises:
+        UpstreamError: its body cannot be read.
+    """
+    coding = encoding(answer)
+    if coding is not None:
+        answer.close()
+        raise UpstreamError(Failure.ANSWER, f"its answer is encoded ({coding}), unasked")
+
+
+def check_begun(answer: Answer) -> None:
+    """Look at a stream whose first piece has come.
+
+    Raises:
+        UpstreamError: it has ended without one.
+    """
+    if answer.complete and not answer.beginning(1):
+        raise UpstreamError(Failure.ANSWER, "a stream without an event")
+
+
+def is_json(body: bytes) -> bool:
+    """Whether `body` can be an answer of OpenAI's API, by its first and last character alone."""
+    body = body.strip()
+    return body[:1] + body[-1:] in (b"{}", b"[]")
 
 
 class Legs:
@@ -152,6 +188,7 @@ class Legs:
         prompt_ids: bytes | None,
         want_ids: bool,
         meeting: Meeting | None = None,
+        priority: int | None = None,
     ) -> Handoff:
         """Do the prefill leg on `engine`; cancelling closes its connection, which ends it there.
 
@@ -161,7 +198,7 @@ class Legs:
         """
         family = self.family(engine)
         body = family.prefill_body(
-            request, prompt_ids=prompt_ids, want_ids=want_ids, meeting=meeting
+            request, prompt_ids=prompt_ids, want_ids=want_ids, meeting=meeting, priority=priority
         )
         if family.own_ids:
             fields = with_own_id(fields)
@@ -225,6 +262,7 @@ class Legs:
             if not content_type.startswith("text/event-stream"):
                 raise UpstreamError(Failure.ANSWER, f"a stream of {content_type[:80]!r}")
             await answer.first_piece(deadlines.first_byte_s)
+            check_begun(answer)
             if _ERROR.match(answer.beginning(_ERROR_BYTES)):
                 raise UpstreamError(Failure.STATUS, "its stream begins with an error")
         except UpstreamError as error:
@@ -236,12 +274,18 @@ class Legs:
         """The whole body of a decode leg's answer.
 
         Raises:
-            LegFailed: it broke off or did not come in time.
+            LegFailed: it broke off, did not come in time, or is a 200 without JSON.
         """
+        body = answer.whole(MAX_ANSWER_BYTES)
         try:
-            return await answer.read(MAX_ANSWER_BYTES, self.deadlines.idle_s)
+            if body is None:
+                body = await answer.read(MAX_ANSWER_BYTES, self.deadlines.idle_s)
         except UpstreamError as error:
             raise self.failed(engine, Role.DECODE, error.failure, str(error)) from None
+        if answer.status == 200 and not is_json(body):
+            message = f"its answer is no JSON: {body[:40]!r}"
+            raise self.failed(engine, Role.DECODE, Failure.ANSWER, message)
+        return body
 
     async def forward(self, engine: Engine, path: str, fields: bytes, body: bytes) -> Answer:
         """Pass on a request that is no leg: what the engine says to it is its answer.
@@ -258,6 +302,8 @@ class Legs:
                 "POST", path, fields=fields, body=(body,), deadlines=deadlines
             )
             status = answer.status
+            if status == 200:
+                check_plain(answer)
             ours = self._worker_keys.judged(engine, status)
             if status == 501 or (status < 500 and status != 429 and not ours):
                 return answer
@@ -364,9 +410,10 @@ class Legs:
             )
         except UpstreamError as error:
             raise self.failed(engine, leg, error.failure, str(error)) from None
-        if answer.status == 200:
-            return answer
         try:
+            if answer.status == 200:
+                check_plain(answer)
+                return answer
             content = await answer.read(MAX_ERROR_BYTES, self.deadlines.idle_s)
         except UpstreamError as error:
             raise self.failed(engine, leg, error.failure, str(error)) from None
@@ -380,6 +427,8 @@ class Legs:
         if 400 <= answer.status < 500 and not judged:
             self._pool.succeeded(engine)
             content_type = answer.header(b"content-type") or "application/json"
+            if encoding(answer) is not None:
+                raise ApiError(answer.status, f"The engine answers {answer.status}.")
             raise Refused(answer.status, content, content_type)
         message = f"it answers {answer.status}"
         raise self.failed(engine, leg, Failure.STATUS, message)

@@ -1,30 +1,33 @@
 """One line per request, JSON in a pipe and plain on a terminal, as `kvstore.log` has the others.
 
-Lines are encoded at once and written together a few times a second, so that no request costs a
-system call.
+Lines are gathered, then encoded and written together a few times a second: no request costs a
+system call, and a reader of the log that is too slow stops no request (`kvstore.log.LogWriter`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from time import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Protocol
 
-import orjson
+from msgspec import Struct
+from msgspec.json import Encoder
+from msgspec.structs import asdict, replace
 
-from kvrouter._native import JsonLines
 from kvstore.log import log_to_stderr
 
 if TYPE_CHECKING:
-    from typing import BinaryIO
+    from collections.abc import Sequence
+
+    from kvstore.log import LogWriter
 
 FLUSH_S: Final = 0.2
-_HELD_BYTES: Final = 1 << 16
+_HELD_LINES: Final = 128
+_ENCODE: Final = Encoder().encode_lines
 
 
-class Line(NamedTuple):
+class Line(Struct, omit_defaults=True, gc=False):
     """What became of one request; fields without a value are left out of its line.
 
     docs/observability.md says what each tells. Times are in ms, but for `time`.
@@ -62,70 +65,81 @@ class Line(NamedTuple):
     time: float | None = None
 
 
+class Output(Protocol):
+    """What takes encoded lines, without blocking."""
+
+    def write(self, lines: bytes, /) -> object:
+        """Take whole lines."""
+
+
 class RequestLog:
     """Writes what became of each request.
 
     Args:
-        stream: where to; its owner closes it.
+        output: where to; its owner closes it.
         plain: `key=value` instead of JSON.
-
-    Attributes:
-        lines: takes lines; whoever adds to them says so to `written`.
     """
 
-    def __init__(self, stream: BinaryIO, *, plain: bool) -> None:
-        self._stream = stream
-        self._plain = plain
-        self.lines = JsonLines(Line._fields)
+    def __init__(self, output: Output, *, plain: bool) -> None:
+        self._output = output
+        self._encode = _plain if plain else _json
+        self._held: list[Line] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, line: Line) -> None:
-        """Write `line`, with the time put in where it has none."""
+        """Write `line` soon, with the time put in where it has none."""
         if line.time is None:
-            line = line._replace(time=time())
-        self.lines.add(line)
-        self.written()
-
-    def written(self) -> None:
-        """Lines may have been added to `lines`: they go out soon."""
-        held_bytes = len(self.lines)
-        if held_bytes >= _HELD_BYTES:
+            line.time = round(time(), 3)
+        self._held.append(line)
+        if len(self._held) >= _HELD_LINES:
             self.flush()
-        elif held_bytes and self._timer is None:
+        elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
 
-    def close(self) -> None:
-        """Write what is held; the stream is left to its owner."""
-        self.flush()
-
     def flush(self) -> None:
-        """Write what is held; a stream that cannot be written to costs the lines, not the loop."""
+        """Encode what is held and give it to the output."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        held = self.lines.take()
-        if not held:
-            return
-        try:
-            self._stream.write(_for_people(held) if self._plain else held)
-            self._stream.flush()
-        except (OSError, ValueError) as error:
-            logging.getLogger(__name__).debug("request log: %s", error)
+        held, self._held = self._held, []
+        if held:
+            self._output.write(self._encode(held))
+
+    def close(self) -> None:
+        """Give what is held to the output, which its owner closes."""
+        self.flush()
 
 
-def _for_people(lines: bytes) -> bytes:
-    """`lines` of JSON as `key=value`."""
-    told = (orjson.loads(line) for line in lines.splitlines())
-    text = (" ".join(f"{name}={value}" for name, value in line.items()) for line in told)
-    return "".join(f"{line}\n" for line in text).encode()
+def _json(lines: Sequence[Line]) -> bytes:
+    try:
+        return _ENCODE(lines)
+    except UnicodeEncodeError:  # a lone surrogate, which UTF-8 cannot say
+        return _ENCODE([_sayable(line) for line in lines])
 
 
-def set_up(level: str) -> RequestLog | None:
+def _sayable(line: Line) -> Line:
+    """`line` with `?` where a text has what UTF-8 cannot say."""
+    texts = {
+        name: value.encode("utf-8", "replace").decode()
+        for name, value in asdict(line).items()
+        if isinstance(value, str)
+    }
+    return replace(line, **texts)
+
+
+def _plain(lines: Sequence[Line]) -> bytes:
+    """`lines` as `key=value`, for people."""
+    told = (asdict(line).items() for line in lines)
+    text = (" ".join(f"{k}={v}" for k, v in pairs if v is not None) for pairs in told)
+    return "".join(f"{line}\n" for line in text).encode("utf-8", "replace")
+
+
+def set_up(level: str) -> tuple[RequestLog | None, LogWriter]:
     """Configure `logging` for this process, to stderr.
 
     Returns:
-        the log of requests, or None where `level` is above info.
+        the log of requests, or None where `level` is above info; and what writes both logs.
     """
-    plain = log_to_stderr(level)
+    writer, plain = log_to_stderr(level)
     wanted = logging.getLogger().isEnabledFor(logging.INFO)
-    return RequestLog(sys.stderr.buffer, plain=plain) if wanted else None
+    return RequestLog(writer, plain=plain) if wanted else None, writer

@@ -84,8 +84,15 @@ class UsageSum:
 
     @property
     def raw(self) -> bytes | None:
-        """The sum as JSON, or None where no share told any."""
-        return None if self._whole is None else orjson.dumps(self._whole)
+        """The sum as JSON, or None where no share told any.
+
+        Raises:
+            BadShare: it cannot be written: no counts of tokens are so large.
+        """
+        try:
+            return None if self._whole is None else orjson.dumps(self._whole)
+        except TypeError:
+            raise BadShare("no usage") from None
 
 
 def _summed(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -212,7 +219,11 @@ class StreamMerge:
         return b"data: " + splice(payload, spans, changes) + b"\n\n", len(choices)
 
     def end(self) -> bytes:
-        """The last events: the usage of all, where the shares told theirs, and the end mark."""
+        """The last events: the usage of all, where the shares told theirs, and the end mark.
+
+        Raises:
+            BadShare: they told no usage that can be summed.
+        """
         last = b""
         if self._usage_event is not None:
             payload = self._usage_event[1]

@@ -21,7 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from kvrouter._native import Buckets, PlanMeter
+from kvrouter._native import Buckets
 from kvrouter.account import PARTS
 
 if TYPE_CHECKING:
@@ -81,11 +81,7 @@ class Histogram:
 
 
 class Histograms:
-    """Histograms of one name, one for each value of a label.
-
-    Attributes:
-        buckets: of each, in the order of the values.
-    """
+    """Histograms of one name, one for each value of a label."""
 
     def __init__(
         self, name: str, text: str, bounds: Sequence[float], label: str, values: Sequence[str]
@@ -94,7 +90,12 @@ class Histograms:
         self.help = text
         self._label = label
         self._each = {value: Histogram(name, text, bounds) for value in values}
-        self.buckets = tuple(one.buckets for one in self._each.values())
+        self._observers = tuple(one.observe for one in self._each.values())
+
+    def observe(self, values: Sequence[float]) -> None:
+        """Count one value for each value of the label, in their order."""
+        for observe, value in zip(self._observers, values, strict=True):
+            observe(value)
 
     def family(self) -> Metric:
         """As Prometheus has it."""
@@ -168,8 +169,6 @@ class Metrics(Collector):
 
     Attributes:
         running: requests under way.
-        note_plan: notes the plan of a request, and tells it of its hits; native as well.
-        count_plans: counts and times those that were noted.
         settle: counts what has happened and is not counted yet; called before a scrape.
     """
 
@@ -177,10 +176,10 @@ class Metrics(Collector):
         self.running = 0
         self.settle: Callable[[], None] = lambda: None
         self._name_times()
+        self._name_ends()
         self._name_counts()
+        self._name_handovers()
         self._name_tokens()
-        plans = PlanMeter(self.overhead.buckets, self.plans, self.prompt_tokens, self.hit_tokens)
-        self.note_plan, self.count_plans = plans.note, plans.count
         build = version("kvrouter"), python_version()
         self._more: list[Reading | Tally] = [
             Reading(
@@ -248,20 +247,31 @@ class Metrics(Collector):
             OVERHEAD_BUCKETS,
         )
 
-    def _name_counts(self) -> None:
+    def _name_ends(self) -> None:
         self.success = Tally(
-            "kvrouter:request_success", "Requests answered well.", ["finished_reason"]
+            "kvrouter:request_success",
+            "Requests answered well, by the reason for which generation ended; other: none that "
+            "OpenAI or vLLM know, unknown: none was told.",
+            ["finished_reason"],
         )
         self.errors = Tally(
             "kvrouter:request_errors",
             "Requests not answered well, by the status that clients got; 499: the client left.",
             ["code"],
         )
+        self.cut_off = Tally(
+            "kvrouter:requests_cut_off",
+            "Requests that the router cut off because it stopped, by how far their answer was: "
+            "stream (begun; it ended with an error event) or none (answered 503).",
+            ["answer"],
+        )
         self.passed_through = Tally(
             "kvrouter:passed_through",
             "Requests of endpoints that one engine answers, by the status that clients got.",
             ["path", "code"],
         )
+
+    def _name_counts(self) -> None:
         self.upstream_errors = Tally(
             "kvrouter:upstream_errors",
             "Legs that failed, and how: the connection was refused or broke, a status, a "
@@ -271,6 +281,14 @@ class Metrics(Collector):
         self.plans = Tally(
             "kvrouter:plans", "Plans by their reason; prefill: both legs, others: one.", ["why"]
         )
+        self.resumed = Tally(
+            "kvrouter:streams_broken",
+            "Streams whose engine broke off, of those that could be resumed (--resume-streams): "
+            "resumed or given up.",
+            ["outcome"],
+        )
+
+    def _name_handovers(self) -> None:
         self.landings = Tally(
             "kvrouter:landings",
             "Awaited landings: landed, timeout, store_away or unknown_manifest.",
@@ -283,7 +301,12 @@ class Metrics(Collector):
             ["outcome"],
         )
         self.handoff_missing = Tally(
-            "kvrouter:handoff_missing", "Prefill legs whose answer named no KV."
+            "kvrouter:handoff_missing",
+            "Prefill legs whose answer named no KV, on engines that are known to hand it over.",
+        )
+        self.rebound = Tally(
+            "kvrouter:decode_rebound",
+            "Decode legs that went to another engine than planned, chosen when the KV had landed.",
         )
         self.releases = Tally(
             "kvrouter:stranded_release",
@@ -291,17 +314,13 @@ class Metrics(Collector):
             "ends.",
             ["outcome"],
         )
-        self.resumed = Tally(
-            "kvrouter:streams_broken",
-            "Streams whose engine broke off, of those that could be resumed (--resume-streams): "
-            "resumed or given up.",
-            ["outcome"],
-        )
 
     def _name_tokens(self) -> None:
         self.prompt_tokens = Tally("kvrouter:prompt_tokens", "Prompt tokens of plans.")
         self.generation_tokens = Tally(
-            "kvrouter:generation_tokens", "Tokens generated, or events where usage is not told."
+            "kvrouter:generation_tokens",
+            "Tokens that clients got, also of answers that broke off; events of streams where "
+            "usage is not told.",
         )
         self.hit_tokens = Tally(
             "kvrouter:prefix_hit_tokens",

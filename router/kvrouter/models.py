@@ -2,55 +2,112 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
-from kvrouter.errors import ApiError, bad_request, model_not_found
+from kvrouter.errors import ApiError, bad_request, endpoint_not_served, model_not_found
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Collection, Iterable
 
-    from kvrouter.engine import Engine
+    from kvrouter.engine import Engine, Identity
 
 
 class ModelNames:
     """Which models there are, also while their engines are away. A watcher of the pool.
 
+    A synchronous state machine: what an engine serves is known from its joining on, and for
+    `keep_s` after it has left, since it may only restart. What it no longer names while it is there
+    (an adapter that was unloaded) it no longer serves.
+
     Args:
         only: the one model to serve, or None for whatever engines serve.
+        keep_s: seconds; may change.
+        clock: seconds, monotonic; injected by tests.
     """
 
-    def __init__(self, only: str | None) -> None:
+    def __init__(
+        self, only: str | None, keep_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.keep_s = keep_s
         self._only = only
-        self._known: dict[str, None] = {only: None} if only else {}
+        self._clock = clock
+        self._here: dict[Engine, Identity] = {}
+        self._left: dict[Engine, tuple[float, Identity]] = {}  # and when, the earliest first
+        self._known: dict[str, list[Identity]] | None = None  # by model; None: to be made again
 
     def engine_joined(self, engine: Engine) -> None:
-        """Remember its models."""
-        if engine.identity is not None and self._only is None:
-            self._known.update(dict.fromkeys(engine.identity.models))
+        """Learn its models; to be called again when they change."""
+        if engine.identity is not None:
+            self._left.pop(engine, None)
+            self._here[engine] = engine.identity
+            self._known = None
 
     def engine_left(self, engine: Engine) -> None:
-        """Its models stay known: a request for them is a 503, not a 404."""
+        """Its models stay known for a while: until then a request for them is a 503, not a 404."""
+        identity = self._here.pop(engine, None)
+        if identity is not None:
+            self._left[engine] = self._clock(), identity
+            self._known = None
 
     @property
     def any(self) -> bool:
-        """Whether any model is known yet."""
-        return bool(self._known)
+        """Whether any model is known."""
+        return bool(self._models())
 
-    def resolve(self, asked: str | None) -> str:
-        """The model that a request means.
+    def resolve(self, asked: str | None, path: str) -> str:
+        """The model that a request for `path` means.
 
         Raises:
-            ApiError: 404 where it is not served, 400 where none is named and there are several.
+            ApiError: 404 where it is not known, 400 where none is named and there are several; 503
+                where no model is known at all.
         """
-        if asked is not None and asked in self._known:
+        known = self._models()
+        if asked is not None and asked in known:
             return asked
-        if not self._known:
+        if not known:
             raise ApiError(503, "No engine is available.", retry_after_s=1)
         if asked is not None:
             raise model_not_found(asked)
-        if len(self._known) > 1:
+        serving = [model for model, identities in known.items() if _serve(identities, path)]
+        if not serving:
+            raise endpoint_not_served(path)
+        if len(serving) > 1:
             raise bad_request("Name the `model`: several are served.", "model")
-        return next(iter(self._known))
+        return serving[0]
+
+    def require(self, model: str, path: str) -> None:
+        """Refuse a request that no engine of its model can serve.
+
+        Raises:
+            ApiError: 404: they do not have the endpoint `path`.
+        """
+        if not _serve(self._models().get(model, ()), path):
+            raise endpoint_not_served(path, model)
+
+    def _models(self) -> dict[str, list[Identity]]:
+        """The models that are known, each with its engines' identities."""
+        self._forget()
+        if self._known is None:
+            self._known = {self._only: []} if self._only else {}
+            for identity in (*self._here.values(), *(one for _, one in self._left.values())):
+                for model in identity.models:
+                    self._known.setdefault(model, []).append(identity)
+        return self._known
+
+    def _forget(self) -> None:
+        """Forget the engines that left too long ago."""
+        while self._left:
+            engine, (left_s, _) = next(iter(self._left.items()))
+            if self._clock() - left_s < self.keep_s:
+                return
+            del self._left[engine]
+            self._known = None
+
+
+def _serve(identities: Collection[Identity], path: str) -> bool:
+    """Whether engines serve `path`, as far as is known: True where there are none."""
+    return not identities or any(identity.serves(path) for identity in identities)
 
 
 def model_cards(engines: Iterable[Engine], created_s: int) -> dict[str, dict[str, object]]:

@@ -17,6 +17,8 @@ from kvrouter.errors import bad_request
 Kind = Literal["completion", "chat"]
 Span = tuple[int, int]
 
+MAX_SALT_CHARACTERS: Final = 1024
+"""Of `cache_salt`, as in vLLM: every chain of block hashes that is remembered keeps its salt."""
 BYTES_PER_TOKEN: Final = 4
 """Bytes of text per token, where nobody has counted."""
 _DEFAULT_COMPLETION_TOKENS: Final = 16
@@ -35,7 +37,7 @@ class Request:
         spans: start and end in `body` of the value of each top-level member.
         model: as asked for; None where the body names none.
         stream: whether the client wants server-sent events.
-        max_tokens: how many tokens at most; None: as many as fit.
+        max_tokens: how many tokens at most; None: as many as fit; 0: only the echo of a prompt.
         ids: the prompt's token ids as native uint32, where it was given so.
         prompt_tokens: tokens of the prompt, counted if `ids`, else estimated from its length.
         cache_salt: what keeps its blocks apart from others' with the same tokens.
@@ -112,17 +114,27 @@ def _check_rare(
     body: bytes, spans: dict[str, Span], stream: bool, max_choices: int
 ) -> tuple[int, str | None]:
     """Check the members that few requests have; returns the number of samples and the salt."""
-    if not stream and _raw(body, spans, "stream_options") is not None:
+    options = _raw(body, spans, "stream_options")
+    if options is not None and not stream:
         raise bad_request(
             "Stream options can only be defined when `stream=True`.", "stream_options"
         )
-    n = _samples(body, spans, max_choices)
+    if options is not None and not options.startswith(b"{"):
+        raise bad_request("`stream_options` must be an object.", "stream_options")
+    return _samples(body, spans, max_choices), _salt(body, spans)
+
+
+def _salt(body: bytes, spans: dict[str, Span]) -> str | None:
     salt = _text(body, spans, "cache_salt")
-    if salt == "":
-        raise bad_request(
-            "Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt"
-        )
-    return n, salt
+    if salt is None:
+        return None
+    if not salt:
+        message = "Parameter 'cache_salt' must be a non-empty string if provided."
+        raise bad_request(message, "cache_salt")
+    if len(salt) > MAX_SALT_CHARACTERS:
+        message = f"cache_salt must have at most {MAX_SALT_CHARACTERS} characters, got {len(salt)}."
+        raise bad_request(message, "cache_salt")
+    return salt
 
 
 def _samples(body: bytes, spans: dict[str, Span], max_choices: int) -> int:
@@ -176,14 +188,16 @@ def _max_tokens(body: bytes, spans: dict[str, Span], kind: Kind) -> int | None:
     if kind == "chat" and "max_completion_tokens" in spans:
         newer = _count(body, spans, "max_completion_tokens")
         count = count if newer is None else newer
+    elif kind == "completion" and count is None:
+        count = _DEFAULT_COMPLETION_TOKENS
+    least = _count(body, spans, "min_tokens") if "min_tokens" in spans else None
     if count is None:
-        return _DEFAULT_COMPLETION_TOKENS if kind == "completion" else None
-    if count < 1:
+        return None
+    if count < 1 and not (count == 0 and kind == "completion" and _flag(body, spans, "echo")):
         raise bad_request(f"max_tokens must be at least 1, got {count}.", "max_tokens")
-    low = _count(body, spans, "min_tokens") if "min_tokens" in spans else None
-    if low is not None and low > count:
+    if least is not None and least > max(1, count):  # vLLM computes one token of a mere echo
         raise bad_request(
-            f"min_tokens must be less than or equal to max_tokens={count}, got {low}.",
+            f"min_tokens must be less than or equal to max_tokens={max(1, count)}, got {least}.",
             "min_tokens",
         )
     return count

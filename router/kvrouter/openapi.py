@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from kvrouter.access.gate import is_open
+from kvrouter.endpoints import ENDPOINTS
 from kvrouter.families.parameters import VLLM
 from kvrouter.families.table import Served
-from kvrouter.passthrough import ENDPOINTS
 
 if TYPE_CHECKING:
     from kvrouter.openai import Kind
@@ -41,6 +41,7 @@ READ: Final[dict[str, Json]] = {
 ERRORS: Final[dict[int, str]] = {
     400: "The request is wrong; `param` names the parameter.",
     401: "The API key, or for /workers the admin token, is missing or wrong.",
+    403: "A page of another origin may not send this request.",
     404: "There is no such model (for this key), or engines have no such endpoint.",
     405: "The method is not allowed.",
     408: "The request did not arrive in time.",
@@ -53,7 +54,7 @@ ERRORS: Final[dict[int, str]] = {
     503: "No engine is there.",
     504: "An engine did not answer in time.",
 }
-_ADMINS: Final = frozenset({401, 415})
+_ADMINS: Final = frozenset({401, 403, 415})
 """Those that the admin API alone answers, where callers need no key."""
 _GENERATION: Final[tuple[tuple[str, Kind, str, str], ...]] = (
     ("/v1/completions", "completion", "prompt", "Complete a prompt."),
@@ -162,12 +163,12 @@ def _admin() -> Json:
     return {
         "/workers": {
             "get": _called("Every engine.", listed),
-            "post": {**_called("Add an engine.", added, 400, 413, 415), "requestBody": body},
+            "post": {**_called("Add an engine.", added, 400, 403, 413, 415), "requestBody": body},
         },
         "/workers/{worker}": {
             "get": {**_called("One engine.", shown, 404), "parameters": [worker]},
             "delete": {
-                **_called("Drain an engine, or remove it now.", gone, 400, 404),
+                **_called("Drain an engine, or remove it now.", gone, 400, 403, 404),
                 "parameters": [worker, force],
             },
         },

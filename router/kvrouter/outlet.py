@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from kvrouter.leg import Legs
     from kvrouter.metrics import Metrics
     from kvrouter.passage import Passage
-    from kvrouter.relay import Tidy
 
 SSE_FIELDS: Final = encode_headers(SSE_HEADERS)
 
@@ -58,8 +57,7 @@ class Direct:
         exchange = passage.exchange
         passage.began(monotonic())
         exchange.start(200, fields=SSE_FIELDS + passage.answer_fields, hold=True)
-        usage = _wants_usage(passage)
-        relay = Relay(exchange, answer, self._metrics.gaps.buckets, self.tidy(passage))
+        relay = self.relay(passage, answer)
         passage.tap = relay
         try:
             await relay.run(self._legs.deadlines.idle_s)
@@ -73,15 +71,15 @@ class Direct:
                 relay.fail(ApiError(502, "The engine's answer broke off."))
         else:
             passage.outcome = relay.finish_reason()
-            if usage:
+            if _wants_usage(passage):
                 compare_prompts(passage, relay.prompt_tokens(), self._metrics)
-        passage.generated = relay.events
+        finally:  # also where the client leaves: what it has got was generated for it
+            passage.generated = relay.generated
 
-    def tidy(self, passage: Passage) -> Tidy | None:
-        """What makes of a stream's events what the client may see; None: they pass as they are."""
-        if not _wants_usage(passage):
-            return None
-        return partial(tidy_events, cached_tokens=passage.cached_tokens)
+    def relay(self, passage: Passage, answer: Answer) -> Relay:
+        """What passes a stream on as the client may see it."""
+        tidy = partial(tidy_events, cached_tokens=passage.cached_tokens)
+        return Relay(passage.exchange, answer, self._metrics.gaps.buckets, tidy)
 
     def whole(self, passage: Passage, body: bytes) -> None:
         """Answer, without transfer parameters and with the prefill leg's cached tokens."""

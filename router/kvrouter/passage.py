@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvrouter.landing import Held, Landing
     from kvrouter.openai import Request
     from kvrouter.outlet import Outlet
+    from kvrouter.places import Places
     from kvrouter.plan import Plan
     from kvrouter.tokens import Tokens
     from kvrouter.tracing.trace import Attributes, Span, Trace
@@ -115,6 +116,7 @@ class Passage:
         adapter: name and path of the LoRA adapter that its model is.
         hashes: its chain of 32-byte block hashes, once somebody needed it.
         stored: leading blocks that the store held, by manifest, if it was asked.
+        places: where its legs are counted as load, from its plan on.
         watch: the landing that is awaited, where the decode leg was sent ahead of it.
         tells_route: whether the client is told where it ran.
         started_s: its arrival, on the monotonic clock; the other times are on it too.
@@ -149,6 +151,7 @@ class Passage:
     hashes: bytes | None = None
     stored: Mapping[str, int] | None = None
     plan: Plan | None = None
+    places: Places | None = None
     handoff: Handoff | None = None
     watch: Watched | None = None
     landed_blocks: int | None = None
@@ -238,6 +241,8 @@ class Passage:
     def began(self, now_s: float) -> None:
         """The answer's first byte came: its prompt is in the engine, no KV needs holding."""
         self.first_s = now_s
+        if self.places is not None:
+            self.places.computed()
         self.release()
 
     def sum_up(self) -> None:

@@ -1,13 +1,15 @@
 """Endpoints of engines that take no part in prefill and decode: one decode engine answers them.
 
 The request goes on without the members that are the router's own, its answer without transfer
-parameters; what an engine does not have, it says itself (404, 501).
+parameters. Engines that are known not to have an endpoint are not asked; one that tells no
+endpoints says itself what it does not have (404, 501).
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from time import monotonic
@@ -16,13 +18,16 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from kvrouter import _native
+from kvrouter.account import ms
+from kvrouter.cut_off import CUT_OFF, cut_off
+from kvrouter.endpoints import ENDPOINTS
 from kvrouter.engine import Failure, Role
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.families.splice import splice
 from kvrouter.families.table import WHERE_SET
 from kvrouter.http.client import UpstreamError
 from kvrouter.http.head import JSON
-from kvrouter.leg import EngineFull, LegFailed
+from kvrouter.leg import EngineFull, LegFailed, check_begun
 from kvrouter.log import Line
 from kvrouter.openai import BYTES_PER_TOKEN, Request
 from kvrouter.outlet import SSE_FIELDS
@@ -35,6 +40,7 @@ from kvrouter.tracing.attributes import end_visit
 
 if TYPE_CHECKING:
     from kvrouter.budget import RecomputeBudget
+    from kvrouter.endpoints import Endpoint
     from kvrouter.engine import Engine
     from kvrouter.entrance import Entrance, Standby
     from kvrouter.http.client import Answer
@@ -50,47 +56,10 @@ if TYPE_CHECKING:
 MAX_ATTEMPTS: Final = 3
 """Engines asked at most for one request."""
 _TOKENS: Final = attrgetter("tokens")
-_GENERATED: Final = re.compile(rb'"(?:output|completion)_tokens":\s*(\d{1,9})\b')
+_GENERATED: Final = re.compile(rb'"(?:output|completion)_tokens":\s*(\d{1,12})(?!\d)')
 _NOTHING_DONE: Final = (Failure.REFUSED, Failure.CONNECT)
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A path of engines.
-
-    Attributes:
-        path: of the POST.
-        about: what it does, in one sentence.
-        again: whether another engine may be asked after one that may have begun.
-        generates: whether engines compute a prompt for it.
-        members: the least that its body has: names and an example, for the OpenAPI document.
-    """
-
-    path: str
-    about: str
-    again: bool = True
-    generates: bool = False
-    members: dict[str, object] = field(default_factory=dict)
-
-
-_PAIR: Final[dict[str, object]] = {"text_1": "a", "text_2": "b"}
-_RANKED: Final[dict[str, object]] = {"query": "a", "documents": ["b"]}
-ENDPOINTS: Final = (
-    Endpoint("/tokenize", "Token ids of a prompt or of messages.", members={"prompt": "a"}),
-    Endpoint("/detokenize", "The text of token ids.", members={"tokens": [1]}),
-    Endpoint("/v1/embeddings", "Embeddings of texts.", members={"input": "a"}),
-    Endpoint(
-        "/v1/responses",
-        "OpenAI's responses; an engine computes prompt and answer.",
-        again=False,
-        generates=True,
-        members={"input": "a"},
-    ),
-    Endpoint("/v1/rerank", "Documents by how well they answer a query.", members=_RANKED),
-    Endpoint("/rerank", "The same as /v1/rerank.", members=_RANKED),
-    Endpoint("/v1/score", "How alike texts are.", members=_PAIR),
-    Endpoint("/score", "The same as /v1/score.", members=_PAIR),
-)
 NOT_SERVED: Final = ("background", "previous_response_id")
 """Members of responses that need the engine which keeps them: another one may get the next."""
 
@@ -108,6 +77,7 @@ class Visit:
     engine: str | None = None
     attempts: int = 0
     generated: int = 0
+    outcome: str | None = None
     error: str | None = None
     tells_route: bool = False
     trace: Trace | None = None
@@ -135,12 +105,13 @@ class Visit:
             key=caller.name if caller is not None else None,
             trace_id=self.trace.hex_id if self.trace is not None else None,
             status=status,
+            outcome=self.outcome,
             path=self.endpoint.path,
             client=self.exchange.peer,
             model=self.model,
             decode=self.engine,
             attempts=self.attempts,
-            total_ms=(now_s - self.started_s) * 1000,
+            total_ms=ms(now_s - self.started_s),
             error=self.error,
         )
 
@@ -195,7 +166,7 @@ class Passthrough:
     async def serve(self, endpoint: Endpoint, exchange: Exchange) -> None:
         """Answer one request. Never raises but when it is cancelled."""
         visit = self._begin(endpoint, exchange)
-        tenant = self._entrance.tenant(exchange.headers, exchange.caller)
+        tenant = self._entrance.tenant(exchange)
         entered = self._entrance.enter(tenant)
         try:
             if not entered:
@@ -208,6 +179,11 @@ class Passthrough:
             exchange.respond(
                 error.status, error.body(), headers=error.headers(), fields=visit.answer_fields
             )
+        except asyncio.CancelledError:
+            if not (exchange.closed or exchange.ended):
+                visit.outcome, visit.error = "cut_off", visit.error or CUT_OFF.message
+                cut_off(exchange, self._metrics, visit.answer_fields)
+            raise
         finally:
             if entered:
                 self._metrics.running -= 1
@@ -229,12 +205,14 @@ class Passthrough:
         request = _read(visit.exchange.body, visit.endpoint)
         if not self._models.any:
             await self._standby.until(lambda: self._models.any)
-        model = visit.model = self._models.resolve(request.model)
+        path = visit.endpoint.path
+        model = visit.model = self._models.resolve(request.model, path)
         caller = visit.exchange.caller
         if caller is not None:
             caller.admit(model, request.prompt_tokens)
             caller.tokens += request.prompt_tokens
-        await self._standby.until(lambda: self._pool.engines(Role.DECODE, model))
+        self._models.require(model, path)
+        await self._standby.until(lambda: self._pool.answering(path, model))
         grant = None
         if visit.endpoint.generates and self._pool.named(Role.PREFILL):
             grant = self._budget.take(request.prompt_tokens)
@@ -252,7 +230,8 @@ class Passthrough:
         tried: list[Engine] = []
         error = ApiError(503, "No decode engine is available.", retry_after_s=1)
         while len(tried) < MAX_ATTEMPTS:
-            engines = [e for e in self._pool.engines(Role.DECODE, model) if e not in tried]
+            path = visit.endpoint.path
+            engines = [e for e in self._pool.answering(path, model) if e not in tried]
             if not engines:
                 break
             self._turn += 1
@@ -313,6 +292,7 @@ class Passthrough:
     async def _stream(self, visit: Visit, engine: Engine, answer: Answer) -> None:
         try:
             await answer.first_piece(self._legs.deadlines.first_byte_s)
+            check_begun(answer)
         except UpstreamError as error:
             raise self._legs.failed(engine, Role.DECODE, error.failure, str(error)) from None
         exchange = visit.exchange
@@ -326,7 +306,7 @@ class Passthrough:
             visit.error = str(failed)
             relay.fail(ApiError(502, "The engine's answer broke off."))
         finally:
-            visit.generated = relay.events
+            visit.generated = relay.generated
 
     def _settle(self, visit: Visit) -> None:
         """Count, and write the request's line."""
@@ -384,4 +364,6 @@ def _told(failed: LegFailed) -> ApiError:
         return ApiError(429, "The engines are full.", retry_after_s=1)
     if failed.failure is Failure.TIMEOUT:
         return ApiError(504, "The engine did not answer in time.")
+    if failed.failure is Failure.ANSWER:
+        return ApiError(502, "The engine's answer cannot be served.")
     return ApiError(503, "No engine could answer.", retry_after_s=1)

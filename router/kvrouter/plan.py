@@ -23,11 +23,14 @@ class RouteInputs:
         block_tokens: tokens per block, or 0 where no engine told: then nothing can match.
         hashes: its chain of 32-byte block hashes, or None where nobody asked for it.
         matches: leading blocks that an engine's own cache holds, by its KV events (absent: none).
-        guesses: the same where the router only knows what it sent there: good enough to choose
-            by, not to skip a prefill leg by, since the engine may have evicted them long ago.
+        guesses: the same where the router only knows what it sent there, or has under way there:
+            good enough to choose by, not to skip a prefill leg by, since the engine may have
+            evicted them long ago, or not computed them yet.
         store_blocks: leading blocks that the store holds whole, by the hex digest of a manifest.
-        prefill_threshold: the prefill leg is skipped where no more tokens than this are missing.
+        prefill_threshold: the prefill leg is skipped where the decode engine has no more prompt
+            tokens than this to compute, with those of other requests.
         split: whether it may have two legs at all (False: e.g. it asks for prompt logprobs).
+        model: name of the model or adapter that it asks for; None: any.
     """
 
     prompt_tokens: int
@@ -41,6 +44,7 @@ class RouteInputs:
     store_blocks: Mapping[str, int] = field(default_factory=dict)
     prefill_threshold: int = 0
     split: bool = True
+    model: str | None = None
 
 
 @dataclass(slots=True)
@@ -53,13 +57,16 @@ class Plan:
         missing_tokens: tokens that a prefill leg would spare the decode engine.
         why: the reason in a word or three, for the log line and a metric's label; from a
             bounded set: "prefill", "little missing", "no prefill engine", "not splittable",
-            "families differ", "manifests differ", "shares no KV", "same engine".
+            "families differ", "manifests differ", "adapters differ", "shares no KV",
+            "same engine".
+        prefill_tokens: tokens of the prompt that the prefill engine will compute; 0 without one.
     """
 
     prefill: Engine | None
     decode: Engine
     missing_tokens: int
     why: str
+    prefill_tokens: int = 0
 
 
 def without(
@@ -77,6 +84,11 @@ def without(
     return replace(inputs, **changes)  # type: ignore[arg-type]
 
 
+def loaders(decode: Sequence[Engine], family: str, manifest: str | None) -> Sequence[Engine]:
+    """Those of `decode` that can load what was saved for `manifest`."""
+    return [e for e in decode if e.manifest == manifest and e.family == family]
+
+
 def held_tokens(inputs: RouteInputs, engine: Engine) -> tuple[int, int]:
     """Leading tokens of the prompt that `engine` holds itself, and that it holds or could load."""
     own = inputs.matches.get(engine, 0)
@@ -85,6 +97,20 @@ def held_tokens(inputs: RouteInputs, engine: Engine) -> tuple[int, int]:
     usable = usable_blocks(inputs.prompt_tokens, inputs.block_tokens)
     own = min(own, usable)
     return own * inputs.block_tokens, min(max(own, stored), usable) * inputs.block_tokens
+
+
+def computed_tokens(inputs: RouteInputs, prefill: Engine) -> int:
+    """Tokens of the prompt that `prefill` computes: all but those that it holds or can load.
+
+    Guesses count as held: this is the engine's load, and nothing is skipped by it.
+    """
+    if not (inputs.matches or inputs.guesses or inputs.store_blocks):
+        return inputs.prompt_tokens
+    guessed = min(
+        inputs.guesses.get(prefill, 0), usable_blocks(inputs.prompt_tokens, inputs.block_tokens)
+    )
+    held = max(held_tokens(inputs, prefill)[1], guessed * inputs.block_tokens)
+    return inputs.prompt_tokens - held
 
 
 def usable_blocks(prompt_tokens: int, block_tokens: int) -> int:
@@ -126,11 +152,29 @@ def shares(prefill: Engine, decode: Engine) -> bool:
     return mine.manifest == theirs.manifest or None in (mine.manifest, theirs.manifest)
 
 
-def partners(prefill: Sequence[Engine], decode: Engine) -> Sequence[Engine]:
-    """Those prefill engines of other servers whose KV `decode` can load."""
-    server = decode.server
-    able = [e for e in prefill if e.server is not server and shares(e, decode)]
+def partners(
+    prefill: Sequence[Engine], decode: Engine, model: str | None = None
+) -> Sequence[Engine]:
+    """Those prefill engines of other servers whose KV of `model` `decode` can load."""
+    server, adapter = decode.server, _adapter(decode, model)
+    able = [
+        e
+        for e in prefill
+        if e.server is not server and shares(e, decode) and _adapter(e, model) == adapter
+    ]
     return prefill if len(able) == len(prefill) else able
+
+
+def _adapter(engine: Engine, model: str | None) -> tuple[str, str] | None:
+    """Name and path of the adapter that `engine` has under the name of `model`, if it is one.
+
+    Engines do not compare adapters when they hand KV over: where one name stands for two paths, as
+    while an adapter is replaced on one engine after the other, the KV would be another adapter's.
+    """
+    identity = engine.identity
+    if model is None or identity is None or not identity.adapters:
+        return None
+    return identity.adapter(model)
 
 
 def elsewhere(engines: Sequence[Engine], failed: Iterable[Engine]) -> Sequence[Engine]:

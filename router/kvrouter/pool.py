@@ -39,21 +39,42 @@ class Watcher(Protocol):
 class Ticket:
     """One leg's place on an engine, from `Pool.reserve`; its owner must release it once or more.
 
-    Release is idempotent, so that it may stand in a `finally` beside an earlier release.
+    Its tokens count from the reservation on, the leg itself from `begin` on. Release is idempotent,
+    so that it may stand in a `finally` beside an earlier release.
+
+    Attributes:
+        engine: where it counts.
+        tokens: how many.
+        computing: prompt tokens that a decode leg has to compute there, until it has.
+        begun: whether the leg has been sent, or is about to be.
     """
 
-    __slots__ = ("_pool", "engine", "tokens")
+    __slots__ = ("_pool", "begun", "computing", "engine", "tokens")
 
-    def __init__(self, pool: Pool, engine: Engine, tokens: int) -> None:
+    def __init__(self, pool: Pool, engine: Engine, tokens: int, computing: int) -> None:
         self._pool: Pool | None = pool
         self.engine = engine
         self.tokens = tokens
+        self.computing = computing
+        self.begun = False
+
+    def begin(self) -> None:
+        """The leg is sent now: count it as under way. Idempotent; a released ticket stays so."""
+        if self._pool is not None and not self.begun:
+            self.begun = True
+            self._pool._began(self.engine)
+
+    def computed(self) -> None:
+        """The prompt is computed: it holds nobody up any more. Idempotent."""
+        self.engine.computing -= self.computing
+        self.computing = 0
 
     def release(self) -> None:
         """Give the place back; later calls do nothing."""
+        self.computed()
         pool, self._pool = self._pool, None
         if pool is not None:
-            pool._released(self.engine, self.tokens)
+            pool._released(self)
 
 
 class Pool:
@@ -70,10 +91,11 @@ class Pool:
         self._clock = clock
         self._watchers = list(watchers)
         self._engines: dict[str, Engine] = {}
-        self._ready: dict[tuple[Role, str | None], tuple[Engine, ...]] = {}
+        self._ready: dict[tuple[str, str | None], tuple[Engine, ...]] = {}
         self._unsettled: set[Engine] = set()
         self._domain: HashDomain | None = None
         self._when_removed: list[Callable[[Engine], None]] = []
+        self._when_models_change: list[Callable[[Engine], None]] = []
 
     def add(self, address: str, role: Role, family: str = "store") -> Engine:
         """Name an engine to be probed; it may be asked only after `join`.
@@ -128,6 +150,10 @@ class Pool:
         """Call `callback` with each engine that is removed for good, after it has left."""
         self._when_removed.append(callback)
 
+    def when_models_change(self, callback: Callable[[Engine], None]) -> None:
+        """Call `callback` with each engine in the pool that serves other models from now on."""
+        self._when_models_change.append(callback)
+
     def named(self, role: Role) -> bool:
         """Whether there is any engine for the leg `role`, be it away or not."""
         return any(e.role.serves(role) and not e.draining for e in self._engines.values())
@@ -179,6 +205,19 @@ class Pool:
                 watcher.engine_joined(target)
         return True
 
+    def update_models(self, engine: Engine, identity: Identity) -> None:
+        """`engine`, which is in the pool, serves other models or adapters now.
+
+        Nothing else of `identity` differs from what it was: the engine keeps its breaker, its load
+        and what is known of its cache.
+        """
+        for each in (engine, *engine.ranks):
+            each.identity = identity
+        self._ready.clear()
+        for target in engine.targets:
+            for callback in self._when_models_change:
+                callback(target)
+
     def leave(self, engine: Engine) -> bool:
         """The server of `engine` is gone; returns whether it was here. Tickets stay valid."""
         server = engine.server
@@ -195,16 +234,26 @@ class Pool:
 
     def engines(self, role: Role, model: str | None = None) -> Sequence[Engine]:
         """Engines that may be given the leg `role` now, for `model` (None: any model)."""
-        key = (role, model)
-        ready = self._ready.get(key)
+        return self._find(role, role, model, lambda identity: identity.generates)
+
+    def answering(self, path: str, model: str | None = None) -> Sequence[Engine]:
+        """Decode engines that may be asked `path` of `model` now, whole; see `Identity.serves`."""
+        return self._find(path, Role.DECODE, model, lambda identity: identity.serves(path))
+
+    def _find(
+        self, key: str, role: Role, model: str | None, able: Callable[[Identity], bool]
+    ) -> Sequence[Engine]:
+        """Engines of `role` that are there and able; `key` and `model` name the question."""
+        ready = self._ready.get((key, model))
         if ready is None:
-            ready = self._ready[key] = tuple(
+            ready = self._ready[key, model] = tuple(
                 target
                 for e in self._engines.values()
                 if e.identity is not None
                 and not e.draining
                 and e.role.serves(role)
                 and (model is None or model in e.identity.models)
+                and able(e.identity)
                 for target in e.targets
             )
         if not self._unsettled:
@@ -224,16 +273,25 @@ class Pool:
         names = (m for e in self._engines.values() if e.identity for m in e.identity.models)
         return tuple(dict.fromkeys(names))
 
-    def reserve(self, engine: Engine, tokens: int) -> Ticket:
-        """Count one request of `tokens` on `engine` until the ticket is released."""
-        engine.requests += 1
+    def reserve(
+        self, engine: Engine, tokens: int, *, begun: bool = True, computing: int = 0
+    ) -> Ticket:
+        """Count `tokens` on `engine` until the ticket is released, and a leg under way.
+
+        Args:
+            engine: where.
+            tokens: how many.
+            begun: False where the leg is planned only: it is under way from `Ticket.begin` on.
+            computing: those of the prompt that a decode leg will compute itself.
+        """
         engine.tokens += tokens
+        engine.computing += computing
         if engine.server is not engine:
-            engine.server.requests += 1
             engine.server.tokens += tokens
-        if engine in self._unsettled and engine.breaker is not None:
-            engine.breaker.began()
-        return Ticket(self, engine, tokens)
+        ticket = Ticket(self, engine, tokens, computing)
+        if begun:
+            ticket.begin()
+        return ticket
 
     def count_elsewhere(self, engine: Engine, tokens: int) -> None:
         """Others have `tokens` under way on `engine`, all in all: policies count them too."""
@@ -276,13 +334,23 @@ class Pool:
         votes = told[True] or told[False]
         self._domain = votes.most_common(1)[0][0] if votes else None
 
-    def _released(self, engine: Engine, tokens: int) -> None:
+    def _began(self, engine: Engine) -> None:
+        engine.requests += 1
+        if engine.server is not engine:
+            engine.server.requests += 1
+        if engine in self._unsettled and engine.breaker is not None:
+            engine.breaker.began()
+
+    def _released(self, ticket: Ticket) -> None:
+        engine, server = ticket.engine, ticket.engine.server
+        engine.tokens -= ticket.tokens
+        if server is not engine:
+            server.tokens -= ticket.tokens
+        if not ticket.begun:
+            return
         engine.requests -= 1
-        engine.tokens -= tokens
-        server = engine.server
         if server is not engine:
             server.requests -= 1
-            server.tokens -= tokens
         if server.draining and not server.requests:
             self._remove(server)
         if engine in self._unsettled and engine.breaker is not None:

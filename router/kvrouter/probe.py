@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
 
 from kvrouter.access.tls import Trust
 from kvrouter.access.worker_keys import REFUSALS, WorkerKeys
-from kvrouter.introduce import AUTO, Introducer, ProbeFailed
+from kvrouter.introduce import AUTO, MODELS_PATH, Introducer, ProbeFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -44,6 +45,7 @@ class Prober:
         model: the one model to serve, or None for whatever engines serve.
         bootstrap_ports: see `Introducer`.
         rank_counts: see `Introducer`.
+        try_priority: see `Introducer`.
         worker_keys: what engines are shown; None: nothing.
         trust: whom to trust that is reached by HTTPS; None: those that this machine does.
         learn: is awaited with the manifest of an engine before it joins, so that those who watch
@@ -61,6 +63,7 @@ class Prober:
         model: str | None = None,
         bootstrap_ports: Mapping[str, int] | None = None,
         rank_counts: Mapping[str, int] | None = None,
+        try_priority: bool = False,
         worker_keys: WorkerKeys | None = None,
         trust: Trust | None = None,
         learn: Callable[[str], Awaitable[None]] | None = None,
@@ -77,6 +80,7 @@ class Prober:
             model=model,
             bootstrap_ports=bootstrap_ports,
             rank_counts=rank_counts,
+            try_priority=try_priority,
         )
         self._health_path = family(connector).health_path if connector != AUTO else None
         self._learn = learn
@@ -136,7 +140,9 @@ class Prober:
             await self._session.close()
 
     async def check(self, engine: Engine) -> str | None:
-        """One health check, and the introduction where the engine is not in the pool.
+        """One health check; then the introduction of an engine that is not in the pool.
+
+        One that is in it is asked which models it serves now.
 
         Returns:
             None, or what is wrong with it, in a sentence.
@@ -144,14 +150,39 @@ class Prober:
         try:
             await self._health(engine)
             if engine.identity is None:
-                identity = await self._introducer.introduce(engine)
-                if self._learn is not None and identity.manifest is not None:
-                    await self._learn(identity.manifest)
-                log.info("engine %s joins as %s: %s", engine.address, engine.role, identity)
-                self._pool.join(engine, identity)
+                await self._introduce(engine)
+            else:
+                await self._refresh_models(engine)
         except ProbeFailed as error:
             return str(error)
         return None
+
+    async def _introduce(self, engine: Engine) -> None:
+        identity = await self._introducer.introduce(engine)
+        if self._learn is not None and identity.manifest is not None:
+            await self._learn(identity.manifest)
+        log.info("engine %s joins as %s: %s", engine.address, engine.role, identity)
+        self._pool.join(engine, identity)
+
+    async def _refresh_models(self, engine: Engine) -> None:
+        """Learn which adapters the engine has loaded and unloaded since it was asked last.
+
+        The answer is parsed each time: vLLM writes the time and random ids into it, so that no two
+        are equal.
+        """
+        served = await self._introducer.served(engine)
+        known = engine.identity
+        if known is None:
+            return  # it left while it was asked
+        identity = replace(
+            known,
+            models=served.models,
+            adapters=served.adapters,
+            max_model_len=served.max_model_len,
+        )
+        if identity != known:
+            log.info("engine %s now serves %s", engine.address, ", ".join(identity.models))
+            self._pool.update_models(engine, identity)
 
     async def _watch(self, engine: Engine, asked: asyncio.Event) -> None:
         failures, told = 0, ""
@@ -181,6 +212,8 @@ class Prober:
         path = self._health_path or (
             self._family(engine.family).health_path if engine.identity is not None else None
         )
+        if path == MODELS_PATH:
+            return  # the introduction or the look at its models asks just that
         if path is not None:
             await self._get(engine, path)
             return

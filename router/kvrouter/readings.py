@@ -76,6 +76,13 @@ class Readings:
             ),
             ("worker_requests", "Legs under way.", self._loads, "engine"),
             (
+                "worker_tokens",
+                "Tokens under way on an engine, counted from a request's plan on; of other routers "
+                "too.",
+                self._tokens,
+                "engine",
+            ),
+            (
                 "recompute_tokens",
                 "Prompt tokens that decode engines compute for want of their KV.",
                 self._recomputed,
@@ -139,6 +146,10 @@ class Readings:
     def _loads(self) -> Iterator[Row]:
         for engine in self._pool.targets():
             yield (engine.address,), float(engine.requests)
+
+    def _tokens(self) -> Iterator[Row]:
+        for engine in self._pool.targets():
+            yield (engine.address,), float(engine.tokens)
 
     def _blocks(self) -> Iterator[Row]:
         yield (), float(len(self._index))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
+
+from kvrouter.access.access import Keys
+from kvrouter.flags import UsageError
+from kvrouter.settings.tenants import networks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,13 +39,61 @@ ENGINES: Final = (
 )
 
 
-def follow(app: App, after: RouterSettings) -> None:
+class Reload:
+    """Reads the settings again on SIGHUP, in a thread, and has the router follow them.
+
+    Signals that come while they are read make one more reading after it.
+
+    Args:
+        app: the router; it runs.
+        reread: loads the settings; raises UsageError where they cannot be used.
+    """
+
+    def __init__(self, app: App, reread: Callable[[], RouterSettings]) -> None:
+        self._app = app
+        self._reread = reread
+        self._wanted = False
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Read the settings again soon."""
+        self._wanted = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="reload")
+
+    async def close(self) -> None:
+        """Stop; a reading that is under way changes nothing any more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while self._wanted:
+            self._wanted = False
+            try:
+                settings, keys = await asyncio.to_thread(self._read)
+            except (UsageError, ValueError) as error:
+                log.error("SIGHUP: everything stays as it is: %s", error)
+            else:
+                follow(self._app, settings, keys)
+
+    def _read(self) -> tuple[RouterSettings, Keys]:
+        settings = self._reread()
+        return settings, Keys.read(settings)
+
+
+def follow(app: App, after: RouterSettings, keys: Keys | None = None) -> None:
     """Take over of `after` what can be; what else changed is logged, and waits for a restart.
 
     No request notices: limits that sink hold for those who come, times for what begins.
+
+    Args:
+        app: the router; it runs.
+        after: its settings from now on.
+        keys: of `after`; None: they are read now.
     """
     before, app.settings = app.settings, after
-    app.access.follow(after, app.server)
+    app.access.follow(after, keys)
     if app.ports is not None:
         app.ports.follow(after)
     app.flags.say(after.engines)
@@ -73,11 +126,19 @@ def _queue_timeout(app: App, value: float) -> None:
 
 
 def _tenant_header(app: App, value: str) -> None:
-    app.entrance.tenant_header = value
+    app.entrance.tenants.follow(header=value)
+
+
+def _trusted_proxies(app: App, value: list[str]) -> None:
+    app.entrance.tenants.follow(proxies=networks(value))
 
 
 def _engine_wait(app: App, value: float) -> None:
     app.standby.timeout_s = value
+
+
+def _model_retention(app: App, value: float) -> None:
+    app.models.keep_s = value
 
 
 def _budget(app: App, value: int) -> None:
@@ -107,6 +168,11 @@ def _health_timeout(app: App, value: float) -> None:
     app.prober.timeout_s = value
 
 
+def _at_the_end(app: App, value: float) -> None:
+    """`App.settings` tells it when the router stops."""
+    del app, value
+
+
 def _log_level(app: App, value: str) -> None:
     del app
     logging.getLogger().setLevel(value.upper())
@@ -117,12 +183,16 @@ RELOADED: Final[Mapping[str, Callable[[App, Any], None]]] = {
     "queue_size": _queue_size,
     "queue_timeout_s": _queue_timeout,
     "tenant_header": _tenant_header,
+    "trusted_proxies": _trusted_proxies,
     "engine_wait_s": _engine_wait,
+    "model_retention_s": _model_retention,
     "recompute_budget_tokens": _budget,
     "prefill_threshold": _prefill_threshold,
     "landing_timeout_s": _landing_timeout,
     "max_choices": _max_choices,
     "health_interval_s": _health_interval,
     "health_timeout_s": _health_timeout,
+    "drain_delay_s": _at_the_end,
+    "drain_timeout_s": _at_the_end,
     "log_level": _log_level,
 }

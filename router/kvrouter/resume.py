@@ -62,7 +62,8 @@ class _Resuming:
         passage.began(monotonic())
         if not exchange.started:
             exchange.start(200, fields=SSE_FIELDS + passage.answer_fields, hold=True)
-        relay = Relay(exchange, answer, self._metrics.gaps.buckets, self._tidy(passage, answer))
+        tidy = self._tidy(answer)
+        relay = Relay(exchange, answer, self._metrics.gaps.buckets, tidy, every=True)
         self._first.tap = relay
         try:
             await relay.run(self._legs.deadlines.idle_s, end=False)
@@ -71,14 +72,13 @@ class _Resuming:
         check(self._legs, engine, self._spoken)
         passage.outcome = self._spoken.finish or "unknown"
 
-    def _tidy(self, passage: Passage, answer: Answer) -> Tidy:
-        spoken, request = self._spoken, passage.request
-        usage = request is not None and "stream_options" in request.spans
+    def _tidy(self, answer: Answer) -> Tidy:
+        spoken = self._spoken
 
         def tidy(events: bytes) -> bytes:
             seen = spoken.take(events)
             leave(answer, spoken)
-            return tidy_events(seen, self._first.cached_tokens) if usage else seen
+            return tidy_events(seen, self._first.cached_tokens)
 
         return tidy
 
@@ -177,7 +177,7 @@ class Resumption:
                 self._metrics.resumed["resumed"] += 1
                 leg, resumes = following, resumes + 1
         finally:
-            passage.generated = len(spoken.tokens)
+            passage.generated = spoken.generated
             if passage.outcome == "unknown":
                 passage.outcome = spoken.finish or "unknown"
         return b""

@@ -6,22 +6,21 @@ import asyncio
 import gc
 import logging
 import signal
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from kvrouter import log as request_log
 from kvrouter.app import App
-from kvrouter.flags import UsageError
-from kvrouter.reload import follow
+from kvrouter.drain import drain
+from kvrouter.reload import Reload
 from kvrouter.tokens import TokenizerUnavailable
+from kvstore.drain import Signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvrouter.config import RouterSettings
-
-GRACE_S: Final = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +35,9 @@ def run(settings: RouterSettings, reread: Callable[[], RouterSettings]) -> int:
     Raises:
         OSError: an address cannot be bound.
     """
-    lines = request_log.set_up(settings.log_level)
+    lines, writer = request_log.set_up(settings.log_level)
     try:
-        app = App(settings, lines)
+        app = App(settings, lines, writer)
     except TokenizerUnavailable as error:
         log.error("%s", error)
         return 2
@@ -69,23 +68,44 @@ def _say_where(app: App, port: int) -> None:
 
 async def _main(app: App, reread: Callable[[], RouterSettings]) -> None:
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-
-    def reload() -> None:
-        try:
-            follow(app, reread())
-        except UsageError as error:
-            log.error("SIGHUP: everything stays as it is: %s", error)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    signals = Signals()
+    reload = Reload(app, reread)
     try:
-        port = await app.start()
-        loop.add_signal_handler(signal.SIGHUP, reload)
+        port = await _started(app, signals)
+        if port is None:
+            return
+        loop.add_signal_handler(signal.SIGHUP, reload.begin)
         _quiet_collector()
         _say_where(app, port)
-        await stop.wait()
-        log.info("closing: requests under way get %g s", GRACE_S)
-        await app.close(GRACE_S)
+        await signals.leave.wait()
+        await leave(app, signals)
     finally:
+        await reload.close()
         await app.close()
+
+
+async def _started(app: App, signals: Signals) -> int | None:
+    """Start; the public port, or None where a signal came first."""
+    starting = asyncio.create_task(app.start(), name="start")
+    leaving = asyncio.create_task(signals.leave.wait(), name="signal")
+    try:
+        await asyncio.wait({starting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return await starting if starting.done() else None
+    finally:
+        for task in (starting, leaving):
+            task.cancel()
+        await asyncio.gather(starting, leaving, return_exceptions=True)
+
+
+async def leave(app: App, signals: Signals) -> None:
+    """Let requests under way end, within the times of the settings as they are now."""
+    assert app.server is not None
+    settings = app.settings
+    # Whoever presses Ctrl-C waits for the end; no load balancer stands before that router.
+    delay_s = 0.0 if signals.first is signal.SIGINT else settings.drain_delay_s
+    await drain(
+        app.server,
+        delay_s=delay_s,
+        timeout_s=settings.drain_timeout_s,
+        at_once=signals.at_once,
+    )

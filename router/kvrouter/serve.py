@@ -6,6 +6,7 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from kvrouter.cut_off import CUT_OFF, cut_off
 from kvrouter.errors import ApiError
 from kvrouter.leg import Refused
 from kvrouter.openai import parse, priority
@@ -100,7 +101,7 @@ class Router:
         passage = self._begin(exchange)
         if self._board is not None:
             self._board.enter(passage)
-        tenant = self._entrance.tenant(exchange.headers, exchange.caller)
+        tenant = self._entrance.tenant(exchange)
         entered = self._entrance.enter(tenant)
         try:
             if not entered:
@@ -122,7 +123,11 @@ class Router:
                 fields=passage.answer_fields,
             )
         except asyncio.CancelledError:
-            passage.outcome = "client_left" if exchange.closed else "cut_off"
+            if exchange.closed:
+                passage.outcome = "client_left"
+            elif not exchange.ended:
+                passage.outcome, passage.error = "cut_off", passage.error or CUT_OFF.message
+                cut_off(exchange, self._metrics, passage.answer_fields, passage.tap)
             raise
         finally:
             if entered:
@@ -149,12 +154,14 @@ class Router:
             since_s = monotonic()
             await self._standby.until(lambda: self._models.any)
             passage.waited(since_s, "engine")
-        model = self._models.resolve(request.model)
+        path = passage.exchange.path
+        model = self._models.resolve(request.model, path)
         caller = passage.exchange.caller
         if caller is not None:
             if caller.metered:
                 caller.admit(model, request.prompt_tokens)
             caller.tokens += request.prompt_tokens
+        self._models.require(model, path)  # not before: the caller may have no right to the model
         if request.n > 1 or request.prompts is not None:
             await self._several(passage, request, model, tenant)
         else:

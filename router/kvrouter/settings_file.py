@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from kvrouter.bounded_yaml import TooMuch, bounded_root
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+MAX_BYTES = 1 << 20
 _NEAR = 0.6
 """Likeness, as difflib counts it, from which on a name is taken for another one misspelt."""
 
@@ -67,11 +70,19 @@ def did_you_mean(name: str, names: Collection[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+def _text(path: str) -> str:
+    with Path(path).open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise TooMuch(f"more than {MAX_BYTES >> 20} MiB")
+    return content.decode("utf-8")
+
+
 def _members(path: str) -> list[tuple[str, int, Any]]:
     """Name, line (from 1) and value of each member of the mapping that the file is."""
     try:
-        loader = yaml.SafeLoader(Path(path).read_text(encoding="utf-8"))
-        node = loader.get_single_node()
+        loader = yaml.SafeLoader(_text(path))
+        node = bounded_root(loader)
         if node is None:
             return []
         if not isinstance(node, yaml.MappingNode):
@@ -83,7 +94,9 @@ def _members(path: str) -> list[tuple[str, int, Any]]:
         ]
     except OSError as error:
         raise UnreadableFile(f"{path}: {error.strerror}; give a readable file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except TooMuch as error:
+        raise UnreadableFile(f"{path}: {error}; no settings need so much") from None
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)  # what stands there may be a secret
         line = f" (line {mark.line + 1})" if mark is not None else ""
         raise UnreadableFile(f"{path}: not YAML{line}; write `name: value` lines") from None

@@ -57,7 +57,7 @@ class Sharing:
 
     def refused(self) -> Iterator[tuple[Engine, Engine, str]]:
         """Pairs of a prefill and a decode engine that share no KV, and why."""
-        here = [e for e in self._pool.all() if e.identity is not None]
+        here = [e for e in self._pool.all() if e.identity is not None and e.identity.generates]
         for prefill in here:
             for decode in here:
                 able = prefill.role.serves(Role.PREFILL) and decode.role.serves(Role.DECODE)

@@ -18,6 +18,7 @@ _HEAD: Final = ("id", "object", "created", "model")
 _PROMPT: Final = "prompt_token_ids"
 _PLAIN: Final = frozenset({"role", "content"})
 _SERVER_ERROR: Final = 500
+_REASON_CHARACTERS: Final = 32
 _ASTRAY: Final = "it does not go on where the stream broke off"
 
 
@@ -55,11 +56,18 @@ class Spoken:
         self.usage: dict[str, Any] | None = None
         self.failure: str | None = None
         self.error: bytes | None = None
+        self._unnamed = 0  # events that said something and named no tokens
         self._head: dict[str, Any] = {}
         self._untold: list[int] = []  # by who asked for ids: they wait for their text
         self._opened = False
         self._resumed = False
         self._awaited: bytes | None = None
+
+    @property
+    def generated(self) -> int:
+        """Tokens that the client got: as usage tells, else those named, else one for each event."""
+        told = self.usage.get("completion_tokens") if isinstance(self.usage, dict) else None
+        return told if isinstance(told, int) else len(self.tokens) + self._unnamed
 
     def go_on(self, prompt: bytes | None = None) -> None:
         """Another engine speaks from now on, and begins after the certain tokens.
@@ -122,6 +130,7 @@ class Spoken:
             return b"data: " + orjson.dumps(event) if self._sees(event) else None
         except (ValueError, TypeError, KeyError, AttributeError, IndexError):
             self.told = False  # nothing that we know: it passes, and the stream is not resumed
+            self._unnamed += 1
             return line
 
     def _fails(self, error: dict[str, Any], line: bytes) -> bool:
@@ -164,8 +173,10 @@ class Spoken:
 
     def _says(self, choice: dict[str, Any]) -> bool:
         """Take in what a choice says; whether the client sees it."""
-        ids = choice.get("token_ids")
-        said = ids or choice["finish_reason"] or self._text(choice)
+        ids, reason = choice.get("token_ids"), choice["finish_reason"]
+        if reason is not None and not isinstance(reason, str):
+            raise TypeError("a finish reason that is no text")
+        said = ids or reason or self._text(choice)
         if self._awaited is not None and said:
             self.failure = _ASTRAY
         if self.failure is not None:
@@ -175,12 +186,13 @@ class Spoken:
         text = self._text(choice)
         if ids is None:
             self.told = self.told and not text
+            self._unnamed += self._speaks(choice)
         else:
             self.tokens += ids
-        self._show_tokens(choice, ids or [], waits=not (text or choice["finish_reason"]))
+        self._show_tokens(choice, ids or [], waits=not (text or reason))
         if text:
             self.certain = len(self.tokens)
-        self.finish = choice["finish_reason"] or self.finish
+        self.finish = reason[:_REASON_CHARACTERS] if reason else self.finish
         return bool(said) or not (self._resumed and self._opened)
 
     def _show_tokens(self, choice: dict[str, Any], ids: list[int], *, waits: bool) -> None:
@@ -197,6 +209,11 @@ class Spoken:
     def _text(self, choice: dict[str, Any]) -> str | None:
         text: str | None = choice["delta"].get("content") if self._chat else choice["text"]
         return text
+
+    def _speaks(self, choice: dict[str, Any]) -> bool:
+        """Whether something is said: text, reasoning or a tool call."""
+        said = choice["delta"] if self._chat else {"text": choice["text"]}
+        return any(value for name, value in said.items() if name != "role")
 
     def _plain(self, delta: dict[str, Any]) -> None:
         """Look whether a chat's event says text alone; its role is said once."""

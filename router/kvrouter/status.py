@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 import orjson
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Row = tuple[str, str, "Handler"]
 
+_NOT_READY: Final = frozenset({"starting", "unavailable", "draining"})
+"""What /health answers with a 503."""
+
 
 class Status:
     """Answers of its own; asks no engine.
@@ -34,6 +37,7 @@ class Status:
         metrics: shown at /metrics.
         asked: whether every engine has been asked once, so that it is known who is there.
         store_connected: whether the store is there; True where there is none.
+        draining: whether the router is about to stop.
         admin: whether the admin API is served.
         keys: whether callers need a key.
         apart: whether administration and metrics are on a port of their own.
@@ -46,6 +50,7 @@ class Status:
         *,
         asked: Callable[[], bool],
         store_connected: Callable[[], bool],
+        draining: Callable[[], bool],
         admin: bool = False,
         keys: Callable[[], bool] = lambda: False,
         apart: bool = False,
@@ -54,6 +59,7 @@ class Status:
         self._metrics = metrics
         self._asked = asked
         self._store_connected = store_connected
+        self._draining = draining
         self._admin = admin
         self._keys = keys
         self._apart = apart
@@ -68,8 +74,8 @@ class Status:
             ("GET", "/v1/models/", self.model),
             ("GET", "/health", self.health),
             ("GET", "/ready", self.health),
-            ("GET", "/ping", self.health),
-            ("POST", "/ping", self.health),
+            ("GET", "/ping", self.ping),
+            ("POST", "/ping", self.ping),
             ("GET", "/healthcheck", self.healthcheck),
             ("GET", "/live", self.live),
             ("GET", "/version", self.version),
@@ -99,20 +105,36 @@ class Status:
         return {name: card for name, card in cards.items() if caller.allows(name)}
 
     async def health(self, exchange: Exchange) -> None:
-        """200 while requests can be served, also where that means computing without reuse."""
-        status, lacking = self.condition()
-        if status in ("starting", "unavailable"):
+        """200 while new requests should come here, also where they are served without reuse."""
+        self._tell(exchange, *self.condition())
+
+    async def ping(self, exchange: Exchange) -> None:
+        """200 while requests can be served, so also while the router drains."""
+        self._tell(exchange, *self._fitness())
+
+    def _tell(self, exchange: Exchange, status: str, lacking: list[str]) -> None:
+        if status in _NOT_READY:
             _unavailable(exchange, status, lacking[0])
         else:
             exchange.respond(200, orjson.dumps({"status": status, "lacking": lacking}))
 
     def condition(self) -> tuple[str, list[str]]:
         """`status` of /health, and what is lacking, in sentences."""
+        if self._draining():
+            return "draining", ["the router is about to stop"]
+        return self._fitness()
+
+    def _fitness(self) -> tuple[str, list[str]]:
+        """The same, whether or not the router is about to stop."""
         if not self._asked():
             return "starting", ["not every engine has been asked yet"]
-        if not self._pool.engines(Role.DECODE):
-            return "unavailable", ["no decode engine is available"]
         lacking = []
+        if not self._pool.engines(Role.DECODE):
+            engines = self._pool.all()
+            if not any(e.role.serves(Role.DECODE) and e.identity is not None for e in engines):
+                return "unavailable", ["no decode engine is available"]
+            if any(e.identity is None for e in engines):  # else it is a fleet that only embeds
+                lacking.append("no engine that generates text is available")
         if self._pool.named(Role.PREFILL) and not self._pool.engines(Role.PREFILL):
             lacking.append("no prefill engine is available: decode engines compute prompts")
         if not self._store_connected():
@@ -120,12 +142,12 @@ class Status:
         return "degraded" if lacking else "ok", lacking
 
     async def healthcheck(self, exchange: Exchange) -> None:
-        """How many engines there are, as vLLM's toy proxy says it; 503 where none decodes."""
+        """How many engines there are, as vLLM's toy proxy says it; 503 as /health."""
         prefill, decode = self._pool.engines(Role.PREFILL), self._pool.engines(Role.DECODE)
         counts = {"prefill_instances": len(prefill), "decode_instances": len(decode)}
-        status = "ok" if decode else "unavailable"
+        status = "draining" if self._draining() else "ok" if decode else "unavailable"
         body = orjson.dumps({"status": status, **counts})
-        exchange.respond(200 if decode else 503, body)
+        exchange.respond(200 if status == "ok" else 503, body)
 
     async def live(self, exchange: Exchange) -> None:
         """200 while the process answers at all."""

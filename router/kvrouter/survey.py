@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvrouter.chains import Chains
-    from kvrouter.engine import Engine, HashDomain
+    from kvrouter.engine import Engine, HashDomain, Identity
+    from kvrouter.expected import Expected
     from kvrouter.kv_ledger import EventLedger
     from kvrouter.landing import StoreView
     from kvrouter.leg import Legs
@@ -36,6 +37,7 @@ class Survey:
         tokens: finds token ids of texts and chats.
         chains: hashes prompts.
         index: what engines hold.
+        expected: what they will hold when legs under way have ended.
         ledger: who tells of its own cache, or None where no events are taken.
         store: the store, or None.
         needs_hashes: whether the policy wants to know who holds what.
@@ -49,6 +51,7 @@ class Survey:
         tokens: TokenSource,
         chains: Chains,
         index: PrefixIndex,
+        expected: Expected,
         ledger: EventLedger | None,
         store: StoreView | None,
         needs_hashes: bool,
@@ -59,6 +62,7 @@ class Survey:
         self._tokens = tokens
         self._chains = chains
         self._index = index
+        self._expected = expected
         self._ledger = ledger
         self._store = store
         self._needs_hashes = needs_hashes
@@ -93,6 +97,8 @@ class Survey:
             asked, since_s = decode[self._turn % len(decode)], monotonic()
             passage.tokens = await self._tokens.tokens(asked, model, body, request.text)
             passage.tokenised(since_s)
+        if identity is not None and _too_long_a_chat(passage, identity):
+            passage.tokens = None
         ids = request.ids
         if passage.tokens is not None:
             ids = passage.tokens.ids
@@ -102,6 +108,7 @@ class Survey:
             hashes = passage.hashes = hash_prompt(self._chains, passage, ids)
             matches, guesses = self._told(self._index.match(hashes))
             passage.stored = await self._stored(passage, hashes, decode, matches)
+            guesses = self._guesses(hashes, matches, guesses)
         return RouteInputs(
             prompt_tokens=request.prompt_tokens,
             decode=decode,
@@ -114,6 +121,7 @@ class Survey:
             store_blocks=passage.stored or _NOTHING,
             prefill_threshold=self.prefill_threshold,
             split=family.single_leg(request) is None,
+            model=model,
         )
 
     def _told(
@@ -127,6 +135,14 @@ class Survey:
         if not guesses:
             return found, _NONE
         return {e: blocks for e, blocks in found.items() if e not in guesses}, guesses
+
+    def _guesses(
+        self, hashes: bytes, matches: Mapping[Engine, int], guesses: Mapping[Engine, int]
+    ) -> Mapping[Engine, int]:
+        """What engines are believed to hold, or will when their legs have ended, beyond matches."""
+        coming = self._expected.match(hashes)
+        more = {e: n for e, n in coming.items() if n > max(matches.get(e, 0), guesses.get(e, 0))}
+        return {**guesses, **more} if more else guesses
 
     def computed(self, engine: Engine, hashes: bytes | None) -> None:
         """`engine` has these blocks now: believed where it does not tell by events itself."""
@@ -156,6 +172,17 @@ class Survey:
         wanted = hashes[: usable * HASH_BYTES]
         manifests = {e.manifest for e in decode if e.manifest is not None}
         return {m: await self._store.match(m, wanted) for m in manifests}
+
+
+def _too_long_a_chat(passage: Passage, identity: Identity) -> bool:
+    """Whether an engine will refuse a chat for its length: it is to read the messages for that.
+
+    Token ids beside the messages vLLM counts too late: its error then has other words, no `param`.
+    """
+    request, tokens, most = passage.request, passage.tokens, identity.max_model_len
+    if request is None or request.kind != "chat" or tokens is None or most is None:
+        return False
+    return len(tokens) > most
 
 
 def hash_prompt(

@@ -18,11 +18,13 @@ TRANSFERS: Final = frozenset(
     }
 )
 """Members of answers that are between router and engines alone."""
+MARKS: Final = (b'_params":', b'_host":', b'_port":', b'_room":', b'_tokens":')
+"""Ends of the names of all members that `tidy_events` changes; they begin with the same byte."""
 _TRANSFER: Final = re.compile(
     rb'"(?:(?:kv|ec)_transfer_params|disaggregated_params|bootstrap_(?:host|port|room))":'
 )
 _CACHED: Final = re.compile(rb'"prompt_tokens_details":\s*\{[^{}]*"cached_tokens":\s*(\d{1,12})')
-_NUMBER: Final = re.compile(rb"\s*(\d{1,12})")
+_NUMBER: Final = re.compile(rb"\s*(\d{1,12})(?!\d)")
 _FINISH_REASON: Final = re.compile(rb'"finish_reason":\s*"([a-z_]{1,32})"')
 
 

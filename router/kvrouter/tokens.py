@@ -15,11 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from sys import getsizeof
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from kvrouter._native import scan_object
+from kvrouter.cache_use import CacheUse
 from kvrouter.chains import ID_BYTES
 
 if TYPE_CHECKING:
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
     Post = Callable[[Engine, str, bytes], Awaitable[bytes]]
 
 TOKENIZE_PATH: Final = "/tokenize"
-CACHED_TOKENS: Final = 4_000_000
-"""Token ids kept in the cache, 4 bytes each and their JSON about 6."""
+CACHED_BYTES: Final = 64 << 20
+"""Memory of the token ids in the cache: 4 bytes each, their JSON about 6."""
+ENTRY_BYTES: Final = 512
+"""What a cached prompt takes beside these: so short prompts do not add up either."""
 MAX_THREADS: Final = 4
 INLINE_CHARACTERS: Final = 4096
 """A longer text is tokenised in a thread, so that the loop goes on."""
@@ -63,8 +67,22 @@ def _member(body: bytes, key: str) -> Tokens:
     return Tokens(ids, body[start:end])
 
 
-class TokenizerUnavailable(Exception):
+class TokenizerUnavailable(ValueError):
     """No local tokenizer can be loaded from where the user said; says what to do."""
+
+
+def tokenizer_file(path: str) -> Path:
+    """The `tokenizer.json` that `path` names, itself or by its directory.
+
+    Raises:
+        TokenizerUnavailable: there is no such file.
+    """
+    file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise TokenizerUnavailable(
+            f"there is no file {file}: give a tokenizer.json or the directory that holds it"
+        )
+    return file
 
 
 class LocalTokenizer:
@@ -78,7 +96,7 @@ class LocalTokenizer:
     """
 
     def __init__(self, path: str) -> None:
-        file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
+        file = tokenizer_file(path)
         try:
             from tokenizers import Tokenizer  # noqa: PLC0415 - an extra, not a dependency
         except ImportError:
@@ -114,9 +132,14 @@ class TokenSource:
         self._local = local
         self._verdicts: dict[str, bool] = {}
         self._cache: OrderedDict[bytes, Tokens] = OrderedDict()
-        self._cached_tokens = 0
+        self._cached_bytes = 0
         self._threads: ThreadPoolExecutor | None = None
         self.counts: Counter[str] = Counter()
+
+    @property
+    def use(self) -> CacheUse:
+        """How many prompts are remembered, and the memory that they take."""
+        return CacheUse(len(self._cache), self._cached_bytes, CACHED_BYTES)
 
     async def tokens(
         self, engine: Engine, model: str, body: bytes, text: str | None
@@ -189,16 +212,23 @@ class TokenSource:
         return found
 
     def _remember(self, key: bytes, tokens: Tokens) -> None:
-        if len(tokens) > CACHED_TOKENS // 16:
+        size = _size(tokens)
+        if size > CACHED_BYTES // 16:
             return
         replaced = self._cache.pop(key, None)
         self._cache[key] = tokens
-        self._cached_tokens += len(tokens) - (len(replaced) if replaced else 0)
-        while self._cached_tokens > CACHED_TOKENS:
+        self._cached_bytes += size - (_size(replaced) if replaced else 0)
+        while self._cached_bytes > CACHED_BYTES:
             _, oldest = self._cache.popitem(last=False)
-            self._cached_tokens -= len(oldest)
+            self._cached_bytes -= _size(oldest)
+
+
+def _size(tokens: Tokens) -> int:
+    """Bytes of memory that a cached prompt takes."""
+    return ENTRY_BYTES + getsizeof(tokens.ids) + getsizeof(tokens.json)
 
 
 def _encode(local: LocalTokenizer, text: str) -> Tokens:
     ids = local.encode(text)
-    return Tokens(ids.tobytes(), orjson.dumps(ids.tolist()))
+    written = orjson.dumps(ids.tolist())
+    return Tokens(ids.tobytes(), bytes(memoryview(written)))  # orjson's own takes a KiB or more

@@ -12,6 +12,7 @@ import pytest
 from tests.fakes.engine import FakeEngine, engines
 
 from kvrouter.app import App
+from kvrouter.canary.canary import MAX_BODY_BYTES
 from kvrouter.canary.replay import MAX_SAMPLES, PATIENCE_S
 from kvrouter.config import RouterSettings
 from kvrouter.http.exchange import Exchange
@@ -228,6 +229,7 @@ async def test_an_answer_that_ends_sooner_is_an_alarm() -> None:
         {"logprobs": 1},
         {"max_tokens": 500},
         {"prompt": "x" * 2000},
+        {"user": "x" * MAX_BODY_BYTES},
     ],
 )
 async def test_what_cannot_be_compared_or_is_long_is_not_sampled(more: Json) -> None:

@@ -37,6 +37,7 @@ class Rig:
         folder: for files.
         prefill, decode: settings of the two engines.
         store: arguments of the store node; `token`: what the engines show it.
+        engines_first: whether the engines start before the store, whose `port` is then given.
         router: settings of the router, but for addresses.
         limit: of the host that the doctor sees.
         root: where its files are.
@@ -47,6 +48,7 @@ class Rig:
     decode: dict[str, Any] = field(default_factory=dict)
     store: dict[str, Any] = field(default_factory=dict)
     token: str = ""
+    engines_first: bool = False
     router: dict[str, Any] = field(default_factory=dict)
     limit: Callable[[int], int] = enough
     root: Path = field(init=False)
@@ -66,10 +68,12 @@ class Rig:
 
     def start(self) -> None:
         """Start the store and both engines, then do what is left to be done."""
-        node = {"pool_bytes": 16 << 20, "granule_bytes": 4096, "unix_path": str(self.unix_path)}
-        self.node = self.start_store(**{**node, **self.store})
+        if not self.engines_first:
+            self._start_node()
         for role, changes in (("prefill", self.prefill), ("decode", self.decode)):
             self.engines[role] = self.start_engine(**{"role": role, **changes})
+        if self.engines_first:
+            self._start_node()
         self.router = {
             "prefill": [self.address("prefill")],
             "decode": [self.address("decode")],
@@ -81,6 +85,10 @@ class Rig:
         }
         for each in self.more:
             each(self)
+
+    def _start_node(self) -> None:
+        node = {"pool_bytes": 16 << 20, "granule_bytes": 4096, "unix_path": str(self.unix_path)}
+        self.node = self.start_store(**{**node, **self.store})
 
     def start_store(self, **arguments: Any) -> StoreServer:
         """One more store node."""
@@ -106,7 +114,7 @@ class Rig:
     @property
     def url(self) -> str:
         """The store's."""
-        return f"kv://127.0.0.1:{self.node.port}"
+        return f"kv://127.0.0.1:{self.store.get('port') or self.node.port}"
 
     def address(self, role: str) -> str:
         """An engine's."""

@@ -118,3 +118,16 @@ def test_the_odd_ones_are_those_that_differ_from_the_most() -> None:
     assert odd_ones({"a": 1, "b": 2}) == (["a"], 1, 2), "those named last are in the right"
     assert odd_ones({"a": 1, "b": 1}) is None
     assert odd_ones({}) is None
+
+
+@pytest.mark.parametrize("check", ["connector", "models", "engine-version", "prefix-caching"])
+async def test_an_engine_that_only_embeds_is_not_held_to_what_engines_share(check: str) -> None:
+    given: dict[str, Any] = {"manifest": "ab" * 32, "version": "0.32.0"}
+    generating = [engine("a:1", Role.PREFILL, **given), engine("b:1", Role.DECODE, **given)]
+    identity = Identity(("e",), family="store", pairs=False, generates=False, version="0.31.0")
+    config = {"enable_prefix_caching": "False", "cache_dtype": "fp8"}
+    embeds = EngineFacts(Engine("c:1", Role.DECODE, identity=identity), cache_config=config)
+    for each in generating:
+        each.version = "0.32.0"
+    embeds.version = "0.31.0"
+    assert not await found(check, *generating, embeds, store="kv://127.0.0.1:1")

@@ -350,6 +350,14 @@ def test_a_set_up_that_is_well_has_no_findings(rig: Rig) -> None:
     assert stats["waits"] == 0
 
 
+def test_engines_that_started_before_their_store_are_tried_before_they_are_judged(
+    rig: Rig,
+) -> None:
+    rig.engines_first, rig.store["port"] = True, free_port()
+    rig.start()
+    assert rig.examine().rows == ()
+
+
 def test_engines_of_both_roles_are_tried_with_each_other(rig: Rig) -> None:
     rig.prefill["role"] = rig.decode["role"] = "both"
     rig.start()

@@ -31,6 +31,7 @@ ROUTER_GAUGES = (
     "kvrouter:num_requests_waiting",
     "kvrouter:recompute_tokens",
     "kvrouter:worker_requests",
+    "kvrouter:worker_tokens",
 )
 
 

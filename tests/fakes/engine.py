@@ -39,7 +39,11 @@ class FakeEngine:
         piece_bytes: streams come in chunks of so many bytes, wherever events end; 0: by event.
         skew: how many tokens it counts more than the prompt has.
         pages: what answers a POST to other paths, by path; bodies of these are in `posted`.
+        endpoints: what /openapi.json lists, and all that a POST may ask for; None: there is no such
+            page, and everything may be asked.
+        adapters: paths of the LoRA adapters that it has loaded, by name.
         told: more members of every answer and event.
+        reason: why it says that generation has ended.
         key: what it wants to be shown, on every path; None: nothing.
         asked: path and Authorization of every request, in order.
         tls: what it shows to who connects; None: it is plain.
@@ -58,7 +62,10 @@ class FakeEngine:
         self.event_bytes = 0
         self.piece_bytes = 0
         self.events: int | None = None
+        self.endpoints: tuple[str, ...] | None = None
+        self.adapters: dict[str, str] = {}
         self.told: Json = {}
+        self.reason: Any = "length"
         self.pages: dict[str, Callable[[Exchange], Awaitable[None]]] = {}
         self.posted: list[tuple[str, bytes]] = []
         self.skew = 0
@@ -77,6 +84,7 @@ class FakeEngine:
             [
                 ("GET", "/health", self._health),
                 ("GET", "/version", self._version),
+                ("GET", "/openapi.json", self._openapi),
                 ("GET", "/v1/models", self._models),
                 ("POST", "/tokenize", self._tokenize),
                 ("POST", "/v1/completions", self._completions),
@@ -115,6 +123,22 @@ class FakeEngine:
         if self.key is not None and shown != f"Bearer {self.key}":
             exchange.respond(401, b'{"error": "Unauthorized"}')
             return
+        try:
+            await self._serve(exchange)
+        except asyncio.CancelledError:
+            if not exchange.closed:  # it stops as an engine that dies: without a word
+                exchange.abort()
+            raise
+
+    async def _serve(self, exchange: Exchange) -> None:
+        if (
+            self.endpoints is not None
+            and exchange.method == "POST"
+            and exchange.path not in self.endpoints
+        ):
+            error = {"message": "Not Found", "type": "NotFoundError", "param": None, "code": 404}
+            exchange.respond(404, json.dumps({"error": error}).encode())
+            return
         page = self.pages.get(exchange.path)
         if page is None:
             await self._routes.handle(exchange)
@@ -133,9 +157,18 @@ class FakeEngine:
     async def _version(self, exchange: Exchange) -> None:
         exchange.respond(200, b'{"version": "0.32.0"}')
 
+    async def _openapi(self, exchange: Exchange) -> None:
+        if self.endpoints is None:
+            exchange.respond(404, b'{"detail": "Not Found"}')
+            return
+        paths: Json = {path: {"post": {}} for path in ("/health", *self.endpoints)}
+        exchange.respond(200, json.dumps({"openapi": "3.1.0", "paths": paths}).encode())
+
     async def _models(self, exchange: Exchange) -> None:
-        card = {"id": self.model, "object": "model", "max_model_len": 4096}
-        exchange.respond(200, json.dumps({"object": "list", "data": [card]}).encode())
+        cards: list[Json] = [{"id": self.model, "object": "model", "max_model_len": 4096}]
+        for name, path in self.adapters.items():
+            cards.append({"id": name, "object": "model", "root": path, "parent": self.model})
+        exchange.respond(200, json.dumps({"object": "list", "data": cards}).encode())
 
     async def _tokenize(self, exchange: Exchange) -> None:
         ids = self._prompt_ids(json.loads(exchange.body))
@@ -175,7 +208,7 @@ class FakeEngine:
 
     def _problem(self, body: Json) -> tuple[int, Json] | None:
         """VLLM's own rules, those that a careless prefill leg breaks."""
-        if body.get("model") != self.model:
+        if body.get("model") not in (self.model, *self.adapters):
             message = f"The model `{body.get('model')}` does not exist."
             return 404, {"message": message, "type": "NotFoundError", "code": 404}
         if body.get("stream_options") and not body.get("stream"):
@@ -226,7 +259,7 @@ class FakeEngine:
         exchange.respond(200, json.dumps(self.answer(body)).encode())
 
     def event(self, i: int, *, last: bool) -> bytes:
-        choice = {"index": 0, "text": f" t{i}", "finish_reason": "length" if last else None}
+        choice = {"index": 0, "text": f" t{i}", "finish_reason": self.reason if last else None}
         event = {"id": "cmpl-1", "model": self.model, "choices": [choice], **self.told}
         if self.event_bytes:
             event["padding"] = "x" * self.event_bytes
@@ -236,7 +269,7 @@ class FakeEngine:
         ids = self._prompt_ids(body)
         tokens = body.get("max_tokens") or 16
         text = "".join(f" t{i}" for i in range(tokens))
-        choice: Json = {"index": 0, "text": text, "finish_reason": "length"}
+        choice: Json = {"index": 0, "text": text, "finish_reason": self.reason}
         if "messages" in body:
             choice["message"] = {"role": "assistant", "content": text}
         answer: Json = {

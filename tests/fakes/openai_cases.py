@@ -63,6 +63,24 @@ def _refused_choices(long: list[int]) -> tuple[Refusal, ...]:
     )
 
 
+def _refused_lengths(max_model_len: int, long: list[int]) -> tuple[Refusal, ...]:
+    return (
+        Refusal(
+            "a prompt longer than the context",
+            COMPLETIONS,
+            _text(prompt=long),
+            param="input_tokens",
+        ),
+        Refusal(
+            "a chat longer than the context",
+            CHAT,
+            _chat(messages=[{"role": "user", "content": "7 " * (max_model_len + 1)}]),
+            param="input_tokens",
+        ),
+        Refusal("a prompt as long as the context", COMPLETIONS, _text(prompt=long[1:])),
+    )
+
+
 def refusals(max_model_len: int) -> tuple[Refusal, ...]:
     """Requests that an engine with this context length refuses."""
     long = [7] * (max_model_len + 1)
@@ -96,8 +114,7 @@ def refusals(max_model_len: int) -> tuple[Refusal, ...]:
             _text(max_tokens=max_model_len + 1),
             param="max_tokens",
         ),
-        Refusal("a prompt longer than the context", COMPLETIONS, _text(prompt=long)),
-        Refusal("a prompt as long as the context", COMPLETIONS, _text(prompt=long[1:])),
+        *_refused_lengths(max_model_len, long),
         Refusal("a temperature below 0", COMPLETIONS, _text(temperature=-1), param="temperature"),
         Refusal("a temperature above 2", CHAT, _chat(temperature=2.5), param="temperature"),
         Refusal("a top_p of 0", COMPLETIONS, _text(top_p=0), param="top_p"),

@@ -37,7 +37,7 @@ class _Pinned:
 
 
 class NixlEngine(PdEngine):
-    """One engine of kv_role kv_both.
+    """One engine, of whatever kv_role: NixlConnector goes by what each request asks.
 
     Attributes:
         pinned: blocks kept for decode engines, by request id.

@@ -36,6 +36,26 @@ async def test_requests_are_admitted_in_the_order_in_which_they_came() -> None:
     assert (admission.running, admission.waiting) == (0, 0)
 
 
+async def test_of_those_that_wait_the_lowest_priority_is_next_and_of_equals_the_first() -> None:
+    admission = Admission(BlockCache(4), max_running=1, max_waiting=9)
+    holder = await admission.enter([], 1)
+    order: list[tuple[int, int]] = []
+
+    async def enter(number: int, priority: int) -> None:
+        allocation = await admission.enter([], 1, priority)
+        order.append((priority, number))
+        admission.leave(allocation)
+
+    tasks = [
+        asyncio.create_task(enter(number, priority))
+        for number, priority in enumerate([5, 0, -1, 5, 0])
+    ]
+    await settled()
+    admission.leave(holder)
+    await asyncio.gather(*tasks)
+    assert order == [(-1, 2), (0, 1), (0, 4), (5, 0), (5, 3)]
+
+
 async def test_a_small_request_does_not_overtake_a_large_one() -> None:
     admission = Admission(BlockCache(4), max_running=9, max_waiting=9)
     holder = await admission.enter([], 2)

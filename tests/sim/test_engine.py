@@ -1,5 +1,6 @@
 """A simulated engine without a store: its own cache, its queue, its clock, its failures."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -10,7 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from tests.sim.conftest import LiveSim
+from tests.sim.conftest import DEADLINE_S, LiveSim
+
+from kvrouter.sim.config import SimSettings
+from kvrouter.sim.engine import SimEngine
+from kvrouter.sim.requests import parse_request
 
 Start = Callable[..., LiveSim]
 PROMPT = list(range(100, 200))
@@ -191,3 +196,40 @@ def test_what_is_not_there_is_told_apart_from_what_is_not_allowed(
     sim = live_sim()
     assert sim.ask("GET", path)[0] == 405
     assert sim.ask("GET", "/nothing")[0] == 404
+
+
+@pytest.mark.parametrize(("policy", "order"), [("priority", [3, 7]), ("fcfs", [7, 3])])
+async def test_those_that_wait_run_by_priority_where_the_engine_schedules_by_it(
+    policy: Any, order: list[int]
+) -> None:
+    engine = SimEngine(SimSettings(model="tiny", max_num_seqs=1, scheduling_policy=policy))
+    ran: list[int] = []
+
+    async def run(priority: int) -> None:
+        body = json.dumps({"prompt": [1], "priority": priority}).encode()
+        request = parse_request(body, "completion", engine.tokenizer, ("tiny",), 100)
+        generation = await engine.admit(request)
+        ran.append(request.priority)
+        await asyncio.sleep(0)
+        generation.close()
+
+    await asyncio.gather(*(run(priority) for priority in (0, 7, 3)))
+    await engine.close()
+    assert ran == [0, *order]
+
+
+def test_a_long_prompt_holds_up_the_tokens_of_an_answer_where_steps_are_shared(
+    live_sim: Start,
+) -> None:
+    sim = live_sim(shared_steps=True, prefill_time_per_token="1ms", inter_token_latency="1ms")
+    stream = {"prompt": [1], "max_tokens": 200, "stream": True, "model": "tiny"}
+    talking = threading.Thread(
+        target=sim.ask, args=("POST", "/v1/completions", json.dumps(stream).encode())
+    )
+    talking.start()
+    while not sim.metric("vllm:num_requests_running"):
+        pass
+    sim.complete([7] * 300, 1)
+    talking.join(DEADLINE_S)
+    longest = sim.metric("vllm:inter_token_latency_seconds_bucket", le="0.1")
+    assert longest == sim.metric("vllm:inter_token_latency_seconds_count") - 1

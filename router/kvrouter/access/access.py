@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvrouter.access.caller import KeyRing
@@ -13,12 +14,37 @@ from kvrouter.flags import UsageError
 from kvstore.safety import is_loopback
 
 if TYPE_CHECKING:
-    from kvrouter.http.server import Handler, HttpServer
+    from collections.abc import Mapping
+
+    from kvrouter.access.keys import Key
+    from kvrouter.http.server import Handler
     from kvrouter.log import RequestLog
     from kvrouter.metrics import Metrics
     from kvrouter.settings.access import AccessSettings
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """All keys, as they were read.
+
+    Attributes:
+        callers: keys that callers may bring.
+        engines: keys that engines are shown, by `HOST:PORT`; under "" that of all others.
+    """
+
+    callers: list[Key]
+    engines: Mapping[str, str]
+
+    @classmethod
+    def read(cls, settings: AccessSettings) -> Keys:
+        """Read the files; a file of many keys takes seconds.
+
+        Raises:
+            ValueError: a file cannot be used; a sentence that repeats no key.
+        """
+        return cls(settings.caller_keys(), settings.engine_keys())
 
 
 class Access:
@@ -40,9 +66,8 @@ class Access:
         self.ring = KeyRing()
         self.worker_keys = WorkerKeys()
         self.trust = Trust(settings.engine_ca_file)
-        self._gate: Gate | None = None
         try:
-            self._set(settings)
+            self._set(Keys.read(settings))
         except ValueError as error:
             raise UsageError(str(error)) from None
 
@@ -53,7 +78,7 @@ class Access:
 
     def gate(self, handler: Handler, metrics: Metrics, lines: RequestLog | None) -> Gate:
         """The gate before `handler`, with its metrics exposed."""
-        gate = self._gate = Gate(self.ring, handler, metrics, lines)
+        gate = Gate(self.ring, handler, metrics, lines)
         for reading in gate.readings():
             metrics.add(reading)
         return gate
@@ -67,24 +92,26 @@ class Access:
                 host,
             )
 
-    def follow(self, settings: AccessSettings, server: HttpServer | None) -> None:
-        """Take the keys over as they stand now; where they cannot be used, all stays as it is.
+    def follow(self, settings: AccessSettings, keys: Keys | None = None) -> None:
+        """Take the keys over; where they cannot be used, all stays as it is.
 
         Requests under way go on, also those of a key that is gone.
+
+        Args:
+            settings: that say where the keys are.
+            keys: of `settings`; None: they are read now.
         """
         try:
-            if self.asks and not settings.caller_keys():
+            keys = keys or Keys.read(settings)
+            if self.asks and not keys.callers:
                 raise ValueError("that nobody is asked for a key any more takes a restart")
-            self._set(settings)
+            self._set(keys)
         except ValueError as error:
             log.error("SIGHUP: keys stay as they are: %s", error)
-        if server is not None and self._gate is not None:
-            server.handler = self._gate.handler
 
-    def _set(self, settings: AccessSettings) -> None:
-        callers, engines = settings.caller_keys(), settings.engine_keys()
-        self.ring.follow(callers)
-        self.worker_keys.follow(engines)
+    def _set(self, keys: Keys) -> None:
+        self.ring.follow(keys.callers)
+        self.worker_keys.follow(keys.engines)
         self.worker_keys.alone = self.asks
-        if callers:
-            log.info("callers need a key: %d names", len(callers))
+        if keys.callers:
+            log.info("callers need a key: %d names", len(keys.callers))

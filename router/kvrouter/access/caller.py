@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from hashlib import sha256
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.access.bucket import Bucket
 from kvrouter.errors import ApiError, model_not_found
+from kvstore.credentials import bearer_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from kvrouter.access.keys import Key
 
 _LIMITED: Final = "rate_limit_exceeded"
+_MAX_AUTHORIZATION: Final = 2048
+"""Characters of a header that are looked at; a longer one is nobody's."""
 
 
 class Caller:
@@ -117,7 +121,7 @@ class Caller:
 
 
 class KeyRing:
-    """All callers, found by the key in an Authorization header: `find_bearer(ring.by_digest, ...)`.
+    """All callers, found by the key in an Authorization header.
 
     Keys are found by their SHA-256 in a dictionary. How long that takes tells of the hash alone,
     and nobody can make a key whose hash begins as another one's does without trying as many keys as
@@ -127,23 +131,34 @@ class KeyRing:
         clock: seconds, monotonic.
 
     Attributes:
-        by_digest: callers, by the SHA-256 of each of their keys; another one after `follow`.
         unknown: requests without a key, or with one that is nobody's; only grows.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._by_name: dict[str, Caller] = {}
-        self.by_digest: dict[bytes, Caller] = {}
+        self._by_digest: dict[bytes, Caller] = {}
         self.unknown = 0
 
     def __len__(self) -> int:
         """How many callers."""
         return len(self._by_name)
 
+    def find(self, authorization: str) -> Caller | None:
+        """The caller whose key an Authorization header of `Bearer KEY` has; None: nobody's."""
+        if len(authorization) > _MAX_AUTHORIZATION:
+            return None
+        key = bearer_token(authorization)
+        if not key:
+            return None
+        try:
+            return self._by_digest.get(sha256(key.encode("latin-1")).digest())
+        except UnicodeEncodeError:  # headers are latin-1
+            return None
+
     def follow(self, keys: Iterable[Key]) -> None:
         """From now on these keys are good, and no others; requests under way go on."""
-        before, self._by_name, self.by_digest = self._by_name, {}, {}
+        before, self._by_name, self._by_digest = self._by_name, {}, {}
         for key in keys:
             caller = before.get(key.name)
             if caller is None:
@@ -151,7 +166,7 @@ class KeyRing:
             else:
                 caller.follow(key)
             self._by_name[key.name] = caller
-            self.by_digest.update(dict.fromkeys(key.digests, caller))
+            self._by_digest.update(dict.fromkeys(key.digests, caller))
 
     def all(self) -> tuple[Caller, ...]:
         """Every caller."""

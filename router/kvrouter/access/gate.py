@@ -1,14 +1,14 @@
 """The gate before the router's endpoints: whose request it is, and whether it may begin.
 
-It takes the caller's Authorization off the request, so that nothing behind it can pass the key on,
-log it or count by it. Endpoints that it leaves open see their requests as they came.
+It looks at the key when the head of a request is there, before the server reads the body. It takes
+the caller's Authorization off the request, so that nothing behind it can pass the key on, log it or
+count by it. Endpoints that it leaves open see their requests as they came.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvrouter._native import QuickGate, find_bearer
 from kvrouter.errors import ApiError
 from kvrouter.log import Line
 from kvrouter.metrics import Reading
@@ -17,7 +17,7 @@ from kvrouter.passage import RequestIds
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
 
-    from kvrouter.access.caller import KeyRing
+    from kvrouter.access.caller import Caller, KeyRing
     from kvrouter.http.exchange import Exchange
     from kvrouter.http.server import Handler
     from kvrouter.log import RequestLog
@@ -40,6 +40,8 @@ _OPEN: Final = frozenset(
 _OPEN_BELOW: Final = "/workers/"
 GUARDED: Final = "/v1/"
 """What begins so is never open."""
+_OPEN_BODY_BYTES: Final = 64 * 1024
+"""What those without a key may send to an endpoint that needs none."""
 _MISSING: Final = "This needs an API key, as Authorization: Bearer KEY."
 _WRONG: Final = "The API key is not one of this router's."
 
@@ -49,8 +51,17 @@ def is_open(path: str) -> bool:
     return not path.startswith(GUARDED) and (path in _OPEN or path.startswith(_OPEN_BELOW))
 
 
+def _is_large(headers: dict[str, str]) -> bool:
+    """Whether a body is larger than an open endpoint needs, or does not tell its length."""
+    length = int(headers.get("content-length", "0"))
+    return length > _OPEN_BODY_BYTES or "transfer-encoding" in headers
+
+
 class Gate:
     """Lets requests with a good key through to `handler`.
+
+    A server calls `at_head` for each request before `handle`. While there are no keys the gate is
+    open.
 
     Args:
         ring: the keys.
@@ -67,20 +78,18 @@ class Gate:
         self._metrics = metrics
         self._log = log
         self._ids = RequestIds()
-        self._admit = QuickGate(GUARDED).admit
 
-    @property
-    def handler(self) -> Handler:
-        """What answers requests: this gate, or nothing but the handler while there are no keys."""
-        return self.handle if len(self._ring) else self._handler
-
-    def handle(self, exchange: Exchange) -> Awaitable[None]:
-        """What answers `exchange`, to be awaited at once."""
-        if self._admit(exchange, self._ring.by_digest) or is_open(exchange.path):
-            return self._handler(exchange)
+    def at_head(self, exchange: Exchange) -> None:
+        """Find out whose request it is, before its body comes; answer it here if it is nobody's."""
+        if not len(self._ring):
+            return
+        if is_open(exchange.path):
+            if _is_large(exchange.headers):
+                self._refuse(exchange, ApiError(413, f"{exchange.path} takes no such body."))
+            return
         given = exchange.headers.pop("authorization", "")
-        caller = exchange.caller = find_bearer(self._ring.by_digest, given)
-        if caller is None:
+        exchange.caller = self._ring.find(given)
+        if exchange.caller is None:
             self._ring.unknown += 1
             wrong = ApiError(
                 401,
@@ -88,17 +97,27 @@ class Gate:
                 kind="invalid_request_error",
                 code="invalid_api_key",
             )
-            return self._refuse(exchange, wrong)
-        if exchange.method != "POST":
+            self._refuse(exchange, wrong)
+
+    def handle(self, exchange: Exchange) -> Awaitable[None]:
+        """What answers `exchange`, whose caller `at_head` has found; to be awaited at once."""
+        caller = exchange.caller
+        if caller is None or exchange.method != "POST":
             return self._handler(exchange)
+        return self._counted(exchange, caller)
+
+    async def _counted(self, exchange: Exchange, caller: Caller) -> None:
         if caller.limited:
             try:
                 caller.begin()
             except ApiError as error:
-                return self._refuse(exchange, error)
+                self._refuse(exchange, error)
+                return
         caller.requests += 1
-        exchange.counted_by = caller
-        return self._handler(exchange)
+        try:
+            await self._handler(exchange)
+        finally:
+            caller.ended += 1
 
     def readings(self) -> Iterator[Reading]:
         """What is known of the callers, for Prometheus; nothing is exposed of keys themselves."""
@@ -132,7 +151,7 @@ class Gate:
             grows=True,
         )
 
-    async def _refuse(self, exchange: Exchange, error: ApiError) -> None:
+    def _refuse(self, exchange: Exchange, error: ApiError) -> None:
         request_id = self._ids.of(exchange.headers)
         challenge = [("www-authenticate", "Bearer")] if error.status == 401 else []
         headers = (*error.headers(), *challenge, ("x-request-id", request_id))

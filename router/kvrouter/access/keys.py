@@ -18,6 +18,8 @@ from typing import Annotated, Any, Final
 import msgspec
 import yaml
 
+from kvrouter.bounded_yaml import load_bounded
+
 MAX_FILE_BYTES: Final = 4 << 20
 MAX_KEY_BYTES: Final = 1024
 PREFIX: Final = "kvr-"
@@ -70,10 +72,14 @@ class _UniqueNames(yaml.SafeLoader):
     """A name that stands twice is an error: the first one's limits would be lost silently."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        names = [self.construct_object(key) for key, _ in node.value]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"{_shown(twice)} stands there twice; give it one entry")
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # refused below
+            name = self.construct_object(key)
+            if name in seen:
+                raise ValueError(f"{_shown(name)} stands there twice; give it one entry")
+            seen.add(name)
         return super().construct_mapping(node, deep)
 
 
@@ -116,7 +122,7 @@ def read_keys(path: str) -> list[Key]:
     """
     content = read_private(path, stat.S_IWOTH, "can be written by others: chmod o-w")
     try:
-        found = yaml.load(content, _UniqueNames)
+        found = load_bounded(_UniqueNames(content))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 0
         raise ValueError(f"{path}: line {line} is not YAML; {_LINE}") from None

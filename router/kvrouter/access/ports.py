@@ -6,13 +6,11 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kvrouter.http.server import HttpServer
-
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterable
 
-    from kvrouter.http.server import Handler
+    from kvrouter.http.server import Handler, HttpServer
     from kvrouter.settings.ports import PortSettings
 
     Row = tuple[str, str, Handler]
@@ -44,7 +42,7 @@ class Server(Protocol):
     async def renew(self, tls: ssl.SSLContext) -> None:
         """Show these certificates from now on. Raises OSError."""
 
-    async def close(self, grace_s: float = 0.0) -> None:
+    async def close(self) -> None:
         """Stop. Idempotent."""
 
 
@@ -52,7 +50,7 @@ class Ports:
     """Both servers, opened and closed together.
 
     Args:
-        public: answers those who call the model.
+        public: serves those who call the model.
         control: serves the control port, which needs no key; None: there is no such port.
 
     Attributes:
@@ -60,8 +58,8 @@ class Ports:
         control: that of the control port.
     """
 
-    def __init__(self, public: Handler, control: Server | None) -> None:
-        self.public = HttpServer(public)
+    def __init__(self, public: HttpServer, control: Server | None) -> None:
+        self.public = public
         self.control = control
         self._tls: ssl.SSLContext | None = None
         self._renewing: asyncio.Task[None] | None = None
@@ -105,11 +103,11 @@ class Ports:
         if self._renewing is not None:
             await asyncio.shield(self._renewing)
 
-    async def close(self, grace_s: float) -> None:
-        """Let requests under way end within `grace_s`; the control port answers until then."""
+    async def close(self) -> None:
+        """Cut off requests under way; the control port answers until they have ended."""
         if self._renewing is not None:
             await self._renewing
-        await self.public.close(grace_s)
+        await self.public.close()
         if self.control is not None:
             await self.control.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import random
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvrouter.canary.heard import Heard, Listening
 from kvrouter.canary.replay import Replays, Sample
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from kvrouter.resume import Resumption
 
 ENDED_WELL = frozenset({"stop", "length"})
+MAX_BODY_BYTES: Final = 256 << 10
+"""Of a request that is sampled: those that wait to be judged are kept."""
 
 
 class Canary:
@@ -70,6 +72,7 @@ class Canary:
         if self._draw() >= self._rate or request.max_tokens is None:
             return False
         short = request.prompt_tokens + request.max_tokens <= self._max_tokens
+        short = short and len(request.body) <= MAX_BODY_BYTES
         return short and comparable(request) and self._tells(request, model)
 
     async def run(self, passage: Passage, model: str) -> None:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from kvrouter.outlet import Direct
+from kvrouter.relay import Relay
+from kvrouter.tidy import tidy_events
 
 if TYPE_CHECKING:
+    from kvrouter.http.client import Answer
     from kvrouter.leg import Legs
     from kvrouter.metrics import Metrics
     from kvrouter.passage import Passage
-    from kvrouter.relay import Tidy
 
 NAMED: Final = ("token_ids", "prompt_token_ids")
 """Members by which engines name tokens."""
@@ -94,10 +96,11 @@ class Listening(Direct):
         """Answer, without the tokens' names where the client did not ask for them."""
         super().whole(passage, self._heard.whole(body))
 
-    def tidy(self, passage: Passage) -> Tidy | None:
-        """As `Direct.tidy`, after it was heard."""
-        after = super().tidy(passage)
-        heard = self._heard
-        if after is None:
-            return heard.events
-        return lambda events: after(heard.events(events))
+    def relay(self, passage: Passage, answer: Answer) -> Relay:
+        """As `Direct.relay`, after every event was heard."""
+        heard, cached = self._heard, passage.cached_tokens
+
+        def tidy(events: bytes) -> bytes:
+            return tidy_events(heard.events(events), cached)
+
+        return Relay(passage.exchange, answer, self._metrics.gaps.buckets, tidy, every=True)

@@ -16,6 +16,7 @@ from kvrouter.demo.config import child_environment
 
 __all__ = ["Child", "ChildFailed", "Children"]
 
+KVROUTER = (sys.executable, "-m", "kvrouter.cli")
 START_S = 20.0
 STOP_S = 5.0
 _LOG_TAIL_LINES = 15
@@ -74,13 +75,13 @@ class Children:
     async def __aexit__(self, *error: object) -> None:
         await self.stop()
 
-    async def start(self, name: str, *arguments: str) -> Child:
-        """Run `kvrouter ARGUMENTS` until it names its URLs.
+    async def start(self, name: str, *arguments: str, program: Sequence[str] = KVROUTER) -> Child:
+        """Run `kvrouter ARGUMENTS`, or another `program` of it, until it names its URLs.
 
         Raises ChildFailed where it ends before, or takes too long.
         """
         with self._log(name).open("wb") as log:
-            command = (sys.executable, "-m", "kvrouter.cli", *arguments)
+            command = (*program, *arguments)
             process = await self._spawn(
                 command, child_environment(), stdout=asyncio.subprocess.PIPE, stderr=log
             )

@@ -62,8 +62,12 @@ class DemoSettings(BaseSettings):
 
 
 def child_environment() -> dict[str, str]:
-    """The environment for what the demo starts: ours without settings of kvrouter's commands."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
+    """The environment for what the demo starts: ours without settings of kvrouter's commands.
+
+    A router ends without a delay: no load balancer stands before it.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
+    return {**kept, "KVROUTER_DRAIN_DELAY_S": "0"}
 
 
 def engine_environment(processors: str, sockets: Path) -> dict[str, str]:

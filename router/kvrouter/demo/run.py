@@ -4,7 +4,6 @@ import asyncio
 import re
 import signal
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from kvrouter.demo.cluster import Cluster, Setup
 from kvrouter.demo.config import DemoSettings
 from kvrouter.demo.figures import Counted, hit_rate, source_table, speedup, ttft_line
 from kvrouter.demo.find_vllm import find_vllm
+from kvrouter.demo.folder import demo_folder
 from kvrouter.demo.progress import Progress
 from kvrouter.demo.simulated import Simulated
 from kvrouter.demo.vllm_engines import VllmEngines
@@ -193,14 +193,14 @@ async def _demo(
     settings: DemoSettings, setup: Setup, stop: asyncio.Event, kept: asyncio.Event
 ) -> int:
     progress = Progress()
-    with tempfile.TemporaryDirectory(prefix="kvrouter-demo-") as name:
+    with demo_folder() as folder:
         async with (
-            Children(Path(name)) as children,
+            Children(folder) as children,
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
         ):
             demo = Demo(settings, setup, children, progress, session)
             try:
-                cluster = await demo.run(Path(name))
+                cluster = await demo.run(folder)
             except (ChildFailed, aiohttp.ClientError) as error:
                 progress.line(f"kvrouter demo: {error}")
                 return 1

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import yaml
 
+from kvrouter.bounded_yaml import TooMuch, bounded_root
 from kvrouter.discovery.base import both_roles, too_many
 from kvrouter.engine import Role, parse_address
 
@@ -70,9 +71,8 @@ class FileSource:
             await asyncio.sleep(self._look_s)
 
     async def _read(self, listener: Listener) -> None:
-        content = await asyncio.to_thread(_content, self.path)
         try:
-            members = parse_engines(content)
+            members = await asyncio.to_thread(_engines, self.path)
         except ValueError as error:
             listener.failed(f"{self.path}: {error}")
         else:
@@ -95,12 +95,14 @@ def parse_engines(content: bytes) -> Members:
 
 def _document(content: bytes) -> yaml.MappingNode:
     try:
-        root = yaml.compose(content.decode("utf-8"), Loader=yaml.SafeLoader)
+        root = bounded_root(yaml.SafeLoader(content.decode("utf-8")))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 1
         raise ValueError(f"line {line}: not YAML: {error.problem or error.context}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except TooMuch as error:
+        raise ValueError(f"line 1: {error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"line 1: not YAML: {reason}") from None
     if root is None:
@@ -159,6 +161,6 @@ def _stamp(path: Path) -> Stamp:
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
-def _content(path: Path) -> bytes:
+def _engines(path: Path) -> Members:
     with path.open("rb") as file:
-        return file.read(MAX_BYTES + 1)
+        return parse_engines(file.read(MAX_BYTES + 1))

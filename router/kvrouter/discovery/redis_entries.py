@@ -189,7 +189,7 @@ class RedisSource:
                 continue
             try:
                 entries[parse_address(name)] = msgspec.json.decode(value, type=Entry)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if (name, value) not in self._odd and len(self._odd) < MAX_MEMBERS:
                     self._odd.add((name, value))
                     log.warning("discovery redis: the entry of %s is left out: %s", name, error)

@@ -145,6 +145,7 @@ class SetUp:
         deadline_s: seconds that an engine may take for one request of the doctor's.
         engines: what is known of each engine, by its address.
         store: what is known of the store; None where none is named.
+        settled: the same after the trials: see `the_settled_store`.
         sourced: what each source of engines said, beside flags.
         trials: what became of a prompt through pairs of engines.
     """
@@ -157,6 +158,7 @@ class SetUp:
     sourced: list[Sourced] = field(default_factory=list)
     engines: dict[str, Once[EngineFacts]] = field(default_factory=dict)
     store: Once[StoreFacts] | None = None
+    settled: Once[StoreFacts] | None = None
     trials: Once[list[Trial]] | None = None
 
     async def all_engines(self) -> list[EngineFacts]:
@@ -167,13 +169,32 @@ class SetUp:
         """What is known of the engines that said who they are."""
         return [each for each in await self.all_engines() if each.engine.identity is not None]
 
+    async def generating_engines(self) -> list[EngineFacts]:
+        """Those of them that generate text: the others only embed or score, and share no KV."""
+        known = await self.known_engines()
+        return [e for e in known if e.engine.identity is not None and e.engine.identity.generates]
+
     async def the_store(self) -> StoreFacts | None:
         """What is known of the store; None where none is named, or it cannot be used."""
-        facts = await self.store.get() if self.store is not None else None
-        return facts if facts is not None and facts.error is None else None
+        return await _usable(self.store)
+
+    async def the_settled_store(self) -> StoreFacts | None:
+        """The same after the trials.
+
+        An engine that started before its store may connect, and register its manifest, only when
+        it has KV to save or to load.
+        """
+        if self.trials is not None:
+            await self.trials.get()
+        return await _usable(self.settled)
 
     async def close(self) -> None:
         """Stop what is still being learnt."""
-        for each in (*self.engines.values(), self.store, self.trials):
+        for each in (*self.engines.values(), self.store, self.settled, self.trials):
             if each is not None:
                 await each.close()
+
+
+async def _usable(store: Once[StoreFacts] | None) -> StoreFacts | None:
+    facts = await store.get() if store is not None else None
+    return facts if facts is not None and facts.error is None else None

@@ -74,7 +74,7 @@ async def _introduced(setup: SetUp) -> list[Finding]:
 
 
 async def _models(setup: SetUp) -> list[Finding]:
-    known = await setup.known_engines()
+    known = await setup.generating_engines()
     prefill = [each for each in known if each.engine.role.serves(Role.PREFILL)]
     decode = [each for each in known if each.engine.role.serves(Role.DECODE)]
     if not prefill or not decode:
@@ -124,7 +124,7 @@ async def _context_length(setup: SetUp) -> list[Finding]:
 
 async def _versions(setup: SetUp) -> list[Finding]:
     by_family: dict[str, dict[str, str]] = {}
-    for each in await setup.known_engines():
+    for each in await setup.generating_engines():
         if each.version is not None:
             by_family.setdefault(each.engine.family, {})[each.name] = each.version
     found = []
@@ -153,7 +153,7 @@ async def _prefix_caching(setup: SetUp) -> list[Finding]:
             "its prefix caching is off: it keeps no block to be found again, and names none",
             "start it with --enable-prefix-caching",
         )
-        for each in await setup.known_engines()
+        for each in await setup.generating_engines()
         if each.cache_config.get("enable_prefix_caching") == "False"
     ]
 

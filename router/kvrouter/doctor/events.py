@@ -60,7 +60,7 @@ class _Listener:
 
 async def _published(setup: SetUp) -> list[Finding]:
     endpoint = setup.settings.kv_events_bind
-    known = [each for each in await setup.known_engines() if _publishes(setup, each)]
+    known = [each for each in await setup.generating_engines() if _publishes(setup, each)]
     if endpoint is None or not known:
         return []
     try:

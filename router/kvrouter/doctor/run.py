@@ -66,6 +66,7 @@ async def examine(
             setup.engines[address] = Once(partial(learn_engine, setup, engine))
         if settings.store is not None:
             setup.store = Once(partial(learn_store, settings))
+            setup.settled = Once(partial(learn_store, settings))
         setup.trials = Once(partial(try_pairs, setup))
         try:
             found = await asyncio.gather(*(_made(check, setup) for check in checks))

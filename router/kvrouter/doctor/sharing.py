@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 async def _families(setup: SetUp) -> list[Finding]:
     found = []
-    for model, group in model_groups(await setup.known_engines()):
+    for model, group in model_groups(await setup.generating_engines()):
         odd = odd_ones({each.name: each.engine.family for each in group})
         if odd is not None and {"prefill", "decode"} <= _legs(group):
             names, value, others = odd
@@ -47,7 +47,7 @@ def _legs(group: Iterable[EngineFacts]) -> set[str]:
 async def _connector(setup: SetUp) -> list[Finding]:
     """KV goes through the store by a connector that tells its manifest."""
     found = []
-    for each in await setup.known_engines():
+    for each in await setup.generating_engines():
         identity = each.engine.identity
         if identity is None or each.engine.family != "store":
             continue
@@ -85,7 +85,7 @@ async def _waits(setup: SetUp) -> list[Finding]:
             "not wait for KV that is on its way: its legs go after the landing all the same",
             "install a newer kvrouter in its environment, or give --decode-dispatch landing",
         )
-        for each in await setup.known_engines()
+        for each in await setup.generating_engines()
         if each.engine.identity is not None
         and each.engine.role.serves(Role.DECODE)
         and each.engine.identity.manifest is not None
@@ -95,11 +95,11 @@ async def _waits(setup: SetUp) -> list[Finding]:
 
 async def _same_store(setup: SetUp) -> list[Finding]:
     """As many engines are connected to the store as say that they need a manifest."""
-    store = await setup.the_store()
+    store = await setup.the_settled_store()
     if store is None:
         return []
     needing: dict[str, list[EngineFacts]] = {}
-    for each in await setup.known_engines():
+    for each in await setup.generating_engines():
         if each.engine.manifest is not None:
             needing.setdefault(each.engine.manifest, []).append(each)
     found = []
@@ -147,9 +147,9 @@ Group = list[tuple["EngineFacts", "Manifest | None"]]
 
 async def _manifests(setup: SetUp) -> list[Group]:
     """The engines of each model, each with its manifest where the store knows that."""
-    store = await setup.the_store()
+    store = await setup.the_settled_store()
     known = store.manifests if store is not None else {}
-    groups = model_groups(await setup.known_engines())
+    groups = model_groups(await setup.generating_engines())
     return [
         [(each, known.get(each.engine.manifest or "")) for each in group] for _, group in groups
     ]

@@ -77,7 +77,7 @@ async def _tls(setup: SetUp) -> list[Finding]:
 
 async def _room(setup: SetUp) -> list[Finding]:
     """What the pool holds beside one prompt of each model."""
-    store = await setup.the_store()
+    store = await setup.the_settled_store()
     if store is None:
         return []
     pool, found = store.stat("pool_bytes"), []

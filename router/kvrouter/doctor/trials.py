@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from kvrouter.doctor.base import SetUp
     from kvrouter.doctor.engine_facts import EngineFacts
+    from kvrouter.engine import HashDomain
     from kvrouter.families.base import Family
     from kvstore.block import Manifest
 
@@ -84,15 +85,15 @@ class Trial:
 
 
 async def try_pairs(setup: SetUp) -> list[Trial]:
-    """Take a prompt through as many pairs as it takes for every engine to have its turn."""
+    """Take a prompt through as many pairs as it takes for every engine to have its turn.
+
+    Left out are trials of prefill engines that are not connected to this store, even after a prompt
+    whose KV they have to save: that they are not is what is wrong with them.
+    """
     store = await setup.the_store()
     if store is None:
         return []
-    pairs = [
-        (prefill, decode, store.manifests[prefill.engine.manifest or ""])
-        for prefill, decode in _pairs(setup, await setup.known_engines())
-        if prefill.engine.manifest in store.manifests
-    ]
+    pairs = list(_pairs(setup, await setup.known_engines()))
     if not pairs:
         return []
     settings = setup.settings
@@ -103,8 +104,9 @@ async def try_pairs(setup: SetUp) -> list[Trial]:
         tls=settings.store_tls,
         deadline_s=DEADLINE_S,
     ) as client:
-        trials = [_Attempt(setup, client, *pair) for pair in pairs]
-        return list(await asyncio.gather(*(each.run() for each in trials)))
+        attempts = (_Attempt(setup, client, *pair).run() for pair in pairs)
+        trials = await asyncio.gather(*attempts)
+    return [trial for trial in trials if trial is not None]
 
 
 def _pairs(setup: SetUp, known: list[EngineFacts]) -> Iterator[tuple[EngineFacts, EngineFacts]]:
@@ -118,9 +120,15 @@ def _pairs(setup: SetUp, known: list[EngineFacts]) -> Iterator[tuple[EngineFacts
     rows = zip(islice(cycle(prefill), most), islice(cycle(decode), most), strict=True)
     for one, other in rows:
         common = set(one.models) & set(other.models)
-        tell = one.engine.manifest is not None and other.engine.manifest is not None
+        tell = _domain(one) is not None and other.engine.manifest is not None
         if one is not other and common and tell and shares(one.engine, other.engine):
             yield one, other
+
+
+def _domain(facts: EngineFacts) -> HashDomain | None:
+    """How the engine names the blocks that it stores; None where it stores none."""
+    identity = facts.engine.identity
+    return identity.domain if identity is not None and identity.manifest is not None else None
 
 
 class _Attempt:
@@ -132,18 +140,23 @@ class _Attempt:
         store: AsyncStoreClient,
         prefill: EngineFacts,
         decode: EngineFacts,
-        manifest: Manifest,
     ) -> None:
+        domain = _domain(prefill)
+        assert domain is not None
         self._setup = setup
         self._store = store
-        self._manifest = manifest
+        self._domain = domain
+        self._manifest: Manifest | None = None
         self._trial = Trial(prefill, decode)
         self._family: Family = setup.families[prefill.engine.family]
         self._model = next(model for model in decode.models if model in prefill.models)
         self._hashes = b""
 
-    async def run(self) -> Trial:
-        """Never raises for what engines and store do."""
+    async def run(self) -> Trial | None:
+        """The trial; None where its prefill engine is not connected to the store.
+
+        Never raises for what engines and store do.
+        """
         trial = self._trial
         try:
             refused = (await self._store.stats()).get("no_space_total", 0)
@@ -151,6 +164,9 @@ class _Attempt:
             handoff = await self._prefill(body)
             if handoff is None:
                 return trial
+            self._manifest = await self._registered()
+            if self._manifest is None:
+                return None
             trial.landed = await self._land(handoff)
             trial.no_room = (await self._store.stats()).get("no_space_total", 0) - refused
             decoded = await self._decode(body, handoff)
@@ -165,17 +181,14 @@ class _Attempt:
 
     async def _body(self) -> bytes:
         """A completion of a few tokens after a prompt of so many blocks and one token."""
-        size = TRIAL_BLOCKS * self._manifest.spec.block_tokens + 1
+        block_tokens = self._domain.block_tokens
+        size = TRIAL_BLOCKS * block_tokens + 1
         identity = self._trial.decode.engine.identity
         room = (identity.max_model_len if identity else None) or size + ANSWER_TOKENS
         size = min(size, room - ANSWER_TOKENS)
         ids = await self._random_ids(size)
-        self._trial.blocks = (size - 1) // self._manifest.spec.block_tokens
-        self._hashes = hash_tokens(
-            array("I", ids),
-            self._manifest.spec.block_tokens,
-            root=bytes.fromhex(self._manifest.spec.root),
-        ).data
+        self._trial.blocks = (size - 1) // block_tokens
+        self._hashes = hash_tokens(array("I", ids), block_tokens, root=self._domain.root).data
         return orjson.dumps(
             {
                 "model": self._model,
@@ -211,18 +224,25 @@ class _Attempt:
         self._trial.promised = handoff.blocks
         return handoff
 
+    async def _registered(self) -> Manifest | None:
+        """The prefill engine's manifest, as the store knows it now."""
+        digest = self._trial.prefill.engine.manifest
+        known = await self._store.manifests()
+        return next((one.manifest for one in known if one.digest.hex() == digest), None)
+
     async def _land(self, handoff: Handoff) -> int:
         """Blocks that are in the store when all have landed, or the landing's time is over."""
         upto = min(handoff.blocks, self._trial.blocks)
         if not upto:
             return 0
+        assert self._manifest is not None
         timeout_s = self._setup.settings.landing_timeout_s
         landing = await self._store.wait(self._manifest, self._hashes, upto, timeout_s)
         return upto if landing.landed else landing.blocks
 
     async def _decode(self, body: bytes, handoff: Handoff) -> list[int] | None:
         """The tokens that the decode engine answers; None where it does not, or names none."""
-        trial, block_tokens = self._trial, self._manifest.spec.block_tokens
+        trial, block_tokens = self._trial, self._domain.block_tokens
         request = parse(body, "completion", 1)
         before = await self._loaded(trial.decode)
         answer = await self._ask(trial.decode, self._family.decode_body(request, handoff))
@@ -280,6 +300,8 @@ class _Attempt:
         self._trial.stopped, self._trial.at_fault = why, facts
 
     async def _clean_up(self) -> None:
+        if self._manifest is None:
+            return
         try:
             await self._store.delete(self._manifest, self._hashes)
         except KVStoreError:

@@ -117,6 +117,8 @@ class Family:
     """How long a prefill engine keeps KV for a decode leg that does not come; 0: not at all."""
     own_ids: ClassVar[bool] = False
     """Whether engines match the legs of a hand-over by `x-request-id`: then no other has theirs."""
+    ranks_by_priority: ClassVar[bool] = False
+    """Whether engines may be told to begin with the lowest `priority`."""
     answers_alone: ClassVar[bool] = False
     """Whether engines can be kept from using KV that others computed: see `alone_body`."""
     seeds_differ: ClassVar[bool] = True
@@ -159,6 +161,7 @@ class Family:
         prompt_ids: bytes | None = None,
         want_ids: bool = False,
         meeting: Meeting | None = None,
+        priority: int | None = None,
     ) -> bytes:
         """Body of the prefill leg.
 
@@ -167,6 +170,7 @@ class Family:
             prompt_ids: JSON array of token ids to send in place of a text prompt.
             want_ids: ask the engine to return the prompt's token ids.
             meeting: what the legs share, where they are concurrent.
+            priority: of the leg among others, where `ranks_by_priority`; None: the client's.
         """
         table, given = self.parameters, request.spans.keys()
         changes: dict[str, bytes | None] = dict.fromkeys(table.left_out_on_prefill & given)
@@ -239,9 +243,10 @@ class Family:
         """
         raise BadAnswer("its family has no prefill leg")
 
-    def probe_body(self, model: str) -> bytes | None:
+    def probe_body(self, model: str, *, priority: int | None = None) -> bytes | None:
         """Body of a POST /v1/completions of one token, whose answer tells who the engine is.
 
-        None: such a request tells nothing, or is refused.
+        With `priority` it also tells whether the engine takes one. None: such a request tells
+        nothing, or is refused.
         """
         return None

@@ -23,20 +23,15 @@ from kvrouter.families.table import (
     Table,
     Tokenize,
 )
+from kvrouter.openai import MAX_SALT_CHARACTERS
 
 TRANSFERS: Final = ("kv_transfer_params", "ec_transfer_params")
 """Members by which vLLM's engines are told about transfers."""
 
 
 def steers(raw: bytes) -> bool:
-    """Whether the JSON of `vllm_xargs` has a member that vLLM takes for one of `TRANSFERS`.
-
-    So it is taken to be where it cannot be read here, as with a number that no float can hold.
-    """
-    try:
-        extra = orjson.loads(raw)
-    except ValueError:
-        return True
+    """Whether the JSON of `vllm_xargs` has a member that vLLM takes for one of `TRANSFERS`."""
+    extra = orjson.loads(raw)
     return isinstance(extra, dict) and not extra.keys().isdisjoint(TRANSFERS)
 
 
@@ -118,7 +113,10 @@ PROMPT: Final = (
         why="engines take it with a text alone, not with token ids",
     ),
     Parameter("prompt_embeds", COMPLETION, served=Served.ALONE, tokenize=Tokenize.BARS, why=_WHOLE),
-    Parameter("cache_salt", why="it changes the block hashes"),
+    Parameter(
+        "cache_salt",
+        why=f"it changes the block hashes; with more than {MAX_SALT_CHARACTERS} characters a 400",
+    ),
     *_kept("mm_payload", "return_mm_kwargs"),
 )
 
@@ -203,7 +201,10 @@ ANSWER: Final = (
     ),
 )
 
-IDENTITY: Final = _kept("priority", "user", "request_id", "session_id")
+IDENTITY: Final = (
+    Parameter("priority", why="the prefill leg gets its work beside it: `--prefill-priority`"),
+    *_kept("user", "request_id", "session_id"),
+)
 
 TRANSFER: Final = (
     *_steering(

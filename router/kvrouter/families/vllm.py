@@ -37,6 +37,7 @@ class Vllm(Family):
     parameters: ClassVar[Table] = VLLM
     order: ClassVar[Order] = Order.STORE
     seeds_differ: ClassVar[bool] = True  # vllm/v1/engine/parallel_sampling.py
+    ranks_by_priority: ClassVar[bool] = True
     answers_alone: ClassVar[bool] = True
     asks: ClassVar[bytes | None] = None
     """`kv_transfer_params` of every prefill leg."""
@@ -80,6 +81,7 @@ class Vllm(Family):
         prompt_ids: bytes | None = None,
         want_ids: bool = False,
         meeting: Meeting | None = None,
+        priority: int | None = None,
     ) -> bytes:
         """One token of the client's request, which ends by nothing but its length."""
         spans, table = request.spans, self.parameters
@@ -90,6 +92,8 @@ class Vllm(Family):
                 changes[name] = value
         if want_ids:
             changes["return_token_ids"] = b"true"
+        if priority is not None:
+            changes["priority"] = b"%d" % priority
         transfer = self.asks if meeting is None else meeting.prefill[TRANSFER]
         self._put_ids(request, changes, prompt_ids, transfer)
         return splice(request.body, spans, changes)
@@ -200,7 +204,7 @@ class Vllm(Family):
             cached_tokens=cached,
         )
 
-    def probe_body(self, model: str) -> bytes | None:
+    def probe_body(self, model: str, *, priority: int | None = None) -> bytes | None:
         """One token after one token: the smallest request that every model takes."""
         probe = {"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
-        return orjson.dumps(probe)
+        return orjson.dumps(probe if priority is None else {**probe, "priority": priority})

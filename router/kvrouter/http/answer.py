@@ -61,6 +61,9 @@ class Answer:
     connection, by which an engine knows that it need not go on. Cancelling `read` or `relay_to`
     closes too.
 
+    It keeps no exception: one that was raised holds the frames that it went through, and they
+    hold the answer.
+
     Attributes:
         status: HTTP status.
         headers: as sent, names in lower case.
@@ -72,7 +75,7 @@ class Answer:
         "_body",
         "_body_bytes",
         "_done",
-        "_failed",
+        "_failure",
         "_first",
         "_head",
         "_limit_bytes",
@@ -92,7 +95,7 @@ class Answer:
         self._head: asyncio.Future[None] = loop.create_future()
         self._first: asyncio.Future[None] | None = None
         self._done: asyncio.Future[None] | None = None
-        self._failed: UpstreamError | None = None
+        self._failure: tuple[Failure, str, bool] | None = None
         self._sink: Sink | None = None
         self._body: list[bytes] = []
         self._body_bytes = 0
@@ -110,9 +113,15 @@ class Answer:
                 return value.decode("latin-1")
         return None
 
-    def head(self) -> asyncio.Future[None]:
-        """Done when status and headers are there; fails with `UpstreamError` if they never will."""
-        return self._head
+    async def head(self) -> None:
+        """Return when status and headers are there.
+
+        Raises:
+            UpstreamError: they never will be.
+        """
+        await self._head
+        if not self.status:
+            self._check()
 
     def whole(self, limit_bytes: int) -> bytes | None:
         """The body, if all of it is there already and no larger than the limit; else None."""
@@ -146,11 +155,12 @@ class Answer:
             return
         if self._link is not None:
             self._link.expect(deadline_s, each=False)
-        if self._failed is not None:
-            raise self._failed
+        self._check()
         self._first = self._loop.create_future()
         try:
             await self._first
+            if not self._body:
+                self._check()
         except BaseException:
             self.close()
             raise
@@ -182,7 +192,10 @@ class Answer:
                 self._link.pause()
             else:
                 self.resume()
-        await self._finish()
+        try:
+            await self._finish()
+        finally:
+            self._sink = None  # it knows this answer
 
     def pause(self) -> None:
         """Read nothing more from the engine until `resume`."""
@@ -237,10 +250,10 @@ class Answer:
 
     def failed(self, error: UpstreamError) -> None:
         """Nothing more will come."""
-        self._failed = error
+        self._failure = error.failure, str(error), error.stale
         for future in (self._head, self._first, self._done):
             if future is not None and not future.done():
-                future.set_exception(error)
+                future.set_result(None)
 
     # -- inside
 
@@ -251,10 +264,15 @@ class Answer:
     async def _finish(self) -> None:
         if self.complete:
             return
-        if self._failed is not None:
-            raise self._failed
-        self._done = self._loop.create_future()
         try:
+            self._check()
+            self._done = self._loop.create_future()
             await self._done
+            self._check()
         finally:
             self.close()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            failure, message, stale = self._failure
+            raise UpstreamError(failure, message, stale=stale)

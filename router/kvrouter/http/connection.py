@@ -1,72 +1,53 @@
-"""One client connection: bytes in, exchanges out. Nothing is awaited.
-
-A request that comes whole and plain in one read is parsed in one native call, any other piece by
-piece by llhttp (httptools).
-"""
+"""One client connection: bytes in, exchanges out, one after another. Nothing is awaited."""
 
 import asyncio
 import logging
 from collections import deque
-from enum import Enum
 from typing import TYPE_CHECKING, cast
 
-import httptools
-
-from kvrouter._native import scan_request
 from kvrouter.errors import ApiError
 from kvrouter.http.exchange import Exchange
 from kvrouter.http.head import CONTINUE
+from kvrouter.http.reader import Phase, Reader, Refusal
 from kvrouter.http.watch import NEVER
 
 if TYPE_CHECKING:
     from kvrouter.http.server import HttpServer
 
 _LINGER_S = 2.0
-_VERSIONS = ("1.1", "1.0")
+_FULL = Refusal(503, "The bodies of other requests fill the memory for them; try again.", 1)
 
 log = logging.getLogger("kvrouter.http")
-
-
-class Phase(Enum):
-    """What the parser is in the middle of; a handler may be at work at the same time."""
-
-    IDLE = "idle"
-    HEAD = "head"
-    BODY = "body"
-    REFUSED = "refused"
-
-
-class _RefusedError(Exception):
-    """Raised through the parser to stop it: the refusal is already noted."""
 
 
 class Connection(asyncio.Protocol):
     """The server's side of one TCP connection.
 
-    A client that leaves cancels the handler of the exchange under way at once. While a handler
-    works the connection keeps reading, for only then does the end of the connection show.
+    A client that leaves cancels the handler of the exchange under way at once. So the connection
+    never stops reading, for only then does its end show. While a handler works, what comes is held
+    without being parsed. A client that sends more than may be held gets the answers to what was
+    parsed, and then the connection closes.
     """
 
     __slots__ = (
-        "_advanced",
-        "_body",
-        "_body_bytes",
+        "_awaited",
+        "_charged_bytes",
         "_current",
-        "_head_bytes",
-        "_headers",
+        "_held",
+        "_held_bytes",
+        "_incoming",
         "_limits",
+        "_lingers",
         "_loop",
-        "_parser",
         "_paused",
         "_peer",
         "_pending",
-        "_phase",
-        "_refusal",
+        "_reader",
         "_server",
         "_stalled_bytes",
         "_task",
-        "_url",
         "_waiters",
+        "_welcomed",
         "expires_at",
         "transport",
     )
@@ -75,21 +56,20 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._limits = server.limits
         self._loop = loop
-        self._parser = httptools.HttpRequestParser(self)
-        self._phase = Phase.IDLE
-        self._url = b""
-        self._headers: dict[str, str] = {}
-        self._head_bytes = 0
-        self._advanced = False  # whether the bytes at hand held a part of a body or a request's end
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._reader: Reader
+        self._awaited = Phase.IDLE  # what the deadline is for, while no handler works
+        self._charged_bytes = 0  # of the body that is half in, as the server counts it
+        self._incoming: Exchange | None = None  # its head is there, its body is not
+        self._welcomed = False  # whether the turn of that has come
+        self._pending: deque[Exchange] = deque()  # whole, behind the current one
         self._current: Exchange | None = None
-        self._pending: deque[Exchange] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._lingers = False  # close only when the client has read the last answer
         self._paused = False
         self._stalled_bytes = 0
         self._waiters: list[asyncio.Future[None]] = []
-        self._refusal: tuple[int, str] | None = None
         self._peer = ""
         self.expires_at = NEVER
         self.transport: asyncio.Transport
@@ -97,10 +77,11 @@ class Connection(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Admit the connection, or refuse it with a 503 when there are too many."""
+        """Admit the connection, or refuse it with a 503."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._reader = Reader(self._limits, self)  # a TLS handshake that fails needs none
         if not self._server.joined(self):
-            self._say(503, "too many connections; try again")
+            self._say(Refusal(503, "the server takes no more connections; try again"))
             transport.close()
             return
         self.transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
@@ -110,34 +91,21 @@ class Connection(asyncio.Protocol):
         self.expires_at = self._loop.time() + self._limits.idle_timeout_s
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser; complete requests start their handlers from within."""
-        if self._phase is Phase.REFUSED or self.transport.is_closing():
-            return
-        if self._phase is Phase.IDLE and self._current is None:
-            limits = self._limits
-            plain = scan_request(data, limits.head_bytes, limits.headers)
-            if plain is not None and len(plain[4]) <= limits.body_bytes:
-                self._begin(self._plain_exchange(plain))
-                return
-        self._advanced = False
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            return  # RFC 9110 7.8: the request was served as if it had not asked; then we close
-        except httptools.HttpParserError:
-            self._refuse()
-            return
-        if self._phase is not Phase.IDLE and not self._advanced:
-            # Nothing but head, or trailers and the like behind a body: neither may go on for ever.
-            self._head_bytes += len(data)
-            if self._head_bytes > self._limits.head_bytes:
-                self._refusal = (431, "the request's head or trailers are too large")
-                self._refuse()
+        """Feed the reader; complete requests start their handlers from within."""
+        if self._current is None:
+            self._feed(data)
+        elif self._reader.phase is not Phase.STOPPED:
+            self._held.append(data)
+            self._held_bytes += len(data)
+            if self._held_bytes > self._limits.pipelined_bytes:
+                self._stop_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the handler under way and forget what was pipelined behind it."""
+        """Cancel the handler under way; let go of all that was held."""
         del exc
         self.expires_at = NEVER
+        self._drop_input()
+        self._reader.close()
         self._pending.clear()
         self._release_waiters()
         current = self._current
@@ -162,7 +130,7 @@ class Connection(asyncio.Protocol):
         self.expires_at = NEVER
         self._release_waiters()
         if self._current is None:
-            self._await_next()
+            self._expect()
         elif self._current.throttle is not None:
             self._current.throttle.resume()
 
@@ -198,85 +166,82 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
         elif self._current is not None:
             return
-        elif self._phase in (Phase.HEAD, Phase.BODY):
-            self._say(408, "the request did not arrive in time")
+        elif self._reader.phase in (Phase.HEAD, Phase.BODY):
+            self._say(Refusal(408, "the request did not arrive in time"))
         else:
             self.transport.abort()
 
-    # -- callbacks of the parser
+    # -- Requests
 
-    def on_message_begin(self) -> None:
-        """A request line starts."""
-        self._phase = Phase.HEAD
-        self._url = b""
-        self._headers = {}
-        self._head_bytes = 0
-        self._body = []
-        self._body_bytes = 0
-        if self._current is None:
-            self.expires_at = self._loop.time() + self._limits.head_timeout_s
+    def begin(
+        self,
+        *,
+        method: str,
+        path: str,
+        query: str,
+        headers: dict[str, str],
+        keep_alive: bool,
+        http_1_1: bool,
+    ) -> None:
+        """The head of a request is whole."""
+        self._welcomed = False
+        self._incoming = Exchange(
+            self,
+            method=method,
+            path=path,
+            query=query,
+            headers=headers,
+            body=b"",
+            peer=self._peer,
+            keep_alive=keep_alive,
+            http_1_1=http_1_1,
+        )
 
-    def on_url(self, url: bytes) -> None:
-        """A piece of the request target."""
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One header; those after the body (trailers) are dropped."""
-        if self._phase is not Phase.HEAD:
-            return
-        headers = self._headers
-        self._head_bytes += len(name) + len(value)
-        if len(headers) >= self._limits.headers or self._head_bytes > self._limits.head_bytes:
-            self._stop(431, "the request's head is too large")
-        key = name.decode("latin-1").lower()
-        text = value.decode("latin-1")
-        headers[key] = f"{headers[key]}, {text}" if key in headers else text
-
-    def on_headers_complete(self) -> None:
-        """Refuse a body that is too large before it comes; answer an expectation."""
-        headers = self._headers
-        if self._parser.get_http_version() not in _VERSIONS:
-            self._stop(400, "the version of HTTP is neither 1.1 nor 1.0")
-        length = headers.get("content-length")
-        if length is not None and int(length) > self._limits.body_bytes:
-            self._stop(413, f"the body is larger than {self._limits.body_bytes} bytes")
-        self._phase = Phase.BODY
-        self._head_bytes = 0
-        if self._current is None:
-            self.expires_at = self._loop.time() + self._limits.body_timeout_s
-            if headers.get("expect", "").lower() == "100-continue":
-                self.transport.write(CONTINUE)
-
-    def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
-        self._advanced = True
-        self._head_bytes = 0
-        self._body_bytes += len(body)
-        if self._body_bytes > self._limits.body_bytes:
-            self._stop(413, f"the body is larger than {self._limits.body_bytes} bytes")
-        self._body.append(body)
-
-    def on_message_complete(self) -> None:
+    def complete(self, body: bytes) -> bool:
         """The request is whole: serve it, or queue it behind the one under way."""
-        exchange = self._exchange()
-        self._advanced = True
-        self._phase = Phase.IDLE
-        self._body = []
+        exchange, self._incoming = self._incoming, None
+        assert exchange is not None
+        exchange.body = body
+        if self._server.draining:
+            exchange.keep_alive = False
         if self._current is None:
-            self._begin(exchange)
-            return
+            if self._welcomed or self._welcome(exchange):
+                self._serve(exchange)
+            elif exchange.keep_alive:
+                self._expect()
+            return exchange.keep_alive
         self._pending.append(exchange)
         if len(self._pending) >= self._limits.pipelined:
-            self.transport.pause_reading()
+            exchange.keep_alive = False
+            self._lingers = True
+        return exchange.keep_alive
 
     # -- what the server calls
 
     def drain(self) -> None:
-        """Close when the answer under way is over, now if there is none."""
-        if self._current is None:
+        """Let the last answer that is due say that the connection closes, if it has not begun."""
+        last = self._pending[-1] if self._pending else self._current
+        if last is not None and not last.started:
+            last.keep_alive = False
+
+    def close_idle(self) -> None:
+        """Close now, unless a request is under way or half in; a head must then come soon."""
+        if self._current is not None:
+            return
+        phase = self._reader.phase
+        if phase is Phase.IDLE:
             self.transport.close()
-        else:
-            self._current.keep_alive = self._current.keep_alive and self._current.started
+        elif phase is Phase.HEAD:
+            self.expires_at = min(self.expires_at, self._loop.time() + _LINGER_S)
+
+    def cut_off(self) -> None:
+        """Cancel the handler under way, which may end its answer by itself; then close."""
+        current, task = self._current, self._task
+        if current is None:
+            self.transport.close()
+        elif task is not None and not current.closed and not current.ended:
+            # Not at once: a task that is cancelled before its first step never runs at all.
+            self._loop.call_soon(task.cancel)
 
     def abort(self) -> None:
         """Close now; the handler is cancelled."""
@@ -286,43 +251,46 @@ class Connection(asyncio.Protocol):
 
     # -- inside
 
-    def _exchange(self) -> Exchange:
-        url = self._url
-        if not url.startswith(b"/") and b"://" in url:  # absolute form, RFC 9112 3.2.2
-            url = b"/" + url.partition(b"://")[2].partition(b"/")[2]
-        path, _, query = url.decode("latin-1").partition("?")
-        parser = self._parser
-        body = self._body
-        return Exchange(
-            self,
-            method=parser.get_method().decode("ascii"),
-            path=path,
-            query=query,
-            headers=self._headers,
-            body=body[0] if len(body) == 1 else b"".join(body),
-            peer=self._peer,
-            keep_alive=parser.should_keep_alive()
-            and not parser.should_upgrade()
-            and not self._server.draining,
-            http_1_1=parser.get_http_version() == "1.1",
-        )
+    def _feed(self, data: bytes) -> None:
+        refusal = self._reader.feed(data)
+        if not self._charge():
+            refusal = _FULL
+        if refusal is not None:
+            self._refuse(refusal)
+        elif self._current is None:
+            if self._incoming is not None and not (self._welcomed or self._welcome(self._incoming)):
+                return
+            if self._reader.phase is not self._awaited:
+                self._expect()
 
-    def _plain_exchange(self, plain: tuple[str, str, str, dict[str, str], bytes, bool]) -> Exchange:
-        method, path, query, headers, body, keep_alive = plain
-        return Exchange(
-            self,
-            method=method,
-            path=path,
-            query=query,
-            headers=headers,
-            body=body,
-            peer=self._peer,
-            keep_alive=keep_alive and not self._server.draining,
-            http_1_1=True,
-        )
+    def _charge(self) -> bool:
+        """Have the server count what has come of a body. False: bodies take too much memory."""
+        change = self._reader.body_bytes - self._charged_bytes
+        if not change:
+            return True
+        self._charged_bytes += change
+        self._server.half_in_bytes += change
+        return change < 0 or self._server.half_in_bytes <= self._limits.body_memory_bytes
 
-    def _begin(self, exchange: Exchange) -> None:
+    def _welcome(self, exchange: Exchange) -> bool:
+        """The request's turn has come, with its body or before it. False: its head was refused."""
+        half_in = self._welcomed = exchange is self._incoming
+        if self._server.at_head is not None:
+            keep_alive = exchange.keep_alive
+            exchange.keep_alive = keep_alive and not half_in  # of an answer now: the body is unread
+            self._server.at_head(exchange)
+            if exchange.ended:
+                if not exchange.keep_alive:
+                    self._linger()
+                return False
+            exchange.keep_alive = keep_alive
+        if half_in and exchange.expects_continue:
+            self.transport.write(CONTINUE)
+        return True
+
+    def _serve(self, exchange: Exchange) -> None:
         self.expires_at = NEVER
+        self._awaited = Phase.IDLE
         self._current = exchange
         self._task = self._loop.create_task(self._run(exchange))
 
@@ -331,6 +299,9 @@ class Connection(asyncio.Protocol):
             await self._server.handler(exchange)
         except asyncio.CancelledError:
             exchange.keep_alive = False
+            if not (exchange.started or exchange.ended or exchange.closed):
+                error = ApiError(503, "The server is stopping; try again.", retry_after_s=1)
+                exchange.respond(error.status, error.body(), headers=error.headers())
         except Exception:
             log.exception("the handler of %s %s failed", exchange.method, exchange.path)
             exchange.keep_alive = False
@@ -342,50 +313,90 @@ class Connection(asyncio.Protocol):
     def _finish(self, exchange: Exchange) -> None:
         self._task = None
         self._current = None
-        if exchange.counted_by is not None:
-            exchange.counted_by.ended += 1
+        last = self._server.draining and not self._pending
         if exchange.closed:
             self._server.left(self)
-            return
-        if not exchange.ended or not exchange.keep_alive or self._server.draining:
+        elif exchange.ended and exchange.keep_alive and not last:
+            self._go_on()
+        elif exchange.ended and self._lingers:
+            self._linger()
+        else:
             self.transport.close()
-            return
-        if self._pending:
-            self.transport.resume_reading()
-            self._begin(self._pending.popleft())
-            return
-        self._await_next()
 
-    def _await_next(self) -> None:
-        if self._paused:  # its deadline is running and stays
+    def _go_on(self) -> None:
+        """Serve what came while the handler worked."""
+        while self._pending:
+            exchange = self._pending.popleft()
+            if self._welcome(exchange):
+                self._serve(exchange)
+            if self._current is not None or not exchange.keep_alive:
+                return
+        if self._incoming is not None and not self._welcome(self._incoming):
             return
-        limits, now = self._limits, self._loop.time()
-        if self._phase is Phase.HEAD:  # a pipelined request is half in
-            self.expires_at = now + limits.head_timeout_s
-        elif self._phase is Phase.BODY:
-            self.expires_at = now + limits.body_timeout_s
-        elif self._phase is Phase.IDLE:
-            self.expires_at = now + limits.idle_timeout_s
+        held, self._held, self._held_bytes = self._held, [], 0
+        self._expect()
+        if held:
+            self._feed(b"".join(held))
 
-    def _stop(self, status: int, message: str) -> None:
-        self._refusal = (status, message)
-        raise _RefusedError
-
-    def _refuse(self) -> None:
-        status, message = self._refusal or (400, "this is not an HTTP/1.1 request")
-        if self._current is not None:  # an answer is under way: it must not be mixed with ours
-            self._current.keep_alive = False
-            self.transport.pause_reading()
+    def _expect(self) -> None:
+        """Begin the deadline for what comes next."""
+        phase = self._awaited = self._reader.phase
+        if self._paused or phase is Phase.STOPPED:  # then another deadline is running and stays
             return
-        self._say(status, message)
+        limits = self._limits
+        if phase is Phase.HEAD:
+            timeout_s = limits.head_timeout_s
+        elif phase is Phase.BODY:
+            timeout_s = limits.body_timeout_s
+        else:
+            timeout_s = limits.idle_timeout_s
+        self.expires_at = self._loop.time() + timeout_s
 
-    def _say(self, status: int, message: str) -> None:
-        exchange = self._plain_exchange(("POST", "", "", {}, b"", False))
-        exchange.respond(status, ApiError(status, message).body())
-        self._phase = Phase.REFUSED
+    def _refuse(self, refusal: Refusal) -> None:
+        if self._current is None:
+            self._say(refusal)
+        else:  # the refused request came with the one under way, whose answer is not to be touched
+            self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        """Drop what comes from now on; close after the answers to what is whole."""
+        self._drop_input()
+        self._lingers = True
+        last = self._pending[-1] if self._pending else self._current
+        if last is not None:
+            last.keep_alive = False
+
+    def _drop_input(self) -> None:
+        self._reader.stop()
+        self._charge()
+        self._incoming = None
+        self._held.clear()
+
+    def _say(self, refusal: Refusal) -> None:
+        """Answer what is no exchange, and close."""
+        exchange = Exchange(
+            self,
+            method="",
+            path="",
+            query="",
+            headers={},
+            body=b"",
+            peer=self._peer,
+            keep_alive=False,
+            http_1_1=True,
+        )
+        error = ApiError(refusal.status, refusal.message, retry_after_s=refusal.retry_after_s)
+        exchange.respond(error.status, error.body(), headers=error.headers())
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close when the client has read the answer.
+
+        Closing with bytes unread would reset the connection and the client might never see the
+        answer (RFC 9112 9.6): it may send on for a while, and what it sends is dropped.
+        """
+        self._drop_input()
         if self.transport.can_write_eof():
-            # Closing with bytes unread would reset the connection and the client might never see
-            # the answer (RFC 9112 9.6): it may send on for a while, and what it sends is dropped.
             self.transport.write_eof()
             self.expires_at = self._loop.time() + _LINGER_S
         else:

@@ -50,10 +50,9 @@ class Exchange:
         method: as sent, upper case.
         path: as sent, not percent-decoded, without the query.
         headers: names in lower case; a repeated header is joined with ", ".
-        body: the whole body.
+        body: the whole body; empty until it is there.
         peer: address of the client, "host:port".
         caller: who asks, set by a gate that knows; None where nobody is asked for a key.
-        counted_by: who counts it as under way, set by a gate, and is told when its handler is over.
         throttle: set by whoever relays bytes into this exchange; told of back-pressure.
     """
 
@@ -67,7 +66,6 @@ class Exchange:
         "body",
         "caller",
         "closed",
-        "counted_by",
         "ended",
         "headers",
         "keep_alive",
@@ -112,7 +110,11 @@ class Exchange:
         self.status = 0
         self.throttle: Throttle | None = None
         self.caller: Caller | None = None
-        self.counted_by: Caller | None = None
+
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the client waits for a 100 before it sends the body (RFC 9110 10.1.1)."""
+        return self._http_1_1 and self.headers.get("expect", "").lower() == "100-continue"
 
     def respond(
         self,

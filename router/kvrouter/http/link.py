@@ -6,13 +6,13 @@ from typing import cast
 
 import httptools
 
-from kvrouter._native import StreamFeed, scan_answer, scan_chunked
+from kvrouter._native import StreamFeed
 from kvrouter.engine import Failure
 from kvrouter.http.answer import Answer, UpstreamError
 from kvrouter.http.watch import NEVER
 
 _HEAD_BYTES = 32 * 1024
-_HEADERS = 100
+_CHUNKED = (b"transfer-encoding", b"chunked")
 _BODILESS = frozenset({204, 304})
 
 
@@ -59,7 +59,7 @@ class Link(asyncio.Protocol):
         self._loop = loop
         self._free = free
         self._gone = gone
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = None  # while an answer may come
         self._answer: Answer | None = None
         self._reused = False
         self._bytes_seen = False
@@ -80,6 +80,8 @@ class Link(asyncio.Protocol):
         self._head_done = False
         self._until_eof = False
         self._feed = self.passer = None
+        if self._parser is None:
+            self._parser = httptools.HttpResponseParser(self)
         self.expect(first_byte_s, each=False)
         self.transport.writelines(request)
         return answer
@@ -142,8 +144,7 @@ class Link(asyncio.Protocol):
         """Feed the parser; the answer's bytes go on from within."""
         if self._answer is None:
             self.abort()  # nobody asked: RFC 9112 9.2 leaves nothing to do but close
-            return
-        if self._feed is not None:
+        elif self._feed is not None:
             frames = self._feed.take(data)
             if frames is None:
                 self._take_frames(self._feed)
@@ -151,42 +152,43 @@ class Link(asyncio.Protocol):
                 self.passer(frames)
             else:
                 self._answer.data(frames)
-            return
-        if not self._bytes_seen:
-            self._bytes_seen = True
-            if self._take_plain(data):
-                return
+        elif self._parser is not None:
+            self._parse(data, self._parser)
+
+    def _parse(self, data: bytes, parser: httptools.HttpResponseParser) -> None:
         if self._each:
             self.expires_at = self._loop.time() + self._expect_s
         try:
-            self._parser.feed_data(data)
+            if not self._bytes_seen:
+                self._bytes_seen = True
+                data = self._take_stream_head(data, parser)
+            if data:
+                parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fail(Failure.ANSWER, "the answer is not HTTP/1.1")
 
-    def _take_plain(self, data: bytes) -> bool:
-        """Take a whole answer, or the head of a stream; False if the parser has to."""
+    def _take_stream_head(self, data: bytes, parser: httptools.HttpResponseParser) -> bytes:
+        """Parse the head of a stream, and hand its body to a feed; returns what is left to parse.
+
+        Where the head does not come in one piece, the parser takes the chunks as well.
+        """
+        end = data.find(b"\r\n\r\n", 0, _HEAD_BYTES) + 4
+        if end < 4 or data.find(b"chunked", 0, end) < 0:
+            return data
+        parser.feed_data(data[:end])
         answer = self._answer
-        whole = scan_answer(data, _HEAD_BYTES, _HEADERS)
-        plain = whole or scan_chunked(data, _HEAD_BYTES, _HEADERS)
-        if plain is None or answer is None:
-            return False
-        status, answer.headers, body, self._keep = plain
-        self._head_done = True
-        if whole is None:
-            self._feed = answer.feed = StreamFeed()
-        answer.arrived(status)
-        if self._feed is None:
-            if body:
-                answer.data(body)
-            self.on_message_complete()
-        elif body:
-            self.data_received(body)
-        return True
+        if answer is None or not self._head_done or _CHUNKED not in answer.headers:
+            return data[end:]
+        self._feed = answer.feed = StreamFeed()
+        self._parser = None  # it waits for a body; the next answer gets another one
+        if end < len(data):
+            self.data_received(data[end:])
+        return b""
 
     def _take_frames(self, feed: StreamFeed) -> None:
-        """Pass on what is whole of a piece that is not, or that ends the stream."""
+        """Pass on what is whole of a piece that is not, that ends the stream, or that is marked."""
         frames = feed.frames()
-        if frames and self.passer is not None:
+        if frames and self.passer is not None and not feed.marked:
             self.passer(frames)
         elif frames and self._answer is not None:
             self._answer.data(frames)
@@ -199,6 +201,8 @@ class Link(asyncio.Protocol):
         """The answer under way ends here, well only where the end of connection is its end."""
         self._gone(self)
         self.expires_at = NEVER
+        self._feed = self.passer = None
+        self._parser = None  # it holds methods of this link
         answer, self._answer = self._answer, None
         if answer is None:
             return
@@ -217,15 +221,15 @@ class Link(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """The head is whole, unless it was only an interim one (1xx)."""
-        status = self._parser.get_status_code()
-        answer = self._answer
-        if answer is None:
+        answer, parser = self._answer, self._parser
+        if answer is None or parser is None:
             return
+        status = parser.get_status_code()
         if status < 200:
             answer.headers.clear()
             return
         self._head_done = True
-        self._keep = self._parser.should_keep_alive()
+        self._keep = parser.should_keep_alive()
         if not self._keep and status not in _BODILESS:
             names = [name for name, _ in answer.headers]
             self._until_eof = not {b"content-length", b"transfer-encoding"}.intersection(names)

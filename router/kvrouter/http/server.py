@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     import ssl
 
 Handler = Callable[[Exchange], Awaitable[None]]
+AtHead = Callable[[Exchange], None]
 
 _BACKLOG = 4096
 _SHUTDOWN_S = 5.0
+_LAST_WORDS_S = 1.0
+"""For clients to take the end of an answer that was cut off."""
+_ABORT_S = 5.0
 
 
 class HttpServer:
@@ -30,14 +34,33 @@ class HttpServer:
     The handler's task is cancelled as soon as its client leaves, whether it awaits an engine or
     writes. A handler that raises becomes a 500, or a cut-off answer when it had started. Requests
     pipelined on one connection are served one after another.
+
+    Where there is `at_head`, it is called with each request when its head is there and its turn
+    has come, after the read in which its head ended. If it answers, what is left of the body is not
+    read, and the connection closes.
+
+    A server leaves in three steps: `drain`, `stop_listening`, `close`.
+
+    Attributes:
+        handler: answers each request.
+        limits: of each connection, and of all.
+        at_head: sees requests before their bodies come, or None.
+        half_in_bytes: what has come of bodies that are not whole yet.
+        date_line: the `date` header line of the last second that one was asked for.
+        draining: whether each answer is the last of its connection.
     """
 
-    def __init__(self, handler: Handler, limits: Limits | None = None) -> None:
+    def __init__(
+        self, handler: Handler, limits: Limits | None = None, at_head: AtHead | None = None
+    ) -> None:
         self.handler = handler
         self.limits = limits or Limits()
+        self.at_head = at_head
+        self.half_in_bytes = 0
         self.date_line = b""
         self.draining = False
         self._date_s = 0
+        self._stopped = False
         self._connections: set[Connection] = set()
         self._listening: list[asyncio.Server] = []
         self._watch: Watch | None = None
@@ -96,23 +119,51 @@ class HttpServer:
             for server in before:
                 server.close()
 
-    async def close(self, grace_s: float = 0.0) -> None:
-        """Stop listening; answers under way get `grace_s` to end, then are cut off."""
+    def drain(self) -> None:
+        """Answer every request from now on with `connection: close`, and go on listening.
+
+        Clients then connect again, where a load balancer sends them. Idempotent.
+        """
         self.draining = True
+        for connection in self._connections:
+            connection.drain()
+
+    def stop_listening(self) -> None:
+        """Accept no connection any more, and close idle ones. Idempotent.
+
+        Requests that have come, or are half in, are still answered.
+        """
+        self.drain()
+        self._stopped = True
         for server in self._listening:
             server.close()
         for connection in list(self._connections):
-            connection.drain()
+            connection.close_idle()
+
+    async def emptied(self) -> None:
+        """Return when no connection is left."""
+        await self._empty.wait()
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Stop listening; answers under way get `grace_s` to end, then are cut off.
+
+        A handler that is cut off is cancelled while its client is still there: what it writes then
+        is sent, within a second.
+        """
+        self.stop_listening()
         await self._wait_empty(grace_s)
         for connection in list(self._connections):
+            connection.cut_off()
+        await self._wait_empty(_LAST_WORDS_S)
+        for connection in list(self._connections):
             connection.abort()
-        await self._wait_empty(5.0)
+        await self._wait_empty(_ABORT_S)
         if self._watch is not None:
             self._watch.close()
 
     def joined(self, connection: Connection) -> bool:
-        """A connection was made: false when there are too many."""
-        if self.draining or len(self._connections) >= self.limits.connections:
+        """A connection was made: false when there are too many, or the server has stopped."""
+        if self._stopped or len(self._connections) >= self.limits.connections:
             return False
         self._connections.add(connection)
         self._empty.clear()

@@ -50,7 +50,7 @@ class ControlSide:
         self._snapshots.start()
         return port
 
-    async def close(self, grace_s: float = 0.0) -> None:
+    async def close(self) -> None:
         """Stop serving, then stop looking. Idempotent."""
-        await self._server.close(grace_s)
+        await self._server.close()
         await self._snapshots.close()

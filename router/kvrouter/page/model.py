@@ -18,7 +18,8 @@ class RouterCard(msgspec.Struct):
     """The router itself.
 
     Attributes:
-        state: "starting", "ok", "degraded" or "unavailable" (no decode engine), as /health has it.
+        state: "starting", "ok", "degraded", "unavailable" (no decode engine) or "draining", as
+            /health has it.
         lacking: what is wrong, in sentences.
         policy: how engines are chosen.
         started_s: Unix time.
@@ -92,7 +93,7 @@ class EngineCard(msgspec.Struct):
         role: "prefill", "decode" or "both".
         state: "up", "away" or "draining".
         breaker: "closed", "open" or "half_open"; null while it is away.
-        requests: legs under way on it from this router; tokens: of these.
+        requests: legs under way on it from this router; tokens: of these and of planned ones.
         index: how exactly its cache is known, as `kvrouter:kv_index_state` says.
         family: the dialect that it speaks.
         version: as it tells.

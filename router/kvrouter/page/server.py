@@ -69,9 +69,8 @@ class WebServer:
         self._serving = _Serving(self._app, self._door, tls)
         await before.end()
 
-    async def close(self, grace_s: float = 0.0) -> None:
+    async def close(self) -> None:
         """Stop listening; what is answered then gets a moment to end. Idempotent."""
-        del grace_s  # answers are short here
         door, self._door = self._door, None
         serving, self._serving = self._serving, None
         if serving is not None:

@@ -6,7 +6,6 @@ shows comes from /status.json, which asks for the admin token where there is one
 
 from __future__ import annotations
 
-import hmac
 from hashlib import sha256
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from quart import Quart, Response, request
 from werkzeug.exceptions import HTTPException
 
+from kvrouter.access.admin_token import TOKEN_NEEDED, shows_token
 from kvrouter.errors import ApiError
 from kvrouter.http.head import JSON
 from kvrouter.http.routes import Routes
@@ -62,9 +62,8 @@ def control_app(
 
     @app.get("/status.json")
     async def status() -> Response:
-        if token and not _admitted(token):
-            error = ApiError(401, "This needs the admin token, as Authorization: Bearer TOKEN.")
-            answer = _error(error)
+        if token and not shows_token(request.headers.get("authorization", ""), token):
+            answer = _error(ApiError(401, TOKEN_NEEDED))
             answer.headers["www-authenticate"] = "Bearer"
             return answer
         return Response(document(), content_type=JSON, headers={"cache-control": "no-store"})
@@ -128,11 +127,6 @@ def _answer_errors(app: Quart) -> None:
         for name, value in EVERYWHERE.items():
             answer.headers[name] = value
         return answer
-
-
-def _admitted(token: str) -> bool:
-    given = request.headers.get("authorization", "").encode("latin-1", "replace")
-    return hmac.compare_digest(given, b"Bearer " + token.encode())
 
 
 def _error(error: ApiError) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from kvrouter.plan import Plan, missing_tokens, partners
+from kvrouter.plan import Plan, computed_tokens, missing_tokens, partners
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +30,15 @@ class Policy(Protocol):
     def plan(self, inputs: RouteInputs) -> Plan:
         """Decide. `inputs.decode` is not empty; never raises for valid inputs."""
 
+    def rebind(self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine) -> Engine:
+        """Choose the decode engine again just before its leg: `bound`, unless another is better.
+
+        Args:
+            inputs: as they were at the plan.
+            decode: engines that can load the prompt's KV now; the leg counts on none of them.
+            bound: the engine of the plan; it is gone where it is not among them.
+        """
+
     def engine_joined(self, engine: Engine) -> None:
         """`engine` may appear among candidates from now on."""
 
@@ -46,6 +55,12 @@ def in_turn(candidates: Sequence[Engine], turn: int) -> Sequence[Engine]:
     return [*candidates[first:], *candidates[:first]] if first else candidates
 
 
+def rebound(decode: Sequence[Engine], bound: Engine, price: Callable[[Engine], float]) -> Engine:
+    """The engine of the lowest price; `bound` of equals, if it is there."""
+    cheapest = min(decode, key=price)
+    return bound if bound in decode and price(bound) <= price(cheapest) else cheapest
+
+
 def decide(
     inputs: RouteInputs, decode: Engine, choose: Callable[[Sequence[Engine]], Engine]
 ) -> Plan:
@@ -60,14 +75,15 @@ def decide(
     if decode.identity is None or decode.identity.alone:
         if not inputs.split:
             return Plan(None, decode, missing, "not splittable")
-        if missing <= inputs.prefill_threshold:
+        if not missing or decode.computing + missing <= inputs.prefill_threshold:
             return Plan(None, decode, missing, "little missing")
     if not inputs.prefill:
         return Plan(None, decode, missing, "no prefill engine")
-    able = partners(inputs.prefill, decode)
+    able = partners(inputs.prefill, decode, inputs.model)
     if not able:
         return Plan(None, decode, missing, _why_alone(inputs, decode))
-    return Plan(choose(able), decode, missing, "prefill")
+    prefill = choose(able)
+    return Plan(prefill, decode, missing, "prefill", computed_tokens(inputs, prefill))
 
 
 def _why_alone(inputs: RouteInputs, decode: Engine) -> str:
@@ -76,4 +92,6 @@ def _why_alone(inputs: RouteInputs, decode: Engine) -> str:
         return "shares no KV"
     if all(engine.family != decode.family for engine in inputs.prefill):
         return "families differ"
+    if partners(inputs.prefill, decode):
+        return "adapters differ"
     return "same engine" if decode in inputs.prefill else "manifests differ"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from kvrouter.policies.base import decide, in_turn
+from kvrouter.policies.base import decide, in_turn, rebound
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +30,10 @@ class LeastTokens:
         """Take the least loaded engine of each role."""
         self._turn += 1
         return decide(inputs, self._least(inputs.decode), self._least)
+
+    def rebind(self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine) -> Engine:
+        """The least loaded; the bound one of equals."""
+        return rebound(decode, bound, _TOKENS)
 
     def _least(self, candidates: Sequence[Engine]) -> Engine:
         return min(in_turn(candidates, self._turn), key=_TOKENS)

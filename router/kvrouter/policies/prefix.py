@@ -10,10 +10,10 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar
 
 from kvrouter.plan import usable_blocks
-from kvrouter.policies.base import decide, in_turn
+from kvrouter.policies.base import decide, in_turn, rebound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvrouter.engine import Engine, Role
     from kvrouter.plan import Plan, RouteInputs
@@ -44,6 +44,13 @@ class Prefix:
 
         return decide(inputs, cheapest(inputs.decode), cheapest)
 
+    def rebind(self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine) -> Engine:
+        """The cheapest, what it holds already not being loaded; the bound one of equals."""
+        held, saved = inputs.matches, LOAD_COST * inputs.block_tokens
+        if not held:
+            return rebound(decode, bound, attrgetter("tokens"))
+        return rebound(decode, bound, lambda engine: engine.tokens - saved * held.get(engine, 0))
+
     def engine_joined(self, engine: Engine) -> None:
         """Nothing to remember: what engines hold stands in the index."""
 
@@ -62,7 +69,7 @@ def pricing(inputs: RouteInputs) -> Callable[[Engine], float]:
     every request, hence the locals.
     """
     block_tokens, stored = inputs.block_tokens, inputs.store_blocks
-    held = {**inputs.guesses, **inputs.matches} if inputs.guesses else inputs.matches
+    held = _believed(inputs) if inputs.guesses else inputs.matches
     usable = usable_blocks(inputs.prompt_tokens, block_tokens)
     if not usable or not (held or stored):
         return attrgetter("tokens")
@@ -76,3 +83,11 @@ def pricing(inputs: RouteInputs) -> Callable[[Engine], float]:
         return engine.tokens - blocks * block_tokens
 
     return price
+
+
+def _believed(inputs: RouteInputs) -> Mapping[Engine, int]:
+    """Leading blocks that engines hold, as told or, where that is more, as guessed."""
+    held = dict(inputs.matches)
+    for engine, blocks in inputs.guesses.items():
+        held[engine] = max(blocks, held.get(engine, 0))
+    return held

@@ -29,6 +29,13 @@ class RoundRobin:
         self._decodes += 1
         return decide(inputs, decode, self._next_prefill)
 
+    def rebind(self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine) -> Engine:
+        """The bound one: its turn has come. The next one only where that is gone."""
+        if bound in decode:
+            return bound
+        self._decodes += 1
+        return decode[(self._decodes - 1) % len(decode)]
+
     def _next_prefill(self, candidates: Sequence[Engine]) -> Engine:
         self._prefills += 1
         return candidates[(self._prefills - 1) % len(candidates)]

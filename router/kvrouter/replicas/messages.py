@@ -125,7 +125,7 @@ def decode(message: bytes) -> Envelope:
         if _versions.decode(message).version != VERSION:
             raise BadEnvelope("version")
         return _envelopes.decode(message)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadEnvelope("malformed") from None
 
 

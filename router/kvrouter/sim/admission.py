@@ -1,9 +1,10 @@
-"""Which requests of a simulated engine run and which wait: first come, first served. No clock."""
+"""Which requests of a simulated engine run and which wait, and who is next. No clock."""
 
 import asyncio
-from collections import deque
+from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from kvrouter.sim.block_cache import Allocation, BlockCache
 
@@ -19,6 +20,7 @@ class _Waiter:
     hashes: Sequence[bytes]
     blocks: int
     admitted: asyncio.Future[Allocation]
+    priority: int
 
 
 class Admission:
@@ -35,7 +37,7 @@ class Admission:
         self._max_running = max_running
         self._max_waiting = max_waiting
         self._changed = changed
-        self._waiters: deque[_Waiter] = deque()
+        self._waiters: list[_Waiter] = []
         self.running = 0
 
     @property
@@ -43,8 +45,10 @@ class Admission:
         """Requests that wait."""
         return len(self._waiters)
 
-    async def enter(self, hashes: Sequence[bytes], blocks: int) -> Allocation:
+    async def enter(self, hashes: Sequence[bytes], blocks: int, priority: int = 0) -> Allocation:
         """The slots of a request, once there is room; pair it with `leave`.
+
+        Among those that wait the lowest `priority` is next, and of equals the first that came.
 
         Raises QueueFull at once where too many wait. A cancelled caller leaves the queue.
         """
@@ -54,8 +58,9 @@ class Admission:
                 return allocation
         if len(self._waiters) >= self._max_waiting:
             raise QueueFull
-        waiter = _Waiter(hashes, blocks, asyncio.get_running_loop().create_future())
-        self._waiters.append(waiter)
+        admitted = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(hashes, blocks, admitted, priority)
+        insort(self._waiters, waiter, key=attrgetter("priority"))
         self._changed()
         try:
             return await waiter.admitted
@@ -77,12 +82,12 @@ class Admission:
         while self._waiters:
             head = self._waiters[0]
             if head.admitted.cancelled():
-                self._waiters.popleft()
+                del self._waiters[0]
                 continue
             allocation = self._try(head.hashes, head.blocks)
             if allocation is None:
                 break
-            self._waiters.popleft()
+            del self._waiters[0]
             head.admitted.set_result(allocation)
         self._changed()
 

@@ -1,8 +1,9 @@
 """The JSON that a simulated engine answers, in the shapes of vLLM 0.32. Pure: values to bytes."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -23,9 +24,15 @@ def error_body(error: RequestError | Failure, status: int) -> bytes:
     return orjson.dumps({"error": inner})
 
 
-def models_body(names: Sequence[str], root: str, max_model_len: int, created: int) -> bytes:
-    """The answer of /v1/models."""
-    cards = [
+def models_body(
+    names: Sequence[str],
+    root: str,
+    max_model_len: int,
+    created: int,
+    adapters: Mapping[str, str] = MappingProxyType({}),
+) -> bytes:
+    """The answer of /v1/models; `adapters` are the paths of the loaded ones by name."""
+    cards: list[dict[str, Any]] = [
         {
             "id": name,
             "object": "model",
@@ -36,6 +43,18 @@ def models_body(names: Sequence[str], root: str, max_model_len: int, created: in
             "max_model_len": max_model_len,
         }
         for name in names
+    ]
+    cards += [
+        {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "vllm",
+            "root": path,
+            "parent": names[0],
+            "max_model_len": None,
+        }
+        for name, path in adapters.items()
     ]
     return orjson.dumps({"object": "list", "data": cards})
 

@@ -20,6 +20,7 @@ class Stored:
     hashes: tuple[bytes, ...]
     token_ids: tuple[int, ...]
     cache_salt: str | None = None
+    adapter: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)

@@ -168,10 +168,21 @@ class SimSettings(BaseSettings):
     max_waiting_queue_length: int = Field(
         default=1000, ge=0, description="requests that may wait; further ones are answered 429"
     )
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        default="fcfs",
+        description="who of those that wait runs next: fcfs the first that came, priority the one "
+        "with the lowest `priority`, the first of equals",
+    )
     max_num_batched_tokens: int = Field(
         default=2048,
         ge=1,
         description="prompt tokens of one step: blocks are saved after each step",
+    )
+    shared_steps: bool = Field(
+        default=False,
+        description="compute prompts step by step, one after the other, and let the next tokens of "
+        "answers wait for the step, as one device does; otherwise requests slow each other by "
+        "--time-factor-under-load alone",
     )
 
     time_to_first_token: Duration = Field(

@@ -20,6 +20,7 @@ from kvrouter.sim.latency import latency_model
 from kvrouter.sim.memory import KVMemory
 from kvrouter.sim.metrics import SimMetrics
 from kvrouter.sim.requests import GenerateRequest
+from kvrouter.sim.steps import Steps
 from kvrouter.sim.store_link import StoreLink, sim_manifest
 from kvrouter.sim.tokenizer import SimTokenizer
 from kvstore.chain import hash_tokens, root_hash
@@ -66,6 +67,7 @@ class SimEngine:
         self.metrics = SimMetrics(settings.served_names[0])
         self.metrics.describe_cache(settings.block_size, settings.kv_cache_size)
         self.latency = latency_model(settings)
+        self.steps = Steps() if settings.shared_steps else None
         self.memory = KVMemory(self.spec_digest, settings.kv_cache_size, settings.block_bytes)
         self.cache = BlockCache(settings.kv_cache_size)
         self.executor = ThreadPoolExecutor(_COPY_THREADS, "kvsim-copy")
@@ -97,15 +99,17 @@ class SimEngine:
         arrived_s = time.monotonic()
         block_tokens = self.settings.block_size
         tokens = array("I", request.prompt)
-        hashes = hash_tokens(tokens, block_tokens, root=self.root, cache_salt=request.cache_salt)
+        adapter, salt = request.adapter, request.cache_salt
+        hashes = hash_tokens(tokens, block_tokens, root=self.root, lora=adapter, cache_salt=salt)
         answer_tokens = self._answer_tokens(request)
         contents = hashes
-        if request.cache_salt is not None:
-            contents = hash_tokens(tokens, block_tokens, root=self.root)
+        if salt is not None:
+            contents = hash_tokens(tokens, block_tokens, root=self.root, lora=adapter)
         usable = (len(tokens) - 1) // block_tokens
         blocks = -(-(len(tokens) + answer_tokens) // block_tokens)
-        allocation = await self._admission.enter(list(hashes[:usable]), blocks)
-        prompt = Prompt(request.prompt, hashes, contents, usable, request.cache_salt)
+        priority = request.priority if self.settings.scheduling_policy == "priority" else 0
+        allocation = await self._admission.enter(list(hashes[:usable]), blocks, priority)
+        prompt = Prompt(request.prompt, hashes, contents, usable, salt, adapter)
         answer = Answer(request, allocation.cached_blocks * block_tokens, None)
         if request.max_tokens is None and not request.ignore_eos:
             answer.finish_reason = "stop"

@@ -52,9 +52,11 @@ class EventEncoder:
                 "medium": _MEDIUM,
                 "group_idx": 0,
             }
-        extra_keys: list[list[str] | None] = [None] * len(event.hashes)
+        adapter = event.adapter
+        lora = [["lora", *adapter]] if adapter is not None else []
+        extra_keys: list[list[object] | None] = [[*lora] or None for _ in event.hashes]
         if event.cache_salt is not None and event.parent is None:
-            extra_keys[0] = [event.cache_salt]
+            extra_keys[0] = [*lora, event.cache_salt]
         return {
             "type": "BlockStored",
             "block_hashes": [_low64(block_hash) for block_hash in event.hashes],
@@ -63,7 +65,7 @@ class EventEncoder:
             "block_size": self._block_tokens,
             "lora_id": None,
             "medium": _MEDIUM,
-            "lora_name": None,
+            "lora_name": adapter[0] if adapter is not None else None,
             "extra_keys": extra_keys,
             "group_idx": 0,
             "kv_cache_spec_kind": "full_attention",

@@ -34,6 +34,7 @@ class Prompt:
     contents: BlockHashes
     usable: int
     cache_salt: str | None
+    adapter: tuple[str, str] | None
 
 
 class Generation:
@@ -105,10 +106,14 @@ class Generation:
         engine = self._engine
         if self.answer.tokens:
             pause_s = engine.latency.next_token(engine.running)
-            await _until(self._due_s + pause_s)
+            due_s = self._due_s + pause_s
+            await _until(due_s)
+            if engine.steps is not None:
+                due_s = engine.steps.token_at(due_s)
+                await _until(due_s)
             now_s = time.monotonic()
             engine.metrics.between_tokens.observe(now_s - self._spoken_s)
-            self._due_s = max(self._due_s + pause_s, now_s - pause_s)
+            self._due_s = max(due_s, now_s - pause_s)
         else:
             self._first_token_s = self._due_s = now_s = time.monotonic()
             engine.metrics.first_token.observe(now_s - self._arrived_s)
@@ -170,7 +175,11 @@ class Generation:
                 done = ready
             if saving and done > self._stored_blocks:
                 saving = await self._save(done)
-            await _until(began_s + seconds * (stop - first) / (end - first))
+            if engine.steps is None:
+                await _until(began_s + seconds * (stop - first) / (end - first))
+            else:
+                chunk_s = seconds * (stop - begin) / (end - first)
+                await _until(engine.steps.begin(time.monotonic(), chunk_s))
 
     async def _compute_blocks(self, first: int, end: int) -> None:
         slots = self.allocation.slots[first:end]
@@ -208,6 +217,7 @@ class Generation:
                     tuple(names),
                     tuple(prompt.tokens[first * size : end * size]),
                     prompt.cache_salt,
+                    prompt.adapter,
                 )
             ]
         )
@@ -224,21 +234,27 @@ class Generation:
             return
         engine, tail = self._engine, self._tail
         salt = self._prompt.cache_salt if self._parent is None else None
+        adapter = self._prompt.adapter
         name = hash_tokens(
             array("I", tail),
             self._block_tokens,
             root=engine.root,
             parent=self._parent,
+            lora=adapter,
             cache_salt=salt,
         )
         content = hash_tokens(
-            array("I", tail), self._block_tokens, root=engine.root, parent=self._content
+            array("I", tail),
+            self._block_tokens,
+            root=engine.root,
+            parent=self._content,
+            lora=adapter,
         )
         index = self._context.blocks
         slot = self.allocation.slots[index]
         engine.memory.compute([slot], [content[0]])
         if engine.cache.name(self.allocation, index, name[0]):
-            engine.publish([Stored(self._parent, (name[0],), tuple(tail), salt)])
+            engine.publish([Stored(self._parent, (name[0],), tuple(tail), salt, adapter)])
         self._context.add_block(engine.memory.slot(slot))
         self._chain = BlockHashes(self._chain.data + name.data)
         self._parent, self._content = name[0], content[0]

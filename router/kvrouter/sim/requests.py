@@ -48,6 +48,8 @@ class GenerateRequest:
         prompts: token ids of each prompt.
         n: choices per prompt.
         seed: of the first choice of each prompt; None: the most likely tokens.
+        adapter: name and path of the LoRA adapter that `model` names; None: it names none.
+        priority: lower goes first, where the engine schedules by it.
     """
 
     kind: Kind
@@ -62,6 +64,8 @@ class GenerateRequest:
     return_token_ids: bool
     ignore_eos: bool
     cache_salt: str | None
+    adapter: tuple[str, str] | None = None
+    priority: int = 0
 
     @property
     def prompt(self) -> list[int]:
@@ -104,13 +108,14 @@ def parse_request(
     _check_sampling(data, max_tokens)
     n, seed = _samples(data)
     salt = _cache_salt(data)
+    reused = None
     if kind == "completion":
         prompts = _completion_prompts(data, tokenizer)
     else:
-        rendered = _chat(data, tokenizer)
-        prompts = [_reused_ids(data) or rendered]
+        rendered, reused = _chat(data, tokenizer), _reused_ids(data)
+        prompts = [reused or rendered]
     for prompt in prompts:
-        _check_room(len(prompt), limits)
+        _check_room(len(prompt), limits, reused=reused is not None)
     options = data.get("stream_options") or {}
     return GenerateRequest(
         kind=kind,
@@ -126,6 +131,7 @@ def parse_request(
         return_token_ids=_flag(data, "return_token_ids"),
         ignore_eos=_flag(data, "ignore_eos"),
         cache_salt=salt,
+        priority=_integer(data, "priority") or 0,
     )
 
 
@@ -361,12 +367,24 @@ def _is_text(content: object) -> bool:
     return all(isinstance(part, str) or part.get("type") == "text" for part in content)
 
 
-def _check_room(prompt_tokens: int, limits: Limits) -> None:
-    """A prompt needs room for one token; as in vLLM an answer is cut at the context's end."""
-    if prompt_tokens >= limits.max_model_len:
+def _check_room(prompt_tokens: int, limits: Limits, *, reused: bool) -> None:
+    """A prompt needs room for one token; as in vLLM an answer is cut at the context's end.
+
+    vllm/renderers/params.py: a prompt that is rendered is tokenised up to one token beyond the
+    context. vllm/entrypoints/serve/utils/api_utils.py: ids that are reused are counted only there.
+    """
+    most = limits.max_model_len
+    if reused and prompt_tokens > most:
         raise RequestError(
-            f"This model's maximum context length is {limits.max_model_len} tokens. However, your "
-            f"prompt contains {prompt_tokens} input tokens, which exceeds this limit even without "
-            "any output tokens. Please reduce the length of the input prompt.",
+            f"Input length ({prompt_tokens}) exceeds model's maximum context length ({most})."
+        )
+    if prompt_tokens > most:
+        least = "at least " if prompt_tokens == most + 1 else ""
+        raise RequestError(
+            f"This model's maximum context length is {most} tokens. However, your prompt contains "
+            f"{least}{prompt_tokens} input tokens, which exceeds this limit even without any "
+            "output tokens. Please reduce the length of the input prompt.",
             param="input_tokens",
         )
+    if prompt_tokens == most:
+        raise RequestError("max_tokens must be at least 1, got 0.", param="max_tokens")

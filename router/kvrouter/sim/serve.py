@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from random import Random
 
 import orjson
@@ -16,6 +17,7 @@ import uvloop
 
 from kvrouter.http.exchange import Exchange
 from kvrouter.http.server import HttpServer
+from kvrouter.sim.adapters import Adapters
 from kvrouter.sim.admission import QueueFull
 from kvrouter.sim.answers import Answer, Writer, error_body, models_body
 from kvrouter.sim.block_cache import Event
@@ -38,6 +40,7 @@ __all__ = ["SimServer", "run"]
 log = logging.getLogger("kvrouter.sim")
 VLLM_VERSION = "0.32.0"
 _EVENT_STREAM = ("content-type", "text/event-stream; charset=utf-8")
+_PLAIN_TYPE = "text/plain; charset=utf-8"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GRACE_S = 1.0
 
@@ -52,6 +55,7 @@ class SimServer:
         self._http = HttpServer(self._handle)
         self._engine: SimEngine | None = None
         self._publisher: EventPublisher | None = None
+        self._adapters = Adapters()
         self._started_s = int(time.time())
         seed = time.time_ns() if settings.seed is None else settings.seed
         self._failures = FailureInjection(
@@ -65,6 +69,8 @@ class SimServer:
             ("GET", "/v1/models"): self._models,
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/reset_prefix_cache"): self._reset,
+            ("POST", "/v1/load_lora_adapter"): self._load_adapter,
+            ("POST", "/v1/unload_lora_adapter"): self._unload_adapter,
             ("POST", "/v1/completions"): self._completions,
             ("POST", "/v1/chat/completions"): self._chat,
         }
@@ -100,6 +106,11 @@ class SimServer:
             await self._engine.close()
         if self._publisher is not None:
             self._publisher.close()
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """What a request may name as its model."""
+        return (*self.settings.served_names, *self._adapters.paths)
 
     @property
     def kv_event_ports(self) -> tuple[int, int | None]:
@@ -153,12 +164,16 @@ class SimServer:
     async def _models(self, exchange: Exchange) -> None:
         settings = self.settings
         body = models_body(
-            settings.served_names, settings.model, settings.context_tokens, self._started_s
+            settings.served_names,
+            settings.model,
+            settings.context_tokens,
+            self._started_s,
+            self._adapters.paths,
         )
         exchange.respond(200, body)
 
     async def _tokenize(self, exchange: Exchange) -> None:
-        tokens = parse_tokenize(exchange.body, self.engine.tokenizer, self.settings.served_names)
+        tokens = parse_tokenize(exchange.body, self.engine.tokenizer, self._names)
         answer = {
             "count": len(tokens),
             "max_model_len": self.settings.context_tokens,
@@ -171,6 +186,14 @@ class SimServer:
         self.engine.reset_cache()
         exchange.respond(200)
 
+    async def _load_adapter(self, exchange: Exchange) -> None:
+        told = self._adapters.load(exchange.body)
+        exchange.respond(200, told.encode(), content_type=_PLAIN_TYPE)
+
+    async def _unload_adapter(self, exchange: Exchange) -> None:
+        told = self._adapters.unload(exchange.body)
+        exchange.respond(200, told.encode(), content_type=_PLAIN_TYPE)
+
     async def _completions(self, exchange: Exchange) -> None:
         await self._generate(exchange, "completion")
 
@@ -180,8 +203,9 @@ class SimServer:
     async def _generate(self, exchange: Exchange, kind: Kind) -> None:
         settings, engine = self.settings, self.engine
         request = parse_request(
-            exchange.body, kind, engine.tokenizer, settings.served_names, settings.context_tokens
+            exchange.body, kind, engine.tokenizer, self._names, settings.context_tokens
         )
+        request = replace(request, adapter=self._adapters.find(request.model))
         failure = self._failures.draw()
         if failure is not None:
             self._fail(exchange, failure)

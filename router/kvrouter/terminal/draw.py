@@ -27,7 +27,13 @@ MOST_REQUESTS: Final = 10
 _LABEL: Final = 18
 _FIGURES: Final = 24
 _MINUTE: Final = 12
-_STATES: Final = {"ok": "green", "degraded": "yellow", "starting": "yellow", "unavailable": "red"}
+_STATES: Final = {
+    "ok": "green",
+    "degraded": "yellow",
+    "starting": "yellow",
+    "draining": "yellow",
+    "unavailable": "red",
+}
 _PARTS: Final = ("queue", "tokenise", "plan", "prefill", "landing", "decode")
 
 

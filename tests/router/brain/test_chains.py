@@ -1,11 +1,12 @@
 """Hashes out of memory are the hashes that hashing gives."""
 
+import tracemalloc
 from array import array
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvrouter.chains import LEAST_BLOCKS, Chains
+from kvrouter.chains import LEAST_BLOCKS, Chains, _size
 from kvrouter.engine import HashDomain
 from kvstore.chain import hash_tokens, root_hash
 
@@ -26,7 +27,7 @@ prompts = st.lists(st.tuples(st.integers(0, 60), own), max_size=12)
     asked=prompts,
     adapter=st.sampled_from([None, ("a", "/a")]),
     salt=st.sampled_from([None, "s"]),
-    size=st.sampled_from([200, 1000, 1 << 20]),
+    size=st.sampled_from([200, 4000, 8000, 1 << 20]),
 )
 def test_whatever_was_asked_before_a_chain_is_what_hashing_gives(
     asked: list[tuple[int, list[int]]],
@@ -40,8 +41,23 @@ def test_whatever_was_asked_before_a_chain_is_what_hashing_gives(
         tokens = LONG[:shared] + own_tokens
         direct = hash_tokens(tokens, 2, root=DOMAIN.root, lora=adapter, cache_salt=salt).data
         assert chains.hashes(packed(tokens), DOMAIN, adapter, salt) == direct
-        assert chains._bytes <= size
-        assert chains._bytes == sum(len(part) for kept in chains._known.values() for part in kept)
+        kept_bytes = sum(_size(key, *kept) for key, kept in chains._known.items())
+        assert chains.use == (len(chains._known), kept_bytes, size)
+        assert kept_bytes <= size
+
+
+def test_what_is_remembered_takes_no_more_memory_than_its_bound_whatever_the_salts() -> None:
+    tracemalloc.start()
+    try:
+        chains = Chains(1 << 20)
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(500):
+            salt = f"{number}" + "\N{SNOWMAN}" * (number % 100) * 100
+            chains.hashes(packed([number, *LONG]), DOMAIN, salt=salt)
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 0.5 * (1 << 20) < taken < 1.1 * (1 << 20)
 
 
 def test_the_next_turn_of_a_session_hashes_its_new_blocks_only() -> None:

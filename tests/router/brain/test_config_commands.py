@@ -70,6 +70,22 @@ def test_a_file_is_checked_for_the_command_and_with_the_flags_that_are_named(
     assert main(["config", "check", str(written), "bench", "serve"]) == 0
 
 
+def test_a_tokenizer_that_is_not_there_is_told_before_the_router_starts(
+    capsys: pytest.CaptureFixture[str], written: Path, tmp_path: Path
+) -> None:
+    written.write_text(f"decode: [d:1]\ntokenizer: {tmp_path / 'absent'}\n")
+    assert told(capsys, "check", str(written)) == [
+        f"tokenizer (file {written}:2): there is no file {tmp_path / 'absent'}: give a "
+        "tokenizer.json or the directory that holds it"
+    ]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    written.write_text(f"decode: [d:1]\ntokenizer: {empty}\n")
+    assert f"there is no file {empty / 'tokenizer.json'}" in told(capsys, "check", str(written))[0]
+    (empty / "tokenizer.json").write_text("{}")
+    assert main(["config", "check", str(written)]) == 0
+
+
 @pytest.mark.parametrize("words", [["check"], ["show"], ["check", "f", "sreve"], ["schema", "x"]])
 def test_an_action_without_what_it_needs_is_wrong_use(
     capsys: pytest.CaptureFixture[str], words: list[str]
@@ -119,13 +135,65 @@ def test_variables_of_other_commands_and_of_kubernetes_are_left_alone(
     assert main(["config", "show", "serve", "--decode", "d:1"]) == 0
 
 
-def test_a_port_that_kubernetes_put_in_the_environment_is_told_with_its_remedy(
+def service(name: str, port: int, scheme: str = "tcp") -> dict[str, str]:
+    """What Kubernetes sets for a Service in the environment of every Pod."""
+    upper, host = name.upper().replace("-", "_"), "10.0.0.1"
+    url, one = f"{scheme}://{host}:{port}", f"{upper}_PORT_{port}_{scheme.upper()}"
+    return {
+        f"{upper}_SERVICE_HOST": host,
+        f"{upper}_SERVICE_PORT": str(port),
+        f"{upper}_SERVICE_PORT_HTTP": str(port),
+        f"{upper}_PORT": url,
+        one: url,
+        f"{one}_PROTO": scheme,
+        f"{one}_PORT": str(port),
+        f"{one}_ADDR": host,
+    }
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "udp", "sctp"])
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("serve --decode d:1", "kvrouter"),
+        ("serve --decode d:1", "kvrouter-decode"),
+        ("serve --decode d:1", "kvrouter-prefill"),
+        ("serve --decode d:1", "kvrouter-control"),
+        ("serve --decode d:1", "kvrouter-bootstrap"),
+        ("store", "kvrouter-store"),
+        ("store", "kvrouter-store-http"),
+        ("sim --model m", "kvrouter-sim"),
+    ],
+)
+def test_what_kubernetes_sets_for_a_service_is_ignored_with_one_warning(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    name: str,
+    scheme: str,
+) -> None:
+    assert main(["config", "show", *command.split()]) == 0
+    without = capsys.readouterr().out
+    for variable, value in service(name, 8000, scheme).items():
+        monkeypatch.setenv(variable, value)
+    assert main(["config", "show", *command.split()]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == without
+    (warning,) = shown.err.splitlines()
+    assert f"{name.upper().replace('-', '_')}_PORT and 7 more ignored: Kubernetes" in warning
+    assert "enableServiceLinks: false" in warning
+
+
+def test_a_variable_of_ours_that_looks_like_one_of_kubernetes_is_ours(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KVROUTER_PORT", "tcp://10.0.0.1:8000")
-    (sentence,) = told(capsys, "show", "serve", "--decode", "d:1")
-    assert "port (environment KVROUTER_PORT) 'tcp://10.0.0.1:8000'" in sentence
-    assert "enableServiceLinks: false" in sentence
+    monkeypatch.setenv("KVROUTER_PORT", "8123")
+    monkeypatch.setenv("KVROUTER_KV_EVENTS_BIND", "tcp://127.0.0.1:5557")
+    assert main(["config", "show", "serve", "--decode", "d:1"]) == 0
+    shown = capsys.readouterr()
+    assert "port: 8123  # environment KVROUTER_PORT" in shown.out
+    assert 'kv_events_bind: "tcp://127.0.0.1:5557"  # environment' in shown.out
+    assert shown.err == ""
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from kvrouter._native import find_bearer
 from kvrouter.access.caller import Caller, KeyRing
 from kvrouter.access.keys import PREFIX, Key, digest, file_line, new_key, read_keys
 from kvrouter.access.worker_keys import WorkerKeys, by_engine, read_worker_keys
@@ -92,7 +91,7 @@ def test_a_file_that_others_can_write_is_refused(tmp_path: Path) -> None:
 
 
 def find(ring: KeyRing, header: str) -> Caller | None:
-    return find_bearer(ring.by_digest, header)
+    return ring.find(header)
 
 
 @given(st.text(st.characters(max_codepoint=255), max_size=80))
@@ -107,17 +106,18 @@ def test_a_header_is_a_caller_only_if_its_key_is(text: str) -> None:
 
 @given(st.text(st.characters(max_codepoint=255), min_size=1, max_size=600))
 def test_a_key_is_found_by_the_hash_that_the_file_has(text: str) -> None:
-    key = text.strip(" \t")
-    assert find_bearer({digest(key): "a"}, f"Bearer {text}") == ("a" if key else None)
-    assert find_bearer({digest(key + "x"): "a"}, f"Bearer {text}") is None
+    key, ring = text.strip(" \t"), KeyRing()
+    ring.follow([Key("a", (digest(key),)), Key("b", (digest(key + "x"),))])
+    found = find(ring, f"Bearer {text}")
+    assert (found.name if found is not None else None) == ("a" if key else None)
 
 
 def test_a_header_is_hashed_up_to_its_bound_and_only_of_the_characters_of_headers() -> None:
-    longest = "k" * (2048 - len("Bearer "))
-    keys = {digest(longest): "a", digest(longest + "k"): "b", digest("\xac"): "c"}
-    assert find_bearer(keys, f"Bearer {longest}") == "a"
-    assert find_bearer(keys, f"Bearer {longest}k") is None
-    assert find_bearer(keys, "Bearer \u20ac") is None
+    longest, ring = "k" * (2048 - len("Bearer ")), KeyRing()
+    ring.follow([Key("a", (digest(longest), digest(longest + "k"), digest("\xac")))])
+    assert find(ring, f"Bearer {longest}") is not None
+    assert find(ring, f"Bearer {longest}k") is None
+    assert find(ring, "Bearer \u20ac") is None
 
 
 @pytest.mark.parametrize("header", ["Bearer k", "bearer k", "BEARER   k ", "Bearer \tk\t"])

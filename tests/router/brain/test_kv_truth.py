@@ -304,6 +304,25 @@ def test_a_publisher_that_answers_again_is_soon_asked_for_what_it_was_not_heard_
     assert truth.claims() == {1, 2}
 
 
+def test_a_message_of_a_new_publisher_is_not_taken_for_one_that_the_old_one_lost() -> None:
+    truth = Truth()
+    truth.begin(replays=True, kept=0)
+    truth.replay_begins()
+    truth.replay_goes_on(count=1, dropped=False)
+    for blocks in ({1}, {2}, {3}):
+        truth.stores(blocks)
+    truth.loses(count=2)
+    truth.arrive(count=1, twice=False)
+    truth.is_not_answered()
+    truth.restarts(noticed=False)
+    for blocks in ({1}, {2}):
+        truth.stores(blocks)
+        truth.arrive(count=1, twice=False)
+        truth.what_is_trusted_is_true()
+    assert truth.ledger.standing(truth.engine) is Reason.COMPLETE
+    assert truth.claims() == {1, 2}
+
+
 def test_answers_to_what_a_restart_has_made_void_change_nothing() -> None:
     truth = Truth()
     truth.begin(replays=True, kept=1000)

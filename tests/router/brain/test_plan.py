@@ -3,12 +3,15 @@ import pytest
 from kvrouter.engine import Engine, Identity, Role
 from kvrouter.plan import (
     RouteInputs,
+    computed_tokens,
     elsewhere,
     held_tokens,
+    loaders,
     missing_tokens,
     partners,
     usable_blocks,
 )
+from kvrouter.policies.least_tokens import LeastTokens
 
 
 def engine(port: int, manifest: str | None = None) -> Engine:
@@ -51,6 +54,22 @@ def test_what_the_engine_holds_and_what_it_could_load_is_not_missing() -> None:
     assert missing_tokens(inputs, decode) == 96 - 64
 
 
+def test_a_prefill_engine_computes_what_it_neither_holds_nor_loads_nor_is_guessed_to_hold() -> None:
+    decode, prefill, guessed, loader = engine(1), engine(2), engine(3), engine(4, "d")
+    inputs = RouteInputs(
+        100,
+        [decode],
+        [prefill, guessed, loader],
+        exact=True,
+        block_tokens=16,
+        matches={decode: 6, prefill: 2},
+        guesses={guessed: 9},
+        store_blocks={"d": 4},
+    )
+    computed = [computed_tokens(inputs, each) for each in inputs.prefill]
+    assert computed == [100 - 32, 100 - 96, 100 - 64]
+
+
 def test_a_match_beyond_the_usable_blocks_counts_only_up_to_them() -> None:
     decode = engine(1)
     inputs = RouteInputs(32, [decode], exact=True, block_tokens=16, matches={decode: 2})
@@ -67,6 +86,19 @@ def test_engines_of_different_manifests_are_no_partners() -> None:
     assert partners([same], refusing) == []
 
 
+def test_engines_that_have_an_adapter_from_different_paths_are_no_partners_for_it() -> None:
+    def having(port: int, path: str) -> Engine:
+        made = engine(port)
+        made.identity = Identity(("m", "lora"), adapters=(("lora", path),))
+        return made
+
+    decode, same, other = having(1, "/v2"), having(2, "/v2"), having(3, "/v1")
+    assert partners([same, other], decode, "lora") == [same]
+    assert partners([same, other], decode, "m") == [same, other]
+    inputs = RouteInputs(50, [decode], [other], model="lora")
+    assert LeastTokens().plan(inputs).why == "adapters differ"
+
+
 def test_ranks_of_one_engine_are_no_partners_and_the_last_to_be_asked_after_a_failure() -> None:
     divided, other = engine(1), engine(2)
     divided.divide((0, 1))
@@ -74,3 +106,11 @@ def test_ranks_of_one_engine_are_no_partners_and_the_last_to_be_asked_after_a_fa
     assert partners([first, second, other], first) == [other]
     assert elsewhere([second, other], [first]) == [other]
     assert elsewhere([second], [first]) == [second]
+
+
+def test_only_engines_that_need_what_landed_can_stand_in_for_the_decode_engine() -> None:
+    same, other, unknown, stranger = engine(2, "d"), engine(3, "x"), engine(4), engine(5, "d")
+    stranger.family = "nixl"
+    decode = [same, other, unknown, stranger]
+    assert loaders(decode, "store", "d") == [same]
+    assert loaders(decode, "store", None) == [unknown]

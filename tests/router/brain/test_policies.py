@@ -62,6 +62,27 @@ def test_every_policy_chooses_among_the_candidates_and_splits_by_one_rule(
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("computing", "held", "alone"), [(0, 0, True), (6, 0, True), (7, 0, False), (900, 3, True)]
+)
+def test_a_decode_engine_computes_no_more_prompt_tokens_at_a_time_than_the_threshold(
+    name: str, computing: int, held: int, alone: bool
+) -> None:
+    decode, prefill = engine(1, Role.DECODE), engine(2, Role.PREFILL)
+    decode.computing = computing
+    request = RouteInputs(
+        49,
+        [decode],
+        [prefill],
+        exact=True,
+        block_tokens=16,
+        matches={decode: held},
+        prefill_threshold=54,
+    )
+    assert make_policy(name).plan(request).why == ("little missing" if alone else "prefill")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_policy_says_why_in_words_of_a_bounded_set(name: str) -> None:
     policy = make_policy(name)
     d, p = engine(1, Role.DECODE, manifest="x"), engine(2, Role.PREFILL, manifest="x")
@@ -108,6 +129,25 @@ def test_least_tokens_takes_an_engine_with_the_fewest_tokens(loads: list[int], t
     assert policy.plan(RouteInputs(1, decode)).decode.tokens == min(loads)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@given(request=inputs(), data=st.data())
+def test_a_decode_leg_is_bound_again_only_to_a_better_candidate(
+    name: str, request: RouteInputs, data: st.DataObject
+) -> None:
+    gone = engine(99, Role.DECODE)
+    bound = data.draw(st.sampled_from([*request.decode, gone]))
+    chosen = make_policy(name).rebind(request, request.decode, bound)
+    assert chosen in request.decode
+    if name == "round_robin":
+        assert chosen is bound or bound is gone
+        return
+    saved = LOAD_COST * request.block_tokens if name == "prefix" else 0
+    prices = {e: e.tokens - saved * request.matches.get(e, 0) for e in request.decode}
+    assert prices[chosen] == min(prices.values())
+    if bound is not gone and prices[bound] == prices[chosen]:
+        assert chosen is bound
+
+
 def test_prefix_prefers_the_engine_that_holds_more() -> None:
     decode = [engine(n, Role.DECODE) for n in range(1, 4)]
     matches = {decode[0]: 1, decode[1]: 5, decode[2]: 3}
@@ -127,6 +167,19 @@ def test_prefix_chooses_by_guesses_too_but_does_not_skip_a_leg_by_them() -> None
     assert {plan.decode for plan in plans} == {second}
     assert {plan.prefill for plan in plans} == {prefill}
     assert plans[0].missing_tokens == 144
+
+
+def test_prefix_believes_a_guess_that_goes_beyond_what_is_known() -> None:
+    first, second = engine(1, Role.DECODE), engine(2, Role.DECODE)
+    request = RouteInputs(
+        160,
+        [first, second],
+        exact=True,
+        block_tokens=16,
+        matches={first: 5, second: 4},
+        guesses={first: 2, second: 9},
+    )
+    assert make_policy("prefix").plan(request).decode is second
 
 
 def test_prefix_leaves_a_holder_whose_queue_is_longer_than_computing_anew() -> None:

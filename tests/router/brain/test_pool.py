@@ -110,6 +110,56 @@ def test_a_ticket_counts_until_its_first_release(clock: Clock) -> None:
     assert (engine.requests, engine.tokens) == (0, 0)
 
 
+def test_a_planned_leg_is_load_at_once_and_under_way_only_when_it_begins(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.DECODE)
+    ticket = pool.reserve(engine, 100, begun=False)
+    assert (engine.requests, engine.tokens) == (0, 100)
+    ticket.begin()
+    ticket.begin()
+    assert (engine.requests, engine.tokens) == (1, 100)
+    ticket.release()
+    assert (engine.requests, engine.tokens) == (0, 0)
+
+
+def test_a_prompt_that_is_computed_while_decoding_holds_others_up_only_until_it_is(
+    clock: Clock,
+) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.DECODE)
+    ticket = pool.reserve(engine, 100, computing=60)
+    assert (engine.tokens, engine.computing) == (100, 60)
+    ticket.computed()
+    ticket.computed()
+    assert (engine.tokens, engine.computing) == (100, 0)
+    ticket.release()
+    pool.reserve(engine, 100, computing=60).release()
+    assert (engine.tokens, engine.computing) == (0, 0)
+
+
+def test_an_engine_with_planned_legs_alone_drains_at_once(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.DECODE)
+    ticket = pool.reserve(engine, 100, begun=False)
+    assert pool.drain(engine)
+    ticket.release()
+    assert (engine.requests, engine.tokens) == (0, 0)
+
+
+def test_a_planned_leg_is_no_trial_of_an_engine_that_failed_until_it_begins(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.DECODE)
+    for _ in range(3):
+        pool.failed(engine, Failure.STATUS)
+    clock.pass_s(1)
+    ticket = pool.reserve(engine, 1, begun=False)
+    assert list(pool.engines(Role.DECODE)) == [engine]
+    ticket.begin()
+    assert list(pool.engines(Role.DECODE)) == []
+    ticket.release()
+    assert list(pool.engines(Role.DECODE)) == [engine]
+
+
 def test_the_hash_domain_is_that_of_most_engines_decode_engines_first(clock: Clock) -> None:
     pool = Pool(clock)
     assert pool.domain is None
@@ -145,9 +195,26 @@ class PoolMachine(RuleBasedStateMachine):
     def leave(self, which: int) -> None:
         self.pool.leave(self.all[which])
 
-    @rule(which=st.integers(0, 2), tokens=st.integers(0, 1000))
-    def reserve(self, which: int, tokens: int) -> None:
-        self.tickets.append(self.pool.reserve(self.all[which], tokens))
+    @rule(
+        which=st.integers(0, 2),
+        tokens=st.integers(0, 1000),
+        begun=st.booleans(),
+        computing=st.integers(0, 100),
+    )
+    def reserve(self, which: int, tokens: int, begun: bool, computing: int) -> None:
+        engine = self.all[which]
+        ticket = self.pool.reserve(engine, tokens, begun=begun, computing=computing)
+        self.tickets.append(ticket)
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data())
+    def compute(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.tickets)).computed()
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.tickets)).begin()
 
     @precondition(lambda self: self.tickets)
     @rule(data=st.data(), again=st.booleans())
@@ -156,6 +223,7 @@ class PoolMachine(RuleBasedStateMachine):
         ticket.release()
         if again:
             ticket.release()
+            ticket.begin()
 
     @rule(which=st.integers(0, 2), reason=st.sampled_from(list(Failure)))
     def fail(self, which: int, reason: Failure) -> None:
@@ -172,8 +240,10 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def counts_are_those_of_open_tickets(self) -> None:
         for engine in self.all:
-            mine = [ticket.tokens for ticket in self.tickets if ticket.engine is engine]
-            assert (engine.requests, engine.tokens) == (len(mine), sum(mine))
+            mine = [ticket for ticket in self.tickets if ticket.engine is engine]
+            assert engine.tokens == sum(ticket.tokens for ticket in mine)
+            assert engine.requests == sum(ticket.begun for ticket in mine)
+            assert engine.computing == sum(ticket.computing for ticket in mine)
 
     @invariant()
     def only_joined_engines_that_may_be_asked_are_candidates(self) -> None:

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from kvrouter.engine import Engine, Identity, Role
 from kvrouter.families.vllm import Vllm
+from kvrouter.introduce import ProbeFailed, read_models
 from kvrouter.pool import Pool
 from kvrouter.probe import Prober
 from kvstore.chain import root_hash
@@ -36,6 +37,9 @@ class FakeEngine:
     )
     metrics: str = ""
     completion_status: int = 200
+    completion_error: str = ""
+    openapi: Any = None
+    takes_priority: bool = True
     hang: bool = False
     hang_completion: bool = False
     may_complete: asyncio.Event = field(default_factory=asyncio.Event)
@@ -46,6 +50,7 @@ class FakeEngine:
         app.router.add_get("/health", self.health)
         app.router.add_get("/v1/models", self.list_models)
         app.router.add_get("/metrics", self.tell_metrics)
+        app.router.add_get("/openapi.json", self.tell_openapi)
         app.router.add_post("/v1/completions", self.complete)
         return app
 
@@ -60,11 +65,23 @@ class FakeEngine:
     async def tell_metrics(self, request: web.Request) -> web.Response:
         return web.Response(text=self.metrics)
 
+    async def tell_openapi(self, request: web.Request) -> web.Response:
+        if self.openapi is None:
+            raise web.HTTPNotFound
+        if isinstance(self.openapi, int):
+            return web.Response(status=self.openapi)
+        return web.json_response(self.openapi)
+
     async def complete(self, request: web.Request) -> web.Response:
         self.probes.append(await request.json())
         if self.hang_completion:
             await self.may_complete.wait()
-        answer = {"choices": [{"text": "a"}], "kv_transfer_params": self.params}
+        if self.probes[-1].get("priority") and not self.takes_priority:
+            refusal = "Got priority 1 but Priority scheduling is not enabled."  # vLLM's V0
+            return web.json_response({"object": "error", "message": refusal}, status=400)
+        answer: Any = {"choices": [{"text": "a"}], "kv_transfer_params": self.params}
+        if self.completion_error:
+            answer = {"error": {"message": self.completion_error}}
         return web.json_response(answer, status=self.completion_status)
 
 
@@ -89,6 +106,19 @@ async def bench() -> AsyncIterator[Bench]:
     port = runner.addresses[0][1]
     yield Bench(fake, pool, pool.add(f"127.0.0.1:{port}", Role.DECODE), runner)
     await runner.cleanup()
+
+
+class Joins:
+    """A watcher of the pool."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def engine_joined(self, engine: Engine) -> None:
+        self.told.append("joined")
+
+    def engine_left(self, engine: Engine) -> None:
+        self.told.append("left")
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -253,3 +283,154 @@ async def test_the_probe_names_the_model_it_serves(bench: Bench) -> None:
     await prober.start([bench.engine])
     await prober.close()
     assert json.dumps(bench.fake.probes[0]["model"]) == '"lora"'
+
+
+@pytest.mark.parametrize("takes", [True, False])
+async def test_a_prefill_engine_is_asked_whether_it_takes_a_priority(
+    bench: Bench, takes: bool
+) -> None:
+    bench.fake.takes_priority = takes
+    engine = bench.pool.assign(bench.engine.address, Role.PREFILL)
+    prober = bench.prober(try_priority=True)
+    await prober.start([engine])
+    await prober.close()
+    assert engine.identity is not None
+    assert engine.identity.takes_priority is takes
+    assert engine.identity.manifest == "cd" * 32
+    assert [probe.get("priority") for probe in bench.fake.probes] == [1] if takes else [1, None]
+
+
+@pytest.mark.parametrize(("role", "asks"), [(Role.DECODE, True), (Role.PREFILL, False)])
+async def test_nobody_is_asked_for_a_priority_who_will_get_none(
+    bench: Bench, role: Role, asks: bool
+) -> None:
+    engine = bench.pool.assign(bench.engine.address, role)
+    prober = bench.prober(try_priority=asks)
+    await prober.start([engine])
+    await prober.close()
+    assert engine.identity is not None
+    assert not engine.identity.takes_priority
+    assert [probe.get("priority") for probe in bench.fake.probes] == [None]
+
+
+async def test_an_adapter_that_is_loaded_or_unloaded_later_is_noticed(bench: Bench) -> None:
+    prober = bench.prober()
+    await prober.start([bench.engine])
+    bench.fake.models.append({"id": "late", "root": "/adapters/late", "parent": "m"})
+    assert await prober.check(bench.engine) is None
+    assert bench.pool.models() == ("m", "lora", "late")
+    assert bench.engine.identity is not None
+    assert bench.engine.identity.adapter("late") == ("late", "/adapters/late")
+    assert [e.address for e in bench.pool.engines(Role.DECODE, "late")] == [bench.engine.address]
+    del bench.fake.models[1]
+    assert await prober.check(bench.engine) is None
+    assert bench.pool.models() == ("m", "late")
+    assert bench.pool.engines(Role.DECODE, "lora") == ()
+    await prober.close()
+
+
+async def test_an_adapter_that_is_reloaded_from_another_path_names_its_blocks_otherwise(
+    bench: Bench,
+) -> None:
+    prober = bench.prober()
+    await prober.start([bench.engine])
+    bench.fake.models[1]["root"] = "/adapters/l2"
+    assert await prober.check(bench.engine) is None
+    await prober.close()
+    assert bench.engine.identity is not None
+    assert bench.engine.identity.adapter("lora") == ("lora", "/adapters/l2")
+
+
+async def test_an_engine_that_serves_other_models_is_not_taken_for_a_new_one(bench: Bench) -> None:
+    seen = Joins()
+    bench.pool.watch(seen)
+    prober = bench.prober()
+    await prober.start([bench.engine])
+    bench.fake.models.append({"id": "late", "root": "/adapters/late", "parent": "m"})
+    assert await prober.check(bench.engine) is None
+    await prober.close()
+    assert seen.told == ["joined"]
+    assert (bench.engine.joins, len(bench.fake.probes)) == (1, 1)
+
+
+async def test_an_engine_that_no_longer_serves_the_one_model_leaves(bench: Bench) -> None:
+    prober = bench.prober(model="lora")
+    await prober.start([bench.engine])
+    del bench.fake.models[1]
+    await until(lambda: bench.engine.identity is None)
+    assert prober.problem(bench.engine) == "it serves m, not --model lora"
+    await prober.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>",
+        b'{"data": []}',
+        b'{"data": [{"id": "\xff"}]}',
+        b'{"data": [{"id": "m", "max_model_len": 1e999}]}',
+        b'{"data": [{"id": "m", "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]}",
+    ],
+    ids=["empty", "html", "no model", "bytes", "infinite", "deep"],
+)
+def test_a_list_of_models_that_cannot_be_read_fails_the_probe_in_a_sentence(body: bytes) -> None:
+    with pytest.raises(ProbeFailed, match="/v1/models"):
+        read_models(body)
+
+
+def listing(*paths: str) -> dict[str, Any]:
+    """An OpenAPI document of these paths."""
+    return {"openapi": "3.1.0", "paths": {path: {} for path in ("/health", *paths)}}
+
+
+async def test_an_engine_that_lists_no_generation_joins_without_being_asked_for_a_token(
+    bench: Bench,
+) -> None:
+    bench.fake.openapi = listing("/v1/embeddings", "/v1/score", "/tokenize", "/pooling")
+    prober = bench.prober()
+    await prober.start([bench.engine])
+    await prober.close()
+    identity = bench.engine.identity
+    assert identity is not None
+    assert not identity.generates
+    assert identity.endpoints == frozenset(("/v1/embeddings", "/v1/score", "/tokenize"))
+    assert (identity.domain, identity.manifest, bench.fake.probes) == (None, None, [])
+    assert bench.pool.engines(Role.DECODE) == ()
+    assert bench.pool.answering("/v1/embeddings", "m") == (bench.engine,)
+    assert bench.pool.answering("/v1/rerank", "m") == ()
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (400, "The model does not support Completions API"),
+        (404, "Not Found"),
+        (501, "The model does not support Completions API"),
+    ],
+)
+async def test_an_engine_that_refuses_completions_as_such_joins_for_the_other_endpoints(
+    bench: Bench, status: int, message: str
+) -> None:
+    bench.fake.completion_status, bench.fake.completion_error = status, message
+    prober = bench.prober()
+    await prober.start([])
+    assert await prober.check(bench.engine) is None
+    await prober.close()
+    assert bench.pool.engines(Role.DECODE) == ()
+    assert bench.pool.answering("/v1/responses") == ()
+    assert bench.pool.answering("/v1/embeddings") == (bench.engine,)
+
+
+@pytest.mark.parametrize("document", [None, 500, [], {"paths": 1}, listing("/{path:path}")])
+async def test_an_engine_that_does_not_list_its_endpoints_is_taken_to_have_them_all(
+    bench: Bench, document: Any
+) -> None:
+    bench.fake.openapi = document
+    prober = bench.prober()
+    await prober.start([])
+    assert await prober.check(bench.engine) is None
+    await prober.close()
+    assert bench.engine.identity is not None
+    assert bench.engine.identity.endpoints is None
+    assert bench.pool.engines(Role.DECODE) == bench.pool.answering("/score") == (bench.engine,)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -121,18 +122,31 @@ async def test_an_answer_that_is_no_token_ids_is_none(raw: bytes) -> None:
     assert await ids(TokenSource(FakeTokenize(raw=raw)), "a") is None
 
 
-async def test_the_cache_is_bounded_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens_module, "CACHED_TOKENS", 64)
+@pytest.mark.parametrize("local", [None, FakeLocal()], ids=["engine", "local"])
+async def test_the_cache_is_bounded_by_its_memory(
+    local: FakeLocal | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = 1 << 20
+    monkeypatch.setattr(tokens_module, "CACHED_BYTES", bound)
     post = FakeTokenize()
-    source = TokenSource(post)
-    for number in range(100):
-        await ids(source, f"{number} b c d")
-    assert source._cached_tokens <= 64
-    assert len(source._cache) == 16
-    await ids(source, "99 b c d")
+    source = TokenSource(post, local)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(4000):  # the shortest prompts, which are the most for their bytes
+            await ids(source, f"{number}")
+            post.bodies.clear()
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 0.5 * bound < taken < 1.1 * bound
+    kept, kept_bytes, most_bytes = source.use
+    assert kept == len(source._cache)
+    assert 0.9 * bound < kept_bytes <= most_bytes == bound
+    await ids(source, "3999")
     assert source.counts["cache_hits"] == 1
-    await ids(source, "w " * 50)
-    assert len(source._cache) == 16
+    await ids(source, "w " * (bound // 64))  # too long to push out all others
+    assert len(source._cache) == kept
 
 
 def test_a_tokenizer_file_or_its_directory_is_loaded(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from tests.fakes.pd import Network, PdEngine, PlainEngine
+from tests.fakes.pd import Json, Network, PdEngine, PlainEngine
 from tests.fakes.pd_mooncake import MooncakeEngine
 from tests.fakes.pd_nixl import NixlEngine
 from tests.fakes.pd_sglang import SglangEngine
@@ -11,6 +11,7 @@ from tests.fakes.pd_sglang import SglangEngine
 from kvrouter.app import App
 from kvrouter.config import RouterSettings
 from kvrouter.engine import Engine
+from kvrouter.sim.requests import GenerateRequest
 
 from .conftest import MODEL_BODY, Open
 
@@ -86,6 +87,29 @@ async def test_vllm_whose_connector_cannot_be_told_is_warned_of(
         (found,) = await introduced(MooncakeEngine(network, "decode"))
     assert found.family == "store"
     assert "give --kv-connector mooncake" in caplog.text
+
+
+class TwoConnectors(NixlEngine):
+    """vLLM's MultiConnector with NixlConnector and kvrouter's: their parameters in one object.
+
+    vllm/distributed/kv_transfer/kv_connector/v1/multi_connector.py, `_aggregate_request_finished`.
+    """
+
+    def finish(self, body: Json, request: GenerateRequest, kv: bytes) -> Json | None:
+        told = {"manifest": "ab" * 32, "blocks": 0, "block_tokens": 16}
+        return {**(super().finish(body, request, kv) or {}), "kvstore": told}
+
+
+async def test_vllm_with_two_connectors_joins_only_where_one_is_chosen(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    network = Network()
+    with caplog.at_level(logging.WARNING):
+        (found,) = await introduced(TwoConnectors(network, "decode"))
+    assert found.identity is None
+    assert "it has kvrouter's connector and NixlConnector" in caplog.text
+    (found,) = await introduced(TwoConnectors(network, "decode"), kv_connector="store")
+    assert (found.family, found.manifest) == ("store", "ab" * 32)
 
 
 async def test_mooncake_without_its_bootstrap_server_does_not_join(

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from kvrouter.engine import Failure
+from kvrouter.http.answer import unframed
 from kvrouter.http.client import Deadlines, Upstream, UpstreamError
 from kvrouter.http.watch import Watch
 
@@ -306,6 +307,31 @@ async def test_a_relay_passes_pieces_on_as_they_come(start: Start, frames: bool)
         go.set()
         await task
     assert sink.data == (b"2\r\nab\r\n1\r\nc\r\n" if frames else b"abc")
+    assert upstream.idle == 1
+
+
+@pytest.mark.parametrize("frames", [False, True])
+@pytest.mark.parametrize(
+    ("chunk", "body"),
+    [
+        (b"3;a=b\r\nabc\r\n", b"abc"),
+        (b"1000000\r\n" + b"x" * 0x1000000 + b"\r\n", b"x" * 0x1000000),
+    ],
+    ids=["extension", "16 MiB"],
+)
+async def test_a_chunk_may_have_an_extension_or_be_large(
+    start: Start, chunk: bytes, body: bytes, frames: bool
+) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.say(CHUNKED + chunk + b"0\r\n\r\n")
+        await peer.end()
+
+    upstream, _ = await start(script)
+    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    sink = Sink(frames=frames)
+    await answer.relay_to(sink, 5)
+    assert (unframed(sink.data) if frames else sink.data) == body
     assert upstream.idle == 1
 
 

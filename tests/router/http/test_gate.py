@@ -22,7 +22,10 @@ async def guarded(serve: Serve, handler: Handler, **limits: Any) -> tuple[HttpSe
     ring = KeyRing()
     ring.follow([Key("a", (digest("k"),), **limits)])
     [caller] = ring.all()
-    return await serve(Gate(ring, handler, Metrics(), None).handle), caller
+    gate = Gate(ring, handler, Metrics(), None)
+    server = await serve(gate.handle)
+    server.at_head = gate.at_head
+    return server, caller
 
 
 class Held:
@@ -160,6 +163,67 @@ async def test_what_is_not_let_in_is_not_under_way_and_ends_nothing(
     for wire in (first, other, other):
         assert (await wire.answer())[0] == 200
     assert (caller.running, caller.requests) == (0, 1)
+
+
+UPLOAD = b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 60000000\r\n%b\r\n"
+GOOD = b"Authorization: Bearer k\r\n"
+WRONG = b"Authorization: Bearer nobodys\r\n"
+EXPECTS = b"Expect: 100-continue\r\n"
+
+
+@pytest.mark.parametrize("header", [b"", WRONG, EXPECTS, WRONG + EXPECTS])
+async def test_a_wrong_key_is_refused_before_its_body_comes(
+    serve: Serve, dial: Dial, header: bytes
+) -> None:
+    server, caller = await guarded(serve, hello)
+    wire = await dial(server)
+    wire.send(UPLOAD % header + b"x" * 1000)
+    status, headers, body = await wire.answer()
+    assert (status, headers["connection"], headers["www-authenticate"]) == (401, "close", "Bearer")
+    assert b'"code":"invalid_api_key"' in body
+    wire.send(b"x" * 1_000_000)  # which nobody reads; it may not lose the answer
+    assert await wire.at_end()
+    assert (server.half_in_bytes, caller.requests) == (0, 0)
+
+
+async def test_a_good_key_is_asked_for_its_body_and_a_request_of_no_use_is_not(
+    serve: Serve, dial: Dial
+) -> None:
+    server, _ = await guarded(serve, hello)
+    for path, header in ((b"/v1/completions", GOOD), (b"/health", b"")):
+        wire = await dial(server)
+        wire.send(b"POST %b HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n" % path)
+        wire.send(EXPECTS + header + b"\r\n")
+        assert (await wire.head())[0] == 100
+        wire.send(b"{}")
+        assert (await wire.answer())[0] == 200
+
+
+async def test_a_key_behind_another_request_is_looked_at_in_its_turn(
+    serve: Serve, dial: Dial
+) -> None:
+    held = Held()
+    server, _ = await guarded(serve, held.handle)
+    wire = await dial(server)
+    wire.send(ASKED + post(b"{}", WRONG) + ASKED + UPLOAD % WRONG)
+    held.go.set()
+    answers = [await wire.answer() for _ in range(4)]
+    assert [status for status, _, _ in answers] == [200, 401, 200, 401]
+    assert [headers.get("connection") for _, headers, _ in answers] == [None, None, None, "close"]
+    assert await wire.at_end()
+
+
+@pytest.mark.parametrize(
+    "framing", [b"Content-Length: 65537\r\n", b"Transfer-Encoding: chunked\r\n"]
+)
+async def test_an_open_endpoint_takes_no_large_body_from_strangers(
+    serve: Serve, dial: Dial, framing: bytes
+) -> None:
+    server, _ = await guarded(serve, hello)
+    wire = await dial(server)
+    wire.send(b"POST /health HTTP/1.1\r\nHost: h\r\n" + framing + b"\r\n")
+    status, headers, _ = await wire.answer()
+    assert (status, headers["connection"]) == (413, "close")
 
 
 async def seen_behind(serve: Serve, dial: Dial, path: bytes) -> tuple[Exchange, Caller]:

@@ -1,6 +1,7 @@
 """Requests that nobody sends by accident: refused, or read as RFC 9112 says, never as two."""
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvrouter.http.exchange import Exchange
+from kvrouter.http.server import HttpServer
 
 from .conftest import GET, Dial, Serve, Wire, hello, post
 
@@ -70,6 +72,17 @@ AMBIGUOUS = {
         b"Transfer-Encoding: chunked", body=b"0\r\nContent-Length: 35\r\n\r\n" + SECOND
     ),
     "an empty chunk size": framed(b"Transfer-Encoding: chunked", body=b"\r\n\r\n" + SECOND),
+    "another coding before the chunks": framed(
+        b"Transfer-Encoding: gzip, chunked", body=b"0\r\n\r\n" + SECOND
+    ),
+    "chunks in HTTP/1.0": b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    + SECOND,
+    "no host": b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n" + SECOND,
+    "two hosts": framed(b"Host: other", body=SECOND),
+    "a host twice": framed(b"Host: h", body=SECOND),
+    "a host and none": framed(b"Host:", body=SECOND),
+    "a host with a blank": b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n" + SECOND,
+    "a host with a path": b"GET / HTTP/1.1\r\nHost: a/b\r\n\r\n" + SECOND,
     "another version": b"POST / HTTP/9.9\r\nContent-Length: 0\r\n\r\n" + SECOND,
     "no version": b"POST /\r\n\r\n" + SECOND,
     "no target": b"POST HTTP/1.1\r\n\r\n" + SECOND,
@@ -127,6 +140,32 @@ async def test_a_request_within_a_body_is_a_body(serve: Serve, dial: Dial, sent:
     assert served == [("/", SECOND), ("/x", b"")]
 
 
+@pytest.mark.parametrize(
+    "host",
+    [b"h", b"", b"h:80", b"[::1]:8000", b"127.0.0.1", b"a_b.example", b"xn--bcher-kva.example"],
+)
+async def test_a_host_may_be_any_name_or_address(serve: Serve, dial: Dial, host: bytes) -> None:
+    server = await serve(hello)
+    wire = await dial(server)
+    wire.send(b"GET / HTTP/1.1\r\nHost: %b \r\n\r\n" % host)
+    assert (await wire.answer())[0] == 200
+
+
+@pytest.mark.parametrize("pieces", [1, 20])
+async def test_a_url_beyond_8_kib_is_a_414(serve: Serve, dial: Dial, pieces: int) -> None:
+    server = await serve(hello)
+    wire = await dial(server)
+    wire.send(b"GET /" + b"a" * 8191 + b" HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert (await wire.answer())[0] == 200
+    wire.send(b"GET /a?")
+    for _ in range(pieces):
+        wire.send(b"a" * (100_000 // pieces))
+        await asyncio.sleep(0)
+    status, headers, body = await wire.answer()
+    assert (status, headers["connection"]) == (414, "close")
+    assert b'"error"' in body
+
+
 async def test_garbage_behind_a_request_does_not_touch_its_answer(serve: Serve, dial: Dial) -> None:
     server = await serve(hello)
     wire = await dial(server)
@@ -156,8 +195,8 @@ async def test_what_follows_a_body_is_bounded_too(serve: Serve, dial: Dial, endl
 @pytest.mark.parametrize(
     ("first", "drop"),
     [
-        (b"GET / HTTP/1.1\r\n", b"A: b\r\n"),
-        (b"POST / HTTP/1.1\r\nContent-Length: 900\r\n\r\n", b"x"),
+        (b"GET / HTTP/1.1\r\nHost: h\r\n", b"A: b\r\n"),
+        (b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 900\r\n\r\n", b"x"),
         (framed(b"Transfer-Encoding: chunked"), b"1\r\nx\r\n"),
     ],
     ids=["head", "body", "chunks"],
@@ -178,10 +217,77 @@ async def test_a_request_that_drips_has_no_longer_than_one_that_stops(
     assert (await answer)[0] == 408
 
 
+HALF = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 900000\r\n\r\n"
+
+
+async def half_in(server: HttpServer, size_bytes: int) -> None:
+    async with asyncio.timeout(10):
+        while server.half_in_bytes != size_bytes:
+            await asyncio.sleep(0)
+
+
+async def test_bodies_that_are_half_in_take_bounded_memory(serve: Serve, dial: Dial) -> None:
+    server = await serve(hello, body_memory_bytes=500_000)
+    first, second, third = await dial(server), await dial(server), await dial(server)
+    first.send(HALF + b"x" * 400_000)
+    await half_in(server, 400_000)
+    second.send(HALF + b"x" * 200_000)
+    status, headers, body = await second.answer()
+    assert (status, headers["connection"], headers["retry-after"]) == (503, "close", "1")
+    assert b'"error"' in body
+    assert await second.at_end()
+    await half_in(server, 400_000)
+    third.send(post(b"x" * 10_000))  # comes in one read
+    assert (await third.answer())[0] == 200
+    first.close()
+    await half_in(server, 0)
+    third.send(post(b"x" * 450_000))
+    assert (await third.answer())[0] == 200
+    assert server.half_in_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("then", "status"),
+    [(b"x" * 600_000, 200), (b"", 408)],
+    ids=["it is whole", "it is late"],
+)
+async def test_a_body_counts_until_it_is_whole_or_late(
+    serve: Serve, dial: Dial, then: bytes, status: int
+) -> None:
+    server = await serve(hello, body_timeout_s=60 if then else 0.05)
+    wire = await dial(server)
+    wire.send(HALF + b"x" * 300_000)
+    if then:
+        await half_in(server, 300_000)
+    wire.send(then)
+    assert (await wire.answer())[0] == status
+    assert server.half_in_bytes == 0
+
+
+async def test_a_body_in_chunks_of_a_byte_takes_no_more_than_its_bytes(
+    serve: Serve, dial: Dial
+) -> None:
+    bodies: list[bytes] = []
+
+    async def handler(exchange: Exchange) -> None:
+        bodies.append(exchange.body)
+        exchange.respond(200)
+
+    server = await serve(handler)
+    wire = await dial(server)
+    wire.send(framed(b"Transfer-Encoding: chunked") + b"2\r\nab\r\n" * 100_000)
+    await half_in(server, 200_000)
+    [connection] = server._connections
+    assert sys.getsizeof(connection._reader._body) < 300_000
+    wire.send(b"0\r\n\r\n")
+    assert (await wire.answer())[0] == 200
+    assert bodies == [b"ab" * 100_000]
+
+
 async def test_those_who_drip_keep_nobody_else_waiting(serve: Serve, dial: Dial) -> None:
     server = await serve(hello, head_timeout_s=5)
     for _ in range(100):
-        (await dial(server)).send(b"GET / HTTP/1.1\r\nA")
+        (await dial(server)).send(b"GET / HTTP/1.1\r\nHost: h\r\nA")
     wire = await dial(server)
     wire.send(GET)
     assert (await wire.answer())[0] == 200
@@ -194,21 +300,43 @@ async def test_requests_are_not_read_ahead_without_bound(serve: Serve, dial: Dia
         await go.wait()
         exchange.respond(200, exchange.path.encode())
 
-    server = await serve(handler, pipelined=4)
+    server = await serve(handler, pipelined_bytes=64 * 1024)
     wire = await dial(server)
-    flood = asyncio.create_task(_flood(wire, 6_000))
-    done, _ = await asyncio.wait([flood], timeout=0.3)
-    assert not done  # the server has stopped reading
+    await _flood(wire, 6_000)  # 18 MB, which the server reads and drops, for it must see the end
     go.set()
-    for number in range(6_000):
-        assert (await wire.answer())[2] == b"/%d" % number
-    await flood
+    answered, last = 0, ""
+    while last != "close":
+        _, headers, path = await wire.answer()
+        assert path == b"/%d" % answered
+        answered, last = answered + 1, headers.get("connection", "")
+    assert answered < 500_000 / 3_000  # what one read and the bound may hold
+    assert await wire.at_end()
+
+
+async def test_requests_of_a_few_bytes_are_not_read_ahead_without_bound(
+    serve: Serve, dial: Dial
+) -> None:
+    go = asyncio.Event()
+
+    async def handler(exchange: Exchange) -> None:
+        await go.wait()
+        exchange.respond(200, exchange.path.encode())
+
+    server = await serve(handler, pipelined=8)
+    wire = await dial(server)
+    wire.send(b"".join(b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n" % i for i in range(100)))
+    go.set()
+    for number in range(9):
+        _, headers, path = await wire.answer()
+        assert path == b"/%d" % number
+        assert headers.get("connection", "") == ("close" if number == 8 else "")
+    assert await wire.at_end()
 
 
 async def _flood(wire: Wire, count: int) -> None:
     padding = b"X: " + b"x" * 3000
     for number in range(count):
-        wire.send(b"GET /%d HTTP/1.1\r\n%b\r\n\r\n" % (number, padding))
+        wire.send(b"GET /%d HTTP/1.1\r\nHost: h\r\n%b\r\n\r\n" % (number, padding))
         await wire.writer.drain()
 
 
@@ -224,7 +352,9 @@ async def test_bytes_that_are_no_utf_8_are_passed_or_refused_but_break_nothing(
 
     server = await serve(handler)
     wire = await dial(server)
-    wire.send(b"POST /%b?%b HTTP/1.1\r\nA: %b\r\nContent-Length: 2\r\n\r\n{}" % ((value,) * 3))
+    wire.send(
+        b"POST /%b?%b HTTP/1.1\r\nHost: h\r\nA: %b\r\nContent-Length: 2\r\n\r\n{}" % ((value,) * 3)
+    )
     status, _, _ = await wire.answer()
     assert status in (200, 400)
     if status == 200:

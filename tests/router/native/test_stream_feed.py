@@ -1,16 +1,14 @@
-"""Chunk frames of streams, and plain HTTP messages, as the native scanners see them."""
+"""Chunk frames of streams as the native scanner sees them."""
 
 from itertools import pairwise
 
-import httptools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter._native import Buckets, StreamFeed, scan_answer, scan_chunked, scan_request
+from kvrouter._native import Buckets, StreamFeed
 from kvrouter.http.answer import unframed
 
-LIMITS = (4096, 32)
 DONE = b"data: [DONE]\n\n"
 payloads = st.lists(
     st.one_of(
@@ -76,13 +74,52 @@ def test_what_is_no_chunked_body_is_told_as_bad_or_waits(data: bytes) -> None:
         b"3\r\nabcd\r\n",
         b"0\r\n\r\nmore",
         b";x\r\n",
-        b"1;a=b\r\n",
+        b"1 x\r\n",
+        b"1;a\n",
+        b"1;a\0b\r\n",
+        b"1;" + b"a" * 2000,
+        b"1" + b" " * 2000,
+        b"200000\r\n" + b"x" * 0x200000 + b"xx",
     ],
 )
 def test_broken_frames_are_bad(data: bytes) -> None:
     feed = StreamFeed()
     assert feed.take(data) is None
     assert feed.bad
+
+
+extensions = st.sampled_from([b"", b"", b";a", b";a=b", b' ; a = "b c" ;d', b"\t;a"])
+
+
+@given(st.lists(st.tuples(payloads, extensions), max_size=4), st.lists(st.integers(0, 400)))
+def test_extensions_of_chunks_are_left_out(
+    groups: list[tuple[list[bytes], bytes]], cuts: list[int]
+) -> None:
+    parts = [(part, extension) for group, extension in groups for part in group]
+    whole = b"".join(b"%x%b\r\n%b\r\n" % (len(p), extension, p) for p, extension in parts)
+    whole += b"0;last\r\n\r\n"
+    places = sorted({min(cut, len(whole)) for cut in cuts} | {0, len(whole)})
+    feed, out = StreamFeed(), b""
+    for start, end in pairwise(places):
+        passed = feed.take(whole[start:end])
+        out += feed.frames() if passed is None else passed
+    assert feed.ended
+    assert out == framed([part for part, _ in parts])
+
+
+@given(st.integers((1 << 20) + 1, 3 << 20), st.lists(st.integers(0, 3 << 20), max_size=6))
+def test_a_large_chunk_goes_on_as_it_comes(size: int, cuts: list[int]) -> None:
+    body = b"data: " + b"x" * (size - 8) + b"\n\n"
+    whole = framed([b"data: a\n\n", body, b"data: b\n\n"]) + b"0\r\n\r\n"
+    places = sorted({min(cut, len(whole)) for cut in cuts} | {0, len(whole)})
+    feed, out = StreamFeed(), b""
+    for start, end in pairwise(places):
+        passed = feed.take(whole[start:end])
+        out += feed.frames() if passed is None else passed
+        assert end - len(unframed(out)) < 64  # nothing is held but a line or a small frame
+    assert feed.ended
+    assert unframed(out) == b"data: a\n\n" + body + b"data: b\n\n"
+    assert feed.events == 3
 
 
 def test_trailers_are_dropped() -> None:
@@ -94,6 +131,58 @@ def test_trailers_are_dropped() -> None:
     assert feed.frames() == b""
 
 
+marked_parts = st.lists(
+    st.sampled_from(
+        [
+            b"data: a_b\n\n",
+            b"data: a_secret\n\n",
+            b"data: \r\n\r\n",
+            b"data: a",
+            b"_secret",
+            b"\n",
+            DONE,
+        ]
+    ),
+    max_size=8,
+)
+
+
+@given(marked_parts, st.lists(st.integers(0, 200), max_size=6))
+def test_what_is_not_marked_is_whole_events_without_a_mark(
+    parts: list[bytes], cuts: list[int]
+) -> None:
+    whole = framed(parts) + b"0\r\n\r\n"
+    places = sorted({min(cut, len(whole)) for cut in cuts} | {0, len(whole)})
+    feed, before, out = StreamFeed(), b"", b""
+    feed.watch(b"_secret", b"_other")
+    for start, end in pairwise(places):
+        passed = feed.take(whole[start:end])
+        frames = feed.frames() if passed is None else passed
+        piece = unframed(frames)
+        if piece and not feed.marked:
+            assert not before or before.endswith((b"\n\n", b"\r\n\r\n"))
+            assert (before + piece).endswith((b"\n\n", b"\r\n\r\n"))
+            assert b"_secret" not in piece
+        elif passed is not None:
+            assert not piece
+        before += piece
+        out += frames
+    assert out == framed(parts)
+    assert feed.ended
+
+
+def test_a_stream_of_whole_events_without_a_mark_is_not_touched() -> None:
+    feed, piece = StreamFeed(), framed([b"data: a_b\n\n", b"data: c_secre\n\n"])
+    feed.watch(b"_secret")
+    assert feed.take(piece) is piece
+    assert not feed.marked
+
+
+def test_marks_begin_with_the_same_byte() -> None:
+    with pytest.raises(ValueError, match="same byte"):
+        StreamFeed().watch(b"_a", b"b")
+
+
 def test_gaps_are_counted_per_event_from_the_second_piece_on() -> None:
     gaps, feed = Buckets([1000.0]), StreamFeed()
     feed.count_into(gaps)
@@ -103,121 +192,3 @@ def test_gaps_are_counted_per_event_from_the_second_piece_on() -> None:
     feed.take(framed([DONE]))
     assert gaps.counts == [2, 0]
     assert gaps.sum >= 0
-
-
-# -- plain messages: never other than llhttp reads them
-
-names = st.sampled_from(["Host", "X-A", "content-type", "Content-Length", "Connection", "Upgrade"])
-values = st.one_of(
-    st.text(st.characters(min_codepoint=0, max_codepoint=255), max_size=12),
-    st.sampled_from(["0", "2", "3", "close", "keep-alive", "chunked", " 2 ", "2,2", "+2", "0x2"]),
-)
-
-
-class Callbacks:
-    def __init__(self) -> None:
-        self.headers: dict[str, str] = {}
-        self.body = b""
-        self.complete = 0
-        self.url = b""
-        self.keep_alive = False
-        self.parser: httptools.HttpRequestParser | httptools.HttpResponseParser
-
-    def on_url(self, url: bytes) -> None:
-        self.url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_body(self, body: bytes) -> None:
-        self.body += body
-
-    def on_message_complete(self) -> None:
-        self.complete += 1
-        # Only here: llhttp forgets the message's flags when it looks for the next one.
-        self.keep_alive = self.parser.should_keep_alive()
-
-
-@given(
-    st.sampled_from(["POST", "GET", "PUT", "post"]),
-    st.sampled_from(["/", "/a?b=c", "/a b", "*", "/\xe9", "/a?b?c#d"]),
-    st.lists(st.tuples(names, values), max_size=4),
-    st.sampled_from([b"", b"{}", b"abc"]),
-    st.sampled_from(["\r\n", "\n"]),
-)
-def test_a_request_taken_as_plain_is_what_llhttp_reads(
-    method: str, target: str, fields: list[tuple[str, str]], body: bytes, line_end: str
-) -> None:
-    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields)]
-    data = (line_end.join(lines) + line_end * 2).encode("latin-1") + body
-    plain = scan_request(data, *LIMITS)
-    if plain is None:
-        return
-    seen = Callbacks()
-    parser = seen.parser = httptools.HttpRequestParser(seen)
-    parser.feed_data(data)
-    assert seen.complete == 1
-    got_method, path, query, headers, got_body, keep_alive = plain
-    assert got_method == parser.get_method().decode()
-    assert path + ("?" + query if "?" in target else "") == seen.url.decode("latin-1")
-    assert headers == {name: value.strip(" \t") for name, value in seen.headers.items()}
-    assert got_body == seen.body
-    assert keep_alive == seen.keep_alive
-
-
-@given(
-    st.sampled_from(["HTTP/1.1 200 OK", "HTTP/1.1 404", "HTTP/1.1 204 No", "HTTP/1.0 200 OK"]),
-    st.lists(st.tuples(names, values), max_size=4),
-    st.sampled_from([b"", b"{}", b"abc"]),
-)
-def test_an_answer_taken_as_plain_is_what_llhttp_reads(
-    first: str, fields: list[tuple[str, str]], body: bytes
-) -> None:
-    lines = [first, *(f"{name}: {value}" for name, value in fields)]
-    data = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
-    plain = scan_answer(data, *LIMITS)
-    if plain is None:
-        return
-    seen = Callbacks()
-    parser = seen.parser = httptools.HttpResponseParser(seen)
-    parser.feed_data(data)
-    assert seen.complete == 1
-    status, headers, got_body, keep_alive = plain
-    assert status == parser.get_status_code()
-    assert len(headers) == len(fields)
-    assert got_body == seen.body
-    assert keep_alive == seen.keep_alive
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n{",
-        b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}GET",
-        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
-        b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
-        b"GET / HTTP/1.1\r\nA: b\r\na: c\r\n\r\n",
-        b"GET / HTTP/1.1\r\nA: " + b"x" * 5000 + b"\r\n\r\n",
-        b"GET / HTTP/1.1\r\n" + b"".join(b"A%d: x\r\n" % i for i in range(33)) + b"\r\n",
-        b"GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n",
-        b"GET / HTTP/1.0\r\n\r\n",
-        b"HEAD / HTTP/1.1\r\n\r\n",
-        b"",
-    ],
-)
-def test_what_is_not_plain_is_left_to_the_parser(data: bytes) -> None:
-    assert scan_request(data, *LIMITS) is None
-
-
-def test_the_head_of_a_stream_comes_with_what_has_come_of_its_body() -> None:
-    head = b"HTTP/1.1 200 OK\r\nServer: u\r\nTransfer-Encoding: chunked\r\n\r\n"
-    assert scan_chunked(head + b"1\r\nx", *LIMITS) == (
-        200,
-        [(b"server", b"u"), (b"transfer-encoding", b"chunked")],
-        b"1\r\nx",
-        True,
-    )
-    assert scan_chunked(head[:-1], *LIMITS) is None
-    assert scan_chunked(head.replace(b"chunked", b"gzip, chunked"), *LIMITS) is None
-    assert scan_chunked(head.replace(b"Server: u", b"Content-Length: 3"), *LIMITS) is None

@@ -238,11 +238,37 @@ async def test_what_is_wrong_is_said(site: Open, body: Any) -> None:
     assert len(here.app.pool.all()) == 2
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"url": "\xff"}',
+        b'{"url": "\\ud800"}',
+        b'{"url": ' + b"9" * 5000 + b"}",
+        b'{"url": "a:' + b"9" * 5000 + b'"}',
+        b'{"url": "a:1", "more": 1e999}',
+        b'{"url": "a:1", "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+    ids=["bytes", "surrogate", "number", "port", "infinite", "deep"],
+)
+async def test_a_body_that_cannot_be_read_is_a_400(site: Open, body: bytes) -> None:
+    here = await site(admin=True)
+    status, _, answer = await here.post(body, "/workers", **{"content-type": "application/json"})
+    assert status == 400, answer
+    assert json.loads(answer)["error"]["message"]
+
+
 async def test_a_page_in_a_browser_cannot_add_engines(site: Open) -> None:
     here = await site(admin=True)
     body = {"url": "127.0.0.1:1", "worker_type": "decode"}
     status, _ = await call(here, "POST", "/workers", body, **{"content-type": "text/plain"})
     assert status == 415
+    for headers in ({"sec-fetch-site": "cross-site"}, {"origin": "http://evil"}):
+        status, answer = await call(here, "POST", "/workers", body, **headers)
+        assert (status, answer["error"]["code"]) == (403, 403)
+        status, _ = await call(
+            here, "DELETE", f"/workers/{here.decode[0].address}?force=true", **headers
+        )
+        assert status == 403
     assert len(here.app.pool.all()) == 2
 
 

@@ -1,14 +1,18 @@
 """Engines that die, hang or refuse; clients that leave; budgets that are spent."""
 
 import asyncio
+import gzip
 import json
+from collections.abc import Awaitable, Callable
 
-import aiohttp
 import pytest
 
 from kvrouter.engine import BreakerState, Role
+from kvrouter.http.exchange import Exchange
 
 from .conftest import Open, metric, text, until
+
+Page = Callable[[Exchange], Awaitable[None]]
 
 MODES = ("500", "drop", "drop_head", "drop_mid", "garbage")
 
@@ -80,6 +84,70 @@ async def test_a_decode_engine_that_dies_before_the_first_byte_is_replaced_silen
     assert len(here.decode[1].requests) == 2
     assert here.decode[0].requests
     assert len(here.prefill[0].requests) == 2
+
+
+def answering(body: bytes, content_type: str, status: int = 200, **headers: str) -> Page:
+    fields = [(name.replace("_", "-"), value) for name, value in headers.items()]
+
+    async def page(exchange: Exchange) -> None:
+        if content_type == "text/event-stream":
+            exchange.start(status, [("content-type", content_type), *fields])
+            exchange.write(body)
+            exchange.end()
+        else:
+            exchange.respond(status, body, content_type=content_type, headers=fields)
+
+    return page
+
+
+ZIPPED = gzip.compress(b'{"choices": []}')
+UNUSABLE = [
+    pytest.param(answering(b"", "application/json"), False, id="empty"),
+    pytest.param(answering(b"<html>hi</html>", "text/html"), False, id="html"),
+    pytest.param(answering(b"null", "application/json"), False, id="null"),
+    pytest.param(answering(ZIPPED, "application/json", content_encoding="gzip"), False, id="gzip"),
+    pytest.param(answering(b"", "text/event-stream"), True, id="empty stream"),
+    pytest.param(answering(b"{}", "application/json"), True, id="json for a stream"),
+    pytest.param(
+        answering(ZIPPED, "text/event-stream", content_encoding="gzip"), True, id="gzip stream"
+    ),
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize(("page", "stream"), UNUSABLE)
+async def test_an_answer_that_nobody_can_read_is_a_failed_leg(
+    site: Open, page: Page, stream: bool, path: str
+) -> None:
+    here = await site(0, 1)
+    here.decode[0].pages[path] = page
+    status, _, body = await here.post(text(stream=stream), path)
+    if path == "/v1/responses" and stream and b"{}" in body:
+        return  # there the engine says what kind of answer it is
+    assert status == 502
+    assert json.loads(body)["error"]["message"] == "The engine's answer cannot be served."
+    assert await metric(here, 'kvrouter:upstream_errors_total{leg="decode",reason="answer"}') >= 1
+
+
+@pytest.mark.parametrize(("page", "stream"), UNUSABLE)
+async def test_after_an_answer_that_nobody_can_read_another_engine_is_asked(
+    site: Open, page: Page, stream: bool
+) -> None:
+    here = await site(1, 2)
+    here.decode[0].pages["/v1/completions"] = page
+    for _ in range(2):  # the turn of either engine
+        status, _, body = await here.post(text(stream=stream))
+        assert status == 200
+        assert b" t3" in body
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
+async def test_a_refusal_that_nobody_can_read_is_told_by_its_status(site: Open, path: str) -> None:
+    here = await site(0, 1)
+    page = answering(ZIPPED, "application/json", 413, content_encoding="gzip")
+    here.decode[0].pages[path] = page
+    status, _, body = await here.post(text(), path)
+    assert (status, json.loads(body)["error"]["code"]) == (413, 413)
 
 
 async def test_a_whole_answer_that_breaks_off_comes_from_another_engine(site: Open) -> None:
@@ -216,7 +284,7 @@ async def test_requests_beyond_the_limit_are_told_to_wait(site: Open) -> None:
 async def test_half_a_request_reaches_no_engine(site: Open) -> None:
     here = await site()
     _, writer = await asyncio.open_connection("127.0.0.1", here.port)
-    writer.write(b'POST /v1/completions HTTP/1.1\r\nContent-Length: 99\r\n\r\n{"model"')
+    writer.write(b'POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 99\r\n\r\n{"model"')
     await writer.drain()
     writer.close()
     await writer.wait_closed()
@@ -224,11 +292,23 @@ async def test_half_a_request_reaches_no_engine(site: Open) -> None:
     assert len(here.prefill[0].requests) == 1
 
 
-async def test_closing_cuts_off_what_is_under_way(site: Open) -> None:
-    here = await site()
-    here.decode[0].mode = "hang_mid"
-    async with here.http.post(here.url("/v1/completions"), json=text(stream=True)) as answer:
-        await here.app.close()
-        with pytest.raises(aiohttp.ClientError):
-            await answer.read()
-    await here.decode[0].next_left()
+async def test_bodies_that_are_half_in_take_no_more_than_max_body_memory(site: Open) -> None:
+    here = await site(max_body_memory="300KB")
+    half = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 900000\r\n\r\n"
+        + b" " * 200_000
+    )
+    _, first = await asyncio.open_connection("127.0.0.1", here.port)
+    first.write(half)
+    async with asyncio.timeout(10):
+        while b"kvrouter:incoming_body_bytes 200000.0" not in (await here.get("/metrics"))[1]:
+            await asyncio.sleep(0)
+    reader, second = await asyncio.open_connection("127.0.0.1", here.port)
+    second.write(half)
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"\r\nretry-after: 1\r\n" in answer
+    assert (await here.post(text()))[0] == 200
+    for writer in (first, second):
+        writer.close()
+        await writer.wait_closed()

@@ -73,6 +73,35 @@ async def test_what_is_no_json_is_a_400(site: Open, body: bytes, path: str) -> N
     assert here.prefill[0].requests == here.decode[0].requests == []
 
 
+@pytest.mark.parametrize("number", [b"1e999", b"-1e999", b"9" * 400], ids=["e", "-e", "digits"])
+@pytest.mark.parametrize("name", ["temperature", "frequency_penalty", "stream_options", "tools"])
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_number_that_no_double_can_hold_is_a_400(
+    site: Open, path: str, name: str, number: bytes
+) -> None:
+    here = await site(resume_streams=True, canary_sample_rate=1.0)
+    for raw in (number, b'[{"a": %b}]' % number):
+        status, _, answer = await here.post(with_raw(name, raw, text(stream=True, n=2)), path)
+        assert status == 400
+        assert "no double can hold" in json.loads(answer)["error"]["message"]
+    assert here.prefill[0].requests == here.decode[0].requests == []
+
+
+@pytest.mark.parametrize("options", [b'"x"', b"5", b"[]", b"true"])
+async def test_stream_options_that_are_no_object_are_a_400(site: Open, options: bytes) -> None:
+    here = await site(resume_streams=True)
+    body = with_raw("stream_options", options, text(stream=True, temperature=0))
+    status, _, answer = await here.post(body)
+    assert (status, json.loads(answer)["error"]["param"]) == (400, "stream_options")
+
+
+async def test_min_tokens_that_is_no_number_is_a_400(site: Open) -> None:
+    here = await site(resume_streams=True)
+    body = {**chat(stream=True, temperature=0, min_tokens="3"), "max_tokens": None}
+    status, _, answer = await here.post(body, CHAT)
+    assert (status, json.loads(answer)["error"]["param"]) == (400, "min_tokens")
+
+
 async def test_many_members_are_passed_on_and_too_many_refused(site: Open) -> None:
     here = await site()
     more: Any = {f"member {number}": number for number in range(200)}

@@ -13,10 +13,10 @@ from tests.fakes.engine import FakeEngine, engines
 from kvrouter.access.keys import file_line, new_key
 from kvrouter.access.worker_keys import WorkerKeys
 from kvrouter.doctor.asking import Asker
+from kvrouter.endpoints import ENDPOINTS
 from kvrouter.engine import Engine, Role
 from kvrouter.introduce import ProbeFailed
 from kvrouter.log import RequestLog
-from kvrouter.passthrough import ENDPOINTS
 from kvrouter.reload import follow
 
 from .conftest import Open, Site, chat, metric, text, until

@@ -12,7 +12,7 @@ from tests.fakes.store import StoreProcess, eventually, manifest_of, put_chain
 from kvstore.chain import hash_tokens, root_hash
 from kvstore.client import StoreClient
 
-from .conftest import Open, text
+from .conftest import Open, metric, text
 
 MANIFEST = manifest_of()
 IDS = list(range(100, 100 + 3 * BLOCK_TOKENS + 5))
@@ -48,6 +48,19 @@ def replace_second_by_third(node: StoreProcess) -> None:
 def await_stat(node: StoreProcess, name: str, value: int) -> None:
     with StoreClient(node.url) as client:
         assert eventually(lambda: client.stats()[name] == value)
+
+
+async def test_only_an_engine_with_a_connector_that_names_no_kv_misses_a_hand_off(
+    site: Open, node: StoreProcess
+) -> None:
+    await asyncio.to_thread(store_blocks, node, 0)
+    here = await site(store=node.url)
+    assert (await here.post(text(prompt=IDS)))[0] == 200
+    assert await metric(here, "kvrouter:handoff_missing_total") == 0
+    here = await site(store=node.url, prepare=announce)
+    here.prefill[0].manifest = None
+    assert (await here.post(text(prompt=IDS)))[0] == 200
+    assert await metric(here, "kvrouter:handoff_missing_total") == 1
 
 
 async def test_decode_waits_for_the_landing_and_the_lease_is_given_back(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter.errors import ApiError
-from kvrouter.openai import parse
+from kvrouter.openai import MAX_SALT_CHARACTERS, parse
 from kvrouter.tidy import answer_usage, tidy_answer
 
 Json = dict[str, Any]
@@ -113,3 +113,40 @@ def test_token_ids_are_kept_as_numbers(ids: list[int]) -> None:
     assert memoryview(request.ids).cast("I").tolist() == ids
     assert request.prompt_tokens == len(ids)
     assert request.text is None
+
+
+def refusal(body: Json, kind: Any = "completion") -> ApiError:
+    with pytest.raises(ApiError) as raised:
+        parse(compact(body), kind, 8)
+    assert raised.value.status == 400
+    return raised.value
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": 5}, {"min_tokens": 1}, {"stream": True}])
+def test_an_echo_alone_is_a_completion_of_no_tokens(more: Json) -> None:
+    """vllm/entrypoints/openai/completion/protocol.py, `echo_without_generation`."""
+    request = parse(
+        compact({"prompt": "a", "max_tokens": 0, "echo": True, **more}), "completion", 8
+    )
+    assert request.max_tokens == 0
+
+
+def test_no_tokens_without_an_echo_are_refused() -> None:
+    for more in ({}, {"echo": False}, {"echo": None}, {"logprobs": 5}):
+        error = refusal({"prompt": "a", "max_tokens": 0, **more})
+        assert (error.message, error.param) == (
+            "max_tokens must be at least 1, got 0.",
+            "max_tokens",
+        )
+    chat = {"messages": [], "max_tokens": 0, "echo": True}  # a chat's echo echoes no prompt
+    assert refusal(chat, "chat").param == "max_tokens"
+    assert refusal({"prompt": "a", "max_tokens": 0, "echo": True, "min_tokens": 2}).param
+
+
+def test_a_salt_has_a_length_that_can_be_remembered() -> None:
+    for salt in ("s", "\N{SNOWMAN}" * MAX_SALT_CHARACTERS):
+        assert (
+            parse(compact({"prompt": "a", "cache_salt": salt}), "completion", 8).cache_salt == salt
+        )
+    for salt in ("", "s" * (MAX_SALT_CHARACTERS + 1)):
+        assert refusal({"prompt": "a", "cache_salt": salt}).param == "cache_salt"

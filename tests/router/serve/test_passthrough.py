@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.fakes.engine import FakeEngine
 
+from kvrouter.endpoints import ENDPOINTS
 from kvrouter.engine import BreakerState
 from kvrouter.http.exchange import Exchange
 from kvrouter.http.head import SSE_HEADERS
-from kvrouter.passthrough import ENDPOINTS
 from kvrouter.tidy import TRANSFERS
 
 from .conftest import Json, Open, Site
@@ -270,3 +270,67 @@ async def test_the_version_is_told_in_vllms_words(site: Open) -> None:
     assert status == 200
     assert json.loads(answer)["version"].count(".") >= 1
     assert (await here.post({}, "/ping"))[0] == 200
+
+
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize")
+
+
+def one_embeds(made: list[FakeEngine]) -> None:
+    """The first engine generates text; the last one is a model of its own that only embeds."""
+    made[0].endpoints = GENERATING
+    made[-1].model, made[-1].endpoints = "e", ("/v1/embeddings", "/v1/score", "/tokenize")
+    made[-1].pages["/v1/embeddings"] = saying(200, {"data": []})
+
+
+async def test_an_engine_that_only_embeds_serves_its_endpoints_beside_one_that_generates(
+    site: Open,
+) -> None:
+    here = await site(0, 2, prepare=one_embeds)
+    assert (await here.post({"model": "e", "input": "a"}, "/v1/embeddings"))[0] == 200
+    assert (await here.post({"input": "a"}, "/v1/embeddings"))[0] == 200
+    assert (await here.post({"model": "m", "prompt": "a", "max_tokens": 1}))[0] == 200
+    names = {card["id"] for card in json.loads((await here.get("/v1/models"))[1])["data"]}
+    assert names == {"m", "e"}
+    assert [path for path, _ in here.decode[1].posted] == ["/v1/embeddings"] * 2
+    assert here.decode[0].posted == []
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        ("m", "/v1/embeddings"),
+        ("m", "/rerank"),
+        ("e", "/v1/completions"),
+        ("e", "/v1/chat/completions"),
+        ("e", "/v1/responses"),
+        ("e", "/v1/rerank"),
+    ],
+)
+async def test_an_endpoint_that_no_engine_of_the_model_serves_is_a_404_at_once(
+    site: Open, model: str, path: str
+) -> None:
+    here = await site(0, 2, prepare=one_embeds, engine_wait_s=60)
+    messages = [{"role": "user", "content": "a"}]
+    status, _, answer = await here.post(
+        {"model": model, "input": "a", "prompt": "a", "messages": messages}, path
+    )
+    error = json.loads(answer)["error"]
+    assert (status, error["type"], error["code"]) == (404, "NotFoundError", "endpoint_not_served")
+    assert error["message"] == f"No engine of the model `{model}` serves {path}."
+    assert here.decode[0].posted == here.decode[1].posted == []
+
+
+async def test_a_fleet_that_only_embeds_is_well(site: Open) -> None:
+    here = await site(0, 1, prepare=one_embeds)
+    status, answer = await here.get("/health")
+    assert (status, json.loads(answer)) == (200, {"status": "ok", "lacking": []})
+
+
+async def test_a_fleet_whose_last_engine_that_generates_is_gone_says_so(site: Open) -> None:
+    here = await site(0, 2, prepare=one_embeds)
+    await here.decode[0].stop()
+    async with asyncio.timeout(10):
+        while b"no engine that generates text is available" not in (await here.get("/health"))[1]:
+            pass
+    assert (await here.post({"model": "m", "prompt": "a"}))[0] == 503
+    assert (await here.post({"model": "e", "input": "a"}, "/v1/embeddings"))[0] == 200

@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import aiohttp
 import pytest
 from tests.fakes.engine import FakeEngine
 
@@ -54,11 +55,14 @@ async def test_a_lower_priority_is_served_first(site: Open) -> None:
     assert [r["user"] for r in here.decode[0].requests] == ["first", "soon", "mid", "late"]
 
 
-async def test_a_tenant_that_floods_does_not_keep_another_out(site: Open) -> None:
-    here, first = await occupied(site, queue_size=2)
-    flood = [asyncio.create_task(here.post(text(user="a"), authorization="a")) for _ in range(2)]
+@pytest.mark.parametrize("header", ["x-tenant", "X-Forwarded-For"])
+async def test_a_tenant_that_floods_does_not_keep_another_out(site: Open, header: str) -> None:
+    proxied = {"trusted_proxies": ["127.0.0.1"], "tenant_header": header}
+    here, first = await occupied(site, queue_size=2, **proxied)
+    floods = ({header: "10.0.0.1"}, {header: "10.0.0.1"})
+    flood = [asyncio.create_task(here.post(text(user="a"), **each)) for each in floods]
     await waiting(here, 2)
-    other = asyncio.create_task(here.post(text(user="b"), authorization="b"))
+    other = asyncio.create_task(here.post(text(user="b"), **{header: "10.0.0.2"}))
     done, _ = await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
     assert [task.result()[0] for task in done] == [429]
     here.prefill[0].go.set()
@@ -67,14 +71,34 @@ async def test_a_tenant_that_floods_does_not_keep_another_out(site: Open) -> Non
     assert sorted([(await task)[0] for task in flood]) == [200, 429]
 
 
-async def test_tenants_can_be_told_apart_by_another_header(site: Open) -> None:
-    here, first = await occupied(site, queue_size=1, tenant_header="X-Tenant")
-    await_place = asyncio.create_task(here.post(text(), authorization="a", **{"x-tenant": "t"}))
-    await waiting(here, 1)
-    assert (await here.post(text(), authorization="b", **{"x-tenant": "t"}))[0] == 429
+async def test_a_client_gets_no_places_by_the_names_that_it_gives_itself(site: Open) -> None:
+    here, first = await occupied(site, queue_size=3, tenant_header="X-Tenant")
+
+    def asking(name: str, host: str) -> "asyncio.Task[int]":
+        headers = {"authorization": name, "x-tenant": name, "x-forwarded-for": name}
+        return asyncio.create_task(ask_from(here, host, headers))
+
+    liars = [asking(f"10.0.0.{number}", "127.0.0.2") for number in range(3)]
+    await waiting(here, 3)
+    honest = asking("10.0.0.1", "127.0.0.3")
+    done, liars_left = await asyncio.wait(liars, return_when=asyncio.FIRST_COMPLETED)
+    assert [task.result() for task in done] == [429]
+    assert await asking("10.0.0.9", "127.0.0.2") == 429
     here.prefill[0].go.set()
     await first
-    assert (await await_place)[0] == 200
+    assert await honest == 200
+    assert [await task for task in liars_left] == [200, 200]
+
+
+async def ask_from(here: Site, host: str, headers: dict[str, str]) -> int:
+    """The status of a completion that is asked for from that address of this machine."""
+    connector = aiohttp.TCPConnector(local_addr=(host, 0))
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.post(here.url("/v1/completions"), json=text(), headers=headers) as answer,
+    ):
+        await answer.read()
+        return answer.status
 
 
 async def test_a_full_queue_is_a_429_and_a_turn_that_does_not_come_a_503(site: Open) -> None:

@@ -2,15 +2,21 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
 from tests.fakes.store import StoreProcess
+from tests.router.brain.test_tenants import request
 
+from kvrouter.config import RouterSettings
 from kvrouter.engine import Role
-from kvrouter.reload import RELOADED, follow
+from kvrouter.flags import UsageError
+from kvrouter.reload import RELOADED, Reload, follow
+from kvrouter.run import leave
+from kvstore.drain import Signals
 
 from .ahead import MANIFEST
 from .conftest import Open, Site, text, until
@@ -29,6 +35,10 @@ def proves(*names: str) -> Callable[[F], F]:
 def announce(engines: list[FakeEngine]) -> None:
     for engine in engines:
         engine.manifest = MANIFEST.digest.hex()
+
+
+def two_models(engines: list[FakeEngine]) -> None:
+    engines[1].model = "other"
 
 
 def change(here: Site, **settings: Any) -> None:
@@ -78,12 +88,15 @@ async def test_the_queue_is_as_long_as_it_was_said_last(site: Open) -> None:
     assert (await first)[0] == 200
 
 
-@proves("tenant_header")
+@proves("tenant_header", "trusted_proxies")
 async def test_tenants_are_told_apart_by_the_header_named_last(site: Open) -> None:
     here = await site(max_concurrent_requests=1)
-    assert here.app.entrance.tenant({"x-tenant": "t"}) == ""
-    change(here, tenant_header="x-tenant")
-    assert here.app.entrance.tenant({"x-tenant": "t", "authorization": "a"}) == "t"
+    asked = request("127.0.0.1:1", {"x-tenant": "t"})
+    assert here.app.entrance.tenant(asked) == "127.0.0.1"
+    change(here, tenant_header="x-tenant", trusted_proxies=["127.0.0.0/8"])
+    assert here.app.entrance.tenant(asked) == "t"
+    change(here, trusted_proxies=[])
+    assert here.app.entrance.tenant(asked) == "127.0.0.1"
 
 
 @proves("engine_wait_s")
@@ -97,6 +110,17 @@ async def test_requests_wait_for_an_engine_as_long_as_was_said_last(site: Open) 
     await until(lambda: here.app.standby.waiting == 1)
     here.app.fleet.add(engine.address, Role.BOTH)
     assert (await task)[0] == 200
+
+
+@proves("model_retention_s")
+async def test_models_of_engines_that_left_are_known_as_long_as_was_said_last(site: Open) -> None:
+    here = await site(0, 2, prepare=two_models)
+    await here.decode[0].stop()
+    (engine,) = [e for e in here.app.pool.all() if e.address == here.decode[0].address]
+    await until(lambda: engine.identity is None)
+    assert (await here.post(text()))[0] == 503
+    change(here, model_retention_s=0)
+    assert (await here.post(text()))[0] == 404
 
 
 @proves("recompute_budget_tokens", "landing_timeout_s")
@@ -150,6 +174,20 @@ async def test_as_much_is_logged_as_was_said_last(site: Open) -> None:
         root.setLevel(before)
 
 
+@proves("drain_delay_s", "drain_timeout_s")
+async def test_the_times_of_the_end_are_those_said_last(site: Open) -> None:
+    here = await site()
+    change(here, drain_delay_s=0.0, drain_timeout_s=30.0)
+    task = await held(here)
+    signals = Signals()
+    signals.leave.set()
+    draining = asyncio.create_task(leave(here.app, signals))
+    await until(lambda: here.app.draining)
+    here.prefill[0].go.set()
+    assert (await task)[0] == 200
+    await draining
+
+
 async def test_what_takes_effect_at_the_next_start_only_is_named(
     site: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -171,6 +209,50 @@ async def test_a_stream_under_way_notices_nothing(site: Open) -> None:
     status, _, body = await task
     assert status == 200
     assert body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_requests_are_served_while_settings_are_read_again(site: Open) -> None:
+    here, served, read = await site(), threading.Event(), list[RouterSettings]()
+
+    def reread() -> RouterSettings:
+        assert served.wait(20)
+        read.append(here.app.settings.model_copy(update={"queue_size": 7 + len(read)}))
+        return read[-1]
+
+    reload = Reload(here.app, reread)
+    for _ in range(5):
+        reload.begin()
+    assert (await here.post(text()))[0] == 200
+    for _ in range(5):
+        reload.begin()
+    served.set()
+    await until(lambda: here.app.standby.size == 8)
+    await until(lambda: len(read) == 2)  # one for all signals that came meanwhile
+    await reload.close()
+
+
+async def test_a_reading_that_fails_changes_nothing_and_the_next_one_does(
+    site: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = await site()
+    answers: list[RouterSettings | UsageError] = [
+        here.app.settings.model_copy(update={"queue_size": 7}),
+        UsageError("--queue-size: too small"),
+    ]
+
+    def reread() -> RouterSettings:
+        answer = answers.pop()
+        if isinstance(answer, UsageError):
+            raise answer
+        return answer
+
+    before, reload = here.app.settings, Reload(here.app, reread)
+    reload.begin()
+    await until(lambda: "everything stays as it is: --queue-size: too small" in caplog.text)
+    assert here.app.settings is before
+    reload.begin()
+    await until(lambda: here.app.standby.size == 7)
+    await reload.close()
 
 
 def test_every_setting_that_reloads_is_proven_here() -> None:

@@ -1,6 +1,7 @@
 """Streams whose engine dies go on elsewhere: simulated engines, whose every token is known."""
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -14,12 +15,15 @@ from tests.fakes.openai_cases import CHAT, COMPLETIONS
 
 from kvrouter.app import App
 from kvrouter.config import RouterSettings
+from kvrouter.log import RequestLog
 from kvrouter.sim import requests
 from kvrouter.sim.config import SimSettings
 from kvrouter.sim.oracle import Oracle
 from kvrouter.sim.serve import SimServer
 from kvrouter.sim.store_link import sim_manifest
 from kvstore.chain import root_hash
+
+from .conftest import until
 
 SIM = SimSettings(model="tiny", port=0, block_size=16, inter_token_latency="5ms")  # type: ignore[arg-type]
 MANIFEST = sim_manifest(SIM.model, "sim", SIM.block_size, SIM.block_bytes, root_hash(None))
@@ -37,6 +41,7 @@ class Fleet:
     port: int
     links: list[Link]
     http: aiohttp.ClientSession
+    written: io.BytesIO
 
     async def events(self, cuts: tuple[int, ...] = (), **more: Any) -> list[Json]:
         """The events of one stream; after so many of them all links are cut."""
@@ -74,10 +79,11 @@ async def fleet() -> AsyncIterator[Fleet]:
     links = [Link(("127.0.0.1", port)).start() for port in ports]
     addresses = [link.url.removeprefix("kv://") for link in links]
     settings = RouterSettings(decode=addresses, port=0, resume_streams=True, health_interval_s=0.1)
-    app = App(settings)
+    written = io.BytesIO()
+    app = App(settings, RequestLog(written, plain=False))
     port = await app.start()
     async with aiohttp.ClientSession() as http:
-        yield Fleet(app, port, links, http)
+        yield Fleet(app, port, links, http, written)
     await app.close()
     assert app.metrics.running == 0
     assert all(engine.requests == 0 for engine in app.pool.all())
@@ -118,6 +124,19 @@ async def test_a_stream_goes_on_where_its_engine_broke_off(
     resumed = await fleet.counted("resumed")
     assert resumed <= len(cuts)
     assert resumed or cuts == (59,)  # its last token may have passed before the cut
+
+
+async def test_a_resumed_stream_that_the_router_cuts_off_tells_all_its_tokens(fleet: Fleet) -> None:
+    task = asyncio.create_task(fleet.events((10,), max_tokens=900))
+    await until(lambda: fleet.app.metrics.resumed["resumed"])
+    await fleet.app.close()
+    *events, error, done = await task
+    assert done == {"done": True}
+    assert "stopping" in error["error"]["message"]
+    tokens = len(events)
+    assert said(events) == ORACLE.text(PROMPT, tokens)
+    [line] = [json.loads(line) for line in fleet.written.getvalue().splitlines()]
+    assert (line["outcome"], line["generated"]) == ("cut_off", tokens)
 
 
 async def test_a_client_that_asked_for_token_ids_gets_them_once(fleet: Fleet) -> None:

@@ -198,6 +198,31 @@ async def test_metrics_tell_what_happened(site: Open) -> None:
         assert line in lines
 
 
+@pytest.mark.parametrize("settings", [{}, {"resume_streams": True}])
+async def test_engines_cannot_make_series_of_metrics(site: Open, settings: Json) -> None:
+    here = await site(0, 1, **settings)
+    reasons = ["stop", "tool_calls", *(f"odd_{chr(97 + i)}" for i in range(9)), "x" * 99, 5, ["a"]]
+    for stream in (False, True):
+        for here.decode[0].reason in reasons:
+            assert (await here.post(text(stream=stream, temperature=0)))[0] == 200
+    page = (await here.get("/metrics"))[1].decode()
+    counted = [row for row in page.splitlines() if row.startswith("kvrouter:request_success_total")]
+    found = {row.partition('finished_reason="')[2].partition('"')[0] for row in counted}
+    assert found <= {"stop", "tool_calls", "other", "unknown"}
+    assert sum(float(row.rpartition(" ")[2]) for row in counted) == 2 * len(reasons)
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": 1}, {"stream": True}, {"prompt": ["a", "b"]}])
+async def test_an_echo_of_a_prompt_without_an_answer_is_asked_of_the_engine(
+    site: Open, more: Json
+) -> None:
+    here = await site()
+    status, _, _ = await here.post(text(max_tokens=0, echo=True, **more))
+    assert status == 200
+    assert here.prefill[0].requests == []
+    assert {sent["max_tokens"] for sent in here.decode[0].requests} == {0}
+
+
 async def test_connections_to_engines_are_kept(site: Open) -> None:
     here = await site()
     for _ in range(5):

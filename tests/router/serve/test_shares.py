@@ -185,6 +185,8 @@ def test_what_tells_of_one_share_alone_is_left_out() -> None:
         answer([choice(-1)]),
         answer([{"index": "x"}]),
         answer([choice(0)], usage={"completion_tokens": None}),
+        answer([choice(0)], usage={"prompt_tokens": 2**64 - 1}),
+        answer([choice(0)]).replace(b'"created": 7', b'"created": 1e999'),
     ],
 )
 def test_an_answer_that_is_not_what_was_asked_for_is_no_answer(body: bytes) -> None:

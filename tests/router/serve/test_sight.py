@@ -257,7 +257,7 @@ async def test_every_field_of_a_line_is_documented_and_there(site: Open) -> None
     await here.post(text(stream=True))
     await here.post({"model": "m", "prompt": "a"}, "/tokenize")
     lines = {line["path"]: set(line) for line in await lines_of(here, written)}
-    assert set(Line._fields) == documented_fields()
+    assert set(Line.__struct_fields__) == documented_fields()
     without = {"key", "trace_id", "shares", "landed_blocks", "error"}
     assert lines["/v1/completions"] == documented_fields() - without
     assert lines["/tokenize"] <= documented_fields()
@@ -308,7 +308,8 @@ async def test_each_value_of_a_line_has_its_own_name() -> None:
     assert before_s - 0.001 <= line.pop("time") <= time() + 0.001
     assert line.pop("total_ms") > 500
     assert line == NAMED.line
-    assert list(NAMED.line) == [name for name in Line._fields if name not in ("total_ms", "time")]
+    fields = [name for name in Line.__struct_fields__ if name not in ("total_ms", "time")]
+    assert list(NAMED.line) == fields
 
 
 async def test_lines_for_people_leave_out_what_has_no_value() -> None:
@@ -393,3 +394,14 @@ async def test_no_line_is_written_where_nobody_wants_one(site: Open) -> None:
     await here.post(text())
     await here.post({"model": "m", "prompt": "a"}, "/tokenize")
     assert await lines_of(here, written) == []
+
+
+async def test_a_scrape_tells_how_full_the_caches_are(site: Open, node: StoreProcess) -> None:
+    here = await site(store=node.url, policy="prefix", landing_timeout_s=0.1, prepare=announce)
+    for cache in ("tokens", "block_hashes"):
+        assert await metric(here, f'kvrouter:cache_entries{{cache="{cache}"}}') == 0
+    await here.post(text(prompt="word " * 400))
+    for cache in ("tokens", "block_hashes"):
+        assert await metric(here, f'kvrouter:cache_entries{{cache="{cache}"}}') == 1
+        taken = await metric(here, f'kvrouter:cache_bytes{{cache="{cache}"}}')
+        assert 0 < taken < await metric(here, f'kvrouter:cache_max_bytes{{cache="{cache}"}}')

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter._native import Buckets
+from kvrouter.http.exchange import Exchange
+from kvrouter.http.head import SSE_HEADERS
 from kvrouter.relay import Relay
 from kvrouter.tidy import TRANSFERS, tidy_events
 
@@ -75,13 +77,43 @@ async def test_a_prompt_that_both_legs_count_otherwise_is_an_alarm(
     assert await mismatches(here) == 1
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_nothing_of_transfers_reaches_a_client(site: Open, stream: bool) -> None:
+@pytest.mark.parametrize("name", sorted(TRANSFERS))
+@pytest.mark.parametrize("piece_bytes", [0, 1, 7, 100])
+@pytest.mark.parametrize("asked", [{}, {"stream": True}, USAGE])
+async def test_nothing_of_transfers_reaches_a_client(
+    site: Open, asked: Json, piece_bytes: int, name: str
+) -> None:
     here = await site()
-    here.decode[0].told = {name: {"remote_host": "10.0.0.7"} for name in sorted(TRANSFERS)}
-    _, _, body = await here.post(text(**(USAGE if stream else {})))
+    here.decode[0].told = {name: {"remote_host": "10.0.0.7"}}
+    here.decode[0].piece_bytes = piece_bytes
+    _, _, body = await here.post(text(**asked))
     assert b"10.0.0.7" not in body
     assert b" t3" in body
+
+
+async def test_frames_with_nothing_to_tidy_go_on_as_they_came(site: Open) -> None:
+    here = await site()
+    engine, go = here.decode[0], asyncio.Event()
+    sent = [engine.event(i, last=i == 2) for i in range(3)] + [b"data: [DONE]\n\n"]
+
+    async def say(exchange: Exchange) -> None:
+        exchange.start(200, SSE_HEADERS)
+        exchange.write(sent[0])
+        await go.wait()
+        for event in sent[1:]:  # all at once
+            exchange.write(event)
+        exchange.end()
+
+    engine.pages["/v1/completions"] = say
+    body = json.dumps(text(stream=True)).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: "
+    writer.write(f"{head}{len(body)}\r\n\r\n".encode() + body)
+    await reader.readuntil(b"\n\n\r\n")
+    go.set()
+    frames = [b"%x\r\n%b\r\n" % (len(event), event) for event in sent[1:]]
+    assert await reader.read() == b"".join(frames) + b"0\r\n\r\n"
+    writer.close()
 
 
 async def test_a_stream_that_is_tidied_ends_with_whole_events_when_its_engine_dies(
@@ -172,7 +204,7 @@ def test_however_a_stream_is_cut_whole_events_are_tidied(
 
     client: Any = Client()
     engine: Any = Engine()
-    relay = Relay(client, engine, Buckets([1.0]), tidy)
+    relay = Relay(client, engine, Buckets([1.0]), tidy, every=True)
     places = sorted({min(cut, len(raw)) for cut in cuts} | {0, len(raw)})
     for start, end in pairwise(places):
         piece = raw[start:end]

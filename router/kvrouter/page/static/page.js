@@ -10,7 +10,7 @@ const EVERY_MS = 1000;
 const DEADLINE_MS = 3000;
 const LOST_AFTER = 2;
 const LIVE_SECONDS = 3;
-const STATES = { ok: "serving", degraded: "degraded", unavailable: "no decode engine", starting: "starting" };
+const STATES = { ok: "serving", degraded: "degraded", unavailable: "no decode engine", starting: "starting", draining: "draining" };
 const PARTS = [
   { key: "queue", name: "queue", paint: "paint-queue" },
   { key: "tokenise", name: "tokenise", paint: "paint-tokenise" },

@@ -1,0 +1,52 @@
+"""Endpoints of engines that the router serves: those it plans legs for, those it passes through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+COMPLETIONS: Final = "/v1/completions"
+RESPONSES: Final = "/v1/responses"
+GENERATION: Final = frozenset((COMPLETIONS, "/v1/chat/completions", RESPONSES))
+"""Endpoints for which an engine generates text; one that only embeds or scores has none of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A path of engines.
+
+    Attributes:
+        path: of the POST.
+        about: what it does, in one sentence.
+        again: whether another engine may be asked after one that may have begun.
+        generates: whether engines compute a prompt for it.
+        members: the least that its body has: names and an example, for the OpenAPI document.
+    """
+
+    path: str
+    about: str
+    again: bool = True
+    generates: bool = False
+    members: dict[str, object] = field(default_factory=dict)
+
+
+_PAIR: Final[dict[str, object]] = {"text_1": "a", "text_2": "b"}
+_RANKED: Final[dict[str, object]] = {"query": "a", "documents": ["b"]}
+ENDPOINTS: Final = (
+    Endpoint("/tokenize", "Token ids of a prompt or of messages.", members={"prompt": "a"}),
+    Endpoint("/detokenize", "The text of token ids.", members={"tokens": [1]}),
+    Endpoint("/v1/embeddings", "Embeddings of texts.", members={"input": "a"}),
+    Endpoint(
+        RESPONSES,
+        "OpenAI's responses; an engine computes prompt and answer.",
+        again=False,
+        generates=True,
+        members={"input": "a"},
+    ),
+    Endpoint("/v1/rerank", "Documents by how well they answer a query.", members=_RANKED),
+    Endpoint("/rerank", "The same as /v1/rerank.", members=_RANKED),
+    Endpoint("/v1/score", "How alike texts are.", members=_PAIR),
+    Endpoint("/score", "The same as /v1/score.", members=_PAIR),
+)
+KNOWN: Final = GENERATION | {one.path for one in ENDPOINTS}
+"""Every endpoint of engines that the router serves."""

@@ -1,0 +1,77 @@
+"""A real NGINX on a free port of this host, with the configuration that deploy/ recommends."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from kvrouter.demo.cluster import free_port
+
+MISSING = "there is no nginx (apt-get install nginx)"
+CONFIGURATION = Path(__file__).resolve().parents[2] / "deploy" / "nginx.conf"
+PATIENCE_S = 20.0
+AROUND = """
+{user}
+daemon off;
+worker_processes 1;
+pid {folder}/nginx.pid;
+events {{ worker_connections 1024; }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    include {folder}/kvrouter.conf;
+}}
+"""
+
+
+def nginx_program() -> str | None:
+    """The program, or None where it is not installed; Debian has it where only root looks."""
+    path = f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin"
+    return shutil.which("nginx", path=path)
+
+
+@asynccontextmanager
+async def nginx(folder: Path, routers: Sequence[int]) -> AsyncIterator[str]:
+    """The URL of an NGINX before two routers on these ports; it ends with its context."""
+    program = nginx_program()
+    assert program is not None, MISSING
+    port = free_port()
+    text = CONFIGURATION.read_text()
+    places = {f"router-{k}:8000": f"127.0.0.1:{router}" for k, router in enumerate(routers)}
+    for place, our in {**places, "listen 80;": f"listen 127.0.0.1:{port};"}.items():
+        assert text.count(place) == 1, place
+        text = text.replace(place, our)
+    (folder / "kvrouter.conf").write_text(text)
+    user = "user root;" if os.geteuid() == 0 else ""
+    (folder / "nginx.conf").write_text(AROUND.format(folder=folder, user=user))
+    with (folder / "nginx.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(program, "-p", str(folder), "-e", "stderr", "-c", str(folder / "nginx.conf")),
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=log,
+        )
+    try:
+        await _until_it_listens(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def _until_it_listens(port: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.02)
+                continue
+            writer.close()
+            await writer.wait_closed()
+            return

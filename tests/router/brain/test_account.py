@@ -1,0 +1,55 @@
+"""What one request adds to the metrics when it is planned."""
+
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvrouter.account import hits, note_plan
+from kvrouter.engine import Engine, Identity, Role
+from kvrouter.metrics import Metrics
+from kvrouter.passage import Passage
+from kvrouter.plan import Plan, RouteInputs
+
+
+def engine(manifest: str | None = "m") -> Engine:
+    identity = Identity(("model",), block_tokens=16, manifest=manifest)
+    return Engine("127.0.0.1:1", Role.DECODE, identity=identity)
+
+
+def planned(decode: Engine, why: str, took_s: float) -> Passage:
+    made = Passage(cast("Any", None), cast("Any", None), "id", b"", 10.0)
+    made.plan, made.planned_s = Plan(None, decode, 0, why), 10.0 + took_s
+    return made
+
+
+def test_a_plan_is_counted_by_its_reason_and_its_tokens_by_where_they_are() -> None:
+    metrics, decode = Metrics(), engine()
+    one, other = planned(decode, "prefill", 0.5), planned(decode, "little missing", 1.5)
+    held = RouteInputs(100, [], block_tokens=16, matches={decode: 2}, store_blocks={"m": 3})
+    note_plan(one, held, metrics)
+    note_plan(other, RouteInputs(48, [], block_tokens=16, store_blocks={"m": 3, "x": 9}), metrics)
+    assert (one.hit_engine, one.hit_store) == (32, 16)
+    assert (other.hit_engine, other.hit_store) == (0, 48)
+    assert metrics.plans == {"prefill": 1, "little missing": 1}
+    assert metrics.prompt_tokens == {(): 148}
+    assert metrics.hit_tokens == {"engine": 32, "store": 64, "none": 52}
+    assert (metrics.overhead.count, metrics.overhead.buckets.sum) == (2, 2.0)
+
+
+def test_an_engine_whose_manifest_is_unknown_has_nothing_in_the_store() -> None:
+    inputs = RouteInputs(48, [], block_tokens=16, store_blocks={"m": 3})
+    stranger = Engine("127.0.0.1:1", Role.DECODE)
+    assert hits(inputs, engine(manifest=None)) == (0, 0)
+    assert hits(inputs, stranger) == (0, 0)
+
+
+@given(prompt=st.integers(0, 500), own=st.integers(0, 9), stored=st.integers(0, 9))
+def test_hits_and_misses_of_a_prompt_add_up_to_it(prompt: int, own: int, stored: int) -> None:
+    metrics, decode = Metrics(), engine()
+    own, stored = min(own, prompt // 16), min(stored, prompt // 16)
+    inputs = RouteInputs(
+        prompt, [], block_tokens=16, matches={decode: own}, store_blocks={"m": stored}
+    )
+    note_plan(planned(decode, "prefill", 0.0), inputs, metrics)
+    assert sum(metrics.hit_tokens.values()) == prompt
