@@ -39,6 +39,7 @@ bench: ## the quick benchmarks; figures in build/
 	$(PYTHON) -m benchmarks.chain_hash --quick --json build/chain_hash.json
 	$(PYTHON) -m benchmarks.copy_plans --quick --json build/copy_plans.json
 	$(PYTHON) -m benchmarks.store --quick --json build/store.json
+	$(PYTHON) -m benchmarks.store_tenants --quick --json build/store_tenants.json || [ $$? = 1 ]
 	$(PYTHON) -m benchmarks.wire --quick --json build/wire.json
 	$(PYTHON) -m benchmarks.overhead --quick --json build/overhead.json || [ $$? = 1 ]
 	$(PYTHON) -m benchmarks.traces --quick --json build/traces.json || [ $$? = 1 ]

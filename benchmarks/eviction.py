@@ -31,7 +31,7 @@ from kvstore._core import EVICTION_POLICIES
 
 ROOT = Path(__file__).resolve().parent.parent
 POLICIES = ("eviction", "prefix_lru", "s3_fifo", "reuse_density")
-SOURCES = (*POLICIES, "directory", "keys", "quotas", "table", "table_holds", "slab")
+SOURCES = (*POLICIES, "directory", "keys", "quotas", "table", "table_holds", "chain_forest", "slab")
 PERCENT = (1, 2, 5, 10, 20, 40)
 BLOCK_TOKENS = 512  # of both traces
 QUADRATIC_TOKENS = 20_000  # where attention costs as much as the rest of the model, 8B to 70B

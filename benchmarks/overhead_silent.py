@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvrouter import ended, metrics, relay
+from kvrouter import ended, journey, metrics, relay
 from kvrouter._native import StreamFeed
 from kvrouter.cli import main
+from kvrouter.tidy import MARKS
 
 
 def nothing(*_: Any) -> None:
@@ -28,29 +29,26 @@ class _Deaf:
         self.counts = [0] * (len(bounds) + 1)
 
 
-class _NoMeter:
-    """Notes nothing, and nobody asks it to."""
-
-    def __init__(self, *_: Any) -> None:
-        self.note = self.count = self.settle = nothing
-
-
 class _Quiet(relay.Relay):
     """A relay whose events nobody times."""
 
-    def __init__(self, exchange: Any, answer: Any, _: Any, tidy: Any = None) -> None:
+    def __init__(
+        self, exchange: Any, answer: Any, _: Any, tidy: Any, *, every: bool = False
+    ) -> None:
         self._exchange = exchange
         self._answer = answer
         self._feed = answer.feed or StreamFeed()
+        self._feed.watch(*MARKS)
         self._tidy = tidy
-        self._held = b""
+        self._every = every
+        self._begun = self._whole = False
+        self._held = bytearray()
 
 
 def silence() -> None:
     """Have this process count nothing."""
     replace(metrics, "Buckets", _Deaf)
-    replace(metrics, "PlanMeter", _NoMeter)
-    replace(ended, "Settler", _NoMeter)
+    replace(journey, "note_plan", nothing)
     replace(ended.Ended, "take", nothing)
     replace(relay, "Relay", _Quiet)
     from kvrouter import outlet  # noqa: PLC0415 - it must find the silent relay

@@ -1,13 +1,14 @@
-"""One router under load for long, and what an idle stream costs it: flat memory, flat latency.
+"""A router and a store under load for long: flat memory, flat latency, nothing left over.
 
-    python -m benchmarks.router_soak --seconds 600 [--log FILE] [--streams 2000]
+    python -m benchmarks.router_soak --seconds 600 [--log FILE] [--streams 2000] [--busy 0.7]
+        [--leave-percent 0]
 
 Bursts of requests as fast as the router takes them, and of paced streams, with pauses, so that it
-is busy 70 % of the time: with policy, KV events, store and landings, metrics and log. First 2,000
-streams are held that say one thing and then nothing. The last line of JSON is the verdict: exit
-code 1 where memory, CPU per request or latency (as a multiple of that without a router, so that
-other work on the machine does not count) grew in the second half, or descriptors or tasks were
-left over.
+is busy a share of the time: with policy, KV events, store and landings, metrics and log. Some of
+the clients leave before their answer is over. First 2,000 streams are held that say one thing and
+then nothing. The last line of JSON is the verdict: exit code 1 where memory, CPU per request or
+latency (as a multiple of that without a router, so that other work on the machine does not count)
+grew in the second half, or where descriptors, tasks, requests, leases or waits were left over.
 """
 
 import argparse
@@ -30,30 +31,40 @@ from benchmarks.wire_stage import Router, Stage, set_stage
 
 __all__ = ["Sample", "verdict"]
 
-BUSY_SHARE = 0.7
 CONNECTIONS = 32
 BURST_S, DIRECT_S, STREAM_EVENTS, STREAMS_PACE = 1.5, 0.3, 20, 20
 SETTLE_S = 12.0
 IDLE_GAP_US = 100_000_000
 INDEX_BLOCKS = 65_536  # few, so that the index is full soon and memory can be flat
 LEAST_SAMPLES = 16  # fewer say nothing of growth
+LEFT_OVER = ("fds", "tasks", "store_fds", "held")
 UNSEEN = "not looked at: the run was too short"
 GROWTH_MIB = 4.0
+ROUTER_GAUGES = re.compile(
+    r"^kvrouter:(num_requests_running|num_requests_waiting|recompute_tokens"
+    r"|worker_requests|worker_tokens)(?:\{.*\})? (\S+)$",
+    re.MULTILINE,
+)
+STORE_GAUGES = ("leases", "waits", "reserved_blocks", "fenced_blocks", "pinned_blocks")
 SLOWER = 1.5
 
 
 @dataclass
 class Sample:
-    """The router at one moment, and what the bursts before it cost."""
+    """Router and store at one moment, and what the bursts before it cost."""
 
     at_s: float
     rss_kib: int
     fds: int
     tasks: int
+    store_rss_kib: int = 0
+    store_fds: int = 0
+    held: float = 0  # sum of the gauges of what is under way, of router and store
     latency_p50_us: float = 0.0
     latency_ratio: float = 0.0  # to asking an engine without a router, in the same moment
     cpu_us: float = 0.0
     requests: int = 0
+    left: int = 0  # of them, clients that left
     events: int = 0
 
 
@@ -63,14 +74,15 @@ def verdict(samples: Sequence[Sample], before: Sample, after: Sample) -> list[st
     quarter = len(samples) // 4
     if len(samples) >= LEAST_SAMPLES:
         third, last = samples[-2 * quarter : -quarter], samples[-quarter:]
-        grown = (_median(last, "rss_kib") - _median(third, "rss_kib")) / 1024
-        if grown > GROWTH_MIB:
-            found.append(f"memory grew by {grown:.1f} MiB in the last half")
+        for name, whose in (("rss_kib", "memory"), ("store_rss_kib", "memory of the store")):
+            grown = (_median(last, name) - _median(third, name)) / 1024
+            if grown > GROWTH_MIB:
+                found.append(f"{whose} grew by {grown:.1f} MiB in the last half")
         for name, level in (("latency_ratio", _best_tenth), ("cpu_us", _median)):
             was, now = level(third, name), level(last, name)
             if now > SLOWER * was:
                 found.append(f"{name} was {was:.1f}, then {now:.1f}")
-    for name in ("fds", "tasks"):
+    for name in LEFT_OVER:
         was, now = getattr(before, name), getattr(after, name)
         if now > was:
             found.append(f"{name}: {was} before, {now} after")
@@ -88,10 +100,22 @@ def _median(samples: Sequence[Sample], name: str) -> float:
 
 
 class Soak:
-    """The run against one router of a stage."""
+    """The run against one router of a stage.
 
-    def __init__(self, stage: Stage, folder: Path, log: Path | None) -> None:
+    Args:
+        stage: router, store and engines.
+        folder: for bodies of requests.
+        log: the reports, or None.
+        busy: share of the time that the router is under load.
+        leave_percent: of the clients.
+    """
+
+    def __init__(
+        self, stage: Stage, folder: Path, log: Path | None, *, busy: float, leave_percent: int
+    ) -> None:
         self._stage = stage
+        self._busy = busy
+        self._leave_percent = leave_percent
         self._router: Router = stage.prefix
         self._folder = folder
         self._log = log.open("w") if log else None
@@ -110,25 +134,26 @@ class Soak:
             self.samples.append(sample)
             self._tell(sample)
             busy_s = time.monotonic() - begun_s
-            time.sleep(busy_s * (1 - BUSY_SHARE) / BUSY_SHARE)
+            time.sleep(busy_s * (1 - self._busy) / self._busy)
         after = self._settled(before)
         self._tell(after)
         return verdict(self.samples, before, after)
 
     def _burst(self) -> Sample:
         """Requests as fast as they go, then streams; what they cost."""
-        stage, router = self._stage, self._router
+        stage, router, leave = self._stage, self._router, self._leave_percent
         bodies = self._bodies("requests", stream=False)
-        whole = stage.load(router, bodies, CONNECTIONS, BURST_S)
+        whole = stage.load(router, bodies, CONNECTIONS, BURST_S, leave_percent=leave)
         engine = Router(router.process, int(stage.engines[-1].rpartition(":")[2]))
         direct = stage.load(engine, bodies, CONNECTIONS, DIRECT_S)
         paced = self._bodies("streams", stream=True)
-        streams = stage.load(router, paced, 2 * CONNECTIONS, 20, STREAMS_PACE)
+        streams = stage.load(router, paced, 2 * CONNECTIONS, 20, STREAMS_PACE, leave_percent=leave)
         sample = self._look()
         sample.latency_p50_us = round(whole.latency_p50_us, 1)
         sample.latency_ratio = round(whole.latency_p50_us / direct.latency_p50_us, 2)
-        sample.cpu_us = round(whole.router_s / whole.answered * 1e6, 1)
-        sample.requests, sample.events = whole.answered, streams.events
+        sample.requests, sample.events = whole.answered + whole.left, streams.events
+        sample.left = whole.left + streams.left
+        sample.cpu_us = round(whole.router_s / sample.requests * 1e6, 1)
         return sample
 
     def _idle_streams(self, count: int, before: Sample) -> None:
@@ -154,17 +179,26 @@ class Soak:
         self._settled(before)
 
     def _look(self) -> Sample:
-        own = Path("/proc") / str(self._router.process.pid)
+        own, store = (
+            Path("/proc") / str(process.pid)
+            for process in (self._router.process, self._stage.store)
+        )
         page_url = f"http://127.0.0.1:{self._router.port}/metrics"
         with urllib.request.urlopen(page_url, timeout=30) as answer:
             page = answer.read().decode()
         tasks = re.search(r"^kvrouter:tasks (\S+)$", page, re.MULTILINE)
         assert tasks is not None
+        with urllib.request.urlopen(f"{self._stage.store_http}/stats", timeout=30) as answer:
+            stats = json.load(answer)
+        held = sum(float(value) for _, value in ROUTER_GAUGES.findall(page))
         return Sample(
             round(time.monotonic() - self._begun_s, 1),
             kib_of(own / "status", "RssAnon"),
             len(list((own / "fd").iterdir())),
             int(float(tasks[1])),
+            kib_of(store / "status", "RssAnon"),
+            len(list((store / "fd").iterdir())),
+            held + sum(stats[name] for name in STORE_GAUGES),
         )
 
     def _settled(self, before: Sample | None) -> Sample:
@@ -172,7 +206,9 @@ class Soak:
         end_s = time.monotonic() + SETTLE_S
         while True:
             now = self._look()
-            back = before is not None and now.fds <= before.fds and now.tasks <= before.tasks
+            back = before is not None and all(
+                getattr(now, name) <= getattr(before, name) for name in LEFT_OVER
+            )
             if back or time.monotonic() > end_s:
                 return now
             time.sleep(0.5)
@@ -197,17 +233,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.router_soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--streams", type=int, default=2000, help="idle streams to hold first")
+    parser.add_argument("--busy", type=float, default=0.7, help="share of the time under load")
+    parser.add_argument("--leave-percent", type=int, default=0, help="of the clients")
     parser.add_argument("--log", type=Path, help="the reports, one JSON object per line")
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="router-soak-")))
         more = ["--index-blocks", str(INDEX_BLOCKS)]
         stage = stack.enter_context(set_stage(folder, with_peer=False, options=more))
-        soak = Soak(stage, folder, options.log)
+        soak = Soak(
+            stage,
+            folder,
+            options.log,
+            busy=options.busy,
+            leave_percent=options.leave_percent,
+        )
         found = soak.run(options.seconds, options.streams)
         requests = sum(sample.requests for sample in soak.samples)
         events = sum(sample.events for sample in soak.samples)
-        tell(json.dumps({"requests": requests, "events": events}), None)
+        left = sum(sample.left for sample in soak.samples)
+        tell(json.dumps({"requests": requests, "left": left, "events": events}), None)
         count = len(soak.samples)
         growth = "looked at" if count >= LEAST_SAMPLES else UNSEEN
         tell(json.dumps({"samples": count, "growth": growth}), None)

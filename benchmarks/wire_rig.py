@@ -111,7 +111,12 @@ class Process:
         self._log = folder / f"{name}.log"
         with on_core(core), self._log.open("wb") as log:
             self.popen = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "KVROUTER_DRAIN_DELAY_S": "0"},  # nobody else stands before it
+                start_new_session=True,
             )
 
     @property

@@ -68,10 +68,11 @@ class Router:
 
 @dataclass(frozen=True)
 class Load:
-    """A router to load, and the API key that every request brings."""
+    """A router to load, the API key that every request brings, and how many clients leave."""
 
     router: Router
     key: str = ""
+    leave_percent: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Answers:
 
     seconds: float
     answered: int
+    left: int
     events: int
     latency_p50_us: float
     first_event_p50_us: float
@@ -94,6 +96,7 @@ class Stage:
     engines: list[str]  # HOST:PORT
     store: Process
     store_url: str
+    store_http: str  # http://HOST:PORT
     load_program: Path
     tokenizer: TextTokenizer | None
     prefix: Router
@@ -113,15 +116,17 @@ class Stage:
         pace_per_s: int = 0,
         *,
         key: str = "",
+        leave_percent: int = 0,
     ) -> Answers:
         """One sample: closed loop, or (with a pace) one paced stream per connection.
 
-        With `key` every request brings that API key.
+        With `key` every request brings that API key; `leave_percent` of the clients leave before
+        their answer is over.
 
         Raises:
             RuntimeError: A request failed; figures of failing requests mean nothing.
         """
-        load = Load(router, key)
+        load = Load(router, key, leave_percent)
         return self.load_together([load], bodies, connections, seconds, pace_per_s)[0]
 
     def load_together(
@@ -148,7 +153,8 @@ class Stage:
         for load in loads:
             command = [str(self.load_program), "-p", str(load.router.port), "-c", str(connections)]
             command += ["-t", str(seconds), "-s", str(self.sent), *(["-1"] if pace_per_s else [])]
-            command += [*(["-k", load.key] if load.key else []), str(bodies)]
+            command += [*(["-k", load.key] if load.key else [])]
+            command += ["-l", str(load.leave_percent), str(bodies)]
             running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
             self.sent += MOST_TOGETHER
         told = [one.communicate()[0] for one in running]
@@ -158,8 +164,9 @@ class Stage:
             _answers(load, bodies, text, router_s, after[1] - before[1])
             for load, text, router_s in zip(loads, told, map(sub, after[0], before[0]), strict=True)
         ]
-        self.sent += found[-1].answered + connections - MOST_TOGETHER
-        if any(answers.answered + connections > MOST_TOGETHER for answers in found[:-1]):
+        sent = [answers.answered + answers.left + connections for answers in found]
+        self.sent += sent[-1] - MOST_TOGETHER
+        if any(each > MOST_TOGETHER for each in sent[:-1]):
             raise RuntimeError(f"more than {MOST_TOGETHER} requests in one sample: make it shorter")
         return found
 
@@ -182,6 +189,7 @@ def _answers(load: Load, bodies: Path, told: str, router_s: float, store_s: floa
     return Answers(
         seconds=counted["seconds"],
         answered=counted["answered"],
+        left=counted["left"],
         events=counted["events"],
         latency_p50_us=counted["latency_p50_us"],
         first_event_p50_us=counted["first_event_p50_us"],
@@ -217,7 +225,7 @@ def set_stage(
         load = compile_native("load", folder)
         saver = stack.enter_context(Saver())
         engines = stack.enter_context(_engines(scene, saver.port))
-        store, store_url = _store(scene)
+        store, store_url, store_http = _store(scene)
         notes: list[str] = []
         tokenizer = _tokenizer(folder, notes)
         sizes = SIZES.values()
@@ -240,6 +248,7 @@ def set_stage(
             engines,
             store,
             store_url,
+            store_http,
             load,
             tokenizer,
             prefix,
@@ -271,7 +280,7 @@ def _engines(scene: Scene, saver_port: int) -> Iterator[list[str]]:
         yield [f"127.0.0.1:{port}" for port in ports]
 
 
-def _store(scene: Scene) -> tuple[Process, str]:
+def _store(scene: Scene) -> tuple[Process, str, str]:
     port, http_port = free_port(), free_port()
     command = kvrouter("store", "--port", str(port), "--http-port", str(http_port))
     command += [
@@ -283,15 +292,17 @@ def _store(scene: Scene) -> tuple[Process, str]:
         str(scene.folder / "store.sock"),
     ]
     store = scene.stack.enter_context(Process("store", command, scene.cores.rest, scene.folder))
-    store.await_answer(f"http://127.0.0.1:{http_port}/healthz")
-    return store, f"kv://127.0.0.1:{port}"
+    http = f"http://127.0.0.1:{http_port}"
+    store.await_answer(f"{http}/healthz")
+    return store, f"kv://127.0.0.1:{port}", http
 
 
 def _ours(scene: Scene, engines: list[str], store: str, options: list[str]) -> tuple[Router, str]:
     port, events = free_port(), f"tcp://127.0.0.1:{free_port()}"
     command = kvrouter("serve", "--port", str(port), "--store", store, *options)
     command += ["--prefill", *engines[:PREFILL], "--decode", *engines[PREFILL:]]
-    command += ["--kv-events-bind", events]
+    # The mocks answer the questions of several families, so that the peer takes them too.
+    command += ["--kv-connector", "store", "--kv-events-bind", events]
     process = scene.stack.enter_context(
         Process(options[1], command, scene.cores.router, scene.folder)
     )
@@ -349,6 +360,15 @@ def _asked(router: Router, body: str) -> bool:
     return True
 
 
+def _check_legs(router: Router) -> None:
+    """The router sends both legs and awaits landings, or its figures are of something else."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{router.port}/metrics", timeout=5) as answer:
+        page = answer.read().decode()
+    for row in ('kvrouter:plans_total{why="prefill"}', 'kvrouter:landings_total{outcome="landed"}'):
+        if row not in page:
+            raise RuntimeError(f"{router.process.name} has no {row}: it sends one leg alone")
+
+
 def _check(stage: Stage) -> None:
     """One request of each shape through each router, before anything is measured."""
     shapes: list[tuple[Router, Shape]] = [
@@ -360,6 +380,7 @@ def _check(stage: Stage) -> None:
         if not _asked(router, prompts(shape, SIZES["8 KiB"])[0].body):
             log = router.process.output()[-2000:]
             raise RuntimeError(f"{router.process.name} refuses a {shape} prompt: {log}")
+        _check_legs(router)
     peer = stage.peer
     if peer and _asked(peer, prompts("ids", SIZES["short"])[0].body):
         stage.notes.append("sglang-router took token ids here; its cells are of text all the same")

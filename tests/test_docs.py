@@ -157,9 +157,9 @@ def test_the_index_of_docs_lists_every_page() -> None:
 
 
 def test_every_stage_of_ci_has_its_script() -> None:
-    plan = re.search(r"^PLAN=\(([^)]*)\)", (ROOT / ".ci/run").read_text(), re.MULTILINE)
-    assert plan is not None
-    planned = {entry.split(":")[0] for entry in plan[1].split()}
+    script = (ROOT / ".ci/run").read_text()
+    lanes = [re.search(rf"^{name}=\(([^)]*)\)", script, re.MULTILINE) for name in ("GATE", "SLOW")]
+    planned = {entry.split(":")[0] for lane in lanes if lane for entry in lane[1].split()}
     assert planned == {path.stem for path in (ROOT / ".ci/stages").glob("*.sh")}
 
 

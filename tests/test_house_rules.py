@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 600  # a guard against monsters; most files stay below 400
 MAX_FUNCTION_LINES = 50
 SOURCE_SUFFIXES = {".py", ".cpp", ".h", ".c", ".sh"}
 PROSE_SUFFIXES = {".md", ".toml", ".yml", ".yaml", ".txt"}

@@ -21,6 +21,10 @@ def test_what_settles_in_the_first_half_is_well() -> None:
     ("later", "said"),
     [
         (replace(STILL, rss_kib=88_192), "memory grew by 8.0 MiB in the last half"),
+        (
+            replace(STILL, store_rss_kib=8_192),
+            "memory of the store grew by 8.0 MiB in the last half",
+        ),
         (replace(STILL, latency_ratio=5), "latency_ratio was 3.0, then 5.0"),
         (replace(STILL, cpu_us=100), "cpu_us was 60.0, then 100.0"),
     ],
@@ -34,6 +38,8 @@ def test_what_is_worse_at_the_end_is_said(later: Sample, said: str) -> None:
     [
         (replace(STILL, fds=31), "fds: 30 before, 31 after"),
         (replace(STILL, tasks=9), "tasks: 8 before, 9 after"),
+        (replace(STILL, store_fds=1), "store_fds: 0 before, 1 after"),
+        (replace(STILL, held=2), "held: 0 before, 2 after"),
     ],
 )
 def test_what_is_left_at_the_end_is_said(after: Sample, said: str) -> None:

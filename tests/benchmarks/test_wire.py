@@ -109,6 +109,17 @@ def test_every_event_of_every_stream_is_counted_once(programs: Path, engines: li
     assert (counted["answered"], counted["failed"], counted["events"]) == (8, 0, 8 * 25)
 
 
+def test_a_share_of_the_clients_leaves_and_is_counted_apart(
+    programs: Path, engines: list[str]
+) -> None:
+    with urllib.request.urlopen(f"http://{engines[0]}/gap/1000", timeout=5):
+        pass
+    asked = prompts("text", SIZES["short"], max_tokens=25, stream=True)[0]
+    options = ("-c", "40", "-t", "20", "-1", "-l", "15")
+    counted = load(programs, engines[1], *options, bodies=asked.body + "\n")
+    assert (counted["answered"], counted["left"], counted["failed"]) == (34, 6, 0)
+
+
 def test_a_prefill_engine_ends_a_stream_after_one_event(programs: Path, engines: list[str]) -> None:
     asked = prompts("text", SIZES["short"], max_tokens=25, stream=True)[0]
     counted = load(programs, engines[0], "-c", "2", "-t", "20", "-1", bodies=asked.body + "\n")

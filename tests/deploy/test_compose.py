@@ -110,6 +110,11 @@ def test_a_prompt_of_several_blocks_is_prefilled_on_one_engine_and_decoded_on_an
     assert worked[decode]["local_compute"] == len(PROMPT) - loadable
 
 
+def test_the_image_has_what_options_of_the_router_need(deployment: Deployment) -> None:
+    wanted = "dns.resolver, opentelemetry.proto, opentelemetry.sdk, requests, tokenizers, redis"
+    deployment.compose("exec", "-T", "router", "python", "-c", f"import {wanted}")
+
+
 def test_engines_and_store_share_memory_across_containers(deployment: Deployment) -> None:
     used = deployment.series("kvsim:store_transport", "transport")
     expected = {"shm": 1, "unix": 0, "rdma": 0, "tcp": 0}

@@ -1,5 +1,7 @@
 """What deploy/ promises, read from its files: no engine needed."""
 
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,19 @@ def test_every_command_line_is_one_that_kvrouter_takes(
         assert load_settings(command, flags).settings.host == "0.0.0.0"
 
 
+@pytest.mark.parametrize(
+    ("name", "field"), [("router", "drain_timeout_s"), ("store", "drain_timeout")]
+)
+def test_a_service_may_drain_before_it_is_killed(
+    services: dict[str, dict[str, Any]], name: str, field: str
+) -> None:
+    service = services[name]
+    command_name, *flags = words(service["command"])
+    command = next(each for each in COMMANDS if each.name == command_name)
+    settings = load_settings(command, flags).settings
+    assert float(service["stop_grace_period"].removesuffix("s")) >= getattr(settings, field) + 5
+
+
 def test_the_router_waits_for_everything_it_needs(services: dict[str, dict[str, Any]]) -> None:
     healthy = {"condition": "service_healthy"}
     others = {name for name in services if name != "router"}
@@ -63,6 +78,12 @@ def test_engines_advertise_the_address_that_the_router_is_given(
         if name.startswith(("prefill", "decode"))
     }
     assert told == advertised
+
+
+def test_the_image_has_every_extra_that_runs_without_hardware() -> None:
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    [chosen] = re.findall(r"^ARG EXTRAS=(\S+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    assert set(chosen.split(",")) == set(project["optional-dependencies"]) - {"dev", "rdma"}
 
 
 def test_the_image_runs_as_somebody_who_is_not_root_and_pulls_no_frontend() -> None:

@@ -23,7 +23,7 @@ from kvrouter.families.nixl import PREFILL, Nixl
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 HOW = "set KVROUTER_NIXL_SITE to the folder that tests/vllm/make_nixl.sh prints"
-TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+TRANSFER = {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu"}
 FREED_S = 15.0  # half of the lease
 MET_S = 240.0
 
@@ -42,7 +42,7 @@ def cluster(vllm_python: Path, engine_folder: Path) -> Iterator[Cluster]:
         pytest.skip(f"no NIXL: {HOW}")
     model = model_folder(TINY, vllm_python)
 
-    def engine(name: str, core: str) -> Engine:
+    def engine(name: str, role: str, core: str) -> Engine:
         environment = {
             "PYTHONPATH": site,
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
@@ -50,10 +50,14 @@ def cluster(vllm_python: Path, engine_folder: Path) -> Iterator[Cluster]:
             "UCX_NET_DEVICES": "lo",
             "UCX_TLS": "tcp,self,sm",
         }
-        options = EngineOptions(name, model, core, TRANSFER, environment=environment)
+        transfer = {**TRANSFER, "kv_role": role}
+        options = EngineOptions(name, model, core, transfer, environment=environment)
         return Engine.start(vllm_python, options, engine_folder, None)
 
-    engines = [engine("nixl-prefill", "0"), engine("nixl-decode", "1")]
+    engines = [
+        engine("nixl-prefill", "kv_producer", "0"),
+        engine("nixl-decode", "kv_consumer", "1"),
+    ]
     with running(engines):
         prefill, decode = engines
         router = start_router(engine_folder, [prefill.url], [decode.url], None, [])

@@ -1,0 +1,137 @@
+"""What the planner benchmark makes of its measurements. Pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.planner_client import Reply
+    from benchmarks.planner_load import Ask
+
+NINETY_PERCENT = 1.645
+"""Standard deviations to each side."""
+
+
+@dataclass
+class Figures:
+    """What was measured with one setup. Seconds, but for `held`.
+
+    Attributes:
+        first_s: time to the first token, of each request in its order.
+        whole_s: time of the whole answer.
+        gaps_s: times between tokens.
+        held: shares of their caches that decode engines had in use, at each sample.
+        late_s: how late requests were sent: a busy machine measures itself.
+    """
+
+    HEAD: ClassVar[str] = (
+        "TTFT ms mean    p50    p95    p99 | gap ms p50    p99 | answer s | decode max/mean | late"
+    )
+
+    first_s: list[float] = field(default_factory=list)
+    whole_s: list[float] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)
+    held: list[list[float]] = field(default_factory=list)
+    late_s: list[float] = field(default_factory=list)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Figures]) -> Figures:
+        """The measurements of several runs together, in their order."""
+        whole = cls()
+        for part in parts:
+            whole.first_s += part.first_s
+            whole.whole_s += part.whole_s
+            whole.gaps_s += part.gaps_s
+            whole.held += part.held
+            whole.late_s += part.late_s
+        return whole
+
+    def summary(self) -> dict[str, float]:
+        """Each figure by its name."""
+        return {
+            "requests": len(self.first_s),
+            "ttft_mean_ms": 1000 * statistics.fmean(self.first_s),
+            "ttft_p50_ms": 1000 * percentile(self.first_s, 50),
+            "ttft_p95_ms": 1000 * percentile(self.first_s, 95),
+            "ttft_p99_ms": 1000 * percentile(self.first_s, 99),
+            "gap_p50_ms": 1000 * percentile(self.gaps_s, 50),
+            "gap_p99_ms": 1000 * percentile(self.gaps_s, 99),
+            "answer_mean_s": statistics.fmean(self.whole_s),
+            "decode_largest_over_mean": unevenness(self.held),
+            "late_p99_ms": 1000 * percentile(self.late_s, 99),
+        }
+
+    def line(self) -> str:
+        """One row of the table."""
+        told = self.summary()
+        return (
+            f"{told['ttft_mean_ms']:12.0f} {told['ttft_p50_ms']:6.0f} {told['ttft_p95_ms']:6.0f} "
+            f"{told['ttft_p99_ms']:6.0f} | {told['gap_p50_ms']:10.1f} {told['gap_p99_ms']:6.1f} | "
+            f"{told['answer_mean_s']:8.2f} | {told['decode_largest_over_mean']:15.2f} | "
+            f"{told['late_p99_ms']:4.0f}"
+        )
+
+
+@dataclass(frozen=True)
+class Paired:
+    """How the time to the first token of the same requests differs, in milliseconds."""
+
+    median_ms: float
+    low_ms: float
+    high_ms: float
+    mean_ms: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.median_ms:+.0f} ({self.low_ms:+.0f} to {self.high_ms:+.0f}); "
+            f"{self.mean_ms:+.0f}"
+        )
+
+
+def figures(
+    asks: Sequence[Ask],
+    replies: Sequence[Reply],
+    samples: Sequence[tuple[float, list[float]]],
+    warm_up_s: float,
+) -> Figures:
+    """Of the requests that came after the warm-up, until the last one came."""
+    counted = [r for a, r in zip(asks, replies, strict=True) if a.at_s >= warm_up_s]
+    last_s = asks[-1].at_s
+    return Figures(
+        [reply.first_s for reply in counted],
+        [reply.whole_s for reply in counted],
+        [gap for reply in counted for gap in reply.gaps_s],
+        [held for at_s, held in samples if warm_up_s <= at_s <= last_s],
+        [reply.late_s for reply in counted],
+    )
+
+
+def unevenness(samples: Sequence[Sequence[float]]) -> float:
+    """What the fullest engine holds, over what an engine holds in the mean; over all samples."""
+    return sum(map(max, samples)) / sum(map(statistics.fmean, samples))
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The nearest rank."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+
+
+def paired(before: Figures, after: Figures) -> Paired:
+    """After less before, request by request; the median's interval by ranks (binomial)."""
+    pairs = zip(before.first_s, after.first_s, strict=True)
+    differences = sorted(1000 * (b - a) for a, b in pairs)
+    count = len(differences)
+    reach = NINETY_PERCENT * math.sqrt(count) / 2
+    low, high = math.floor((count - 1) / 2 - reach), math.ceil((count - 1) / 2 + reach)
+    return Paired(
+        statistics.median(differences),
+        differences[max(0, low)],
+        differences[min(count - 1, high)],
+        statistics.fmean(differences),
+    )
