@@ -48,7 +48,7 @@ bench: ## the quick benchmarks; figures in build/
 page: ## the status page in a headless browser
 	$(PYTHON) -m pytest -m page tests/page
 
-soak: ## 2,000 idle streams, then two minutes of a router at 70 % load: flat memory, flat latency
+soak: ## 2,000 idle streams, then two minutes of a router at 70 % load: flat memory, nothing left over
 	@mkdir -p build
 	$(PYTHON) -m benchmarks.router_soak --seconds 120 --log build/router_soak.jsonl
 

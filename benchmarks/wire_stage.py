@@ -210,7 +210,11 @@ def _await_idle(router: Router) -> None:
 
 @contextmanager
 def set_stage(
-    folder: Path, *, with_peer: bool = True, options: Sequence[str] = ()
+    folder: Path,
+    *,
+    with_peer: bool = True,
+    options: Sequence[str] = (),
+    store_memory: str = STORE_MEMORY,
 ) -> Iterator[Stage]:
     """Start all of it, with the KV of every prompt in the store; end all of it.
 
@@ -218,6 +222,7 @@ def set_stage(
         folder: for output and sockets.
         with_peer: whether the peer plays.
         options: more flags of our routers.
+        store_memory: size of the store's pool. Each request puts one block.
     """
     with ExitStack() as stack:
         scene = Scene(stack, folder, Cores.pick())
@@ -225,7 +230,7 @@ def set_stage(
         load = compile_native("load", folder)
         saver = stack.enter_context(Saver())
         engines = stack.enter_context(_engines(scene, saver.port))
-        store, store_url, store_http = _store(scene)
+        store, store_url, store_http = _store(scene, store_memory)
         notes: list[str] = []
         tokenizer = _tokenizer(folder, notes)
         sizes = SIZES.values()
@@ -280,12 +285,12 @@ def _engines(scene: Scene, saver_port: int) -> Iterator[list[str]]:
         yield [f"127.0.0.1:{port}" for port in ports]
 
 
-def _store(scene: Scene) -> tuple[Process, str, str]:
+def _store(scene: Scene, memory: str) -> tuple[Process, str, str]:
     port, http_port = free_port(), free_port()
     command = kvrouter("store", "--port", str(port), "--http-port", str(http_port))
     command += [
         "--memory",
-        STORE_MEMORY,
+        memory,
         "--granule",
         str(BLOCK_BYTES),
         "--unix-socket",

@@ -30,7 +30,13 @@ def test_what_settles_in_the_first_half_is_well() -> None:
     ],
 )
 def test_what_is_worse_at_the_end_is_said(later: Sample, said: str) -> None:
-    assert verdict([STILL] * 12 + [later] * 4, STILL, STILL) == [said]
+    assert verdict([STILL] * 48 + [later] * 16, STILL, STILL) == [said]
+
+
+def test_a_short_run_judges_memory_and_no_times() -> None:
+    later = replace(STILL, rss_kib=88_192, latency_ratio=5, cpu_us=100)
+    said = verdict([STILL] * 12 + [later] * 4, STILL, STILL)
+    assert said == ["memory grew by 8.0 MiB in the last half"]
 
 
 @pytest.mark.parametrize(
