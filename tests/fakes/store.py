@@ -167,6 +167,10 @@ class StoreProcess:
         """What it has written to stderr."""
         return self._log.read_text()
 
+    def says(self, text: str) -> bool:
+        """Whether its log has this, or has it soon: lines are written by a thread of their own."""
+        return eventually(lambda: text in self.log)
+
     def wait(self) -> int:
         """Wait for its end; the exit code."""
         assert self._process is not None

@@ -132,8 +132,8 @@ def test_a_full_disk_is_bypassed_and_used_again(start_over_disk: Start) -> None:
         limit_files(node, resource.RLIM_INFINITY)
         assert eventually(lambda: node.stat("disk_bypassed") == 0)
         assert node.flush() == 24
-    assert "is bypassed since it is full" in node.log
-    assert "is used again after" in node.log
+    assert node.says("is bypassed since it is full")
+    assert node.says("is used again after")
 
 
 async def test_a_node_without_a_disk_cannot_flush(server: StoreServer) -> None:

@@ -101,7 +101,7 @@ def test_a_node_logs_what_its_own_host_lacks(tmp_path: Path) -> None:
         pool_bytes = 64 << 20
     for one in advice(read_files(), pool_bytes):
         if "memory that are free" not in one.sentence:  # that changes from moment to moment
-            assert one.sentence.replace('"', '\\"') in node.log
+            assert node.says(one.sentence.replace('"', '\\"'))
 
 
 START = """

@@ -122,7 +122,7 @@ def test_prefaulting_makes_huge_pages_and_clients_map_them_whole(
             pytest.skip(f"this kernel makes no huge pages of shared memory: {node.log}")
         assert pages_of(node.pid, "Rss") == 64 * MIB
         assert pages_of(node.pid, "ShmemPmdMapped") == 64 * MIB
-        assert "transparent huge pages of 2.0MiB" in node.log
+        assert node.says("transparent huge pages of 2.0MiB")
         written, read = put_and_get_back(clients(node))
         assert pages_of("self", "ShmemPmdMapped") >= BLOCKS * MIB
         # Anything else that the calls touch for the first time comes on top.
@@ -144,8 +144,8 @@ def test_small_pages_are_small_on_both_sides(
 def test_a_node_without_huge_pages_says_what_to_do(tmp_path: Path) -> None:
     found = plan(reader(), 16 * MIB, "auto", "auto", prefault=False)
     with StoreProcess(tmp_path, "16MiB") as node:
-        assert found.lack.replace('"', '\\"') in node.log
-        assert "the pool has" in node.log
+        assert node.says(found.lack.replace('"', '\\"'))
+        assert node.says("the pool has")
 
 
 @pytest.mark.usefixtures("set_aside")
@@ -156,7 +156,7 @@ def test_huge_pages_that_were_set_aside_are_the_pool(
         told = stats_of(node)
         assert told["page_bytes.explicit"] == HUGE
         assert told["pool_bytes"] == 34 * MIB  # whole pages
-        assert "huge pages of 2.0MiB that this host had set aside" in node.log
+        assert node.says("huge pages of 2.0MiB that this host had set aside")
         assert pages_of(node.pid, "KernelPageSize") == HUGE
         assert pages_of(node.pid, "Rss") == pages_of(node.pid, "Shared_Hugetlb") == 0
         written, read = put_and_get_back(clients(node))
