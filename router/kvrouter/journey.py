@@ -180,12 +180,11 @@ class Journey:
         engines = loaders(ready, plan.prefill.family, handoff.manifest)
         if not engines or (len(engines) == 1 and engines[0] is plan.decode):
             return
-        places.leave(Role.DECODE)
-        engine = self._policy.rebind(inputs, engines, plan.decode)
+        engine = self._policy.rebind(inputs, engines, plan.decode, places.tokens(Role.DECODE))
         if engine is not plan.decode and partners((plan.prefill,), engine, inputs.model):
-            plan = passage.plan = replace(plan, decode=engine)
+            passage.plan = replace(plan, decode=engine)
             self._metrics.rebound[()] += 1
-        places.plan(Role.DECODE, plan.decode, _decode_tokens(passage.request))
+            places.plan(Role.DECODE, engine, _decode_tokens(passage.request))
 
     async def _at_once(self, passage: Passage, model: str, inputs: RouteInputs) -> None:
         """Both legs together; where no prefill engine can do its part, decode alone."""

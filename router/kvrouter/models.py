@@ -35,6 +35,7 @@ class ModelNames:
         self._here: dict[Engine, Identity] = {}
         self._left: dict[Engine, tuple[float, Identity]] = {}  # and when, the earliest first
         self._known: dict[str, list[Identity]] | None = None  # by model; None: to be made again
+        self._able: set[tuple[str, str]] = set()  # models and endpoints that are known to go together
 
     def engine_joined(self, engine: Engine) -> None:
         """Learn its models; to be called again when they change."""
@@ -82,13 +83,18 @@ class ModelNames:
         Raises:
             ApiError: 404: they do not have the endpoint `path`.
         """
-        if not _serve(self._models().get(model, ()), path):
+        known = self._models()
+        if (model, path) in self._able:
+            return
+        if not _serve(known.get(model, ()), path):
             raise endpoint_not_served(path, model)
+        self._able.add((model, path))
 
     def _models(self) -> dict[str, list[Identity]]:
         """The models that are known, each with its engines' identities."""
         self._forget()
         if self._known is None:
+            self._able.clear()
             self._known = {self._only: []} if self._only else {}
             for identity in (*self._here.values(), *(one for _, one in self._left.values())):
                 for model in identity.models:

@@ -62,6 +62,11 @@ class Places:
         """The same for a leg that is sent now: it is under way until it leaves."""
         self.plan(leg, engine, tokens, computing).begin()
 
+    def tokens(self, leg: Role) -> int:
+        """The load of `leg` where it counts; 0 where it does not."""
+        ticket = self._tickets[leg is Role.DECODE]
+        return ticket.tokens if ticket is not None else 0
+
     def computed(self) -> None:
         """The answer has begun: what was to be computed of the prompt is. Idempotent."""
         for ticket in self._tickets:

@@ -234,6 +234,9 @@ class Pool:
 
     def engines(self, role: Role, model: str | None = None) -> Sequence[Engine]:
         """Engines that may be given the leg `role` now, for `model` (None: any model)."""
+        ready = self._ready.get((role, model))  # almost always there: it is asked thrice a request
+        if ready is not None and not self._unsettled:
+            return ready
         return self._find(role, role, model, lambda identity: identity.generates)
 
     def answering(self, path: str, model: str | None = None) -> Sequence[Engine]:

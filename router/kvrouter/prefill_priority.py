@@ -64,7 +64,7 @@ class Priorities:
             return None
         if self._mode == "auto" and not identity.takes_priority:
             return None
-        given = priority(request)
+        given = priority(request) if "priority" in request.spans else 0
         if abs(given) > MAX_GIVEN:
             return None
         work = work_ms(computed_tokens, request.prompt_tokens - computed_tokens)

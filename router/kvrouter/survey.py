@@ -141,6 +141,8 @@ class Survey:
     ) -> Mapping[Engine, int]:
         """What engines are believed to hold, or will when their legs have ended, beyond matches."""
         coming = self._expected.match(hashes)
+        if not coming:
+            return guesses
         more = {e: n for e, n in coming.items() if n > max(matches.get(e, 0), guesses.get(e, 0))}
         return {**guesses, **more} if more else guesses
 

@@ -253,7 +253,7 @@ class Connection(asyncio.Protocol):
 
     def _feed(self, data: bytes) -> None:
         refusal = self._reader.feed(data)
-        if not self._charge():
+        if self._reader.body_bytes != self._charged_bytes and not self._charge():
             refusal = _FULL
         if refusal is not None:
             self._refuse(refusal)
@@ -266,8 +266,6 @@ class Connection(asyncio.Protocol):
     def _charge(self) -> bool:
         """Have the server count what has come of a body. False: bodies take too much memory."""
         change = self._reader.body_bytes - self._charged_bytes
-        if not change:
-            return True
         self._charged_bytes += change
         self._server.half_in_bytes += change
         return change < 0 or self._server.half_in_bytes <= self._limits.body_memory_bytes

@@ -161,7 +161,8 @@ class Link(asyncio.Protocol):
         try:
             if not self._bytes_seen:
                 self._bytes_seen = True
-                data = self._take_stream_head(data, parser)
+                if data.find(b"chunked", 0, _HEAD_BYTES) >= 0:
+                    data = self._take_stream_head(data, parser)
             if data:
                 parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):

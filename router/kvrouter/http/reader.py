@@ -71,6 +71,7 @@ class Reader:
     __slots__ = (
         "_body",
         "_fields",
+        "_host",
         "_limits",
         "_parser",
         "_progress",
@@ -92,6 +93,7 @@ class Reader:
         self.on_header = self._fields.add
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
+        self._host = ""  # the last one that was found valid
         self._body: bytes | bytearray = b""
         self.body_bytes = 0
         self.phase = Phase.IDLE
@@ -215,8 +217,10 @@ class Reader:
         if host is None:
             if version == "1.1":
                 self._refuse(400, "a request of HTTP/1.1 needs a Host header (RFC 9112 3.2)")
-        elif _HOST.fullmatch(host) is None:  # two are joined with ", "
-            self._refuse(400, "a request needs one valid Host header (RFC 9112 3.2)")
+        elif host != self._host:
+            if _HOST.fullmatch(host) is None:  # two are joined with ", "
+                self._refuse(400, "a request needs one valid Host header (RFC 9112 3.2)")
+            self._host = host
 
     def _check_framing(self, headers: dict[str, str], version: str) -> None:
         coding = headers.get("transfer-encoding")

@@ -30,13 +30,16 @@ class Policy(Protocol):
     def plan(self, inputs: RouteInputs) -> Plan:
         """Decide. `inputs.decode` is not empty; never raises for valid inputs."""
 
-    def rebind(self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine) -> Engine:
+    def rebind(
+        self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine, own_tokens: int
+    ) -> Engine:
         """Choose the decode engine again just before its leg: `bound`, unless another is better.
 
         Args:
             inputs: as they were at the plan.
-            decode: engines that can load the prompt's KV now; the leg counts on none of them.
+            decode: engines that can load the prompt's KV now.
             bound: the engine of the plan; it is gone where it is not among them.
+            own_tokens: the load of the leg itself, which counts on `bound`.
         """
 
     def engine_joined(self, engine: Engine) -> None:
@@ -55,10 +58,14 @@ def in_turn(candidates: Sequence[Engine], turn: int) -> Sequence[Engine]:
     return [*candidates[first:], *candidates[:first]] if first else candidates
 
 
-def rebound(decode: Sequence[Engine], bound: Engine, price: Callable[[Engine], float]) -> Engine:
-    """The engine of the lowest price; `bound` of equals, if it is there."""
+def rebound(
+    decode: Sequence[Engine], bound: Engine, price: Callable[[Engine], float], own_tokens: int
+) -> Engine:
+    """The engine of the lowest price, the leg itself not counted; `bound` of equals, if there."""
     cheapest = min(decode, key=price)
-    return bound if bound in decode and price(bound) <= price(cheapest) else cheapest
+    if bound in decode and price(bound) - own_tokens <= price(cheapest):
+        return bound
+    return cheapest
 
 
 def decide(

@@ -31,9 +31,11 @@ class LeastTokens:
         self._turn += 1
         return decide(inputs, self._least(inputs.decode), self._least)
 
-    def rebind(self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine) -> Engine:
+    def rebind(
+        self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine, own_tokens: int
+    ) -> Engine:
         """The least loaded; the bound one of equals."""
-        return rebound(decode, bound, _TOKENS)
+        return rebound(decode, bound, _TOKENS, own_tokens)
 
     def _least(self, candidates: Sequence[Engine]) -> Engine:
         return min(in_turn(candidates, self._turn), key=_TOKENS)

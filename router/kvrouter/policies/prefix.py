@@ -44,12 +44,16 @@ class Prefix:
 
         return decide(inputs, cheapest(inputs.decode), cheapest)
 
-    def rebind(self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine) -> Engine:
+    def rebind(
+        self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine, own_tokens: int
+    ) -> Engine:
         """The cheapest, what it holds already not being loaded; the bound one of equals."""
         held, saved = inputs.matches, LOAD_COST * inputs.block_tokens
-        if not held:
-            return rebound(decode, bound, attrgetter("tokens"))
-        return rebound(decode, bound, lambda engine: engine.tokens - saved * held.get(engine, 0))
+
+        def price(engine: Engine) -> float:
+            return engine.tokens - saved * held.get(engine, 0)
+
+        return rebound(decode, bound, price if held else attrgetter("tokens"), own_tokens)
 
     def engine_joined(self, engine: Engine) -> None:
         """Nothing to remember: what engines hold stands in the index."""

@@ -29,7 +29,9 @@ class RoundRobin:
         self._decodes += 1
         return decide(inputs, decode, self._next_prefill)
 
-    def rebind(self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine) -> Engine:
+    def rebind(
+        self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine, own_tokens: int
+    ) -> Engine:
         """The bound one: its turn has come. The next one only where that is gone."""
         if bound in decode:
             return bound

@@ -130,13 +130,15 @@ def test_least_tokens_takes_an_engine_with_the_fewest_tokens(loads: list[int], t
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(request=inputs(), data=st.data())
+@given(request=inputs(), data=st.data(), own=st.integers(0, 1000))
 def test_a_decode_leg_is_bound_again_only_to_a_better_candidate(
-    name: str, request: RouteInputs, data: st.DataObject
+    name: str, request: RouteInputs, data: st.DataObject, own: int
 ) -> None:
     gone = engine(99, Role.DECODE)
     bound = data.draw(st.sampled_from([*request.decode, gone]))
-    chosen = make_policy(name).rebind(request, request.decode, bound)
+    bound.tokens += own
+    chosen = make_policy(name).rebind(request, request.decode, bound, own)
+    bound.tokens -= own
     assert chosen in request.decode
     if name == "round_robin":
         assert chosen is bound or bound is gone
