@@ -29,7 +29,17 @@ from pathlib import Path
 
 from benchmarks.wire_prompts import SIZES, prompts
 from benchmarks.wire_rig import Cores, Process, free_port, kvrouter
-from benchmarks.wire_stage import DECODE, PREFILL, Answers, Load, Router, Stage, set_stage
+from benchmarks.wire_stage import (
+    CONNECTOR,
+    DECODE,
+    PREFILL,
+    Answers,
+    Load,
+    Router,
+    Stage,
+    check_legs,
+    set_stage,
+)
 from kvrouter.access.keys import file_line
 from kvrouter.tracing.exporter import GATHER_S
 
@@ -131,7 +141,7 @@ def routers(stage: Stage, folder: Path, number: int) -> Iterator[dict[str, Route
             port = free_port()
             whole = [*command, "--port", str(port), "--store", stage.store_url]
             whole += ["--prefill", *stage.engines[:PREFILL]]
-            whole += ["--decode", *stage.engines[PREFILL : PREFILL + DECODE]]
+            whole += ["--decode", *stage.engines[PREFILL : PREFILL + DECODE], *CONNECTOR]
             process = stack.enter_context(Process(name, whole, Cores.pick().router, folder))
             process.await_answer(f"http://127.0.0.1:{port}/health")
             started[name] = Router(process, port)
@@ -186,6 +196,8 @@ def live(
             for each in plan[:2]:
                 key = "" if name == OFF else KEY
                 stage.load(router, each.bodies, each.connections, WARM_UP_S, key=key)
+            if name != OFF:  # which counts nothing
+                check_legs(router)
         for turn in range(max(each.rounds for each in plan)):
             for each in (each for each in plan if turn < each.rounds):
                 for other in (ON, TRACED):

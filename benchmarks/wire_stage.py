@@ -44,6 +44,8 @@ from benchmarks.wire_text import TextTokenizer
 
 PREFILL, DECODE = 2, 2  # engines
 STORE_MEMORY = "512MiB"
+CONNECTOR = ("--kv-connector", "store")
+"""Flags of our routers: the mocks answer for several families, so that the peer takes them too."""
 TRICKLE_S = 0.05
 IDLE_DEADLINE_S, IDLE_LOOK_S, IDLE_SHARE = 8.0, 0.1, 0.2
 MOST_TOGETHER = 50_000  # requests of one sample, where another one is taken at the same time
@@ -306,8 +308,7 @@ def _ours(scene: Scene, engines: list[str], store: str, options: list[str]) -> t
     port, events = free_port(), f"tcp://127.0.0.1:{free_port()}"
     command = kvrouter("serve", "--port", str(port), "--store", store, *options)
     command += ["--prefill", *engines[:PREFILL], "--decode", *engines[PREFILL:]]
-    # The mocks answer the questions of several families, so that the peer takes them too.
-    command += ["--kv-connector", "store", "--kv-events-bind", events]
+    command += [*CONNECTOR, "--kv-events-bind", events]
     process = scene.stack.enter_context(
         Process(options[1], command, scene.cores.router, scene.folder)
     )
@@ -365,7 +366,7 @@ def _asked(router: Router, body: str) -> bool:
     return True
 
 
-def _check_legs(router: Router) -> None:
+def check_legs(router: Router) -> None:
     """The router sends both legs and awaits landings, or its figures are of something else."""
     with urllib.request.urlopen(f"http://127.0.0.1:{router.port}/metrics", timeout=5) as answer:
         page = answer.read().decode()
@@ -385,7 +386,7 @@ def _check(stage: Stage) -> None:
         if not _asked(router, prompts(shape, SIZES["8 KiB"])[0].body):
             log = router.process.output()[-2000:]
             raise RuntimeError(f"{router.process.name} refuses a {shape} prompt: {log}")
-        _check_legs(router)
+        check_legs(router)
     peer = stage.peer
     if peer and _asked(peer, prompts("ids", SIZES["short"])[0].body):
         stage.notes.append("sglang-router took token ids here; its cells are of text all the same")
