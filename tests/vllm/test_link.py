@@ -8,7 +8,7 @@ from tests.vllm.fakes import FakeClient, chain_of
 
 from kvstore.answers import BlockStatus
 from kvstore.block import CacheSpec, Layout, Manifest, Part
-from kvstore.connectors.link import StoreLink
+from kvstore.connectors.link import AWAY_S, HEARTBEAT_S, StoreLink
 from kvstore.errors import DeadlineExceeded, StoreRefused, StoreUnavailable, Unauthorized
 
 SPEC = CacheSpec("tiny", "r1", "float32", 16, "sha256_cbor", "00" * 32)
@@ -89,6 +89,23 @@ def test_a_refused_operation_does_not_make_the_store_away(
     client.failure = StoreRefused("too many hashes")
     assert link.match(b"") == 0
     assert not link.away
+
+
+def test_a_store_that_is_away_is_looked_for_more_often_than_one_that_is_there(
+    client: FakeClient, link: StoreLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def wait(pause_s: float) -> bool:
+        pauses.append(pause_s)
+        client.failure = None if len(pauses) == 2 else StoreUnavailable("away")
+        if len(pauses) == 4:
+            link._closed.set()
+        return link._closed.is_set()
+
+    monkeypatch.setattr(link._closed, "wait", wait)
+    link._run()
+    assert pauses == [HEARTBEAT_S, AWAY_S, HEARTBEAT_S, AWAY_S]
 
 
 def test_closing_ends_the_thread_and_the_client(client: FakeClient, link: StoreLink) -> None:

@@ -19,6 +19,7 @@ from kvstore.connectors.link import StoreLink
 from kvstore.connectors.vllm_arrivals import Arrivals
 from kvstore.connectors.vllm_scheduler import SchedulerSide
 from kvstore.connectors.vllm_settings import SaveScope
+from kvstore.errors import StoreUnavailable
 
 BLOCK = 16
 ROOT = root_hash(None)
@@ -187,6 +188,18 @@ def test_a_finished_request_tells_the_router_its_manifest(client: FakeClient) ->
             "waits": True,
         }
     }
+
+
+def test_a_request_that_finished_while_the_store_was_away_promises_no_blocks(
+    client: FakeClient,
+) -> None:
+    request = request_of(100, BLOCK)
+    planner = side(client)
+    planner.allocated(request, list(range(7)), 0)
+    planner.plan(FakeOutput({"r": 100}, {"r": list(range(7))}))
+    client.failure = StoreUnavailable("away")
+    planner.matched_tokens(request_of(100, BLOCK), 0)
+    assert planner.finished(request)["kvstore"]["blocks"] == 0
 
 
 def test_an_aborted_request_is_forgotten(client: FakeClient) -> None:

@@ -19,6 +19,7 @@ from kvstore.errors import KVStoreError, StoreClosed, StoreRefused, Unauthorized
 __all__ = ["StoreLink"]
 
 HEARTBEAT_S = 1.0
+AWAY_S = 0.1  # between looks for a store that is away; the client keeps connections further apart
 
 T = TypeVar("T")
 
@@ -129,5 +130,4 @@ class StoreLink:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            self.beat()
-            self._closed.wait(HEARTBEAT_S)
+            self._closed.wait(HEARTBEAT_S if self.beat() else AWAY_S)

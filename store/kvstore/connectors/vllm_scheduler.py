@@ -162,13 +162,17 @@ class SchedulerSide:
         )
 
     def finished(self, request: EngineRequest) -> dict[str, Any]:
-        """Forget the request; what the router is told of it (`kv_transfer_params`)."""
+        """Forget the request; what the router is told of it (`kv_transfer_params`).
+
+        No blocks while the store is away: the router would wait for what was not saved.
+        """
         tracked = self._tracked.pop(request.request_id, None)
+        saved = tracked.saved_blocks if tracked is not None and not self._link.away else 0
         self._arrivals.forget(request.request_id)
         manifest = self._identity.manifest
         about: dict[str, Any] = {
             "manifest": manifest.digest.hex(),
-            "blocks": tracked.saved_blocks if tracked is not None else 0,
+            "blocks": saved,
             "block_tokens": self._identity.block_tokens,
             "root": manifest.spec.root,
             "waits": True,
