@@ -28,7 +28,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from benchmarks.wire_prompts import SIZES, prompts
-from benchmarks.wire_rig import Cores, Process, free_port, kvrouter
+from benchmarks.wire_rig import Cores, Process, free_port, kvrouter, leave_in_order
 from benchmarks.wire_stage import (
     CONNECTOR,
     DECODE,
@@ -260,6 +260,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="about a minute and a half")
     parser.add_argument("--json", type=Path, help="write every figure and the bars there")
     arguments = parser.parse_args()
+    leave_in_order()
     effort = QUICK if arguments.quick else FULL
     try:
         with tempfile.TemporaryDirectory(prefix="overhead-") as name:

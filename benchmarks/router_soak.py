@@ -28,6 +28,7 @@ from pathlib import Path
 
 from benchmarks.soak import kib_of, tell
 from benchmarks.wire_prompts import SIZES, prompts
+from benchmarks.wire_rig import leave_in_order
 from benchmarks.wire_stage import Router, Stage, set_stage
 
 __all__ = ["Sample", "verdict"]
@@ -239,6 +240,7 @@ def main() -> int:
     parser.add_argument("--leave-percent", type=int, default=0, help="of the clients")
     parser.add_argument("--log", type=Path, help="the reports, one JSON object per line")
     options = parser.parse_args()
+    leave_in_order()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="router-soak-")))
         more = ["--index-blocks", str(INDEX_BLOCKS)]

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from benchmarks.wire_rig import kvrouter
+from benchmarks.wire_rig import kvrouter, leave_in_order
 
 __all__ = ["Figures", "Soak", "verdict"]
 
@@ -279,15 +279,10 @@ def options_of(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_args(arguments[:place]), arguments[place + 1 :]
 
 
-def _leave(number: int, _: object) -> None:
-    """End in good order, and with us the node and its clients."""
-    sys.exit(128 + number)
-
-
 def main() -> int:
     """Run it; 1 where something was wrong."""
     options, flags = options_of(sys.argv[1:])
-    signal.signal(signal.SIGTERM, _leave)
+    leave_in_order()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
         log = stack.enter_context(options.log.open("w")) if options.log else None

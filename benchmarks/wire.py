@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.wire_prompts import SHAPES, SIZES, Prompt, Shape, prompts
+from benchmarks.wire_rig import leave_in_order
 from benchmarks.wire_stage import Answers, Router, Stage, set_stage
 
 PEER = "sglang-router"
@@ -248,6 +249,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="under five minutes")
     parser.add_argument("--json", type=Path, help="write every figure and the bars there")
     arguments = parser.parse_args()
+    leave_in_order()
     try:
         report = run(QUICK if arguments.quick else FULL)
     except RuntimeError as error:

@@ -1,10 +1,16 @@
 """The soak of the router, for some seconds; and that its verdict sees what it is there to see."""
 
+import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from benchmarks.router_soak import Sample, verdict
 
+ROOT = Path(__file__).parents[2]
 STILL = Sample(0.0, rss_kib=80_000, fds=30, tasks=8, latency_ratio=3, cpu_us=60)
 
 
@@ -50,3 +56,17 @@ def test_a_short_run_judges_memory_and_no_times() -> None:
 )
 def test_what_is_left_at_the_end_is_said(after: Sample, said: str) -> None:
     assert verdict([STILL] * 16, STILL, after) == [said]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc)")
+def test_a_soak_that_is_told_to_end_leaves_no_process_behind() -> None:
+    command = [sys.executable, "-m", "benchmarks.router_soak", "--streams", "10"]
+    soak = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    assert soak.stdout is not None
+    assert soak.stdout.readline()  # of the idle streams: all is up
+    children = Path(f"/proc/{soak.pid}/task/{soak.pid}/children").read_text().split()
+    assert len(children) >= 4  # engines, store, two routers
+    soak.terminate()
+    assert soak.wait(60) == 128 + signal.SIGTERM
+    soak.stdout.close()
+    assert [pid for pid in children if Path("/proc", pid).exists()] == []
