@@ -226,9 +226,9 @@ def neighbour(port: int, token: str, pipe: Connection) -> None:
     frame = _core.encode_match(1, link.manifest_id, bytes(32))
     try:
         while pipe.recv() == "begin":
-            waits = []
+            waits: list[float] = []
             pipe.send("begun")
-            while not pipe.poll(PAUSE_S):
+            while not waits or not pipe.poll(PAUSE_S):
                 began = time.perf_counter()
                 link.ask(frame)
                 waits.append(time.perf_counter() - began)

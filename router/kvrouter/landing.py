@@ -182,6 +182,7 @@ class StoreView:
         if found is None and (self._reloading or self._clock() >= self._reload_at):
             if self._reloading is None:
                 self._reloading = asyncio.create_task(self._reload())
+                self._reloading.add_done_callback(_look_at)
             await asyncio.shield(self._reloading)
             found = self._manifests.get(manifest)
         return found
@@ -193,6 +194,12 @@ class StoreView:
             self._reload_at = self._clock() + RELOAD_INTERVAL_S
         finally:
             self._reloading = None
+
+
+def _look_at(task: asyncio.Task[None]) -> None:
+    """Look at how a task ended: those who awaited it may be gone, and asyncio logs what is left."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _differences(path: str, one: object, other: object) -> list[str]:

@@ -35,7 +35,7 @@ class ModelNames:
         self._here: dict[Engine, Identity] = {}
         self._left: dict[Engine, tuple[float, Identity]] = {}  # and when, the earliest first
         self._known: dict[str, list[Identity]] | None = None  # by model; None: to be made again
-        self._able: set[tuple[str, str]] = set()  # models and endpoints that are known to go together
+        self._able: set[tuple[str, str]] = set()  # models and endpoints known to go together
 
     def engine_joined(self, engine: Engine) -> None:
         """Learn its models; to be called again when they change."""

@@ -1,6 +1,7 @@
 """Who runs and who waits, and that a cancelled request gives back what it had."""
 
 import asyncio
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -135,3 +136,26 @@ async def test_cancelled_work_in_a_thread_is_waited_for_before_its_memory_is_fre
         with pytest.raises(asyncio.CancelledError):
             await task
         assert over.is_set()
+
+
+async def test_what_fails_in_a_thread_after_its_caller_left_is_no_unhandled_error() -> None:
+    began, go_on = threading.Event(), threading.Event()
+    unhandled: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: unhandled.append(told))
+
+    def fail() -> None:
+        began.set()
+        go_on.wait(10)
+        raise OSError("gone")
+
+    with ThreadPoolExecutor(1) as executor:
+        task = asyncio.create_task(in_thread(executor, fail))
+        await asyncio.to_thread(began.wait, 10)
+        task.cancel()
+        await settled()
+        go_on.set()
+        await asyncio.wait({task})
+    assert task.cancelled()
+    del task
+    gc.collect()
+    assert unhandled == []

@@ -55,6 +55,7 @@ async def in_thread(executor: ThreadPoolExecutor, work: Callable[[], Result]) ->
                 await asyncio.wait([future])
             except asyncio.CancelledError:
                 continue
+        future.exception()  # looked at, or asyncio logs it as an error that nobody handled
         raise
 
 

@@ -1,4 +1,5 @@
 import asyncio
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -41,13 +42,15 @@ class FakeStore:
     slow: bool = False
     registered: list[Manifest] = field(default_factory=lambda: [MANIFEST])
     asked: list[str] = field(default_factory=list)
+    go_away: asyncio.Event = field(default_factory=asyncio.Event)  # ends what is slow
 
     async def _asked(self, what: str) -> None:
         self.asked.append(what)
         if self.away:
             raise StoreUnavailable("away")
         if self.slow:
-            await asyncio.Event().wait()
+            await self.go_away.wait()
+            raise StoreUnavailable("away")
 
     async def manifests(self) -> Sequence[RegisteredManifest]:
         await self._asked("manifests")
@@ -134,3 +137,21 @@ async def test_a_request_that_is_cancelled_leaves_the_question_to_the_others(clo
     with pytest.raises(asyncio.CancelledError):
         await second
     assert store.asked == ["manifests"]
+
+
+async def test_a_question_that_fails_after_all_left_is_no_unhandled_error(clock: Clock) -> None:
+    store, unhandled = FakeStore(slow=True), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: unhandled.append(told))
+    view = StoreView(store, clock)
+    only = asyncio.create_task(view.match(NAME, HASHES))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    only.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await only
+    store.go_away.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    del only
+    gc.collect()
+    assert unhandled == []
