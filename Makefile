@@ -37,12 +37,10 @@ fuzz: ## replay the kept inputs of every fuzz target, then fuzz for FUZZ_SECONDS
 bench: ## the quick benchmarks; figures in build/
 	@mkdir -p build
 	$(PYTHON) -m benchmarks.chain_hash --quick --json build/chain_hash.json
-	$(PYTHON) -m benchmarks.copy_plans --quick --json build/copy_plans.json
 	$(PYTHON) -m benchmarks.store --quick --json build/store.json
 	$(PYTHON) -m benchmarks.store_tenants --quick --json build/store_tenants.json || [ $$? = 1 ]
 	$(PYTHON) -m benchmarks.wire --quick --json build/wire.json
 	$(PYTHON) -m benchmarks.overhead --quick --json build/overhead.json || [ $$? = 1 ]
-	$(PYTHON) -m benchmarks.traces --quick --json build/traces.json || [ $$? = 1 ]
 	$(PYTHON) -m benchmarks.kv_events --quick --json build/kv_events.json
 
 page: ## the status page in a headless browser
@@ -57,7 +55,7 @@ headline: ## cold and warm TTFT with real engines beside the seed's own proxy; t
 
 stubs: ## what the native modules offer, in build/stubs; tests/test_stubs.py holds the checked-in stubs to it
 	@mkdir -p build/stubs
-	$(PYTHON) -P -m nanobind.stubgen -q -m kvstore._core -o build/stubs/_core.pyi
+	$(PYTHON) -P -m nanobind.stubgen -q -m kvrouter_store._core -o build/stubs/_core.pyi
 	$(PYTHON) -P -m nanobind.stubgen -q -m kvrouter._native -o build/stubs/_native.pyi
 
 vllm-env: ## the environment of the real engines that tests/vllm need; prints its python

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable
 from pathlib import Path
 
-from kvstore import _core
+from kvrouter_store import _core
 
 TOKENS = 131_072
 BLOCK_TOKENS = 64

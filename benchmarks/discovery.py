@@ -27,8 +27,8 @@ from tests.fakes.discovery import FileBackend, dns_server
 from tests.fakes.engine import FakeEngine
 from tests.fakes.redis import RedisServer
 
-from kvrouter.demo.children import Child, Children
-from kvrouter.engine import Role
+from kvrouter.engines.engine import Role
+from kvrouter.tools.demo.children import Child, Children
 
 __all__ = ["Figures"]
 

@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvrouter.engine import Engine, Identity, Role
-from kvrouter.kv_ledger import EventLedger
-from kvrouter.kv_state import Reason
-from kvrouter.pool import Pool
-from kvrouter.prefix_index import PrefixIndex, block_ids
-from kvstore.chain import hash_tokens, root_hash
+from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.engines.pool import Pool
+from kvrouter.prefix.events.confidence import Reason
+from kvrouter.prefix.events.tracker import CacheTracker
+from kvrouter.prefix.index import PrefixIndex, block_ids
+from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,7 +124,7 @@ class Replays:
         self.asked += 1
         return True
 
-    def answer(self, ledger: EventLedger) -> None:
+    def answer(self, tracker: CacheTracker) -> None:
         """Answer until nobody asks."""
         while self._asked:
             address, (server, start) = self._asked.popitem()
@@ -132,11 +132,11 @@ class Replays:
             hole = self._random.randrange(1, 50) if self._random.random() < 0.2 else 0
             for place, (number, payload) in enumerate(messages):
                 if not hole or place % 50 != hole or place == len(messages) - 1:
-                    ledger.replayed(server, 0, number, payload)
+                    tracker.replayed(server, 0, number, payload)
                 if address in self._asked:
                     break
             else:
-                ledger.replay_ended(server, 0)
+                tracker.replay_ended(server, 0)
 
 
 class Router:
@@ -147,27 +147,28 @@ class Router:
         self.pool = Pool(lambda: self.now)
         self.index = PrefixIndex(blocks)
         self.replays = Replays(engines, random)
-        self.ledger = EventLedger(
+        self.tracker = CacheTracker(
             self.index, self.pool.find, lambda: self.pool.domain, clock=lambda: self.now
         )
-        self.ledger.replay_with(self.replays)
-        for watcher in (self.index, self.ledger):
-            self.pool.watch(watcher)
+        self.tracker.replay_with(self.replays)
+        self.pool.when_left(self.index.clear)
+        self.pool.when_joined(self.tracker.engine_joined)
+        self.pool.when_left(self.tracker.engine_left)
         for address in engines:
             engine = self.pool.add(address, Role.PREFILL)
             self.pool.join(engine, Identity(("m",), None, BLOCK_TOKENS))
-        self.replays.answer(self.ledger)
+        self.replays.answer(self.tracker)
 
     def receive(self, engine: SimEngine, message: Message) -> None:
         """As the socket hands it over."""
         number, payload = message
-        self.ledger.receive([b"kv@" + engine.address.encode(), struct.pack(">Q", number), payload])
+        self.tracker.receive([b"kv@" + engine.address.encode(), struct.pack(">Q", number), payload])
 
     def tick(self) -> None:
         """A tenth of a second passes."""
         self.now += 0.1
-        self.ledger.tick()
-        self.replays.answer(self.ledger)
+        self.tracker.tick()
+        self.replays.answer(self.tracker)
         self.index.sweep()
 
 
@@ -227,15 +228,15 @@ def storm(blocks: int, random: Random) -> dict[str, Any]:
             happened["restarts"] += 1
         elif chance > 1 - 6 * ENGINES / (blocks / PROMPT_BLOCKS):
             happened["router_restarts"] += 1
-            counts += router.ledger.counts
+            counts += router.tracker.counts
             router = Router(engines, blocks, random)
     for engine in listed * 2:  # what was lost last is noticed by what follows
         message = engine.step()
         ever.update(engine.held)
         router.receive(engine, message)
         router.tick()
-    counts += router.ledger.counts
-    states = {str(router.ledger.standing(engine)) for engine in router.pool.all()}
+    counts += router.tracker.counts
+    states = {str(router.tracker.standing(engine)) for engine in router.pool.all()}
     return {
         **happened,
         **{kind: counts[kind] for kind in ("gaps", "replayed", "duplicates")},
@@ -259,16 +260,16 @@ def pace(blocks: int, random: Random) -> dict[str, Any]:
     ]
     begun = time.perf_counter()
     for each in frames:
-        router.ledger.receive(each)
+        router.tracker.receive(each)
     took_s = time.perf_counter() - begun
     moved = engine.stored + engine.removed
     return {
         "messages_per_s": round(len(frames) / took_s),
-        "events_per_s": round(router.ledger.counts["events"] / took_s),
+        "events_per_s": round(router.tracker.counts["events"] / took_s),
         "blocks_per_s": round(moved / took_s),
         "us_per_message": round(took_s / len(frames) * 1e6, 2),
         "bytes_per_block": round(router.index.memory_bytes / blocks, 1),
-        "exact": router.ledger.standing(router.pool.all()[0]) is Reason.COMPLETE,
+        "exact": router.tracker.standing(router.pool.all()[0]) is Reason.COMPLETE,
     }
 
 

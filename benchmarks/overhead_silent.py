@@ -8,10 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvrouter import ended, journey, metrics, relay
 from kvrouter._native import StreamFeed
-from kvrouter.cli import main
-from kvrouter.tidy import MARKS
+from kvrouter.cli.main import main
+from kvrouter.openai.response import MARKS
+from kvrouter.serving import settle
+from kvrouter.serving.legs import orchestrator
+from kvrouter.serving.streaming import relay
+from kvrouter.telemetry import metrics
 
 
 def nothing(*_: Any) -> None:
@@ -48,12 +51,12 @@ class _Quiet(relay.Relay):
 def silence() -> None:
     """Have this process count nothing."""
     replace(metrics, "Buckets", _Deaf)
-    replace(journey, "note_plan", nothing)
-    replace(ended.Ended, "take", nothing)
+    replace(orchestrator, "note_plan", nothing)
+    replace(settle.Settler, "take", nothing)
     replace(relay, "Relay", _Quiet)
-    from kvrouter import outlet  # noqa: PLC0415 - it must find the silent relay
+    from kvrouter.serving.streaming import sinks  # noqa: PLC0415 - it must find the silent relay
 
-    replace(outlet, "Relay", _Quiet)
+    replace(sinks, "Relay", _Quiet)
 
 
 def replace(module: Any, name: str, by: Callable[..., Any]) -> None:

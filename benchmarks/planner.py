@@ -7,7 +7,7 @@ engines compute one prompt at a time, 0.1 ms a token. Decode engines take 30 ms 
 90 ms with 64 answers, and a prompt that they compute themselves holds all of them up. Requests come
 at 70 % of what the prefill engines can do, with bursts of three times as many; a seed says which.
 Every setup is given the same requests. Differences are between the same requests of two setups.
-`--baseline` is another router to compare with, as `/old/.venv/bin/python -m kvrouter.cli`.
+`--baseline` is another router to compare with, as `/old/.venv/bin/python -m kvrouter`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 from benchmarks.planner_client import drive
 from benchmarks.planner_figures import Figures, Paired, figures, paired
 from benchmarks.planner_load import Ask, rate_of_load, requests
-from kvrouter.demo.children import KVROUTER, Child, Children
-from kvrouter.demo.cluster import free_port, start_store
+from kvrouter.tools.demo.children import KVROUTER, Child, Children
+from kvrouter.tools.demo.cluster import free_port, start_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from kvstore.deadline import Deadline
-from kvstore.rdma.base import Copy, LinkType, RdmaUnavailable
-from kvstore.rdma.device import load_pyverbs
-from kvstore.rdma.ports import Port
-from kvstore.rdma.queue_pair import VerbsQueuePair
+from kvrouter_store.connection.deadline import Deadline
+from kvrouter_store.rdma.base import Copy, LinkType, RdmaUnavailable
+from kvrouter_store.rdma.device import load_pyverbs
+from kvrouter_store.rdma.ports import Port
+from kvrouter_store.rdma.queue_pair import VerbsQueuePair
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,7 @@ from pathlib import Path
 import aiohttp
 from tests.fakes.redis import RedisServer
 
-from kvrouter.demo.children import Child, Children
+from kvrouter.tools.demo.children import Child, Children
 
 TOKENS = (500, 1000, 1500, 2000, 2000, 2500, 4500)
 SECONDS_PER_TOKEN = 0.0001

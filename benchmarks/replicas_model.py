@@ -13,13 +13,13 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvrouter.engine import Engine, Identity, Role
-from kvrouter.plan import RouteInputs
-from kvrouter.policies.least_tokens import LeastTokens
-from kvrouter.pool import Pool
+from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.engines.pool import Pool
 from kvrouter.replicas.group import TICK_S
 from kvrouter.replicas.messages import State
 from kvrouter.replicas.peers import Peers
+from kvrouter.routing.plan import RouteInputs
+from kvrouter.routing.policies.least_tokens import LeastTokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable

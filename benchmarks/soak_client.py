@@ -16,11 +16,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from kvstore._core import BlockStatus, Segments
-from kvstore.block import CacheSpec, Layout, Manifest, Part
-from kvstore.client import StoreClient
-from kvstore.errors import KVStoreError
-from kvstore.lease import Lease, Reservation
+from kvrouter_store._core import BlockStatus, Segments
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.lease import Lease, Reservation
+from kvrouter_store.errors import KVStoreError
+from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
 
 __all__ = ["SoakClient"]
 

@@ -24,10 +24,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore._core import BlockStatus, Segments
-from kvstore.block import CacheSpec, Layout, Manifest, Part
-from kvstore.client import StoreClient
-from kvstore.errors import KVStoreError
+from kvrouter_store._core import BlockStatus, Segments
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.errors import KVStoreError
+from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
 
 MIB = 1 << 20
 BLOCK = MIB

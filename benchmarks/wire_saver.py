@@ -8,9 +8,9 @@ import threading
 from typing import Self
 
 from benchmarks.wire_prompts import BLOCK_BYTES, BLOCK_TOKENS, Prompt, chain, manifest
-from kvstore import _core
-from kvstore.chain import hash_tokens, root_hash
-from kvstore.client import StoreClient
+from kvrouter_store import _core
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 RECEIVE_BYTES = 8 << 20
 

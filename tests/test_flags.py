@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvrouter.cli import COMMANDS, Command, imported
-from kvrouter.flags import Option, options
+from kvrouter.cli.main import COMMANDS, Command, imported
+from kvrouter.options.flags import Option, options
 
 ROOT = Path(__file__).resolve().parent.parent
 ABOUT_PARSING = {"test_config.py", "test_config_commands.py", "test_flags.py", "test_docs.py"}

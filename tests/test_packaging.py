@@ -14,9 +14,9 @@ pytestmark = pytest.mark.packaging
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE_IMPORTS = """
 import sys
-import kvstore, kvstore._core
-from kvstore.client import StoreClient
-from kvstore.connectors import vllm_settings
+import kvrouter_store, kvrouter_store._core
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.connectors.vllm import settings as vllm_settings
 foreign = sorted({name.split(".")[0] for name in sys.modules} - set(sys.stdlib_module_names))
 print(" ".join(name for name in foreign if not name.startswith("_")))
 """
@@ -73,14 +73,18 @@ def show_this_ones_packages(folder: Path) -> None:
 
 def test_the_wheel_holds_both_packages_their_native_modules_and_stubs(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    for stem in ("kvstore/_core", "kvrouter/_native"):
+    for stem in ("kvrouter_store/_core", "kvrouter/_native"):
         assert any(name.startswith(stem) and name.endswith(".so") for name in names), stem
         assert f"{stem}.pyi" in names
-    page = files("kvrouter.page") / "static"
+    page = files("kvrouter.control.page") / "static"
     for each in page.iterdir():
-        assert f"kvrouter/page/static/{each.name}" in names
+        assert f"kvrouter/control/page/static/{each.name}" in names
     tops = {name.split("/")[0] for name in names if not name.split("/")[0].endswith("-info")}
-    assert {top for top in tops if ".dist-info" not in top} == {"kvrouter", "kvstore"}
+    assert {top for top in tops if ".dist-info" not in top} == {
+        "kvrouter",
+        "kvrouter_store",
+        "kvstore",
+    }
 
 
 def test_the_sdist_carries_its_tests_and_docs(unpacked: Path) -> None:
@@ -92,7 +96,7 @@ def test_the_sdist_carries_its_tests_and_docs(unpacked: Path) -> None:
 def test_an_engine_needs_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
     """What a connector imports is the standard library and the wheel: no dependency is needed."""
     python = environment(tmp_path / "engine", wheel)
-    assert run(python, "-c", ENGINE_IMPORTS, cwd=tmp_path).split() == ["kvstore"]
+    assert run(python, "-c", ENGINE_IMPORTS, cwd=tmp_path).split() == ["kvrouter_store"]
 
 
 def test_the_wheel_passes_the_tests_of_the_sdist(

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NATIVE = {
-    "kvstore._core": ROOT / "store/kvstore/_core.pyi",
+    "kvrouter_store._core": ROOT / "store/kvrouter_store/_core.pyi",
     "kvrouter._native": ROOT / "router/kvrouter/_native.pyi",
 }
 Signature = tuple[str, ...]

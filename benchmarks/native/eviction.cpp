@@ -16,9 +16,9 @@
 #include <utility>
 #include <vector>
 
-#include "eviction.h"
-#include "slab.h"
-#include "table.h"
+#include "table/eviction/policy.h"
+#include "memory/slab.h"
+#include "table/table.h"
 
 namespace {
 

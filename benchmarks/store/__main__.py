@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--without-peers", action="store_true", help="ours and the floors only")
     parser.add_argument("--json", type=Path, help="write every figure and the bars there")
     parser.add_argument("--read", type=Path, help="measure nothing: show what --json has written")
-    parser.add_argument("--markdown", action="store_true", help="print what docs/store.md shows")
+    parser.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
     arguments = parser.parse_args()
     try:
         results, machine = read(arguments.read) if arguments.read else _measured(arguments)

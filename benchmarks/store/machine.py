@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kvstore._core import crc32c_backend
+from kvrouter_store._core import crc32c_backend
 
 __all__ = ["Halves", "facts", "told"]
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.peers_setup import Found
@@ -63,7 +64,8 @@ class Hall:
         """The server of this name, started with the first call. RuntimeError: it does not start."""
         if name not in self._nodes:
             starters: dict[str, Callable[[], Node]] = {
-                "kvstore": self._kvstore,
+                "kvstore checked": partial(self._kvstore, "checked"),
+                "kvstore off": partial(self._kvstore, "off"),
                 "raw": self._raw,
                 "InfiniStore": self._infinistore,
                 "Mooncake": self._mooncake,
@@ -85,11 +87,12 @@ class Hall:
         log = self._folder / f"{name}.log"
         return self._running.enter_context(_process(name, command, log, ready, variables(found)))
 
-    def _kvstore(self) -> Node:
-        path = str(self._folder / "kvstore.sock")
+    def _kvstore(self, digests: str) -> Node:
+        path = str(self._folder / f"kvstore-{digests}.sock")
         command = kvrouter("store", "--port", "0", "--http-port", "0", "--prefault")
         command += ["--memory", f"{self._pool_bytes // MIB}MiB", "--unix-socket", path]
-        pid, told = self._start("kvstore", command, lambda out: "kvstore ready:" in out)
+        command += ["--digests", digests]
+        pid, told = self._start(f"kvstore {digests}", command, lambda out: "kvstore ready:" in out)
         port = re.search(r"kv://[^ ]*:(\d+)", told)
         assert port is not None
         address = {"host": HOST, "port": port[1], "path": path}
@@ -98,7 +101,7 @@ class Hall:
     def _raw(self) -> Node:
         library, path = self._folder / "raw_pair.so", self._folder / "raw.sock"
         compiler = os.environ.get("CXX", "c++")
-        digest = [NATIVE / "raw_pair_crc.cpp", *sorted(CSRC.glob("crc32c*.cpp"))]
+        digest = [NATIVE / "raw_pair_crc.cpp", *sorted((CSRC / "digest").glob("crc32c*.cpp"))]
         built = [compiler, "-O3", "-shared", "-fPIC", "-o", str(library), "-x", "c"]
         built += [str(NATIVE / "raw_pair.c"), "-x", "c++", "-std=c++20", f"-I{CSRC}"]
         built += map(str, digest)

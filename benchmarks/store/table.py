@@ -1,4 +1,4 @@
-"""The figures as text: one table for reading, and the Markdown that docs/store.md shows."""
+"""The figures as text: one table for reading, and the same in Markdown."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +14,7 @@ ORDER = {entry.name: number for number, entry in enumerate(RANGED)}
 VIEWS = "kvstore view"
 UNVERIFIED = (
     "Verified: the client digests what it puts, the node checks that as it comes, the client "
-    "checks what it gets. Unverified: nobody computes a digest. Other stores have none: the bars "
+    "checks what it gets. Unverified: the node has digests off. Other stores have none: the bars "
     "ahead_of_* compare them with the unverified rows, like with like, and ahead_of_*_verified "
     "with the verified ones."
 )

@@ -7,8 +7,8 @@
 #include <set>
 #include <tuple>
 
-#include "disk_journal_stream.h"
-#include "disk_replay.h"
+#include "disk/journal/replay.h"
+#include "disk/journal/stream.h"
 #include "seeds.h"
 #include "tests/crashing_disk.h"
 #include "tests/journal_history.h"

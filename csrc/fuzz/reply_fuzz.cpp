@@ -8,11 +8,11 @@
 #include <memory>
 #include <string>
 
-#include "crc32c.h"
-#include "exchange.h"
-#include "file.h"
-#include "pool_mapping.h"
-#include "segments.h"
+#include "base/file.h"
+#include "client/exchange.h"
+#include "digest/crc32c.h"
+#include "memory/pool_mapping.h"
+#include "memory/segments.h"
 #include "story_names.h"
 
 namespace {
@@ -121,7 +121,7 @@ void copy_in(const ReserveReply& reply) {
     if (!pool().holds(offset, kBlockBytes)) return;
   const Memory memory;
   std::vector<uint32_t> crcs;
-  gather(pool().data(), memory.segments, leading(reply.offsets.size()), reply.offsets, crcs);
+  gather(pool().data(), memory.segments, leading(reply.offsets.size()), reply.offsets, true, crcs);
   for (size_t i = 0; i < crcs.size(); ++i) expect(crcs[i] == memory.crc_of(i));
 }
 

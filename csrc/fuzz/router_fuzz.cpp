@@ -5,10 +5,10 @@
 #include <cstdlib>
 #include <string>
 
-#include "json_scan.h"
+#include "router/json_scan.h"
+#include "router/stream_feed.h"
+#include "router/token_ids.h"
 #include "seeds.h"
-#include "stream_feed.h"
-#include "token_ids.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "wire_codec.h"
+#include "wire/codec.h"
 
 namespace kv::fuzz {
 
@@ -34,7 +34,7 @@ inline std::vector<std::string> requests() {
   RegisterRequest refusal{hash_of(9), hash_of(8), "engine", "why", "", {}};
   const uint64_t payload_bytes = put_payload_bytes(kPartBytes, 3);
   return {
-      frame(Op::kHello, HelloRequest{0, "fuzz", kToken, 1}),
+      frame(Op::kHello, HelloRequest{kDigestsAsTold, "fuzz", kToken, 1}),
       frame(Op::kRegister, manifest),
       frame(Op::kRegister, refusal),
       frame(Op::kManifests, ManifestsRequest{0}),
@@ -61,6 +61,7 @@ inline std::vector<std::string> replies() {
   ManifestInfo info{1, 1, hash_of(8), "doc", {{"a"}, {"b"}}, {1, 2}};
   return {
       frame(Op::kHello, HelloReply{1, 2, 3, 4096, 0, 2, 4096, "/run/kv.sock", "boot", 4096}),
+      frame(Op::kHello, HelloReply{1, 2, 3, 4096, 0, kDigestsOff | 2, 4096, "", "boot", 4096}),
       frame(Op::kRegister, RegisterReply{1, 1, {1, 2, 3}}),
       frame(Op::kManifests, ManifestsReply{1, {info, info}, {{"engine", "why"}}}),
       frame(Op::kMatch, MatchReply{3, {{3, 0, 0}, {2, 1, 1}}}),

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "node.h"
-#include "server.h"
+#include "node/node.h"
+#include "server/server.h"
 #include "story_acts.h"
 #include "story_host.h"
 #include "story_peer.h"
@@ -36,10 +36,12 @@ class Story {
                .lend_bytes = (manner_ >> 1) % 4 * uint64_t{3 * kGranule},
                .reserve_bytes = (manner_ & 16) != 0 ? std::nullopt : std::optional(pool_.size()),
                .reserve_timeout_s = (manner_ & 32) != 0 ? 2.0 : 3600.0,
+               .digests = (manner_ & 128) == 0,
                .turn_blocks = (manner_ & 64) != 0 ? 2 : Turn::kBlocks},
               pool_.data(), pool_.size(), pipe_end(), pipe_end(), &empty_directory()) {
     if ((manner_ & 8) != 0) expect(node_.attachments().offer(2) == 0);
-    for (size_t i = 0; i < kPeers; ++i) peers_.emplace_back(static_cast<int>(i));
+    for (size_t i = 0; i < kPeers; ++i)
+      peers_.emplace_back(static_cast<int>(i), node_.digests());
     node_.set_now(now_);
   }
 
@@ -121,9 +123,10 @@ class Story {
     peer.begin(session.id, tenants_ == 0 ? 0 : 1 + token);
     static const std::string tokens[] = {"token of tenant one", "token of tenant two", ""};
     const uint32_t wants = (write ? kWantWrite : 0u) | ((how & 16) != 0 ? kWantPool : 0u);
-    peer.in_place = local && wants != 0 && tenants_ <= 1;
-    peer.vouches = (how & 32) != 0, peer.digests = (how & 64) == 0;
-    const uint32_t flags = wants | (peer.vouches ? kVouch : 0u) | (peer.digests ? 0u : kNoDigests);
+    peer.tells_digests = (how & 64) == 0;
+    const uint32_t flags = wants | ((how & 32) != 0 ? kVouch : 0u) |
+                           (peer.tells_digests ? 0u : kNoDigests) |
+                           ((how & 128) == 0 ? kDigestsAsTold : 0u);
     peer.ask({.op = Op::kHello}, HelloRequest{flags, "fuzz", tokens[token]});
   }
 
@@ -165,9 +168,7 @@ class Story {
     Asked what = some(Op::kPut);
     WriteRequest request{peer.manifest_id(what.kind), what.part, parent(), {}};
     const bool wrong = choices_.u8() >= 0xE0;
-    what.told_wrong_crc = wrong && peer.digests, what.vouched = peer.vouches;
-    if (what.told_wrong_crc && what.vouched)
-      for (Peer& each : peers_) each.doubt = true;
+    what.told_wrong_crc = wrong && peer.tells_digests && node_.digests();
     std::string payload;
     for (const Hash& hash : what.hashes) {
       const Content wanted = peer.content(what.kind, what.part, hash);

@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
-#include "directory.h"
-#include "node.h"
-#include "pool.h"
+#include "memory/directory.h"
+#include "memory/pool.h"
+#include "node/node.h"
 #include "story_names.h"
 
 namespace kv::fuzz {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "node.h"
+#include "node/node.h"
 #include "story_peer.h"
 
 namespace kv::fuzz {

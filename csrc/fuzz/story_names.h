@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "crc32c.h"
+#include "digest/crc32c.h"
 #include "seeds.h"
 
 namespace kv::fuzz {

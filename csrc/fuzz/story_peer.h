@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "file.h"
+#include "base/file.h"
 #include "story_names.h"
 
 namespace kv::fuzz {
@@ -22,8 +22,7 @@ struct Asked {
   uint32_t kind = 0;  // of manifest
   uint16_t part = 0;
   std::vector<Hash> hashes{};
-  bool told_wrong_crc = false;
-  bool vouched = false;  // for its digests, be they right or wrong
+  bool told_wrong_crc = false;  // to a node that checks it
   bool wants_lease = false;
 };
 
@@ -46,16 +45,15 @@ struct Held {
 // false) every reply is checked against what was asked, and every byte against its name.
 class Peer {
  public:
-  explicit Peer(int slot) : ends_(socket_pair(slot)) { forget_unread(); }
+  // `digests`: the node's are not off.
+  Peer(int slot, bool digests) : Peer(socket_pair(slot), digests) { forget_unread(); }
 
   // The server's end, as an accepted socket.
   File accepted() const { return File(fcntl(ends_.first, F_DUPFD_CLOEXEC, 3)); }
 
   void begin(uint64_t session, uint32_t tenant) {
     forget_unread();
-    const bool doubted = doubt;
-    *this = Peer(ends_);
-    doubt = doubted;
+    *this = Peer(ends_, digests_);
     session_ = session, tenant_ = tenant;
   }
   void end() { session_ = 0, leases.clear(); }
@@ -111,15 +109,12 @@ class Peer {
   std::vector<Grant> grants;
   std::vector<Grant> lent;  // of no block yet
   std::vector<Held> leases;
-  bool vouches = false;
-  bool digests = true;
-  bool in_place = false;  // it reads the pool: what it is told of has been checked
-  bool doubt = false;     // somebody has vouched for a wrong digest
+  bool tells_digests = true;  // of what it puts
   bool was_silent = false;  // for so long that reservations ended
 
  private:
   using Ends = std::pair<int, int>;
-  explicit Peer(Ends ends) : ends_(ends) {}
+  Peer(Ends ends, bool digests) : ends_(ends), digests_(digests) {}
 
   static Ends socket_pair(int slot) {
     static std::map<int, Ends> pairs;
@@ -203,7 +198,7 @@ class Peer {
     for (const uint8_t status : reply.statuses) {
       const bool corrupt = status == static_cast<uint8_t>(BlockStatus::kCorrupt);
       const bool good = status == static_cast<uint8_t>(BlockStatus::kStored);
-      expect(!(what.told_wrong_crc && !what.vouched ? good : corrupt));
+      expect(!(what.told_wrong_crc ? good : corrupt));
     }
   }
   void leased(const Asked& what, const AcquireReply& reply, const uint8_t* pool) {
@@ -217,7 +212,7 @@ class Peer {
       const auto part = static_cast<uint16_t>(all ? i % parts : what.part);
       const Content wanted = content(what.kind, part, what.hashes[i / parts]);
       expect(wanted.is(pool + reply.offsets[i]));
-      expect(may_be(wanted, reply.crcs[i], doubt && !in_place, in_place));
+      expect(!digests_ || reply.crcs[i] == wanted.crc());
       held.places.emplace_back(reply.offsets[i], wanted);
     }
     leases.push_back(std::move(held));
@@ -229,11 +224,8 @@ class Peer {
     expect(header.payload_bytes == part.bytes * reply.crcs.size());
     for (size_t i = 0; i < reply.crcs.size(); ++i, payload += part.bytes) {
       const Content wanted = content(what.kind, what.part, what.hashes[i]);
-      expect(wanted.is(payload) && may_be(wanted, reply.crcs[i], doubt, digests));
+      expect(wanted.is(payload) && (!digests_ || reply.crcs[i] == wanted.crc()));
     }
-  }
-  static bool may_be(const Content& wanted, uint32_t crc, bool doubt, bool told) {
-    return crc == wanted.crc() || (doubt && crc == (wanted.crc() ^ 1)) || (!told && crc == 0);
   }
   void landed(const Asked& what, Status status, const WaitReply& reply) {
     expect(reply.blocks <= what.hashes.size());
@@ -245,6 +237,7 @@ class Peer {
   }
 
   Ends ends_;
+  bool digests_;
   uint64_t session_ = 0;  // 0: not connected
   uint32_t tenant_ = 0;
   uint64_t request_id_ = 0;

@@ -14,7 +14,7 @@
 #include <random>
 #include <string>
 
-#include "disk_journal_files.h"
+#include "disk/journal/files.h"
 
 class CrashingDisk {
  public:

@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "check.h"
-#include "crc32c.h"
-#include "disk_runs.h"
-#include "disk_tier.h"
+#include "digest/crc32c.h"
+#include "disk/runs.h"
+#include "disk/tier.h"
 #include "purge.h"
 
 namespace kv::test {
@@ -102,13 +102,15 @@ class HeldIo final : public DiskIo {
 // A memory of a few blocks over a disk of a few more.
 struct Rig : DiskEvents {
   explicit Rig(const std::string& folder, uint64_t memory_blocks = 16, uint64_t disk_blocks = 256,
-               std::string tenant = "", std::unique_ptr<JournalFiles> files = nullptr)
-      : pool(static_cast<uint8_t*>(std::aligned_alloc(4096, memory_blocks * kBlock)), std::free),
+               std::string tenant = "", std::unique_ptr<JournalFiles> files = nullptr,
+               bool has_digests = true)
+      : digests(has_digests),
+        pool(static_cast<uint8_t*>(std::aligned_alloc(4096, memory_blocks * kBlock)), std::free),
         slab(memory_blocks * kBlock, 4096),
         table(slab, make_eviction_policy("lru")) {
     tier = std::make_unique<DiskTier>(
         DiskOptions{folder, disk_blocks * kBlock, "auto", 1.0, 5.0}, "lru",
-        DiskTier::Memory{table, slab, pool.get(), 4096}, *this);
+        DiskTier::Memory{table, slab, pool.get(), 4096, digests}, *this);
     auto held = std::make_unique<HeldIo>();
     io = held.get();
     CHECK(tier->open(found, std::move(held), std::move(files)) == 0);
@@ -150,8 +152,8 @@ struct Rig : DiskEvents {
     CHECK(reserved.status == BlockStatus::kGranted);
     uint8_t* bytes = pool.get() + reserved.slot.offset;
     for (size_t at = 0; at < kBlock; ++at) bytes[at] = byte_of(i, at);
-    CHECK(table.commit(key(i), 1, kMe, reserved.slot.generation, crc32c(bytes, kBlock, 0)) ==
-          BlockStatus::kOk);
+    const uint32_t crc = digests ? crc32c(bytes, kBlock) : 0;
+    CHECK(table.commit(key(i), 1, kMe, reserved.slot.generation, crc) == BlockStatus::kOk);
     tier->committed(key(i), 1);
   }
   bool in_memory(uint32_t i) { return table.find_complete(key(i), kPart) != nullptr; }
@@ -194,6 +196,7 @@ struct Rig : DiskEvents {
     for (auto& run : more) ended.push_back(std::move(run));
   }
 
+  const bool digests;  // of what put() puts; else nobody has computed them
   std::unique_ptr<uint8_t, decltype(&std::free)> pool;
   Slab slab;
   Table table;

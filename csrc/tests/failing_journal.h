@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "disk_journal_files.h"
+#include "disk/journal/files.h"
 
 namespace kv::test {
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "check.h"
-#include "disk_journal.h"
-#include "disk_journal_files.h"
+#include "disk/journal/files.h"
+#include "disk/journal/journal.h"
 
 inline constexpr uint32_t kGranule = 4096;
 inline constexpr uint64_t kGranules = 64;

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "local_writer.h"
-#include "pool_mapping.h"
+#include "client/local_writer.h"
+#include "memory/pool_mapping.h"
 #include "wire_client.h"
 
 namespace kv::test {

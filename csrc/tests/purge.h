@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "table.h"
+#include "table/table.h"
 
 namespace kv::test {
 

@@ -1,4 +1,4 @@
-// What docs/store.md says of quotas, done the slow way: to hold the table to it.
+// What docs/store-security.md says of quotas, done the slow way: to hold the table to it.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "wire.h"
+#include "wire/wire.h"
 
 namespace kv::test {
 

@@ -6,8 +6,8 @@
 #include <thread>
 #include <vector>
 
-#include "attachments.h"
-#include "server.h"
+#include "node/attachments.h"
+#include "server/server.h"
 #include "wire_client.h"
 
 namespace {

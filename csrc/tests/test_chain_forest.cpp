@@ -1,5 +1,5 @@
 // Trees of blocks: what is held, against a slow model, and how many steps that takes.
-#include "chain_forest.h"
+#include "table/chain_forest.h"
 
 #include <cstdint>
 #include <functional>

@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
-#include "chain_hash.h"
 #include "check.h"
-#include "sha256.h"
-#include "token_cbor.h"
+#include "digest/chain_hash.h"
+#include "digest/sha256.h"
+#include "digest/token_cbor.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 #include "check.h"
-#include "counters.h"
+#include "table/counters.h"
 
 namespace {
 

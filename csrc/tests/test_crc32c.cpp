@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "check.h"
-#include "crc32c.h"
+#include "digest/crc32c.h"
 
 namespace {
 
@@ -44,14 +44,12 @@ void every_implementation_gives_the_same_at_any_size_and_alignment() {
   }
 }
 
-void combines_as_if_the_bytes_had_stood_together() {
+void goes_on_as_if_the_bytes_had_stood_together() {
   const auto bytes = random_bytes(50'000);
   for (int i = 0; i < 200; ++i) {
     const size_t size = rng() % bytes.size();
     const size_t cut = size == 0 ? 0 : rng() % size;
     const uint32_t a = kv::crc32c(bytes.data(), cut);
-    const uint32_t b = kv::crc32c(bytes.data() + cut, size - cut);
-    CHECK(kv::crc32c_combine(a, b, size - cut) == kv::crc32c(bytes.data(), size));
     CHECK(kv::crc32c(bytes.data() + cut, size - cut, a) == kv::crc32c(bytes.data(), size));
   }
 }
@@ -61,5 +59,5 @@ void combines_as_if_the_bytes_had_stood_together() {
 int main() {
   gives_the_check_values_of_rfc_3720();
   every_implementation_gives_the_same_at_any_size_and_alignment();
-  combines_as_if_the_bytes_had_stood_together();
+  goes_on_as_if_the_bytes_had_stood_together();
 }

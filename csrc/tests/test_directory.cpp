@@ -1,4 +1,4 @@
-#include "directory.h"
+#include "memory/directory.h"
 
 #include <atomic>
 #include <map>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "check.h"
-#include "use_log.h"
+#include "memory/use_log.h"
 
 namespace {
 

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "check.h"
-#include "disk_file.h"
-#include "disk_io.h"
+#include "disk/file.h"
+#include "disk/io.h"
 #include "temporary_folder.h"
 
 namespace {

@@ -7,8 +7,8 @@
 
 #include "check.h"
 #include "crashing_disk.h"
-#include "disk_journal.h"
-#include "disk_replay.h"
+#include "disk/journal/journal.h"
+#include "disk/journal/replay.h"
 #include "journal_history.h"
 #include "temporary_folder.h"
 

@@ -119,19 +119,42 @@ void overwrite(const std::string& folder) {
         static_cast<ssize_t>(rot.size()));
 }
 
-void rotten_bytes_never_get_into_memory() {
+// Also where the memory has no digests: the disk has its own.
+void rotten_bytes_never_get_into_memory(bool digests) {
   Folder folder;
   {
-    Rig rig(folder.path());
+    Rig rig(folder.path(), 16, 256, "", nullptr, digests);
     put_and_flush(rig, 1, 2);
   }
   overwrite(folder.path());
-  Rig rig(folder.path());
+  Rig rig(folder.path(), 16, 256, "", nullptr, digests);
   CHECK(rig.tier->promote(key(1), kPart) == Promote::kReading);
   rig.run_until([&] { return rig.lost.size() == 1; });
   CHECK(!rig.in_memory(1) && !rig.there(1) && rig.there(2) && rig.tier->usable());
   CHECK(rig.stat("disk_errors_total.corrupt") == 1 && rig.stat("disk_dropped_total") == 1);
   CHECK(rig.slab.free_bytes() == rig.slab.pool_bytes());
+}
+
+void without_digests_in_memory_the_disk_has_those_of_what_it_writes() {
+  Folder folder;
+  {
+    Rig rig(folder.path(), 16, 256, "", nullptr, false);
+    put_and_flush(rig, 1, 8);
+  }
+  Rig again(folder.path(), 32);
+  for (uint32_t i = 1; i <= 8; ++i) CHECK(again.tier->promote(key(i), kPart) == Promote::kReading);
+  again.run_until([&] { return again.promoted.size() == 8; });
+  for (uint32_t i = 1; i <= 8; ++i) CHECK(again.is_right(i));
+}
+
+void a_turn_computes_one_digest_at_most() {
+  Folder folder;
+  Rig rig(folder.path(), 64, 256, "", nullptr, false);
+  for (uint32_t i = 1; i <= 3; ++i) rig.put(i);
+  CHECK(rig.tier->pump() && rig.io->count(DiskOp::kWrite) == 1);
+  CHECK(rig.tier->pump() && rig.io->count(DiskOp::kWrite) == 2);
+  CHECK(!rig.tier->pump() && rig.io->count(DiskOp::kWrite) == 3);
+  rig.flush();
 }
 
 void one_block_that_cannot_be_read_is_its_own_loss() {
@@ -337,7 +360,10 @@ int main() {
   writes_that_end_in_any_order_are_all_recorded();
   what_is_on_the_disk_is_not_written_again();
   two_who_want_a_block_share_one_read();
-  rotten_bytes_never_get_into_memory();
+  rotten_bytes_never_get_into_memory(true);
+  rotten_bytes_never_get_into_memory(false);
+  without_digests_in_memory_the_disk_has_those_of_what_it_writes();
+  a_turn_computes_one_digest_at_most();
   one_block_that_cannot_be_read_is_its_own_loss();
   errors_in_a_row_put_the_disk_aside();
   a_full_disk_is_put_aside_and_tried_again();

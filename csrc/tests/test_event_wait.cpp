@@ -3,9 +3,9 @@
 
 #include <array>
 
+#include "base/event_wait.h"
+#include "base/file.h"
 #include "check.h"
-#include "event_wait.h"
-#include "file.h"
 
 namespace {
 

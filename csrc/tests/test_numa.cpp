@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "memory_map.h"
-#include "server.h"
+#include "base/memory_map.h"
+#include "server/server.h"
 #include "wire_client.h"
 
 namespace {

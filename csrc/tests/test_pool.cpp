@@ -9,11 +9,11 @@
 #include <fstream>
 #include <string>
 
+#include "base/memory_map.h"
 #include "check.h"
-#include "memory_map.h"
-#include "placement.h"
-#include "pool.h"
-#include "pool_mapping.h"
+#include "memory/placement.h"
+#include "memory/pool.h"
+#include "memory/pool_mapping.h"
 
 namespace {
 

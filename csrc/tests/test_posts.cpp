@@ -7,9 +7,9 @@
 
 #include "check.h"
 #include "mapping_client.h"
-#include "put_ring.h"
-#include "server.h"
-#include "table.h"
+#include "memory/put_ring.h"
+#include "server/server.h"
+#include "table/table.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // Against a plain model: random stores, removals, retirements and sweeps in a small, crowded table.
-#include "prefix_table.h"
+#include "router/prefix_table.h"
 
 #include <cstdio>
 #include <cstring>

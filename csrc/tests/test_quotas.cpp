@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "check.h"
-#include "leases.h"
 #include "purge.h"
 #include "quota_model.h"
-#include "quotas.h"
-#include "table.h"
+#include "table/leases.h"
+#include "table/quotas.h"
+#include "table/table.h"
 
 namespace {
 
@@ -350,6 +350,6 @@ int main() {
   one_tenant_alone_and_an_open_table_have_no_limits();
   any_history_leaves_what_the_rule_says();
   a_longer_chain_takes_no_more_steps_per_block();
-  for (const char* policy : {"density", "lru", "s3fifo"})
+  for (const char* policy : {"density", "lru"})
     a_storm_of_one_takes_nothing_from_the_quota_of_another(policy);
 }

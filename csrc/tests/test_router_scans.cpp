@@ -9,8 +9,8 @@
 #include <string_view>
 
 #include "check.h"
-#include "json_scan.h"
-#include "stream_feed.h"
+#include "router/json_scan.h"
+#include "router/stream_feed.h"
 
 namespace {
 

@@ -6,10 +6,10 @@
 #include <random>
 #include <thread>
 
-#include "block_io.h"
-#include "pool_mapping.h"
-#include "segments.h"
-#include "server.h"
+#include "client/block_io.h"
+#include "memory/pool_mapping.h"
+#include "memory/segments.h"
+#include "server/server.h"
 #include "wire_client.h"
 
 namespace {
@@ -71,6 +71,36 @@ void what_is_put_is_matched_and_read_back() {
   CHECK(client.read(payload, 3 * kPartBytes, nullptr));
   CHECK(payload == bytes_of(1) + bytes_of(2) + bytes_of(3));
   CHECK(reply.crcs[1] == crc32c(bytes_of(2).data(), kPartBytes));
+}
+
+void puts_that_were_sent_together_are_all_stored() {
+  Node node;
+  Client client = Client::tcp(node.server.port());
+  client.greet();
+  CHECK(client.send(client.put_frame(1, 1) + client.put_frame(2, 1) + client.put_frame(3, 2)));
+  for (const uint32_t count : {1u, 1u, 2u})
+    CHECK(client.expect<StatusesReply>(Op::kPut).statuses == all(count, BlockStatus::kStored));
+  CHECK(client.match(4) == 4);
+}
+
+// In two pieces that are split within header, body, block, or the digest's line.
+void a_put_may_come_in_pieces() {
+  Node node;
+  Client client = Client::tcp(node.server.port()), other = Client::tcp(node.server.port());
+  client.greet(), other.greet();
+  const size_t length = client.put_frame(1, 1).size();
+  const size_t frame = length - put_payload_bytes(kPartBytes, 1);
+  uint32_t block = 0;
+  for (const size_t at : {size_t{1}, kHeaderBytes, kHeaderBytes + 5, frame - 1, frame, frame + 1,
+                          frame + kPartBytes - 1, frame + kPartBytes, length - 1}) {
+    const std::string bytes = client.put_frame(++block, 1);
+    CHECK(client.send(std::string_view(bytes).substr(0, at)));
+    // The server has looked at the first piece when it has answered somebody who came after it.
+    CHECK(other.match(block) == block - 1);
+    CHECK(client.send(std::string_view(bytes).substr(at)));
+    CHECK(client.expect<StatusesReply>(Op::kPut).statuses == all(1, BlockStatus::kStored));
+  }
+  CHECK(client.match(block) == block);
 }
 
 void corrupt_bytes_are_not_stored() {
@@ -425,6 +455,8 @@ int main() {
   connections_that_say_no_hello_keep_no_client_out();
   a_hello_has_a_deadline_of_its_own();
   what_is_put_is_matched_and_read_back();
+  puts_that_were_sent_together_are_all_stored();
+  a_put_may_come_in_pieces();
   corrupt_bytes_are_not_stored();
   a_full_pool_evicts_leaves_and_says_when_that_does_not_help();
   a_landing_is_pushed_to_whoever_waits();

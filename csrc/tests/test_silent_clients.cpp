@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "node.h"
-#include "put_ring.h"
-#include "server.h"
+#include "memory/put_ring.h"
+#include "node/node.h"
+#include "server/server.h"
 #include "wire_client.h"
 
 namespace {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "check.h"
-#include "slab.h"
+#include "memory/slab.h"
 
 namespace {
 
@@ -75,16 +75,6 @@ void whatever_fits_is_found(const std::vector<uint64_t>& regions) {
   }
 }
 
-void what_was_taken_in_vain_is_taken_next() {
-  for (const auto& regions : {kUndivided, kThirds}) {
-    Slab slab(1000 * 4096, 4096, regions);
-    slab.allocate(4096, 1);
-    const Slot spare = *slab.allocate(3 * 4096, 1);
-    slab.untake(spare);
-    CHECK(slab.allocate(2 * 4096, 1)->offset == spare.offset);
-  }
-}
-
 void each_slot_has_another_generation() {
   Slab two(2 * 4096, 4096);
   CHECK(two.allocate(1)->generation != two.allocate(1)->generation);
@@ -136,6 +126,5 @@ int main() {
   a_region_is_used_up_before_another_is_taken();
   without_a_wish_the_region_with_most_room_is_taken();
   what_fits_no_region_lies_across_their_border();
-  what_was_taken_in_vain_is_taken_next();
   each_slot_has_another_generation();
 }

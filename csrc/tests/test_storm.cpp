@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "mapping_client.h"
-#include "server.h"
+#include "server/server.h"
 
 namespace {
 

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "check.h"
-#include "leases.h"
 #include "purge.h"
-#include "table.h"
-#include "waits.h"
+#include "table/leases.h"
+#include "table/table.h"
+#include "table/waits.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "server.h"
+#include "server/server.h"
 #include "wire_client.h"
 
 namespace {

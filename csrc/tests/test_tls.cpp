@@ -1,5 +1,5 @@
 // TLS between two ends in one process, and between a server and clients of every temper.
-#include "tls.h"
+#include "net/tls.h"
 
 #include <sys/socket.h>
 
@@ -7,10 +7,10 @@
 #include <random>
 #include <thread>
 
-#include "block_io.h"
-#include "segments.h"
+#include "client/block_io.h"
+#include "memory/segments.h"
 #include "self_signed.h"
-#include "server.h"
+#include "server/server.h"
 #include "wire_client.h"
 
 namespace {

@@ -2,8 +2,8 @@
 #include <atomic>
 #include <thread>
 
-#include "server.h"
-#include "tenants.h"
+#include "server/server.h"
+#include "table/tenants.h"
 #include "wire_client.h"
 
 namespace {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "check.h"
-#include "node.h"
-#include "put_intake.h"
-#include "server.h"
+#include "node/node.h"
+#include "node/put_intake.h"
+#include "server/server.h"
 #include "wire_client.h"
 
 namespace {

@@ -3,8 +3,8 @@
 
 #include "../fuzz/seeds.h"
 #include "check.h"
-#include "registry.h"
-#include "wire_codec.h"
+#include "table/registry.h"
+#include "wire/codec.h"
 
 namespace {
 

@@ -15,10 +15,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/file.h"
 #include "check.h"
-#include "crc32c.h"
-#include "file.h"
-#include "wire_codec.h"
+#include "digest/crc32c.h"
+#include "wire/codec.h"
 
 namespace kv::test {
 

@@ -80,10 +80,6 @@ class StreamFeed:
         """Without the end mark `data: [DONE]`."""
 
     @property
-    def first_s(self) -> float:
-        """When the first whole frame came, on the monotonic clock; 0.0 before."""
-
-    @property
     def last_s(self) -> float: ...
     @property
     def tail(self) -> bytes:

@@ -67,7 +67,9 @@ class ApiError(Exception):
         return orjson.dumps({"error": error})
 
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """Headers that go with it: `Retry-After` where it has one."""
+        """Headers that go with it: `Retry-After` where it has one, the challenge of a 401."""
+        if self.status == 401:
+            return (("www-authenticate", "Bearer"),)
         if self.retry_after_s is None:
             return ()
         return (("retry-after", str(self.retry_after_s)),)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.bench.config import BenchSettings
-from kvrouter.bench.figures import Figures, percentile
-from kvrouter.bench.legs import Leg, Legs
-from kvrouter.bench.load import Timed, prompts
+from kvrouter.tools.bench.figures import Figures, percentile
+from kvrouter.tools.bench.legs import LegFigures, RouterLegs
+from kvrouter.tools.bench.load import Timed, prompts
+from kvrouter.tools.bench.settings import BenchSettings
 
 np = pytest.importorskip("numpy")
 SETTINGS = BenchSettings(percentile_metrics=("ttft", "tpot", "itl", "e2el"))
@@ -61,9 +61,9 @@ def test_a_run_in_which_all_failed_has_figures_too() -> None:
 
 def test_legs_are_what_grew_between_two_scrapes() -> None:
     page = "kvrouter:handoff_seconds_count {c}\nkvrouter:handoff_seconds_sum {s}\n"
-    before = Legs.read(page.format(c=4, s=2.0))
-    after = Legs.read(page.format(c=6, s=2.5) + "vllm:other_count 3\n")
-    assert after.since(before) == {"landing": Leg(2, 250.0)}
+    before = RouterLegs.read(page.format(c=4, s=2.0))
+    after = RouterLegs.read(page.format(c=6, s=2.5) + "vllm:other_count 3\n")
+    assert after.since(before) == {"landing": LegFigures(2, 250.0)}
     assert "Mean landing (ms):                       250.00    " in after.rows(before)
     assert before.rows(before) == []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from kvrouter.demo.children import Children
+from kvrouter.tools.demo.children import Children
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 LOAD = ("--num-prompts", "20", "--random-input-len", "100", "--random-output-len", "7")
@@ -18,7 +18,7 @@ LOAD = ("--num-prompts", "20", "--random-input-len", "100", "--random-output-len
 async def bench(*flags: str) -> tuple[int, str, str]:
     """Exit status, output and errors."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "kvrouter.cli", "bench", "serve", *flags),
+        *(sys.executable, "-m", "kvrouter", "bench", "serve", *flags),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

@@ -3,7 +3,7 @@
 import pytest
 from benchmarks import kv_events
 
-from kvrouter.kv_ledger import EventLedger
+from kvrouter.prefix.events.tracker import CacheTracker
 
 
 def test_the_index_is_equal_to_the_truth_after_all_that_goes_wrong() -> None:
@@ -11,5 +11,5 @@ def test_the_index_is_equal_to_the_truth_after_all_that_goes_wrong() -> None:
 
 
 def test_an_index_that_is_not_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EventLedger, "replayed", lambda *answer: None)
+    monkeypatch.setattr(CacheTracker, "replayed", lambda *answer: None)
     assert kv_events.main(["--blocks", "20000"]) == 1

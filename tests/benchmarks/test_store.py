@@ -255,7 +255,7 @@ def test_servers_and_clients_have_cores_of_their_own_where_there_are_two(
 def test_a_server_runs_on_its_cores_and_a_client_on_others(tmp_path: Path) -> None:
     halves = Halves.pick()
     with Hall(tmp_path, 64 * MIB, {}, halves.servers) as hall:
-        assert os.sched_getaffinity(hall.node("kvstore").pids[0]) == set(halves.servers)
+        assert os.sched_getaffinity(hall.node("kvstore checked").pids[0]) == set(halves.servers)
     with Crew(tmp_path, {}, halves.clients) as crew:
         (client,) = crew.clients("", 1)
         assert os.sched_getaffinity(client.pid) == set(halves.clients)

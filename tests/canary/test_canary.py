@@ -11,12 +11,12 @@ import aiohttp
 import pytest
 from tests.fakes.engine import FakeEngine, engines
 
-from kvrouter.app import App
-from kvrouter.canary.canary import MAX_BODY_BYTES
+from kvrouter.app.app import App
+from kvrouter.app.settings import RouterSettings
 from kvrouter.canary.replay import MAX_SAMPLES, PATIENCE_S
-from kvrouter.config import RouterSettings
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.head import SSE_HEADERS
+from kvrouter.canary.sample import MAX_BODY_BYTES
+from kvrouter.http.headers import SSE_HEADERS
+from kvrouter.http.server.exchange import Exchange
 
 Json = dict[str, Any]
 PATIENT_S = 20.0

@@ -15,9 +15,9 @@ from typing import Any
 import aiohttp
 from tests.doctor.conftest import BLOCK_TOKENS, Rig
 
-from kvrouter.app import App
-from kvrouter.config import RouterSettings
-from kvrouter.sim.oracle import Oracle
+from kvrouter.app.app import App
+from kvrouter.app.settings import RouterSettings
+from kvrouter.tools.sim.oracle import Oracle
 
 ANSWER_TOKENS = 6
 AT_A_TIME = 20

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "kvrouter.cli", "demo"]
+COMMAND = [sys.executable, "-m", "kvrouter", "demo"]
 QUICK = ["--documents", "2", "--conversations", "6", "--turns", "2", "--answer-tokens", "8"]
 DEADLINE_S = 90
 

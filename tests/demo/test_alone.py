@@ -7,10 +7,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kvrouter.demo.alone import Alone
-from kvrouter.demo.workload import CHAT, COMPLETIONS, Reply
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.server import HttpServer
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.listener import HttpServer
+from kvrouter.tools.demo.alone import Alone
+from kvrouter.tools.demo.workload import CHAT, COMPLETIONS, Reply
 
 CLEAR, CLOSE = {"a": -0.1, "b": -3.0}, {"a": -0.7, "b": -0.7001}
 ASKED = {"model": "m", "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}

@@ -2,9 +2,9 @@
 
 import io
 
-from kvrouter.demo.figures import Counted, hit_rate, source_table, speedup, ttft_line
-from kvrouter.demo.progress import Progress
-from kvrouter.demo.workload import Reply
+from kvrouter.tools.demo.figures import Counted, hit_rate, source_table, speedup, ttft_line
+from kvrouter.tools.demo.progress import Progress
+from kvrouter.tools.demo.workload import Reply
 
 EXPOSITION = """\
 # HELP vllm:prompt_tokens_by_source_total Prompt tokens by source.

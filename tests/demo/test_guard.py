@@ -11,7 +11,7 @@ import pytest
 from tests.demo.running import alive, all_gone, descendants
 from tests.fakes.store import eventually
 
-GUARD = [sys.executable, "-m", "kvrouter.demo.guard"]
+GUARD = [sys.executable, "-m", "kvrouter.tools.demo.guard"]
 PARENT = """
 import signal, subprocess, sys, time
 {how}

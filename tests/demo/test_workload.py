@@ -7,17 +7,17 @@ import aiohttp
 import pytest
 from tests.sim.conftest import LiveSim
 
-from kvrouter.cli import COMMANDS
-from kvrouter.commands import load_settings
-from kvrouter.demo.config import DemoSettings
-from kvrouter.demo.simulated import Simulated, held_against
-from kvrouter.demo.workload import Conversation, Reply, Workload, conversations
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.server import HttpServer
-from kvrouter.sim.config import SimSettings
-from kvrouter.sim.oracle import Oracle
-from kvrouter.sim.store_link import sim_manifest
-from kvstore.chain import root_hash
+from kvrouter.cli.main import COMMANDS
+from kvrouter.cli.run_command import load_settings
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.listener import HttpServer
+from kvrouter.tools.demo.settings import DemoSettings
+from kvrouter.tools.demo.simulated import Simulated, held_against
+from kvrouter.tools.demo.workload import Conversation, Reply, Workload, conversations
+from kvrouter.tools.sim.oracle import Oracle
+from kvrouter.tools.sim.settings import SimSettings
+from kvrouter.tools.sim.store_link import sim_manifest
+from kvrouter_store.identity.chain import root_hash
 
 SETTINGS = SimSettings(model="m", port=0, block_size=16, kv_bytes_per_token=64)
 MANIFEST = sim_manifest("m", "sim", 16, SETTINGS.block_bytes, root_hash(None))

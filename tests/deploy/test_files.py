@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from kvrouter.cli import COMMANDS
-from kvrouter.commands import load_settings
+from kvrouter.cli.main import COMMANDS
+from kvrouter.cli.run_command import load_settings
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 

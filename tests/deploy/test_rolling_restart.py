@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 from tests.fakes.nginx import MISSING, nginx, nginx_program
 
-from kvrouter.demo.children import Child, Children
-from kvrouter.demo.cluster import free_port
+from kvrouter.tools.demo.children import Child, Children
+from kvrouter.tools.demo.cluster import free_port
 
 DRAIN = ("--drain-delay", "0.5", "--drain-timeout", "2")
 TOKEN_S = 0.02

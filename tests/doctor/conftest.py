@@ -12,12 +12,12 @@ import pytest
 import uvloop
 from tests.sim.conftest import LiveSim
 
-from kvrouter.doctor.base import Host
-from kvrouter.doctor.config import DoctorSettings
-from kvrouter.doctor.report import Report
-from kvrouter.doctor.run import examine
-from kvrouter.sim.config import SimSettings
-from kvstore._core import StoreServer
+from kvrouter.tools.doctor.base import Host
+from kvrouter.tools.doctor.report import Report
+from kvrouter.tools.doctor.run import examine
+from kvrouter.tools.doctor.settings import DoctorSettings
+from kvrouter.tools.sim.settings import SimSettings
+from kvrouter_store._core import StoreServer
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 BLOCK_TOKENS = 16

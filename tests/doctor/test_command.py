@@ -4,16 +4,17 @@ import json
 import resource
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from kvrouter.cli import main
-from kvrouter.doctor.base import Check, Finding, SetUp, Severity
-from kvrouter.doctor.config import DoctorSettings
-from kvrouter.doctor.report import Report
-from kvrouter.doctor.run import examine
+from kvrouter.cli.main import main
+from kvrouter.tools.doctor.base import Check, Finding, SetUp, Severity
+from kvrouter.tools.doctor.report import Report
+from kvrouter.tools.doctor.run import examine
+from kvrouter.tools.doctor.settings import DoctorSettings
 
 from .conftest import Rig
 from .test_planted_faults import free_port, rdma, skewed_clock
@@ -22,7 +23,7 @@ PATIENT = ("--max-concurrent-requests", "64", "--health-timeout-s", "20")
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-from kvrouter.cli import main
+from kvrouter.cli.main import main
 sys.exit(main(["doctor", *sys.argv[1:]]))
 """
 
@@ -154,11 +155,12 @@ def test_a_source_of_engines_that_cannot_be_read_or_names_none_is_told(
 
 
 async def test_a_check_that_breaks_is_a_finding_and_hides_no_other() -> None:
-    async def breaks(setup: SetUp) -> list[Finding]:
+    async def breaks(setup: SetUp) -> AsyncIterator[Finding]:
         raise KeyError("unheard of")
+        yield Finding(Severity.INFO, "x", "it is so", "let it be")
 
-    async def finds(setup: SetUp) -> list[Finding]:
-        return [Finding(Severity.INFO, "x", "it is so", "let it be")]
+    async def finds(setup: SetUp) -> AsyncIterator[Finding]:
+        yield Finding(Severity.INFO, "x", "it is so", "let it be")
 
     checks = (Check("breaks", "", breaks), Check("finds", "", finds))
     report = await examine(DoctorSettings(), checks=checks)
@@ -169,9 +171,9 @@ async def test_a_check_that_breaks_is_a_finding_and_hides_no_other() -> None:
 async def test_a_check_that_hangs_ends_with_its_deadline() -> None:
     import asyncio
 
-    async def hangs(setup: SetUp) -> list[Finding]:
+    async def hangs(setup: SetUp) -> AsyncIterator[Finding]:
         await asyncio.Event().wait()
-        return []
+        yield Finding(Severity.INFO, "x", "it is so", "let it be")
 
     report = await examine(DoctorSettings(), deadline_s=0.01, checks=(Check("hangs", "", hangs),))
     assert "did not end within" in report.rows[0][1].finding

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from kvrouter.doctor.asking import Answered, Asker
-from kvrouter.doctor.base import Finding, Host, Once, SetUp
-from kvrouter.doctor.config import DoctorSettings
-from kvrouter.doctor.engine_facts import EngineFacts, lead_s, read_cache_config
-from kvrouter.doctor.engines import odd_ones
-from kvrouter.doctor.registry import CHECKS
-from kvrouter.engine import Engine, Identity, Role
-from kvrouter.families import FAMILIES
+from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.engines.families import FAMILIES
+from kvrouter.membership.asking import Answered, Asker
+from kvrouter.tools.doctor.base import Finding, Host, Once, SetUp
+from kvrouter.tools.doctor.engine_facts import EngineFacts, lead_s, read_cache_config
+from kvrouter.tools.doctor.engines import odd_ones
+from kvrouter.tools.doctor.registry import CHECKS
+from kvrouter.tools.doctor.settings import DoctorSettings
 
 PAGE = """\
 # TYPE vllm:cache_config_info gauge
@@ -39,7 +39,7 @@ async def found(check: str, *engines: EngineFacts, **settings: Any) -> list[Find
 
         setup.engines[each.engine.address] = Once(learn)
     (examine,) = (each.examine for each in CHECKS if each.name == check)
-    return await examine(setup)
+    return [found async for found in examine(setup)]
 
 
 async def test_engines_that_hand_over_in_other_ways_are_told_apart() -> None:
@@ -98,7 +98,7 @@ async def test_a_full_dev_shm_matters_where_engines_run() -> None:
             return facts
 
         setup = SetUp(DoctorSettings(), Full(), {}, Asker(), 1, engines={address: Once(learn)})
-        assert len(await examine(setup)) == findings, address
+        assert len([found async for found in examine(setup)]) == findings, address
 
 
 @pytest.mark.parametrize(

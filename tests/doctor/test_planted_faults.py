@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from tests.rdma.test_ports import Machine
 
-from kvrouter.doctor.base import Severity
+from kvrouter.tools.doctor.base import Severity
 
 from .conftest import TOKEN, Rig
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from kvrouter.doctor.registry import CHECKS, checks_table
+from kvrouter.tools.doctor.registry import CHECKS, checks_table
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -14,7 +14,7 @@ def test_names_of_checks_are_unique() -> None:
 
 def test_the_page_has_the_table_of_all_checks() -> None:
     page = (ROOT / "docs/doctor.md").read_text()
-    how = "python -m kvrouter.doctor.registry"
+    how = "python -m kvrouter.tools.doctor.registry"
     assert checks_table() in page, f"write it anew: {how}"
     assert f"{len(CHECKS)} checks" in page
 

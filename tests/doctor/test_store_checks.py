@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from kvrouter.doctor.asking import Asker
-from kvrouter.doctor.base import Finding, Host, Once, SetUp
-from kvrouter.doctor.config import DoctorSettings
-from kvrouter.doctor.registry import CHECKS
-from kvrouter.doctor.store_facts import StoreFacts
-from kvstore.answers import Refusal
+from kvrouter.membership.asking import Asker
+from kvrouter.tools.doctor.base import Finding, Host, Once, SetUp
+from kvrouter.tools.doctor.registry import CHECKS
+from kvrouter.tools.doctor.settings import DoctorSettings
+from kvrouter.tools.doctor.store_facts import StoreFacts
+from kvrouter_store.client.results import SharingRefusal
 
 URL = "kv://10.0.0.9:7400"
 GIB = 1 << 30
@@ -24,7 +24,7 @@ async def found(check: str, root: Path = Path("/nowhere"), **told: Any) -> list[
 
     setup = SetUp(DoctorSettings(store=URL), Host(root), {}, Asker(), 1.0, store=Once(learn))
     (examine,) = (each.examine for each in CHECKS if each.name == check)
-    return await examine(setup)
+    return [found async for found in examine(setup)]
 
 
 async def test_a_disk_that_is_bypassed_is_named_with_its_reason() -> None:
@@ -42,7 +42,7 @@ async def test_what_should_never_happen_is_told_when_it_has(name: str) -> None:
 
 
 async def test_an_engine_that_shares_nothing_is_named_with_its_reason() -> None:
-    (finding,) = await found("store-health", refusals=(Refusal("vllm/a", "it is an MoE"),))
+    (finding,) = await found("store-health", refusals=(SharingRefusal("vllm/a", "it is an MoE"),))
     assert (finding.subject, "it is an MoE" in finding.finding) == ("vllm/a", True)
 
 

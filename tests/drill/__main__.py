@@ -20,7 +20,7 @@ from tests.drill.cluster import ROLES, Cluster
 from tests.drill.judge import Fault, Leak, Schedule, Verdict, judge, table
 from tests.drill.traffic import Traffic
 
-from kvrouter.demo.children import Children
+from kvrouter.tools.demo.children import Children
 
 SETTLE_S = 15.0
 """For connections and tasks to end after the last request; those to engines are kept for 4 s."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 from tests.fakes.link import Link
 
-from kvrouter.demo.children import Child, Children
+from kvrouter.tools.demo.children import Child, Children
 
 PATIENCE_S = 20.0
 MODEL = "tiny"

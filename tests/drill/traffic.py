@@ -13,10 +13,10 @@ import aiohttp
 from tests.drill.cluster import BLOCK_TOKENS, KV_BYTES_PER_TOKEN, MODEL
 from tests.drill.judge import HUNG_S, Asked, End
 
-from kvrouter.sim.config import SimSettings
-from kvrouter.sim.oracle import Oracle
-from kvrouter.sim.store_link import sim_manifest
-from kvstore.chain import root_hash
+from kvrouter.tools.sim.oracle import Oracle
+from kvrouter.tools.sim.settings import SimSettings
+from kvrouter.tools.sim.store_link import sim_manifest
+from kvrouter_store.identity.chain import root_hash
 
 SIM = SimSettings(model=MODEL, block_size=BLOCK_TOKENS, kv_bytes_per_token=KV_BYTES_PER_TOKEN)
 _WORDS = ("river", "machine", "seldom", "carries", "a", "letter", "to", "the", "quiet", "harbour")

@@ -9,9 +9,9 @@ from typing import Any
 
 from tests.fakes.store import Memory, chain_of, manifest_of
 
-from kvstore._core import BlockStatus
-from kvstore.client import StoreClient
-from kvstore.lease import Lease, Reservation
+from kvrouter_store._core import BlockStatus
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.lease import Lease, Reservation
 
 BLOCK = 64 << 10
 LONGEST = 12

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import trustme
 
-from kvstore._core import TlsContext
-from kvstore.tls import ClientTls
+from kvrouter_store._core import TlsContext
+from kvrouter_store.connection.tls import ClientTls
 
 LONG_AGO = dt.datetime(2001, 1, 1, tzinfo=dt.UTC)
 

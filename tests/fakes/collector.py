@@ -12,8 +12,8 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.server import HttpServer
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.listener import HttpServer
 
 PATIENCE_S = 30.0
 DECODERS: dict[str, Callable[[bytes], bytes]] = {

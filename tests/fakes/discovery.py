@@ -11,14 +11,14 @@ import pytest
 from tests.fakes.dns_server import DnsServer
 from tests.fakes.redis import MISSING, RedisServer, redis_server
 
-from kvrouter.discovery import make_source
-from kvrouter.discovery.base import Listener, Reach, Source
-from kvrouter.discovery.file import FileSource
-from kvrouter.discovery.flags import FlagsSource
-from kvrouter.discovery.redis_entries import Names
-from kvrouter.discovery.register import Registration
-from kvrouter.engine import Role
-from kvrouter.redis_link import RedisLink
+from kvrouter.engines.engine import Role
+from kvrouter.membership.discovery import make_source
+from kvrouter.membership.discovery.base import Listener, Reach, Source
+from kvrouter.membership.discovery.file import FileSource
+from kvrouter.membership.discovery.flags import FlagsSource
+from kvrouter.membership.discovery.redis import EntryNames
+from kvrouter.membership.discovery.register import EngineRegistration
+from kvrouter.redis.connection import RedisLink
 
 LOOK_S = 0.02
 TTL_S = 30.0
@@ -150,9 +150,9 @@ class RedisBackend:
         self._wanted = dict(members)
         if not self._up:
             return
-        link, names = RedisLink(self.server.url), Names("kvrouter")
+        link, names = RedisLink(self.server.url), EntryNames("kvrouter")
         for address, role in (self._there | self._wanted).items():
-            one = Registration(link, names, address, role, TTL_S)
+            one = EngineRegistration(link, names, address, role, TTL_S)
             await (one.renew() if address in self._wanted else one.leave())
         await link.close()
         self._there = dict(members)

@@ -15,8 +15,8 @@ from tests.fakes.store import (
     put_chain,
 )
 
-from kvstore._core import BlockStatus
-from kvstore.client import StoreClient
+from kvrouter_store._core import BlockStatus
+from kvrouter_store.client.blocking import StoreClient
 
 BLOCK = 64 << 10
 MANIFEST = manifest_of(BLOCK)

@@ -15,12 +15,13 @@ from typing import Any
 from tests.fakes.rdma import opens_of
 from tests.fakes.store import Memory, chain_of, manifest_of
 
-from kvstore import _core, connection
-from kvstore.client import StoreClient
-from kvstore.connection import Channel
-from kvstore.greeting import greet
-from kvstore.rdma.initiator import Initiator, RemotePool
-from kvstore.transports.stream import Stream
+from kvrouter_store import _core
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.transports.stream import StreamTransport
+from kvrouter_store.connection import channel as connection
+from kvrouter_store.connection.channel import Channel
+from kvrouter_store.connection.handshake import greet
+from kvrouter_store.rdma.initiator import Initiator, RemotePool
 
 BLOCK = 64 << 10
 BLOCKS = 4
@@ -76,9 +77,9 @@ def main() -> None:
     names.call = steps.around("message", Channel.call)
     module: Any = connection
     module.greet = steps.around("greeting", greet)
-    stream: Any = Stream
-    stream.put = steps.during("payload", Stream.put)
-    stream.get_into = steps.during("payload", Stream.get_into)
+    stream: Any = StreamTransport
+    stream.put = steps.during("payload", StreamTransport.put)
+    stream.get_into = steps.during("payload", StreamTransport.get_into)
     remote: Any = RemotePool
     remote.write = steps.during("write", RemotePool.write)
     remote.read = steps.during("read", RemotePool.read)

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.head import SSE_HEADERS
-from kvrouter.http.limits import Limits
-from kvrouter.http.routes import Routes
-from kvrouter.http.server import HttpServer
-from kvstore.chain import root_hash
+from kvrouter.http.headers import SSE_HEADERS
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.limits import Limits
+from kvrouter.http.server.listener import HttpServer
+from kvrouter.http.server.routes import Routes
+from kvrouter_store.identity.chain import root_hash
 
 if TYPE_CHECKING:
     import ssl

@@ -11,7 +11,7 @@ import sys
 
 from tests.fakes.whole_store import CHAINS, MANIFEST
 
-from kvstore.client import StoreClient
+from kvrouter_store.client.blocking import StoreClient
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from kvrouter.demo.cluster import free_port
+from kvrouter.tools.demo.cluster import free_port
 
 MISSING = "there is no nginx (apt-get install nginx)"
 CONFIGURATION = Path(__file__).resolve().parents[2] / "deploy" / "nginx.conf"

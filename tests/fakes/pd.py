@@ -5,7 +5,8 @@ text. KV here is the prompt's token ids as bytes: computed, or had from another 
 the family. `violations` must stay empty: a real engine would have crashed, hung, stranded memory
 or answered from somebody else's KV.
 
-Requests are judged by kvrouter.sim.requests, whose rules are vLLM's (tests/vllm holds both to the
+Requests are judged by kvrouter.tools.sim.requests, whose rules are vLLM's (tests/vllm holds both to
+the
 same cases). This base is an engine that computes all itself: vLLM with a store-type connector whose
 store has nothing, and, with `api` "openai", any server of OpenAI's API.
 
@@ -23,14 +24,20 @@ from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from typing import Any, ClassVar
 
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.head import SSE_HEADERS
-from kvrouter.http.limits import Limits
-from kvrouter.http.routes import Routes
-from kvrouter.http.server import HttpServer
-from kvrouter.sim.answers import DONE, Answer, Writer, error_body
-from kvrouter.sim.requests import GenerateRequest, Kind, RequestError, parse_request, parse_tokenize
-from kvrouter.sim.tokenizer import SimTokenizer
+from kvrouter.http.headers import SSE_HEADERS
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.limits import Limits
+from kvrouter.http.server.listener import HttpServer
+from kvrouter.http.server.routes import Routes
+from kvrouter.tools.sim.answers import DONE, SimAnswer, Writer, error_body
+from kvrouter.tools.sim.requests import (
+    GenerateRequest,
+    Kind,
+    RequestError,
+    parse_request,
+    parse_tokenize,
+)
+from kvrouter.tools.sim.tokenizer import SimTokenizer
 
 Json = dict[str, Any]
 Routed = list[tuple[str, str, Callable[[Exchange], Awaitable[None]]]]
@@ -247,7 +254,7 @@ class PdEngine:
                 self.fail(exchange, request, "CUDA error")
             return
         await self._delay(body, mode)
-        answers = [Answer(one, 0, None) for one in self.choices(request)]
+        answers = [SimAnswer(one, 0, None) for one in self.choices(request)]
         try:
             kvs = [await self.kv(body, answer.request) for answer in answers[:: request.n]]
         except LoadFailed as error:
@@ -274,7 +281,7 @@ class PdEngine:
         exchange: Exchange,
         body: Json,
         request: GenerateRequest,
-        answers: list[Answer],
+        answers: list[SimAnswer],
         kvs: list[bytes],
         mode: str,
     ) -> None:
@@ -317,10 +324,10 @@ class PdEngine:
         error = {"message": message, "type": "InternalServerError", "param": None, "code": 500}
         exchange.respond(500, json.dumps({"error": error}).encode())
 
-    def whole(self, request: GenerateRequest, answers: list[Answer]) -> bytes:
+    def whole(self, request: GenerateRequest, answers: list[SimAnswer]) -> bytes:
         return Writer(request).body(answers)
 
-    def say(self, answer: Answer, kv: bytes) -> tuple[int, str]:
+    def say(self, answer: SimAnswer, kv: bytes) -> tuple[int, str]:
         """The next token: of the KV, of those that were said, and of the seed."""
         seen = kv + array("I", answer.tokens).tobytes()
         if answer.request.seed is not None:

@@ -24,10 +24,10 @@ from typing import ClassVar
 import aiohttp
 from tests.fakes.pd import Json, LoadFailed, Network, PdEngine
 
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.routes import Routes
-from kvrouter.http.server import HttpServer
-from kvrouter.sim.requests import GenerateRequest
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.listener import HttpServer
+from kvrouter.http.server.routes import Routes
+from kvrouter.tools.sim.requests import GenerateRequest
 
 _WHERE = ("remote_engine_id", "remote_bootstrap_addr", "transfer_id")
 

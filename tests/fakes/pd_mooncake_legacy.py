@@ -26,7 +26,7 @@ from typing import ClassVar
 
 from tests.fakes.pd import GARBAGE, Json, Network, PdEngine
 
-from kvrouter.sim.requests import GenerateRequest, RequestError
+from kvrouter.tools.sim.requests import GenerateRequest, RequestError
 
 SIDE_CHANNEL = 8998
 PORTS = 64

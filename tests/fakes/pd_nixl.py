@@ -23,7 +23,7 @@ from typing import ClassVar
 
 from tests.fakes.pd import GARBAGE, Json, LoadFailed, Network, PdEngine
 
-from kvrouter.sim.requests import GenerateRequest
+from kvrouter.tools.sim.requests import GenerateRequest
 
 LEASE_S = 30.0
 _REMOTE = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")

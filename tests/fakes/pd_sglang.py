@@ -32,12 +32,12 @@ from typing import ClassVar
 import aiohttp
 from tests.fakes.pd import Json, LoadFailed, Network, PdEngine, Routed
 
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.head import SSE_HEADERS
-from kvrouter.http.routes import Routes
-from kvrouter.http.server import HttpServer
-from kvrouter.sim.answers import Answer
-from kvrouter.sim.requests import GenerateRequest, RequestError
+from kvrouter.http.headers import SSE_HEADERS
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.listener import HttpServer
+from kvrouter.http.server.routes import Routes
+from kvrouter.tools.sim.answers import SimAnswer
+from kvrouter.tools.sim.requests import GenerateRequest, RequestError
 
 _OF_LEG = ("stream", "stream_options", "return_token_ids")
 
@@ -205,7 +205,7 @@ class SglangEngine(PdEngine):
         exchange.write(b"data: [DONE]\n\n")
         exchange.end()
 
-    def whole(self, request: GenerateRequest, answers: list[Answer]) -> bytes:
+    def whole(self, request: GenerateRequest, answers: list[SimAnswer]) -> bytes:
         if self.role != "prefill":
             return super().whole(request, answers)
         content = json.loads(super().whole(request, answers))

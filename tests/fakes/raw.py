@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from kvstore import _core
-from kvstore.block import Manifest
+from kvrouter_store import _core
+from kvrouter_store.identity.block import Manifest
 
 __all__ = ["Answer", "RawLink"]
 
@@ -25,15 +25,25 @@ class Answer(NamedTuple):
 
 
 class RawLink:
-    """A greeted connection to a node's Unix socket, or to its TCP port on this host."""
+    """A greeted connection to a node's Unix socket, or to its TCP port on this host.
 
-    def __init__(self, door: str | int, *, vouch: bool = False) -> None:
+    flags: what the HELLO says instead of what a client says (HelloFlags of csrc/wire/wire.h).
+        ConnectionRefusedError where the node does not take it.
+    """
+
+    def __init__(self, door: str | int, *, flags: int | None = None) -> None:
         family = socket.AF_UNIX if isinstance(door, str) else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.settimeout(PATIENCE_S)
         self._socket.connect(door if isinstance(door, str) else ("127.0.0.1", door))
         self._id = 0
-        self.ask(_core.encode_hello(self.next_id(), name="raw", vouch=vouch))
+        hello = bytearray(_core.encode_hello(self.next_id(), name="raw"))
+        if flags is not None:  # they begin the body
+            hello[_core.HEADER_BYTES : _core.HEADER_BYTES + 4] = flags.to_bytes(4, "little")
+        reply = self.ask(bytes(hello)).reply
+        if isinstance(reply, _core.ErrorReply):
+            self.close()
+            raise ConnectionRefusedError(reply.message)
 
     def next_id(self) -> int:
         self._id += 1

@@ -21,21 +21,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kvstore.deadline import Deadline
-from kvstore.rdma.base import (
+from kvrouter_store.connection.deadline import Deadline
+from kvrouter_store.node.rdma_responder import AttachableNode, Responder
+from kvrouter_store.rdma.base import (
     Copy,
     Device,
-    Endpoint,
     LinkType,
+    MemoryRegistration,
     QueuePair,
+    RdmaEndpoint,
     RdmaUnavailable,
-    Registration,
     TransferFailed,
 )
-from kvstore.rdma.device import open_device
-from kvstore.rdma.initiator import Opens
-from kvstore.rdma.options import RdmaOptions
-from kvstore.rdma.responder import AttachableNode, Responder
+from kvrouter_store.rdma.device import open_device
+from kvrouter_store.rdma.initiator import Opens
+from kvrouter_store.rdma.options import RdmaOptions
 
 __all__ = ["StandIn", "StandInDevice", "attachable", "opens_of"]
 
@@ -96,7 +96,7 @@ class StandIn:
             device.close()
 
     def open(self, options: RdmaOptions, rank: int = 0) -> Device:
-        """Opens a device, as kvstore.rdma.device.open_device does. Any name is one."""
+        """Opens a device, as kvrouter_store.rdma.device.open_device does. Any name is one."""
         choice = options.device_of(rank)
         # Where only a debugger may touch another process, this one lets anybody.
         LIBC.prctl(PR_SET_PTRACER, ANY_PROCESS, 0, 0, 0)
@@ -190,7 +190,7 @@ class StandInRegistration:
 
 
 class StandInPair:
-    """One end of a connection: see kvstore.rdma.base.QueuePair."""
+    """One end of a connection: see kvrouter_store.rdma.base.QueuePair."""
 
     def __init__(self, device: "StandInDevice", row: int) -> None:
         self.work_requests = self.signalled_completions = self.posted_bytes = 0
@@ -202,10 +202,10 @@ class StandInPair:
         self._fenced = self._closed = False
         number = (secrets.randbelow(1 << 14) + 1) * ROWS + row
         psn = secrets.randbits(24)
-        self.endpoint = Endpoint(number, psn, device.gid, 0, 5, LinkType.ETHERNET)
+        self.endpoint = RdmaEndpoint(number, psn, device.gid, 0, 5, LinkType.ETHERNET)
         self._table.set_pair(row, number, RESET, 0, bytes(16))
 
-    def connect(self, peer: Endpoint) -> None:
+    def connect(self, peer: RdmaEndpoint) -> None:
         path, self._peer_pid = self._device.path_of(peer.gid)
         try:
             self._peer = Table(path)
@@ -306,7 +306,7 @@ class StandInPair:
 
 
 class StandInDevice:
-    """See kvstore.rdma.base.Device."""
+    """See kvrouter_store.rdma.base.Device."""
 
     def __init__(self, owner: StandIn, name: str, number: int) -> None:
         self.name = name
@@ -321,7 +321,7 @@ class StandInDevice:
         self._steps = itertools.count(1)
         self._closed = False
 
-    def register(self, address: int, length: int, remote: bool) -> Registration:
+    def register(self, address: int, length: int, remote: bool) -> MemoryRegistration:
         if self._owner.refuses(length):
             raise RdmaUnavailable(f"{self.name} does not register {length} bytes of memory")
         return StandInRegistration(self, address, length, remote)

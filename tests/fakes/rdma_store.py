@@ -10,15 +10,15 @@ from pathlib import Path
 from tests.fakes.rdma import opens_of
 from tests.fakes.store import PATIENCE_S, StoreProcess, eventually
 
-from kvstore import _core
-from kvstore._core import AcquireReply, Segments, StoreServer
-from kvstore.block import Manifest
-from kvstore.client import StoreClient
-from kvstore.config import StoreSettings
-from kvstore.connection import Access, Deadline
-from kvstore.errors import StoreUnavailable
-from kvstore.rdma.initiator import Initiator, Opens
-from kvstore.serve import run
+from kvrouter_store import _core
+from kvrouter_store._core import AcquireReply, Segments, StoreServer
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.connection.channel import Access, Deadline
+from kvrouter_store.errors import StoreUnavailable
+from kvrouter_store.identity.block import Manifest
+from kvrouter_store.node.process import run
+from kvrouter_store.node.settings import StoreSettings
+from kvrouter_store.rdma.initiator import Initiator, Opens, RemotePool
 
 __all__ = ["NodeBeside", "RdmaStore", "overwrite_over_rdma", "url_of"]
 
@@ -75,12 +75,13 @@ def overwrite_over_rdma(
     with StoreClient(url, transport="rdma", rdma=rdma, deadline_s=PATIENCE_S) as client:
         manifest_id = client.register(manifest).manifest_id
         channel = client._session._lanes[Access.NONE]._channels[0]
-        assert channel.remote is not None
+        remote = channel.remote
+        assert isinstance(remote, RemotePool)
         frame = _core.encode_acquire(channel.next_id(), manifest_id, 0, hashes)
         held = channel.ask(AcquireReply, frame, deadline)
         source = Segments.over(bytearray(data), len(data))
-        with channel.remote.memory.held(source, [0]) as keys:
-            channel.remote.write(keys, source, [0], [held.offsets[0]], deadline)
+        with remote.memory.held(source, [0]) as keys:
+            remote.write(keys, source, [0], [held.offsets[0]], deadline)
 
 
 if __name__ == "__main__":

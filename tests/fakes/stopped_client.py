@@ -10,7 +10,7 @@ import sys
 
 from tests.fakes.store import Memory, chain_of, manifest_of
 
-from kvstore.client import StoreClient
+from kvrouter_store.client.blocking import StoreClient
 
 BLOCK = 4096
 MANIFEST = manifest_of(BLOCK)

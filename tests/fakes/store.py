@@ -11,12 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kvstore import _core
-from kvstore._core import Segments
-from kvstore.address import parse_url
-from kvstore.block import CacheSpec, Layout, Manifest, Part
-from kvstore.client import StoreClient
-from kvstore.connection import Access, Channel, Deadline
+from kvrouter_store import _core
+from kvrouter_store._core import Segments
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.connection.address import parse_url
+from kvrouter_store.connection.channel import Access, Channel, Deadline
+from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
 
 HASH_BYTES = 32
 PATIENCE_S = 20.0
@@ -87,7 +87,7 @@ def overwrite_stored(unix_path: str, manifest: Manifest, hashes: bytes, data: by
         assert isinstance(held, _core.AcquireReply)
         assert channel.pool is not None
         source = Segments.over(data, len(data))
-        _core.gather(channel.pool, source, [0], [held.offsets[0]])
+        _core.gather(channel.pool, source, [0], [held.offsets[0]], False)
     channel.discard()
 
 
@@ -194,8 +194,8 @@ class StoreProcess:
 
 RUN = """
 import sys
-from kvstore.config import StoreSettings
-from kvstore.serve import run
+from kvrouter_store.node.settings import StoreSettings
+from kvrouter_store.node.process import run
 flags = sys.argv[1:]
 names = [flag[2:].replace("-", "_") for flag in flags[::2]]
 sys.exit(run(StoreSettings(**dict(zip(names, flags[1::2])))))

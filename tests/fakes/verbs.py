@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from kvstore.rdma.base import Copy, LinkType
-from kvstore.rdma.ports import Port
-from kvstore.rdma.queue_pair import VerbsQueuePair
+from kvrouter_store.rdma.base import Copy, LinkType
+from kvrouter_store.rdma.ports import Port
+from kvrouter_store.rdma.queue_pair import VerbsQueuePair
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -12,12 +12,12 @@ from tests.fakes.model import Held, Key
 from tests.fakes.raw import RawLink
 from tests.fakes.store import HASH_BYTES, Memory, chain_of, content_of, manifest_of
 
-from kvstore import _core
-from kvstore._core import PostState, StoreServer
-from kvstore.client import StoreClient
-from kvstore.connection import Access
-from kvstore.errors import LeaseLost, StoreRefused, StoreUnavailable
-from kvstore.lease import Lease, Reservation
+from kvrouter_store import _core
+from kvrouter_store._core import PostState, StoreServer
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.lease import Lease, Reservation
+from kvrouter_store.connection.channel import Access
+from kvrouter_store.errors import LeaseLost, StoreRefused, StoreUnavailable
 
 Kind = Literal["shm", "unix", "tcp"]
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -85,7 +85,7 @@ class Guest:
         name = known.names, known.manifest_id, part, parent, hashes
         lane = client._session._lanes[Access.WRITE]
         return [
-            channel.writer.put(channel.pool, *name, memory.segments, span)[1]
+            channel.writer.put(channel.pool, *name, memory.segments, span, True)[1]
             for channel in lane._channels
             if channel.writer is not None and channel.pool is not None
         ]

@@ -8,8 +8,8 @@ from tests.fakes.model import Block, Held, Key, StoreModel
 from tests.fakes.store import eventually
 from tests.fakes.whole_store import CHAIN, GRANULE, PARTS, SLOTS, Node, bytes_of
 
-from kvstore import _core
-from kvstore._core import BlockStatus
+from kvrouter_store import _core
+from kvrouter_store._core import BlockStatus
 
 __all__ = ["StoreAgainstModel", "tally"]
 

@@ -19,8 +19,8 @@ from tests.fakes.whole_store import (
 )
 from tests.fakes.whole_store_checks import StoreAgainstModel, tally
 
-from kvstore import _core
-from kvstore._core import BlockStatus
+from kvrouter_store import _core
+from kvrouter_store._core import BlockStatus
 
 LINE = _core.put_payload_bytes(BLOCK, 1) - BLOCK  # with the digest of a block
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore._core import StoreServer
+from kvrouter_store._core import StoreServer
 
 
 @pytest.fixture

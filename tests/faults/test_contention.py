@@ -8,8 +8,8 @@ import pytest
 from tests.fakes.gauges import assert_gauges_return, held
 from tests.fakes.store import Memory, chain_of, manifest_of, put_chain
 
-from kvstore._core import BlockStatus, StoreServer
-from kvstore.client import StoreClient
+from kvrouter_store._core import BlockStatus, StoreServer
+from kvrouter_store.client.blocking import StoreClient
 
 BLOCK = 16 << 10
 MANIFEST = manifest_of(BLOCK)

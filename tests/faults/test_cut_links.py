@@ -10,9 +10,9 @@ from tests.fakes.gauges import assert_gauges_return, held
 from tests.fakes.link import Link
 from tests.fakes.store import Memory, chain_of, eventually, manifest_of, put_chain
 
-from kvstore._core import BlockStatus, StoreServer
-from kvstore.client import StoreClient
-from kvstore.errors import StoreUnavailable
+from kvrouter_store._core import BlockStatus, StoreServer
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.errors import StoreUnavailable
 
 BIG = 3 << 20  # of a pool of 4 MiB: two do not fit
 BLOCK = 64 << 10

@@ -20,9 +20,9 @@ from tests.fakes.store import (
     put_chain,
 )
 
-from kvstore import _core
-from kvstore._core import BlockStatus, StoreServer
-from kvstore.client import StoreClient
+from kvrouter_store import _core
+from kvrouter_store._core import BlockStatus, StoreServer
+from kvrouter_store.client.blocking import StoreClient
 
 BLOCK = 4096
 BLOCKS = 8

@@ -11,8 +11,8 @@ from tests.fakes.doomed_client import BLOCK, BLOCKS, CHAIN, MANIFEST
 from tests.fakes.gauges import assert_gauges_return, held
 from tests.fakes.store import Memory, chain_of, put_chain
 
-from kvstore._core import BlockStatus, StoreServer
-from kvstore.client import StoreClient
+from kvrouter_store._core import BlockStatus, StoreServer
+from kvrouter_store.client.blocking import StoreClient
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PATIENCE_S = 30

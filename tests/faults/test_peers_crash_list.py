@@ -45,10 +45,10 @@ import pytest
 from tests.fakes.gauges import HELD
 from tests.fakes.store import Memory, StoreProcess, chain_of, eventually, manifest_of, put_chain
 
-from kvstore import _core
-from kvstore._core import BlockStatus
-from kvstore.client import StoreClient, TransportName
-from kvstore.errors import LeaseLost, StoreUnavailable
+from kvrouter_store import _core
+from kvrouter_store._core import BlockStatus
+from kvrouter_store.client.blocking import StoreClient, TransportName
+from kvrouter_store.errors import LeaseLost, StoreUnavailable
 
 MIB = 1 << 20
 POOL = 16

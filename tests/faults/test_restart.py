@@ -8,9 +8,9 @@ from typing import Literal
 import pytest
 from tests.fakes.store import Memory, StoreProcess, chain_of, eventually, manifest_of, put_chain
 
-from kvstore._core import BlockStatus
-from kvstore.client import StoreClient
-from kvstore.errors import StoreUnavailable
+from kvrouter_store._core import BlockStatus
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.errors import StoreUnavailable
 
 BLOCK = 16 << 10
 MANIFEST = manifest_of(BLOCK)

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.gauges import assert_gauges_return, held
 from tests.fakes.store import eventually
 
-from kvstore._core import StoreServer
+from kvrouter_store._core import StoreServer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KINDS = ("shm", "shm", "unix", "tcp")

@@ -1,20 +1,20 @@
-"""What the board tells of requests: from passages as the router has them."""
+"""What the board tells of requests: from contexts as the router has them."""
 
 from typing import Any, cast
 
 import pytest
 
-from kvrouter.families.base import Handoff
-from kvrouter.openai import parse
-from kvrouter.page.board import SHOWN_REQUESTS, Board, phase
-from kvrouter.page.model import FlowCard
-from kvrouter.passage import Passage
+from kvrouter.control.page.board import SHOWN_REQUESTS, Board, phase
+from kvrouter.control.page.model import FlowCard
+from kvrouter.engines.families.base import Handoff
+from kvrouter.openai.request import parse
+from kvrouter.serving.request.context import RequestContext, Timing
 
 from .test_window import Clock
 
 
-def passage(name: str = "r", *, stream: bool = True, started_s: float = 0.0) -> Passage:
-    made = Passage(cast("Any", None), cast("Any", None), name, b"", started_s)
+def context(name: str = "r", *, stream: bool = True, started_s: float = 0.0) -> RequestContext:
+    made = RequestContext(cast("Any", None), cast("Any", None), name, b"", Timing(started_s))
     body = b'{"model": "m", "prompt": [1, 2, 3, 4], "stream": %s}' % (
         b"true" if stream else b"false"
     )
@@ -22,10 +22,12 @@ def passage(name: str = "r", *, stream: bool = True, started_s: float = 0.0) -> 
     return made
 
 
-def decoded(made: Passage, prefill: str | None, decode: str, first_s: float) -> Passage:
-    made.prefill_engine, made.decode_engine = prefill, decode
-    made.handoff = Handoff() if prefill else None
-    made.planned_s, made.first_s = made.started_s + 0.1, first_s
+def decoded(
+    made: RequestContext, prefill: str | None, decode: str, first_s: float
+) -> RequestContext:
+    made.route.prefill_engine, made.route.decode_engine = prefill, decode
+    made.route.handoff = Handoff() if prefill else None
+    made.timing.planned_s, made.timing.first_s = made.timing.started_s + 0.1, first_s
     return made
 
 
@@ -40,7 +42,7 @@ def board(clock: Clock) -> Board:
 
 
 def test_a_request_is_listed_from_its_arrival_to_its_end(board: Board) -> None:
-    one, other = passage("one"), passage("other")
+    one, other = context("one"), context("other")
     board.enter(one)
     board.enter(other)
     assert [card.id for card in board.requests().shown] == ["one", "other"]
@@ -51,7 +53,7 @@ def test_a_request_is_listed_from_its_arrival_to_its_end(board: Board) -> None:
 
 
 def test_two_requests_of_one_id_are_two_rows(board: Board) -> None:
-    same = [passage("same"), passage("same")]
+    same = [context("same"), context("same")]
     for one in same:
         board.enter(one)
     assert len({card.key for card in board.requests().shown}) == 2
@@ -59,25 +61,25 @@ def test_two_requests_of_one_id_are_two_rows(board: Board) -> None:
 
 def test_only_the_oldest_are_listed_and_all_are_counted(board: Board) -> None:
     for number in range(SHOWN_REQUESTS + 20):
-        board.enter(passage(str(number)))
+        board.enter(context(str(number)))
     requests = board.requests()
     assert requests.total == SHOWN_REQUESTS + 20
     assert [card.id for card in requests.shown] == [str(n) for n in range(SHOWN_REQUESTS)]
 
 
 def test_phases_follow_each_other_on_the_way_of_a_request() -> None:
-    made = passage()
+    made = context()
     made.queued = True
     phases = [phase(made)]
     made.queued = False
     phases.append(phase(made))
-    made.prefill_engine = "p:1"
+    made.route.prefill_engine = "p:1"
     phases.append(phase(made))
-    made.handoff = Handoff()
+    made.route.handoff = Handoff()
     phases.append(phase(made))
-    made.decode_engine = "d:1"
+    made.route.decode_engine = "d:1"
     phases.append(phase(made))
-    made.first_s = 1.0
+    made.timing.first_s = 1.0
     phases.append(phase(made))
     assert phases == ["queue", "plan", "prefill", "landing", "decode", "stream"]
 
@@ -86,7 +88,7 @@ def test_a_flow_is_counted_once_be_it_seen_under_way_or_at_its_end(
     board: Board, clock: Clock
 ) -> None:
     clock.now_s = 100.0
-    long, short = passage(started_s=99.0), passage(started_s=99.5)
+    long, short = context(started_s=99.0), context(started_s=99.5)
     for one in (long, short):
         board.enter(one)
     decoded(long, "p:1", "d:1", 99.9)
@@ -101,29 +103,29 @@ def test_a_flow_is_counted_once_be_it_seen_under_way_or_at_its_end(
 def test_flows_are_those_of_the_last_minute(board: Board, clock: Clock) -> None:
     for second in (0.0, 50.0, 100.0):
         clock.now_s = second
-        one = passage(started_s=second)
+        one = context(started_s=second)
         board.enter(one)
         board.leave(decoded(one, None, f"d:{second:.0f}", second + 0.1))
     assert {flow.decode for flow in board.flows()} == {"d:50", "d:100"}
 
 
 def test_ranks_flow_as_their_server(board: Board) -> None:
-    one = passage()
+    one = context()
     board.enter(one)
     board.leave(decoded(one, "p:1@3", "d:1@0", 0.2))
     assert board.flows() == [FlowCard("p:1", "d:1", 1, 4)]
 
 
 def test_a_prompt_whose_prefill_leg_failed_came_from_nowhere(board: Board) -> None:
-    one = passage()
+    one = context()
     board.enter(one)
-    decoded(one, "p:1", "d:1", 0.2).handoff = None
+    decoded(one, "p:1", "d:1", 0.2).route.handoff = None
     board.leave(one)
     assert board.flows() == [FlowCard(None, "d:1", 1, 4)]
 
 
 def test_a_request_that_was_never_answered_is_no_flow(board: Board) -> None:
-    one = passage()
+    one = context()
     board.enter(one)
     board.leave(one)
     assert board.flows() == []
@@ -131,9 +133,9 @@ def test_a_request_that_was_never_answered_is_no_flow(board: Board) -> None:
 
 
 def test_prompts_of_one_request_flow_each_to_its_engine(board: Board) -> None:
-    whole = passage()
+    whole = context()
     board.enter(whole)
-    whole.shares = [decoded(passage(), "p:1", "d:1", 0.2), passage()]
+    whole.shares = [decoded(context(), "p:1", "d:1", 0.2), context()]
     board.look()
     decoded(whole.shares[1], None, "d:2", 0.3)
     board.leave(whole)
@@ -141,7 +143,7 @@ def test_prompts_of_one_request_flow_each_to_its_engine(board: Board) -> None:
 
 
 def test_parts_of_the_first_token_add_up_to_it(board: Board) -> None:
-    one = passage()
+    one = context()
     board.enter(one)
     board.leave(decoded(one, "p:1", "d:1", 0.5))
     begun, parts_s = board.take_parts()
@@ -158,7 +160,7 @@ class Stream:
 
 
 def test_tokens_that_clients_got_only_grow_and_are_counted_once(board: Board) -> None:
-    one, stream = passage(), Stream()
+    one, stream = context(), Stream()
     board.enter(one)
     decoded(one, None, "d:1", 0.5).tap = stream
     counts = []
@@ -166,7 +168,7 @@ def test_tokens_that_clients_got_only_grow_and_are_counted_once(board: Board) ->
         stream.events = events
         board.look()
         counts.append(board.output_tokens)
-    one.generated = 10
+    one.outcome.generated = 10
     board.leave(one)
     board.look()
     counts.append(board.output_tokens)
@@ -175,7 +177,7 @@ def test_tokens_that_clients_got_only_grow_and_are_counted_once(board: Board) ->
 
 
 def test_tokens_of_a_client_that_left_count_too(board: Board) -> None:
-    one, stream = passage(), Stream()
+    one, stream = context(), Stream()
     board.enter(one)
     decoded(one, None, "d:1", 0.5).tap = stream
     stream.events = 5
@@ -185,9 +187,9 @@ def test_tokens_of_a_client_that_left_count_too(board: Board) -> None:
 
 
 def test_answers_that_come_whole_count_their_tokens_at_their_end(board: Board) -> None:
-    one = passage(stream=False)
+    one = context(stream=False)
     board.enter(one)
-    decoded(one, None, "d:1", 0.5).generated = 17
+    decoded(one, None, "d:1", 0.5).outcome.generated = 17
     board.leave(one)
     board.look()
     assert board.output_tokens == 17

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from kvrouter.page import model
-from kvrouter.page.snapshot import SERIES
+from kvrouter.control.page import model
+from kvrouter.control.page.snapshot import SERIES
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "status.md"
 

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from kvrouter.engine import Identity, Role
-from kvrouter.metrics import Metrics
-from kvrouter.page.board import Board
-from kvrouter.page.model import Load
-from kvrouter.page.snapshot import SERIES, Snapshots, Sources
-from kvrouter.page.window import BUCKET_S, HISTORY_S
-from kvrouter.pool import Pool
+from kvrouter.control.page.board import Board
+from kvrouter.control.page.model import Load
+from kvrouter.control.page.snapshot import SERIES, Snapshots, Sources
+from kvrouter.control.page.window import BUCKET_S, HISTORY_S
+from kvrouter.engines.engine import Identity, Role
+from kvrouter.engines.pool import Pool
+from kvrouter.telemetry.metrics import Metrics
 
-from .test_board import decoded, passage
+from .test_board import context, decoded
 from .test_window import Clock
 
 
@@ -86,7 +86,7 @@ def test_tokens_are_told_apart_by_their_source(router: Router) -> None:
 
 
 def test_times_are_means_and_unknown_where_nothing_began(router: Router) -> None:
-    one = passage(started_s=0.0)
+    one = context(started_s=0.0)
     router.board.enter(one)
     router.board.leave(decoded(one, None, "d:1", 0.4))
     router.pass_time(2 * BUCKET_S)
@@ -111,7 +111,7 @@ def test_a_document_serves_all_who_ask_in_the_same_moment(router: Router) -> Non
 
 def test_the_document_stays_small(router: Router) -> None:
     for number in range(1000):
-        router.board.enter(passage(f"request-{number}"))
+        router.board.enter(context(f"request-{number}"))
     router.pass_time(HISTORY_S)
     assert len(router.snapshots.document()) < 48 * 1024
 
@@ -129,6 +129,6 @@ def test_an_engines_breaker_is_the_worst_of_its_ranks(router: Router) -> None:
 
 
 def _timeout() -> Any:
-    from kvrouter.engine import Failure
+    from kvrouter.http.failure import Failure
 
     return Failure.TIMEOUT

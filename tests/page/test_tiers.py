@@ -1,8 +1,8 @@
 """The store's tiers, as a node tells them."""
 
-from kvrouter.page.model import TierCard
-from kvrouter.page.tiers import StoreWatch
-from kvstore.errors import StoreUnavailable
+from kvrouter.control.page.model import TierCard
+from kvrouter.control.page.tiers import StoreWatch
+from kvrouter_store.errors import StoreUnavailable
 
 from .test_window import Clock
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.page.window import Growth, Recent, Ring
+from kvrouter.control.page.window import Growth, Recent, Ring
 
 
 class Clock:

@@ -28,7 +28,7 @@ BESIDE_HOST = "10.77.0.2"
 BESIDE_PORT = 7471
 STORE_PORT = 7400
 STORE = (
-    f"kvrouter.cli store --host {BESIDE_HOST} --insecure --port {STORE_PORT} --http-port 0 "
+    f"kvrouter store --host {BESIDE_HOST} --insecure --port {STORE_PORT} --http-port 0 "
     "--memory 16MiB --unix-socket none --rdma on"
 )
 BESIDE_S = 60

@@ -11,9 +11,9 @@ import pytest
 from tests.rdma.near import LARGE, NearSide
 from tests.rdma.rig import Control
 
-from kvstore.rdma.base import Device, RdmaUnavailable
-from kvstore.rdma.device import open_device
-from kvstore.rdma.options import RdmaOptions
+from kvrouter_store.rdma.base import Device, RdmaUnavailable
+from kvrouter_store.rdma.device import open_device
+from kvrouter_store.rdma.options import RdmaOptions
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Where a second machine's peer listens, as HOST:PORT. `make rdma` sets it: nothing is skipped then.

@@ -4,8 +4,8 @@ import socket
 
 from tests.rdma.rig import MIB, Control, Memory
 
-from kvstore.deadline import Deadline
-from kvstore.rdma.base import Copy, Device, Endpoint, Region
+from kvrouter_store.connection.deadline import Deadline
+from kvrouter_store.rdma.base import Copy, Device, RdmaEndpoint, Region
 
 __all__ = ["LARGE", "PATIENCE_S", "SIZE", "NearSide"]
 
@@ -28,7 +28,7 @@ class NearSide:
         endpoint = self.queue_pair.endpoint.to_bytes().hex()
         met = control.ask("hello", size=size, endpoint=endpoint, remote=remote)
         self.region = Region.from_bytes(bytes.fromhex(met["region"]))
-        self.queue_pair.connect(Endpoint.from_bytes(bytes.fromhex(met["endpoint"])))
+        self.queue_pair.connect(RdmaEndpoint.from_bytes(bytes.fromhex(met["endpoint"])))
         self._never_cut = socket.socketpair()
 
     @property

@@ -12,10 +12,10 @@ from typing import Any
 
 from tests.rdma.rig import Control, Memory
 
-from kvstore.rdma.base import Endpoint, RdmaUnavailable
-from kvstore.rdma.device import load_pyverbs, open_device
-from kvstore.rdma.options import RdmaOptions
-from kvstore.rdma.ports import choose_port
+from kvrouter_store.rdma.base import RdmaEndpoint, RdmaUnavailable
+from kvrouter_store.rdma.device import load_pyverbs, open_device
+from kvrouter_store.rdma.options import RdmaOptions
+from kvrouter_store.rdma.ports import choose_port
 
 NOBODY = 65534
 
@@ -32,7 +32,7 @@ class FarSide:
         self.device = open_device(self.options)
         self.memory = Memory(size, self.device, remote=remote)
         self.queue_pair = self.device.queue_pair()
-        self.queue_pair.connect(Endpoint.from_bytes(bytes.fromhex(endpoint)))
+        self.queue_pair.connect(RdmaEndpoint.from_bytes(bytes.fromhex(endpoint)))
         return {
             "endpoint": self.queue_pair.endpoint.to_bytes().hex(),
             "region": self.memory.region.to_bytes().hex(),

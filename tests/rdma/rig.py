@@ -7,7 +7,7 @@ import socket
 import zlib
 from typing import Any
 
-from kvstore.rdma.base import Copy, Device, Region, Registration
+from kvrouter_store.rdma.base import Copy, Device, MemoryRegistration, Region
 
 __all__ = ["MIB", "Control", "Memory"]
 
@@ -22,7 +22,7 @@ class Memory:
         self.bytes = mmap.mmap(-1, size)
         self._held = ctypes.c_char.from_buffer(self.bytes)
         self.address = ctypes.addressof(self._held)
-        self.registration: Registration | None = None
+        self.registration: MemoryRegistration | None = None
         if device is not None:
             self.registration = device.register(self.address, size, remote)
 

@@ -13,9 +13,9 @@ from typing import cast
 import pytest
 from tests.rdma.near import LARGE, NearSide
 
-from kvstore.rdma.base import Copy
-from kvstore.rdma.device import VerbsDevice
-from kvstore.rdma.ports import SYSFS
+from kvrouter_store.rdma.base import Copy
+from kvrouter_store.rdma.device import VerbsDevice
+from kvrouter_store.rdma.ports import SYSFS
 
 pytestmark = pytest.mark.rdma
 BLOCK = 64 * 1024

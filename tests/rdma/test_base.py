@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.rdma.base import Endpoint, LinkType, Region
+from kvrouter_store.rdma.base import LinkType, RdmaEndpoint, Region
 
 ENDPOINTS = st.builds(
-    Endpoint,
+    RdmaEndpoint,
     qp_number=st.integers(0, (1 << 24) - 1),
     psn=st.integers(0, (1 << 24) - 1),
     gid=st.binary(min_size=16, max_size=16),
@@ -26,9 +26,9 @@ def regions(draw: st.DrawFn) -> Region:
 
 
 @given(ENDPOINTS)
-def test_an_endpoint_is_read_as_it_was_written(endpoint: Endpoint) -> None:
-    assert len(endpoint.to_bytes()) == Endpoint.SIZE
-    assert Endpoint.from_bytes(endpoint.to_bytes()) == endpoint
+def test_an_endpoint_is_read_as_it_was_written(endpoint: RdmaEndpoint) -> None:
+    assert len(endpoint.to_bytes()) == RdmaEndpoint.SIZE
+    assert RdmaEndpoint.from_bytes(endpoint.to_bytes()) == endpoint
 
 
 @given(regions())
@@ -43,7 +43,7 @@ def test_a_region_is_read_as_it_was_written(region: Region) -> None:
     | st.binary(min_size=24, max_size=24)
 )
 def test_any_bytes_are_one_reading_or_a_value_error(data: bytes) -> None:
-    for kind in (Endpoint, Region):
+    for kind in (RdmaEndpoint, Region):
         try:
             made = kind.from_bytes(data)
         except ValueError:
@@ -51,14 +51,14 @@ def test_any_bytes_are_one_reading_or_a_value_error(data: bytes) -> None:
         assert made.to_bytes() == data
 
 
-@given(ENDPOINTS, st.integers(0, Endpoint.SIZE - 1), st.integers(0, 255))
+@given(ENDPOINTS, st.integers(0, RdmaEndpoint.SIZE - 1), st.integers(0, 255))
 def test_a_changed_byte_is_a_different_endpoint_or_none(
-    endpoint: Endpoint, at: int, value: int
+    endpoint: RdmaEndpoint, at: int, value: int
 ) -> None:
     changed = bytearray(endpoint.to_bytes())
     changed[at] = value
     try:
-        made = Endpoint.from_bytes(bytes(changed))
+        made = RdmaEndpoint.from_bytes(bytes(changed))
     except ValueError:
         return
     assert (made == endpoint) == (bytes(changed) == endpoint.to_bytes())

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.fakes.verbs import PORT
 
-from kvstore.rdma.base import RdmaUnavailable
-from kvstore.rdma.device import VerbsDevice
+from kvrouter_store.rdma.base import RdmaUnavailable
+from kvrouter_store.rdma.device import VerbsDevice
 
 
 class RefusedError(Exception):

@@ -21,13 +21,13 @@ from tests.fakes.rdma import StandIn, attachable
 from tests.fakes.rdma_store import NodeBeside, RdmaStore, url_of
 from tests.fakes.store import Memory, chain_of, eventually, manifest_of, put_chain
 
-from kvstore._core import BlockStatus, StoreServer
-from kvstore.client import StoreClient
-from kvstore.errors import DeadlineExceeded, StoreUnavailable
-from kvstore.rdma.base import Copy
-from kvstore.rdma.device import open_device
-from kvstore.rdma.initiator import Initiator, Opens, RemotePool
-from kvstore.rdma.responder import Responder
+from kvrouter_store._core import BlockStatus, StoreServer
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.errors import DeadlineExceeded, StoreUnavailable
+from kvrouter_store.node.rdma_responder import Responder
+from kvrouter_store.rdma.base import Copy
+from kvrouter_store.rdma.device import open_device
+from kvrouter_store.rdma.initiator import Initiator, Opens, RemotePool
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BLOCK = 64 << 10

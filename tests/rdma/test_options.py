@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.rdma.options import NO_HINT, DeviceChoice, RdmaOptions
+from kvrouter_store.rdma.options import NO_HINT, DeviceChoice, RdmaOptions
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)
 CHOICES = st.lists(st.tuples(NAMES, st.none() | st.integers(0, 255)), min_size=1, max_size=9)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.rdma.base import LinkType, RdmaUnavailable
-from kvstore.rdma.device import open_device
-from kvstore.rdma.options import RdmaOptions
-from kvstore.rdma.ports import choose_port
+from kvrouter_store.rdma.base import LinkType, RdmaUnavailable
+from kvrouter_store.rdma.device import open_device
+from kvrouter_store.rdma.options import RdmaOptions
+from kvrouter_store.rdma.ports import choose_port
 
 V1, V2 = "IB/RoCE v1", "RoCE v2"
 
@@ -146,7 +146,7 @@ def test_a_python_without_pyverbs_is_told_what_to_install(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.device("mlx5_0", ("10.0.0.1", V2))
-    monkeypatch.delitem(sys.modules, "kvstore.rdma.pyverbs_names", raising=False)
+    monkeypatch.delitem(sys.modules, "kvrouter_store.rdma.pyverbs_names", raising=False)
     monkeypatch.setitem(sys.modules, "pyverbs", None)
     with pytest.raises(RdmaUnavailable, match="install Debian's python3-pyverbs"):
         open_device(RdmaOptions(), sysfs=machine.folder)
@@ -162,7 +162,7 @@ def test_a_pyverbs_of_another_rdma_core_is_told_apart_from_none(
     (site / "pyverbs" / "__init__.py").write_text(broken)
     for name in [name for name in sys.modules if name.split(".")[0] == "pyverbs"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "kvstore.rdma.pyverbs_names", raising=False)
+    monkeypatch.delitem(sys.modules, "kvrouter_store.rdma.pyverbs_names", raising=False)
     monkeypatch.syspath_prepend(site)
     with pytest.raises(RdmaUnavailable, match=r"IBVERBS_PRIVATE_59.*must be of the version"):
         open_device(RdmaOptions(), sysfs=machine.folder)

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.verbs import FakeDevice, FakeVerbs
 
-from kvstore.deadline import Deadline
-from kvstore.errors import DeadlineExceeded
-from kvstore.rdma.base import Copy, TransferFailed
-from kvstore.rdma.pieces import lists_of
-from kvstore.rdma.queue_pair import LIST_LENGTH, LISTS_POSTED
+from kvrouter_store.connection.deadline import Deadline
+from kvrouter_store.errors import DeadlineExceeded
+from kvrouter_store.rdma.base import Copy, TransferFailed
+from kvrouter_store.rdma.pieces import lists_of
+from kvrouter_store.rdma.queue_pair import LIST_LENGTH, LISTS_POSTED
 
 SOON_S = 0.05
 PATIENCE_S = 20.0

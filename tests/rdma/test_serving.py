@@ -13,18 +13,18 @@ from tests.fakes.rdma import StandIn
 from tests.fakes.rdma_store import RdmaStore
 from tests.fakes.store import Memory, chain_of, manifest_of, put_chain
 
-from kvrouter.sim.config import SimSettings
-from kvstore._core import StoreServer
-from kvstore.client import StoreClient
-from kvstore.config import StoreSettings
-from kvstore.connectors.vllm_settings import ConnectorRefused, ConnectorSettings
-from kvstore.errors import StoreUnavailable
-from kvstore.rdma.base import RdmaUnavailable
-from kvstore.rdma.initiator import Initiator
-from kvstore.rdma.options import RdmaOptions
-from kvstore.rdma.ports import SYSFS
-from kvstore.rdma.serving import serving_rdma
-from kvstore.safety import StartRefused
+from kvrouter.tools.sim.settings import SimSettings
+from kvrouter_store._core import StoreServer
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.connectors.vllm.settings import ConnectorRefused, ConnectorSettings
+from kvrouter_store.errors import StoreUnavailable
+from kvrouter_store.node.rdma_serving import serving_rdma
+from kvrouter_store.node.settings import StoreSettings
+from kvrouter_store.node.start_checks import StartRefused
+from kvrouter_store.rdma.base import RdmaUnavailable
+from kvrouter_store.rdma.initiator import Initiator
+from kvrouter_store.rdma.options import RdmaOptions
+from kvrouter_store.rdma.ports import SYSFS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TENANTS = [("one", "the token of one"), ("two", "the token of two")]
@@ -171,7 +171,7 @@ def test_engines_take_the_same_words() -> None:
 
 
 def ended(*command: str) -> "subprocess.CompletedProcess[str]":
-    whole = [sys.executable, "-m", "kvrouter.cli", *command]
+    whole = [sys.executable, "-m", "kvrouter", *command]
     return subprocess.run(whole, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
 
 

@@ -12,16 +12,16 @@ from tests.fakes.gauges import assert_gauges_return, held
 from tests.fakes.rdma import StandIn, attachable
 from tests.fakes.store import Memory, chain_of, content_of, eventually, manifest_of, put_chain
 
-from kvstore import _core
-from kvstore._core import BlockStatus, Segments, StoreServer
-from kvstore.client import StoreClient
-from kvstore.errors import StoreRefused, StoreUnavailable
-from kvstore.rdma.base import Endpoint, RdmaUnavailable, Region, TransferFailed
-from kvstore.rdma.cards import read_card, write_card
-from kvstore.rdma.initiator import Initiator
-from kvstore.rdma.memory import RegisteredMemory
-from kvstore.rdma.options import RdmaOptions
-from kvstore.rdma.responder import Responder
+from kvrouter_store import _core
+from kvrouter_store._core import BlockStatus, Segments, StoreServer
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.errors import StoreRefused, StoreUnavailable
+from kvrouter_store.node.rdma_responder import Responder
+from kvrouter_store.rdma.base import RdmaEndpoint, RdmaUnavailable, Region, TransferFailed
+from kvrouter_store.rdma.cards import read_card, write_card
+from kvrouter_store.rdma.initiator import Initiator, RemotePool
+from kvrouter_store.rdma.memory import RegisteredMemory
+from kvrouter_store.rdma.options import RdmaOptions
 
 BLOCK = 8192
 MANIFEST = manifest_of(BLOCK)
@@ -266,7 +266,7 @@ def test_a_card_of_another_kind_is_refused(responder: Responder, node: StoreServ
 
 
 def test_a_card_is_an_endpoint_and_a_region() -> None:
-    endpoint = Endpoint(77, 5, bytes(range(16)), 3, 4, 1, 8)  # type: ignore[arg-type]
+    endpoint = RdmaEndpoint(77, 5, bytes(range(16)), 3, 4, 1, 8)  # type: ignore[arg-type]
     region = Region(4096, 1 << 20, 9)
     card = write_card(endpoint, region)
     assert read_card(card) == (endpoint, region)
@@ -283,7 +283,7 @@ def test_a_slot_outside_of_the_pool_is_not_written(
     client.stats()
     channel = client._session._lanes[_core.PoolAccess.NONE]._channels[0]
     remote = channel.remote
-    assert remote is not None
+    assert isinstance(remote, RemotePool)
     memory = Memory(1, BLOCK)
     with remote.memory.held(memory.segments, [0]) as keys:
         for offset in (-1, (1 << 20) - BLOCK + 1, 1 << 40):

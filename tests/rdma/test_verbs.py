@@ -11,12 +11,12 @@ import pytest
 from tests.rdma.near import LARGE, SIZE, NearSide
 from tests.rdma.rig import MIB, Control, Memory
 
-from kvstore.deadline import Deadline
-from kvstore.errors import DeadlineExceeded
-from kvstore.rdma.base import Device, LinkType, TransferFailed
-from kvstore.rdma.device import open_device
-from kvstore.rdma.options import RdmaOptions
-from kvstore.rdma.queue_pair import LIST_LENGTH, LISTS_POSTED
+from kvrouter_store.connection.deadline import Deadline
+from kvrouter_store.errors import DeadlineExceeded
+from kvrouter_store.rdma.base import Device, LinkType, TransferFailed
+from kvrouter_store.rdma.device import open_device
+from kvrouter_store.rdma.options import RdmaOptions
+from kvrouter_store.rdma.queue_pair import LIST_LENGTH, LISTS_POSTED
 
 pytestmark = pytest.mark.rdma
 KIB = 1024

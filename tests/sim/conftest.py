@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvrouter.sim.config import SimSettings
-from kvrouter.sim.serve import SimServer
+from kvrouter.tools.sim.serve import SimServer
+from kvrouter.tools.sim.settings import SimSettings
 
 DEADLINE_S = 20
 

@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 from tests.sim.conftest import LiveSim
 
-from kvrouter.app import App
-from kvrouter.config import RouterSettings
-from kvstore._core import StoreServer
+from kvrouter.app.app import App
+from kvrouter.app.settings import RouterSettings
+from kvrouter_store._core import StoreServer
 
 Start = Callable[..., LiveSim]
 PROMPT = list(range(100, 200))

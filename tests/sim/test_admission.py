@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvrouter.sim.admission import Admission, QueueFull
-from kvrouter.sim.block_cache import BlockCache
-from kvrouter.sim.store_link import in_thread
+from kvrouter.tools.sim.admission import QueueFull, SimAdmission
+from kvrouter.tools.sim.block_cache import BlockCache
+from kvrouter.tools.sim.store_link import in_thread
 
 
 async def settled() -> None:
@@ -19,7 +19,7 @@ async def settled() -> None:
 
 
 async def test_requests_are_admitted_in_the_order_in_which_they_came() -> None:
-    admission = Admission(BlockCache(4), max_running=1, max_waiting=9)
+    admission = SimAdmission(BlockCache(4), max_running=1, max_waiting=9)
     first = await admission.enter([], 1)
     order: list[int] = []
 
@@ -38,7 +38,7 @@ async def test_requests_are_admitted_in_the_order_in_which_they_came() -> None:
 
 
 async def test_of_those_that_wait_the_lowest_priority_is_next_and_of_equals_the_first() -> None:
-    admission = Admission(BlockCache(4), max_running=1, max_waiting=9)
+    admission = SimAdmission(BlockCache(4), max_running=1, max_waiting=9)
     holder = await admission.enter([], 1)
     order: list[tuple[int, int]] = []
 
@@ -58,7 +58,7 @@ async def test_of_those_that_wait_the_lowest_priority_is_next_and_of_equals_the_
 
 
 async def test_a_small_request_does_not_overtake_a_large_one() -> None:
-    admission = Admission(BlockCache(4), max_running=9, max_waiting=9)
+    admission = SimAdmission(BlockCache(4), max_running=9, max_waiting=9)
     holder = await admission.enter([], 2)
     large = asyncio.create_task(admission.enter([], 4))
     await settled()
@@ -72,7 +72,7 @@ async def test_a_small_request_does_not_overtake_a_large_one() -> None:
 
 
 async def test_one_too_many_is_turned_away_at_once() -> None:
-    admission = Admission(BlockCache(4), max_running=1, max_waiting=0)
+    admission = SimAdmission(BlockCache(4), max_running=1, max_waiting=0)
     holder = await admission.enter([], 1)
     with pytest.raises(QueueFull):
         await admission.enter([], 1)
@@ -81,7 +81,7 @@ async def test_one_too_many_is_turned_away_at_once() -> None:
 
 
 async def test_a_waiter_that_leaves_lets_the_next_one_in() -> None:
-    admission = Admission(BlockCache(4), max_running=9, max_waiting=9)
+    admission = SimAdmission(BlockCache(4), max_running=9, max_waiting=9)
     holder = await admission.enter([], 2)
     large = asyncio.create_task(admission.enter([], 4))
     await settled()
@@ -95,7 +95,7 @@ async def test_a_waiter_that_leaves_lets_the_next_one_in() -> None:
 
 async def test_a_waiter_cancelled_just_as_it_is_admitted_gives_its_slots_back() -> None:
     cache = BlockCache(2)
-    admission = Admission(cache, max_running=1, max_waiting=9)
+    admission = SimAdmission(cache, max_running=1, max_waiting=9)
     holder = await admission.enter([], 1)
     waiting = asyncio.create_task(admission.enter([], 1))
     await settled()
@@ -107,7 +107,7 @@ async def test_a_waiter_cancelled_just_as_it_is_admitted_gives_its_slots_back() 
 
 
 async def test_a_cancelled_waiter_is_passed_over() -> None:
-    admission = Admission(BlockCache(2), max_running=1, max_waiting=9)
+    admission = SimAdmission(BlockCache(2), max_running=1, max_waiting=9)
     holder = await admission.enter([], 1)
     waiting = asyncio.create_task(admission.enter([], 1))
     await settled()

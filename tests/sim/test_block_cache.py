@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvrouter.sim.block_cache import Allocation, BlockCache
+from kvrouter.tools.sim.block_cache import Allocation, BlockCache
 
 
 def chain(name: str, blocks: int) -> list[bytes]:

@@ -7,7 +7,7 @@ import pytest
 from tests.fakes import openai_cases as cases
 from tests.sim.conftest import LiveSim
 
-from kvrouter.sim.config import SimSettings
+from kvrouter.tools.sim.settings import SimSettings
 
 MAX_MODEL_LEN = 256
 

@@ -13,9 +13,9 @@ import pytest
 import zmq
 from tests.sim.conftest import DEADLINE_S, LiveSim
 
-from kvrouter.sim.config import SimSettings
-from kvrouter.sim.engine import SimEngine
-from kvrouter.sim.requests import parse_request
+from kvrouter.tools.sim.engine import SimEngine
+from kvrouter.tools.sim.requests import parse_request
+from kvrouter.tools.sim.settings import SimSettings
 
 Start = Callable[..., LiveSim]
 PROMPT = list(range(100, 200))

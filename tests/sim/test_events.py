@@ -2,8 +2,8 @@
 
 import msgspec
 
-from kvrouter.sim.block_cache import Cleared, Removed, Stored
-from kvrouter.sim.events import EventEncoder
+from kvrouter.tools.sim.block_cache import Cleared, Removed, Stored
+from kvrouter.tools.sim.events import EventEncoder
 
 A, B = bytes(24) + b"\x00" * 7 + b"\x01", bytes(24) + b"\xff" * 8
 

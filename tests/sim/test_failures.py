@@ -5,8 +5,8 @@ from random import Random
 import pytest
 from pydantic import ValidationError
 
-from kvrouter.sim.config import SimSettings
-from kvrouter.sim.failures import FAILURES, FailureInjection
+from kvrouter.tools.sim.failures import FAILURES, FailureInjection
+from kvrouter.tools.sim.settings import SimSettings
 
 
 def test_without_a_rate_nothing_fails() -> None:

@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 from tests.sim.conftest import LiveSim
 
-from kvrouter.app import App
-from kvrouter.config import RouterSettings
+from kvrouter.app.app import App
+from kvrouter.app.settings import RouterSettings
 
 Start = Callable[..., LiveSim]
 BOUND = {

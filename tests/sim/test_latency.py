@@ -1,38 +1,42 @@
 """The latency model: llm-d-inference-sim's rules."""
 
-from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kvrouter.sim.config import Duration, SimSettings
-from kvrouter.sim.latency import LatencyModel, latency_model
+from kvrouter.tools.sim.latency import LatencyModel
+from kvrouter.tools.sim.settings import Duration, SimSettings
+
+
+def model_of(**told: Any) -> LatencyModel:
+    return LatencyModel(SimSettings(model="m", seed=told.pop("seed", 1), **told))
 
 
 def test_a_constant_first_token_hides_the_time_per_token() -> None:
-    model = LatencyModel(Random(1), first_token_s=0.1, prefill_per_token_s=1.0)
+    model = model_of(time_to_first_token="100ms", prefill_time_per_token="1s")
     assert model.prefill(4000, 0, running=1) == 0.1
 
 
 def test_loaded_kv_costs_the_transfer_instead_of_a_constant_prefill() -> None:
-    model = LatencyModel(Random(1), first_token_s=0.1, transfer_s=0.01)
+    model = model_of(time_to_first_token="100ms", kv_cache_transfer_latency="10ms")
     assert model.transfer(4096, running=1) == 0.01
     assert model.prefill(10, 4096, running=1) == 0.0
 
 
 def test_nothing_loaded_costs_no_transfer() -> None:
-    assert LatencyModel(Random(1), transfer_s=0.01).transfer(0, running=1) == 0.0
+    assert model_of(kv_cache_transfer_latency="10ms").transfer(0, running=1) == 0.0
 
 
 def test_a_prefill_per_token_counts_only_what_is_computed() -> None:
-    model = LatencyModel(Random(1), prefill_overhead_s=0.01, prefill_per_token_s=0.001)
+    model = model_of(prefill_overhead="10ms", prefill_time_per_token="1ms")
     assert model.prefill(100, 4000, running=1) == pytest.approx(0.11)
 
 
 def test_a_full_engine_is_slower_by_the_factor_and_an_idle_one_is_not() -> None:
-    model = LatencyModel(Random(1), between_tokens_s=0.01, factor_under_load=3.0, max_running=5)
+    model = model_of(inter_token_latency="10ms", time_factor_under_load=3.0, max_num_seqs=5)
     assert model.next_token(running=1) == pytest.approx(0.01)
     assert model.next_token(running=3) == pytest.approx(0.02)
     assert model.next_token(running=5) == pytest.approx(0.03)
@@ -40,8 +44,9 @@ def test_a_full_engine_is_slower_by_the_factor_and_an_idle_one_is_not() -> None:
 
 @given(st.integers(), st.floats(0.001, 10))
 def test_no_draw_leaves_70_percent_of_the_mean(seed: int, mean: float) -> None:
-    model = LatencyModel(Random(seed), between_tokens_s=mean, between_tokens_spread_s=mean)
-    assert 0.3 * mean - 1e-9 <= model.next_token(running=1) <= 1.7 * mean + 1e-9
+    flags = ("prefill_overhead", "prefill_time_std_dev")
+    model = model_of(seed=seed, **dict.fromkeys(flags, Duration(mean)))
+    assert 0.3 * mean - 1e-9 <= model.prefill(0, 0, running=1) <= 1.7 * mean + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -77,16 +82,13 @@ def test_a_cache_smaller_than_one_request_is_refused_with_the_remedy() -> None:
 
 
 def test_spread_and_load_are_as_the_flags_say() -> None:
-    model = latency_model(
-        SimSettings(
-            model="m",
-            time_to_first_token="100ms",  # type: ignore[arg-type]
-            time_to_first_token_std_dev="20ms",  # type: ignore[arg-type]
-            kv_cache_transfer_latency="10ms",  # type: ignore[arg-type]
-            kv_cache_transfer_latency_std_dev="2ms",  # type: ignore[arg-type]
-            time_factor_under_load=3.0,
-            max_num_seqs=2,
-        )
+    model = model_of(
+        time_to_first_token="100ms",
+        time_to_first_token_std_dev="20ms",
+        kv_cache_transfer_latency="10ms",
+        kv_cache_transfer_latency_std_dev="2ms",
+        time_factor_under_load=3.0,
+        max_num_seqs=2,
     )
     assert len({model.prefill(1, 0, 1) for _ in range(10)}) == 10
     assert len({model.transfer(1, 1) for _ in range(10)}) == 10
@@ -99,8 +101,12 @@ def test_every_latency_flag_reaches_the_model() -> None:
         *("prefill_time_per_token", "prefill_time_std_dev", "kv_cache_transfer_latency"),
         *("kv_cache_transfer_time_per_token", "kv_cache_transfer_time_std_dev"),
     ]
-    plain = latency_model(SimSettings(model="m", seed=1))
     for flag in flags:
-        changed = latency_model(SimSettings(model="m", seed=1, **{flag: "5ms"}))  # type: ignore[arg-type]
-        named = {k: v for k, v in vars(changed).items() if k != "random"}
-        assert named != {k: v for k, v in vars(plain).items() if k != "random"}, flag
+        drawn = []
+        for told in ("1ms", "2ms"):
+            model = model_of(
+                **{"prefill_overhead": "9ms", "kv_cache_transfer_time_per_token": "9ms"}
+                | {flag: told}
+            )
+            drawn.append((model.prefill(1, 0, 1), model.transfer(1, 1), model.next_token(1)))
+        assert drawn[0] != drawn[1], flag

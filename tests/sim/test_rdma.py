@@ -13,11 +13,11 @@ from tests.fakes.rdma_store import NodeBeside, url_of
 from tests.fakes.store import eventually
 from tests.sim.conftest import LiveSim
 
-from kvrouter.sim import engine as sim_engine
-from kvrouter.sim.config import Duration, SimSettings
-from kvstore._core import StoreServer
-from kvstore.rdma.device import open_device
-from kvstore.rdma.initiator import Initiator, Opens
+from kvrouter.tools.sim import engine as sim_engine
+from kvrouter.tools.sim.settings import Duration, SimSettings
+from kvrouter_store._core import StoreServer
+from kvrouter_store.rdma.device import open_device
+from kvrouter_store.rdma.initiator import Initiator, Opens
 
 Start = Callable[..., LiveSim]
 BLOCK = 16

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.sim.kv_bytes import KVContext, kv_of_block
-from kvrouter.sim.tokenizer import VOCABULARY, SimTokenizer
+from kvrouter.tools.sim.kv_bytes import KVContext, kv_of_block
+from kvrouter.tools.sim.tokenizer import VOCABULARY, SimTokenizer
 
 SPEC = b"s" * 32
 TOKENIZER = SimTokenizer()

@@ -11,10 +11,10 @@ import pytest
 from tests.fakes.store import eventually
 from tests.sim.conftest import LiveSim
 
-from kvrouter.sim.store_link import sim_manifest
-from kvstore._core import Segments, StoreServer
-from kvstore.chain import hash_tokens, root_hash
-from kvstore.client import StoreClient
+from kvrouter.tools.sim.store_link import sim_manifest
+from kvrouter_store._core import Segments, StoreServer
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 Start = Callable[..., LiveSim]
 BLOCK = 16

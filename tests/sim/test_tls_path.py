@@ -10,11 +10,11 @@ import aiohttp
 import pytest
 from tests.fakes.certificates import Authority
 
-from kvrouter.demo.children import Child, Children
-from kvrouter.sim.config import SimSettings
-from kvrouter.sim.oracle import Oracle
-from kvrouter.sim.store_link import sim_manifest
-from kvstore.chain import root_hash
+from kvrouter.tools.demo.children import Child, Children
+from kvrouter.tools.sim.oracle import Oracle
+from kvrouter.tools.sim.settings import SimSettings
+from kvrouter.tools.sim.store_link import sim_manifest
+from kvrouter_store.identity.chain import root_hash
 
 pytestmark = pytest.mark.timeout(180)
 SIM = SimSettings(model="tiny", block_size=16, kv_bytes_per_token=256)

@@ -12,12 +12,12 @@ import pytest
 import pytest_asyncio
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from kvrouter.demo.children import Child, Children
-from kvrouter.demo.figures import Counted
-from kvrouter.sim.config import SimSettings
-from kvrouter.sim.oracle import Oracle
-from kvrouter.sim.store_link import sim_manifest
-from kvstore.chain import root_hash
+from kvrouter.tools.demo.children import Child, Children
+from kvrouter.tools.demo.figures import Counted
+from kvrouter.tools.sim.oracle import Oracle
+from kvrouter.tools.sim.settings import SimSettings
+from kvrouter.tools.sim.store_link import sim_manifest
+from kvrouter_store.identity.chain import root_hash
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 

@@ -5,8 +5,8 @@ import pytest
 from tests.fakes.certificates import Authority
 from tests.fakes.disk import DISK, DiskNode
 
-from kvstore._core import StoreServer
-from kvstore.client import StoreClient, TransportName
+from kvrouter_store._core import StoreServer
+from kvrouter_store.client.blocking import StoreClient, TransportName
 
 MIB = 1 << 20
 

@@ -8,11 +8,11 @@ import pytest
 from tests.fakes.link import Link
 from tests.fakes.store import chain_of, manifest_of, put_chain
 
-from kvstore._core import Header, StoreServer, WaitReply
-from kvstore.aio import AsyncStoreClient
-from kvstore.aio_link import AsyncLink
-from kvstore.client import StoreClient
-from kvstore.errors import StoreClosed, StoreRefused, StoreUnavailable
+from kvrouter_store._core import Header, StoreServer, WaitReply
+from kvrouter_store.client.asyncio_client import AsyncStoreClient
+from kvrouter_store.client.asyncio_link import AsyncLink
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.errors import StoreClosed, StoreRefused, StoreUnavailable
 
 MANIFEST = manifest_of(4096)
 PATIENCE_S = 10.0
@@ -36,8 +36,9 @@ async def test_the_control_operations_answer(aio: AsyncStoreClient, client: Stor
     lease = await aio.acquire(MANIFEST, chain_of(4))
     assert lease.blocks == 3
     assert (await aio.stats())["leases"] == 1
-    assert await lease.release_and_ask(1) is True
-    assert await lease.release_and_ask(1) is False
+    lease.release()
+    lease.release()
+    assert (await aio.stats())["leases"] == 0
     assert await aio.delete(MANIFEST, chain_of(3)[64:]) == 1
     assert await aio.purge() == 2
 

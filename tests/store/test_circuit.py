@@ -10,31 +10,31 @@ from hypothesis import strategies as st
 from tests.fakes.link import Link
 from tests.fakes.store import chain_of, eventually, manifest_of, put_chain
 
-from kvstore._core import StoreServer
-from kvstore.circuit import Admission, Circuit
-from kvstore.client import StoreClient
-from kvstore.errors import DeadlineExceeded, StoreUnavailable
-from kvstore.session import PROBE_S
+from kvrouter_store._core import StoreServer
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.circuit import Circuit, CircuitPass
+from kvrouter_store.client.executor import PROBE_S
+from kvrouter_store.errors import DeadlineExceeded, StoreUnavailable
 
 MANIFEST = manifest_of(4096)
 
 
 def test_a_closed_circuit_lets_all_pass() -> None:
     circuit = Circuit()
-    assert [circuit.admit(now) for now in (0.0, 0.0, 1.0)] == [Admission.PASS] * 3
+    assert [circuit.admit(now) for now in (0.0, 0.0, 1.0)] == [CircuitPass.PASS] * 3
 
 
 def test_an_open_circuit_lets_one_operation_at_a_time_probe() -> None:
     circuit = Circuit()
     circuit.timed_out(10.0)
-    assert circuit.admit(10.1) is Admission.REFUSE
-    assert circuit.admit(10.3) is Admission.PROBE
-    assert circuit.admit(10.3) is Admission.REFUSE
+    assert circuit.admit(10.1) is CircuitPass.REFUSE
+    assert circuit.admit(10.3) is CircuitPass.PROBE
+    assert circuit.admit(10.3) is CircuitPass.REFUSE
     circuit.probed(10.5, answered=False)
-    assert circuit.admit(10.6) is Admission.REFUSE
-    assert circuit.admit(11.1) is Admission.PROBE
+    assert circuit.admit(10.6) is CircuitPass.REFUSE
+    assert circuit.admit(11.1) is CircuitPass.PROBE
     circuit.probed(11.1, answered=True)
-    assert circuit.admit(11.1) is Admission.PASS
+    assert circuit.admit(11.1) is CircuitPass.PASS
 
 
 def test_time_outs_of_operations_that_were_on_their_way_do_not_lengthen_the_pause() -> None:
@@ -50,9 +50,9 @@ def test_never_two_probes_at_once_and_always_another_one(steps: list[str]) -> No
     for step in steps:
         if step == "admit":
             admission = circuit.admit(now)
-            assert (admission is Admission.PASS) == (not circuit.is_open)
-            assert not (admission is Admission.PROBE and probing)
-            probing = probing or admission is Admission.PROBE
+            assert (admission is CircuitPass.PASS) == (not circuit.is_open)
+            assert not (admission is CircuitPass.PROBE and probing)
+            probing = probing or admission is CircuitPass.PROBE
         elif step == "timed_out":
             circuit.timed_out(now)
         elif step == "later":
@@ -61,7 +61,7 @@ def test_never_two_probes_at_once_and_always_another_one(steps: list[str]) -> No
             circuit.probed(now, answered=step == "answered")
             probing = False
     if circuit.is_open and not probing:
-        assert circuit.admit(now + 1.0) is Admission.PROBE
+        assert circuit.admit(now + 1.0) is CircuitPass.PROBE
 
 
 def test_while_a_node_hangs_operations_of_many_threads_fail_at_once(server: StoreServer) -> None:

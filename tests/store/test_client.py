@@ -19,18 +19,18 @@ from tests.fakes.store import (
     put_chain,
 )
 
-from kvstore._core import BlockStatus, StoreServer, gather
-from kvstore.address import parse_url
-from kvstore.client import StoreClient
-from kvstore.connection import Access, Channel, Deadline
-from kvstore.errors import (
+from kvrouter_store._core import BlockStatus, StoreServer, gather
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.lease import Lease
+from kvrouter_store.connection.address import parse_url
+from kvrouter_store.connection.channel import Access, Channel, Deadline
+from kvrouter_store.errors import (
     CorruptBlock,
     DeadlineExceeded,
     LeaseLost,
     StoreClosed,
     StoreUnavailable,
 )
-from kvstore.lease import Lease
 
 BLOCK = 4096
 MANIFEST = manifest_of(BLOCK)
@@ -152,7 +152,7 @@ def test_a_reader_cannot_write_the_pool(server: StoreServer) -> None:
     assert reader.pool is not None
     assert not reader.pool.writable
     with pytest.raises(ValueError, match="read-only"):
-        gather(reader.pool, Memory(1, BLOCK).segments, [0], [0])
+        gather(reader.pool, Memory(1, BLOCK).segments, [0], [0], True)
     with pytest.raises(TypeError, match="read-only"):
         memoryview(reader.pool.slice(0, 16))[0] = 1
     reader.discard()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.fakes.store import Memory, chain_of, manifest_of, put_chain
 
-from kvstore._core import BlockStatus, StoreServer
-from kvstore.client import StoreClient
-from kvstore.errors import StoreUnavailable
+from kvrouter_store._core import BlockStatus, StoreServer
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.errors import StoreUnavailable
 
 BLOCK = 64 << 10
 POOL_BLOCKS = 64

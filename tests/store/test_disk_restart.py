@@ -13,8 +13,8 @@ import pytest
 from tests.fakes.disk import BLOCK, MANIFEST, DiskNode, read
 from tests.fakes.store import HASH_BYTES, chain_of, put_chain
 
-from kvstore.client import StoreClient
-from kvstore.errors import KVStoreError
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.errors import KVStoreError
 
 DATA_AT = 64 << 10  # where extents begin in kvstore.data
 STORM_CHAINS = 600  # of each of three writers: less than 512 MiB in all
@@ -102,10 +102,11 @@ def put_and_flush(node: DiskNode) -> list[bytes]:
     return acknowledged
 
 
+@pytest.mark.parametrize("digests", ["checked", "off"])
 def test_bytes_that_rotted_on_the_disk_are_dropped_and_never_served(
-    start_over_disk: Start, tmp_path: Path
+    start_over_disk: Start, tmp_path: Path, digests: str
 ) -> None:
-    node = start_over_disk()
+    node = start_over_disk("--digests", digests)
     node.fill(2)
     node.kill()
     data = tmp_path / "disk" / "kvstore.data"
@@ -113,7 +114,7 @@ def test_bytes_that_rotted_on_the_disk_are_dropped_and_never_served(
         for k in range(0, 32, 3):
             file.seek(DATA_AT + k * BLOCK + random.randrange(BLOCK - 8))
             file.write(os.urandom(8))
-    node = start_over_disk()
+    node = start_over_disk("--digests", digests)
     with StoreClient(node.url) as client:
         for seed in ("chain 0", "chain 1"):
             for one in blocks_of(chain_of(16, seed)):

@@ -12,10 +12,10 @@ import pytest
 from tests.fakes.store import Memory, StoreProcess, chain_of, content_of, eventually, manifest_of
 from tests.fakes.store import put_chain as put
 
-from kvstore import _core
-from kvstore._core import BlockStatus, StoreServer
-from kvstore.client import StoreClient, TransportName
-from kvstore.errors import KVStoreError
+from kvrouter_store import _core
+from kvrouter_store._core import BlockStatus, StoreServer
+from kvrouter_store.client.blocking import StoreClient, TransportName
+from kvrouter_store.errors import KVStoreError
 
 BLOCK = 4096
 MANIFEST = manifest_of(BLOCK)

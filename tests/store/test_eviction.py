@@ -1,10 +1,13 @@
 """Every eviction policy in a node whose pool is too small, with bytes that are looked at."""
 
-import pytest
-from tests.fakes.store import Memory, chain_of, manifest_of, put_chain
+import json
+from pathlib import Path
 
-from kvstore._core import EVICTION_POLICIES, BlockStatus, StoreServer
-from kvstore.client import StoreClient
+import pytest
+from tests.fakes.store import Memory, StoreProcess, chain_of, manifest_of, put_chain
+
+from kvrouter_store._core import EVICTION_POLICIES, BlockStatus, StoreServer
+from kvrouter_store.client.blocking import StoreClient
 
 BLOCK = 4096
 POOL_BLOCKS = 256
@@ -41,3 +44,11 @@ def test_what_stays_is_a_prefix_and_has_its_own_bytes(policy: str) -> None:
 def test_a_policy_that_there_is_not_is_refused() -> None:
     with pytest.raises(ValueError, match="no such eviction policy"):
         StoreServer(pool_bytes=1 << 20, eviction="fifo")
+
+
+def test_a_node_told_to_use_s3fifo_uses_density_and_says_so_once(tmp_path: Path) -> None:
+    node = StoreProcess(tmp_path, "8MiB", "--eviction", "s3fifo").start()
+    assert node.stop() == 0
+    lines = [json.loads(line) for line in node.log.splitlines()]
+    told = [(line["level"], line["message"]) for line in lines if "eviction" in line["message"]]
+    assert told == [("warning", "--eviction s3fifo is deprecated: this node uses density")]

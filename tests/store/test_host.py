@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.fakes.store import StoreProcess
 
-from kvstore import host
-from kvstore.host import advice, read_files
+from kvrouter_store.node import host_advice as host
+from kvrouter_store.node.host_advice import advice, read_files
 
 GIB = 1 << 30
 POOL = 16 * GIB
@@ -106,7 +106,7 @@ def test_a_node_logs_what_its_own_host_lacks(tmp_path: Path) -> None:
 
 START = """
 import glob, os, sys, time
-from kvstore._core import StoreServer
+from kvrouter_store._core import StoreServer
 server = StoreServer(pool_bytes=16 << 30)
 began = time.perf_counter()
 server.start()

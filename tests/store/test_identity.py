@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.store import chain_of, manifest_of
 
-from kvstore.block import CacheSpec, Layout, Manifest, Part
-from kvstore.chain import BlockHashes, hash_tokens, root_hash
-from kvstore.errors import BadDocument
+from kvrouter_store.errors import BadDocument
+from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.chain import BlockHashes, hash_tokens, root_hash
 
 names = st.text(min_size=0, max_size=12)
 layouts = st.builds(

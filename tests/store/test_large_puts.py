@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.fakes.raw import RawLink
 from tests.fakes.store import HASH_BYTES, chain_of, content_of, manifest_of
 
-from kvstore import _core
-from kvstore._core import BlockStatus, StatusesReply, StoreServer
+from kvrouter_store import _core
+from kvrouter_store._core import BlockStatus, StatusesReply, StoreServer
 
 BLOCK = 640 << 10
 BLOCKS = 3

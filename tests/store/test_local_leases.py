@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.fakes.store import Memory, chain_of, content_of, eventually, manifest_of, put_chain
 
-from kvstore._core import StoreServer
-from kvstore.client import StoreClient
+from kvrouter_store._core import StoreServer
+from kvrouter_store.client.blocking import StoreClient
 
 BLOCK = 16 << 10
 POOL_BLOCKS = 64

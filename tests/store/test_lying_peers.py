@@ -13,14 +13,14 @@ from types import FrameType
 import pytest
 from tests.fakes.store import Memory, chain_of, manifest_of
 
-from kvstore import _core
-from kvstore._core import BlockStatus, LendReply, Op
-from kvstore.address import parse_url
-from kvstore.client import StoreClient
-from kvstore.connection import Access, Channel, Deadline, LinkLost
-from kvstore.errors import StoreRefused
-from kvstore.transports import slots
-from kvstore.transports.base import Target
+from kvrouter_store import _core
+from kvrouter_store._core import BlockStatus, LendReply, Op
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.transports import slots
+from kvrouter_store.client.transports.base import Target
+from kvrouter_store.connection.address import parse_url
+from kvrouter_store.connection.channel import Access, Channel, Deadline, LinkLost
+from kvrouter_store.errors import StoreRefused
 
 BLOCK = 4096
 MANIFEST = manifest_of(BLOCK)

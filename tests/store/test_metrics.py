@@ -2,18 +2,17 @@
 
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.fakes.store import Memory, chain_of, eventually, manifest_of, put_chain
 
-from kvstore._core import StoreServer
-from kvstore.client import StoreClient, TransportName
-from kvstore.http import StatsCollector
-from kvstore.metrics import FAMILIES, SHARING_REFUSED, metrics_table, node_metrics
-from kvstore.visit import Visit
+from kvrouter_store._core import StoreServer
+from kvrouter_store.client.blocking import StoreClient, TransportName
+from kvrouter_store.node.http_api import StatsCollector
+from kvrouter_store.node.metrics import FAMILIES, SHARING_REFUSED, node_metrics
+from kvrouter_store.node.selftest import SelfTest
 
 BLOCK = 4096
 MANIFEST = manifest_of(BLOCK)
@@ -23,7 +22,7 @@ Connect = Callable[..., StoreClient]
 def scraped(server: StoreServer) -> dict[str, float]:
     """Every sample of a scrape, by its name with its labels."""
     registry = CollectorRegistry()
-    registry.register(StatsCollector(server, Visit(f"kv://127.0.0.1:{server.port}")))
+    registry.register(StatsCollector(server, SelfTest(f"kv://127.0.0.1:{server.port}")))
     return {
         _spelled(sample.name, sample.labels): sample.value
         for family in text_string_to_metric_families(generate_latest(registry).decode())
@@ -57,11 +56,6 @@ def test_a_family_has_one_label_set_and_one_place() -> None:
     names = [family.name for family in (*FAMILIES, SHARING_REFUSED)]
     assert len(names) == len(set(names))
     assert all(re.fullmatch(r"kvstore:[a-z_]+", name) for name in names)
-
-
-def test_the_page_of_the_store_has_the_table_of_metrics() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "store.md"
-    assert metrics_table() in page.read_text()
 
 
 @pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])

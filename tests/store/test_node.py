@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from tests.fakes.store import StoreProcess, chain_of, manifest_of, put_chain
 
-from kvstore._core import StoreServer
-from kvstore.answers import Refusal
-from kvstore.client import StoreClient
-from kvstore.http import create_app
-from kvstore.visit import Visit
+from kvrouter_store._core import StoreServer
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.results import SharingRefusal
+from kvrouter_store.node.http_api import create_app
+from kvrouter_store.node.selftest import SelfTest
 
 MANIFEST = manifest_of(4096)
 
@@ -87,7 +87,7 @@ def test_engines_are_listed_with_what_they_share_or_why_they_do_not(node: StoreP
         assert mine["engines"] == ["http://e:1"]
         assert mine["spec"]["model"] == "tiny"
         assert listed["refusals"] == [{"engine": "http://e:2", "reason": reason}]
-        assert one.refusals() == other.refusals() == [Refusal("http://e:2", reason)]
+        assert one.refusals() == other.refusals() == [SharingRefusal("http://e:2", reason)]
         _, text = ask(node, "/metrics")
     sample = f'kvstore:sharing_refused{{engine="http://e:2",reason="{reason}"}} 1.0'
     assert sample in text.splitlines()
@@ -103,7 +103,7 @@ def test_errors_have_the_shape_of_openai(node: StoreProcess) -> None:
 
 
 async def test_a_self_test_that_fails_is_an_error_with_its_reason(server: StoreServer) -> None:
-    class Broken(Visit):
+    class Broken(SelfTest):
         def selftest(self) -> None:
             raise RuntimeError("block 1 came back wrong")
 

@@ -6,9 +6,17 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from kvstore._core import Placement, StoreServer
-from kvstore.config import StoreSettings
-from kvstore.placement import HugePages, Numa, Plan, memory_nodes, plan, reader, told
+from kvrouter_store._core import Placement, StoreServer
+from kvrouter_store.node.placement import (
+    HugePages,
+    Numa,
+    PlacementPlan,
+    memory_nodes,
+    plan,
+    reader,
+    told,
+)
+from kvrouter_store.node.settings import StoreSettings
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -58,7 +66,7 @@ class Host:
         numa: Numa = "auto",
         *,
         prefault: bool = False,
-    ) -> Plan:
+    ) -> PlacementPlan:
         return plan(reader(self.folder), pool_bytes, huge_pages, numa, prefault=prefault)
 
 
@@ -252,7 +260,7 @@ def test_a_divided_pool_tells_its_nodes() -> None:
     if server.placed.numa_error:
         pytest.skip(f"mbind is not allowed here: errno {server.placed.numa_error}")
     assert server.placed.numa_regions == 2
-    *_, nodes = told(Plan(placement), server.placed)
+    *_, nodes = told(PlacementPlan(placement), server.placed)
     assert nodes.sentence == "the pool is divided among the NUMA nodes 0, 0"
     assert "numa_used_bytes.any" not in server.stats()
     server.stop()

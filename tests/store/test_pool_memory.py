@@ -26,9 +26,9 @@ from tests.fakes.store import (
     manifest_of,
 )
 
-from kvstore._core import Placement, StoreServer, current_numa_node
-from kvstore.client import StoreClient
-from kvstore.placement import plan, reader
+from kvrouter_store._core import Placement, StoreServer, current_numa_node
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.node.placement import plan, reader
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -9,11 +9,11 @@ import pytest
 from tests.fakes.raw import RawLink
 from tests.fakes.store import Memory, StoreProcess, chain_of, eventually, manifest_of, put_chain
 
-from kvstore import _core
-from kvstore._core import BlockStatus, LendReply, StoreServer
-from kvstore.client import StoreClient
-from kvstore.connection import Channel
-from kvstore.errors import StoreRefused
+from kvrouter_store import _core
+from kvrouter_store._core import BlockStatus, LendReply, StoreServer
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.connection.channel import Channel
+from kvrouter_store.errors import StoreRefused
 
 BLOCK = 64 << 10
 POOL_BLOCKS = 64

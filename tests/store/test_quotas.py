@@ -11,12 +11,12 @@ import pytest
 from pydantic import ValidationError
 from tests.fakes.store import Memory, StoreProcess, chain_of, manifest_of, put_chain
 
-from kvstore._core import BlockStatus, StoreServer
-from kvstore.client import StoreClient
-from kvstore.config import StoreSettings
-from kvstore.errors import StoreRefused
-from kvstore.quotas import quota_bytes
-from kvstore.safety import StartRefused, quotas_of
+from kvrouter_store._core import BlockStatus, StoreServer
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.errors import StoreRefused
+from kvrouter_store.node.quotas import quota_bytes
+from kvrouter_store.node.settings import StoreSettings
+from kvrouter_store.node.start_checks import StartRefused, quotas_of
 
 MIB = 1 << 20
 BLOCK = 256 << 10

@@ -14,8 +14,8 @@ from tests.fakes.certificates import Authority, Signed
 from tests.fakes.store import StoreProcess, chain_of, eventually, manifest_of, put_chain
 from tests.store.test_tls_node import ask, flags
 
-from kvstore.client import StoreClient
-from kvstore.errors import Unauthorized, Untrusted
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.errors import Unauthorized, Untrusted
 
 MANIFEST = manifest_of(4096)
 CHAIN = chain_of(3)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.store import StoreProcess, chain_of, manifest_of, put_chain
 
-from kvstore.client import StoreClient
+from kvrouter_store.client.blocking import StoreClient
 
 MANIFEST = manifest_of(4096)
 PATH = {"PATH": os.environ["PATH"]}  # an editable install looks there for what rebuilds it

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore._core import Segments, crc32c
+from kvrouter_store._core import Segments, crc32c
 
 LAYERS = st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any)
 

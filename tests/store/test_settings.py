@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from kvstore.address import Address, parse_url
-from kvstore.backoff import BackOff
-from kvstore.config import StoreSettings
-from kvstore.spans import BATCH_BLOCKS, batches
+from kvrouter_store.client.ranges import BATCH_BLOCKS, batches
+from kvrouter_store.connection.address import Address, parse_url
+from kvrouter_store.connection.backoff import BackOff
+from kvrouter_store.node.settings import StoreSettings
 
 
 @pytest.mark.parametrize(
@@ -139,11 +139,13 @@ def test_long_spans_are_cut_by_blocks_and_by_bytes() -> None:
 def test_clients_need_nothing_but_the_standard_library_and_the_core() -> None:
     """An engine's environment has its own versions of everything else."""
     script = (
-        "import sys; before = set(sys.modules); import kvstore.client, kvstore.aio, kvstore.chain;"
+        "import sys; before = set(sys.modules);"
+        "import kvrouter_store.client.blocking, kvrouter_store.client.asyncio_client;"
+        "import kvrouter_store.identity.chain;"
         "print(*{name.split('.')[0] for name in set(sys.modules) - before})"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    foreign = set(done.stdout.split()) - sys.stdlib_module_names - {"kvstore"}
+    foreign = set(done.stdout.split()) - sys.stdlib_module_names - {"kvrouter_store"}
     assert foreign == set()

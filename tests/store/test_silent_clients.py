@@ -21,8 +21,8 @@ from tests.fakes.store import (
     put_chain,
 )
 
-from kvstore._core import BlockStatus, StoreServer
-from kvstore.client import StoreClient, TransportName
+from kvrouter_store._core import BlockStatus, StoreServer
+from kvrouter_store.client.blocking import StoreClient, TransportName
 
 S = BlockStatus
 SLOTS = 64

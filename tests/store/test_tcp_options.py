@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.fakes.store import chain_of, manifest_of, put_chain
 
-from kvstore import _core
-from kvstore._core import StoreServer
-from kvstore.client import StoreClient
+from kvrouter_store import _core
+from kvrouter_store._core import StoreServer
+from kvrouter_store.client.blocking import StoreClient
 
 PACED, UNPACED = b"bbr", (b"cubic", b"reno")
 NAME_BYTES = 16

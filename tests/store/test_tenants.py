@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.store import HASH_BYTES, Memory, StoreProcess, chain_of, manifest_of, put_chain
 
-from kvstore._core import BlockStatus, StoreServer
-from kvstore.client import StoreClient
-from kvstore.errors import StoreUnavailable
+from kvrouter_store._core import BlockStatus, StoreServer
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.errors import StoreUnavailable
 
 BLOCK = 512
 CHAIN = 5

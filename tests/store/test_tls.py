@@ -11,11 +11,11 @@ from tests.fakes.certificates import Authority
 from tests.fakes.store import Memory, chain_of, eventually, manifest_of, put_chain
 from tests.store.test_aio import until
 
-from kvstore._core import BlockStatus, Segments, StoreServer
-from kvstore.aio import AsyncStoreClient
-from kvstore.client import StoreClient
-from kvstore.errors import StoreRefused, Untrusted
-from kvstore.tls import ClientTls
+from kvrouter_store._core import BlockStatus, Segments, StoreServer
+from kvrouter_store.client.asyncio_client import AsyncStoreClient
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.connection.tls import ClientTls
+from kvrouter_store.errors import StoreRefused, Untrusted
 
 MIB = 1 << 20
 BLOCK = 300_001  # no multiple of a record
@@ -94,8 +94,9 @@ async def test_the_asyncio_client_does_all_of_it_under_tls(
         await asyncio.to_thread(put_chain, client, MANIFEST, chain_of(2))
         landing = await waiting
         assert landing.lease is not None
-        assert await landing.lease.release_and_ask(5) is True
+        landing.lease.release()
         assert (await aio.match(MANIFEST, chain_of(3))).blocks == 2
+        assert server.stats()["leases"] == 0
         assert len(await aio.manifests()) == 1
         assert await aio.delete(MANIFEST, chain_of(2)) == 2
 
@@ -164,7 +165,10 @@ async def test_the_asyncio_client_says_the_same_and_logs_it_once(
     with pytest.raises(Untrusted, match=said):
         await client.stats()
     await client.close()
-    assert len([one for one in caplog.records if one.name == "kvstore.aio"]) == 1
+    assert (
+        len([one for one in caplog.records if one.name == "kvrouter_store.client.asyncio_client"])
+        == 1
+    )
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from tests.fakes.certificates import Authority
 from tests.fakes.link import Link
 from tests.fakes.store import Memory, chain_of, eventually, manifest_of, put_chain
 
-from kvstore._core import BlockStatus, StoreServer
-from kvstore.aio import AsyncStoreClient
-from kvstore.client import StoreClient
-from kvstore.errors import DeadlineExceeded, StoreUnavailable, Untrusted
-from kvstore.tls import ClientTls
+from kvrouter_store._core import BlockStatus, StoreServer
+from kvrouter_store.client.asyncio_client import AsyncStoreClient
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.connection.tls import ClientTls
+from kvrouter_store.errors import DeadlineExceeded, StoreUnavailable, Untrusted
 
 MIB = 1 << 20
 BLOCK = 300_001  # no multiple of a record
@@ -222,9 +222,9 @@ def test_without_libssl_tls_is_refused_with_the_remedy_and_the_rest_works(
     (tmp_path / "libssl.so.3").write_text("no library")
     signed = authority.sign()
     script = (
-        "from kvstore.client import StoreClient\n"
-        "from kvstore.config import StoreSettings\n"
-        "from kvstore.node_tls import tls_of\n"
+        "from kvrouter_store.client.blocking import StoreClient\n"
+        "from kvrouter_store.node.settings import StoreSettings\n"
+        "from kvrouter_store.node.tls import tls_of\n"
         "StoreClient('kv://localhost:1')\n"
         "assert tls_of(StoreSettings()) is None\n"
         "try: StoreClient('kvs://localhost:1')\n"

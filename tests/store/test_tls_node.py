@@ -14,10 +14,10 @@ from tests.fakes.certificates import Authority, Signed
 from tests.fakes.store import StoreProcess, chain_of, manifest_of, put_chain
 from tests.store.test_safety import failed_start
 
-from kvstore.client import StoreClient
-from kvstore.config import StoreSettings
-from kvstore.node_tls import tls_of
-from kvstore.safety import StartRefused
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.node.settings import StoreSettings
+from kvrouter_store.node.start_checks import StartRefused
+from kvrouter_store.node.tls import tls_of
 
 MANIFEST = manifest_of(4096)
 TOKEN = secrets.token_hex(32)

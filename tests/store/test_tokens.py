@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from tests.fakes.store import chain_of, manifest_of, put_chain
 from tests.store.test_aio import until
 
-from kvstore import _core
-from kvstore._core import StoreServer
-from kvstore.address import parse_url
-from kvstore.aio import AsyncStoreClient
-from kvstore.client import StoreClient, TransportName
-from kvstore.config import StoreSettings
-from kvstore.connection import Channel, Deadline
-from kvstore.credentials import TOKEN, check_token
-from kvstore.errors import StoreRefused, Unauthorized
-from kvstore.safety import StartRefused, tokens_of
+from kvrouter_store import _core
+from kvrouter_store._core import StoreServer
+from kvrouter_store.client.asyncio_client import AsyncStoreClient
+from kvrouter_store.client.blocking import StoreClient, TransportName
+from kvrouter_store.connection.address import parse_url
+from kvrouter_store.connection.channel import Channel, Deadline
+from kvrouter_store.connection.tokens import TOKEN, check_token
+from kvrouter_store.errors import StoreRefused, Unauthorized
+from kvrouter_store.node.settings import StoreSettings
+from kvrouter_store.node.start_checks import StartRefused, tokens_of
 
 MIB = 1 << 20
 MANIFEST = manifest_of(4096)
@@ -102,7 +102,9 @@ async def test_the_asyncio_client_says_and_logs_once_that_it_is_refused(
     with pytest.raises(Unauthorized, match="KVROUTER_STORE_TOKEN"):
         await client.match(MANIFEST, chain_of(1))
     await client.close()
-    (record,) = [one for one in caplog.records if one.name == "kvstore.aio"]
+    (record,) = [
+        one for one in caplog.records if one.name == "kvrouter_store.client.asyncio_client"
+    ]
     assert record.levelno == logging.WARNING
     assert WRONG not in caplog.text
 

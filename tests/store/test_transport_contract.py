@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.fakes.certificates import Authority
+from tests.fakes.raw import RawLink
 from tests.fakes.rdma import StandIn, attachable
 from tests.fakes.rdma_store import NodeBeside, overwrite_over_rdma, url_of
 from tests.fakes.store import (
@@ -21,11 +22,12 @@ from tests.fakes.store import (
     put_chain,
 )
 
-from kvstore._core import BlockStatus, StoreServer
-from kvstore.client import StoreClient
-from kvstore.errors import StoreRefused
-from kvstore.rdma.device import open_device
-from kvstore.rdma.initiator import Initiator, Opens
+from kvrouter_store import _core
+from kvrouter_store._core import BlockStatus, StoreServer
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.errors import StoreRefused
+from kvrouter_store.rdma.device import open_device
+from kvrouter_store.rdma.initiator import Initiator, Opens
 
 OK, MISSING, CORRUPT = BlockStatus.OK, BlockStatus.MISSING, BlockStatus.CORRUPT
 BLOCK = 4096
@@ -52,15 +54,24 @@ def opens(kind: str, tmp_path: Path) -> Iterator[Opens | None]:
 
 
 @pytest.fixture
+def digests() -> bool:
+    """Whether the node has them: else they are off."""
+    return True
+
+
+@pytest.fixture
 def server(
-    kind: str, tmp_path: Path, authority: Authority, opens: Opens | None
+    kind: str, tmp_path: Path, authority: Authority, opens: Opens | None, digests: bool
 ) -> Iterator[Server]:
     if kind == "beside":
+        if not digests:
+            pytest.skip("the node on the other machine has digests")
         with contextlib.closing(NodeBeside()) as beside:
             yield beside
         return
     tls = authority.sign().server() if kind == "tls" else None
-    node = StoreServer(unix_path=str(tmp_path / "s.sock"), pool_bytes=16 << 20, tls=tls)
+    path = str(tmp_path / "s.sock")
+    node = StoreServer(unix_path=path, pool_bytes=16 << 20, tls=tls, digests=digests)
     node.start()
     with attachable(node, opens) if opens else contextlib.nullcontext():
         yield node
@@ -198,6 +209,33 @@ def test_without_verification_corrupt_bytes_come_through(
     trusting = connect(verify=False)
     assert trusting.get_into(MANIFEST, 0, hashes, range(1), memory.segments, [0]) == [OK]
     assert memory[0] == b"\x00" * BLOCK
+
+
+@pytest.mark.parametrize("digests", [False])
+def test_with_digests_off_blocks_are_moved_and_nobody_looks_for_changes(
+    client: StoreClient, server: Server, overwrite: Callable[[bytes, bytes], None]
+) -> None:
+    hashes, memory = chain_of(3), Memory(3, BLOCK)
+    assert put_chain(client, MANIFEST, hashes) == 3
+    assert client.match(MANIFEST, hashes).blocks == 3
+    got = client.get_into(MANIFEST, 0, hashes, range(3), memory.segments, range(3))
+    assert got == [OK] * 3
+    assert memory.data == Memory(3, BLOCK).holds(hashes).data
+    overwrite(hashes, b"\x00" * BLOCK)
+    assert client.get_into(MANIFEST, 0, hashes, range(1), memory.segments, [0]) == [OK]
+    assert memory[0] == b"\x00" * BLOCK
+
+
+@pytest.mark.parametrize("digests", [False])
+def test_with_digests_off_nobody_computes_one(client: StoreClient, server: Server) -> None:
+    hashes = chain_of(3)
+    put_chain(client, MANIFEST, hashes)
+    assert server.unix_path is not None
+    with RawLink(server.unix_path) as link:
+        manifest_id = link.register(MANIFEST)
+        held = link.ask(_core.encode_acquire(link.next_id(), manifest_id, 0, hashes)).reply
+    assert isinstance(held, _core.AcquireReply)
+    assert held.crcs == [0] * 3
 
 
 def test_a_block_larger_than_the_pool_is_refused_and_the_link_lives(client: StoreClient) -> None:

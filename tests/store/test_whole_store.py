@@ -37,9 +37,9 @@ from tests.fakes.whole_store import (
 from tests.fakes.whole_store_checks import tally
 from tests.fakes.whole_store_halves import PutsThatStop, part_numbers, seeds, spans, versions
 
-from kvstore import _core
-from kvstore._core import EVICTION_POLICIES, BlockStatus, PostState
-from kvstore.errors import LeaseLost
+from kvrouter_store import _core
+from kvrouter_store._core import EVICTION_POLICIES, BlockStatus, PostState
+from kvrouter_store.errors import LeaseLost
 
 STEPS = int(os.environ.get("KVROUTER_MODEL_STEPS", "500"))
 STEPS_PER_EXAMPLE = 100

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kvrouter.page.model import (
+from kvrouter.control.page.model import (
     SCHEMA,
     EngineCard,
     FlowCard,
@@ -18,9 +18,9 @@ from kvrouter.page.model import (
     StoreCard,
     TierCard,
 )
-from kvrouter.page.snapshot import SERIES
-from kvrouter.terminal.draw import screen
-from kvrouter.terminal.words import Paint, bar, count, fitted, seconds, size, spark, width_of
+from kvrouter.control.page.snapshot import SERIES
+from kvrouter.tools.terminal.draw import screen
+from kvrouter.tools.terminal.words import Paint, bar, count, fitted, seconds, size, spark, width_of
 
 
 def engine(name: str, role: str, **more: object) -> EngineCard:

@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 from tests.fakes.certificates import Authority
 
-from kvrouter.access.tls import server_context
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.server import HttpServer
+from kvrouter.credentials.tls import server_context
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.listener import HttpServer
 
 from .test_draw import document
 

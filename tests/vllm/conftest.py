@@ -48,7 +48,7 @@ def simulated(engine_folder: Path) -> Iterator[Service]:
         for role in ("prefill", "decode"):
             port = free_port()
             command = [
-                *(sys.executable, "-m", "kvrouter.cli", "sim", "--role", role, "--port", port),
+                *(sys.executable, "-m", "kvrouter", "sim", "--role", role, "--port", port),
                 *("--model", "tiny", "--block-size", "16", "--store", store.url),
                 *("--time-to-first-token", "40ms", "--inter-token-latency", "10ms"),
             ]

@@ -42,7 +42,7 @@ def transfer_config(url: str, role: str = "kv_both", **extra: Any) -> dict[str, 
     """What --kv-transfer-config says to use the connector."""
     return {
         "kv_connector": "KVStoreConnector",
-        "kv_connector_module_path": "kvstore.connectors.vllm",
+        "kv_connector_module_path": "kvrouter_store.connectors.vllm",
         "kv_role": role,
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"url": url, **extra},

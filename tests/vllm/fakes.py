@@ -7,14 +7,14 @@ from math import prod
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from kvstore.answers import BlockStatus, Match, PutResult
-from kvstore.block import CacheSpec, Layout, Manifest, Part
-from kvstore.chain import root_hash
-from kvstore.connectors.landings import Coming
-from kvstore.connectors.vllm_identity import Identity
+from kvrouter_store.client.results import BlockStatus, Match, PutResult
+from kvrouter_store.connectors.landings import AwaitedPrefix
+from kvrouter_store.connectors.vllm.identity import EngineIdentity
+from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.chain import root_hash
 
 if TYPE_CHECKING:
-    from kvstore.errors import KVStoreError
+    from kvrouter_store.errors import KVStoreError
 
 
 def chain_of(blocks: int, name: str = "chain") -> list[bytes]:
@@ -22,12 +22,12 @@ def chain_of(blocks: int, name: str = "chain") -> list[bytes]:
     return [sha256(f"{name} {index}".encode()).digest() for index in range(blocks)]
 
 
-def identity(block_tokens: int, refusal: str = "") -> Identity:
+def identity(block_tokens: int, refusal: str = "") -> EngineIdentity:
     """Who an engine of one rank is."""
     root = root_hash(None).hex()
     spec = CacheSpec("tiny", "r1", "float32", block_tokens, "sha256_cbor", root)
     part = Part((0, 4), (0, 2), 0, 4096, Layout.opaque("test"))
-    return Identity(Manifest(spec, (part,)), refusal, "engine")
+    return EngineIdentity(Manifest(spec, (part,)), refusal, "engine")
 
 
 @dataclass
@@ -131,14 +131,14 @@ class FakeClient:
 
 
 class FakeLandings:
-    """Follows landings as `kvstore.connectors.landings.Landings`; the test says what lands."""
+    """Follows landings as the connectors' `Landings` does; the test says what lands."""
 
     def __init__(self) -> None:
-        self.followed: list[tuple[Coming, float]] = []
+        self.followed: list[tuple[AwaitedPrefix, float]] = []
         self.waits: list[float] = []
 
-    def follow(self, hashes: bytes, first: int, wait_s: float) -> Coming:
-        coming = Coming(hashes, first)
+    def follow(self, hashes: bytes, first: int, wait_s: float) -> AwaitedPrefix:
+        coming = AwaitedPrefix(hashes, first)
         self.followed.append((coming, wait_s))
         return coming
 
@@ -147,7 +147,7 @@ class FakeLandings:
         return False
 
     @property
-    def coming(self) -> Coming:
+    def coming(self) -> AwaitedPrefix:
         return self.followed[-1][0]
 
 

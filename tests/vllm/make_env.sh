@@ -1,7 +1,7 @@
 #!/bin/sh
 # Make (once) the environment of a real vLLM engine on a CPU and print the path of its python.
 #   make_env.sh [FOLDER]     default: $KVROUTER_TEST_CACHE, else ~/.cache/kvrouter-tests
-# VLLM_SERIES says which of the tested series (store/kvstore/connectors/vllm_versions.py): the newest
+# VLLM_SERIES says which of the tested series (store/kvrouter_store/connectors/vllm/versions.py): the newest
 # where it is unset. The environment is keyed by the pins below: other pins make another one. It takes 3.5 GB and
 # several minutes. A requirement of the tests alone; nothing of kvrouter depends on it.
 # Where pip's index holds no CPU build of torch, set PIP_EXTRA_INDEX_URL to one that does.

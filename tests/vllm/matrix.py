@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.vllm.engines import ask
 
-from kvrouter.families.parameters import VLLM
+from kvrouter.engines.families.parameters import VLLM
 
 Json = dict[str, Any]
 DEADLINE_S = 180.0

@@ -113,7 +113,7 @@ def start_store(
     """`kvrouter store`, ready."""
     port, http_port = port or free_port(), free_port()
     command = [
-        *(sys.executable, "-m", "kvrouter.cli", "store", "--host", "127.0.0.1"),
+        *(sys.executable, "-m", "kvrouter", "store", "--host", "127.0.0.1"),
         *("--port", port, "--http-port", http_port, "--memory", memory),
     ]
     service = Service.start(name, command, folder)
@@ -136,7 +136,16 @@ def start_router(
     """`kvrouter serve` before these engines, ready."""
     port = free_port()
     command = [
-        *(sys.executable, "-m", "kvrouter.cli", "serve", "--host", "127.0.0.1", "--port", port),
+        *(
+            sys.executable,
+            "-m",
+            "kvrouter.cli.main",
+            "serve",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            port,
+        ),
         *("--prefill", *prefill, "--decode", *decode, "--drain-delay", "0", *flags),
         *(("--store", store_url) if store_url is not None else ()),
     ]

@@ -15,10 +15,10 @@ from tests.vllm.fakes import (
     request_of,
 )
 
-from kvstore.connectors.link import StoreLink
-from kvstore.connectors.vllm_arrivals import Arrivals, announced
-from kvstore.connectors.vllm_plan import LoadOrder
-from kvstore.connectors.vllm_scheduler import SchedulerSide
+from kvrouter_store.connectors.link import StoreLink
+from kvrouter_store.connectors.vllm.arrivals import Arrivals, announced
+from kvrouter_store.connectors.vllm.plan import LoadOrder
+from kvrouter_store.connectors.vllm.scheduler import SchedulerSide
 
 BLOCK = 16
 IDS = list(range(50, 57))

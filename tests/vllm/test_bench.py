@@ -43,7 +43,7 @@ def test_its_figures_are_those_of_vllms_own_benchmark(
     tokenizer = str(model_folder(TINY, vllm_python))
     how = ("--backend", "openai", "--dataset-name", "random", "--tokenizer", tokenizer)
     theirs = rows([str(vllm_python), "-c", THEIRS, *LOAD, *how, "--disable-tqdm", *url])
-    ours = rows([sys.executable, "-m", "kvrouter.cli", "bench", "serve", *LOAD, *url])
+    ours = rows([sys.executable, "-m", "kvrouter", "bench", "serve", *LOAD, *url])
     print({name: (theirs[name], ours[name]) for name in TIMES})
     legs = {name for name in ours if name not in theirs}
     assert theirs.keys() <= ours.keys()

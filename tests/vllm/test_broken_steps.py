@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore._core import StoreServer
+from kvrouter_store._core import StoreServer
 
 INSIDE = Path(__file__).parent / "inside"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.chain import hash_tokens, root_hash
+from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 pytestmark = [pytest.mark.vllm, pytest.mark.every_series, pytest.mark.timeout(300)]
 

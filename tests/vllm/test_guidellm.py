@@ -11,10 +11,10 @@ from tests.vllm.engines import OFFLINE
 from tests.vllm.models import TINY, model_folder
 from tests.vllm.services import Service
 
-from kvrouter.sim.config import SimSettings
-from kvrouter.sim.oracle import Oracle
-from kvrouter.sim.store_link import sim_manifest
-from kvstore.chain import root_hash
+from kvrouter.tools.sim.oracle import Oracle
+from kvrouter.tools.sim.settings import SimSettings
+from kvrouter.tools.sim.store_link import sim_manifest
+from kvrouter_store.identity.chain import root_hash
 
 REQUESTS, OUTPUT_TOKENS = 24, 20
 PATHS = ("/v1/completions", "/v1/chat/completions")

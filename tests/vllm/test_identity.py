@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.vllm.models import TINY, model_folder
 
-from kvstore.connectors.vllm_identity import weights_digest
+from kvrouter_store.connectors.vllm.identity import weights_digest
 
 INSIDE = Path(__file__).parent / "inside"
 

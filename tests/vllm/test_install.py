@@ -14,7 +14,7 @@ ENGINES_OWN = {"torch", "vllm"}
 
 
 def imported(module: str) -> set[str]:
-    """The modules that a module of kvstore imports, at its top or in a function."""
+    """The modules that a module of the store imports, at its top or in a function."""
     path = STORE / (module.replace(".", "/") + ".py")
     if not path.exists():
         path = STORE / module.replace(".", "/") / "__init__.py"
@@ -40,7 +40,7 @@ def walked(tree: ast.AST) -> Iterator[ast.AST]:
 
 def test_the_connector_reaches_only_the_standard_library_itself_and_the_engine() -> None:
     seen: set[str] = set()
-    waiting = ["kvstore.connectors.vllm"]
+    waiting = ["kvrouter_store.connectors.vllm.connector"]
     foreign: set[str] = set()
     while waiting:
         module = waiting.pop()
@@ -49,11 +49,11 @@ def test_the_connector_reaches_only_the_standard_library_itself_and_the_engine()
         seen.add(module)
         for name in imported(module):
             top = name.partition(".")[0]
-            if top == "kvstore":
+            if top == "kvrouter_store":
                 waiting.append(name)
             elif top not in sys.stdlib_module_names | ENGINES_OWN:
                 foreign.add(f"{module} imports {name}")
-    assert "kvstore.client" in seen
+    assert "kvrouter_store.client.blocking" in seen
     assert not foreign
 
 
@@ -66,7 +66,7 @@ def test_installing_it_changes_no_other_package(vllm_python: Path) -> None:
     after = packages(vllm_python)
     assert before - after == after - before == set()
     done = subprocess.run(
-        [vllm_python, "-c", "import kvstore; print(kvstore.__file__)"],
+        [vllm_python, "-c", "import kvrouter_store; print(kvrouter_store.__file__)"],
         capture_output=True,
         text=True,
         check=True,

@@ -13,7 +13,7 @@ from tests.vllm.engines import BLOCK_TOKENS, Engine, EngineOptions, running, tra
 from tests.vllm.models import TINY, WINDOW, Recipe, model_folder
 from tests.vllm.services import Service, start_router, start_store
 
-from kvstore.client import StoreClient
+from kvrouter_store.client.blocking import StoreClient
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.router.brain.test_kv_replays import Ports, Router, free_port
 
-from kvrouter.kv_state import Reason
+from kvrouter.prefix.events.confidence import Reason
 
 pytestmark = [pytest.mark.vllm, pytest.mark.every_series]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.fakes.store import StoreProcess, chain_of, eventually, manifest_of, put_chain
 
-from kvstore.aio import AsyncStoreClient
-from kvstore.client import StoreClient
-from kvstore.connectors.landings import Landings
+from kvrouter_store.client.asyncio_client import AsyncStoreClient
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.connectors.landings import Landings
 
 MANIFEST = manifest_of()
 LONG_S = 60.0

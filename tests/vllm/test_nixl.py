@@ -18,7 +18,7 @@ from tests.vllm.engines import Engine, EngineOptions, ask, free_port, running
 from tests.vllm.models import TINY, model_folder
 from tests.vllm.services import Service, start_router
 
-from kvrouter.families.nixl import PREFILL, Nixl
+from kvrouter.engines.families.nixl import PREFILL, Nixl
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

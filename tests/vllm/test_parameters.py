@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvrouter.families.parameters import VLLM
+from kvrouter.engines.families.parameters import VLLM
 
 INSIDE = Path(__file__).parent / "inside"
 

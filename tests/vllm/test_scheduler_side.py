@@ -14,12 +14,12 @@ from tests.vllm.fakes import (
     request_of,
 )
 
-from kvstore.chain import hash_tokens, root_hash
-from kvstore.connectors.link import StoreLink
-from kvstore.connectors.vllm_arrivals import Arrivals
-from kvstore.connectors.vllm_scheduler import SchedulerSide
-from kvstore.connectors.vllm_settings import SaveScope
-from kvstore.errors import StoreUnavailable
+from kvrouter_store.connectors.link import StoreLink
+from kvrouter_store.connectors.vllm.arrivals import Arrivals
+from kvrouter_store.connectors.vllm.scheduler import SchedulerSide
+from kvrouter_store.connectors.vllm.settings import SaveScope
+from kvrouter_store.errors import StoreUnavailable
+from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 BLOCK = 16
 ROOT = root_hash(None)

@@ -15,10 +15,10 @@ from tests.vllm.fakes import (
     request_of,
 )
 
-from kvstore.connectors.link import StoreLink
-from kvstore.connectors.vllm_arrivals import Arrivals
-from kvstore.connectors.vllm_plan import LoadOrder, SaveOrder
-from kvstore.connectors.vllm_scheduler import SchedulerSide
+from kvrouter_store.connectors.link import StoreLink
+from kvrouter_store.connectors.vllm.arrivals import Arrivals
+from kvrouter_store.connectors.vllm.plan import LoadOrder, SaveOrder
+from kvrouter_store.connectors.vllm.scheduler import SchedulerSide
 
 BLOCK = 16
 WHERE = 1000  # block ids are never block numbers

@@ -6,13 +6,9 @@ from typing import Any
 
 import pytest
 from tests.fakes.certificates import Authority
-from tests.fakes.store import Memory, chain_of, manifest_of, put_chain
 
-from kvstore._core import BlockStatus, StoreServer
-from kvstore.client import StoreClient
-from kvstore.connectors.vllm_settings import ConnectorRefused, ConnectorSettings, check_start
-from kvstore.connectors.vllm_versions import VERSIONS, facts_of
-from kvstore.tls import ClientTls
+from kvrouter_store.connection.tls import ClientTls
+from kvrouter_store.connectors.vllm.settings import ConnectorRefused, ConnectorSettings, check_start
 
 URL = {"url": "kv://127.0.0.1:7400"}
 
@@ -125,9 +121,6 @@ def test_an_untested_vllm_is_refused() -> None:
         {"save": "some"},
         {"transport": "pigeon"},
         {"verify": "no"},
-        {"check_puts": 1},
-        {"digest_puts": 1},
-        {"digest_puts": False},
         {"deadline_s": 0},
         {"deadline_s": True},
         {"name": 7},
@@ -149,28 +142,20 @@ def test_a_consumer_saves_only_when_told(role: str, save: str) -> None:
     assert ConnectorSettings.parse({**URL, "save": "prompt"}, role).save == "prompt"
 
 
-@pytest.mark.parametrize("digests", [True, False])
-def test_a_block_is_saved_with_its_digest_unless_the_settings_leave_it_out(
-    digests: bool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("old", "named"),
+    [
+        ({"check_puts": False}, "check_puts is"),
+        ({"digest_puts": False, "verify": True}, "digest_puts is"),
+        ({"check_puts": True, "digest_puts": True}, "check_puts and digest_puts is"),
+    ],
+)
+def test_a_setting_of_earlier_versions_has_no_effect_and_says_so_once(
+    old: dict[str, bool], named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, hashes, manifest = str(tmp_path / "s.sock"), chain_of(1), manifest_of(4096)
-    node = StoreServer(unix_path=path, pool_bytes=1 << 20)
-    node.start()
-    try:
-        extra = {"url": f"kv://127.0.0.1:{node.port}", "transport": "tcp", "verify": False}
-        settings = ConnectorSettings.parse({**extra, "digest_puts": digests}, "kv_both")
-        with settings.client("engine") as engine, StoreClient(f"kv+unix://{path}") as reader:
-            assert put_chain(engine, manifest, hashes) == 1
-            memory = Memory(1, 4096)
-            got = reader.get_into(manifest, 0, hashes, range(1), memory.segments, [0])
-            assert got == [BlockStatus.OK]
-        # A block without one is not found in the mapped pool: the node is asked, and computes it.
-        assert node.stats()["operation_ns.acquire.le_inf"] == (0 if digests else 1)
-    finally:
-        node.stop()
-
-
-def test_every_version_in_the_table_is_found_by_its_series() -> None:
-    for row in VERSIONS:
-        assert facts_of(f"{row.series}.7+cpu") is row
-    assert facts_of("0.3") is None
+    assert ConnectorSettings.parse({**URL, **old}, "kv_both") == ConnectorSettings.parse(
+        URL, "kv_both"
+    )
+    (line,) = caplog.messages
+    assert f"{named} deprecated" in line
+    assert "kvrouter store --digests off" in line

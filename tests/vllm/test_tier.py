@@ -17,8 +17,8 @@ from typing import Any, TextIO
 import pytest
 from tests.fakes.link import Link
 
-from kvstore._core import StoreServer
-from kvstore.client import StoreClient
+from kvrouter_store._core import StoreServer
+from kvrouter_store.client.blocking import StoreClient
 
 TIERING = Path(__file__).parent / "inside" / "tiering.py"
 TIMEOUT_S = 240
@@ -116,7 +116,7 @@ def ours(url: str, **more: Any) -> dict[str, Any]:
     """The entry of "secondary_tiers" that brings our tier."""
     return {
         "type": "KVStoreTier",
-        "module_path": "kvstore.connectors.vllm_tier",
+        "module_path": "kvrouter_store.connectors.vllm_tier",
         "url": url,
         "weights_revision": "r1",
         **more,

@@ -2,7 +2,7 @@
 
 import threading
 
-from kvstore.connectors.transfers import Transfers
+from kvrouter_store.connectors.transfers import Transfers
 
 
 def test_a_transfer_is_told_of_once_when_it_has_ended() -> None:

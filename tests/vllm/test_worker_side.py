@@ -7,12 +7,12 @@ from typing import Any, cast
 import pytest
 from tests.vllm.fakes import FakeClient, FakeTensor, chain_of
 
-from kvstore.answers import BlockStatus
-from kvstore.block import CacheSpec, Layout, Manifest, Part
-from kvstore.connectors.link import StoreLink
-from kvstore.connectors.vllm_plan import LoadOrder, SaveOrder, StepPlan
-from kvstore.connectors.vllm_settings import ConnectorRefused
-from kvstore.connectors.vllm_worker import WorkerSide, cache_segments
+from kvrouter_store.client.results import BlockStatus
+from kvrouter_store.connectors.link import StoreLink
+from kvrouter_store.connectors.vllm.plan import LoadOrder, SaveOrder, StepPlan
+from kvrouter_store.connectors.vllm.settings import ConnectorRefused
+from kvrouter_store.connectors.vllm.worker import WorkerSide, cache_segments
+from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
 
 LAYERS, BLOCKS, PAGE = 3, 8, 64
 SPEC = CacheSpec("tiny", "r1", "float32", 16, "sha256_cbor", "00" * 32)

@@ -4,7 +4,7 @@ import operator
 from functools import partial
 
 from benchmarks.store.contender import BATCH_BLOCKS, Call, Contender, Memory, Seat, in_turn
-from kvstore._core import copy_crc32c
+from kvrouter_store._core import copy_crc32c
 
 
 class Copy(Contender):

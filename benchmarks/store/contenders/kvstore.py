@@ -7,13 +7,13 @@ from functools import partial
 from typing import cast
 
 from benchmarks.store.contender import BATCH_BLOCKS, Call, Contender, Seat
-from kvstore import _core
-from kvstore._core import BlockStatus, MatchReply, RegisterReply, Segments
-from kvstore.aio import AsyncStoreClient
-from kvstore.answers import PutResult
-from kvstore.block import CacheSpec, Layout, Manifest, Part
-from kvstore.client import StoreClient, TransportName
-from kvstore.registry import register_frame
+from kvrouter_store import _core
+from kvrouter_store._core import BlockStatus, MatchReply, RegisterReply, Segments
+from kvrouter_store.client.asyncio_client import AsyncStoreClient
+from kvrouter_store.client.blocking import StoreClient, TransportName
+from kvrouter_store.client.manifest_ids import register_frame
+from kvrouter_store.client.results import PutResult
+from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
 
 HASH_BYTES = 32
 DEADLINE_S = 20
@@ -21,20 +21,14 @@ READ_BYTES = 1 << 16
 
 
 class Kvstore(Contender):
-    """The blocking client. Options: `transport` 'shm', 'unix' or 'tcp'; `verify` 'on' or 'off'.
-
-    `verify` 'off': digests are neither computed nor looked at.
-    """
+    """The blocking client. Option: `transport` 'shm', 'unix' or 'tcp'."""
 
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
         size = seat.block_bytes
         transport = cast("TransportName", seat.options["transport"])
         url = f"kv://{seat.server['host']}:{seat.server['port']}"
-        verify = seat.options["verify"] == "on"
-        self.client = StoreClient(
-            url, transport=transport, verify=verify, digest_puts=verify, deadline_s=DEADLINE_S
-        )
+        self.client = StoreClient(url, transport=transport, deadline_s=DEADLINE_S)
         self.manifest = _manifest(size)
         self.hashes = os.urandom(HASH_BYTES * seat.blocks)
         used = size * seat.blocks

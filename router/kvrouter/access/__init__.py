@@ -1,1 +1,1 @@
-"""Who may call: keys of callers, what they may use and how much; keys that engines are shown."""
+"""Authentication of callers, their limits, and the ports that the router opens."""

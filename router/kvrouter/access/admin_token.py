@@ -1,19 +1,25 @@
-"""The token that /workers and the status document ask for, and whether a request brings it."""
+"""The token that /workers and the status document ask for."""
 
 from __future__ import annotations
 
 import hmac
-from typing import Final
+from typing import TYPE_CHECKING
 
-from kvstore.credentials import bearer_token
+from kvrouter.errors import ApiError
+from kvrouter_store.connection.tokens import bearer_token
 
-TOKEN_NEEDED: Final = "This needs the admin token, as Authorization: Bearer TOKEN."
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
-def shows_token(authorization: str, token: str) -> bool:
-    """Whether this Authorization header brings the token.
+def ask_for_token(headers: Mapping[str, str], token: str) -> None:
+    """Let a request in that brings the token; "": every request.
 
     How long it takes tells nothing of the token but its length.
+
+    Raises:
+        ApiError: 401.
     """
-    given = bearer_token(authorization).encode("latin-1", "replace")
-    return hmac.compare_digest(given, token.encode())
+    given = bearer_token(headers.get("authorization", "")).encode("latin-1", "replace")
+    if token and not hmac.compare_digest(given, token.encode()):
+        raise ApiError(401, "This needs the admin token, as Authorization: Bearer TOKEN.")

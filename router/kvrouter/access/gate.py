@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.access.callers import caller_of
 from kvrouter.errors import ApiError
-from kvrouter.log import Line
-from kvrouter.metrics import Reading
-from kvrouter.passage import RequestIds
+from kvrouter.http.request_id import RequestIds
+from kvrouter.telemetry.metrics import Reading
+from kvrouter.telemetry.request_log import Line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
 
-    from kvrouter.access.caller import Caller, KeyRing
-    from kvrouter.http.exchange import Exchange
-    from kvrouter.http.server import Handler
-    from kvrouter.log import RequestLog
-    from kvrouter.metrics import Metrics, Row
+    from kvrouter.access.callers import Caller, KeyRing
+    from kvrouter.http.server.exchange import Exchange
+    from kvrouter.http.server.listener import Handler
+    from kvrouter.telemetry.metrics import Metrics, Row
+    from kvrouter.telemetry.request_log import RequestLog
 
 _OPEN: Final = frozenset(
     {
@@ -88,8 +89,8 @@ class Gate:
                 self._refuse(exchange, ApiError(413, f"{exchange.path} takes no such body."))
             return
         given = exchange.headers.pop("authorization", "")
-        exchange.caller = self._ring.find(given)
-        if exchange.caller is None:
+        exchange.principal = self._ring.find(given)
+        if exchange.principal is None:
             self._ring.unknown += 1
             wrong = ApiError(
                 401,
@@ -101,7 +102,7 @@ class Gate:
 
     def handle(self, exchange: Exchange) -> Awaitable[None]:
         """What answers `exchange`, whose caller `at_head` has found; to be awaited at once."""
-        caller = exchange.caller
+        caller = caller_of(exchange)
         if caller is None or exchange.method != "POST":
             return self._handler(exchange)
         return self._counted(exchange, caller)
@@ -153,13 +154,12 @@ class Gate:
 
     def _refuse(self, exchange: Exchange, error: ApiError) -> None:
         request_id = self._ids.of(exchange.headers)
-        challenge = [("www-authenticate", "Bearer")] if error.status == 401 else []
-        headers = (*error.headers(), *challenge, ("x-request-id", request_id))
+        headers = (*error.headers(), ("x-request-id", request_id))
         exchange.respond(error.status, error.body(), headers=headers)
         self._metrics.errors[str(error.status)] += 1
         if self._log is None:
             return
-        caller = exchange.caller
+        caller = caller_of(exchange)
         line = Line(
             request_id=request_id,
             status=error.status,

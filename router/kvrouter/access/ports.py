@@ -10,10 +10,9 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterable
 
-    from kvrouter.http.server import Handler, HttpServer
-    from kvrouter.settings.ports import PortSettings
-
-    Row = tuple[str, str, Handler]
+    from kvrouter.access.ports_settings import PortSettings
+    from kvrouter.http.server.listener import HttpServer
+    from kvrouter.http.server.respond import Row
 
 CONTROL: Final = frozenset({"/workers", "/workers/", "/metrics"})
 """Served on the control port alone, where there is one."""
@@ -30,7 +29,7 @@ def split(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
 
 
 class Server(Protocol):
-    """What a port needs of who serves it: `HttpServer`, or `kvrouter.page.control.ControlSide`."""
+    """A server of one port: `HttpServer`, or `WebServer` of the control port."""
 
     @property
     def port(self) -> int:

@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from kvrouter.canary.verdict import Difference, Outcome, first_difference, margin, tokens_of
-from kvrouter.engine import Role
-from kvrouter.families.splice import splice
-from kvrouter.http.client import UpstreamError
-from kvrouter.leg import MAX_ANSWER_BYTES, PATHS, LegFailed, with_own_id
-from kvrouter.metrics import Tally
-from kvrouter.openai import parse
+from kvrouter.canary.verdict import CanaryOutcome, Difference, first_difference, margin, tokens_of
+from kvrouter.engines.engine import Role
+from kvrouter.engines.families.splice import splice
+from kvrouter.http.client.pool import UpstreamError
+from kvrouter.openai.request import parse
+from kvrouter.serving.legs.leg import MAX_ANSWER_BYTES, PATHS, LegFailed
+from kvrouter.serving.request.forwarded_headers import with_own_id
+from kvrouter.telemetry.metrics import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from kvrouter.engine import Engine
-    from kvrouter.leg import Legs
-    from kvrouter.openai import Request
-    from kvrouter.pool import Pool
+    from kvrouter.engines.engine import Engine
+    from kvrouter.engines.pool import Pool
+    from kvrouter.openai.request import Request
+    from kvrouter.serving.legs.leg import Legs
 
 MAX_SAMPLES: Final = 32
 """Samples that wait; what comes when there are so many is skipped."""
@@ -65,7 +66,7 @@ class Sample:
     at_s: float
 
 
-class Replays:
+class CanaryReplays:
     """Takes samples and has each computed again by the engine that decoded it, all by itself.
 
     A salt of its own keeps the replay's blocks apart from all others: no cache and no store has
@@ -115,7 +116,7 @@ class Replays:
     def offer(self, sample: Sample) -> None:
         """Have `sample` judged some time; too many at a time are skipped."""
         if len(self._samples) >= MAX_SAMPLES:
-            self._count(Outcome.SKIPPED)
+            self._count(CanaryOutcome.SKIPPED)
             return
         self._samples.append(sample)
         if self._task is None or self._task.done():
@@ -134,10 +135,10 @@ class Replays:
             sample = self._samples.popleft()
             try:
                 quiet = await self._quiet(sample)
-                self._count(await self._judged(sample) if quiet else Outcome.SKIPPED)
+                self._count(await self._judged(sample) if quiet else CanaryOutcome.SKIPPED)
             except Exception:  # one sample must not end the canary
                 log.exception("canary: request %s", sample.request_id)
-                self._count(Outcome.FAILED)
+                self._count(CanaryOutcome.FAILED)
 
     async def _quiet(self, sample: Sample) -> bool:
         """Wait until its engine has room to spare; False where it is gone, or never has."""
@@ -150,17 +151,17 @@ class Replays:
             await self._pause(LOOK_S)
         return False
 
-    async def _judged(self, sample: Sample) -> Outcome:
+    async def _judged(self, sample: Sample) -> CanaryOutcome:
         answer = await self._ask(sample, sample.request)
         alone = tokens_of(answer) if answer is not None else None
         if alone is None:
-            return Outcome.FAILED
+            return CanaryOutcome.FAILED
         difference = first_difference(sample.tokens, alone)
         if difference is None:
-            return Outcome.EQUAL
+            return CanaryOutcome.EQUAL
         by = await self._margin(sample, difference)
         if by is not None and by <= self._near_tie:
-            return Outcome.NEAR_TIE
+            return CanaryOutcome.NEAR_TIE
         log.error(
             "canary: an answer is not what its engine says alone: request %s, prefill %s, decode "
             "%s, token %d: %s was sent, %s computed alone, %s",
@@ -172,7 +173,7 @@ class Replays:
             difference.alone,
             "which is no near tie" if by is None else f"likelier by {by:.2f} in logarithms",
         )
-        return Outcome.DIVERGED
+        return CanaryOutcome.DIVERGED
 
     async def _margin(self, sample: Sample, difference: Difference) -> float | None:
         """How near a tie it was; None where one of the tokens ended the answer, or none tells."""
@@ -218,5 +219,5 @@ class Replays:
         )
         return None
 
-    def _count(self, outcome: Outcome) -> None:
+    def _count(self, outcome: CanaryOutcome) -> None:
         self.outcomes[outcome.value] += 1

@@ -11,10 +11,10 @@ import orjson
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvrouter.openai import Kind
+    from kvrouter.openai.request import Kind
 
 
-class Outcome(StrEnum):
+class CanaryOutcome(StrEnum):
     """What became of one sample."""
 
     EQUAL = "equal"

@@ -1,1 +1,1 @@
-"""kvrouter.http."""
+"""HTTP/1.1 on asyncio protocols, both sides."""

@@ -10,15 +10,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.engine import Role, bare_address
+from kvrouter.engines.engine import Role
+from kvrouter.options.addresses import bare_address
 from kvrouter.replicas.messages import MAX_CHANGES, Change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from kvrouter.engine import Engine
-    from kvrouter.fleet import Fleet
-    from kvrouter.pool import Pool
+    from kvrouter.engines.engine import Engine
+    from kvrouter.engines.pool import Pool
+    from kvrouter.membership.fleet import Fleet
     from kvrouter.replicas.messages import Action
 
 MAX_AHEAD_MS: Final = 3_600_000

@@ -14,7 +14,7 @@ from secrets import token_hex
 from socket import gethostname
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.redis_link import RedisRefused, RedisUnavailable
+from kvrouter.redis.connection import RedisRefused, RedisUnavailable
 from kvrouter.replicas.changes import Changes, SharedFleet
 from kvrouter.replicas.holdings import Holdings
 from kvrouter.replicas.messages import (
@@ -30,12 +30,11 @@ from kvrouter.replicas.peers import Peers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvrouter.app import App
-    from kvrouter.fleet import Fleet
-    from kvrouter.kv_ledger import EventLedger
-    from kvrouter.pool import Pool
-    from kvrouter.prefix_index import PrefixIndex
-    from kvrouter.redis_link import RedisLink
+    from kvrouter.engines.pool import Pool
+    from kvrouter.membership.fleet import Fleet
+    from kvrouter.prefix.events.tracker import CacheTracker
+    from kvrouter.prefix.index import PrefixIndex
+    from kvrouter.redis.connection import RedisLink
     from kvrouter.replicas.messages import Change, Item
     from kvrouter.replicas.peers import Peer
 
@@ -63,7 +62,7 @@ class Group:
         pool: its engines.
         fleet: changes which there are.
         index: what engines hold.
-        ledger: who tells of its own cache, or None where no events are taken.
+        tracker: who tells of its own cache, or None where no events are taken.
         clock: seconds, monotonic.
 
     Attributes:
@@ -82,7 +81,7 @@ class Group:
         pool: Pool,
         fleet: Fleet,
         index: PrefixIndex,
-        ledger: EventLedger | None,
+        tracker: CacheTracker | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.id = token_hex(8)
@@ -98,7 +97,7 @@ class Group:
         self.peers = Peers(pool, clock)
         self._changes = Changes(self.id)
         self.fleet = SharedFleet(fleet, pool, self._changes)
-        self.holdings = Holdings(pool, index, ledger, self._tell, self.counts)
+        self.holdings = Holdings(pool, index, tracker, self._tell, self.counts)
         self._tasks: list[asyncio.Task[None]] = []
         self._snapshots: dict[str, Iterator[Item | None]] = {}
         self._asked_s: dict[str, float] = {}
@@ -111,7 +110,7 @@ class Group:
     def start(self, port: int) -> None:
         """Begin to share; `port` is this router's own."""
         self.name = f"{gethostname()}:{port}"
-        self._pool.watch(self.peers)
+        self._pool.when_joined(self.peers.engine_joined)
         self._tasks.append(asyncio.create_task(self._talk(), name="replicas talk"))
         self._tasks.append(asyncio.create_task(self._listen(), name="replicas listen"))
 
@@ -271,11 +270,3 @@ class Group:
                     break
                 if item is not None:
                     self._tell(item, router)
-
-
-def make_group(app: App, redis: RedisLink | None, ledger: EventLedger | None) -> Group | None:
-    """The group of the router that `app` is; None where there is no Redis to share over."""
-    if redis is None:
-        return None
-    prefix = app.settings.redis_prefix
-    return Group(redis, prefix, pool=app.pool, fleet=app.fleet, index=app.index, ledger=ledger)

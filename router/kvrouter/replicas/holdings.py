@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kvrouter.prefix_index import block_ids
+from kvrouter.prefix.index import block_ids
 from kvrouter.replicas.messages import (
     MAX_PIECE_BLOCKS,
     Domain,
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterator
 
-    from kvrouter.engine import Engine
-    from kvrouter.kv_ledger import EventLedger
-    from kvrouter.pool import Pool
-    from kvrouter.prefix_index import PrefixIndex
+    from kvrouter.engines.engine import Engine
+    from kvrouter.engines.pool import Pool
+    from kvrouter.prefix.events.tracker import CacheTracker
+    from kvrouter.prefix.index import PrefixIndex
     from kvrouter.replicas.messages import Item
 
 _ROOT_BYTES: Final = 8
@@ -45,7 +45,7 @@ class Holdings:
     Args:
         pool: knows engines by their names.
         index: what engines hold.
-        ledger: who tells of its own cache, or None where no events are taken.
+        tracker: who tells of its own cache, or None where no events are taken.
         tell: queues what is to be told.
         counts: what was told and taken.
     """
@@ -54,13 +54,13 @@ class Holdings:
         self,
         pool: Pool,
         index: PrefixIndex,
-        ledger: EventLedger | None,
+        tracker: CacheTracker | None,
         tell: Tell,
         counts: Counter[str],
     ) -> None:
         self._pool = pool
         self._index = index
-        self._ledger = ledger
+        self._tracker = tracker
         self._tell = tell
         self._counts = counts
 
@@ -81,8 +81,8 @@ class Holdings:
         elif not self._tells(engine):
             self._counts["guesses_taken"] += 1
             self._index.stored(engine, array("Q", guess.ids))
-            if self._ledger is not None:
-                self._ledger.guessed(engine)
+            if self._tracker is not None:
+                self._tracker.guessed(engine)
 
     def snapshot(self) -> Iterator[Item | None]:
         """All that this router knows, in pieces; each as it is when it is taken.
@@ -104,7 +104,7 @@ class Holdings:
 
     def _tells(self, engine: Engine) -> bool:
         """Whether it tells by events what it holds."""
-        return self._ledger is not None and self._ledger.tells(engine)
+        return self._tracker is not None and self._tracker.tells(engine)
 
 
 def domain_of(engine: Engine) -> Domain | None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from kvrouter.engine import Engine
-    from kvrouter.pool import Pool
+    from kvrouter.engines.engine import Engine
+    from kvrouter.engines.pool import Pool
     from kvrouter.replicas.messages import State
 
 FADED_S: Final = 2.0
@@ -100,9 +100,6 @@ class Peers:
     def engine_joined(self, engine: Engine) -> None:
         """What others already have under way on it counts."""
         self._pool.count_elsewhere(engine, self._elsewhere(engine.address))
-
-    def engine_left(self, engine: Engine) -> None:
-        """Nothing: what is under way on it may still be."""
 
     def _replace(self, peer: Peer, load: Mapping[str, int]) -> None:
         before, peer.load = peer.load, load

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvrouter.engine import Engine, Identity, Role
-from kvrouter.pool import Pool
+from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.engines.pool import Pool
 
 
 @dataclass

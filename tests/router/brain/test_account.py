@@ -5,11 +5,11 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.account import hits, note_plan
-from kvrouter.engine import Engine, Identity, Role
-from kvrouter.metrics import Metrics
-from kvrouter.passage import Passage
-from kvrouter.plan import Plan, RouteInputs
+from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.routing.plan import Plan, RouteInputs
+from kvrouter.serving.request.context import RequestContext, Timing
+from kvrouter.serving.request.request_metrics import hits, note_plan
+from kvrouter.telemetry.metrics import Metrics
 
 
 def engine(manifest: str | None = "m") -> Engine:
@@ -17,9 +17,9 @@ def engine(manifest: str | None = "m") -> Engine:
     return Engine("127.0.0.1:1", Role.DECODE, identity=identity)
 
 
-def planned(decode: Engine, why: str, took_s: float) -> Passage:
-    made = Passage(cast("Any", None), cast("Any", None), "id", b"", 10.0)
-    made.plan, made.planned_s = Plan(None, decode, 0, why), 10.0 + took_s
+def planned(decode: Engine, why: str, took_s: float) -> RequestContext:
+    made = RequestContext(cast("Any", None), cast("Any", None), "id", b"", Timing(10.0))
+    made.route.plan, made.timing.planned_s = Plan(None, decode, 0, why), 10.0 + took_s
     return made
 
 
@@ -29,8 +29,8 @@ def test_a_plan_is_counted_by_its_reason_and_its_tokens_by_where_they_are() -> N
     held = RouteInputs(100, [], block_tokens=16, matches={decode: 2}, store_blocks={"m": 3})
     note_plan(one, held, metrics)
     note_plan(other, RouteInputs(48, [], block_tokens=16, store_blocks={"m": 3, "x": 9}), metrics)
-    assert (one.hit_engine, one.hit_store) == (32, 16)
-    assert (other.hit_engine, other.hit_store) == (0, 48)
+    assert (one.route.hit_engine, one.route.hit_store) == (32, 16)
+    assert (other.route.hit_engine, other.route.hit_store) == (0, 48)
     assert metrics.plans == {"prefill": 1, "little missing": 1}
     assert metrics.prompt_tokens == {(): 148}
     assert metrics.hit_tokens == {"engine": 32, "store": 64, "none": 52}

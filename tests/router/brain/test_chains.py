@@ -6,9 +6,9 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvrouter.chains import LEAST_BLOCKS, Chains, _size
-from kvrouter.engine import HashDomain
-from kvstore.chain import hash_tokens, root_hash
+from kvrouter.engines.engine import HashDomain
+from kvrouter.prefix.hash_cache import LEAST_BLOCKS, HashCache, _size
+from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 DOMAIN = HashDomain(2, root_hash(None))
 LONG = list(range(2 * LEAST_BLOCKS + 2 * 20))
@@ -36,7 +36,7 @@ def test_whatever_was_asked_before_a_chain_is_what_hashing_gives(
     size: int,
 ) -> None:
     """Prompts that share beginnings of any length, in a memory of any size."""
-    chains = Chains(size)
+    chains = HashCache(size)
     for shared, own_tokens in asked:
         tokens = LONG[:shared] + own_tokens
         direct = hash_tokens(tokens, 2, root=DOMAIN.root, lora=adapter, cache_salt=salt).data
@@ -49,7 +49,7 @@ def test_whatever_was_asked_before_a_chain_is_what_hashing_gives(
 def test_what_is_remembered_takes_no_more_memory_than_its_bound_whatever_the_salts() -> None:
     tracemalloc.start()
     try:
-        chains = Chains(1 << 20)
+        chains = HashCache(1 << 20)
         before = tracemalloc.get_traced_memory()[0]
         for number in range(500):
             salt = f"{number}" + "\N{SNOWMAN}" * (number % 100) * 100
@@ -61,7 +61,7 @@ def test_what_is_remembered_takes_no_more_memory_than_its_bound_whatever_the_sal
 
 
 def test_the_next_turn_of_a_session_hashes_its_new_blocks_only() -> None:
-    chains = Chains()
+    chains = HashCache()
     chains.hashes(packed(LONG), DOMAIN)
     assert chains.reused_blocks == 0
     chains.hashes(packed([*LONG, 7, 7, 7]), DOMAIN)
@@ -71,7 +71,7 @@ def test_the_next_turn_of_a_session_hashes_its_new_blocks_only() -> None:
 
 
 def test_chains_of_other_salts_adapters_and_domains_are_not_mixed() -> None:
-    chains = Chains()
+    chains = HashCache()
     ids = packed(LONG)
     other = HashDomain(2, root_hash("0"))
     every = [

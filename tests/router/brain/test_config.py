@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kvrouter.cli import COMMANDS, Command, imported, main
-from kvrouter.commands import run_command
-from kvrouter.config import RouterSettings
-from kvrouter.config_docs import configuration_page
-from kvrouter.flags import UsageError, load, options
+from kvrouter.app.settings import RouterSettings
+from kvrouter.cli.main import COMMANDS, Command, imported, main
+from kvrouter.cli.run_command import run_command
+from kvrouter.options.flags import UsageError, load, options
+from kvrouter.tools.docs.configuration import configuration_page
 
 ROOT = Path(__file__).resolve().parents[3]
 ENGINES = ["--prefill", "p:1", "--decode", "d:1"]
@@ -188,7 +188,7 @@ def test_no_command_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_help_of_the_command_imports_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom kvrouter.cli import main\n"
+        "import sys\nfrom kvrouter.cli.main import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
         "print(sorted({'pydantic', 'aiohttp', 'quart', 'zmq', 'yaml'} & set(sys.modules)))"
     )
@@ -258,6 +258,8 @@ def is_interrupted(settings: RouterSettings) -> int:
 def test_how_a_command_ends_is_its_exit_code(
     capsys: pytest.CaptureFixture[str], run: Callable[[RouterSettings], int], code: int, told: str
 ) -> None:
-    command = Command("x", "run x", "kvrouter.config:RouterSettings", f"{__name__}:{run.__name__}")
+    command = Command(
+        "x", "run x", "kvrouter.app.settings:RouterSettings", f"{__name__}:{run.__name__}"
+    )
     assert run_command(command, ["--decode", "d:1"]) == code
     assert capsys.readouterr().err.endswith(told)

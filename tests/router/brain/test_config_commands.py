@@ -8,10 +8,10 @@ import jsonschema
 import pytest
 import yaml
 
-from kvrouter.cli import COMMANDS, imported, main
-from kvrouter.config import RouterSettings
-from kvrouter.config_schema import json_schema
-from kvrouter.flags import UsageError, load, options
+from kvrouter.app.settings import RouterSettings
+from kvrouter.cli.config_schema import json_schema
+from kvrouter.cli.main import COMMANDS, imported, main
+from kvrouter.options.flags import UsageError, load, options
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -3,8 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.router.brain.conftest import Clock
 
-from kvrouter.engine import Breaker, BreakerState, Engine, Identity, Role, parse_address
-from kvstore.chain import root_hash
+from kvrouter.engines.engine import Breaker, BreakerState, Engine, Identity, Role
+from kvrouter.options.addresses import parse_address
+from kvrouter_store.identity.chain import root_hash
 
 
 @pytest.mark.parametrize(

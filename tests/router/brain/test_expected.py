@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvrouter.engine import Engine, Role
-from kvrouter.expected import LEAST_BLOCKS, Expected, marks_of
-from kvstore.chain import hash_tokens, root_hash
+from kvrouter.engines.engine import Engine, Role
+from kvrouter.prefix.expected import LEAST_BLOCKS, Expected, marks_of
+from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 ENGINES = [Engine(f"e:{port}", Role.PREFILL) for port in (1, 2, 3)]
 

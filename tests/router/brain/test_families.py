@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.families.base import BadAnswer, Handoff
-from kvrouter.families.nixl import PREFILL, Nixl
-from kvrouter.families.sglang import Rooms
-from kvrouter.families.splice import splice
-from kvrouter.families.vllm import Vllm
-from kvrouter.leg import with_own_id, without_rank
-from kvrouter.passage import leg_fields
-from kvstore.chain import root_hash
+from kvrouter.engines.families.base import BadAnswer, Handoff
+from kvrouter.engines.families.nixl import PREFILL, Nixl
+from kvrouter.engines.families.sglang import Rooms
+from kvrouter.engines.families.splice import splice
+from kvrouter.engines.families.vllm import Vllm
+from kvrouter.serving.request.forwarded_headers import leg_fields, with_own_id, without_rank
+from kvrouter_store.identity.chain import root_hash
 
 Spans = dict[str, tuple[int, int]]
 

@@ -1,8 +1,8 @@
 from tests.router.brain.conftest import Clock, joined
 
-from kvrouter.engine import Engine, Identity, Role
-from kvrouter.fleet import Fleet
-from kvrouter.pool import Pool
+from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.engines.pool import Pool
+from kvrouter.membership.fleet import Fleet
 
 
 class Watched:

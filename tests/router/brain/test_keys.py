@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from kvrouter.access.caller import Caller, KeyRing
-from kvrouter.access.keys import PREFIX, Key, digest, file_line, new_key, read_keys
-from kvrouter.access.worker_keys import WorkerKeys, by_engine, read_worker_keys
-from kvrouter.cli import main
-from kvrouter.config import RouterSettings
-from kvrouter.engine import Engine, Role
+from kvrouter.access.callers import Caller, KeyRing
+from kvrouter.app.settings import RouterSettings
+from kvrouter.cli.main import main
+from kvrouter.credentials.caller_keys import PREFIX, Key, digest, file_line, new_key, read_keys
+from kvrouter.credentials.engine_keys import WorkerKeys, by_engine, read_worker_keys
+from kvrouter.engines.engine import Engine, Role
 from kvrouter.errors import ApiError
 
 SECRET = "the-very-secret-key"
@@ -314,14 +314,14 @@ def test_an_engines_key_takes_the_place_of_the_clients() -> None:
     one.divide([0, 1])
     sent = b"x-request-id: i\r\nauthorization: Bearer user\r\nbaggage: authorization: x\r\n"
     keys = WorkerKeys({"a:1": "A"})
-    assert keys.shown(other, sent) == sent
+    assert keys.shown(other.address, sent) == sent
     expected = sent.replace(b"authorization: Bearer user\r\n", b"") + b"authorization: Bearer A\r\n"
     for engine in (one, *one.ranks):
-        assert keys.shown(engine, sent) == expected
-        assert keys.headers(engine) == {"authorization": "Bearer A"}
-        assert keys.judged(engine, 401)
-        assert not keys.judged(engine, 404)
-    assert keys.headers(other) == {}
-    assert not keys.judged(other, 401)
+        assert keys.shown(engine.server.address, sent) == expected
+        assert keys.headers(engine.server.address) == {"authorization": "Bearer A"}
+        assert keys.judged(engine.server.address, 401)
+        assert not keys.judged(engine.server.address, 404)
+    assert keys.headers(other.address) == {}
+    assert not keys.judged(other.address, 401)
     keys.alone = True
-    assert keys.judged(other, 401)
+    assert keys.judged(other.address, 401)

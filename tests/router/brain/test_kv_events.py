@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.router.brain.conftest import Clock, joined
 
-from kvrouter.engine import Engine, HashDomain, Role
-from kvrouter.kv_claims import Naming
-from kvrouter.kv_ledger import EventLedger
-from kvrouter.kv_messages import (
+from kvrouter.engines.engine import Engine, HashDomain, Role
+from kvrouter.engines.pool import Pool
+from kvrouter.prefix.events.confidence import Reason
+from kvrouter.prefix.events.mapping import Naming
+from kvrouter.prefix.events.messages import (
     BadMessage,
     Cleared,
     Removed,
@@ -24,11 +25,10 @@ from kvrouter.kv_messages import (
     decode_tokens,
     low_id,
 )
-from kvrouter.kv_state import Reason
-from kvrouter.kv_stream import REORDER_S
-from kvrouter.pool import Pool
-from kvrouter.prefix_index import PrefixIndex, block_ids
-from kvstore.chain import hash_tokens, root_hash
+from kvrouter.prefix.events.sequencer import REORDER_S
+from kvrouter.prefix.events.tracker import CacheTracker
+from kvrouter.prefix.index import PrefixIndex, block_ids
+from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 BLOCK = 16
 TOKENS = list(range(1000, 1000 + 4 * BLOCK))
@@ -70,7 +70,7 @@ def payload(*events: Any, rank: int | None = 0) -> bytes:
 class Wire:
     """One engine, and the router's side of its events."""
 
-    ledger: EventLedger
+    tracker: CacheTracker
     index: PrefixIndex
     pool: Pool
     engine: Engine
@@ -83,11 +83,11 @@ class Wire:
             self.sequence = sequence
         frames = [self.topic, struct.pack(">Q", self.sequence), payload(*events, rank=rank)]
         self.sequence += 1
-        self.ledger.receive(frames)
+        self.tracker.receive(frames)
 
     def wait(self, seconds: float) -> None:
         self.clock.now += seconds
-        self.ledger.tick()
+        self.tracker.tick()
 
     def matched(self, hashes: bytes = HASHES) -> int:
         return self.index.match(hashes).get(self.engine, 0)
@@ -96,11 +96,12 @@ class Wire:
 def make_wire(max_names: int = 1000, blocks: int = 10_000) -> Wire:
     clock, index = Clock(), PrefixIndex(blocks)
     pool = Pool(clock)
-    ledger = EventLedger(index, pool.find, lambda: pool.domain, max_names, clock)
-    pool.watch(index)
-    pool.watch(ledger)
+    tracker = CacheTracker(index, pool.find, lambda: pool.domain, max_names, clock)
+    pool.when_left(index.clear)
+    pool.when_joined(tracker.engine_joined)
+    pool.when_left(tracker.engine_left)
     engine = joined(pool, "e:1", Role.PREFILL, block_tokens=BLOCK)
-    return Wire(ledger, index, pool, engine, clock=clock)
+    return Wire(tracker, index, pool, engine, clock=clock)
 
 
 @pytest.fixture
@@ -113,7 +114,7 @@ def test_blocks_that_an_engine_stores_are_matched_until_it_removes_them(wire: Wi
     assert wire.matched() == 4
     wire.send(removed(IDS[2:]))
     assert wire.matched() == 2
-    assert wire.ledger.naming(wire.engine) is Naming.EXACT
+    assert wire.tracker.naming(wire.engine) is Naming.EXACT
 
 
 def test_events_of_older_versions_are_arrays_and_mean_the_same(wire: Wire) -> None:
@@ -122,13 +123,13 @@ def test_events_of_older_versions_are_arrays_and_mean_the_same(wire: Wire) -> No
     assert wire.matched() == 4
     wire.send(["BlockRemoved", IDS[1:]], ["BlockRemoved", [7], "GPU"])
     assert wire.matched() == 1
-    assert wire.ledger.naming(wire.engine) is Naming.EXACT
+    assert wire.tracker.naming(wire.engine) is Naming.EXACT
 
 
 def test_names_may_be_whole_hashes_in_bytes(wire: Wire) -> None:
     wire.send(stored([HASHES[at : at + 32] for at in range(0, 128, 32)], TOKENS))
     assert wire.matched() == 4
-    assert wire.ledger.naming(wire.engine) is Naming.EXACT
+    assert wire.tracker.naming(wire.engine) is Naming.EXACT
 
 
 def test_clearing_the_cache_forgets_everything(wire: Wire) -> None:
@@ -143,11 +144,11 @@ def test_clearing_the_cache_forgets_everything(wire: Wire) -> None:
 def test_a_lost_message_makes_the_engines_part_start_anew(wire: Wire) -> None:
     wire.send(stored(IDS, TOKENS))
     wire.send(stored([1], [0] * BLOCK, parent=IDS[3]), sequence=5)
-    assert wire.ledger.standing(wire.engine) is Reason.GAP
+    assert wire.tracker.standing(wire.engine) is Reason.GAP
     wire.wait(REORDER_S)
     assert wire.matched() == 0
-    assert wire.ledger.standing(wire.engine) is Reason.LOST
-    assert wire.ledger.counts["gaps"] == 1
+    assert wire.tracker.standing(wire.engine) is Reason.LOST
+    assert wire.tracker.counts["gaps"] == 1
     assert len(wire.index.match(chain_of(1))) == 1
 
 
@@ -159,13 +160,13 @@ def test_a_publisher_that_counts_from_the_start_again_was_restarted(wire: Wire) 
     wire.send(stored(IDS, TOKENS))
     wire.send(stored(IDS[:1], TOKENS[:BLOCK]), sequence=0)
     assert wire.matched() == 1
-    assert wire.ledger.counts["restarts"] == 1
+    assert wire.tracker.counts["restarts"] == 1
 
 
 def test_a_router_that_comes_late_takes_the_first_number_as_it_is(wire: Wire) -> None:
     wire.send(stored(IDS, TOKENS), sequence=77)
     assert wire.matched() == 4
-    assert wire.ledger.counts["gaps"] == 0
+    assert wire.tracker.counts["gaps"] == 0
 
 
 def test_each_data_parallel_rank_counts_its_own_messages(wire: Wire) -> None:
@@ -173,7 +174,7 @@ def test_each_data_parallel_rank_counts_its_own_messages(wire: Wire) -> None:
     wire.send(stored(IDS[1:2], TOKENS[BLOCK : 2 * BLOCK], IDS[0]), sequence=9, rank=1)
     wire.send(sequence=1, rank=0)
     wire.send(sequence=10, rank=1)
-    assert wire.ledger.counts["gaps"] == 0
+    assert wire.tracker.counts["gaps"] == 0
     assert wire.matched() == 2
 
 
@@ -183,8 +184,8 @@ def test_names_of_another_hash_are_mapped_through_the_token_ids(
     wire.send(stored([71, 72], TOKENS[: 2 * BLOCK]))
     wire.send(stored([73, 74], TOKENS[2 * BLOCK :], parent=72))
     assert wire.matched() == 4
-    assert wire.ledger.naming(wire.engine) is Naming.MAPPED
-    assert wire.ledger.counts["foreign_names"] == 1
+    assert wire.tracker.naming(wire.engine) is Naming.MAPPED
+    assert wire.tracker.counts["foreign_names"] == 1
     assert "sha256_cbor" in caplog.text
     wire.send(removed([74, 73, 999]))
     assert wire.matched() == 2
@@ -193,7 +194,7 @@ def test_names_of_another_hash_are_mapped_through_the_token_ids(
 def test_foreign_blocks_whose_parent_is_unknown_are_counted_not_guessed(wire: Wire) -> None:
     wire.send(stored([71], TOKENS[:BLOCK]))
     wire.send(stored([90, 91], TOKENS[:32], parent=4711))
-    assert wire.ledger.counts["unmapped_blocks"] == 2
+    assert wire.tracker.counts["unmapped_blocks"] == 2
     assert wire.matched() == 1
 
 
@@ -201,8 +202,8 @@ def test_blocks_of_another_size_are_left_out_with_the_remedy(
     wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     wire.send(stored([1, 2], TOKENS, block_size=32))
-    assert wire.ledger.naming(wire.engine) is Naming.FOREIGN
-    assert wire.ledger.counts["unmapped_blocks"] == 2
+    assert wire.tracker.naming(wire.engine) is Naming.FOREIGN
+    assert wire.tracker.counts["unmapped_blocks"] == 2
     assert f"--block-size {BLOCK}" in caplog.text
     wire.send(removed([1, 2]))
 
@@ -210,7 +211,7 @@ def test_blocks_of_another_size_are_left_out_with_the_remedy(
 def test_a_salted_chain_does_not_decide_how_an_engine_names_blocks(wire: Wire) -> None:
     salted = hash_tokens(TOKENS, BLOCK, root=root_hash(None), cache_salt="s").data
     wire.send(stored(list(block_ids(salted)), TOKENS, extra_keys=[["s"], None, None, None]))
-    assert wire.ledger.naming(wire.engine) is Naming.UNKNOWN
+    assert wire.tracker.naming(wire.engine) is Naming.UNKNOWN
     assert wire.matched(salted) == 4
 
 
@@ -219,7 +220,7 @@ def test_names_kept_of_a_foreign_engine_are_bounded() -> None:
     wire.send(stored([71, 72], TOKENS[:32]))
     wire.send(stored([73], TOKENS[32:48], parent=72))
     wire.send(stored([75], TOKENS[:BLOCK], parent=71))
-    assert wire.ledger.counts["unmapped_blocks"] == 1
+    assert wire.tracker.counts["unmapped_blocks"] == 1
 
 
 def test_only_the_device_and_the_first_full_attention_group_count(wire: Wire) -> None:
@@ -229,28 +230,28 @@ def test_only_the_device_and_the_first_full_attention_group_count(wire: Wire) ->
     wire.send(stored([6], [0] * BLOCK, group_idx=1, kv_cache_spec_kind="sliding_window"))
     wire.send(removed(IDS, group=1))
     assert wire.matched() == 4
-    assert wire.ledger.counts["other_medium"] == 2
-    assert wire.ledger.counts["other_group"] == 2
+    assert wire.tracker.counts["other_medium"] == 2
+    assert wire.tracker.counts["other_group"] == 2
     assert wire.index.match(chain_of(5)) == wire.index.match(chain_of(6)) == {}
 
 
 def test_an_engine_that_left_is_learnt_anew(wire: Wire) -> None:
     wire.send(stored([71], TOKENS[:BLOCK]))
     wire.pool.leave(wire.engine)
-    assert wire.ledger.naming(wire.engine) is None
-    assert wire.ledger.standing(wire.engine) is Reason.NO_EVENTS
+    assert wire.tracker.naming(wire.engine) is None
+    assert wire.tracker.standing(wire.engine) is Reason.NO_EVENTS
     assert wire.matched() == 0
 
 
 def test_a_new_hash_domain_of_the_fleet_makes_names_be_learnt_anew(wire: Wire) -> None:
     domain: list[HashDomain] = [HashDomain(BLOCK, root_hash(None))]
-    ledger = EventLedger(wire.index, wire.pool.find, lambda: domain[0])
-    wire.ledger = ledger
+    tracker = CacheTracker(wire.index, wire.pool.find, lambda: domain[0])
+    wire.tracker = tracker
     wire.send(stored(IDS, TOKENS))
     domain[0] = HashDomain(BLOCK, root_hash("0"))
     seeded = hash_tokens(TOKENS, BLOCK, root=root_hash("0")).data
     wire.send(stored(IDS, TOKENS))
-    assert ledger.naming(wire.engine) is Naming.MAPPED
+    assert tracker.naming(wire.engine) is Naming.MAPPED
     assert (wire.matched(), wire.matched(seeded)) == (0, 4)
 
 
@@ -260,7 +261,7 @@ def test_a_topic_that_names_no_engine_is_counted_and_told_once(
     for topic in (b"kv@nobody:1", b"other", b"", b"kv@", b"kv@e:1@model"):
         wire.topic = topic
         wire.send(stored(IDS, TOKENS))
-    assert wire.ledger.counts["unknown_topic"] == 4
+    assert wire.tracker.counts["unknown_topic"] == 4
     assert wire.matched() == 4
     assert caplog.text.count("nobody") == 1
 
@@ -278,14 +279,14 @@ def test_a_topic_that_names_no_engine_is_counted_and_told_once(
     ],
 )
 def test_malformed_messages_are_counted_and_change_nothing(wire: Wire, frames: list[bytes]) -> None:
-    wire.ledger.receive(frames)
-    assert wire.ledger.counts["malformed"] == 1
-    assert wire.ledger.counts["messages"] == 0
+    wire.tracker.receive(frames)
+    assert wire.tracker.counts["malformed"] == 1
+    assert wire.tracker.counts["messages"] == 0
 
 
 def test_events_of_unknown_kinds_are_counted_beside_those_that_are_known(wire: Wire) -> None:
     wire.send({"type": "BlockDreamt"}, stored(IDS, TOKENS), ["Nonsense", 1], 7)
-    assert wire.ledger.counts["unknown_event"] == 3
+    assert wire.tracker.counts["unknown_event"] == 3
     assert wire.matched() == 4
 
 
@@ -328,7 +329,7 @@ def test_tokens_that_are_no_numbers_are_no_tokens(wire: Wire) -> None:
     with pytest.raises(BadMessage):
         decode_tokens(event)
     wire.send(stored(IDS, TOKENS, token_ids=["x"]))
-    assert wire.ledger.naming(wire.engine) is Naming.MAPPED
+    assert wire.tracker.naming(wire.engine) is Naming.MAPPED
 
 
 @given(st.integers(-(1 << 63), (1 << 64) - 1), st.binary(min_size=8, max_size=32))
@@ -340,9 +341,9 @@ def test_a_name_is_its_low_64_bits(number: int, name: bytes) -> None:
 @given(st.lists(st.binary(max_size=60), max_size=4))
 def test_no_frames_whatsoever_raise(frames: list[bytes]) -> None:
     wire = make_wire()
-    wire.ledger.receive(frames)
-    wire.ledger.receive([b"kv@e:1", bytes(8), *frames[:1]])
-    assert wire.ledger.counts["malformed"] + wire.ledger.counts["messages"] >= 1
+    wire.tracker.receive(frames)
+    wire.tracker.receive([b"kv@e:1", bytes(8), *frames[:1]])
+    assert wire.tracker.counts["malformed"] + wire.tracker.counts["messages"] >= 1
 
 
 def test_repeated_warnings_grow_rare(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:

@@ -37,9 +37,9 @@ def test_events_of_any_content_raise_nothing_and_leave_the_ledger_working(
 ) -> None:
     wire = make_wire()
     for sequence, batch in enumerate(messages):
-        wire.ledger.receive([b"kv@e:1", struct.pack(">Q", sequence), payload(*batch)])
-    wire.ledger.receive([b"kv@e:1", struct.pack(">Q", len(messages)), payload()])
-    assert wire.ledger.counts["messages"] == len(messages) + 1
+        wire.tracker.receive([b"kv@e:1", struct.pack(">Q", sequence), payload(*batch)])
+    wire.tracker.receive([b"kv@e:1", struct.pack(">Q", len(messages)), payload()])
+    assert wire.tracker.counts["messages"] == len(messages) + 1
     wire.pool.leave(wire.engine)
     assert wire.matched() == 0
 
@@ -47,5 +47,5 @@ def test_events_of_any_content_raise_nothing_and_leave_the_ledger_working(
 @given(st.lists(odd, max_size=4))
 def test_batches_of_any_content_raise_nothing(items: list[Any]) -> None:
     wire = make_wire()
-    wire.ledger.receive([b"kv@e:1", bytes(8), msgspec.msgpack.encode(items)])
-    assert wire.ledger.counts["messages"] + wire.ledger.counts["malformed"] == 1
+    wire.tracker.receive([b"kv@e:1", bytes(8), msgspec.msgpack.encode(items)])
+    assert wire.tracker.counts["messages"] + wire.tracker.counts["malformed"] == 1

@@ -11,14 +11,14 @@ import pytest
 import zmq
 from tests.router.brain.test_kv_events import chain_of
 
-from kvrouter.engine import Engine, Identity, Role
-from kvrouter.kv_events import EventIntake
-from kvrouter.kv_ledger import EventLedger
-from kvrouter.kv_state import Reason
-from kvrouter.pool import Pool
-from kvrouter.prefix_index import PrefixIndex
-from kvrouter.sim.block_cache import Cleared, Event, Removed, Stored
-from kvrouter.sim.events import EventEncoder, EventPublisher, Faults
+from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.engines.pool import Pool
+from kvrouter.prefix.events.confidence import Reason
+from kvrouter.prefix.events.intake import EventIntake
+from kvrouter.prefix.events.tracker import CacheTracker
+from kvrouter.prefix.index import PrefixIndex
+from kvrouter.tools.sim.block_cache import Cleared, Event, Removed, Stored
+from kvrouter.tools.sim.events import EventEncoder, EventPublisher, Faults
 
 PATIENCE_S = 60
 
@@ -58,10 +58,11 @@ class Router:
     def __init__(self, ports: Ports) -> None:
         self.pool = Pool()
         self.index = PrefixIndex(100_000)
-        self.ledger = EventLedger(self.index, self.pool.find, lambda: self.pool.domain)
-        self.pool.watch(self.index)
-        self.pool.watch(self.ledger)
-        self.intake = EventIntake(ports, self.ledger, self.pool)
+        self.tracker = CacheTracker(self.index, self.pool.find, lambda: self.pool.domain)
+        self.pool.when_left(self.index.clear)
+        self.pool.when_joined(self.tracker.engine_joined)
+        self.pool.when_left(self.tracker.engine_left)
+        self.intake = EventIntake(ports, self.tracker, self.pool)
         self.engine = self.pool.add("127.0.0.1:1", Role.PREFILL)
         self._ticks = asyncio.create_task(self._tick())
 
@@ -72,14 +73,14 @@ class Router:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(0.02)
-            self.ledger.tick()
+            self.tracker.tick()
 
     def holds(self, *numbers: int) -> bool:
         return all(self.index.match(block(number)) for number in numbers)
 
     @property
     def reason(self) -> Reason:
-        return self.ledger.standing(self.engine)
+        return self.tracker.standing(self.engine)
 
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -163,7 +164,7 @@ async def test_a_router_that_starts_late_learns_what_an_engine_holds(
     await router.until(lambda: router.reason is Reason.COMPLETE)
     assert router.holds(1, 6, 8, 3000)
     assert not router.holds(7)
-    assert router.ledger.trusts(router.engine)
+    assert router.tracker.trusts(router.engine)
 
 
 async def test_two_routers_hear_the_same_publisher(start: Start, engine: Engines) -> None:
@@ -201,7 +202,7 @@ async def test_what_the_wire_loses_repeats_and_reorders_is_made_good(
             await asyncio.sleep(0.02)
     kept = [n for n in range(1, 501) if n % 3 != 2 or n == 500]
     assert [n for n in range(1, 501) if router.holds(n)] == kept
-    assert router.ledger.counts["gaps"]
+    assert router.tracker.counts["gaps"]
 
 
 async def test_a_replay_that_does_not_reach_back_leaves_only_what_is_certain(
@@ -239,14 +240,14 @@ async def test_a_cut_connection_takes_the_trust_until_the_publisher_is_heard_aga
     router = start(Ports(None, {"": engine.port}))  # nobody to ask
     router.join()
     await router.until(lambda: router.holds(1) or engine.tell(stored(1)))
-    assert router.ledger.trusts(router.engine)
+    assert router.tracker.trusts(router.engine)
     engine.end()
     await router.until(lambda: router.reason is Reason.CUT)
     assert router.holds(1)
-    assert not router.ledger.trusts(router.engine)
+    assert not router.tracker.trusts(router.engine)
     engine.begin()
     await router.until(lambda: router.holds(2) or engine.tell(stored(2)))
-    await router.until(lambda: router.ledger.trusts(router.engine))
+    await router.until(lambda: router.tracker.trusts(router.engine))
     assert not router.holds(1)
 
 
@@ -260,11 +261,11 @@ async def test_a_publisher_that_does_not_answer_is_said_to(
     try:
         with caplog.at_level(logging.WARNING):
             number = 0
-            while not router.ledger.counts["messages"]:
+            while not router.tracker.counts["messages"]:
                 number += 1
                 publisher.publish([stored(number)])
                 await asyncio.sleep(0.01)
-            await router.until(lambda: router.ledger.counts["unanswered"])
+            await router.until(lambda: router.tracker.counts["unanswered"])
         assert "does not replay" in caplog.text
         publisher.publish([stored(9999)])
         await router.until(lambda: router.holds(9999))

@@ -1,7 +1,6 @@
 """What the router says of an engine's cache: exact, degraded or fallback, why, and what follows."""
 
 import logging
-import struct
 
 import pytest
 from tests.router.brain.test_kv_events import (
@@ -15,10 +14,10 @@ from tests.router.brain.test_kv_events import (
     stored,
 )
 
-from kvrouter.kv_held import HELD_MESSAGES
-from kvrouter.kv_ledger import DEAD_S, SILENT_S, UNSURE_PROMPTS
-from kvrouter.kv_state import IndexState, Reason
-from kvrouter.kv_stream import REORDER_S
+from kvrouter.prefix.events.confidence import IndexState, Reason
+from kvrouter.prefix.events.reorder import HELD_MESSAGES
+from kvrouter.prefix.events.sequencer import REORDER_S
+from kvrouter.prefix.events.tracker import DEAD_S, SILENT_S, UNSURE_PROMPTS
 
 
 @pytest.fixture
@@ -27,19 +26,19 @@ def wire() -> Wire:
 
 
 def standing(wire: Wire) -> Reason:
-    return wire.ledger.standing(wire.engine)
+    return wire.tracker.standing(wire.engine)
 
 
 def test_an_engine_that_never_told_is_guessed(wire: Wire) -> None:
     assert standing(wire) is Reason.NO_EVENTS
     assert standing(wire).state is IndexState.FALLBACK
-    wire.ledger.computed(wire.engine, chain_of(5))
+    wire.tracker.computed(wire.engine, chain_of(5))
     assert wire.matched(chain_of(5)) == 1
-    assert not wire.ledger.trusts(wire.engine)
+    assert not wire.tracker.trusts(wire.engine)
 
 
 def test_guesses_are_forgotten_when_an_engine_begins_to_tell(wire: Wire) -> None:
-    wire.ledger.computed(wire.engine, chain_of(5))
+    wire.tracker.computed(wire.engine, chain_of(5))
     wire.send(stored(IDS, TOKENS))
     assert wire.matched(chain_of(5)) == 0
     assert wire.matched() == 4
@@ -52,7 +51,7 @@ def test_a_publisher_heard_from_the_middle_on_is_degraded_until_its_cache_is_emp
     wire.send(stored(IDS, TOKENS), sequence=77)
     assert standing(wire) is Reason.LATE
     assert standing(wire).state is IndexState.DEGRADED
-    assert wire.ledger.trusts(wire.engine)  # what it told since is held for certain
+    assert wire.tracker.trusts(wire.engine)  # what it told since is held for certain
     wire.send({"type": "AllBlocksCleared"})
     assert standing(wire) is Reason.COMPLETE
 
@@ -61,7 +60,7 @@ def test_nothing_is_trusted_while_messages_are_missing(wire: Wire) -> None:
     wire.send(stored(IDS, TOKENS))
     wire.send(sequence=2)
     assert standing(wire) is Reason.GAP
-    assert not wire.ledger.trusts(wire.engine)
+    assert not wire.tracker.trusts(wire.engine)
     wire.send(removed(IDS[1:]), sequence=1)
     assert standing(wire) is Reason.COMPLETE
     assert wire.matched() == 1
@@ -74,7 +73,7 @@ def test_what_was_known_before_lost_messages_is_forgotten(wire: Wire) -> None:
     assert standing(wire) is Reason.LOST
     assert wire.matched() == 0
     assert wire.matched(chain_of(9)) == 1
-    assert wire.ledger.counts["lost"] == 2
+    assert wire.tracker.counts["lost"] == 2
 
 
 def test_duplicates_and_stragglers_change_nothing(wire: Wire) -> None:
@@ -83,25 +82,25 @@ def test_duplicates_and_stragglers_change_nothing(wire: Wire) -> None:
     wire.send(removed(IDS[1:]))
     wire.send(stored(IDS, TOKENS), sequence=0)
     assert wire.matched() == 1
-    assert wire.ledger.counts["duplicates"] == 3
-    assert wire.ledger.counts["restarts"] == 0
+    assert wire.tracker.counts["duplicates"] == 3
+    assert wire.tracker.counts["restarts"] == 0
 
 
 def test_messages_kept_for_a_gap_are_bounded(wire: Wire) -> None:
     wire.send(stored(IDS, TOKENS))
     for number in range(2, HELD_MESSAGES + 100):
         wire.send(sequence=number)
-    used = wire.ledger.budget.used_bytes
+    used = wire.tracker.budget.used_bytes
     assert used == HELD_MESSAGES * len(payload())
-    wire.ledger.budget.limit_bytes = used  # as if other engines had taken the rest
+    wire.tracker.budget.limit_bytes = used  # as if other engines had taken the rest
     wire.send(sequence=HELD_MESSAGES + 200)
-    assert wire.ledger.budget.used_bytes == used
+    assert wire.tracker.budget.used_bytes == used
     wire.pool.leave(wire.engine)
-    assert wire.ledger.budget.used_bytes == 0
+    assert wire.tracker.budget.used_bytes == 0
 
 
 def test_without_any_room_to_keep_messages_the_engine_is_learnt_anew(wire: Wire) -> None:
-    wire.ledger.budget.limit_bytes = 0
+    wire.tracker.budget.limit_bytes = 0
     wire.send(stored(IDS, TOKENS))
     wire.send(sequence=2)
     wire.wait(REORDER_S)
@@ -113,12 +112,12 @@ def test_without_any_room_to_keep_messages_the_engine_is_learnt_anew(wire: Wire)
 
 def test_an_engine_that_computes_and_tells_nothing_is_no_longer_believed(wire: Wire) -> None:
     wire.send(stored(IDS, TOKENS))
-    wire.ledger.computed(wire.engine, chain_of(5))
+    wire.tracker.computed(wire.engine, chain_of(5))
     wire.wait(SILENT_S - 1)
     assert standing(wire) is Reason.COMPLETE
     wire.wait(2)
     assert standing(wire) is Reason.SILENT
-    assert not wire.ledger.trusts(wire.engine)
+    assert not wire.tracker.trusts(wire.engine)
     assert wire.matched() == 4  # still good enough to choose by
     wire.send(stored([5], [0] * 16, parent=4711))
     wire.wait(0)
@@ -130,12 +129,12 @@ def test_an_engine_silent_for_long_is_guessed_and_learnt_anew_when_it_tells_agai
     wire: Wire,
 ) -> None:
     wire.send(stored(IDS, TOKENS))
-    wire.ledger.computed(wire.engine, chain_of(5))
+    wire.tracker.computed(wire.engine, chain_of(5))
     for _ in range(int(DEAD_S) + 1):
         wire.wait(1)
     assert standing(wire) is Reason.DEAD
     assert standing(wire).state is IndexState.FALLBACK
-    wire.ledger.computed(wire.engine, chain_of(6))
+    wire.tracker.computed(wire.engine, chain_of(6))
     assert wire.matched(chain_of(6)) == 1
     wire.send(stored([7], [0] * 16, parent=4711))
     wire.wait(0)
@@ -145,7 +144,7 @@ def test_an_engine_silent_for_long_is_guessed_and_learnt_anew_when_it_tells_agai
 
 def test_blocks_that_the_engine_told_of_are_not_owed(wire: Wire) -> None:
     wire.send(stored([5], [0] * 16, parent=4711))
-    wire.ledger.computed(wire.engine, chain_of(5))
+    wire.tracker.computed(wire.engine, chain_of(5))
     wire.wait(SILENT_S + 1)
     assert standing(wire) is Reason.COMPLETE
 
@@ -154,7 +153,7 @@ def test_where_not_all_is_known_one_silent_prompt_proves_nothing(wire: Wire) -> 
     wire.send(stored(IDS, TOKENS), sequence=77)
     for number in range(UNSURE_PROMPTS):
         assert standing(wire) is Reason.LATE
-        wire.ledger.computed(wire.engine, chain_of(100 + number))
+        wire.tracker.computed(wire.engine, chain_of(100 + number))
         wire.wait(SILENT_S)
     assert standing(wire) is Reason.SILENT
 
@@ -174,7 +173,7 @@ def test_what_the_index_forgot_for_want_of_room_is_said() -> None:
     assert standing(wire) is Reason.COMPLETE
     wire.send(stored([8], [0] * 16, parent=4711))
     assert standing(wire) is Reason.FULL
-    assert wire.ledger.trusts(wire.engine)
+    assert wire.tracker.trusts(wire.engine)
     assert len(wire.index) == 4
     wire.send({"type": "AllBlocksCleared"})
     assert standing(wire) is Reason.COMPLETE
@@ -186,28 +185,3 @@ def test_a_change_is_logged_once(wire: Wire, caplog: pytest.LogCaptureFixture) -
         wire.send(sequence=6)
         wire.wait(1)
     assert caplog.text.count("DEGRADED (late), was FALLBACK (no events)") == 1
-
-
-def test_an_observer_is_given_each_message_once_and_in_order(wire: Wire) -> None:
-    seen: list[tuple[str, int, int]] = []
-    wire.ledger.observe(lambda address, rank, number, payload: seen.append((address, rank, number)))
-    for number in (0, 2, 1, 1, 3):
-        wire.send(sequence=number)
-    assert seen == [("e:1", 0, number) for number in range(4)]
-
-
-def test_copies_of_another_router_count_like_messages_and_are_not_passed_on(wire: Wire) -> None:
-    seen: list[int] = []
-    wire.ledger.observe(lambda address, rank, number, payload: seen.append(number))
-    first, second = payload(stored(IDS[:2], TOKENS[:32])), payload(removed(IDS[1:2]))
-    wire.ledger.receive_copy("e:1", 0, 0, first)
-    assert wire.matched() == 2
-    wire.ledger.receive_copy("e:1", 0, 1, second)
-    assert wire.matched() == 1
-    wire.ledger.receive([b"kv@e:1", struct.pack(">Q", 1), second])
-    assert seen == []
-    for _ in range(2):
-        wire.ledger.receive_copy("e:1", 0, 0, first)
-    wire.ledger.receive_copy("nobody:1", 0, 0, first)
-    wire.ledger.receive_copy("e:1", 0, 5, b"\xc1")
-    assert wire.ledger.counts["malformed"] == 1

@@ -9,7 +9,7 @@ import pytest
 import zmq
 from tests.router.brain.test_kv_events import IDS, TOKENS, Wire, make_wire, payload, removed, stored
 
-from kvrouter.kv_events import EventSubscriber
+from kvrouter.prefix.events.intake import EventSubscriber
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def wire() -> Wire:
 @pytest.fixture
 async def subscriber(wire: Wire) -> AsyncIterator[EventSubscriber]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    made = EventSubscriber("tcp://127.0.0.1:0", wire.ledger, context)
+    made = EventSubscriber("tcp://127.0.0.1:0", wire.tracker, context)
     yield made
     made.close()
     context.destroy(linger=0)
@@ -42,7 +42,7 @@ async def test_a_publisher_that_connects_is_heard_in_both_encodings(
         publisher.set_hwm(100_000)  # vLLM's default; ZMQ's own drops beyond 1,000
         publisher.connect(subscriber.endpoint)
         sequence = 0
-        while not wire.ledger.counts["messages"]:  # a PUB drops what precedes the subscription
+        while not wire.tracker.counts["messages"]:  # a PUB drops what precedes the subscription
             publisher.send_multipart([b"kv@e:1", struct.pack(">Q", sequence), payload()])
             sequence += 1
             await asyncio.sleep(0.005)
@@ -60,7 +60,7 @@ async def test_a_publisher_that_connects_is_heard_in_both_encodings(
             [b"kv@e:1", struct.pack(">Q", sequence), payload(removed(IDS[3:]))]
         )
         await until(lambda: wire.matched() == 3)
-        assert wire.ledger.counts["gaps"] == wire.ledger.counts["malformed"] == 0
+        assert wire.tracker.counts["gaps"] == wire.tracker.counts["malformed"] == 0
     finally:
         context.destroy(linger=0)
 
@@ -69,7 +69,7 @@ async def test_an_address_in_use_is_an_os_error_that_names_the_flag(
     wire: Wire, subscriber: EventSubscriber
 ) -> None:
     with pytest.raises(OSError, match="--kv-events-bind"):
-        EventSubscriber(subscriber.endpoint, wire.ledger, zmq.Context.instance())
+        EventSubscriber(subscriber.endpoint, wire.tracker, zmq.Context.instance())
     subscriber.close()
     subscriber.close()
 
@@ -83,7 +83,7 @@ async def test_a_message_that_cannot_be_applied_does_not_stop_those_behind_it(
         seen.append(frames)
         raise RuntimeError("odd")
 
-    monkeypatch.setattr(wire.ledger, "receive", receive)
+    monkeypatch.setattr(wire.tracker, "receive", receive)
     context = zmq.Context()
     try:
         publisher = context.socket(zmq.PUB)
@@ -104,17 +104,17 @@ async def test_messages_that_come_one_by_one_are_all_taken(
         publisher = context.socket(zmq.PUB)
         publisher.connect(subscriber.endpoint)
         sequence = 0
-        while not wire.ledger.counts["messages"]:  # a PUB drops what precedes the subscription
+        while not wire.tracker.counts["messages"]:  # a PUB drops what precedes the subscription
             publisher.send_multipart([b"kv@e:1", struct.pack(">Q", sequence), payload()])
             sequence += 1
             await asyncio.sleep(0.005)
-        first = wire.ledger.counts["messages"]
+        first = wire.tracker.counts["messages"]
         missed = sequence - first
         for number in range(300):
             publisher.send_multipart([b"kv@e:1", struct.pack(">Q", sequence), payload()])
             sequence += 1
             await asyncio.sleep(number % 7 * 0.001)
-        await until(lambda: wire.ledger.counts["messages"] >= sequence - missed)
-        assert wire.ledger.counts["gaps"] == 0
+        await until(lambda: wire.tracker.counts["messages"] >= sequence - missed)
+        assert wire.tracker.counts["gaps"] == 0
     finally:
         context.destroy(linger=0)

@@ -15,12 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.router.brain.conftest import Clock, joined
 from tests.router.brain.test_kv_events import chain_of, payload, removed, stored
 
-from kvrouter.engine import Engine, Role
-from kvrouter.kv_ledger import EventLedger
-from kvrouter.kv_state import IndexState, Reason
-from kvrouter.kv_stream import CHECK_S, TRIES
-from kvrouter.pool import Pool
-from kvrouter.prefix_index import PrefixIndex
+from kvrouter.engines.engine import Engine, Role
+from kvrouter.engines.pool import Pool
+from kvrouter.prefix.events.confidence import IndexState, Reason
+from kvrouter.prefix.events.sequencer import CHECK_S, TRIES
+from kvrouter.prefix.events.tracker import CacheTracker
+from kvrouter.prefix.index import PrefixIndex
 
 BLOCKS = range(1, 5)
 CLEARED = {"type": "AllBlocksCleared"}
@@ -70,12 +70,13 @@ class Truth(RuleBasedStateMachine):
         self.heard = (-1, -1)
         self.index = PrefixIndex(1000)
         self.pool = Pool(self.clock)
-        self.ledger = EventLedger(
+        self.tracker = CacheTracker(
             self.index, self.pool.find, lambda: self.pool.domain, clock=self.clock
         )
-        self.ledger.replay_with(self.asked)
-        self.pool.watch(self.index)
-        self.pool.watch(self.ledger)
+        self.tracker.replay_with(self.asked)
+        self.pool.when_left(self.index.clear)
+        self.pool.when_joined(self.tracker.engine_joined)
+        self.pool.when_left(self.tracker.engine_left)
         self.engine = joined(self.pool, "e:1", Role.PREFILL, block_tokens=16)
 
     @property
@@ -133,7 +134,7 @@ class Truth(RuleBasedStateMachine):
             return  # the one case that numbers cannot tell: as if it were lost, too
         self.heard = max(self.heard, (life, number))
         sequence = struct.pack(">Q", number)
-        self.ledger.receive([b"kv@e:1", sequence, self.lives[life].messages[number]])
+        self.tracker.receive([b"kv@e:1", sequence, self.lives[life].messages[number]])
 
     @precondition(lambda self: self.wire)
     @rule(count=st.integers(1, 4), twice=st.booleans())
@@ -180,32 +181,32 @@ class Truth(RuleBasedStateMachine):
                 return
             if not self.answers:
                 self.asked.answering = False
-                self.ledger.replay_ended(self.engine, 0)
+                self.tracker.replay_ended(self.engine, 0)
                 return
             life, number = self.answers.pop(0)
             if not (dropped and each == 1 and self.answers):
                 if self.listens():  # (it hears nothing of what it no longer wants to know)
                     self.heard = max(self.heard, (life, number))
-                self.ledger.replayed(self.engine, 0, number, self.lives[life].messages[number])
+                self.tracker.replayed(self.engine, 0, number, self.lives[life].messages[number])
 
     @precondition(lambda self: self.asked.answering)
     @rule()
     def replay_breaks(self) -> None:
         self.asked.answering = False
-        self.ledger.replay_failed(self.engine, 0)
+        self.tracker.replay_failed(self.engine, 0)
 
     @precondition(lambda self: self.asked.start is not None)
     @rule()
     def is_not_answered(self) -> None:
         self.asked.start = None
-        self.ledger.replay_failed(self.engine, 0)
+        self.tracker.replay_failed(self.engine, 0)
 
     # -- the router
 
     @rule(seconds=st.sampled_from([0.1, 0.3, 2.0, 40.0]))
     def waits(self, seconds: float) -> None:
         self.clock.now += seconds
-        self.ledger.tick()
+        self.tracker.tick()
 
     @precondition(lambda self: len(self.life.messages) > 6)
     @rule()
@@ -215,8 +216,8 @@ class Truth(RuleBasedStateMachine):
     @rule()
     def connection_breaks(self) -> None:
         self.wire.clear()
-        self.ledger.cut(self.engine)
-        self.ledger.linked(self.engine)
+        self.tracker.cut(self.engine)
+        self.tracker.linked(self.engine)
 
     # -- what must hold
 
@@ -224,15 +225,15 @@ class Truth(RuleBasedStateMachine):
         return frozenset(block for block in BLOCKS if self.index.match(chain_of(block)))
 
     def following(self) -> int | None:
-        publisher = self.ledger._publishers.get((self.engine, 0))
+        publisher = self.tracker._publishers.get((self.engine, 0))
         return publisher.stream.next if publisher else None
 
     def listens(self) -> bool:
-        return self.ledger._publishers[self.engine, 0].stream.asking
+        return self.tracker._publishers[self.engine, 0].stream.asking
 
     @invariant()
     def what_is_trusted_is_true(self) -> None:
-        if not self.ledger.trusts(self.engine):
+        if not self.tracker.trusts(self.engine):
             return
         following, claims = self.following(), self.claims()
         assert following is not None
@@ -242,7 +243,7 @@ class Truth(RuleBasedStateMachine):
         life, heard = self.heard  # nobody may be trusted to hold what this message removed
         assert following == heard + 1
         held = self.lives[life].held[heard]
-        exact = self.ledger.standing(self.engine) is Reason.COMPLETE
+        exact = self.tracker.standing(self.engine) is Reason.COMPLETE
         assert claims == held if exact else claims <= held
 
     def heal(self) -> None:
@@ -266,7 +267,7 @@ class Truth(RuleBasedStateMachine):
         for _ in range(2):  # it is asked what is new, and as it answers, for all that was before
             self.waits(CHECK_S)
             self.heal()
-        reason = self.ledger.standing(self.engine)
+        reason = self.tracker.standing(self.engine)
         assert reason.trusted, reason
         if self.asked.possible and self.kept >= len(self.life.messages):
             assert reason.state is IndexState.EXACT, reason
@@ -275,9 +276,9 @@ class Truth(RuleBasedStateMachine):
             self.publish([CLEARED], frozenset())
             self.publish([stored([2, 3], [0] * 32, parent=4711)], frozenset({2, 3}))
             self.heal()
-        assert self.ledger.standing(self.engine) is Reason.COMPLETE
+        assert self.tracker.standing(self.engine) is Reason.COMPLETE
         assert self.claims() == self.life.now()
-        assert self.ledger.budget.used_bytes == 0
+        assert self.tracker.budget.used_bytes == 0
 
 
 Truth.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
@@ -294,13 +295,13 @@ def test_a_publisher_that_answers_again_is_soon_asked_for_what_it_was_not_heard_
     for _ in range(TRIES):
         truth.is_not_answered()
         truth.waits(2.0)
-    assert truth.ledger.standing(truth.engine) is Reason.LATE
+    assert truth.tracker.standing(truth.engine) is Reason.LATE
     assert truth.claims() == {2}
     for _ in range(2):  # when it has been quiet; half a minute after it has answered that
         truth.waits(CHECK_S)
         truth.heal()
         truth.what_is_trusted_is_true()
-    assert truth.ledger.standing(truth.engine) is Reason.COMPLETE
+    assert truth.tracker.standing(truth.engine) is Reason.COMPLETE
     assert truth.claims() == {1, 2}
 
 
@@ -319,7 +320,7 @@ def test_a_message_of_a_new_publisher_is_not_taken_for_one_that_the_old_one_lost
         truth.stores(blocks)
         truth.arrive(count=1, twice=False)
         truth.what_is_trusted_is_true()
-    assert truth.ledger.standing(truth.engine) is Reason.COMPLETE
+    assert truth.tracker.standing(truth.engine) is Reason.COMPLETE
     assert truth.claims() == {1, 2}
 
 
@@ -338,5 +339,5 @@ def test_answers_to_what_a_restart_has_made_void_change_nothing() -> None:
     truth.what_is_trusted_is_true()
     assert truth.claims() == {3}
     truth.arrive(count=1, twice=False)
-    assert truth.ledger.standing(truth.engine) is Reason.COMPLETE
+    assert truth.tracker.standing(truth.engine) is Reason.COMPLETE
     assert not truth.claims()

@@ -6,11 +6,17 @@ from dataclasses import dataclass, field
 import pytest
 from tests.router.brain.conftest import Clock
 
-from kvrouter.landing import RELOAD_INTERVAL_S, Held, Outcome, StoreView, Waited
-from kvstore.answers import Match, RegisteredManifest
-from kvstore.block import CacheSpec, Layout, Manifest, Part
-from kvstore.chain import root_hash
-from kvstore.errors import StoreUnavailable
+from kvrouter.prefix.store_view import (
+    RELOAD_INTERVAL_S,
+    HeldLease,
+    LandingOutcome,
+    StoreView,
+    Waited,
+)
+from kvrouter_store.client.results import Match, RegisteredManifest
+from kvrouter_store.errors import StoreUnavailable
+from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.chain import root_hash
 
 SPEC = CacheSpec("m", "r1", "float32", 16, "sha256_cbor", root_hash(None).hex())
 MANIFEST = Manifest(SPEC, (Part((0, 2), (0, 1), 0, 64, Layout.opaque("fake")),))
@@ -30,7 +36,7 @@ class FakeLease:
 class FakeWaited:
     landed: bool
     blocks: int
-    lease: Held | None = None
+    lease: HeldLease | None = None
 
 
 @dataclass
@@ -77,14 +83,14 @@ async def test_a_match_is_what_the_store_says(clock: Clock) -> None:
 async def test_a_store_that_is_away_matches_nothing_and_fails_no_request(clock: Clock) -> None:
     view = StoreView(FakeStore(3, away=True), clock)
     assert await view.match(NAME, HASHES) == 0
-    assert (await view.wait(NAME, HASHES, 4, 1.0)).outcome is Outcome.STORE_AWAY
+    assert (await view.wait(NAME, HASHES, 4, 1.0)).outcome is LandingOutcome.STORE_AWAY
     assert view.counts == {"match_failed": 1, "store_away": 1}
 
 
 async def test_a_landing_brings_a_lease_that_its_owner_releases(clock: Clock) -> None:
     view = StoreView(FakeStore(4), clock)
     landing = await view.wait(NAME, HASHES, 4, 1.0)
-    assert (landing.outcome, landing.blocks) == (Outcome.LANDED, 4)
+    assert (landing.outcome, landing.blocks) == (LandingOutcome.LANDED, 4)
     assert isinstance(landing.lease, FakeLease)
     landing.lease.release()
     assert not landing.lease.held
@@ -93,12 +99,12 @@ async def test_a_landing_brings_a_lease_that_its_owner_releases(clock: Clock) ->
 async def test_a_landing_that_does_not_come_says_how_far_it_came(clock: Clock) -> None:
     view = StoreView(FakeStore(2), clock)
     landing = await view.wait(NAME, HASHES, 4, 1.0)
-    assert (landing.outcome, landing.blocks, landing.lease) == (Outcome.TIMEOUT, 2, None)
+    assert (landing.outcome, landing.blocks, landing.lease) == (LandingOutcome.TIMEOUT, 2, None)
 
 
 async def test_nothing_to_wait_for_has_landed_without_a_question(clock: Clock) -> None:
     store = FakeStore()
-    assert (await StoreView(store, clock).wait(NAME, b"", 0, 1.0)).outcome is Outcome.LANDED
+    assert (await StoreView(store, clock).wait(NAME, b"", 0, 1.0)).outcome is LandingOutcome.LANDED
     assert store.asked == []
 
 
@@ -106,11 +112,11 @@ async def test_an_unknown_manifest_is_asked_for_once_per_interval(clock: Clock) 
     store = FakeStore(4, registered=[])
     view = StoreView(store, clock)
     for _ in range(3):
-        assert (await view.wait(NAME, HASHES, 4, 1.0)).outcome is Outcome.UNKNOWN_MANIFEST
+        assert (await view.wait(NAME, HASHES, 4, 1.0)).outcome is LandingOutcome.UNKNOWN_MANIFEST
     assert store.asked == ["manifests"]
     store.registered.append(MANIFEST)
     clock.pass_s(RELOAD_INTERVAL_S)
-    assert (await view.wait(NAME, HASHES, 4, 1.0)).outcome is Outcome.LANDED
+    assert (await view.wait(NAME, HASHES, 4, 1.0)).outcome is LandingOutcome.LANDED
     assert store.asked == ["manifests", "manifests", "wait"]
 
 

@@ -2,27 +2,21 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import prometheus_client
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.account import PARTS, parts_of
-from kvrouter.metrics import TTFT_BUCKETS, Histogram, Metrics
-from kvrouter.metrics_docs import metrics_page, router_rows, simulator_rows, store_rows
+from kvrouter.serving.request.context import Timing
+from kvrouter.serving.request.request_metrics import parts_of
+from kvrouter.telemetry.metrics import PARTS, TTFT_BUCKETS, Histogram, Metrics
+from kvrouter.tools.docs.metrics import metrics_page, router_rows, simulator_rows, store_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 NAMED = re.compile(r"\b(kvrouter|kvstore|kvsim):([a-z][a-z_]+[a-z])(?![\w.*])")
 OF_HISTOGRAMS = ("_bucket", "_sum", "_count")
-
-
-def passage(**times: float) -> Any:
-    base = {"started_s": 10.0, "waited_s": 0.0, "tokenising_s": 0.0, "planned_s": 0.0}
-    return cast("Any", SimpleNamespace(**{**base, "prefilled_s": 0.0, "landed_s": 0.0, **times}))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +39,7 @@ def passage(**times: float) -> Any:
 def test_parts_follow_each_other_and_add_up(
     times: dict[str, float], until_s: float, parts: tuple[float, ...]
 ) -> None:
-    found = parts_of(passage(**times), until_s)
+    found = parts_of(Timing(10.0, **times), until_s)
     assert found == parts
     assert sum(found) == until_s - 10.0
     assert len(PARTS) == len(found)
@@ -60,7 +54,7 @@ def test_parts_of_any_request_add_up_to_its_time(
     times: list[float], waited_s: float, took_s: float
 ) -> None:
     names = ("planned_s", "prefilled_s", "landed_s", "tokenising_s")
-    found = parts_of(passage(waited_s=waited_s, **dict(zip(names, times, strict=True))), took_s)
+    found = parts_of(Timing(10.0, waited_s, **dict(zip(names, times, strict=True))), took_s)
     assert sum(found) == pytest.approx(took_s - 10.0, abs=1e-6)
     assert min(found[3:]) >= 0
 
@@ -95,7 +89,7 @@ def test_a_histogram_of_parts_is_one_family_with_cumulative_buckets() -> None:
 
 async def test_the_page_of_metrics_is_up_to_date() -> None:
     page = metrics_page(await router_rows())
-    how = "python -m kvrouter.metrics_docs > docs/metrics.md"
+    how = "python -m kvrouter.tools.docs.metrics > docs/metrics.md"
     assert (ROOT / "docs" / "metrics.md").read_text() == page, how
 
 

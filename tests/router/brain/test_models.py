@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.endpoints import COMPLETIONS
-from kvrouter.engine import Engine, Identity, Role
+from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.engines.models import ModelNames
+from kvrouter.engines.pool import Pool
 from kvrouter.errors import ApiError
-from kvrouter.models import ModelNames
-from kvrouter.pool import Pool
+from kvrouter.openai.endpoints import COMPLETIONS
 
 KEEP_S = 300.0
 
@@ -20,7 +20,8 @@ class Fleet:
         self.now_s = 0.0
         self.pool = Pool(lambda: self.now_s)
         self.names = ModelNames(only, KEEP_S, lambda: self.now_s)
-        self.pool.watch(self.names)
+        self.pool.when_joined(self.names.engine_joined)
+        self.pool.when_left(self.names.engine_left)
         self.pool.when_models_change(self.names.engine_joined)
 
     def engine(self, number: int) -> Engine:

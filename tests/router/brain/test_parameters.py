@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from kvrouter.families import FAMILIES
-from kvrouter.families.base import Family, Order
-from kvrouter.families.parameter_docs import parameters_page
-from kvrouter.families.parameters import TRANSFERS, VLLM
-from kvrouter.families.table import Fate, Parameter, Served, Table, Tokenize
-from kvrouter.families.vllm import Vllm
-from kvrouter.openai import Kind, Request, parse
+from kvrouter.engines.families import FAMILIES
+from kvrouter.engines.families.base import Family, Order
+from kvrouter.engines.families.parameters import TRANSFERS, VLLM
+from kvrouter.engines.families.table import Fate, Parameter, Served, Table, Tokenize
+from kvrouter.engines.families.vllm import Vllm
+from kvrouter.openai.request import Kind, Request, parse
+from kvrouter.tools.docs.parameters import parameters_page
 
 ROOT = Path(__file__).resolve().parents[3]
 Json = dict[str, Any]
@@ -151,5 +151,5 @@ def test_the_page_shows_of_further_families_what_differs() -> None:
 
 def test_the_page_of_parameters_is_what_the_tables_say() -> None:
     current = (ROOT / "docs" / "parameters.md").read_text()
-    how = "python -m kvrouter.families.parameter_docs > docs/parameters.md"
+    how = "python -m kvrouter.tools.docs.parameters > docs/parameters.md"
     assert current == parameters_page(FAMILIES), f"write it anew: {how}"

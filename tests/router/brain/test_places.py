@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.router.brain.conftest import Clock, joined
 
-from kvrouter.engine import Engine, Role
-from kvrouter.expected import Expected
-from kvrouter.places import Places
-from kvrouter.pool import Pool
-from kvstore.chain import hash_tokens, root_hash
+from kvrouter.engines.engine import Engine, Role
+from kvrouter.engines.pool import Pool
+from kvrouter.prefix.expected import Expected
+from kvrouter.routing.places import Places
+from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 LEGS = (Role.PREFILL, Role.DECODE)
 STEPS = st.tuples(

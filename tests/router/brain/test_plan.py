@@ -1,17 +1,16 @@
 import pytest
 
-from kvrouter.engine import Engine, Identity, Role
-from kvrouter.plan import (
+from kvrouter.engines.compatibility import elsewhere, partners
+from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.routing.plan import (
     RouteInputs,
     computed_tokens,
-    elsewhere,
     held_tokens,
     loaders,
     missing_tokens,
-    partners,
     usable_blocks,
 )
-from kvrouter.policies.least_tokens import LeastTokens
+from kvrouter.routing.policies.least_tokens import LeastTokens
 
 
 def engine(port: int, manifest: str | None = None) -> Engine:

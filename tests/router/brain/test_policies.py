@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.engine import Engine, Identity, Role
-from kvrouter.plan import RouteInputs, held_tokens, missing_tokens, shares
-from kvrouter.policies import POLICIES, make_policy
-from kvrouter.policies.prefix import LOAD_COST, pricing
+from kvrouter.engines.compatibility import shares
+from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.routing.plan import RouteInputs, held_tokens, missing_tokens
+from kvrouter.routing.policies import POLICIES, make_policy
+from kvrouter.routing.policies.prefix import LOAD_COST, pricing
 
 if TYPE_CHECKING:
-    from kvrouter.policies.base import Policy
+    from kvrouter.routing.policies.base import Policy
 
 NAMES = sorted(POLICIES)
 MANIFESTS = (None, "x", "y")
@@ -112,11 +113,7 @@ def test_every_policy_spreads_equal_requests_over_equal_engines(name: str) -> No
 def test_every_policy_bears_engines_that_come_and_go(name: str) -> None:
     policy = make_policy(name)
     first, second = engine(1, Role.DECODE), engine(2, Role.DECODE)
-    policy.engine_joined(first)
-    policy.engine_joined(second)
     policy.plan(RouteInputs(10, [first, second]))
-    policy.engine_left(first)
-    policy.leg_done(second, Role.DECODE, 10)
     assert policy.plan(RouteInputs(10, [second])).decode is second
 
 

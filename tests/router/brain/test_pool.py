@@ -3,20 +3,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.router.brain.conftest import Clock, joined
 
-from kvrouter.engine import BreakerState, Engine, Failure, HashDomain, Identity, Role
-from kvrouter.pool import Pool, Ticket
-from kvstore.chain import root_hash
+from kvrouter.engines.engine import BreakerState, HashDomain, Identity, Role
+from kvrouter.engines.pool import Pool, Ticket
+from kvrouter.http.failure import Failure
+from kvrouter_store.identity.chain import root_hash
 
 
-class Diary:
-    def __init__(self) -> None:
-        self.entries: list[tuple[str, str]] = []
-
-    def engine_joined(self, engine: Engine) -> None:
-        self.entries.append(("joined", engine.address))
-
-    def engine_left(self, engine: Engine) -> None:
-        self.entries.append(("left", engine.address))
+def diary_of(pool: Pool) -> list[tuple[str, str]]:
+    """Grows with each engine that joins or leaves from now on."""
+    entries: list[tuple[str, str]] = []
+    pool.when_joined(lambda engine: entries.append(("joined", engine.address)))
+    pool.when_left(lambda engine: entries.append(("left", engine.address)))
+    return entries
 
 
 def test_an_engine_is_asked_only_after_it_joined(clock: Clock) -> None:
@@ -49,22 +47,21 @@ def test_an_engine_is_asked_only_for_models_that_it_serves(clock: Clock) -> None
 
 
 def test_joins_and_leaves_are_told_once_each(clock: Clock) -> None:
-    diary = Diary()
-    pool = Pool(clock, [diary])
+    pool = Pool(clock)
+    diary = diary_of(pool)
     engine = joined(pool, "a:1", Role.DECODE)
     assert not pool.join(engine, Identity(("m",), None, 16))
     assert pool.leave(engine)
     assert not pool.leave(engine)
-    assert diary.entries == [("joined", "a:1"), ("left", "a:1")]
+    assert diary == [("joined", "a:1"), ("left", "a:1")]
 
 
 def test_an_engine_with_a_new_identity_was_restarted_and_held_nothing(clock: Clock) -> None:
-    diary = Diary()
     pool = Pool(clock)
     engine = joined(pool, "a:1", Role.DECODE, manifest="one")
-    pool.watch(diary)
+    diary = diary_of(pool)
     pool.join(engine, Identity(("m",), None, 16, "two"))
-    assert diary.entries == [("left", "a:1"), ("joined", "a:1")]
+    assert diary == [("left", "a:1"), ("joined", "a:1")]
 
 
 def test_a_refused_connection_takes_the_engine_out_at_once(clock: Clock) -> None:
@@ -265,8 +262,8 @@ RANKED = Identity(("m",), ranks=(4, 5, 6))
 
 
 def test_each_rank_of_an_engine_is_a_target_of_its_own(clock: Clock) -> None:
-    diary = Diary()
-    pool = Pool(clock, [diary])
+    pool = Pool(clock)
+    diary = diary_of(pool)
     engine = pool.add("[::1]:80", Role.DECODE)
     pool.join(engine, RANKED)
     targets = list(pool.engines(Role.DECODE, "m"))
@@ -274,7 +271,7 @@ def test_each_rank_of_an_engine_is_a_target_of_its_own(clock: Clock) -> None:
     assert {(t.host, t.port, t.url) for t in targets} == {("::1", 80, "http://[::1]:80")}
     assert [(t.rank, t.number, t.joins) for t in targets] == [(0, 4, 1), (1, 5, 1), (2, 6, 1)]
     assert [engine.numbered(number) for number in (3, 4, 6)] == [None, targets[0], targets[2]]
-    assert diary.entries == [("joined", t.address) for t in targets]
+    assert diary == [("joined", t.address) for t in targets]
     assert pool.all() == (engine,)
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.engine import Engine, Identity, Role
+from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.errors import ApiError
-from kvrouter.openai import Request, parse
-from kvrouter.prefill_priority import AGING, MAX_GIVEN, Mode, Priorities, work_ms
+from kvrouter.openai.request import Request, parse
+from kvrouter.routing.prefill_priority import AGING, MAX_GIVEN, Mode, Priorities, work_ms
 
 GIVEN = st.integers(-MAX_GIVEN, MAX_GIVEN)
 TOKENS = st.integers(0, 2_000_000)

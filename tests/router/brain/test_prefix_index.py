@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvrouter._native import PrefixTable
-from kvrouter.engine import Engine, Role
-from kvrouter.prefix_index import MAX_ENGINES, PrefixIndex, block_ids
-from kvstore import _core
+from kvrouter.engines.engine import Engine, Role
+from kvrouter.prefix.index import MAX_ENGINES, PrefixIndex, block_ids
+from kvrouter_store import _core
 
 ENGINES = [Engine(f"e:{port}", Role.PREFILL) for port in range(1, 5)]
 
@@ -46,7 +46,7 @@ def test_an_engine_that_left_matches_nothing_and_may_come_back() -> None:
     first, second, *_ = ENGINES
     index.stored(first, [1, 2, 3])
     index.stored(second, [1, 2])
-    index.engine_left(first)
+    index.clear(first)
     assert index.match(chain(1, 2, 3)) == {second: 2}
     index.stored(first, [1])
     assert index.match(chain(1, 2, 3)) == {first: 1, second: 2}
@@ -73,16 +73,14 @@ def test_engines_may_come_and_go_without_end() -> None:
         index.stored(engine, range(10))
         assert index.match(chain(*range(20))) == {engine: 10}
         index.clear(engine)
-    assert index.unindexed == 0
 
 
-def test_more_engines_than_can_be_indexed_are_counted_and_left_out() -> None:
+def test_more_engines_than_can_be_indexed_are_left_out() -> None:
     index = PrefixIndex(1000)
     engines = [Engine(f"e:{number + 1}", Role.DECODE) for number in range(MAX_ENGINES + 1)]
     for engine in engines:
         index.stored(engine, [1])
     assert index.match(chain(1)) == dict.fromkeys(engines[:-1], 1)
-    assert index.unindexed == 1
 
 
 def test_beyond_its_bound_the_index_forgets_blocks_not_used_lately() -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from kvrouter.engine import Engine, Identity, Role
-from kvrouter.families.vllm import Vllm
-from kvrouter.introduce import ProbeFailed, read_models
-from kvrouter.pool import Pool
-from kvrouter.probe import Prober
-from kvstore.chain import root_hash
+from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.engines.families.vllm import Vllm
+from kvrouter.engines.pool import Pool
+from kvrouter.membership.detect import ProbeFailed, read_models
+from kvrouter.membership.prober import Prober
+from kvrouter_store.identity.chain import root_hash
 
 ROOT = root_hash("seed")
 
@@ -106,19 +106,6 @@ async def bench() -> AsyncIterator[Bench]:
     port = runner.addresses[0][1]
     yield Bench(fake, pool, pool.add(f"127.0.0.1:{port}", Role.DECODE), runner)
     await runner.cleanup()
-
-
-class Joins:
-    """A watcher of the pool."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def engine_joined(self, engine: Engine) -> None:
-        self.told.append("joined")
-
-    def engine_left(self, engine: Engine) -> None:
-        self.told.append("left")
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -342,14 +329,15 @@ async def test_an_adapter_that_is_reloaded_from_another_path_names_its_blocks_ot
 
 
 async def test_an_engine_that_serves_other_models_is_not_taken_for_a_new_one(bench: Bench) -> None:
-    seen = Joins()
-    bench.pool.watch(seen)
+    told: list[str] = []
+    bench.pool.when_joined(lambda _: told.append("joined"))
+    bench.pool.when_left(lambda _: told.append("left"))
     prober = bench.prober()
     await prober.start([bench.engine])
     bench.fake.models.append({"id": "late", "root": "/adapters/late", "parent": "m"})
     assert await prober.check(bench.engine) is None
     await prober.close()
-    assert seen.told == ["joined"]
+    assert told == ["joined"]
     assert (bench.engine.joins, len(bench.fake.probes)) == (1, 1)
 
 

@@ -4,12 +4,12 @@ import pytest
 from tests.router.brain.conftest import Clock, joined
 from tests.router.brain.test_landing import MANIFEST, NAME, FakeStore
 
-from kvrouter.engine import Engine, Identity, Role
-from kvrouter.landing import StoreView
-from kvrouter.pool import Pool
-from kvrouter.sharing import Sharing
-from kvstore.block import CacheSpec, Layout, Manifest, Part
-from kvstore.chain import root_hash
+from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.engines.pool import Pool
+from kvrouter.engines.sharing import Sharing
+from kvrouter.prefix.store_view import StoreView
+from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.chain import root_hash
 
 HALVES = Manifest(
     CacheSpec("m", "r1", "bfloat16", 16, "sha256_cbor", root_hash(None).hex()),
@@ -20,7 +20,7 @@ HALVES = Manifest(
 @pytest.fixture
 def pool(clock: Clock) -> Pool:
     made = Pool(clock)
-    made.watch(Sharing(made, lambda one, other: f"{one} and {other}"))
+    made.when_joined(Sharing(made, lambda one, other: f"{one} and {other}").engine_joined)
     return made
 
 
@@ -116,7 +116,7 @@ async def test_a_store_that_is_away_keeps_no_engine_from_joining(clock: Clock) -
 def test_engines_are_named_by_what_matters_of_them() -> None:
     identity = Identity(("m", "l"), None, 16, "ab" * 32)
     assert str(identity) == "m, l; blocks of 16 tokens; manifest abababababab"
-    assert str(Identity(("m",))) == "m; unknown blocks; no connector of kvstore"
+    assert str(Identity(("m",))) == "m; unknown blocks; no connector of the store"
     assert repr(Engine("e:1", Role.BOTH)) == "<Engine e:1 both: 0 requests, 0 tokens>"
 
 

@@ -1,5 +1,6 @@
 """Whose request it is: nobody can choose it who is not trusted to."""
 
+import time
 from ipaddress import ip_network
 from types import SimpleNamespace
 from typing import Any
@@ -8,16 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.config import RouterSettings
-from kvrouter.tenants import Tenants
+from kvrouter.access.callers import Caller
+from kvrouter.admission.tenants import Tenants
+from kvrouter.app.settings import RouterSettings
+from kvrouter.credentials.caller_keys import Key
 
 PROXIES = [ip_network("10.0.0.0/8"), ip_network("fd00::/8")]
 
 
 def request(peer: str, headers: dict[str, str] | None = None, key: str | None = None) -> Any:
     """An exchange as far as its tenant follows from it."""
-    caller = SimpleNamespace(name=key) if key is not None else None
-    return SimpleNamespace(peer=peer, headers=headers or {}, caller=caller)
+    caller = Caller(Key(key, ()), time.monotonic) if key is not None else None
+    return SimpleNamespace(peer=peer, headers=headers or {}, principal=caller)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import orjson
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from kvrouter import tokens as tokens_module
-from kvrouter.engine import Engine, Role
-from kvrouter.tokens import LocalTokenizer, TokenizerUnavailable, TokenSource
+from kvrouter.engines.engine import Engine, Role
+from kvrouter.prefix import tokenize as tokens_module
+from kvrouter.prefix.tokenize import LocalTokenizer, TokenizerUnavailable, TokenSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,18 +1,15 @@
-"""Trace context as W3C has it, which requests are traced, and what never waits for a collector."""
+"""Trace context as W3C has it, and which requests are traced."""
 
-import threading
 from collections import Counter
 from random import Random
 
 import pytest
 
-from kvrouter.tracing.context import Parent, context_lines, read_parent
-from kvrouter.tracing.exporter import BATCH_TRACES, MAX_TRACES, Exporter
-from kvrouter.tracing.trace import Client, Trace, Tracing
+from kvrouter.telemetry.tracing.context import Parent, context_lines, read_parent
+from kvrouter.telemetry.tracing.trace import Client, Tracing
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GIVEN = f"00-{TRACE}-{SPAN}-01"
-PATIENCE_S = 30.0
 
 
 def test_a_parent_is_read() -> None:
@@ -98,85 +95,3 @@ def test_engines_are_told_not_to_trace_what_is_not_traced() -> None:
     parent = read_parent({"traceparent": context.decode().strip().removeprefix("traceparent: ")})
     assert parent is not None
     assert not parent.sampled
-
-
-def new_trace() -> Trace:
-    trace, _ = Tracing(1.0, "follow", lambda _: None).begin({})
-    assert trace is not None
-    trace.note("kvrouter.plan", 1.0, 2.0, {})
-    return trace
-
-
-def counts(exporter: Exporter) -> dict[str, float]:
-    return {labels[0]: value for labels, value in exporter.counts()}
-
-
-def test_traces_are_sent_in_batches_and_all_of_them_at_the_end() -> None:
-    batches: list[int] = []
-
-    def send(traces: list[Trace]) -> bool:
-        batches.append(len(traces))
-        return True
-
-    exporter = Exporter(send, "c", 1e6)
-    for _ in range(2 * BATCH_TRACES + 5):
-        exporter.take(new_trace())
-    exporter.close(PATIENCE_S)
-    assert sum(batches) == 2 * BATCH_TRACES + 5
-    assert max(batches) <= BATCH_TRACES
-    assert counts(exporter) == {"exported": 2 * sum(batches), "dropped": 0}
-
-
-def test_what_comes_while_a_batch_is_sent_waits_until_the_next_is_full() -> None:
-    batches: list[int] = []
-    sent = [threading.Event(), threading.Event()]
-
-    def send(traces: list[Trace]) -> bool:
-        if not batches:
-            take(5)
-        batches.append(len(traces))
-        sent[len(batches) - 1].set()
-        return True
-
-    def take(count: int) -> None:
-        for _ in range(count):
-            exporter.take(new_trace())
-
-    exporter = Exporter(send, "c", 1e6)
-    take(BATCH_TRACES)
-    assert sent[0].wait(PATIENCE_S)
-    take(BATCH_TRACES - 5)
-    assert sent[1].wait(PATIENCE_S)
-    exporter.close(PATIENCE_S)
-    assert batches == [BATCH_TRACES, BATCH_TRACES]
-
-
-def test_a_collector_that_hangs_costs_no_memory_and_no_time() -> None:
-    asked, go = threading.Event(), threading.Event()
-
-    def send(traces: list[Trace]) -> bool:
-        asked.set()
-        return go.wait(PATIENCE_S)
-
-    exporter = Exporter(send, "c", 0.0)
-    exporter.take(new_trace())
-    assert asked.wait(PATIENCE_S)
-    for _ in range(MAX_TRACES + 10):
-        exporter.take(new_trace())  # this would never return if it waited
-    assert counts(exporter) == {"exported": 0, "dropped": 20}
-    go.set()
-    exporter.close(PATIENCE_S)
-    assert counts(exporter)["exported"] == 2 * (MAX_TRACES + 1)
-
-
-def test_what_is_refused_is_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    exporter = Exporter(lambda _: False, "http://c", 0.0)
-    for _ in range(3 * BATCH_TRACES):
-        exporter.take(new_trace())
-    exporter.close(PATIENCE_S)
-    assert counts(exporter) == {"exported": 0, "dropped": 6 * BATCH_TRACES}
-    assert [record.getMessage().split(";")[0] for record in caplog.records] == [
-        "traces: http://c takes no spans"
-    ]
-    exporter.take(new_trace())
-    assert counts(exporter)["dropped"] == 6 * BATCH_TRACES + 2  # it is closed

@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 from tests.fakes.discovery import KINDS, Backend, backend_of
 
-from kvrouter.discovery.base import Members, Source
-from kvrouter.engine import Role
+from kvrouter.engines.engine import Role
+from kvrouter.membership.discovery.base import Members, Source
 
 PATIENCE_S = 20.0
 

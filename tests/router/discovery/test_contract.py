@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from tests.fakes.discovery import KINDS, Backend, FlagsBackend
 
-from kvrouter.discovery import SOURCES
-from kvrouter.engine import Role
+from kvrouter.engines.engine import Role
+from kvrouter.membership.discovery import SOURCES
 
 from .conftest import followed
 

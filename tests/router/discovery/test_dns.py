@@ -8,9 +8,10 @@ import pytest_asyncio
 from tests.fakes.discovery import LOOK_S, dns_server
 from tests.fakes.dns_server import DnsServer
 
-from kvrouter.discovery import dns_records, make_source
-from kvrouter.discovery.dns_records import EMPTY_ANSWERS
-from kvrouter.engine import Role
+from kvrouter.engines.engine import Role
+from kvrouter.membership.discovery import dns as dns_records
+from kvrouter.membership.discovery import make_source
+from kvrouter.membership.discovery.dns import EMPTY_ANSWERS
 
 from .conftest import Heard, followed
 

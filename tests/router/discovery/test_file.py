@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.fakes.discovery import LOOK_S
 
-from kvrouter.discovery.file import MAX_BYTES, FileSource, parse_engines
-from kvrouter.engine import Role
+from kvrouter.engines.engine import Role
+from kvrouter.membership.discovery.file import MAX_BYTES, FileSource, parse_engines
 
 from .conftest import followed
 
@@ -102,7 +102,7 @@ async def test_a_file_that_is_being_written_is_left_alone(tmp_path: Path) -> Non
 
         text = f"decode:\n- {B}\n- {A}\n- 10.0.0.3:8000\n".encode()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("kvrouter.discovery.file.os.stat", counted)
+            patch.setattr("kvrouter.membership.discovery.file.os.stat", counted)
             await heard.names({A: Role.DECODE, B: Role.DECODE, "10.0.0.3:8000": Role.DECODE})
         assert looks == len(text)
         assert heard.words == words + 1
@@ -149,7 +149,7 @@ async def test_a_file_that_lies_still_is_read_once(tmp_path: Path) -> None:
         return real(target, *args, **kwargs)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvrouter.discovery.file.os.stat", counted)
+        patch.setattr("kvrouter.membership.discovery.file.os.stat", counted)
         async with followed(source(path)) as heard:
             async with asyncio.timeout(20):
                 while looks._value < 5:

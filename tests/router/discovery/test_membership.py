@@ -6,13 +6,13 @@ import logging
 import pytest
 from tests.router.brain.conftest import joined
 
-from kvrouter.discovery.base import MAX_MEMBERS
-from kvrouter.discovery.flags import FlagsSource
-from kvrouter.discovery.following import Discovery
-from kvrouter.discovery.membership import Membership
-from kvrouter.engine import Engine, Role
-from kvrouter.fleet import Fleet
-from kvrouter.pool import Pool
+from kvrouter.engines.engine import Engine, Role
+from kvrouter.engines.pool import Pool
+from kvrouter.membership.discovery.base import MAX_MEMBERS
+from kvrouter.membership.discovery.flags import FlagsSource
+from kvrouter.membership.discovery.follow import Discovery
+from kvrouter.membership.discovery.merge import Membership
+from kvrouter.membership.fleet import Fleet
 
 A, B, C = "a:1", "b:1", "c:1"
 
@@ -43,7 +43,6 @@ def test_an_engine_stays_while_any_source_names_it() -> None:
     other.named({B: Role.DECODE, C: Role.PREFILL})
     one.named({})
     assert roles(pool) == {B: Role.DECODE, C: Role.PREFILL}
-    assert members.sources_of(B) == ["other"]
     other.named({})
     assert roles(pool) == {}
 
@@ -150,7 +149,7 @@ class Odd:
 async def test_an_odd_source_is_followed_again_and_harms_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvrouter.discovery.following._RESTART_S", 0.01)
+    monkeypatch.setattr("kvrouter.membership.discovery.follow._RESTART_S", 0.01)
     pool, fleet, _ = membership()
     odd = Odd()
     discovery = Discovery(fleet, [odd, FlagsSource({B: Role.DECODE})])
@@ -177,7 +176,7 @@ async def test_a_source_that_says_nothing_does_not_keep_the_start(
         async def follow(self, listener: object) -> None:
             await asyncio.Event().wait()
 
-    monkeypatch.setattr("kvrouter.discovery.following.FIRST_WORD_S", 0.05)
+    monkeypatch.setattr("kvrouter.membership.discovery.follow.FIRST_WORD_S", 0.05)
     _, fleet, _ = membership()
     discovery = Discovery(fleet, [Mute()])
     async with asyncio.timeout(20):
@@ -196,5 +195,4 @@ def test_an_engine_that_changes_to_https_is_named_by_its_source_all_the_same() -
     assert secure is not None
     assert secure is not plain
     assert (secure.address, secure.url) == (A, f"https://{A}")
-    assert members.sources_of(A) == ["file"]
     assert roles(pool) == {A: Role.DECODE}

@@ -14,13 +14,13 @@ from tests.fakes.certificates import Authority
 from tests.fakes.engine import FakeEngine, engines
 from tests.fakes.redis import MISSING, RedisServer, redis_server
 
-from kvrouter.access.tls import server_context
-from kvrouter.demo.children import Child, Children
-from kvrouter.discovery import make_source
-from kvrouter.discovery.base import Reach
-from kvrouter.discovery.redis_entries import Entry, Kept
-from kvrouter.engine import Role
-from kvrouter.redis_link import RedisLink, RedisUnavailable
+from kvrouter.credentials.tls import server_context
+from kvrouter.engines.engine import Role
+from kvrouter.membership.discovery import make_source
+from kvrouter.membership.discovery.base import Reach
+from kvrouter.membership.discovery.redis import EngineEntry, Kept
+from kvrouter.redis.connection import RedisLink, RedisUnavailable
+from kvrouter.tools.demo.children import Child, Children
 
 from .conftest import PATIENCE_S, Heard, followed
 
@@ -42,8 +42,8 @@ async def link(redis: RedisServer) -> AsyncIterator[RedisLink]:
     await made.close()
 
 
-def up(role: str = "decode", ttl_s: float = 10.0) -> Entry:
-    return Entry(role, "up", ttl_s)  # type: ignore[arg-type]
+def up(role: str = "decode", ttl_s: float = 10.0) -> EngineEntry:
+    return EngineEntry(role, "up", ttl_s)  # type: ignore[arg-type]
 
 
 def test_an_entry_that_vanishes_is_kept_for_its_time_while_redis_can_be_read() -> None:
@@ -84,7 +84,7 @@ def test_a_router_that_stood_still_for_long_forgets_nobody() -> None:
 def test_a_goodbye_holds_at_once_and_until_the_entry_is_up_again() -> None:
     kept = Kept()
     kept.read(0.0, {A: up("prefill")})
-    assert kept.read(1.0, {A: Entry("prefill", "leaving")}) == {}
+    assert kept.read(1.0, {A: EngineEntry("prefill", "leaving")}) == {}
     assert kept.read(2.0, {}) == {}
     assert kept.read(3.0, {A: up("both")}) == {A: Role.BOTH}
 
@@ -310,14 +310,14 @@ async def test_register_that_is_killed_leaves_its_entry_to_expire(
 def test_wrong_use_of_register_is_told_in_a_sentence(
     capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], complaint: str
 ) -> None:
-    from kvrouter.cli import main
+    from kvrouter.cli.main import main
 
     assert main(["register", *flags]) == 2
     assert complaint in capsys.readouterr().err
 
 
 def test_an_engine_of_both_roles_registers_once() -> None:
-    from kvrouter.discovery.register_config import RegisterSettings
+    from kvrouter.membership.discovery.register_settings import RegisterSettings
 
     given: dict[str, Any] = {"redis": "redis://a", "prefill": [A], "decode": ["http://" + A, B]}
     settings = RegisterSettings(**given, health_timeout_s=1.0, log_level="error")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvrouter.cli import main
-from kvrouter.config import RouterSettings
+from kvrouter.app.settings import RouterSettings
+from kvrouter.cli.main import main
 
 
 def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:

@@ -14,8 +14,8 @@ from tests.fakes.pd_mooncake_legacy import MooncakeLegacyEngine
 from tests.fakes.pd_nixl import NixlEngine
 from tests.fakes.pd_sglang import SglangEngine
 
-from kvrouter.app import App
-from kvrouter.config import RouterSettings
+from kvrouter.app.app import App
+from kvrouter.app.settings import RouterSettings
 
 KINDS: dict[str, type[PdEngine]] = {
     kind.family: kind

@@ -2,16 +2,18 @@
 
 import asyncio
 import json
-from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 from tests.fakes.pd import Network, PdEngine
 from tests.fakes.pd_sglang import SglangEngine
 
-from kvrouter.engine import Bootstrap, Engine, Failure, Identity, Role
-from kvrouter.families.sglang import ROOM_BITS, Rooms, Sglang
-from kvrouter.leg import LegFailed
-from kvrouter.pair import both
+from kvrouter.engines.engine import Bootstrap, Engine, Identity, Role
+from kvrouter.engines.families.sglang import ROOM_BITS, Rooms, Sglang
+from kvrouter.http.failure import Failure
+from kvrouter.serving.legs.concurrent import both
+from kvrouter.serving.legs.leg import LegFailed
+from kvrouter.serving.request.context import RequestContext, Timing
 
 from .conftest import Open, ids, text, until
 
@@ -74,7 +76,7 @@ async def test_a_pair_is_waited_for_where_its_engines_come_again(open_site: Open
     prefill = here.prefill[0]
     await prefill.stop()
     task = asyncio.create_task(here.same(ids()))
-    await until(lambda: here.app.standby.waiting == 1)
+    await until(lambda: here.app.engine_wait.waiting == 1)
     await prefill.start()
     await task
 
@@ -97,11 +99,11 @@ async def test_sglang_that_is_not_disaggregated_is_asked_alone(open_site: Open) 
         await here.same(ids(300 + first))
 
 
-@dataclass
-class Begun:
-    """A passage whose answer has begun, or not."""
-
-    first_s: float
+def begun(first_s: float) -> RequestContext:
+    """A request whose answer has begun then, or not (0)."""
+    context = RequestContext(cast("Any", None), cast("Any", None), "id", b"", Timing(0.0))
+    context.timing.first_s = first_s
+    return context
 
 
 async def ends(error: Exception | None, after: asyncio.Event | None = None) -> None:
@@ -116,9 +118,9 @@ async def test_a_prefill_leg_that_fails_ends_the_other_only_before_its_answer_ha
     broken = LegFailed(engine, Failure.BROKEN, "it is gone")
     later = asyncio.Event()
     asyncio.get_running_loop().call_later(0.01, later.set)
-    await both(Begun(1.0), ends(broken), ends(None, later))  # type: ignore[arg-type]
+    await both(begun(1.0), ends(broken), ends(None, later))
     with pytest.raises(LegFailed):
-        await both(Begun(0.0), ends(broken), ends(None, asyncio.Event()))  # type: ignore[arg-type]
+        await both(begun(0.0), ends(broken), ends(None, asyncio.Event()))
 
 
 async def test_a_leg_whose_other_one_fails_is_withdrawn() -> None:
@@ -132,7 +134,7 @@ async def test_a_leg_whose_other_one_fails_is_withdrawn() -> None:
             withdrawn.set()
 
     with pytest.raises(LegFailed):
-        await both(Begun(0.0), waiting(), ends(broken))  # type: ignore[arg-type]
+        await both(begun(0.0), waiting(), ends(broken))
     assert withdrawn.is_set()
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from tests.fakes.pd import Json, PdEngine
 
-from kvrouter.families import FAMILIES
+from kvrouter.engines.families import FAMILIES
 
 from .conftest import KINDS, STEERING, Open, Site, chat, ids, said, text, until
 

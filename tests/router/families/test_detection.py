@@ -8,10 +8,10 @@ from tests.fakes.pd_mooncake import MooncakeEngine
 from tests.fakes.pd_nixl import NixlEngine
 from tests.fakes.pd_sglang import SglangEngine
 
-from kvrouter.app import App
-from kvrouter.config import RouterSettings
-from kvrouter.engine import Engine
-from kvrouter.sim.requests import GenerateRequest
+from kvrouter.app.app import App
+from kvrouter.app.settings import RouterSettings
+from kvrouter.engines.engine import Engine
+from kvrouter.tools.sim.requests import GenerateRequest
 
 from .conftest import MODEL_BODY, Open
 

@@ -15,7 +15,7 @@ from tests.fakes.pd import PATIENCE_S, Network, PdEngine
 from tests.fakes.pd_mooncake import MooncakeEngine
 from tests.fakes.pd_sglang import SglangEngine
 
-from kvstore.chain import hash_tokens, root_hash
+from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 from .conftest import Open, Site, ids, text, until
 from .test_contract import EITHER, EVERY_PAIR, PINNING, leave

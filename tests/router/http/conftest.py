@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest_asyncio
 
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.limits import Limits
-from kvrouter.http.server import Handler, HttpServer
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.limits import Limits
+from kvrouter.http.server.listener import Handler, HttpServer
 
 Serve = Callable[..., Awaitable[HttpServer]]
 Dial = Callable[[HttpServer], Awaitable["Wire"]]

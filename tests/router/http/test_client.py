@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import pytest_asyncio
 
-from kvrouter.engine import Failure
-from kvrouter.http.answer import unframed
-from kvrouter.http.client import Deadlines, Upstream, UpstreamError
-from kvrouter.http.watch import Watch
+from kvrouter.http.client.pool import Deadlines, Upstream, UpstreamError
+from kvrouter.http.client.response import unframed
+from kvrouter.http.deadlines import DeadlineTimer
+from kvrouter.http.failure import Failure
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-A: b\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -71,7 +71,7 @@ Start = Callable[..., Awaitable[tuple[Upstream, list[Peer]]]]
 @pytest_asyncio.fixture
 async def start() -> AsyncIterator[Start]:
     """Plays the given scripts, one per connection in turn; the last one again and again."""
-    watch = Watch(asyncio.get_running_loop(), 0.01)
+    watch = DeadlineTimer(asyncio.get_running_loop(), 0.01)
     servers: list[asyncio.Server] = []
     upstreams: list[Upstream] = []
     peers: list[Peer] = []
@@ -185,7 +185,7 @@ async def test_what_is_under_way_or_being_connected_when_links_are_cut_fails(sta
 
 
 async def test_nobody_listening_is_told_apart() -> None:
-    watch = Watch(asyncio.get_running_loop(), 0.01)
+    watch = DeadlineTimer(asyncio.get_running_loop(), 0.01)
     with pytest.raises(UpstreamError) as caught:
         await Upstream("127.0.0.1", 1, watch).send("GET", "/", deadlines=LATER)
     assert caught.value.failure is Failure.REFUSED

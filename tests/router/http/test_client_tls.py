@@ -9,12 +9,12 @@ import pytest
 import pytest_asyncio
 from tests.fakes.certificates import Authority
 
-from kvrouter.access.tls import client_context, server_context
-from kvrouter.engine import Failure
-from kvrouter.http.client import Deadlines, Upstream, UpstreamError
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.server import HttpServer
-from kvrouter.http.watch import Watch
+from kvrouter.credentials.tls import client_context, server_context
+from kvrouter.http.client.pool import Deadlines, Upstream, UpstreamError
+from kvrouter.http.deadlines import DeadlineTimer
+from kvrouter.http.failure import Failure
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.listener import HttpServer
 
 LATER = Deadlines(connect_s=20, first_byte_s=20, idle_s=20)
 
@@ -45,7 +45,7 @@ class Engines:
         self.servers: list[HttpServer] = []
         self.upstreams: list[Upstream] = []
         self.peers: list[str] = []
-        self.watch = Watch(asyncio.get_running_loop(), 0.01)
+        self.watch = DeadlineTimer(asyncio.get_running_loop(), 0.01)
 
     async def serve(self, *names: str, expired: bool = False) -> int:
         server = HttpServer(self._echo)

@@ -16,12 +16,12 @@ import pytest
 import pytest_asyncio
 from tests.fakes.certificates import Authority
 
-from kvrouter.access.tls import client_context, server_context
-from kvrouter.http.client import Deadlines, Upstream, UpstreamError
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.limits import Limits
-from kvrouter.http.server import HttpServer
-from kvrouter.http.watch import Watch
+from kvrouter.credentials.tls import client_context, server_context
+from kvrouter.http.client.pool import Deadlines, Upstream, UpstreamError
+from kvrouter.http.deadlines import DeadlineTimer
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.limits import Limits
+from kvrouter.http.server.listener import HttpServer
 
 from .conftest import GET, Wire, post
 
@@ -66,7 +66,7 @@ class Place:
 
     tls: bool
     authority: Authority
-    watch: Watch
+    watch: DeadlineTimer
 
     async def serve(self, handler: Callable[[Exchange], Awaitable[None]]) -> HttpServer:
         limits = Limits(tick_s=0.01, body_timeout_s=0.2, body_bytes=800_000)
@@ -86,7 +86,7 @@ class Place:
 
 @pytest_asyncio.fixture(params=[False, True], ids=["plain", "tls"])
 async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
-    watch = Watch(asyncio.get_running_loop(), 0.01)
+    watch = DeadlineTimer(asyncio.get_running_loop(), 0.01)
     yield Place(request.param, Authority(tmp_path), watch)
     watch.close()
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from kvrouter.access.caller import Caller, KeyRing
+from kvrouter.access.callers import Caller, KeyRing
 from kvrouter.access.gate import Gate
-from kvrouter.access.keys import Key, digest
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.server import Handler, HttpServer
-from kvrouter.metrics import Metrics
+from kvrouter.credentials.caller_keys import Key, digest
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.listener import Handler, HttpServer
+from kvrouter.telemetry.metrics import Metrics
 
 from .conftest import Dial, Serve, hello, post
 
@@ -245,13 +245,13 @@ async def seen_behind(serve: Serve, dial: Dial, path: bytes) -> tuple[Exchange, 
 @pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/chat/completions", b"/nothing"])
 async def test_nothing_behind_the_gate_sees_the_key(serve: Serve, dial: Dial, path: bytes) -> None:
     exchange, caller = await seen_behind(serve, dial, path)
-    assert exchange.caller is caller
+    assert exchange.principal is caller
     assert "authorization" not in exchange.headers
 
 
 @pytest.mark.parametrize("path", [b"/metrics", b"/workers", b"/workers/a"])
 async def test_what_is_open_is_seen_as_it_came(serve: Serve, dial: Dial, path: bytes) -> None:
     exchange, caller = await seen_behind(serve, dial, path)
-    assert exchange.caller is None
+    assert exchange.principal is None
     assert exchange.headers["authorization"] == "Bearer k"
     assert caller.requests == 0

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.server import HttpServer
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.listener import HttpServer
 
 from .conftest import GET, Dial, Serve, Wire, hello, post
 

@@ -6,9 +6,9 @@ import struct
 
 import pytest
 
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.head import SSE_HEADERS
-from kvrouter.http.routes import Routes
+from kvrouter.http.headers import SSE_HEADERS
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.routes import Routes
 
 from .conftest import GET, Dial, Serve, Wire, hello, post
 

@@ -9,10 +9,10 @@ import pytest
 import pytest_asyncio
 from tests.fakes.certificates import Authority
 
-from kvrouter.access.tls import client_context, server_context
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.limits import Limits
-from kvrouter.http.server import Handler, HttpServer
+from kvrouter.credentials.tls import client_context, server_context
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.limits import Limits
+from kvrouter.http.server.listener import Handler, HttpServer
 
 from .conftest import GET, Wire, hello, post
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from kvrouter.app import App
-from kvrouter.config import RouterSettings
-from kvrouter.sim.config import SimSettings
-from kvrouter.sim.serve import SimServer
+from kvrouter.app.app import App
+from kvrouter.app.settings import RouterSettings
+from kvrouter.tools.sim.serve import SimServer
+from kvrouter.tools.sim.settings import SimSettings
 
 DEADLINE_S = 30.0
 CONTEXT_TOKENS = 256

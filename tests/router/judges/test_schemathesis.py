@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from kvrouter.openapi import document
+from kvrouter.control.openapi import document
 
 from .conftest import Routed
 

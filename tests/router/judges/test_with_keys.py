@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from kvrouter.openapi import document
+from kvrouter.control.openapi import document
 
 from .conftest import Routed, in_a_thread
 

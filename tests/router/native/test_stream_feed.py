@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter._native import Buckets, StreamFeed
-from kvrouter.http.answer import unframed
+from kvrouter.http.client.response import unframed
 
 DONE = b"data: [DONE]\n\n"
 payloads = st.lists(

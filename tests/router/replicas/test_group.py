@@ -11,11 +11,11 @@ import pytest_asyncio
 from tests.fakes.engine import FakeEngine, engines
 from tests.fakes.redis import RedisServer
 
-from kvrouter.app import App
-from kvrouter.config import RouterSettings
-from kvrouter.engine import Role
-from kvrouter.http.exchange import Exchange
-from kvrouter.redis_link import RedisLink
+from kvrouter.app.app import App
+from kvrouter.app.settings import RouterSettings
+from kvrouter.engines.engine import Role
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.redis.connection import RedisLink
 
 PATIENCE_S = 20.0
 JSON = {"content-type": "application/json"}

@@ -9,7 +9,7 @@ import aiohttp
 from tests.fakes.engine import FakeEngine, engines
 from tests.fakes.redis import RedisServer
 
-from kvrouter.demo.children import Child, Children
+from kvrouter.tools.demo.children import Child, Children
 
 PATIENCE_S = 30.0
 BODY = {"model": "m", "prompt": "Hello", "max_tokens": 4}

@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 from tests.fakes.redis import RedisServer
 
-from kvrouter.config import RouterSettings
-from kvrouter.redis_link import (
+from kvrouter.app.settings import RouterSettings
+from kvrouter.redis.connection import (
     MAX_COMMANDS,
     RedisLink,
     RedisRefused,
@@ -102,6 +102,13 @@ async def test_what_redis_refuses_is_an_error_and_the_connection_stays(redis: Re
         assert link.counts == {"connects": 1, "refused": 1}
 
 
+async def test_options_of_the_url_change_nothing_of_how_redis_is_asked(redis: RedisServer) -> None:
+    link = RedisLink(f"{redis.url}?socket_timeout=0.000001&client_name=other&protocol=3")
+    assert await link.call("CLIENT", "GETNAME") == b"kvrouter"
+    assert await link.call("HGETALL", "none") == []
+    await link.close()
+
+
 async def test_a_batch_is_bounded(redis: RedisServer) -> None:
     async with link_to(redis) as link:
         with pytest.raises(ValueError, match="commands in one batch"):
@@ -121,7 +128,7 @@ async def test_a_redis_that_is_killed_and_back_is_used_again(
         assert not link.connected
         redis.start()
         await again(link)
-    told = [r.message for r in caplog.records if r.name == "kvrouter.redis_link"]
+    told = [r.message for r in caplog.records if r.name == "kvrouter.redis.connection"]
     assert len(told) == 2
     assert "is away" in told[0]
     assert "is there again" in told[1]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.engine import Engine, Identity, Role
-from kvrouter.pool import Pool
+from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.engines.pool import Pool
 from kvrouter.replicas.changes import MAX_AHEAD_MS, Changes
 from kvrouter.replicas.messages import (
     MAX_CHANGES,
@@ -131,7 +131,7 @@ def test_what_others_have_under_way_is_counted_with_ones_own() -> None:
 def test_an_engine_that_joins_later_has_what_others_sent_it() -> None:
     pool = Pool()
     peers = Peers(pool)
-    pool.watch(peers)
+    pool.when_joined(peers.engine_joined)
     peers.told(YOU, State("", 0, {"h:1": 5}))
     assert engine_in(pool, "h:1").tokens == 5
 

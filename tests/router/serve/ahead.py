@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
 from tests.fakes.store import StoreProcess, eventually, manifest_of, put_chain
 
-from kvstore.chain import hash_tokens, root_hash
-from kvstore.client import StoreClient
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 if TYPE_CHECKING:
     from .conftest import Json, Site

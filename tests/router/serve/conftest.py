@@ -13,9 +13,9 @@ import pytest_asyncio
 from tests.fakes.engine import FakeEngine, engines
 from tests.fakes.store import StoreProcess
 
-from kvrouter.app import App
-from kvrouter.config import RouterSettings
-from kvstore.client import StoreClient
+from kvrouter.app.app import App
+from kvrouter.app.settings import RouterSettings
+from kvrouter_store.client.blocking import StoreClient
 
 from .ahead import MANIFEST, await_stat, waiting
 

@@ -12,11 +12,11 @@ import pytest
 from pydantic import SecretStr
 from tests.fakes.engine import FakeEngine, engines
 
-from kvrouter.app import App
-from kvrouter.config import RouterSettings
-from kvrouter.demo.children import Children
-from kvrouter.engine import Role
-from kvrouter.reload import follow
+from kvrouter.app.app import App
+from kvrouter.app.reload import follow
+from kvrouter.app.settings import RouterSettings
+from kvrouter.engines.engine import Role
+from kvrouter.tools.demo.children import Children
 
 from .conftest import Json, Open, Site, metric, text, until
 
@@ -299,7 +299,7 @@ def test_an_open_admin_api_is_not_served_to_others() -> None:
 async def test_a_router_can_begin_without_engines(site: Open) -> None:
     here = await site(0, 0, admin=True, engine_wait_s=30)
     task = asyncio.create_task(here.post(text()))
-    await until(lambda: here.app.standby.waiting == 1)
+    await until(lambda: here.app.engine_wait.waiting == 1)
     async with engines(1) as (engine,):
         await add(here, engine, "regular")
         assert (await task)[0] == 200

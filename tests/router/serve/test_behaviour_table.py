@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from kvrouter.engine import Role
+from kvrouter.engines.engine import Role
 
 from .conftest import Json, Open, Site, chat, text
 

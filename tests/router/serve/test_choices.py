@@ -12,10 +12,10 @@ import pytest_asyncio
 from tests.fakes.openai_cases import CHAT, COMPLETIONS, events
 from tests.fakes.store import StoreProcess
 
-from kvrouter.app import App
-from kvrouter.config import RouterSettings
-from kvrouter.sim.config import SimSettings
-from kvrouter.sim.serve import SimServer
+from kvrouter.app.app import App
+from kvrouter.app.settings import RouterSettings
+from kvrouter.tools.sim.serve import SimServer
+from kvrouter.tools.sim.settings import SimSettings
 
 from .conftest import Json, until
 

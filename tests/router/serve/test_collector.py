@@ -11,10 +11,11 @@ import pytest_asyncio
 from tests.fakes.certificates import Authority
 from tests.fakes.collector import Collector, collector
 
-from kvrouter.tracing.otlp import OtlpSender
-from kvrouter.tracing.trace import Trace, Tracing
+from kvrouter.telemetry.tracing.otlp import otlp_exporter
+from kvrouter.telemetry.tracing.trace import Trace, Tracing
 
 OTLP = "OTEL_EXPORTER_OTLP"
+PATIENCE_S = 30.0
 
 
 @pytest_asyncio.fixture
@@ -29,14 +30,15 @@ def a_trace() -> Trace:
     return trace
 
 
-def sender(taker: Collector) -> OtlpSender:
-    return OtlpSender(f"{taker.url}/v1/traces", "h:1")
-
-
 async def sent(taker: Collector, times: int = 1) -> bool:
-    """Whether a new sender, as the environment has it now, had all of them taken."""
-    made = sender(taker)
-    return all([await asyncio.to_thread(made.send, [a_trace()]) for _ in range(times)])
+    """Whether a new exporter, as the environment has it now, had all of them taken."""
+    made = otlp_exporter(f"{taker.url}/v1/traces", "h:1")
+    for _ in range(times):
+        made.take(a_trace())
+    await asyncio.to_thread(made.close, PATIENCE_S)
+    outcomes = {labels[0]: count for labels, count in made.counts()}
+    assert sum(outcomes.values()) == times
+    return outcomes["exported"] == times
 
 
 async def test_headers_of_traces_win_over_those_of_every_signal(
@@ -67,7 +69,7 @@ async def test_what_cannot_be_meant_is_told_and_not_heeded(
 ) -> None:
     monkeypatch.setenv(f"{OTLP}_COMPRESSION", "brotli")
     monkeypatch.setenv(f"{OTLP}_TIMEOUT", "soon")
-    with caplog.at_level(logging.WARNING, "kvrouter"):
+    with caplog.at_level(logging.WARNING, "opentelemetry"):
         assert await sent(taker)
     assert ["brotli" in line or "soon" in line for line in caplog.messages] == [True, True]
 
@@ -80,6 +82,8 @@ async def test_a_collector_is_trusted_by_the_authority_that_is_named(
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.ca_file)
     tls.load_cert_chain(shown.cert_file, shown.key_file)
     tls.verify_mode = ssl.CERT_REQUIRED
+    for wins in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(wins, raising=False)
     monkeypatch.setenv(f"{OTLP}_TIMEOUT", "1")
     async with collector(tls) as taker:
         assert not await sent(taker)
@@ -97,7 +101,7 @@ async def test_a_collector_that_is_busy_is_asked_again(taker: Collector) -> None
     assert (taker.asks, len(taker.spans)) == (2, 1)
 
 
-@pytest.mark.parametrize("status", ["400", "302", "500"])
+@pytest.mark.parametrize("status", ["400", "500"])
 async def test_what_a_collector_refuses_is_not_sent_again(taker: Collector, status: str) -> None:
     taker.mode = status
     assert not await sent(taker)
@@ -111,12 +115,3 @@ async def test_a_collector_that_is_busy_for_longer_than_it_may_take_is_left(
     taker.mode = "503"
     assert not await sent(taker)
     assert taker.asks == 1
-
-
-async def test_a_connection_that_was_closed_meanwhile_loses_nothing(taker: Collector) -> None:
-    made = sender(taker)
-    assert await asyncio.to_thread(made.send, [a_trace()])
-    await taker.stop()
-    await taker.start()
-    assert await asyncio.to_thread(made.send, [a_trace()])
-    assert len(taker.spans) == 2

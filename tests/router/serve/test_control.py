@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from kvrouter.page.model import Snapshot
+from kvrouter.control.page.model import Snapshot
 
 from .conftest import Open, Site, text, until
 

@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.discovery import KINDS, Backend, backend_of
 from tests.fakes.engine import FakeEngine
 
-from kvrouter.engine import Role
+from kvrouter.engines.engine import Role
 
 from .conftest import Open, Site, metric, text, until
 
@@ -93,7 +93,7 @@ async def test_engines_are_added_drained_and_removed_under_traffic_and_no_reques
         times: dict[str, float] = {}
         async with Traffic(here) as traffic:
             # Nobody is there: requests wait for whom discovery finds.
-            await until(lambda: here.app.standby.waiting)
+            await until(lambda: here.app.engine_wait.waiting)
             await name(backend, made[0])
             await traffic.answers()
             await name(backend, *made)

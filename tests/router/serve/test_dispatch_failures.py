@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from tests.fakes.store import StoreProcess
 
-from kvstore.client import StoreClient
+from kvrouter_store.client.blocking import StoreClient
 
 from .ahead import AHEAD, ask, await_stat, both_began, land
 from .conftest import Open, metric, until

@@ -15,12 +15,12 @@ import pytest
 import pytest_asyncio
 from tests.fakes.engine import engines
 
-from kvrouter.demo.children import Child, ChildFailed, Children
-from kvrouter.drain import drain
-from kvrouter.engine import Role
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.head import SSE_HEADERS
-from kvrouter.log import RequestLog
+from kvrouter.app.drain import drain
+from kvrouter.engines.engine import Role
+from kvrouter.http.headers import SSE_HEADERS
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.telemetry.request_log import RequestLog
+from kvrouter.tools.demo.children import Child, ChildFailed, Children
 
 from .conftest import Json, Open, Site, text, until
 
@@ -129,7 +129,7 @@ async def test_after_the_delay_nobody_connects_and_what_is_under_way_ends(site: 
     tasks = [asyncio.create_task(here.post(text()))]
     await here.prefill[0].next_began()
     tasks.append(asyncio.create_task(here.post(text(stream=True))))
-    await until(lambda: here.app.entrance.waiting == 1)
+    await until(lambda: here.app.queue_wait.waiting == 1)
     stopping = Stopping(here, delay_s=0)
     await stopping.began()
     await until_refused(here)
@@ -184,7 +184,7 @@ async def test_a_request_without_an_answer_yet_is_told_to_try_again(
     tasks = [asyncio.create_task(here.post(text(stream=stream)))]
     await here.prefill[0].next_began()
     tasks.append(asyncio.create_task(here.post(text(stream=stream))))
-    await until(lambda: here.app.entrance.waiting == 1)
+    await until(lambda: here.app.queue_wait.waiting == 1)
     await Stopping(here).cut_off()
     for status, headers, body in await asyncio.gather(*tasks):
         assert (status, headers["retry-after"]) == (503, "1")
@@ -201,7 +201,7 @@ async def test_a_request_that_waits_for_an_engine_is_told_to_try_again(site: Ope
     await here.decode[0].stop()
     await until(lambda: not here.app.pool.engines(Role.DECODE))
     task = asyncio.create_task(here.post(text()))
-    await until(lambda: here.app.standby.waiting == 1)
+    await until(lambda: here.app.engine_wait.waiting == 1)
     await Stopping(here).cut_off()
     status, headers, _ = await task
     assert (status, headers["retry-after"]) == (503, "1")

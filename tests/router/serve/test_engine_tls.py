@@ -9,11 +9,12 @@ import pytest_asyncio
 from tests.fakes.certificates import Authority
 from tests.fakes.engine import FakeEngine, engines
 
-from kvrouter.access.tls import Trust, server_context
-from kvrouter.config import RouterSettings
-from kvrouter.doctor.asking import Asker
-from kvrouter.engine import Engine, Role, bare_address, parse_address
-from kvrouter.pool import Pool
+from kvrouter.app.settings import RouterSettings
+from kvrouter.credentials.tls import Trust, server_context
+from kvrouter.engines.engine import Engine, Role
+from kvrouter.engines.pool import Pool
+from kvrouter.membership.asking import Asker
+from kvrouter.options.addresses import bare_address, parse_address
 
 from .conftest import Open, Site, text, until
 from .test_passthrough import offer, saying

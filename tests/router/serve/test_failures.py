@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from kvrouter.engine import BreakerState, Role
-from kvrouter.http.exchange import Exchange
+from kvrouter.engines.engine import BreakerState, Role
+from kvrouter.http.server.exchange import Exchange
 
 from .conftest import Open, metric, text, until
 

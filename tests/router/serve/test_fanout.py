@@ -8,7 +8,7 @@ import openai
 import pytest
 from tests.fakes.openai_cases import COMPLETIONS, events
 
-from kvrouter.log import RequestLog
+from kvrouter.telemetry.request_log import RequestLog
 
 from .conftest import Open, metric, text, until
 

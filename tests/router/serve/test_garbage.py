@@ -9,7 +9,7 @@ import pytest
 from .conftest import Json, Open, Site, text
 
 OF_A_REQUEST = frozenset(
-    {"Exchange", "Passage", "Request", "Answer", "Relay", "_Tap", "_Gathering"}
+    {"Exchange", "RequestContext", "Request", "EngineResponse", "Relay", "_Tap", "_Gathering"}
 )
 
 

@@ -10,14 +10,14 @@ import openai
 import pytest
 from tests.fakes.engine import FakeEngine, engines
 
-from kvrouter.access.keys import file_line, new_key
-from kvrouter.access.worker_keys import WorkerKeys
-from kvrouter.doctor.asking import Asker
-from kvrouter.endpoints import ENDPOINTS
-from kvrouter.engine import Engine, Role
-from kvrouter.introduce import ProbeFailed
-from kvrouter.log import RequestLog
-from kvrouter.reload import follow
+from kvrouter.app.reload import follow
+from kvrouter.credentials.caller_keys import file_line, new_key
+from kvrouter.credentials.engine_keys import WorkerKeys
+from kvrouter.engines.engine import Engine, Role
+from kvrouter.membership.asking import Asker
+from kvrouter.membership.detect import ProbeFailed
+from kvrouter.openai.endpoints import ENDPOINTS
+from kvrouter.telemetry.request_log import RequestLog
 
 from .conftest import Open, Site, chat, metric, text, until
 from .test_passthrough import offer, saying, streaming
@@ -223,7 +223,7 @@ async def test_a_keys_name_is_the_tenant_of_the_queue(site: Open, keys: Keys) ->
     for count, (user, name, claimed) in enumerate(asks, start=1):
         headers = {**keys.bearer(name), "x-tenant": claimed}
         tasks.append(asyncio.create_task(here.post(text(user=user), **headers)))
-        await until(lambda count=count: here.app.entrance.waiting == count)
+        await until(lambda count=count: here.app.queue_wait.waiting == count)
     here.prefill[0].go.set()
     await asyncio.gather(*tasks)
     order = [request["user"] for request in here.decode[0].requests]

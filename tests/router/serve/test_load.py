@@ -8,9 +8,9 @@ import pytest
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
 from tests.fakes.store import StoreProcess, put_chain
 
-from kvrouter.engine import Role
-from kvstore.chain import hash_tokens, root_hash
-from kvstore.client import StoreClient
+from kvrouter.engines.engine import Role
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 from .ahead import MANIFEST
 from .conftest import Open, Site, metric, text, until

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter.errors import ApiError
-from kvrouter.openai import MAX_SALT_CHARACTERS, parse
-from kvrouter.tidy import answer_usage, tidy_answer
+from kvrouter.openai.request import MAX_SALT_CHARACTERS, parse
+from kvrouter.openai.response import answer_usage, tidy_answer
 
 Json = dict[str, Any]
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from tests.fakes.engine import FakeEngine
 
-from kvrouter.endpoints import ENDPOINTS
-from kvrouter.engine import BreakerState
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.head import SSE_HEADERS
-from kvrouter.tidy import TRANSFERS
+from kvrouter.engines.engine import BreakerState
+from kvrouter.http.headers import SSE_HEADERS
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.openai.endpoints import ENDPOINTS
+from kvrouter.openai.response import TRANSFERS
 
 from .conftest import Json, Open, Site
 

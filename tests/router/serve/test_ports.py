@@ -16,14 +16,14 @@ from pydantic import SecretStr
 from tests.fakes.certificates import Authority
 from tests.fakes.engine import engines
 
-from kvrouter.access.access import Access
-from kvrouter.access.keys import file_line, new_key
 from kvrouter.access.ports import Ports
-from kvrouter.access.tls import client_context
-from kvrouter.config import RouterSettings
-from kvrouter.demo.children import Children
-from kvrouter.openapi import document
-from kvrouter.reload import follow
+from kvrouter.access.setup import Access
+from kvrouter.app.reload import follow
+from kvrouter.app.settings import RouterSettings
+from kvrouter.control.openapi import document
+from kvrouter.credentials.caller_keys import file_line, new_key
+from kvrouter.credentials.tls import client_context
+from kvrouter.tools.demo.children import Children
 
 from .conftest import Open, Site, text
 

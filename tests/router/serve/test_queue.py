@@ -7,9 +7,9 @@ import aiohttp
 import pytest
 from tests.fakes.engine import FakeEngine
 
-from kvrouter.app import App
-from kvrouter.config import RouterSettings
-from kvrouter.engine import Role
+from kvrouter.app.app import App
+from kvrouter.app.settings import RouterSettings
+from kvrouter.engines.engine import Role
 
 from .conftest import Open, Site, metric, text, until
 
@@ -26,7 +26,7 @@ async def occupied(site: Open, **settings: object) -> tuple[Site, "asyncio.Task[
 
 
 async def waiting(here: Site, count: int) -> None:
-    await until(lambda: here.app.entrance.waiting == count)
+    await until(lambda: here.app.queue_wait.waiting == count)
 
 
 async def test_requests_beyond_the_limit_wait_and_are_served(site: Open) -> None:
@@ -111,7 +111,7 @@ async def test_a_full_queue_is_a_429_and_a_turn_that_does_not_come_a_503(site: O
         assert json.loads(body)["error"]["code"] == status
     here.prefill[0].go.set()
     await first
-    assert here.app.entrance.waiting == 0
+    assert here.app.queue_wait.waiting == 0
     assert len(here.decode[0].requests) == 1
 
 
@@ -141,7 +141,7 @@ async def test_a_request_waits_for_a_decode_engine_that_restarts(site: Open) -> 
     await here.decode[0].stop()
     await until(lambda: not here.app.pool.engines(Role.DECODE))
     task = asyncio.create_task(here.post(text()))
-    await until(lambda: here.app.standby.waiting == 1)
+    await until(lambda: here.app.engine_wait.waiting == 1)
     assert await metric(here, 'kvrouter:num_requests_waiting_by_reason{reason="engine"}') == 1
     await here.decode[0].start()
     assert (await task)[0] == 200
@@ -153,7 +153,7 @@ async def test_a_request_whose_only_engine_dies_under_it_waits_for_its_return(si
     task = asyncio.create_task(here.post(text()))
     await here.decode[0].next_began()
     await here.decode[0].stop()
-    await until(lambda: here.app.standby.waiting == 1)
+    await until(lambda: here.app.engine_wait.waiting == 1)
     here.decode[0].mode = "ok"
     await here.decode[0].start()
     assert (await task)[0] == 200
@@ -164,11 +164,11 @@ async def test_no_more_wait_for_an_engine_than_the_queue_has_places(site: Open) 
     await here.decode[0].stop()
     await until(lambda: not here.app.pool.engines(Role.DECODE))
     task = asyncio.create_task(here.post(text()))
-    await until(lambda: here.app.standby.waiting == 1)
+    await until(lambda: here.app.engine_wait.waiting == 1)
     status, headers, _ = await here.post(text())
     assert (status, headers["retry-after"]) == (503, "1")
     task.cancel()
-    await until(lambda: here.app.standby.waiting == 0)
+    await until(lambda: here.app.engine_wait.waiting == 0)
 
 
 async def test_an_engine_that_does_not_come_is_a_503(site: Open) -> None:
@@ -187,7 +187,7 @@ async def test_a_router_that_starts_before_its_engines_lets_requests_wait(site: 
     app = App(settings)
     here.port = await app.start()
     task = asyncio.create_task(here.post(text()))
-    await until(lambda: app.standby.waiting == 1)
+    await until(lambda: app.engine_wait.waiting == 1)
     await late.start()
     assert (await task)[0] == 200
     await app.close()

@@ -9,10 +9,10 @@ import pytest
 import pytest_asyncio
 from tests.fakes.openai_cases import CHAT, COMPLETIONS
 
-from kvrouter.app import App
-from kvrouter.config import RouterSettings
-from kvrouter.sim.config import SimSettings
-from kvrouter.sim.serve import SimServer
+from kvrouter.app.app import App
+from kvrouter.app.settings import RouterSettings
+from kvrouter.tools.sim.serve import SimServer
+from kvrouter.tools.sim.settings import SimSettings
 
 MAX_MODEL_LEN = 64
 SIM = SimSettings(model="tiny", port=0, block_size=16, max_model_len=MAX_MODEL_LEN)

@@ -11,12 +11,12 @@ from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
 from tests.fakes.store import StoreProcess
 from tests.router.brain.test_tenants import request
 
-from kvrouter.config import RouterSettings
-from kvrouter.engine import Role
-from kvrouter.flags import UsageError
-from kvrouter.reload import RELOADED, Reload, follow
-from kvrouter.run import leave
-from kvstore.drain import Signals
+from kvrouter.app.process import leave
+from kvrouter.app.reload import RELOADED, Reload, follow
+from kvrouter.app.settings import RouterSettings
+from kvrouter.engines.engine import Role
+from kvrouter.options.flags import UsageError
+from kvrouter_store.node.drain import Signals
 
 from .ahead import MANIFEST
 from .conftest import Open, Site, text, until
@@ -58,10 +58,10 @@ async def test_a_higher_limit_lets_those_who_wait_begin(site: Open) -> None:
     here = await site(max_concurrent_requests=1)
     first = await held(here)
     second = asyncio.create_task(here.post(text()))
-    await until(lambda: here.app.entrance.waiting == 1)
+    await until(lambda: here.app.queue_wait.waiting == 1)
     change(here, max_concurrent_requests=2)
     await here.prefill[0].next_began()
-    assert here.app.entrance.waiting == 0
+    assert here.app.queue_wait.waiting == 0
     here.prefill[0].go.set()
     assert [(await task)[0] for task in (first, second)] == [200, 200]
 
@@ -71,7 +71,7 @@ async def test_a_lower_limit_cuts_nobody_off(site: Open) -> None:
     tasks = [await held(here), await held(here)]
     change(here, max_concurrent_requests=1)
     tasks.append(asyncio.create_task(here.post(text())))
-    await until(lambda: here.app.entrance.waiting == 1)
+    await until(lambda: here.app.queue_wait.waiting == 1)
     here.prefill[0].go.set()
     assert [(await task)[0] for task in tasks] == [200] * 3
 
@@ -92,11 +92,11 @@ async def test_the_queue_is_as_long_as_it_was_said_last(site: Open) -> None:
 async def test_tenants_are_told_apart_by_the_header_named_last(site: Open) -> None:
     here = await site(max_concurrent_requests=1)
     asked = request("127.0.0.1:1", {"x-tenant": "t"})
-    assert here.app.entrance.tenant(asked) == "127.0.0.1"
+    assert here.app.queue_wait.tenant(asked) == "127.0.0.1"
     change(here, tenant_header="x-tenant", trusted_proxies=["127.0.0.0/8"])
-    assert here.app.entrance.tenant(asked) == "t"
+    assert here.app.queue_wait.tenant(asked) == "t"
     change(here, trusted_proxies=[])
-    assert here.app.entrance.tenant(asked) == "127.0.0.1"
+    assert here.app.queue_wait.tenant(asked) == "127.0.0.1"
 
 
 @proves("engine_wait_s")
@@ -107,7 +107,7 @@ async def test_requests_wait_for_an_engine_as_long_as_was_said_last(site: Open) 
     change(here, engine_wait_s=30)
     assert here.app.fleet.remove(engine)
     task = asyncio.create_task(here.post(text()))
-    await until(lambda: here.app.standby.waiting == 1)
+    await until(lambda: here.app.engine_wait.waiting == 1)
     here.app.fleet.add(engine.address, Role.BOTH)
     assert (await task)[0] == 200
 
@@ -226,7 +226,7 @@ async def test_requests_are_served_while_settings_are_read_again(site: Open) -> 
     for _ in range(5):
         reload.begin()
     served.set()
-    await until(lambda: here.app.standby.size == 8)
+    await until(lambda: here.app.engine_wait.size == 8)
     await until(lambda: len(read) == 2)  # one for all signals that came meanwhile
     await reload.close()
 
@@ -251,7 +251,7 @@ async def test_a_reading_that_fails_changes_nothing_and_the_next_one_does(
     await until(lambda: "everything stays as it is: --queue-size: too small" in caplog.text)
     assert here.app.settings is before
     reload.begin()
-    await until(lambda: here.app.standby.size == 7)
+    await until(lambda: here.app.engine_wait.size == 7)
     await reload.close()
 
 

@@ -13,15 +13,15 @@ import pytest_asyncio
 from tests.fakes.link import Link
 from tests.fakes.openai_cases import CHAT, COMPLETIONS
 
-from kvrouter.app import App
-from kvrouter.config import RouterSettings
-from kvrouter.log import RequestLog
-from kvrouter.sim import requests
-from kvrouter.sim.config import SimSettings
-from kvrouter.sim.oracle import Oracle
-from kvrouter.sim.serve import SimServer
-from kvrouter.sim.store_link import sim_manifest
-from kvstore.chain import root_hash
+from kvrouter.app.app import App
+from kvrouter.app.settings import RouterSettings
+from kvrouter.telemetry.request_log import RequestLog
+from kvrouter.tools.sim import requests
+from kvrouter.tools.sim.oracle import Oracle
+from kvrouter.tools.sim.serve import SimServer
+from kvrouter.tools.sim.settings import SimSettings
+from kvrouter.tools.sim.store_link import sim_manifest
+from kvrouter_store.identity.chain import root_hash
 
 from .conftest import until
 

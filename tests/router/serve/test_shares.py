@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter.errors import ApiError
-from kvrouter.merge import BadShare, Events, ShareError, StreamMerge, merge_answers
-from kvrouter.openai import Kind, Request, parse
-from kvrouter.shares import Share, split
+from kvrouter.openai.request import Kind, Request, parse
+from kvrouter.serving.choices.merge import BadShare, Events, ShareError, StreamMerge, merge_answers
+from kvrouter.serving.choices.split import Share, split
 
 Json = dict[str, Any]
 LIMIT = 64

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from io import BytesIO
+from operator import attrgetter
 from pathlib import Path
 from time import monotonic, time
 from types import SimpleNamespace
@@ -13,11 +14,12 @@ import pytest
 from tests.fakes.engine import FakeEngine
 from tests.fakes.store import StoreProcess
 
-from kvrouter.account import PARTS
-from kvrouter.ended import Ended
-from kvrouter.log import Line, RequestLog
-from kvrouter.metrics import Metrics
-from kvrouter.passage import Passage
+from kvrouter.access.callers import Caller
+from kvrouter.credentials.caller_keys import Key
+from kvrouter.serving.request.context import RequestContext, Timing
+from kvrouter.serving.settle import Settler
+from kvrouter.telemetry.metrics import PARTS, Metrics
+from kvrouter.telemetry.request_log import Line, RequestLog
 
 from .ahead import IDS, MANIFEST, land
 from .conftest import Json, Open, Site, chat, metric, text, until
@@ -37,29 +39,29 @@ async def part_sums(here: Site) -> dict[str, float]:
 
 NAMED = SimpleNamespace(
     exchange=SimpleNamespace(
-        caller=SimpleNamespace(name="a key"), path="/p", peer="h:1", status=200
+        principal=Caller(Key("a key", ()), monotonic), path="/p", peer="h:1", status=200
     ),
-    passage={
+    context={
         "trace": SimpleNamespace(hex_id="t"),
-        "outcome": "stop",
+        "outcome.reason": "stop",
         "request": SimpleNamespace(model="m", stream=True, prompt_tokens=1),
-        "hit_engine": 2,
-        "hit_store": 3,
-        "handoff": SimpleNamespace(cached_tokens=4),
-        "generated": 5,
-        "plan": SimpleNamespace(why="w"),
-        "prefill_engine": "pe",
-        "decode_engine": "de",
-        "attempts": 6,
+        "route.hit_engine": 2,
+        "route.hit_store": 3,
+        "route.handoff": SimpleNamespace(cached_tokens=4),
+        "outcome.generated": 5,
+        "route.plan": SimpleNamespace(why="w"),
+        "route.prefill_engine": "pe",
+        "route.decode_engine": "de",
+        "route.attempts": 6,
         "shares": [None] * 7,
-        "landed_blocks": 8,
-        "waited_s": 0.001,
-        "tokenising_s": 0.002,
-        "planned_s": 10.006,
-        "prefilled_s": 10.010,
-        "landed_s": 10.015,
-        "first_s": 10.25,
-        "error": "e",
+        "route.landed_blocks": 8,
+        "timing.waited_s": 0.001,
+        "timing.tokenising_s": 0.002,
+        "timing.planned_s": 10.006,
+        "timing.prefilled_s": 10.010,
+        "timing.landed_s": 10.015,
+        "timing.first_s": 10.25,
+        "outcome.error": "e",
     },
     line={
         "request_id": "id",
@@ -131,7 +133,7 @@ async def test_a_wait_for_its_turn_is_a_part(site: Open) -> None:
     first = asyncio.create_task(here.post(text()))
     await here.prefill[0].next_began()
     second = asyncio.create_task(here.post(text()))
-    await until(lambda: here.app.entrance.waiting == 1)
+    await until(lambda: here.app.queue_wait.waiting == 1)
     here.prefill[0].go.set()
     await asyncio.gather(first, second)
     sums = await part_sums(here)
@@ -288,18 +290,21 @@ async def test_a_line_explains_its_request(site: Open, node: StoreProcess) -> No
     assert line["total_ms"] >= line["ttft_ms"]
 
 
-def named(body: bytes) -> Passage:
+def named(body: bytes) -> RequestContext:
     NAMED.exchange.body = body
-    passage = Passage(cast("Any", NAMED.exchange), cast("Any", None), "id", b"", 10.0)
-    for name, value in NAMED.passage.items():
-        setattr(passage, name, value)
-    return passage
+    context = RequestContext(
+        cast("Any", NAMED.exchange), cast("Any", None), "id", b"", Timing(10.0)
+    )
+    for names, value in NAMED.context.items():
+        owner, _, name = names.rpartition(".")
+        setattr(attrgetter(owner)(context) if owner else context, name, value)
+    return context
 
 
 async def test_each_value_of_a_line_has_its_own_name() -> None:
     written = BytesIO()
     lines = RequestLog(written, plain=False)
-    ended = Ended(Metrics(), lines, None)
+    ended = Settler(Metrics(), lines, None)
     before_s = time()
     ended.take(named(b""), monotonic())
     ended.settle()
@@ -346,12 +351,12 @@ async def test_a_request_is_counted_and_logged_soon_after_its_end(site: Open) ->
 @pytest.mark.parametrize(("body_bytes", "kept"), [(0, 15), (65_536, 15), (65_537, 0)])
 async def test_few_requests_that_have_ended_are_kept(body_bytes: int, kept: int) -> None:
     metrics = Metrics()
-    ended = Ended(metrics, None, None)
-    passage = named(bytes(body_bytes))
+    ended = Settler(metrics, None, None)
+    context = named(bytes(body_bytes))
     for _ in range(kept):
-        ended.take(passage, 10.5)
+        ended.take(context, 10.5)
     assert metrics.success == {}
-    ended.take(passage, 10.5)
+    ended.take(context, 10.5)
     assert metrics.success == {"stop": kept + 1}
 
 

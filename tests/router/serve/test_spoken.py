@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrouter.openai import Kind, parse
-from kvrouter.resumable import resumable
-from kvrouter.spoken import Spoken
+from kvrouter.openai.request import Kind, parse
+from kvrouter.openai.token_events import Spoken
+from kvrouter.serving.streaming.resumable import resumable
 
 Json = dict[str, Any]
 
@@ -168,6 +168,13 @@ def test_an_error_of_the_engine_is_kept_from_the_client(kind: Kind) -> None:
     assert spoken.take(error + b"\n\ndata: [DONE]\n\n") == b""
     assert (spoken.error, spoken.ended) == (error, False)
     assert spoken.failure is not None
+
+
+def test_an_error_is_the_clients_where_no_other_engine_goes_on() -> None:
+    spoken = Spoken(resumes=False)
+    error = b'data: {"error": {"message": "EngineCore died", "code": 500}}\n\ndata: [DONE]\n\n'
+    assert spoken.take(error) == error
+    assert (spoken.told, spoken.ended, spoken.failure) == (False, True, None)
 
 
 def test_an_error_of_the_request_is_the_clients() -> None:

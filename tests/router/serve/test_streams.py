@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter._native import Buckets
-from kvrouter.http.exchange import Exchange
-from kvrouter.http.head import SSE_HEADERS
-from kvrouter.relay import Relay
-from kvrouter.tidy import TRANSFERS, tidy_events
+from kvrouter.http.headers import SSE_HEADERS
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.openai.response import TRANSFERS, tidy_events
+from kvrouter.serving.streaming.relay import Relay
 
 from .conftest import Json, Open, Site, text
 

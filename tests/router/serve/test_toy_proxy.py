@@ -6,7 +6,7 @@ from pathlib import Path
 import aiohttp
 from tests.fakes.engine import engines
 
-from kvrouter.demo.children import Children
+from kvrouter.tools.demo.children import Children
 
 from .conftest import text
 

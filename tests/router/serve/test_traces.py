@@ -12,7 +12,7 @@ from tests.fakes.collector import Collector, Seen, collector
 from tests.fakes.engine import FakeEngine
 from tests.fakes.store import StoreProcess
 
-from kvrouter.log import RequestLog
+from kvrouter.telemetry.request_log import RequestLog
 
 from .ahead import IDS, MANIFEST, land
 from .conftest import Open, chat, metric, text, until
@@ -191,7 +191,7 @@ async def test_waiting_and_tokenising_are_spans(site: Open, taker: Collector) ->
     tasks = [asyncio.create_task(here.post(text(prompt="One two three four")))]
     await here.prefill[0].next_began()
     tasks.append(asyncio.create_task(here.post(text(prompt="One two three four five"))))
-    await until(lambda: here.app.entrance.waiting == 1)
+    await until(lambda: here.app.queue_wait.waiting == 1)
     here.prefill[0].go.set()
     await asyncio.gather(*tasks)
     await here.app.close()
@@ -249,6 +249,7 @@ async def test_a_collector_that_does_not_take_traces_is_not_noticed(
     site: Open, taker: Collector, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     if how == "dead":
         await taker.stop()
     taker.mode = {"dead": "ok", "refuses": "400", "hangs": "hang"}[how]
@@ -261,7 +262,6 @@ async def test_a_collector_that_does_not_take_traces_is_not_noticed(
         await taker.stop()
     exporter = here.app._exporter
     assert exporter is not None
-    exporter._wake.set()
     await until(lambda: dict(exporter.counts())[("dropped",)] >= 12)
     assert await metric(here, 'kvrouter:trace_spans_total{outcome="dropped"}') >= 12
     assert await metric(here, 'kvrouter:trace_spans_total{outcome="exported"}') == 0

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.fakes.engine import FakeEngine
 
-from kvrouter.log import RequestLog
-from kvrouter.relay import generated_tokens
+from kvrouter.serving.streaming.relay import generated_tokens
+from kvrouter.telemetry.request_log import RequestLog
 
 from .conftest import Json, Open, Site, metric, text, until
 from .test_keys import Keys

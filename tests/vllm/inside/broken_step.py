@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from vllm.v1.worker import kv_connector_model_runner_mixin as mixin
 
-from kvstore.block import CacheSpec, Layout, Manifest, Part
-from kvstore.client import StoreClient
-from kvstore.connectors.link import StoreLink
-from kvstore.connectors.vllm import KVStoreConnector, PlanMetadata
-from kvstore.connectors.vllm_plan import SaveOrder, StepPlan
-from kvstore.connectors.vllm_worker import WorkerSide
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.connectors.link import StoreLink
+from kvrouter_store.connectors.vllm.connector import KVStoreConnector, PlanMetadata
+from kvrouter_store.connectors.vllm.plan import SaveOrder, StepPlan
+from kvrouter_store.connectors.vllm.worker import WorkerSide
+from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
 
 BLOCKS, PAGE = 4, 64
 SPEC = CacheSpec("tiny", "r1", "float32", 16, "sha256_cbor", "00" * 32)

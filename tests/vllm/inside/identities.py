@@ -23,10 +23,10 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from kvstore.connectors.vllm import KVStoreConnector
-from kvstore.connectors.vllm_identity import Identity, identify, sharing_refusal
-from kvstore.connectors.vllm_settings import ConnectorRefused, ConnectorSettings, check_start
-from kvstore.connectors.vllm_versions import VERSIONS
+from kvrouter_store.connectors.vllm.connector import KVStoreConnector
+from kvrouter_store.connectors.vllm.identity import EngineIdentity, identify, sharing_refusal
+from kvrouter_store.connectors.vllm.settings import ConnectorRefused, ConnectorSettings, check_start
+from kvrouter_store.connectors.vllm.versions import VERSIONS
 
 SETTINGS = ConnectorSettings(url="kv://127.0.0.1:1", model="tiny")
 FULL = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
@@ -47,7 +47,7 @@ def configured(model: str, **changes: Any) -> VllmConfig:
         "prefix_caching_hash_algo": "sha256_cbor",
         "kv_transfer_config": KVTransferConfig(
             kv_connector="KVStoreConnector",
-            kv_connector_module_path="kvstore.connectors.vllm",
+            kv_connector_module_path="kvrouter_store.connectors.vllm",
             kv_role="kv_both",
             kv_load_failure_policy="recompute",
             kv_connector_extra_config={"url": "kv://127.0.0.1:1"},
@@ -74,12 +74,12 @@ def cached(*specs: Any, blocks: int = 10) -> KVCacheConfig:
     return KVCacheConfig(num_blocks=blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
 
 
-def who(config: VllmConfig, cache: KVCacheConfig | None = None, parts: int = 0) -> Identity:
+def who(config: VllmConfig, cache: KVCacheConfig | None = None, parts: int = 0) -> EngineIdentity:
     settings = dataclasses.replace(SETTINGS, parts=parts)
     return identify(config, cache or cached(FULL), settings, VERSIONS[0])
 
 
-def ranked(model: str, ranks: int, heads: int, parts: int = 0) -> Identity:
+def ranked(model: str, ranks: int, heads: int, parts: int = 0) -> EngineIdentity:
     """An engine of so many ranks with so many KV heads each."""
     config = configured(model)
     config.parallel_config.tensor_parallel_size = ranks

@@ -1,0 +1,42 @@
+// How the outcome of native I/O becomes a Python exception.
+#pragma once
+
+#include <cerrno>
+#include <stdexcept>
+
+#include "bindings/store/module.h"
+#include "client/socket_io.h"
+
+namespace kv::python {
+
+// Becomes kvrouter_store._core.TlsError, a ConnectionError.
+struct TlsFailure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Becomes kvrouter_store._core.ProtocolError, a ConnectionError: what came is not what a server sends.
+struct ProtocolFailure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Raises unless `result` is kDone; `error` is the errno of a kFailed, `why` of a kNonsense. Needs
+// the GIL.
+inline void check_io(IoResult result, int error, const TlsStream* tls, const char* why = "") {
+  if (result == IoResult::kDone) return;
+  if (result == IoResult::kInterrupted) throw nb::python_error();  // what the handler raised
+  if (result == IoResult::kNonsense) throw ProtocolFailure(why);
+  if (result == IoResult::kFailed && tls != nullptr && !tls->why().empty())
+    throw TlsFailure(tls->why());
+  if (result == IoResult::kFailed) {
+    errno = error;
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
+  const bool timeout = result == IoResult::kTimeout;
+  PyErr_SetString(timeout ? PyExc_TimeoutError : PyExc_ConnectionError,
+                  timeout ? "the store did not answer in time"
+                          : "the store closed the connection");
+  throw nb::python_error();
+}
+
+}  // namespace kv::python

@@ -1,0 +1,166 @@
+// Binding of a blocking client's connection: whole exchanges, plain or under TLS.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/tcp_options.h"
+#include "bindings/store/io.h"
+#include "bindings/store/memory.h"
+#include "bindings/store/reply.h"
+#include "client/exchange.h"
+#include "wire/codec.h"
+
+namespace kv::python {
+namespace {
+
+using namespace wire;
+
+// Lets handlers of signals run in Python, as a wait that Python makes does.
+bool handler_raised() {
+  const nb::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+
+// Over a socket that Python owns.
+class Link {
+ public:
+  explicit Link(int fd) : wire_(fd) { wire_.interrupted = handler_raised; }
+  Link(int fd, const std::shared_ptr<TlsContext>& context, const std::string& host)
+      : stream_(std::make_unique<TlsStream>(context, fd, host)), wire_(fd, *stream_) {
+    wire_.interrupted = handler_raised;
+  }
+  Wire& wire() { return wire_; }
+  // An id that no request had before.
+  uint64_t next_id() { return ++last_id_; }
+  const TlsStream* stream() const { return stream_.get(); }
+
+  bool digests = true;  // computed of what is put; not where the server has them off
+
+ private:
+  std::unique_ptr<TlsStream> stream_;
+  Wire wire_;
+  uint64_t last_id_ = 0;
+};
+
+// As a reading of time.monotonic(), which is the same clock.
+Deadline deadline_at(double seconds) {
+  return Deadline(std::chrono::duration_cast<Deadline::duration>(
+      std::chrono::duration<double>(seconds)));
+}
+
+// Does `io` without the GIL; raises unless that goes well.
+template <class Io>
+void perform(Link& link, const Exchange* exchange, Io io) {
+  IoResult result;
+  int error;
+  {
+    const ReleaseGil released(true);
+    result = io();
+    error = errno;
+  }
+  check_io(result, error, link.stream(), exchange == nullptr ? "" : exchange->why());
+}
+
+nb::object reply_of(const Exchange& exchange) {
+  try {
+    return to_reply(exchange.header(), exchange.body());
+  } catch (const nb::builtin_exception& error) {
+    throw ProtocolFailure(error.what());
+  }
+}
+
+void handshake(Link& link, double deadline) {
+  perform(link, nullptr, [&] { return shake_hands(link.wire(), deadline_at(deadline)); });
+}
+
+nb::object ask(Link& link, const nb::bytes& frame, double deadline) {
+  if (frame.size() < kHeaderBytes) throw nb::value_error("the frame is not complete");
+  Exchange exchange(link.wire(), {frame.c_str(), frame.size()}, deadline_at(deadline));
+  perform(link, &exchange, [&] { return exchange.ask(); });
+  return reply_of(exchange);
+}
+
+HashSpan hashes_of(const nb::bytes& bytes, const Indices& indices) {
+  if (indices.size() > kMaxHashes || bytes.size() != indices.size() * kHashBytes)
+    throw nb::value_error("one hash of 32 bytes per index is needed, at most MAX_HASHES");
+  return {reinterpret_cast<const Hash*>(bytes.c_str()), static_cast<uint32_t>(indices.size())};
+}
+
+Hash parent_of(const std::optional<nb::bytes>& parent) {
+  Hash hash{};
+  if (!parent) return hash;
+  if (parent->size() != kHashBytes) throw nb::value_error("a digest is not 32 bytes");
+  std::memcpy(hash.bytes, parent->c_str(), kHashBytes);
+  return hash;
+}
+
+nb::list list_of(const std::vector<uint8_t>& statuses) {
+  nb::list list;
+  for (const uint8_t status : statuses) list.append(static_cast<BlockStatus>(status));
+  return list;
+}
+
+nb::object put(Link& link, uint32_t manifest_id, uint16_t part,
+               const std::optional<nb::bytes>& parent, const nb::bytes& hashes,
+               const OwnedSegments& from, const Indices& indices, double deadline) {
+  WriteRequest body{manifest_id, part, parent_of(parent), hashes_of(hashes, indices)};
+  check_indices(from.segments, indices);
+  const uint64_t payload = put_payload_bytes(from.segments.block_bytes, indices.size());
+  const std::string frame = encode_frame(Op::kPut, Status::kOk, link.next_id(), body, payload);
+  Exchange exchange(link.wire(), frame, deadline_at(deadline));
+  perform(link, &exchange, [&] { return exchange.put(from.segments, indices, link.digests); });
+  return exchange.ok() ? list_of(exchange.statuses()) : reply_of(exchange);
+}
+
+nb::object get(Link& link, uint32_t manifest_id, uint16_t part, const nb::bytes& hashes,
+               const OwnedSegments& to, const Indices& indices, bool verify, double deadline) {
+  ReadRequest body{manifest_id, part, hashes_of(hashes, indices)};
+  check_destination(to.segments);
+  check_indices(to.segments, indices);
+  const std::string frame = encode_frame(Op::kGet, Status::kOk, link.next_id(), body);
+  Exchange exchange(link.wire(), frame, deadline_at(deadline));
+  BlockLanding landing(to.segments, indices, verify);
+  perform(link, &exchange, [&] {
+    return exchange.get(landing, indices.size(), to.segments.block_bytes);
+  });
+  if (!exchange.ok()) return reply_of(exchange);
+  std::vector<uint8_t> statuses(indices.size(), static_cast<uint8_t>(BlockStatus::kMissing));
+  const std::vector<uint32_t>& wanted = exchange.crcs();
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const bool intact = !verify || wanted[i] == landing.crcs()[i];
+    statuses[i] = static_cast<uint8_t>(intact ? BlockStatus::kOk : BlockStatus::kCorrupt);
+  }
+  return list_of(statuses);
+}
+
+}  // namespace
+
+void bind_link(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("tune_tcp", tune_tcp, "fd"_a);
+  nb::exception<ProtocolFailure>(m, "ProtocolError", PyExc_ConnectionError);
+  nb::class_<Link>(m, "Link")
+      .def(nb::init<int>(), "fd"_a)
+      .def(nb::init<int, const std::shared_ptr<TlsContext>&, const std::string&>(), "fd"_a,
+           "context"_a, "host"_a)
+      .def("handshake", handshake, "deadline"_a)
+      .def("ask", ask, "frame"_a, "deadline"_a)
+      .def("next_id", &Link::next_id)
+      .def_rw("digests", &Link::digests)
+      .def("put", put, "manifest_id"_a, "part"_a, "parent"_a.none(), "hashes"_a,
+           "segments"_a, "indices"_a, "deadline"_a)
+      .def("get", get, "manifest_id"_a, "part"_a, "hashes"_a, "segments"_a,
+           "indices"_a, "verify"_a, "deadline"_a)
+      .def("quiet", [](Link& link) { return quiet(link.wire()); });
+}
+
+}  // namespace kv::python

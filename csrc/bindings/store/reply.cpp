@@ -1,0 +1,310 @@
+// Bindings of the wire codec's decoder: the types of replies.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/store/reply.h"
+#include "wire/codec.h"
+
+namespace kv::python {
+namespace {
+
+using namespace wire;
+
+// Replies whose fields are views own their texts here: the body is the caller's.
+struct Hello {
+  uint64_t epoch, session, pool_bytes;
+  uint32_t granule_bytes, node;
+  PoolAccess access;
+  uint64_t directory_bytes;
+  std::string unix_path, boot_id;
+  uint64_t page_bytes;
+  bool digests;
+};
+
+struct Manifest {
+  uint32_t manifest_id, spec_id;
+  std::string digest, doc;
+  std::vector<std::string> engines;
+  std::vector<uint32_t> part_ids;
+};
+
+struct Manifests {
+  bool more;
+  std::vector<Manifest> manifests;
+  std::vector<std::pair<std::string, std::string>> refusals;
+};
+
+struct Landing {
+  bool landed;
+  uint32_t blocks;
+  uint64_t lease_id;
+};
+
+struct Stats {
+  std::vector<std::pair<std::string, uint64_t>> values;
+};
+
+struct Attachment {
+  std::string card;
+};
+
+struct Error {
+  Status status;
+  std::string message;
+};
+
+nb::bytes bytes_of(const std::vector<uint8_t>& values) {
+  return to_bytes(values.data(), values.size());
+}
+
+template <class Body>
+Body parse(const uint8_t* data, size_t size) {
+  auto body = decode_body<Body>(data, size);
+  if (!body) throw nb::value_error("the body of a reply does not parse");
+  return std::move(*body);
+}
+
+// What the fields of a reply that parses must be to each other.
+void check_statuses(const std::vector<uint8_t>& statuses) {
+  for (const uint8_t status : statuses)
+    if (status > kLastBlockStatus) throw nb::value_error("an unknown status of a block");
+}
+
+StatusesReply checked(StatusesReply reply) {
+  check_statuses(reply.statuses);
+  return reply;
+}
+
+ReserveReply checked(ReserveReply reply) {
+  check_statuses(reply.statuses);
+  const size_t blocks = reply.statuses.size();
+  if (reply.offsets.size() != blocks || reply.generations.size() != blocks)
+    throw nb::value_error("the lists of a reply differ in length");
+  return reply;
+}
+
+AcquireReply checked(AcquireReply reply) {
+  const size_t slots = reply.blocks * reply.part_bytes.size();
+  if (reply.offsets.size() != slots || reply.generations.size() != slots ||
+      reply.crcs.size() != slots)
+    throw nb::value_error("the lists of a reply differ in length");
+  return reply;
+}
+
+Hello own(const HelloReply& r) {
+  const bool digests = (r.access & kDigestsOff) == 0;
+  const auto access = static_cast<PoolAccess>(r.access & ~kDigestsOff);
+  if (access > PoolAccess::kWrite) throw nb::value_error("unknown pool access");
+  return {r.epoch,
+          r.session,
+          r.pool_bytes,
+          r.granule_bytes,
+          r.node,
+          access,
+          r.directory_bytes,
+          std::string(r.unix_path),
+          std::string(r.boot_id),
+          r.page_bytes,
+          digests};
+}
+
+Manifests own(const ManifestsReply& r) {
+  Manifests out{r.more != 0, {}, {}};
+  for (const ManifestInfo& info : r.manifests) {
+    const auto* digest = reinterpret_cast<const char*>(info.digest.bytes);
+    Manifest& m = out.manifests.emplace_back(Manifest{info.manifest_id,
+                                                      info.spec_id,
+                                                      std::string(digest, kHashBytes),
+                                                      std::string(info.doc),
+                                                      {},
+                                                      info.part_ids});
+    for (const Name& name : info.engines) m.engines.emplace_back(name.text);
+  }
+  for (const RefusalInfo& refusal : r.refusals)
+    out.refusals.emplace_back(refusal.engine, refusal.reason);
+  return out;
+}
+
+Stats own(const StatsReply& r) {
+  Stats out;
+  for (const Stat& stat : r.values) out.values.emplace_back(stat.name, stat.value);
+  return out;
+}
+
+Attachment own(const AttachReply& r) { return {std::string(r.card)}; }
+
+nb::object decode_wait(const Header& header, const uint8_t* data, size_t size) {
+  const auto reply = parse<WaitReply>(data, size);
+  return nb::cast(Landing{header.status == Status::kOk, reply.blocks, reply.lease_id});
+}
+
+nb::object decode_ok(const Header& header, const uint8_t* data, size_t size) {
+  switch (header.op) {
+    case Op::kHello: return nb::cast(own(parse<HelloReply>(data, size)));
+    case Op::kRegister: return nb::cast(parse<RegisterReply>(data, size));
+    case Op::kManifests: return nb::cast(own(parse<ManifestsReply>(data, size)));
+    case Op::kMatch: return nb::cast(parse<MatchReply>(data, size));
+    case Op::kReserve: return nb::cast(checked(parse<ReserveReply>(data, size)));
+    case Op::kCommit:
+    case Op::kAbort:
+    case Op::kPut: return nb::cast(checked(parse<StatusesReply>(data, size)));
+    case Op::kAcquire: return nb::cast(checked(parse<AcquireReply>(data, size)));
+    case Op::kRelease:
+    case Op::kCancel: return nb::cast(parse<FlagReply>(data, size));
+    case Op::kGet: return nb::cast(parse<GetReply>(data, size));
+    case Op::kWait: return decode_wait(header, data, size);
+    case Op::kDelete:
+    case Op::kPurge: return nb::cast(parse<CountReply>(data, size));
+    case Op::kStats: return nb::cast(own(parse<StatsReply>(data, size)));
+    case Op::kLend: return nb::cast(parse<LendReply>(data, size));
+    case Op::kAttach: return nb::cast(own(parse<AttachReply>(data, size)));
+  }
+  throw nb::value_error("unknown op");
+}
+
+nb::object decode_reply(const Header& header, nb::handle data, size_t offset) {
+  const Buffer buffer(data);
+  if (offset > buffer.size() || buffer.size() - offset < header.body_bytes)
+    throw nb::value_error("the body is not complete");
+  return to_reply(header, buffer.data() + offset);
+}
+
+const char* describe(HeaderError error) {
+  switch (error) {
+    case HeaderError::kMagic: return "not a kvstore frame (wrong magic)";
+    case HeaderError::kVersion: return "another version of the protocol";
+    case HeaderError::kOp: return "unknown op";
+    case HeaderError::kBodyTooLong: return "a body longer than MAX_BODY_BYTES";
+    case HeaderError::kReserved: return "a reserved field is not zero";
+    case HeaderError::kNone: break;
+  }
+  return "";
+}
+
+Header decode_header(nb::handle data, size_t offset) {
+  const Buffer buffer(data);
+  if (offset > buffer.size() || buffer.size() - offset < kHeaderBytes)
+    throw nb::value_error("the header is not complete");
+  Header header;
+  const HeaderError error = read_header(buffer.data() + offset, header);
+  if (error != HeaderError::kNone) throw nb::value_error(describe(error));
+  return header;
+}
+
+std::vector<std::tuple<uint32_t, uint32_t, uint8_t>> places_of(const MatchReply& reply) {
+  std::vector<std::tuple<uint32_t, uint32_t, uint8_t>> places;
+  for (const Place& place : reply.places) places.emplace_back(place.blocks, place.node, place.tier);
+  return places;
+}
+
+nb::dict values_of(const Stats& stats) {
+  nb::dict values;
+  for (const auto& [name, value] : stats.values) values[name.c_str()] = value;
+  return values;
+}
+
+void bind_owned_replies(nb::module_& m) {
+  nb::class_<Hello>(m, "HelloReply")
+      .def_ro("epoch", &Hello::epoch)
+      .def_ro("session", &Hello::session)
+      .def_ro("pool_bytes", &Hello::pool_bytes)
+      .def_ro("granule_bytes", &Hello::granule_bytes)
+      .def_ro("node", &Hello::node)
+      .def_ro("access", &Hello::access)
+      .def_ro("directory_bytes", &Hello::directory_bytes)
+      .def_ro("unix_path", &Hello::unix_path)
+      .def_ro("boot_id", &Hello::boot_id)
+      .def_ro("page_bytes", &Hello::page_bytes)
+      .def_ro("digests", &Hello::digests);
+  nb::class_<Manifest>(m, "ManifestInfo")
+      .def_ro("manifest_id", &Manifest::manifest_id)
+      .def_ro("spec_id", &Manifest::spec_id)
+      .def_prop_ro("digest",
+                   [](const Manifest& r) { return to_bytes(r.digest.data(), r.digest.size()); })
+      .def_prop_ro("doc", [](const Manifest& r) { return to_bytes(r.doc.data(), r.doc.size()); })
+      .def_ro("engines", &Manifest::engines)
+      .def_ro("part_ids", &Manifest::part_ids);
+  nb::class_<Manifests>(m, "ManifestsReply")
+      .def_ro("more", &Manifests::more)
+      .def_ro("manifests", &Manifests::manifests)
+      .def_ro("refusals", &Manifests::refusals);
+  nb::class_<Landing>(m, "WaitReply")
+      .def_ro("landed", &Landing::landed)
+      .def_ro("blocks", &Landing::blocks)
+      .def_ro("lease_id", &Landing::lease_id);
+  nb::class_<Stats>(m, "StatsReply").def_prop_ro("values", values_of);
+  nb::class_<Attachment>(m, "AttachReply").def_prop_ro("card", [](const Attachment& r) {
+    return to_bytes(r.card.data(), r.card.size());
+  });
+  nb::class_<Error>(m, "ErrorReply")
+      .def_ro("status", &Error::status)
+      .def_ro("message", &Error::message);
+}
+
+void bind_plain_replies(nb::module_& m) {
+  nb::class_<RegisterReply>(m, "RegisterReply")
+      .def_ro("manifest_id", &RegisterReply::manifest_id)
+      .def_ro("spec_id", &RegisterReply::spec_id)
+      .def_ro("part_ids", &RegisterReply::part_ids);
+  nb::class_<MatchReply>(m, "MatchReply")
+      .def_ro("blocks", &MatchReply::blocks)
+      .def_prop_ro("places", places_of);
+  nb::class_<ReserveReply>(m, "ReserveReply")
+      .def_prop_ro("statuses", [](const ReserveReply& r) { return bytes_of(r.statuses); })
+      .def_ro("offsets", &ReserveReply::offsets)
+      .def_ro("generations", &ReserveReply::generations);
+  nb::class_<LendReply>(m, "LendReply")
+      .def_ro("most", &LendReply::most)
+      .def_ro("offsets", &LendReply::offsets)
+      .def_ro("generations", &LendReply::generations);
+  nb::class_<StatusesReply>(m, "StatusesReply").def_prop_ro("statuses", [](const StatusesReply& r) {
+    return bytes_of(r.statuses);
+  });
+  nb::class_<AcquireReply>(m, "AcquireReply")
+      .def_ro("lease_id", &AcquireReply::lease_id)
+      .def_ro("blocks", &AcquireReply::blocks)
+      .def_ro("part_bytes", &AcquireReply::part_bytes)
+      .def_ro("offsets", &AcquireReply::offsets)
+      .def_ro("generations", &AcquireReply::generations)
+      .def_ro("crcs", &AcquireReply::crcs);
+  nb::class_<GetReply>(m, "GetReply")
+      .def_ro("part_bytes", &GetReply::part_bytes)
+      .def_ro("crcs", &GetReply::crcs);
+  nb::class_<FlagReply>(m, "FlagReply").def_prop_ro("flag", [](const FlagReply& r) {
+    return r.flag != 0;
+  });
+  nb::class_<CountReply>(m, "CountReply").def_ro("count", &CountReply::count);
+}
+
+}  // namespace
+
+nb::object to_reply(const Header& header, const uint8_t* body) {
+  const bool wait_ended = header.status == Status::kTimeout || header.status == Status::kCancelled;
+  if (header.op == Op::kWait && wait_ended) return decode_wait(header, body, header.body_bytes);
+  if (header.status == Status::kOk) return decode_ok(header, body, header.body_bytes);
+  const auto error = parse<ErrorReply>(body, header.body_bytes);
+  return nb::cast(Error{header.status, std::string(error.message)});
+}
+
+void bind_replies(nb::module_& m) {
+  using namespace nb::literals;
+  nb::class_<Header>(m, "Header")
+      .def_ro("op", &Header::op)
+      .def_ro("status", &Header::status)
+      .def_ro("request_id", &Header::request_id)
+      .def_ro("body_bytes", &Header::body_bytes)
+      .def_ro("payload_bytes", &Header::payload_bytes);
+  bind_owned_replies(m);
+  bind_plain_replies(m);
+  m.def("decode_header", decode_header, "data"_a, "offset"_a = 0);
+  m.def("decode_reply", decode_reply, "header"_a, "data"_a, "offset"_a = 0);
+}
+
+}  // namespace kv::python

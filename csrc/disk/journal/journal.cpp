@@ -1,0 +1,185 @@
+#include "disk/journal/journal.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "disk/journal/files.h"
+#include "disk/journal/replay.h"
+#include "disk/journal/thread.h"
+
+namespace kv {
+namespace {
+
+constexpr size_t kReadBytes = 1u << 20;
+
+// All of a file through `replay`; `good` bytes of it were valid, of `all`.
+int read_all(JournalFile& file, DiskReplay& replay, uint64_t& good, uint64_t& all) {
+  std::string buffer(kReadBytes, '\0');
+  size_t kept = 0;
+  for (size_t got = 1; got != 0;) {
+    if (const int error = file.read(buffer.data() + kept, buffer.size() - kept, all, got))
+      return error;
+    all += got;
+    const size_t taken = replay.feed({buffer.data(), kept + got});
+    good += taken;
+    kept += got - taken;
+    if (replay.state() == DiskReplay::State::kNoJournal ||
+        replay.state() == DiskReplay::State::kOtherGeometry)
+      return 0;
+    if (replay.state() == DiskReplay::State::kEnded) kept = 0;  // only its length matters now
+    std::copy_n(buffer.begin() + static_cast<ptrdiff_t>(taken), kept, buffer.begin());
+  }
+  return 0;
+}
+
+}  // namespace
+
+DiskJournal::DiskJournal(JournalOptions options, std::unique_ptr<JournalFiles> files)
+    : options_(std::move(options)),
+      thread_(std::make_unique<JournalThread>(options_.path,
+                                              files ? std::move(files) : real_journal_files())) {}
+
+DiskJournal::~DiskJournal() {
+  if (!open_) return;
+  while (phase_ == Phase::kSwitching) await();
+  if (phase_ == Phase::kCopying) thread_->post({JournalKind::kDrop, round_, 0, {}});
+  flush();
+  while (writing_) await();  // flushes again what was collected meanwhile
+}
+
+void DiskJournal::await() {
+  pollfd watched{completion_fd(), POLLIN, 0};
+  poll(&watched, 1, -1);
+  on_completion();
+}
+
+int DiskJournal::open(DiskContents& found, JournalSummary& summary) {
+  if (!options_.geometry.valid()) return EINVAL;
+  JournalFile* file = nullptr;
+  if (const int error = thread_->load(file)) return error;
+  found = {};
+  summary = {};
+  bool fresh = file == nullptr;
+  if (!fresh)
+    if (const int error = recover(*file, found, summary, fresh)) return error;
+  if (fresh) {
+    journal_.begin(options_.geometry);
+    if (const int error = replace()) return error;
+  }
+  if (const int error = thread_->start()) return error;
+  open_ = true;
+  return 0;
+}
+
+int DiskJournal::recover(JournalFile& file, DiskContents& found, JournalSummary& summary,
+                         bool& fresh) {
+  DiskReplay replay(options_.geometry);
+  uint64_t good = 0, all = 0;
+  if (const int error = read_all(file, replay, good, all)) return error;
+  if (replay.state() == DiskReplay::State::kOtherGeometry)
+    summary.discarded = "it is of another data file";
+  else if (good < kJournalHeaderBytes)
+    summary.discarded = "its header is damaged, or it is no journal";
+  fresh = !summary.discarded.empty();
+  if (fresh) return 0;
+  summary.records = replay.records();
+  summary.overlapped = replay.overlapped();
+  summary.good_bytes = good;
+  summary.torn_bytes = all - good;
+  if (all != good) {
+    if (const int error = file.truncate(good)) return error;
+    if (const int error = file.sync()) return error;
+  }
+  names_ = replay.names();
+  found = std::move(replay.contents());
+  journal_.seed = journal_seed(replay.header().file_id);
+  for (const DiskSpec& spec : found.specs) journal_.specs.insert(spec.number);
+  for (const DiskPart& part : found.parts) journal_.parts.insert(part.number);
+  appended_ = durable_ = found.last_sequence;
+  file_bytes_ = good;
+  return 0;
+}
+
+// Makes the journal anew, at once. Only while there is no thread.
+int DiskJournal::replace() {
+  file_bytes_ = journal_.collected.size();
+  const JournalResult begun = thread_->perform({JournalKind::kBegin, 0, 0, std::move(journal_.collected)});
+  journal_.collected.clear();
+  if (begun.error != 0) return begun.error;
+  return thread_->perform({JournalKind::kSwitch, 0, 0, {}}).error;
+}
+
+uint32_t DiskJournal::spec_number(std::string_view tenant, const wire::Hash& digest) {
+  return names_.spec_number(tenant, digest);
+}
+
+uint32_t DiskJournal::part_number(uint32_t spec, const wire::Hash& digest, uint64_t bytes) {
+  return bytes > options_.geometry.data_bytes ? 0 : names_.part_number(spec, digest, bytes);
+}
+
+bool DiskJournal::is_sound(const DiskEntry& entry) const {
+  const DiskPart* part = names_.part(entry.part);
+  return part != nullptr && part->spec == entry.spec && part->bytes == entry.bytes &&
+         options_.geometry.has_extent(entry.offset, entry.bytes);
+}
+
+uint64_t DiskJournal::put(DiskEntry entry) {
+  if (error_ != 0 && phase_ == Phase::kIdle) return 0;
+  if (std::max(backlog_bytes(), snapshot_backlog_bytes()) > kMaxBacklogBytes) return 0;
+  if (!is_sound(entry)) return 0;
+  entry.sequence = ++appended_;
+  if (error_ == 0) journal_.put(entry, names_);
+  if (phase_ != Phase::kIdle) new_journal_.put(entry, names_);
+  return appended_;
+}
+
+uint64_t DiskJournal::remove(uint32_t spec, const wire::Hash& hash, std::optional<uint32_t> part) {
+  const DiskRemoval removal{spec, part, hash, ++appended_};
+  if (error_ == 0) journal_.remove(removal);
+  if (phase_ != Phase::kIdle) new_journal_.remove(removal);
+  return appended_;
+}
+
+int DiskJournal::completion_fd() const { return thread_->completion_fd(); }
+
+uint64_t DiskJournal::backlog_bytes() const { return journal_.collected.size() + writing_bytes_; }
+
+void DiskJournal::flush() {
+  // While the new journal takes the old one's place, nobody knows which of them an append would meet.
+  if (error_ != 0 || phase_ == Phase::kSwitching || writing_) return;
+  if (journal_.collected.empty()) {
+    // Removals of what the journal has never heard of.
+    durable_ = appended_;
+    return;
+  }
+  writing_ = true;
+  writing_bytes_ = journal_.collected.size();
+  thread_->post({JournalKind::kAppend, 0, appended_, std::exchange(journal_.collected, {})});
+}
+
+void DiskJournal::on_completion() {
+  for (const JournalResult& result : thread_->take()) {
+    if (result.kind == JournalKind::kAppend)
+      on_appended(result);
+    else if (result.round == round_ && phase_ != Phase::kIdle)
+      on_compacted(result);
+  }
+  flush();
+}
+
+void DiskJournal::on_appended(const JournalResult& result) {
+  writing_ = false;
+  writing_bytes_ = 0;
+  if (result.error != 0) return fail(result.error);
+  durable_ = std::max(durable_, result.sequence);
+  file_bytes_ += result.bytes;
+}
+
+void DiskJournal::fail(int error) {
+  error_ = error;
+  journal_.collected.clear();  // only a new journal can be believed
+}
+
+}  // namespace kv

@@ -1,0 +1,58 @@
+// Reads a journal of the SSD tier: bytes that a crash, or anybody, may have left there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <unordered_map>
+
+#include "disk/journal/names.h"
+#include "disk/journal/records.h"
+#include "table/table.h"
+
+namespace kv {
+
+// Takes a journal's bytes in order and keeps what they say, up to the first record that is torn or
+// says something that cannot be. Never trusts a length; its memory is bounded by the records that
+// were valid.
+//
+// Invariants: those of DiskContents, after every record. Of two puts whose extents overlap the later
+// one is believed: its extent was only handed out when the earlier block was no longer there.
+class DiskReplay {
+ public:
+  explicit DiskReplay(const DiskGeometry& geometry) : geometry_(geometry) {}
+
+  enum class State { kHeader, kRecords, kNoJournal, kOtherGeometry, kEnded };
+  State state() const { return state_; }
+  // Takes what it can of the bytes that follow those it took before; returns how many. What is left
+  // is to be given again, with more behind it; if there is no more, it is torn.
+  size_t feed(std::string_view bytes);
+
+  const JournalHeader& header() const { return header_; }
+  uint64_t records() const { return records_; }
+  uint64_t overlapped() const { return overlapped_; }
+  const DiskNames& names() const { return names_; }
+  // May be taken out when all is read.
+  DiskContents& contents() { return contents_; }
+
+ private:
+  bool apply(const Record& record);
+  bool put(DiskEntry entry);
+  bool remove(const DiskRemoval& removal);
+  void forget(const BlockKey& key, std::optional<uint32_t> part);
+  void forget_overlapped(uint64_t begin, uint64_t end);
+  void see(uint64_t sequence);
+
+  DiskGeometry geometry_;
+  State state_ = State::kHeader;
+  JournalHeader header_;
+  uint32_t seed_ = 0;
+  uint64_t records_ = 0;
+  uint64_t overlapped_ = 0;
+  DiskNames names_;
+  DiskContents contents_;
+  // Offsets of the parts of a block.
+  std::unordered_multimap<BlockKey, uint64_t, BlockKeyHash> offsets_;
+};
+
+}  // namespace kv

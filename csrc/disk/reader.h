@@ -1,0 +1,78 @@
+// Promotion: parts that lie on the disk are read into slots of the memory, checked and committed.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "disk/counters.h"
+#include "disk/index.h"
+#include "disk/io.h"
+#include "table/table.h"
+
+namespace kv {
+
+// One read per part, whoever asks. The slot is reserved when the read is asked for and becomes
+// visible when the CRC32C of what came is that of what was written.
+class DiskReader {
+ public:
+  static constexpr size_t kMaxReads = 32;  // in flight
+  static constexpr uint64_t kSession = ~uint64_t{0};  // as which it reserves; no connection has it
+
+  DiskReader(Table& memory, DiskIndex& index, uint8_t* pool, int fd, uint64_t most_bytes,
+             DiskCounters& counters);
+
+  // Whether more may be asked for now.
+  bool has_room() const { return bytes_ < most_bytes_; }
+  enum class Start {
+    kReading,  // now, or since somebody else asked
+    kThere,    // in memory already
+    kNoSpace,  // no slot, even after eviction
+    kAbsent,   // not on the disk, or a client is writing it
+  };
+  Start start(const BlockKey& key, uint32_t part_id, TimePoint now);
+  bool reading(const PartKey& key) const { return reads_.contains(key); }
+  // What of these blocks is being read shall not get into memory.
+  void cancel(const BlockKey& key);
+  // Gives up what has not been submitted. The blocks concerned.
+  std::vector<BlockKey> abandon();
+
+  void pump(DiskIo& io, TimePoint now);
+  enum class End { kNotOurs, kPromoted, kCancelled, kFailed, kCorrupt };
+  struct Ended {
+    End end = End::kNotOurs;
+    BlockKey key{};
+  };
+  Ended complete(const DiskCompletion& done, TimePoint now);
+
+  size_t waiting() const { return reads_.size(); }
+  std::optional<TimePoint> oldest() const;
+
+ private:
+  struct Read {
+    Slot slot;    // in memory
+    Slot extent;  // on the disk
+    Block* source = nullptr;  // in the disk's index, pinned
+    uint32_t crc = 0;
+    bool cancelled = false;
+    TimePoint since{};      // asked for
+    TimePoint submitted{};  // if in flight
+  };
+  void end(const PartKey& key, const Read& read, bool keep);
+
+  Table& memory_;
+  DiskIndex& index_;
+  uint8_t* pool_;
+  int fd_;
+  uint64_t most_bytes_;
+  DiskCounters& counters_;
+  uint64_t bytes_ = 0;
+  uint64_t last_id_;
+  std::unordered_map<PartKey, Read, PartKeyHash> reads_;
+  std::deque<PartKey> queue_;                     // of reads_, not submitted
+  std::unordered_map<uint64_t, PartKey> flying_;  // by request id
+};
+
+}  // namespace kv

@@ -1,0 +1,40 @@
+// Trying a disk that was put aside: one page is written where no block lies, and read back.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+
+#include "disk/io.h"
+#include "memory/slab.h"
+
+namespace kv {
+
+class DiskTrial {
+ public:
+  enum class State { kIdle, kWriting, kReading, kWell, kBad };
+
+  // Begins with a write to the extent. False: the disk takes no request.
+  bool begin(DiskIo& io, int fd, uint64_t offset);
+  // Whether the completion is its own; then it goes on.
+  bool complete(DiskIo& io, const DiskCompletion& done);
+  State state() const { return state_; }
+  // It took too long.
+  void reject() { state_ = State::kBad; }
+  void reset() { state_ = State::kIdle; }
+
+ private:
+  struct Free {
+    void operator()(uint8_t* page) const { std::free(page); }
+  };
+  bool submit(DiskIo& io, DiskOp op);
+
+  State state_ = State::kIdle;
+  int fd_ = -1;
+  uint64_t offset_ = 0;
+  uint64_t id_ = 0;
+  uint64_t number_ = 0;  // another at each trial
+  std::unique_ptr<uint8_t, Free> page_;
+};
+
+}  // namespace kv

@@ -1,0 +1,88 @@
+// Where committed parts lie, in memory that clients on the same host map: they find blocks and copy
+// them without asking the server.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "wire/keys.h"
+#include "wire/wire.h"
+
+namespace kv {
+
+// One part of one block. The server alone writes; whoever maps the memory reads at any time, so
+// every word is atomic and `version` is a sequence lock (odd: being changed; another after each
+// change).
+struct DirectoryEntry {
+  std::atomic<uint64_t> version;
+  std::atomic<uint64_t> hash[4];
+  std::atomic<uint64_t> names;  // spec id, part id; 0 = free
+  std::atomic<uint64_t> offset;
+  std::atomic<uint64_t> crc;
+};
+static_assert(sizeof(DirectoryEntry) == 64 && std::atomic<uint64_t>::is_always_lock_free);
+
+// The places where a part may stand: kWindow entries from the one that its name gives. A part that
+// finds them taken is not in the directory; its readers ask the server.
+class DirectoryWindow {
+ public:
+  static constexpr size_t kWindow = 8;
+
+  // `entries` is a power of two and at least kWindow.
+  DirectoryWindow(size_t entries, const PartKey& key);
+  size_t operator[](size_t i) const { return (first_ + i) & mask_; }
+  bool names(const DirectoryEntry& entry) const;
+  void write(DirectoryEntry& entry, uint64_t offset, uint32_t crc) const;
+
+ private:
+  uint64_t hash_[4];
+  uint64_t names_;
+  size_t first_, mask_;
+};
+
+// Half a thousandth of the pool: twice as many entries as it can have parts of 64 KiB.
+size_t directory_bytes(uint64_t pool_bytes);
+
+// The server's side.
+class Directory {
+ public:
+  // `memory` is zeroed, `bytes` came from directory_bytes(), both outlive this.
+  Directory(void* memory, size_t bytes);
+
+  void publish(const PartKey& key, uint64_t offset, uint32_t crc);
+  // After it returns, no reader that looks the part up again finds it. The slot may be reused then:
+  // a reader in the midst of a copy sees the change when it is done.
+  void withdraw(const PartKey& key);
+  // What stands at `index` (any number), or nothing.
+  std::optional<PartKey> at(uint64_t index) const;
+
+ private:
+  DirectoryEntry* entries_;
+  size_t count_;
+};
+
+// A client's side, over memory that it maps for reading.
+class DirectoryView {
+ public:
+  DirectoryView(const void* memory, size_t bytes);
+
+  struct Place {
+    size_t index = 0;
+    uint64_t version = 0;
+    uint64_t offset = 0;
+    uint32_t crc = 0;
+  };
+  std::optional<Place> find(const PartKey& key) const;
+  // Whether the part has been where it was found from then on till now: bytes that were copied from
+  // there in between are its bytes.
+  bool stands(const Place& place) const;
+  void prefetch(const PartKey& key) const;
+
+ private:
+  const DirectoryEntry* entries_;
+  size_t count_;
+};
+
+}  // namespace kv

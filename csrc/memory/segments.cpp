@@ -1,0 +1,68 @@
+#include "memory/segments.h"
+
+#include <cstring>
+
+#include "digest/crc32c.h"
+
+namespace kv {
+namespace {
+
+uint32_t copy(uint8_t* to, const uint8_t* from, size_t size, bool digest, uint32_t crc) {
+  if (digest) return copy_crc32c(to, from, size, crc);
+  if (size != 0) std::memcpy(to, from, size);
+  return 0;
+}
+
+}  // namespace
+
+std::vector<Piece> pieces_of(const Segments& segments, size_t block) {
+  std::vector<Piece> pieces;
+  for (size_t k = 0; k < segments.sizes.size(); ++k) {
+    const auto at = reinterpret_cast<uintptr_t>(segments.at(k, block));
+    if (segments.sizes[k] == 0) continue;
+    if (!pieces.empty() && pieces.back().address + pieces.back().bytes == at)
+      pieces.back().bytes += segments.sizes[k];
+    else
+      pieces.push_back({at, segments.sizes[k]});
+  }
+  return pieces;
+}
+
+void digest(const Segments& segments, const std::vector<size_t>& indices,
+            std::vector<uint32_t>& crcs) {
+  crcs.resize(indices.size());
+  for (size_t i = 0; i < indices.size(); ++i) {
+    uint32_t crc = 0;
+    for (size_t k = 0; k < segments.sizes.size(); ++k)
+      crc = crc32c(segments.at(k, indices[i]), segments.sizes[k], crc);
+    crcs[i] = crc;
+  }
+}
+
+uint32_t copy_in(uint8_t* slot, const Segments& segments, size_t block, bool digest) {
+  uint32_t crc = 0;
+  for (size_t k = 0; k < segments.sizes.size(); slot += segments.sizes[k], ++k)
+    crc = copy(slot, segments.at(k, block), segments.sizes[k], digest, crc);
+  return crc;
+}
+
+uint32_t copy_out(const uint8_t* slot, const Segments& segments, size_t block, bool digest) {
+  uint32_t crc = 0;
+  for (size_t k = 0; k < segments.sizes.size(); slot += segments.sizes[k], ++k)
+    crc = copy(segments.at(k, block), slot, segments.sizes[k], digest, crc);
+  return crc;
+}
+
+void gather(uint8_t* pool, const Segments& segments, const std::vector<size_t>& indices,
+            const std::vector<uint64_t>& offsets, bool digest, std::vector<uint32_t>& crcs) {
+  for (size_t i = 0; i < indices.size(); ++i)
+    crcs.push_back(copy_in(pool + offsets[i], segments, indices[i], digest));
+}
+
+void scatter(const uint8_t* pool, const Segments& segments, const std::vector<size_t>& indices,
+             const std::vector<uint64_t>& offsets, bool digest, std::vector<uint32_t>& crcs) {
+  for (size_t i = 0; i < indices.size(); ++i)
+    crcs.push_back(copy_out(pool + offsets[i], segments, indices[i], digest));
+}
+
+}  // namespace kv

@@ -1,0 +1,50 @@
+// Where blocks lie in a caller's memory, and the copies between there and a pool.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace kv {
+
+// Block i is the concatenation over k of sizes[k] bytes at bases[k] + i * strides[k].
+struct Segments {
+  std::vector<uintptr_t> bases;
+  std::vector<int64_t> strides;
+  std::vector<size_t> sizes;
+  std::optional<size_t> blocks;  // indices are checked against it where it is known
+  bool writable = true;
+  size_t block_bytes = 0;  // sum of sizes
+
+  uint8_t* at(size_t k, size_t block) const {
+    return reinterpret_cast<uint8_t*>(
+        bases[k] + static_cast<uintptr_t>(strides[k] * static_cast<int64_t>(block)));
+  }
+};
+
+// A run of bytes in the caller's memory.
+struct Piece {
+  uintptr_t address = 0;
+  size_t bytes = 0;
+};
+// Where the bytes of a block lie, in their order: as few runs as there are.
+std::vector<Piece> pieces_of(const Segments& segments, size_t block);
+
+// The CRC32C of each block, where it lies.
+void digest(const Segments& segments, const std::vector<size_t>& indices,
+            std::vector<uint32_t>& crcs);
+
+// Copies a block into a slot, or out of it. The CRC32C of what was written; 0 without `digest`.
+uint32_t copy_in(uint8_t* slot, const Segments& segments, size_t block, bool digest);
+uint32_t copy_out(const uint8_t* slot, const Segments& segments, size_t block, bool digest);
+
+// The same of several blocks, whose slots lie at these offsets of the pool: crcs[i] becomes what the
+// copy of block i returned. The caller has checked indices and offsets.
+void gather(uint8_t* pool, const Segments& segments, const std::vector<size_t>& indices,
+            const std::vector<uint64_t>& offsets, bool digest, std::vector<uint32_t>& crcs);
+void scatter(const uint8_t* pool, const Segments& segments, const std::vector<size_t>& indices,
+             const std::vector<uint64_t>& offsets, bool digest, std::vector<uint32_t>& crcs);
+
+}  // namespace kv

@@ -1,0 +1,27 @@
+// Least recently used, and a child before its parent.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <utility>
+
+#include "table/eviction/policy.h"
+
+namespace kv {
+
+// A prefix is worth nothing without its head, so only leaves go. A parent whose last child went
+// competes with the time it was last used itself.
+class PrefixLru final : public EvictionPolicy {
+ public:
+  void on_insert(Block& block, const Block* parent) override;
+  void on_hit(Block& block) override;
+  void on_remove(Block& block) override;
+  void on_evictable(Block& block, bool evictable) override;
+  Block* victim() override;
+
+ private:
+  uint64_t tick_ = 0;
+  std::set<std::pair<uint64_t, Block*>> leaves_;  // by last use
+};
+
+}  // namespace kv

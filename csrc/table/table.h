@@ -1,0 +1,212 @@
+// Which blocks there are, what parts they have, and who holds them. Knows neither sockets nor
+// bytes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "memory/directory.h"
+#include "memory/slab.h"
+#include "table/chain_forest.h"
+#include "table/eviction/policy.h"
+#include "table/quotas.h"
+#include "wire/keys.h"
+#include "wire/wire.h"
+
+namespace kv {
+
+using wire::BlockStatus;
+
+struct Part {
+  uint32_t part_id = 0;
+  uint32_t crc = 0;
+  uint64_t writer = 0;  // session that has it reserved; 0 = committed
+  Slot slot;
+  uint64_t sequence = 0;  // of its record, where one is kept
+  bool committed() const { return writer == 0; }
+};
+
+struct Block : EvictionMark {
+  BlockKey key;
+  std::optional<BlockKey> parent;
+  std::vector<Part> parts;  // by part_id
+  uint32_t children = 0;    // resident blocks whose parent this is
+  uint32_t reserved = 0;    // parts that are being written
+  uint32_t pins = 0;        // leases and sends; its slots do not move or go
+  bool resident = false;    // in the table; else it waits for its last pin
+  bool evictable = false;
+  bool holds = false;       // where tenants have limits: pinned or being written
+  std::unique_ptr<ChainForest::Node> place;  // in its chain, while it is resident
+  uint32_t tenant = 0;               // whose it is: that of its spec
+  EvictionPolicy* policy = nullptr;  // of the tenant's share
+
+  Part* find(uint32_t part_id);
+};
+
+struct TableCounts {
+  uint64_t reserved_blocks = 0;  // parts being written
+  uint64_t pinned_blocks = 0;
+  uint64_t evictions = 0;
+};
+
+// What a table tells of blocks that leave, to whoever keeps a record of them elsewhere.
+class TableObserver {
+ public:
+  virtual ~TableObserver() = default;
+  // Nobody finds it any more, and its name may come again. Has only committed parts, at least one.
+  virtual void on_leave(const Block& block) = 0;
+  // Its last pin is gone: its slots are the observer's, who releases them when they may be used.
+  virtual void on_free(const Block& block) = 0;
+};
+
+// The parts a manifest needs, ascending.
+using PartIds = std::vector<uint32_t>;
+
+// Blocks with their parts in slots of a slab. Not thread-safe; one loop owns it.
+//
+// Invariants: a part is found by readers only after commit; a (block, part) is reserved by at most
+// one session; a slot is released exactly once, and never while a pin or a writer is on it; no block
+// is its own ancestor, whatever parents clients name, so that there is always a leaf to evict.
+class Table {
+ public:
+  // All blocks are everybody's, ranked by one policy. With an observer nothing is evicted to make
+  // room in reserve(): slots come back only later, so that the owner evicts ahead with evict().
+  Table(Slab& slab, std::unique_ptr<EvictionPolicy> policy, TableObserver* observer = nullptr);
+  // Blocks are of the tenants to whom `quotas` says that their specs belong.
+  Table(Slab& slab, Quotas quotas);
+  ~Table();
+
+  // From now on what is committed stands in `directory` until just before its slot may be reused.
+  void publish_in(Directory& directory) { directory_ = &directory; }
+  // Called before a search for who is to go: the last chance to touch() what has been used.
+  void before_eviction(std::function<void()> act) { before_eviction_ = std::move(act); }
+  // Whether somebody reads a block in place without a pin of ours; asked when it has just left the
+  // directory. While it is so, the block is pinned here.
+  void keep_while(std::function<bool(const Block&)> read_in_place) {
+    read_in_place_ = std::move(read_in_place);
+  }
+  // Lets blocks go on that nobody reads in place any more.
+  void recheck_kept();
+
+  struct Reserved {
+    BlockStatus status = BlockStatus::kNoSpace;
+    Slot slot;
+  };
+  // GRANTED with a slot for `session` to fill, EXISTS, BUSY, or NO_SPACE if eviction does not help or
+  // the block's tenant would hold more than it may. In `region` of the slab where that has room;
+  // another is taken before anything is evicted.
+  Reserved reserve(const BlockKey& key, const std::optional<BlockKey>& parent, uint32_t part_id,
+                   uint64_t bytes, uint64_t session, uint32_t region = Slab::kAnyRegion);
+  // OK; EXISTS if an adopted part has taken its place, which gives the slot back; GONE if `session`
+  // has no such reservation of that generation.
+  BlockStatus commit(const BlockKey& key, uint32_t part_id, uint64_t session, uint32_t generation,
+                     uint32_t crc);
+  // Ends a reservation and gives its slot to the caller, who releases it now or when it is safe.
+  std::optional<Slot> take_back(const BlockKey& key, uint32_t part_id, uint64_t session,
+                                std::optional<uint32_t> generation);
+  // Ends a slot that take_back() gave.
+  void release(const Slot& slot);
+
+  // A whole part in a slot from lend(): commits it. False, and the slot stays the caller's, where the
+  // part is there. If somebody has it reserved, the whole one takes its place; what that writer has
+  // stays the writer's until commit() or take_back().
+  bool adopt(const BlockKey& key, const std::optional<BlockKey>& parent, uint32_t part_id,
+                const Slot& slot, uint32_t crc);
+  // A slot that is no block's yet, for adopt() or release(). As reserve(), it may evict, but not
+  // `next_to` nor what that hangs on.
+  std::optional<Slot> lend(uint32_t tenant, uint64_t bytes, Block* next_to, uint32_t region);
+
+  // A committed part that was there before this table was: takes its slot over. False, and the
+  // slot stays the caller's, where the table has such a part already.
+  bool restore(const BlockKey& key, const std::optional<BlockKey>& parent, const Part& part);
+  // Lets blocks go until they had this many bytes or none may go. How many bytes they had.
+  uint64_t evict(uint64_t bytes);
+
+  // The resident block, or null.
+  Block* find(const BlockKey& key);
+  // All resident blocks, in no order.
+  template <class Visit>
+  void for_each(Visit visit) {
+    for (const auto& [key, block] : blocks_) visit(*block);
+  }
+  // The resident block if it has all `parts` committed, else null.
+  Block* find_complete(const BlockKey& key, const PartIds& parts);
+  // How many leading blocks are complete; with `touch` they count as used.
+  uint32_t match(uint32_t spec_id, const PartIds& parts, HashSpan hashes, bool touch);
+  void touch(Block& block) { block.policy->on_hit(block); }
+  // Seconds on a clock that never goes back.
+  void set_now(double now_s) { quotas_.set_now(now_s); }
+  void pin(Block& block);
+  void unpin(Block& block);
+
+  // Forgets what is committed of a block; what is being written stays. False if there was nothing.
+  bool remove(const BlockKey& key);
+  // A way through all blocks in pieces, while others come and go.
+  struct Sweep {
+    size_t bucket = 0, buckets = 0;
+  };
+  // Adds some names to `keys`: sooner or later each one that stands in the table from the first call
+  // to the last. False: that was the last call.
+  bool next_keys(Sweep& sweep, std::vector<BlockKey>& keys) const;
+
+  uint64_t blocks() const { return blocks_.size(); }
+  // What all walks along chains have cost so far.
+  uint64_t chain_steps() const { return forest_.steps(); }
+  const TableCounts& counts() const { return counts_; }
+  Quotas& quotas() { return quotas_; }
+  const Quotas& quotas() const { return quotas_; }
+
+ private:
+  using BlockMap = std::unordered_map<BlockKey, std::unique_ptr<Block>, BlockKeyHash>;
+
+  Block& insert(const BlockKey& key, const std::optional<BlockKey>& parent);
+  Block* hang_on_parent(Block& block);
+  void leave_parent(Block& block);
+  std::unique_ptr<Block> take_out(Block& block);
+  void discard(std::unique_ptr<Block> block);
+  void remove_committed(Block& block);
+  void add(Block& block, const Part& part);
+  std::optional<Slot> take_superseded(const PartKey& key, uint64_t session,
+                                      std::optional<uint32_t> generation);
+  std::optional<Slot> allocate(uint32_t tenant, uint64_t bytes, uint32_t region);
+  uint64_t let_go(Block& victim);
+  void refresh(Block& block);
+  void publish(const Block& block);
+  void withdraw(const Block& block);
+  bool keep_if_read(Block& block);
+  void drop_if_empty(Block& block);
+
+  // table/holds.cpp: what cannot go, counted where tenants have limits.
+  uint64_t bytes_of(const std::vector<Part>& parts) const;
+  void settle_hold(Block& block);
+  void grow(Block& block, uint64_t bytes);
+  void count_held(const Block& block, int64_t more_bytes);
+
+  // A block that is not resident (yet, or any more), as its children see it.
+  struct Absent {
+    uint32_t children = 0;
+    std::unique_ptr<ChainForest::Node> place;
+  };
+
+  Slab& slab_;
+  Quotas quotas_;
+  Directory* directory_ = nullptr;
+  std::function<void()> before_eviction_;
+  std::function<bool(const Block&)> read_in_place_;
+  std::vector<Block*> kept_;  // pinned for read_in_place_
+  TableObserver* observer_ = nullptr;
+  BlockMap blocks_;
+  std::unordered_map<BlockKey, Absent, BlockKeyHash> absent_;  // those that have children
+  ChainForest forest_;  // of the places of all blocks, resident and absent
+  // Reservations whose part was adopted from another writer before they ended.
+  std::unordered_multimap<PartKey, Part, PartKeyHash> superseded_;
+  // Taken out of the table while pinned: unpin() ends them.
+  std::unordered_map<Block*, std::unique_ptr<Block>> leaving_;
+  TableCounts counts_;
+};
+
+}  // namespace kv

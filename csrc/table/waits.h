@@ -1,0 +1,87 @@
+// Landings that are waited for. Takes the time as an argument and tells what is to be answered.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/turn.h"
+#include "table/registry.h"
+#include "table/table.h"
+
+namespace kv {
+
+struct Wait {
+  uint64_t session = 0;
+  uint64_t request_id = 0;
+  uint32_t spec_id = 0;
+  PartIds parts;
+  std::vector<Hash> hashes;  // the first `upto` of the request
+  bool lease = false;
+  TimePoint deadline;
+  uint32_t reached = 0;  // blocks before it were complete when looked at last
+  TimePoint since{};
+  bool stands = false;    // at its block `reached`, which is missing; else it is being looked at
+  bool from_start = true;  // it is being looked at from the first block on
+
+  HashSpan span() const { return {hashes.data(), static_cast<uint32_t>(hashes.size())}; }
+};
+
+// Each wait stands at the first of its blocks that is missing, and is looked at again only when
+// something of that block has been committed.
+class Waits {
+ public:
+  using Ended = std::vector<std::unique_ptr<Wait>>;
+
+  // How many leading blocks are there.
+  using Match = std::function<uint32_t(uint32_t spec_id, const PartIds& parts, HashSpan hashes)>;
+
+  explicit Waits(Match match) : match_(std::move(match)) {}
+  explicit Waits(Table& table)
+      : Waits([&table](uint32_t spec_id, const PartIds& parts, HashSpan hashes) {
+          return table.match(spec_id, parts, hashes, false);
+        }) {}
+
+  // Whether (session, request) waits already.
+  bool has(uint64_t session, uint64_t request_id) const {
+    return waits_.contains({session, request_id});
+  }
+  // To be looked at.
+  void add(std::unique_ptr<Wait> wait);
+  // A part of this block was committed: the waits that stand there are to be looked at.
+  void committed(const BlockKey& key);
+  // Looks at waits for as long as the turn lasts. The next one that has landed, or null.
+  std::unique_ptr<Wait> landed(Turn& turn);
+  bool looking() const { return !looking_.empty(); }
+  Ended expired(TimePoint now);
+  Ended all();  // and none is left
+  std::unique_ptr<Wait> cancel(uint64_t session, uint64_t request_id);
+  // How many it had.
+  size_t drop_session(uint64_t session);
+
+  std::optional<TimePoint> next_deadline() const;
+  size_t size() const { return waits_.size(); }
+
+ private:
+  using Id = std::pair<uint64_t, uint64_t>;  // session, request
+
+  bool look(Wait& wait, Turn& turn);
+  std::unique_ptr<Wait> take(Id id);
+
+  Match match_;
+  std::map<Id, std::unique_ptr<Wait>> waits_;
+  std::unordered_multimap<BlockKey, Id, BlockKeyHash> standing_;
+  std::deque<Id> looking_;  // to be looked at; some may have ended
+  std::set<std::pair<TimePoint, Id>> deadlines_;
+};
+
+}  // namespace kv

@@ -1,0 +1,143 @@
+"""Where requests wait: for their turn, and for an engine where none is there for a moment.
+
+Awaits what `admission` and `pool` decide. Both waits are bounded in number and time; a client that
+leaves gives its place up at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from kvrouter.admission.queue import Turn
+from kvrouter.errors import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvrouter.admission.queue import Admission
+    from kvrouter.admission.tenants import Tenants
+    from kvrouter.engines.engine import Engine
+    from kvrouter.telemetry.metrics import Metrics
+
+T = TypeVar("T")
+
+_LOOK_S: Final = 0.05
+"""How often those who wait for an engine look for a breaker that lets requests pass again."""
+
+
+class QueueWait:
+    """Lets requests begin, at once or when it is their turn.
+
+    Args:
+        admission: decides.
+        timeout_s: that a request may wait; may change.
+        tenants: tells whose request it is.
+        metrics: times the waits.
+    """
+
+    def __init__(
+        self, admission: Admission, timeout_s: float, tenants: Tenants, metrics: Metrics
+    ) -> None:
+        self._admission = admission
+        self.timeout_s = timeout_s
+        self.tenants = tenants
+        self._metrics = metrics
+        self.tenant = tenants.of
+        self.leave = admission.leave
+        self.widen = admission.widen
+        self.resize = admission.resize
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return self._admission.waiting
+
+    def enter(self, tenant: str) -> bool:
+        """Whether a request may begin at once; if so its owner must call `leave(tenant)`."""
+        return self._admission.enter(tenant)
+
+    async def turn(self, tenant: str, priority: int) -> None:
+        """Return when a request may begin; its owner must call `leave(tenant)` then.
+
+        Raises:
+            ApiError: 429: the queue is full; 503: its turn did not come in time.
+        """
+        turned = asyncio.Event()
+        waiting = self._admission.join(tenant, priority, turned.set)
+        if waiting is None:
+            raise self._full()
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await turned.wait()
+        except TimeoutError:
+            if waiting.turn is Turn.WAITING:
+                raise ApiError(
+                    503,
+                    f"The request waited {self.timeout_s:g} s for others to end.",
+                    retry_after_s=self._admission.retry_after_s,
+                ) from None
+        except asyncio.CancelledError:
+            if waiting.turn is Turn.ADMITTED:  # and its client left at the same moment
+                self._admission.leave(tenant)
+            raise
+        finally:
+            self._admission.withdraw(waiting)
+        self._metrics.queue.observe(self._admission.waited_s(waiting))
+        if waiting.turn is Turn.PUSHED_OUT:
+            raise self._full()
+
+    def _full(self) -> ApiError:
+        return ApiError(
+            429,
+            "Too many requests are under way, and as many wait as may.",
+            retry_after_s=self._admission.retry_after_s,
+        )
+
+
+class EngineWait:
+    """Requests that wait for an engine to come.
+
+    Args:
+        timeout_s: that a request may wait; 0: it does not wait; may change.
+        size: requests that may wait; may change.
+
+    Attributes:
+        waiting: requests that wait now.
+    """
+
+    def __init__(self, timeout_s: float, size: int) -> None:
+        self.timeout_s = timeout_s
+        self.size = size
+        self._joined = asyncio.Event()
+        self.waiting = 0
+
+    def engine_joined(self, engine: Engine) -> None:
+        """Everybody who waits looks again."""
+        del engine
+        joined, self._joined = self._joined, asyncio.Event()
+        joined.set()
+
+    async def until(self, look: Callable[[], T]) -> T:
+        """What `look` finds (anything true), or what it says last where its time is over.
+
+        Args:
+            look: asked at once and then whenever an engine may have come.
+        """
+        found = look()
+        if found or self.waiting >= self.size:
+            return found
+        end_s = monotonic() + self.timeout_s
+        self.waiting += 1
+        try:
+            while not found and (left_s := end_s - monotonic()) > 0:
+                try:
+                    async with asyncio.timeout(min(left_s, _LOOK_S)):
+                        await self._joined.wait()
+                except TimeoutError:
+                    pass
+                found = look()
+        finally:
+            self.waiting -= 1
+        return found

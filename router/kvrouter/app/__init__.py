@@ -1,0 +1,1 @@
+"""The application: settings, wiring, start, reload and drain of `kvrouter serve`."""

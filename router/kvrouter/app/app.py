@@ -1,0 +1,508 @@
+"""Puts the router together, opens its port and takes it down again. Decides nothing.
+
+The process around it is `kvrouter.app.process`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+from kvrouter.access.ports import Ports, split
+from kvrouter.access.setup import Access
+from kvrouter.admission.recompute_budget import RecomputeBudget
+from kvrouter.admission.waiting import EngineWait
+from kvrouter.app.parts import queue_wait, store_client
+from kvrouter.canary.sample import make_canary
+from kvrouter.control.admin import Admin
+from kvrouter.control.gauges import Gauges, index_state
+from kvrouter.control.page.board import Board
+from kvrouter.control.page.model import Load
+from kvrouter.control.page.snapshot import Snapshots, Sources
+from kvrouter.control.page.tiers import StoreWatch
+from kvrouter.control.status import Status
+from kvrouter.engines.families import FAMILIES
+from kvrouter.engines.models import ModelNames
+from kvrouter.engines.pool import Pool
+from kvrouter.engines.sharing import Sharing
+from kvrouter.http.client.pool import Deadlines
+from kvrouter.http.deadlines import DeadlineTimer
+from kvrouter.http.server.limits import Limits
+from kvrouter.http.server.listener import HttpServer
+from kvrouter.http.server.routes import Routes, on_exchange, on_path
+from kvrouter.membership.discovery import make_source
+from kvrouter.membership.discovery.base import Reach
+from kvrouter.membership.discovery.flags import FlagsSource
+from kvrouter.membership.discovery.follow import Discovery
+from kvrouter.membership.fleet import Fleet
+from kvrouter.membership.prober import Prober
+from kvrouter.prefix.events.intake import EventIntake
+from kvrouter.prefix.events.tracker import CacheTracker
+from kvrouter.prefix.expected import Expected
+from kvrouter.prefix.hash_cache import HashCache
+from kvrouter.prefix.index import PrefixIndex
+from kvrouter.prefix.store_view import StoreView
+from kvrouter.prefix.tokenize import LocalTokenizer, TokenSource
+from kvrouter.redis.connection import RedisLink
+from kvrouter.replicas.group import Group
+from kvrouter.replicas.metrics import readings as group_readings
+from kvrouter.routing.policies import make_policy
+from kvrouter.routing.prefill_priority import Priorities
+from kvrouter.serving.choices.fanout import Fanout
+from kvrouter.serving.handler import RequestHandler
+from kvrouter.serving.legs.decode_ahead import DecodeAhead
+from kvrouter.serving.legs.inputs import InputsBuilder
+from kvrouter.serving.legs.landing import LandingWaiter
+from kvrouter.serving.legs.leg import Legs
+from kvrouter.serving.legs.orchestrator import Orchestrator
+from kvrouter.serving.legs.release import Releases
+from kvrouter.serving.passthrough import Passthrough
+from kvrouter.serving.settle import Settler
+from kvrouter.serving.streaming.resume import Resumption
+from kvrouter.serving.streaming.sinks import ClientSink
+from kvrouter.telemetry.caches import cache_readings
+from kvrouter.telemetry.metrics import Metrics, Reading
+from kvrouter.telemetry.tracing.start import start_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvrouter.app.settings import RouterSettings
+    from kvrouter.canary.sample import Canary
+    from kvrouter.control.page.server import WebServer
+    from kvrouter.engines.engine import Engine
+    from kvrouter.http.server.listener import Handler
+    from kvrouter.http.server.respond import Row
+    from kvrouter.telemetry.request_log import RequestLog
+    from kvrouter.telemetry.tracing.otlp import Exporter
+    from kvrouter.telemetry.tracing.trace import Tracing
+    from kvrouter_store.log import LogWriter
+
+CONNECT_S: Final = 5.0
+STORE_WAIT_S: Final = 2.0
+"""How long the start waits for the store, which may also come later."""
+TRACES_S: Final = 3.0
+"""How long the end waits for a collector to take what traces are left."""
+_TICK_S: Final = 0.25
+_SWEEP_S: Final = 0.1
+
+
+class App:
+    """One router. `start`, then `close`; both on the running loop.
+
+    Args:
+        settings: of `kvrouter serve`.
+        lines: takes a line per request, or None.
+        writer: writes the log, and counts what it drops; None: nothing is dropped.
+
+    Raises:
+        TokenizerUnavailable: `--tokenizer` cannot be loaded.
+    """
+
+    _tracing: Tracing | None = None
+    _exporter: Exporter | None = None
+    _snapshots: Snapshots | None = None
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        lines: RequestLog | None = None,
+        writer: LogWriter | None = None,
+    ) -> None:
+        self.settings = settings
+        self._lines, self._writer = lines if settings.access_log else None, writer
+        self.metrics = Metrics()
+        self.access = Access(settings)
+        self.pool = Pool()
+        for address, role in settings.engines.items():
+            self.pool.add(address, role)
+        self._families = {name: family() for name, family in FAMILIES.items()}
+        self._policy = make_policy(settings.policy)
+        self.index = PrefixIndex(settings.index_blocks)
+        self.models = ModelNames(settings.model, settings.model_retention_s)
+        self._tracker: CacheTracker | None = None
+        if settings.takes_kv_events:
+            self._tracker = CacheTracker(self.index, self.pool.find, lambda: self.pool.domain)
+        self._client = store_client(settings)
+        self._redis = RedisLink(url) if (url := settings.redis.get_secret_value()) else None
+        self._store = StoreView(self._client) if self._client is not None else None
+        self.budget = RecomputeBudget(settings.recompute_budget_tokens)
+        self.queue_wait = queue_wait(settings, self.metrics)
+        self.engine_wait = EngineWait(settings.engine_wait_s, settings.queue_size)
+        self._tokenizer = LocalTokenizer(settings.tokenizer) if settings.tokenizer else None
+        self._intake: EventIntake | None = None
+        self._watch: DeadlineTimer | None = None
+        self._legs: Legs | None = None
+        self._releases: Releases | None = None
+        self._canary: Canary | None = None
+        self._tokens: TokenSource | None = None
+        self.inputs_builder: InputsBuilder | None = None
+        self.landing_waiter: LandingWaiter | None = None
+        self.router: RequestHandler | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+        self.ports: Ports | None = None
+        self.server: HttpServer | None = None
+        self._board = Board() if settings.control_port is not None else None
+        self.prober = self._make_prober()
+        self.fleet = Fleet(self.pool, self.prober)
+        self.flags = FlagsSource(settings.engines)
+        self.discovery = self._make_discovery()
+        self.group = self._make_group()
+        self._asked = False  # whether every engine has been asked once
+        self._sharing = Sharing(self.pool, self._store.difference if self._store else None)
+
+    async def start(self) -> int:
+        """Open the port and ask every engine once; returns the port.
+
+        Raises:
+            OSError: an address cannot be bound.
+        """
+        settings = self.settings
+        self._watch = DeadlineTimer(asyncio.get_running_loop(), _TICK_S)
+        deadlines = Deadlines(CONNECT_S, settings.request_timeout_s, settings.request_timeout_s)
+        self._legs = Legs(
+            self.pool,
+            self._families,
+            self._watch,
+            deadlines,
+            self.metrics,
+            worker_keys=self.access.worker_keys,
+            trust=self.access.trust,
+        )
+        self._follow_pool(self._legs)
+        if self._tracker is not None:
+            self._intake = EventIntake(settings, self._tracker, self.pool)
+        if self._client is not None:
+            self._client.start()
+            await self._client.wait_connected(STORE_WAIT_S)
+        self._tracing, self._exporter = start_traces(
+            settings, f"{settings.host}:{settings.port}", self.metrics
+        )
+        tokens = self._tokens = TokenSource(self._legs.post, self._tokenizer)
+        router = self.router = self._router(self._legs, tokens)
+        self._expose(tokens)
+        routes: list[tuple[str, str, Handler]] = [
+            ("POST", "/v1/completions", router.completions),
+            ("POST", "/v1/chat/completions", router.chat),
+            *self._passthrough(self._legs).routes(),
+        ]
+        port = await self._listen(routes)
+        self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
+        self.prober.begin(self.pool.all())
+        await self.discovery.start()
+        await self.prober.asked()
+        self._asked = True
+        if self.group is not None:
+            self.group.start(port)
+        return port
+
+    async def _listen(self, routes: list[tuple[str, str, Handler]]) -> int:
+        """Open the ports; returns the public one."""
+        settings, rows = self.settings, self._rows()
+        control = None
+        if self._snapshots is not None:
+            rows, behind = split(rows)
+            control = self._control_side(behind, self._snapshots)
+        routes += [(method, path, on_exchange(respond)) for method, path, respond in rows]
+        gate = self.access.gate(Routes(routes).handle, self.metrics, self._lines)
+        self.access.advise(settings.host, plain=not settings.ssl_certfile)
+        limits = Limits(body_memory_bytes=settings.max_body_memory)
+        self.ports = Ports(HttpServer(gate.handle, limits, gate.at_head), control)
+        self.server = self.ports.public
+        port = await self.ports.listen(settings.host, settings.port, settings)
+        if self._snapshots is not None:
+            self._snapshots.start()
+        return port
+
+    def _follow_pool(self, legs: Legs) -> None:
+        """Tell the parts that know engines which of them come and go."""
+        pool, models, engine_wait, tracker = self.pool, self.models, self.engine_wait, self._tracker
+        for joined in (
+            models.engine_joined,
+            self._sharing.engine_joined,
+            engine_wait.engine_joined,
+        ):
+            pool.when_joined(joined)
+        for left in (models.engine_left, self.index.clear, legs.engine_left):
+            pool.when_left(left)
+        if tracker is not None:
+            pool.when_joined(tracker.engine_joined)
+            pool.when_left(tracker.engine_left)
+        for changed in (models.engine_joined, engine_wait.engine_joined):
+            pool.when_models_change(changed)
+        pool.when_removed(self._forget)
+
+    @property
+    def draining(self) -> bool:
+        """Whether requests that come now are the last."""
+        return self.server is not None and self.server.draining
+
+    async def close(self) -> None:
+        """Cut off requests under way, then give everything back. Idempotent."""
+        if self.ports is not None:
+            await self.ports.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeper
+        await self.discovery.close()
+        await self.prober.close()
+        if self._intake is not None:
+            self._intake.close()
+        if self._tokens is not None:
+            self._tokens.close()
+        remotes = (self._snapshots, self._canary, self._releases, self._client)
+        for remote in (*remotes, self.group, self._redis):
+            if remote is not None:
+                await remote.close()
+        self.metrics.settle()
+        for local in (self._legs, self._watch, self._lines):
+            if local is not None:
+                local.close()
+        if self._exporter is not None:
+            await asyncio.to_thread(self._exporter.close, TRACES_S)
+
+    def _make_discovery(self) -> Discovery:
+        reach = Reach(self._redis, self.settings.redis_prefix)
+        sources = (make_source(text, reach) for text in self.settings.discovery)
+        return Discovery(self.fleet, (self.flags, *sources))
+
+    def _make_group(self) -> Group | None:
+        """What this router shares with others; None without a Redis."""
+        if self._redis is None:
+            return None
+        return Group(
+            self._redis,
+            self.settings.redis_prefix,
+            pool=self.pool,
+            fleet=self.fleet,
+            index=self.index,
+            tracker=self._tracker,
+        )
+
+    def _make_prober(self) -> Prober:
+        settings = self.settings
+        return Prober(
+            self.pool,
+            self._families.__getitem__,
+            connector=settings.kv_connector,
+            bootstrap_ports=settings.bootstrap_ports,
+            rank_counts=settings.rank_counts,
+            try_priority=settings.prefill_priority == "auto",
+            interval_s=settings.health_interval_s,
+            timeout_s=settings.health_timeout_s,
+            model=settings.model,
+            worker_keys=self.access.worker_keys,
+            trust=self.access.trust,
+            learn=self._store.learn if self._store is not None else None,
+        )
+
+    def _orchestrator(self, legs: Legs, tokens: TokenSource) -> Orchestrator:
+        settings, expected = self.settings, Expected()
+        self.chains = chains = HashCache()
+        self.inputs_builder = InputsBuilder(
+            legs=legs,
+            tokens=tokens,
+            chains=chains,
+            index=self.index,
+            expected=expected,
+            tracker=self._tracker,
+            store=self._store,
+            needs_hashes=self._policy.needs_hashes,
+            prefill_threshold=settings.prefill_threshold,
+            tell=self.group.holdings.tell_guess if self.group is not None else None,
+        )
+        self.landing_waiter = LandingWaiter(
+            self._store, chains, settings.landing_timeout_s, self.metrics
+        )
+        ahead = DecodeAhead(
+            legs,
+            self.landing_waiter,
+            settings.sent_ahead_blocks,
+            settings.request_timeout_s,
+            self.metrics,
+        )
+        self._releases = Releases(self.pool, legs, self.metrics)
+        return Orchestrator(
+            pool=self.pool,
+            policy=self._policy,
+            inputs_builder=self.inputs_builder,
+            legs=legs,
+            landing_waiter=self.landing_waiter,
+            ahead=ahead,
+            budget=self.budget,
+            engine_wait=self.engine_wait,
+            releases=self._releases,
+            priorities=Priorities(settings.prefill_priority),
+            expected=expected,
+            metrics=self.metrics,
+        )
+
+    def _router(self, legs: Legs, tokens: TokenSource) -> RequestHandler:
+        settings, orchestrator = self.settings, self._orchestrator(legs, tokens)
+        resumption = (
+            Resumption(orchestrator, legs, self.metrics) if settings.resume_streams else None
+        )
+        self._canary = make_canary(
+            settings,
+            pool=self.pool,
+            legs=legs,
+            metrics=self.metrics,
+            orchestrator=orchestrator,
+            resumption=resumption,
+            queue_wait=self.queue_wait,
+            engine_wait=self.engine_wait,
+        )
+        return RequestHandler(
+            orchestrator=orchestrator,
+            fanout=Fanout(orchestrator, legs, self.metrics, resumption),
+            outlet=ClientSink(legs, self.metrics),
+            queue_wait=self.queue_wait,
+            engine_wait=self.engine_wait,
+            metrics=self.metrics,
+            ended=Settler(self.metrics, self._lines, self._tracing),
+            models=self.models,
+            resumption=resumption,
+            max_choices=settings.max_choices,
+            tells_route=settings.route_headers,
+            tracing=self._tracing,
+            canary=self._canary,
+            board=self._board,
+        )
+
+    def _passthrough(self, legs: Legs) -> Passthrough:
+        return Passthrough(
+            pool=self.pool,
+            legs=legs,
+            models=self.models,
+            queue_wait=self.queue_wait,
+            engine_wait=self.engine_wait,
+            budget=self.budget,
+            metrics=self.metrics,
+            log=self._lines,
+            tells_route=self.settings.route_headers,
+            tracing=self._tracing,
+        )
+
+    def _rows(self) -> list[Row]:
+        """What the router says of itself, and its administration."""
+        settings, status = self.settings, self._status()
+        rows = status.rows()
+        if settings.admin:
+            token = settings.admin_token.get_secret_value()
+            fleet = self.group.fleet if self.group is not None else self.fleet
+            rows += Admin(self.pool, fleet, self.prober, token, self._tracker).rows()
+        if self._board is not None:
+            self._snapshots = Snapshots(self._sources(self._board, status))
+        return rows
+
+    def _status(self) -> Status:
+        client = self._client
+        return Status(
+            self.pool,
+            self.metrics,
+            asked=lambda: self._asked,
+            store_connected=lambda: client is None or client.connected,
+            draining=lambda: self.draining,
+            admin=self.settings.admin,
+            keys=lambda: self.access.asks,
+            apart=self.settings.control_port is not None,
+        )
+
+    def _control_side(self, rows: list[Row], snapshots: Snapshots) -> WebServer:
+        """What serves the control port: `rows`, and the page."""
+        from kvrouter.control.page.server import WebServer  # noqa: PLC0415 (heavy, and seldom wanted)
+        from kvrouter.control.page.web import control_app, page_rows  # noqa: PLC0415
+
+        page = page_rows(snapshots.document, self.settings.admin_token.get_secret_value())
+        return WebServer(control_app(on_path((*rows, *page))))
+
+    def _sources(self, board: Board, status: Status) -> Sources:
+        return Sources(
+            pool=self.pool,
+            metrics=self.metrics,
+            board=board,
+            condition=status.condition,
+            index_state=lambda engine: index_state(self._tracker, engine),
+            problem=self.prober.problem,
+            load=self._load,
+            store=StoreWatch(self._client) if self._client is not None else None,
+            policy=self.settings.policy,
+        )
+
+    def _load(self) -> Load:
+        return Load(
+            running=self.metrics.running,
+            limit=self.settings.max_concurrent_requests,
+            waiting=self.queue_wait.waiting,
+            waiting_for_engine=self.engine_wait.waiting,
+            queue_size=self.settings.queue_size,
+        )
+
+    def _expose(self, tokens: TokenSource) -> None:
+        """Let a scrape see what other objects count and know."""
+        counts: dict[str, Mapping[str, int]] = {"tokenize": tokens.counts}
+        if self._store is not None:
+            counts["store_view"] = self._store.counts
+        if self._tracker is not None:
+            counts["kv_event"] = self._tracker.counts
+        waiting = {
+            "capacity": lambda: self.queue_wait.waiting,
+            "engine": lambda: self.engine_wait.waiting,
+        }
+        readings = Gauges(
+            self.pool, self.index, self.budget, self._sharing, self._tracker, waiting=waiting
+        )
+        tasks = Reading(
+            "kvrouter:tasks",
+            "Tasks of the event loop: one per request under way, one per engine, and a few.",
+            lambda: [((), float(len(asyncio.all_tasks())))],
+        )
+        draining = Reading(
+            "kvrouter:draining",
+            "1 while the router lets requests under way end before it stops, else 0.",
+            lambda: [((), float(self.draining))],
+        )
+        incoming = Reading(
+            "kvrouter:incoming_body_bytes",
+            "Bytes of request bodies of which a part has come; --max-body-memory bounds them.",
+            lambda: [((), float(self.server.half_in_bytes if self.server is not None else 0))],
+        )
+        dropped = Reading(
+            "kvrouter:log_lines_dropped",
+            "Lines of the log that were dropped because nothing reads stderr fast enough.",
+            lambda: [((), float(self._writer.dropped if self._writer is not None else 0))],
+            grows=True,
+        )
+        for reading in (
+            *readings.all(),
+            *readings.counters(counts),
+            *cache_readings({"tokens": tokens, "block_hashes": self.chains}),
+            *self.discovery.readings(),
+            *group_readings(self.group, self.pool),
+            tasks,
+            draining,
+            incoming,
+            dropped,
+        ):
+            self.metrics.add(reading)
+
+    async def _sweep(self) -> None:
+        """Take what gone engines held out of the index, a little at a time; see to late events."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self.index.sweep()
+            if self._tracker is not None:
+                self._tracker.tick()
+
+    def _forget(self, engine: Engine) -> None:
+        """Nothing of an engine stays that is removed for good."""
+        for each in (engine, *engine.known.values()):
+            self.index.clear(each)
+            if self._tracker is not None:
+                self._tracker.forget(each)
+            if self._intake is not None:
+                self._intake.forget(each)
+            if self._legs is not None:
+                self._legs.forget(each)

@@ -1,0 +1,76 @@
+"""The JSON schema of a file of settings, for editors and for checks before a roll-out."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import BeforeValidator, ByteSize
+from pydantic.json_schema import GenerateJsonSchema
+
+from kvrouter.options.flags import options
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+    from pydantic_settings import BaseSettings
+
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+
+
+def json_schema(command: str, model: type[BaseSettings]) -> dict[str, Any]:
+    """The schema, as JSON can have it, of what `kvrouter COMMAND --config FILE` takes.
+
+    A value that passes may still be refused for what it means (an address that is none, two
+    settings that exclude each other): `kvrouter config check` tells that.
+    """
+    own = model.model_json_schema(schema_generator=_Generator)
+    properties: dict[str, Any] = {}
+    for option in options(model):
+        member = _member(
+            own["properties"][option.name], model.model_fields[option.name], option.default
+        )
+        properties[option.name] = {"description": option.help, **member}
+        dashed = option.name.replace("_", "-")
+        if dashed != option.name:
+            properties[dashed] = {"$ref": f"#/properties/{option.name}"}
+    definitions = {"$defs": own["$defs"]} if "$defs" in own else {}
+    return {
+        "$schema": DIALECT,
+        "title": f"Settings of kvrouter {command}",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+        **definitions,
+    }
+
+
+class _Generator(GenerateJsonSchema):
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
+        """Types of our own are read from text."""
+        return {"type": "string"}
+
+
+def _member(schema: dict[str, Any], info: FieldInfo, text: str) -> dict[str, Any]:
+    """One setting's schema; `text` is its default as help shows it."""
+    rest = {key: value for key, value in schema.items() if key not in _NOT_OF_FILES}
+    default = rest.pop("default", None)
+    kind = info.annotation
+    if rest.get("type") == "string" and isinstance(default, int | float):
+        default = text  # a type of our own: 100ms, 0600
+        if isinstance(kind, type) and issubclass(kind, float):
+            rest["type"] = ["string", "number"]
+    if _read_from_text(info) and rest.get("type") != "string":
+        rest = {"anyOf": [rest, {"type": "string"}]}
+    infinite = isinstance(default, float) and not isfinite(default)
+    return rest if default is None or infinite else {**rest, "default": default}
+
+
+_NOT_OF_FILES: Final = frozenset({"title", "flags", "description"})
+
+
+def _read_from_text(info: FieldInfo) -> bool:
+    """Whether a value may also be written as one text: `8GiB`, `a,b`, `100ms`."""
+    if any(isinstance(each, BeforeValidator) for each in info.metadata):
+        return True
+    kind = info.annotation
+    return kind is ByteSize or getattr(kind, "__origin__", None) in (list, tuple)

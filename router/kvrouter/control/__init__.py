@@ -1,0 +1,1 @@
+"""Endpoints for operators: health, metrics, admin API, status page."""

@@ -1,0 +1,175 @@
+"""The admin API: which engines there are, one more, one less. Knows no requests of clients.
+
+Paths and words are those that users of sglang-router and vllm-router know (`/workers`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+
+from kvrouter.access.admin_token import ask_for_token
+from kvrouter.engines.engine import Engine, Role
+from kvrouter.errors import ApiError, bad_request
+from kvrouter.http.server.respond import HttpRequest, HttpResponse, as_json
+from kvrouter.options.addresses import parse_address
+from kvrouter.prefix.events.confidence import Reason
+from kvrouter_store.connection.cross_origin import cross_origin_refusal
+
+if TYPE_CHECKING:
+    from kvrouter.engines.pool import Pool
+    from kvrouter.http.server.respond import Respond, Row
+    from kvrouter.membership.fleet import Fleet
+    from kvrouter.membership.prober import Prober
+    from kvrouter.prefix.events.tracker import CacheTracker
+    from kvrouter.replicas.changes import SharedFleet
+
+PATH: Final = "/workers"
+_ROLES: Final = {"prefill": Role.PREFILL, "decode": Role.DECODE, "regular": Role.BOTH}
+_TYPES: Final = {role: name for name, role in _ROLES.items()}
+
+
+class _Worker(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /workers."""
+
+    url: str
+    worker_type: Literal["prefill", "decode", "regular"] = "regular"
+
+
+class Admin:
+    """Answers GET, POST and DELETE of /workers.
+
+    Args:
+        pool: the engines.
+        fleet: changes which there are.
+        prober: says what is wrong with one.
+        token: that each call must bring as `Authorization: Bearer`; "" for none.
+        tracker: knows how well each engine's cache is known; None where no events are taken.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        fleet: Fleet | SharedFleet,
+        prober: Prober,
+        token: str,
+        tracker: CacheTracker | None = None,
+    ) -> None:
+        self._pool = pool
+        self._fleet = fleet
+        self._prober = prober
+        self._token = token
+        self._tracker = tracker
+
+    def rows(self) -> list[Row]:
+        """The calls."""
+        calls = (
+            ("GET", PATH, self._list),
+            ("POST", PATH, self._add),
+            ("GET", f"{PATH}/", self._show),
+            ("DELETE", f"{PATH}/", self._remove),
+        )
+        return [(method, path, partial(self._admitted, call)) for method, path, call in calls]
+
+    def _admitted(self, call: Respond, request: HttpRequest) -> HttpResponse:
+        if why := cross_origin_refusal(request.method, request.headers):
+            raise ApiError(403, f"{why[0].upper()}{why[1:]}.")
+        ask_for_token(request.headers, self._token)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        if request.method == "POST" and kind != "application/json":
+            # A page in a browser can post anything else to a port on this host unasked.
+            raise ApiError(415, "Send the body as content-type: application/json.")
+        return call(request)
+
+    def _list(self, _: HttpRequest) -> HttpResponse:
+        cards = [self._card(engine) for engine in self._pool.all()]
+        counts = {
+            f"{name}_count": sum(card["worker_type"] == name for card in cards) for name in _ROLES
+        }
+        return as_json(200, {"workers": cards, "total": len(cards), "stats": counts})
+
+    def _add(self, request: HttpRequest) -> HttpResponse:
+        try:
+            wanted = msgspec.json.decode(request.body, type=_Worker)
+        except (ValueError, RecursionError) as error:  # msgspec raises more than its own
+            raise bad_request(
+                f'The body must be {{"url": ..., "worker_type": ...}}: {error}.'
+            ) from None
+        try:
+            address = parse_address(wanted.url)
+        except ValueError as error:
+            raise bad_request(f"{error}.", "url") from None
+        return as_json(202, self._card(self._fleet.add(address, _ROLES[wanted.worker_type])))
+
+    def _show(self, request: HttpRequest) -> HttpResponse:
+        return as_json(200, self._card(self._named(request)))
+
+    def _remove(self, request: HttpRequest) -> HttpResponse:
+        engine = self._named(request)
+        if _flag(request.query, "force"):
+            legs = self._fleet.cut(engine)
+            return as_json(200, {**self._card(engine), "removed": True, "cut": legs})
+        gone = self._fleet.remove(engine)
+        return as_json(200 if gone else 202, {**self._card(engine), "removed": gone})
+
+    def _named(self, request: HttpRequest) -> Engine:
+        name = unquote(request.path[len(PATH) + 1 :])
+        try:
+            engine = self._pool.find(parse_address(name))
+        except ValueError:
+            engine = None
+        if engine is None:
+            raise ApiError(404, f"There is no worker {name[:200]!r}.")
+        return engine
+
+    def _card(self, engine: Engine) -> dict[str, Any]:
+        identity = engine.identity
+        up = identity is not None and not engine.draining
+        state = self._pool.state(engine)
+        passing = any(t.breaker is None or t.breaker.allows() for t in engine.targets)
+        return {
+            "id": engine.address,
+            "url": engine.url,
+            "worker_type": _TYPES[engine.role],
+            "status": "draining" if engine.draining else "up" if up else "away",
+            "is_healthy": up and passing,
+            "circuit": state.value if state is not None else None,
+            "load": engine.requests,
+            "tokens": engine.tokens - engine.elsewhere,
+            "index": self._index(engine) if not engine.ranks else None,
+            "ranks": [self._rank(rank) for rank in engine.ranks],
+            "models": list(identity.models) if identity is not None else [],
+            "problem": self._prober.problem(engine),
+        }
+
+    def _rank(self, rank: Engine) -> dict[str, Any]:
+        state = self._pool.state(rank)
+        circuit = state.value if state is not None else None
+        return {
+            "id": rank.address,
+            "circuit": circuit,
+            "load": rank.requests,
+            "tokens": rank.tokens - rank.elsewhere,
+            "index": self._index(rank),
+        }
+
+    def _index(self, engine: Engine) -> dict[str, Any]:
+        """How well its cache is known."""
+        reason = self._tracker.standing(engine) if self._tracker else Reason.NO_EVENTS
+        naming = self._tracker.naming(engine) if self._tracker else None
+        return {"state": reason.state, "reason": reason, "naming": naming}
+
+
+def _flag(query: str, name: str) -> bool:
+    """The value of a flag in a query, the last where it is given more than once.
+
+    Raises:
+        ApiError: 400: it is none.
+    """
+    given = parse_qs(query, keep_blank_values=True).get(name, ["false"])[-1]
+    if given not in ("true", "false"):
+        raise bad_request(f"`{name}` must be true or false.", name)
+    return given == "true"

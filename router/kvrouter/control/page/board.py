@@ -1,0 +1,172 @@
+"""Requests under way, and where answers began of late. Costs a request two entries in a table.
+
+It sends nothing and waits for nothing; it holds a request only while it is in flight.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from kvrouter.control.page.model import FlowCard, RequestCard, RequestList
+from kvrouter.control.page.window import MINUTE_S, Recent
+from kvrouter.serving.request.request_metrics import parts_of
+from kvrouter.telemetry.metrics import PARTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvrouter.serving.request.context import RequestContext
+
+SHOWN_REQUESTS: Final = 50
+"""Requests that are listed, the oldest; the others are counted."""
+
+Pair = tuple[str | None, str]
+"""Where a prompt was computed before its decode leg (None: nowhere), and where it was decoded."""
+
+
+class Board:
+    """What the status page tells of requests.
+
+    Args:
+        clock: seconds, monotonic: that of the contexts.
+
+    Attributes:
+        ttft: times to the first byte of the last minute, in seconds.
+        output_tokens: tokens, or events of streams, that clients got until the last look; only
+            grows.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._number = 0
+        # By identity: the ids of requests are the clients' own.
+        self._live: dict[int, tuple[int, RequestContext]] = {}
+        self._noted: set[int] = set()
+        self._flows: deque[tuple[int, dict[Pair, list[int]]]] = deque()
+        self._begun = 0
+        self._parts_s = [0.0] * len(PARTS)
+        self.ttft = Recent(clock)
+        self.output_tokens = 0
+        self._ended_tokens = 0
+
+    def enter(self, context: RequestContext) -> None:
+        """A request has come; its owner calls `leave` when it has ended, however it did."""
+        self._number += 1
+        self._live[id(context)] = self._number, context
+
+    def leave(self, context: RequestContext) -> None:
+        """It has ended."""
+        self._live.pop(id(context), None)
+        for unit in context.shares or (context,):
+            if unit.timing.first_s and id(unit) not in self._noted:
+                self._note(unit)
+            self._noted.discard(id(unit))
+            self._ended_tokens += _tokens(unit)
+
+    def look(self) -> None:
+        """Note whose answers have begun since the last look; to be called about once a second."""
+        tokens = self._ended_tokens
+        for _, context in self._live.values():
+            for unit in context.shares or (context,):
+                if not unit.timing.first_s:
+                    continue
+                tokens += _tokens(unit)
+                if id(unit) not in self._noted:
+                    self._noted.add(id(unit))
+                    self._note(unit)
+        self.output_tokens = max(self.output_tokens, tokens)
+
+    def take_parts(self) -> tuple[int, list[float]]:
+        """Answers begun since the last call, and the sum of each part of their times in seconds."""
+        taken = self._begun, self._parts_s
+        self._begun, self._parts_s = 0, [0.0] * len(PARTS)
+        return taken
+
+    def flows(self) -> list[FlowCard]:
+        """Answers begun in the last minute, by their engines."""
+        self._forget_flows()
+        sums: dict[Pair, list[int]] = {}
+        for _, pairs in self._flows:
+            for pair, (requests, tokens) in pairs.items():
+                total = sums.setdefault(pair, [0, 0])
+                total[0] += requests
+                total[1] += tokens
+        return [
+            FlowCard(prefill, decode, requests, tokens)
+            for (prefill, decode), (requests, tokens) in sums.items()
+        ]
+
+    def requests(self) -> RequestList:
+        """The oldest requests under way."""
+        now_s = self._clock()
+        oldest = islice(self._live.values(), SHOWN_REQUESTS)
+        cards = [_card(number, context, now_s) for number, context in oldest]
+        return RequestList(len(self._live), cards)
+
+    def _note(self, unit: RequestContext) -> None:
+        """One prompt's answer has begun."""
+        request = unit.request
+        assert request is not None
+        self._begun += 1
+        self.ttft.add(unit.timing.first_s - unit.timing.started_s)
+        for place, part_s in enumerate(parts_of(unit.timing, unit.timing.first_s)):
+            self._parts_s[place] += part_s
+        second = int(self._clock())
+        if not self._flows or self._flows[-1][0] != second:
+            self._forget_flows()
+            self._flows.append((second, {}))
+        pair = (
+            _server(unit.route.prefill_engine) if unit.route.handoff else None,
+            _server(unit.route.decode_engine),
+        )
+        counts = self._flows[-1][1].setdefault((pair[0], pair[1] or ""), [0, 0])
+        counts[0] += 1
+        counts[1] += request.prompt_tokens
+
+    def _forget_flows(self) -> None:
+        since = int(self._clock() - MINUTE_S)
+        while self._flows and self._flows[0][0] < since:
+            self._flows.popleft()
+
+
+def _server(target: str | None) -> str | None:
+    """The server of an engine or of one of its data-parallel ranks."""
+    return target.partition("@")[0] if target is not None else None
+
+
+def _card(number: int, context: RequestContext, now_s: float) -> RequestCard:
+    request = context.request
+    units = context.shares or [context]
+    last = units[-1]  # of several prompts it tells how far all of it is
+    return RequestCard(
+        key=number,
+        id=context.request_id,
+        model=(request.model or "") if request is not None else "",
+        phase=phase(last),
+        prefill=last.route.prefill_engine,
+        decode=last.route.decode_engine,
+        age_s=round(now_s - context.timing.started_s, 3),
+        prompt_tokens=request.prompt_tokens if request is not None else None,
+        tokens=sum(_tokens(unit) for unit in units),
+    )
+
+
+def _tokens(unit: RequestContext) -> int:
+    """What its client got of one answer so far."""
+    return unit.outcome.generated or (unit.tap.events if unit.tap is not None else 0)
+
+
+def phase(context: RequestContext) -> str:
+    """What a request is at, in a word: `RequestCard.phase`."""
+    if context.timing.first_s:
+        return "stream"
+    if context.route.decode_engine is not None:
+        return "decode"
+    if context.route.handoff is not None:
+        return "landing"
+    if context.route.prefill_engine is not None:
+        return "prefill"
+    return "queue" if context.queued else "plan"

@@ -1,0 +1,246 @@
+"""Puts the document of /status.json together, and keeps what of it is history.
+
+Reads counters and states that are there anyway, once a second; the request path knows none of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvrouter.control.page.model import (
+    SCHEMA,
+    EngineCard,
+    History,
+    Load,
+    Minute,
+    RankCard,
+    RouterCard,
+    Snapshot,
+)
+from kvrouter.control.page.window import BUCKET_S, Growth, Ring
+from kvrouter.engines.engine import BreakerState
+from kvrouter.telemetry.metrics import PARTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvrouter.control.page.board import Board
+    from kvrouter.control.page.tiers import StoreWatch
+    from kvrouter.engines.engine import Engine
+    from kvrouter.engines.pool import Pool
+    from kvrouter.telemetry.metrics import Metrics
+
+TICK_S: Final = 1.0
+FRESH_S: Final = 0.25
+"""A document serves all who ask within so long."""
+_COUNTERS: Final = (
+    "ok", "failed", "prompt_tokens", "engine_tokens", "store_tokens", "output_tokens",
+)  # fmt: skip
+_GAUGES: Final = ("running", "waiting", "engines_up")
+_TIMES: Final = tuple(f"ttft_{part}_s" for part in PARTS)
+SERIES: Final = (*_COUNTERS, *_GAUGES, "missing_tokens", "begun", "ttft_mean_s", *_TIMES)
+"""Names in `History.series`: counts of a bucket, gauges at its end, means of what began in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the document's contents are read.
+
+    Attributes:
+        condition: state of the router and what it lacks, as `RouterCard`.
+        index_state: how exactly an engine's cache is known; None where nobody looks.
+        problem: what was wrong with an engine when it was asked last.
+        load: requests at this moment.
+        store: None where there is none.
+        policy: its name.
+    """
+
+    pool: Pool
+    metrics: Metrics
+    board: Board
+    condition: Callable[[], tuple[str, list[str]]]
+    index_state: Callable[[Engine], str | None]
+    problem: Callable[[Engine], str | None]
+    load: Callable[[], Load]
+    store: StoreWatch | None
+    policy: str
+
+
+class Snapshots:
+    """Makes the document. `start`, then `close`, both on the running loop.
+
+    Args:
+        sources: what is read.
+        clock: seconds, monotonic.
+        wall: Unix time.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._sources = sources
+        self._clock = clock
+        self._wall = wall
+        self._started_s, self._started_at_s = clock(), wall()
+        self._ring = Ring(SERIES)
+        self._growth = Growth()
+        self._growth.note(clock(), self._totals())
+        self._bucket_totals = self._totals()
+        self._bucket_end_s = clock() + BUCKET_S
+        self._ring_end_s = wall()
+        self._version = version("kvrouter")
+        self._made: tuple[float, bytes] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._tasks.append(asyncio.create_task(self._keep_looking(), name="status history"))
+        if self._sources.store is not None:
+            asking = self._sources.store.keep_asking()
+            self._tasks.append(asyncio.create_task(asking, name="status store"))
+
+    async def close(self) -> None:
+        """Stop looking. Idempotent."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def document(self) -> bytes:
+        """The document as JSON."""
+        now_s = self._clock()
+        if self._made is None or now_s - self._made[0] >= FRESH_S:
+            self._made = now_s, msgspec.json.encode(self.snapshot())
+        return self._made[1]
+
+    def snapshot(self) -> Snapshot:
+        """The document."""
+        sources = self._sources
+        sources.board.look()
+        self._growth.note(self._clock(), self._totals())
+        return Snapshot(
+            schema=SCHEMA,
+            time_s=self._wall(),
+            router=self._router(),
+            load=sources.load(),
+            minute=self._minute(),
+            engines=[self._engine(engine) for engine in sources.pool.all()],
+            flows=sources.board.flows(),
+            history=History(BUCKET_S, self._ring_end_s, self._ring.series()),
+            requests=sources.board.requests(),
+            store=sources.store.card() if sources.store is not None else None,
+        )
+
+    def tick(self) -> None:
+        """Look once; to be called about once a second."""
+        self._sources.board.look()
+        now_s, totals = self._clock(), self._totals()
+        self._growth.note(now_s, totals)
+        if now_s >= self._bucket_end_s:
+            self._close_bucket(totals)
+            late_s = now_s - self._bucket_end_s
+            for _ in range(min(int(late_s / BUCKET_S), 3 * int(BUCKET_S))):  # the loop hung
+                self._ring.push({})
+            self._bucket_end_s = now_s - late_s % BUCKET_S + BUCKET_S
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.tick()
+
+    def _close_bucket(self, totals: dict[str, float]) -> None:
+        before, self._bucket_totals = self._bucket_totals, totals
+        bucket: dict[str, float | None] = {n: totals[n] - before[n] for n in _COUNTERS}
+        held = totals["engine_tokens"] + totals["store_tokens"]
+        held -= before["engine_tokens"] + before["store_tokens"]
+        bucket["missing_tokens"] = max(0.0, (bucket["prompt_tokens"] or 0.0) - held)
+        load = self._sources.load()
+        bucket["running"] = load.running
+        bucket["waiting"] = load.waiting + load.waiting_for_engine
+        engines = self._sources.pool.all()
+        bucket["engines_up"] = sum(e.identity is not None and not e.draining for e in engines)
+        begun, parts_s = self._sources.board.take_parts()
+        bucket["begun"] = begun
+        if begun:
+            bucket["ttft_mean_s"] = sum(parts_s) / begun
+            bucket |= {n: s / begun for n, s in zip(_TIMES, parts_s, strict=True)}
+        self._ring.push(bucket)
+        self._ring_end_s = self._wall()
+
+    def _totals(self) -> dict[str, float]:
+        metrics, board = self._sources.metrics, self._sources.board
+        metrics.settle()
+        held = metrics.hit_tokens
+        return {
+            "ok": sum(metrics.success.values()),
+            "failed": sum(metrics.errors.values()),
+            "prompt_tokens": metrics.prompt_tokens.get((), 0),
+            "engine_tokens": held.get("engine", 0),
+            "store_tokens": held.get("store", 0),
+            "output_tokens": board.output_tokens,
+        }
+
+    def _router(self) -> RouterCard:
+        state, lacking = self._sources.condition()
+        return RouterCard(
+            version=self._version,
+            state=state,
+            lacking=lacking,
+            models=list(self._sources.pool.models()),
+            policy=self._sources.policy,
+            started_s=self._started_at_s,
+            uptime_s=round(self._clock() - self._started_s, 3),
+        )
+
+    def _minute(self) -> Minute:
+        p50_s, p95_s = self._sources.board.ttft.quantiles(0.5, 0.95)
+        counts = {name: int(self._growth.of(name)) for name in _COUNTERS}
+        span_s = round(self._growth.covered_s, 3)
+        return Minute(span_s=span_s, **counts, ttft_p50_s=p50_s, ttft_p95_s=p95_s)
+
+    def _engine(self, engine: Engine) -> EngineCard:
+        identity, pool = engine.identity, self._sources.pool
+        up = "up" if identity is not None else "away"
+        states = {pool.state(target) for target in engine.targets}
+        return EngineCard(
+            id=engine.address,
+            role=engine.role.value,
+            state="draining" if engine.draining else up,
+            breaker=_worst(states),
+            requests=engine.requests,
+            tokens=engine.tokens,
+            index=self._sources.index_state(engine.targets[0]),
+            family=engine.family if identity is not None else None,
+            version=identity.version if identity is not None else None,
+            block_tokens=identity.block_tokens if identity is not None else None,
+            models=list(identity.models) if identity is not None else [],
+            ranks=[self._rank(rank) for rank in engine.ranks],
+            problem=self._sources.problem(engine),
+        )
+
+    def _rank(self, rank: Engine) -> RankCard:
+        state = self._sources.pool.state(rank)
+        return RankCard(
+            id=rank.address,
+            breaker=state.value if state is not None else None,
+            requests=rank.requests,
+            tokens=rank.tokens,
+            index=self._sources.index_state(rank),
+        )
+
+
+def _worst(states: set[BreakerState | None]) -> str | None:
+    """Of a server's ranks' breakers: open where one is, closed where all are."""
+    for state in (BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.CLOSED):
+        if state in states:
+            return state.value
+    return None

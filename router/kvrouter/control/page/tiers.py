@@ -1,0 +1,114 @@
+"""The store's tiers, as its node tells them: asked in the background, within the client's deadline.
+
+The request path never waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Protocol
+
+from kvrouter.control.page.model import StoreCard, TierCard
+from kvrouter.control.page.window import Growth
+from kvrouter_store.errors import KVStoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+ASK_S: Final = 2.0
+
+
+class Told(Protocol):
+    """What is needed of `kvrouter_store.client.asyncio_client.AsyncStoreClient`."""
+
+    url: str
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection."""
+
+    async def stats(self) -> dict[str, int]:
+        """The node's gauges and counters, within the client's deadline."""
+
+
+class StoreWatch:
+    """Asks the store now and then, and keeps what it said last.
+
+    Args:
+        client: its owner closes it.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, client: Told, clock: Callable[[], float] = monotonic) -> None:
+        self._client = client
+        self._clock = clock
+        self._stats: Mapping[str, int] = {}
+        self._growth = Growth()
+        self._told_s: float | None = None
+        self._problem: str | None = None
+
+    async def keep_asking(self) -> None:
+        """Ask every `ASK_S` seconds, until cancelled."""
+        while True:
+            await self.ask()
+            await asyncio.sleep(ASK_S)
+
+    async def ask(self) -> None:
+        """Ask once. Never raises for a store that is away or slow."""
+        try:
+            stats = await self._client.stats()
+        except (KVStoreError, TimeoutError) as error:
+            self._problem = str(error)
+            return
+        self._problem, self._stats, self._told_s = None, stats, self._clock()
+        counters = {name: float(v) for name, v in stats.items() if "_total" in name}
+        self._growth.note(self._told_s, counters)
+
+    def card(self) -> StoreCard:
+        """What it said last."""
+        stats, grown = self._stats, self._growth.of
+        transports = _series(stats, "connections.")
+        return StoreCard(
+            url=self._client.url,
+            connected=self._client.connected,
+            age_s=None if self._told_s is None else round(self._clock() - self._told_s, 3),
+            problem=self._problem,
+            tiers=self._tiers(),
+            leases=stats.get("leases", 0),
+            connections=transports,
+            in_bytes=int(sum(grown(f"bytes_in_total.{name}") for name in transports)),
+            out_bytes=int(sum(grown(f"bytes_out_total.{name}") for name in transports)),
+        )
+
+    def _tiers(self) -> list[TierCard]:
+        stats, tiers = self._stats, []
+        if stats:
+            used = stats.get("used_bytes", 0) + stats.get("lent_bytes", 0)
+            note = "the node drains: it is about to leave" if stats.get("draining") else None
+            tiers.append(self._tier("memory", stats.get("pool_bytes", 0), used, "", note))
+        if stats.get("disk_bytes"):
+            reasons = [name for name, on in _series(stats, "disk_bypassed.").items() if on]
+            note = f"not used for now: {', '.join(reasons)}" if reasons else None
+            used = stats.get("disk_used_bytes", 0)
+            tiers.append(self._tier("disk", stats["disk_bytes"], used, "disk_", note))
+        return tiers
+
+    def _tier(
+        self, name: str, size_bytes: int, used_bytes: int, prefix: str, note: str | None
+    ) -> TierCard:
+        grown = self._growth.of
+        return TierCard(
+            name=name,
+            size_bytes=size_bytes,
+            used_bytes=used_bytes,
+            blocks=self._stats.get(f"{prefix}blocks", 0),
+            hits=int(grown(f"hits_total.{name}")),
+            misses=int(grown(f"misses_total.{name}")),
+            evictions=int(grown(f"{prefix}evictions_total.capacity")),
+            note=note,
+        )
+
+
+def _series(stats: Mapping[str, int], prefix: str) -> dict[str, int]:
+    return {name[len(prefix) :]: v for name, v in stats.items() if name.startswith(prefix)}

@@ -1,0 +1,167 @@
+"""What the router says of itself: health, readiness, version, models, metrics, its own API."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
+
+import orjson
+
+from kvrouter.access.callers import caller_of
+from kvrouter.control.openapi import document
+from kvrouter.engines.engine import Role
+from kvrouter.engines.models import model_cards
+from kvrouter.errors import model_not_found
+from kvrouter.http.server.respond import HttpRequest, HttpResponse, as_json
+from kvrouter.telemetry.metrics import CONTENT_TYPE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvrouter.engines.pool import Pool
+    from kvrouter.http.server.respond import Row
+    from kvrouter.telemetry.metrics import Metrics
+
+_NOT_READY: Final = frozenset({"starting", "unavailable", "draining"})
+"""What /health answers with a 503."""
+
+
+class Status:
+    """Answers of its own; asks no engine.
+
+    Args:
+        pool: the engines.
+        metrics: shown at /metrics.
+        asked: whether every engine has been asked once, so that it is known who is there.
+        store_connected: whether the store is there; True where there is none.
+        draining: whether the router is about to stop.
+        admin: whether the admin API is served.
+        keys: whether callers need a key.
+        apart: whether administration and metrics are on a port of their own.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        metrics: Metrics,
+        *,
+        asked: Callable[[], bool],
+        store_connected: Callable[[], bool],
+        draining: Callable[[], bool],
+        admin: bool = False,
+        keys: Callable[[], bool] = lambda: False,
+        apart: bool = False,
+    ) -> None:
+        self._pool = pool
+        self._metrics = metrics
+        self._asked = asked
+        self._store_connected = store_connected
+        self._draining = draining
+        self._admin = admin
+        self._keys = keys
+        self._apart = apart
+        self._started_s = int(time.time())
+        self._version = version("kvrouter")
+        self._documents: dict[bool, bytes] = {}
+
+    def rows(self) -> list[Row]:
+        """The endpoints."""
+        return [
+            ("GET", "/v1/models", self.models),
+            ("GET", "/v1/models/", self.model),
+            ("GET", "/health", self.health),
+            ("GET", "/ready", self.health),
+            ("GET", "/ping", self.ping),
+            ("POST", "/ping", self.ping),
+            ("GET", "/healthcheck", self.healthcheck),
+            ("GET", "/live", self.live),
+            ("GET", "/version", self.version),
+            ("GET", "/metrics", self.metrics_page),
+            ("GET", "/openapi.json", self.api),
+        ]
+
+    def models(self, request: HttpRequest) -> HttpResponse:
+        """Models of the engines that are there."""
+        return as_json(200, {"object": "list", "data": list(self._cards(request).values())})
+
+    def model(self, request: HttpRequest) -> HttpResponse:
+        """One of them, by its name in the path."""
+        name = unquote(request.path.removeprefix("/v1/models/"))
+        cards = self._cards(request)
+        if name not in cards:
+            raise model_not_found(name)
+        return as_json(200, cards[name])
+
+    def _cards(self, request: HttpRequest) -> dict[str, dict[str, object]]:
+        """Models that are there, as far as the caller may use them."""
+        cards, caller = model_cards(self._pool.all(), self._started_s), caller_of(request)
+        if caller is None:
+            return cards
+        return {name: card for name, card in cards.items() if caller.allows(name)}
+
+    def health(self, _: HttpRequest) -> HttpResponse:
+        """200 while new requests should come here, also where they are served without reuse."""
+        return _told(*self.condition())
+
+    def ping(self, _: HttpRequest) -> HttpResponse:
+        """200 while requests can be served, so also while the router drains."""
+        return _told(*self._fitness())
+
+    def condition(self) -> tuple[str, list[str]]:
+        """`status` of /health, and what is lacking, in sentences."""
+        if self._draining():
+            return "draining", ["the router is about to stop"]
+        return self._fitness()
+
+    def _fitness(self) -> tuple[str, list[str]]:
+        """The same, whether or not the router is about to stop."""
+        if not self._asked():
+            return "starting", ["not every engine has been asked yet"]
+        lacking = []
+        if not self._pool.engines(Role.DECODE):
+            engines = self._pool.all()
+            if not any(e.role.serves(Role.DECODE) and e.identity is not None for e in engines):
+                return "unavailable", ["no decode engine is available"]
+            if any(e.identity is None for e in engines):  # else it is a fleet that only embeds
+                lacking.append("no engine that generates text is available")
+        if self._pool.named(Role.PREFILL) and not self._pool.engines(Role.PREFILL):
+            lacking.append("no prefill engine is available: decode engines compute prompts")
+        if not self._store_connected():
+            lacking.append("the store is not connected")
+        return "degraded" if lacking else "ok", lacking
+
+    def healthcheck(self, _: HttpRequest) -> HttpResponse:
+        """How many engines there are, as vLLM's toy proxy says it; 503 as /health."""
+        prefill, decode = self._pool.engines(Role.PREFILL), self._pool.engines(Role.DECODE)
+        counts = {"prefill_instances": len(prefill), "decode_instances": len(decode)}
+        status = "draining" if self._draining() else "ok" if decode else "unavailable"
+        return as_json(200 if status == "ok" else 503, {"status": status, **counts})
+
+    def live(self, _: HttpRequest) -> HttpResponse:
+        """200 while the process answers at all."""
+        return as_json(200, {"status": "ok"})
+
+    def version(self, _: HttpRequest) -> HttpResponse:
+        """The router's version, in the words of vLLM's endpoint."""
+        return as_json(200, {"version": self._version, "server": "kvrouter"})
+
+    def metrics_page(self, _: HttpRequest) -> HttpResponse:
+        """For Prometheus."""
+        return HttpResponse(200, self._metrics.page(), CONTENT_TYPE)
+
+    def api(self, _: HttpRequest) -> HttpResponse:
+        """The OpenAPI document of what the router serves."""
+        keys = self._keys()
+        if keys not in self._documents:
+            made = document(self._version, admin=self._admin, keys=keys, apart=self._apart)
+            self._documents[keys] = orjson.dumps(made)
+        return HttpResponse(200, self._documents[keys])
+
+
+def _told(status: str, lacking: list[str]) -> HttpResponse:
+    if status in _NOT_READY:
+        said = {"status": status, "reason": lacking[0]}
+        return as_json(503, said, (("retry-after", "1"),))
+    return as_json(200, {"status": status, "lacking": lacking})

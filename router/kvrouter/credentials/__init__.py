@@ -1,0 +1,1 @@
+"""Keys and certificates: callers' keys, keys for engines, TLS."""

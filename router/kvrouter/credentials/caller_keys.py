@@ -1,0 +1,210 @@
+"""Keys of callers as they are written down: a YAML file of names and hashes, or flags.
+
+A key itself is never kept: its SHA-256 is, which tells nobody the key (a key made by `kvrouter key
+new` is 256 random bits). Messages never repeat what stands in a file or a flag.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_urlsafe
+from typing import Annotated, Any, Final
+
+import msgspec
+import yaml
+
+from kvrouter.options.bounded_yaml import load_bounded
+
+MAX_FILE_BYTES: Final = 4 << 20
+MAX_KEY_BYTES: Final = 1024
+PREFIX: Final = "kvr-"
+"""Of keys that `kvrouter key new` makes, so that one that was leaked is found."""
+NAME: Final = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+_KEY: Final = re.compile(rf"[\x21-\x7e]{{1,{MAX_KEY_BYTES}}}")
+_HASH: Final = re.compile(r"sha256:([0-9a-fA-F]{64})")
+_LINE: Final = "write `NAME: sha256:HASH` on each line, as `kvrouter key new NAME` prints it"
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One caller: a name, the keys that are theirs, and how much they may.
+
+    Attributes:
+        name: as in log, metrics and the fair queue.
+        digests: SHA-256 of each key that is theirs.
+        models: names of the models that may be used; None: all.
+        requests_per_s: in the long run; None: as many as they like.
+        request_burst: requests that may come at once.
+        tokens_per_min: tokens of prompts and answers together; None: any number.
+        token_burst: tokens that may be used at once.
+        max_concurrent: requests under way at a time; None: any number.
+    """
+
+    name: str
+    digests: tuple[bytes, ...]
+    models: frozenset[str] | None = None
+    requests_per_s: float | None = None
+    request_burst: float = 1.0
+    tokens_per_min: float | None = None
+    token_burst: float = 1.0
+    max_concurrent: int | None = None
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    key: str | list[str]
+    models: list[str] | None = None
+    requests_per_s: Positive | None = None
+    request_burst: Count | None = None
+    tokens_per_min: Positive | None = None
+    token_burst: Count | None = None
+    max_concurrent: Count | None = None
+
+
+class _UniqueNames(yaml.SafeLoader):
+    """A name that stands twice is an error: the first one's limits would be lost silently."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # refused below
+            name = self.construct_object(key)
+            if name in seen:
+                raise ValueError(f"{_shown(name)} stands there twice; give it one entry")
+            seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
+def digest(key: str) -> bytes:
+    """The SHA-256 by which a key is known."""
+    return sha256(key.encode("latin-1")).digest()
+
+
+def new_key() -> str:
+    """A key that nobody has: 256 random bits."""
+    return PREFIX + token_urlsafe(32)
+
+
+def file_line(name: str, key: str) -> str:
+    """What stands in the file of keys for `key`."""
+    return f"{name}: sha256:{digest(key).hex()}"
+
+
+def check_key(key: str) -> str:
+    """The key.
+
+    Raises:
+        ValueError: it cannot stand in a header; the message does not repeat it.
+    """
+    if not _KEY.fullmatch(key):
+        raise ValueError(f"a key is 1 to {MAX_KEY_BYTES} ASCII characters without blanks")
+    return key
+
+
+def plain_keys(given: list[str]) -> list[Key]:
+    """Keys that were given as they are, without limits, named by their place: `api-key-1`, ..."""
+    return [Key(f"api-key-{place}", (digest(key),)) for place, key in enumerate(given, start=1)]
+
+
+def read_keys(path: str) -> list[Key]:
+    """The keys of a file.
+
+    Raises:
+        ValueError: what must be changed, in a sentence.
+    """
+    content = read_private(path, stat.S_IWOTH, "can be written by others: chmod o-w")
+    try:
+        found = load_bounded(_UniqueNames(content))
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else 0
+        raise ValueError(f"{path}: line {line} is not YAML; {_LINE}") from None
+    except yaml.YAMLError:
+        raise ValueError(f"{path} is not YAML; {_LINE}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not isinstance(found, dict) or not found:
+        raise ValueError(f"{path} names no key; {_LINE}")
+    try:
+        return [_key(name, entry) for name, entry in found.items()]
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def read_private(path: str, forbidden: int, complaint: str) -> str:
+    """The text of a file whose permissions are none of `forbidden`.
+
+    Raises:
+        ValueError: what must be changed, in a sentence.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; give a readable file") from None
+    if mode & forbidden:
+        raise ValueError(f"{path} {complaint} {path}")
+    if len(content) > MAX_FILE_BYTES:
+        raise ValueError(f"{path} is longer than {MAX_FILE_BYTES >> 20} MiB")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8") from None
+
+
+def joined(keys: list[Key]) -> list[Key]:
+    """The same keys, with names and hashes that are one caller's each.
+
+    Raises:
+        ValueError: two callers have the same name, or the same key.
+    """
+    names: set[str] = set()
+    owners: dict[bytes, str] = {}
+    for key in keys:
+        if key.name in names:
+            raise ValueError(f"two keys are named {key.name!r}; give each its own name")
+        names.add(key.name)
+        for each in key.digests:
+            owner = owners.setdefault(each, key.name)
+            if owner != key.name:
+                raise ValueError(f"{key.name!r} has the key of {owner!r}; make each its own")
+    return keys
+
+
+def _key(name: object, entry: object) -> Key:
+    if not isinstance(name, str) or not NAME.fullmatch(name) or name.startswith(PREFIX):
+        raise ValueError(f"{_shown(name)} is no name: it has letters, digits and . _ @ - (64)")
+    if isinstance(entry, str):
+        entry = {"key": entry}
+    try:
+        read = msgspec.convert(entry, _Entry)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{name}: {error}; {_LINE}, or see docs/access.md") from None
+    given = [read.key] if isinstance(read.key, str) else read.key
+    hashes = [_HASH.fullmatch(one) for one in given]
+    if not hashes or None in hashes:
+        raise ValueError(f"{name}: a key stands there as sha256: and 64 hex digits; {_LINE}")
+    return Key(
+        name,
+        tuple(bytes.fromhex(one[1]) for one in hashes if one is not None),
+        models=frozenset(read.models) if read.models is not None else None,
+        requests_per_s=read.requests_per_s,
+        request_burst=read.request_burst or max(1.0, read.requests_per_s or 0),
+        tokens_per_min=read.tokens_per_min,
+        token_burst=read.token_burst or read.tokens_per_min or 1.0,
+        max_concurrent=read.max_concurrent,
+    )
+
+
+def _shown(name: object) -> str:
+    """A name as messages show it: it may be anything, also a key that stands where none belongs."""
+    named = isinstance(name, str) and NAME.fullmatch(name) and not name.startswith(PREFIX)
+    return repr(name) if named else "an entry"

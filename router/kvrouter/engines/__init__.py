@@ -1,0 +1,1 @@
+"""Engines as the router knows them: state, pool, models, compatibility, dialects."""

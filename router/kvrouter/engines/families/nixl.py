@@ -1,0 +1,38 @@
+"""vLLM with NixlConnector: the answer of the prefill leg says where decode fetches its KV.
+
+Source: vllm/distributed/kv_transfer/kv_connector/v1/nixl of vLLM 0.32. The prefill engine keeps the
+blocks until they were fetched or their lease (30 s) ends; after that they may hold anything, and
+who fetches them then gets it without an error. So a hand-off is given to one decode engine once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+import orjson
+
+from kvrouter.engines.families.base import Handoff, Order
+from kvrouter.engines.families.vllm import TRANSFER, Vllm
+
+PREFILL: Final = (
+    b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
+    b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
+)
+
+
+class Nixl(Vllm):
+    """Engines of vLLM with NixlConnector."""
+
+    name: ClassVar[str] = "nixl"
+    order: ClassVar[Order] = Order.HANDED
+    asks: ClassVar[bytes | None] = PREFILL
+    lease_s: ClassVar[float] = 30.0
+
+    def _handoff(self, answer: dict[str, Any]) -> Handoff:
+        handoff = super()._handoff(answer)
+        params = answer.get(TRANSFER) or {}
+        if params.get("do_remote_prefill"):
+            handoff.transfer_params = orjson.dumps(params)
+        elif handoff.manifest is None:
+            handoff.missing = True
+        return handoff

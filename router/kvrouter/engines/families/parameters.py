@@ -1,0 +1,249 @@
+"""The table parameter x leg, in vLLM's words, which other families change.
+
+It has every member of vLLM 0.32's completion and chat requests (a test holds the names to its
+classes), and what older and other engines know. A member that is not named is kept on both legs.
+`python -m kvrouter.tools.docs.parameters` writes docs/parameters.md from these rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import orjson
+
+from kvrouter.engines.families.table import (
+    CHAT,
+    COMPLETION,
+    WHERE_NEGATIVE,
+    Condition,
+    Fate,
+    Parameter,
+    Served,
+    Table,
+    Tokenize,
+)
+from kvrouter.openai.request import MAX_SALT_CHARACTERS
+
+TRANSFERS: Final = ("kv_transfer_params", "ec_transfer_params")
+"""Members by which vLLM's engines are told about transfers."""
+
+
+def steers(raw: bytes) -> bool:
+    """Whether the JSON of `vllm_xargs` has a member that vLLM takes for one of `TRANSFERS`."""
+    extra = orjson.loads(raw)
+    return isinstance(extra, dict) and not extra.keys().isdisjoint(TRANSFERS)
+
+
+def _kept(*names: str) -> tuple[Parameter, ...]:
+    return tuple(Parameter(name) for name in names)
+
+
+def _dropped(*names: str, why: str) -> tuple[Parameter, ...]:
+    return tuple(Parameter(name, prefill=Fate.DROPPED, why=why) for name in names)
+
+
+def _alone(*names: str, why: str) -> tuple[Parameter, ...]:
+    return tuple(Parameter(name, served=Served.ALONE, why=why) for name in names)
+
+
+def _rendered(*names: str) -> tuple[Parameter, ...]:
+    why = "it changes the prompt"
+    return tuple(Parameter(name, CHAT, tokenize=Tokenize.TAKES, why=why) for name in names)
+
+
+def _untold(*names: str) -> tuple[Parameter, ...]:
+    why = "it changes the prompt"
+    return tuple(Parameter(name, CHAT, tokenize=Tokenize.BARS, why=why) for name in names)
+
+
+def _steering(*names: str) -> tuple[Parameter, ...]:
+    why = "it steers transfers: a client's would name another request's KV"
+    return tuple(Parameter(name, prefill=Fate.OWN, decode=Fate.OWN, why=why) for name in names)
+
+
+_WHOLE = "the whole prompt has to be computed where it is decoded"
+_GRAMMAR = "a grammar would be compiled for a token that is thrown away"
+
+PROMPT: Final = (
+    Parameter("model", tokenize=Tokenize.TAKES, why="blocks of an adapter have other hashes"),
+    Parameter(
+        "prompt",
+        COMPLETION,
+        tokenize=Tokenize.TAKES,
+        why="token ids where they are known: the prompt is tokenised once",
+    ),
+    *_rendered(
+        "messages",
+        "tools",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "chat_template_kwargs",
+        "media_io_kwargs",
+        "mm_processor_kwargs",
+    ),
+    *_untold("documents", "reasoning_effort"),
+    Parameter(
+        "tool_choice",
+        CHAT,
+        tokenize=Tokenize.BARS,
+        default=b'"auto"',
+        why="without tools in it the prompt is another",
+    ),
+    Parameter(
+        "response_format",
+        tokenize=Tokenize.BARS,
+        why="some models' templates show it to the model",
+    ),
+    Parameter("add_special_tokens", tokenize=Tokenize.TAKES, why="it changes the prompt"),
+    Parameter(
+        "truncate_prompt_tokens",
+        served=Served.ALONE,
+        when=WHERE_NEGATIVE,
+        tokenize=Tokenize.BARS,
+        why="negative: by the room that `max_tokens` leaves, which differs between the legs",
+    ),
+    Parameter("truncation_side", tokenize=Tokenize.BARS, why="it changes the prompt"),
+    Parameter(
+        "suffix",
+        COMPLETION,
+        served=Served.ALONE,
+        tokenize=Tokenize.BARS,
+        why="engines take it with a text alone, not with token ids",
+    ),
+    Parameter("prompt_embeds", COMPLETION, served=Served.ALONE, tokenize=Tokenize.BARS, why=_WHOLE),
+    Parameter(
+        "cache_salt",
+        why=f"it changes the block hashes; with more than {MAX_SALT_CHARACTERS} characters a 400",
+    ),
+    *_kept("mm_payload", "return_mm_kwargs"),
+)
+
+LENGTH: Final = (
+    Parameter("max_tokens", prefill=Fate.SET, value=b"1"),
+    Parameter("max_completion_tokens", CHAT, prefill=Fate.SET_IF_GIVEN, value=b"1"),
+    *_dropped("min_tokens", why="it would exceed `max_tokens`"),
+    Parameter(
+        "ignore_eos",
+        prefill=Fate.SET,
+        value=b"true",
+        why="an end mark as first token would end the leg as stopped, without KV",
+    ),
+    *_dropped(
+        "stop", "stop_token_ids", "bad_words", why="nothing may end the leg before its token"
+    ),
+    *_kept("include_stop_str_in_output", "thinking_token_budget", "repetition_detection"),
+)
+
+CHOICES: Final = (
+    *_dropped("n", why="the prefill leg needs one sample"),
+    Parameter(
+        "best_of",
+        COMPLETION,
+        prefill=Fate.DROPPED,
+        why="engines do not choose among samples: vLLM and SGLang heed `n` alone",
+    ),
+    *_alone("use_beam_search", why=_WHOLE),
+    *_kept("length_penalty"),
+)
+
+SAMPLING: Final = (
+    *_kept(
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "allowed_token_ids",
+        "watermarking",
+    ),
+    *_dropped(
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
+        why=_GRAMMAR,
+    ),
+    Parameter("parallel_tool_calls", CHAT),
+    Parameter("include_reasoning", CHAT),
+)
+
+ANSWER: Final = (
+    Parameter("stream", prefill=Fate.SET, value=b"false"),
+    *_dropped("stream_options", why="refused without `stream`"),
+    *_kept("stream_interval"),
+    Parameter("echo", served=Served.ALONE, tokenize=Tokenize.BARS, why=f"{_WHOLE}, from its text"),
+    *_dropped("logprobs", "logprob_token_ids", why="the leg's token is thrown away"),
+    Parameter("top_logprobs", CHAT, prefill=Fate.DROPPED, why="refused without `logprobs`"),
+    *_alone("prompt_logprobs", why=_WHOLE),
+    *_dropped("return_token_ids", why="on the prefill leg where the router needs them"),
+    Parameter(
+        "return_prompt_text",
+        CHAT,
+        served=Served.ALONE,
+        tokenize=Tokenize.BARS,
+        why="engines that are given token ids render no text",
+    ),
+    *_dropped("routed_experts_prompt_start", why="the answer is not shown"),
+    *_kept(
+        "return_tokens_as_token_ids",
+        "return_token_offsets",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+    ),
+)
+
+IDENTITY: Final = (
+    Parameter("priority", why="the prefill leg gets its work beside it: `--prefill-priority`"),
+    *_kept("user", "request_id", "session_id"),
+)
+
+TRANSFER: Final = (
+    *_steering(
+        *TRANSFERS,
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "bootstrap_pair_key",
+        "disagg_prefill_dp_rank",
+        "disaggregated_params",
+    ),
+    Parameter(
+        "vllm_xargs",
+        served=Served.REFUSED,
+        when=Condition("with `kv_transfer_params` or `ec_transfer_params` in it", steers),
+        why="vLLM would take them for the router's own",
+    ),
+)
+
+VLLM: Final = Table((*PROMPT, *LENGTH, *CHOICES, *SAMPLING, *ANSWER, *IDENTITY, *TRANSFER))
+"""What engines of the vLLM family are told."""
+
+
+def _same(row: Parameter) -> Parameter:
+    """The same where both legs get the client's own words."""
+    served = Served.SPLIT if row.served is Served.ALONE else row.served
+    if row.prefill in (Fate.KEPT, Fate.OWN) and served is row.served:
+        return row
+    return replace(row, prefill=Fate.KEPT, value=b"", served=served, why="")
+
+
+SGLANG: Final = Table(map(_same, VLLM.rows.values())).changed(
+    Parameter("stream", prefill=Fate.SET, value=b"false", why="a failed leg has a status then"),
+    Parameter("stream_options", prefill=Fate.DROPPED, why="refused without `stream`"),
+    Parameter(
+        "echo",
+        tokenize=Tokenize.BARS,
+        why="with `logprobs` a 400: the engine that decodes has not computed the prompt",
+    ),
+    *_steering("routed_dp_rank", "data_parallel_rank"),
+)
+"""What SGLang's engines are told: both legs the same, for decode takes over prefill's token."""

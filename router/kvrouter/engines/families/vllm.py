@@ -1,0 +1,210 @@
+"""vLLM's dialect, with connectors that share KV through a store (ours, LMCache, Mooncake's).
+
+Sources: vllm/entrypoints/openai/*/protocol.py of vLLM 0.32; what each leg does with each parameter
+is the table of `parameters.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import orjson
+
+from kvrouter._native import find_token_ids
+from kvrouter.engines.families.base import BadAnswer, Coming, Family, Handoff, Meeting, Order
+from kvrouter.engines.families.parameters import VLLM
+from kvrouter.engines.families.splice import splice
+from kvrouter.errors import bad_request
+from kvrouter_store.identity.chain import HASH_BYTES
+
+if TYPE_CHECKING:
+    from kvrouter.engines.families.table import Table
+    from kvrouter.openai.request import Request
+
+MEDIA: Final = (b'"image', b'"input_audio"', b'"audio_', b'"video', b'"input_image"')
+"""Beginnings of the types of message content whose block hashes depend on more than tokens."""
+
+TRANSFER: Final = "kv_transfer_params"
+GREEDY_BELOW: Final = 1e-5
+"""Temperatures below this are 0 to vLLM (vllm/sampling_params.py)."""
+IDS_KEY: Final = "prompt_token_ids"
+
+
+class Vllm(Family):
+    """Engines of vLLM whose connector needs no word of a request to find its KV."""
+
+    name: ClassVar[str] = "store"
+    parameters: ClassVar[Table] = VLLM
+    order: ClassVar[Order] = Order.STORE
+    seeds_differ: ClassVar[bool] = True  # vllm/v1/engine/parallel_sampling.py
+    ranks_by_priority: ClassVar[bool] = True
+    answers_alone: ClassVar[bool] = True
+    asks: ClassVar[bytes | None] = None
+    """`kv_transfer_params` of every prefill leg."""
+
+    def single_leg(self, request: Request) -> str | None:
+        """The first parameter of the request that the table has decoded alone."""
+        return self.parameters.alone(request)
+
+    def samples_alone(self, request: Request) -> bool:
+        """Where engines hand over themselves: the first sample that has fetched it frees it.
+
+        Raises:
+            ApiError: 400, as vLLM says it: temperature 0 leaves no choice.
+        """
+        if not super().samples_alone(request):
+            return False
+        temperature = orjson.loads(request.raw("temperature") or b"1")
+        if isinstance(temperature, int | float) and temperature < GREEDY_BELOW:
+            raise bad_request(f"n must be 1 when using greedy sampling, got {request.n}.")
+        return True
+
+    def names_tokens(self, request: Request) -> bool:
+        """Completions and chats; ids stand in for the messages of a chat where there is no media.
+
+        vllm/renderers/online_renderer.py (`_reused_prompt_token_ids`), from 0.32 on: older engines
+        render the messages, and their first event says so (`prompt_token_ids`).
+        """
+        return self.hashable(request)
+
+    def hashable(self, request: Request) -> bool:
+        """Whether block hashes follow from token ids alone (and salt and adapter): no media."""
+        span = request.spans.get("messages")
+        if span is None:
+            return True
+        return not any(request.body.find(mark, *span) >= 0 for mark in MEDIA)
+
+    def prefill_body(
+        self,
+        request: Request,
+        *,
+        prompt_ids: bytes | None = None,
+        want_ids: bool = False,
+        meeting: Meeting | None = None,
+        priority: int | None = None,
+    ) -> bytes:
+        """One token of the client's request, which ends by nothing but its length."""
+        spans, table = request.spans, self.parameters
+        changes: dict[str, bytes | None] = dict.fromkeys(table.left_out_on_prefill & spans.keys())
+        changes.update(table.set_on_prefill)
+        for name, value in table.set_if_given.items():
+            if name in spans:
+                changes[name] = value
+        if want_ids:
+            changes["return_token_ids"] = b"true"
+        if priority is not None:
+            changes["priority"] = b"%d" % priority
+        transfer = self.asks if meeting is None else meeting.prefill[TRANSFER]
+        self._put_ids(request, changes, prompt_ids, transfer)
+        return splice(request.body, spans, changes)
+
+    def decode_body(
+        self,
+        request: Request,
+        handoff: Handoff | None,
+        *,
+        prompt_ids: bytes | None = None,
+        coming: Coming | None = None,
+        meeting: Meeting | None = None,
+        want_ids: bool = False,
+    ) -> bytes:
+        """The client's bytes themselves, where nothing is to be said of a transfer."""
+        transfer = handoff.transfer_params if handoff else None
+        if meeting is not None:
+            transfer = meeting.decode[TRANSFER]
+        if coming is not None:
+            told = {"coming_blocks": coming.blocks, "wait_s": coming.wait_s}
+            transfer = orjson.dumps({"kvstore": told})
+        if prompt_ids is None and handoff is not None:
+            prompt_ids = handoff.prompt_token_ids
+        steered = self.parameters.own & request.spans.keys()
+        if transfer is None and prompt_ids is None and not steered and not want_ids:
+            return request.body
+        changes: dict[str, bytes | None] = dict.fromkeys(steered)
+        if want_ids:
+            changes["return_token_ids"] = b"true"
+        self._put_ids(request, changes, prompt_ids, transfer)
+        return splice(request.body, request.spans, changes)
+
+    def alone_body(self, request: Request, *, salt: bytes, prompt_ids: bytes | None) -> bytes:
+        """A salt makes its blocks others: neither the engine's cache nor any connector has them.
+
+        vllm/v1/core/kv_cache_utils.py counts `cache_salt` into the first block's hash.
+        """
+        spans = request.spans
+        changes: dict[str, bytes | None] = dict.fromkeys(self.parameters.own & spans.keys())
+        changes |= {"cache_salt": salt, "return_token_ids": b"true", "stream_options": None}
+        if request.stream:
+            changes["stream"] = b"false"
+        self._put_ids(request, changes, prompt_ids, None)
+        return splice(request.body, spans, changes)
+
+    def _put_ids(
+        self,
+        request: Request,
+        changes: dict[str, bytes | None],
+        ids: bytes | None,
+        transfer: bytes | None,
+    ) -> None:
+        """Set prompt and transfer parameters. A chat takes ids within the latter (vLLM 0.32 on)."""
+        if ids is not None and request.kind == "completion":
+            changes["prompt"] = ids
+        elif ids is not None and self.hashable(request):
+            rest = b"," + transfer[1:] if transfer and transfer != b"{}" else b"}"
+            transfer = b'{"prompt_token_ids":' + ids + rest
+        if transfer is not None:
+            changes[TRANSFER] = transfer
+
+    def release_body(self, model: str, params: bytes) -> bytes | None:
+        """A request that vLLM refuses after it has read `kv_transfer_params`.
+
+        It then tells the prefill engine that nothing will be fetched
+        (entrypoints/generate/base/serving.py, `_with_kv_transfer_rejection_cleanup`). A request
+        that is sent and cut off would not do: where the server notices the end before it reads the
+        body, nobody hears of them.
+        """
+        head = {"model": model, "prompt": [0], "max_tokens": 1, "temperature": -1}
+        return orjson.dumps(head)[:-1] + b',"%b":%b}' % (TRANSFER.encode(), params)
+
+    def read_prefill_answer(self, body: bytes) -> Handoff:
+        """Its usage and what the connector tells; token ids are read natively, not parsed."""
+        found = find_token_ids(body, IDS_KEY)
+        rest = body
+        if found is not None:
+            rest = body[: found[0]] + b"null" + body[found[1] :]
+        try:
+            answer = orjson.loads(rest)
+            if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list):
+                raise BadAnswer("no completion")
+            handoff = self._handoff(answer)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise BadAnswer(f"prefill answer: {error}") from None
+        if found is not None:
+            handoff.prompt_token_ids, handoff.ids = body[found[0] : found[1]], found[2]
+        return handoff
+
+    def _handoff(self, answer: dict[str, Any]) -> Handoff:
+        params = answer.get(TRANSFER) or {}
+        store = params.get("kvstore") or {}
+        usage = answer.get("usage") or {}
+        cached = None
+        if usage:
+            cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+        root = bytes.fromhex(store["root"]) if store.get("root") else None
+        if root is not None and len(root) != HASH_BYTES:
+            raise BadAnswer(f"a root of {len(root)} bytes")
+        return Handoff(
+            manifest=store.get("manifest") or None,
+            blocks=max(0, int(store.get("blocks") or 0)),
+            block_tokens=max(0, int(store.get("block_tokens") or 0)),
+            root=root,
+            refusal=str(store["refusal"])[:500] if store.get("refusal") else None,
+            waits=store.get("waits") is True,
+            prompt_tokens=usage.get("prompt_tokens"),
+            cached_tokens=cached,
+        )
+
+    def probe_body(self, model: str, *, priority: int | None = None) -> bytes | None:
+        """One token after one token: the smallest request that every model takes."""
+        probe = {"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
+        return orjson.dumps(probe if priority is None else {**probe, "priority": priority})

@@ -1,0 +1,261 @@
+"""One kept connection to an engine: a request out, its answer in. One request at a time."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import httptools
+
+from kvrouter._native import StreamFeed
+from kvrouter.http.client.response import EngineResponse, UpstreamError
+from kvrouter.http.deadlines import NEVER
+from kvrouter.http.failure import Failure
+
+_HEAD_BYTES = 32 * 1024
+_CHUNKED = (b"transfer-encoding", b"chunked")
+_BODILESS = frozenset({204, 304})
+
+
+class ClientConnection(asyncio.Protocol):
+    """The router's side of one TCP connection to an engine.
+
+    Owned by an `Upstream` while idle, by the `EngineResponse` under way while not.
+
+    Args:
+        loop: the running loop.
+        free: called when the link can take another request.
+        gone: called once, when its connection is over.
+
+    Attributes:
+        passer: takes the chunk frames of a stream as they came, past the answer.
+    """
+
+    __slots__ = (
+        "_answer",
+        "_bytes_seen",
+        "_each",
+        "_expect_s",
+        "_feed",
+        "_free",
+        "_gone",
+        "_head_done",
+        "_keep",
+        "_loop",
+        "_parser",
+        "_reused",
+        "_until_eof",
+        "expires_at",
+        "passer",
+        "transport",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        free: Callable[["ClientConnection"], None],
+        gone: Callable[["ClientConnection"], None],
+    ) -> None:
+        self._loop = loop
+        self._free = free
+        self._gone = gone
+        self._parser: httptools.HttpResponseParser | None = None  # while an answer may come
+        self._answer: EngineResponse | None = None
+        self._reused = False
+        self._bytes_seen = False
+        self._head_done = False
+        self._until_eof = False
+        self._keep = False
+        self._each = False
+        self._feed: StreamFeed | None = None
+        self._expect_s = NEVER
+        self.passer: Callable[[bytes], None] | None = None
+        self.expires_at = NEVER
+        self.transport: asyncio.Transport
+
+    def ask(self, request: Sequence[bytes], first_byte_s: float) -> EngineResponse:
+        """Send a whole request; its answer's head must come within `first_byte_s` seconds."""
+        answer = self._answer = EngineResponse(self, self._loop)
+        self._bytes_seen = False
+        self._head_done = False
+        self._until_eof = False
+        self._feed = self.passer = None
+        if self._parser is None:
+            self._parser = httptools.HttpResponseParser(self)
+        self.expect(first_byte_s, each=False)
+        self.transport.writelines(request)
+        return answer
+
+    def expect(self, deadline_s: float, *, each: bool) -> None:
+        """Allow `deadline_s` from now, or (`each`) from every piece of the answer to the next."""
+        self._expect_s = deadline_s
+        self._each = each
+        self.expires_at = self._loop.time() + deadline_s
+
+    def rest(self, keep_s: float) -> None:
+        """Nothing is under way: close by itself after `keep_s` seconds."""
+        self._each = False
+        self._reused = True
+        self.expires_at = self._loop.time() + keep_s
+
+    def usable(self) -> bool:
+        """Whether a request may be sent."""
+        return self._answer is None and not self.transport.is_closing()
+
+    def pause(self) -> None:
+        """Stop reading; deadlines stop too, for it is not the engine that is slow."""
+        self.expires_at = NEVER
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        self.expires_at = self._loop.time() + self._expect_s
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def abort(self) -> None:
+        """Close now; the engine sees its client leave."""
+        self._answer = self._feed = self.passer = None
+        self.expires_at = NEVER
+        self.transport.abort()
+
+    def cut(self, message: str) -> None:
+        """Close now; the answer under way, if there is one, ends with that message."""
+        self._fail(Failure.BROKEN, message)
+
+    # -- Watched
+
+    def expire(self) -> None:
+        """The answer is late, or nobody needed this link for long enough."""
+        if self._each and self._feed is not None:  # pieces of a stream do not move the deadline
+            self.expires_at = self._feed.last_s + self._expect_s
+            if self.expires_at > self._loop.time():
+                return
+        self._fail(Failure.TIMEOUT, f"no answer within {self._expect_s:g} s")
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ready for its first request."""
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser; the answer's bytes go on from within."""
+        if self._answer is None:
+            self.abort()  # nobody asked: RFC 9112 9.2 leaves nothing to do but close
+        elif self._feed is not None:
+            frames = self._feed.take(data)
+            if frames is None:
+                self._take_frames(self._feed)
+            elif self.passer is not None:
+                self.passer(frames)
+            else:
+                self._answer.data(frames)
+        elif self._parser is not None:
+            self._parse(data, self._parser)
+
+    def _parse(self, data: bytes, parser: httptools.HttpResponseParser) -> None:
+        if self._each:
+            self.expires_at = self._loop.time() + self._expect_s
+        try:
+            if not self._bytes_seen:
+                self._bytes_seen = True
+                if data.find(b"chunked", 0, _HEAD_BYTES) >= 0:
+                    data = self._take_stream_head(data, parser)
+            if data:
+                parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._fail(Failure.ANSWER, "the answer is not HTTP/1.1")
+
+    def _take_stream_head(self, data: bytes, parser: httptools.HttpResponseParser) -> bytes:
+        """Parse the head of a stream, and hand its body to a feed; returns what is left to parse.
+
+        Where the head does not come in one piece, the parser takes the chunks as well.
+        """
+        end = data.find(b"\r\n\r\n", 0, _HEAD_BYTES) + 4
+        if end < 4 or data.find(b"chunked", 0, end) < 0:
+            return data
+        parser.feed_data(data[:end])
+        answer = self._answer
+        if answer is None or not self._head_done or _CHUNKED not in answer.headers:
+            return data[end:]
+        self._feed = answer.feed = StreamFeed()
+        self._parser = None  # it waits for a body; the next answer gets another one
+        if end < len(data):
+            self.data_received(data[end:])
+        return b""
+
+    def _take_frames(self, feed: StreamFeed) -> None:
+        """Pass on what is whole of a piece that is not, that ends the stream, or that is marked."""
+        frames = feed.frames()
+        if frames and self.passer is not None and not feed.marked:
+            self.passer(frames)
+        elif frames and self._answer is not None:
+            self._answer.data(frames)
+        if feed.ended:
+            self.on_message_complete()
+        elif feed.bad:
+            self._fail(Failure.ANSWER, "the answer is not chunked as HTTP/1.1 says")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The answer under way ends here, well only where the end of connection is its end."""
+        self._gone(self)
+        self.expires_at = NEVER
+        self._feed = self.passer = None
+        self._parser = None  # it holds methods of this link
+        answer, self._answer = self._answer, None
+        if answer is None:
+            return
+        if self._until_eof and exc is None:
+            answer.completed()
+            return
+        stale = self._reused and not self._bytes_seen
+        answer.failed(UpstreamError(Failure.BROKEN, "the connection broke", stale=stale))
+
+    # -- callbacks of the parser
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header; those after the body (trailers) are dropped."""
+        if self._answer is not None and not self._head_done:
+            self._answer.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """The head is whole, unless it was only an interim one (1xx)."""
+        answer, parser = self._answer, self._parser
+        if answer is None or parser is None:
+            return
+        status = parser.get_status_code()
+        if status < 200:
+            answer.headers.clear()
+            return
+        self._head_done = True
+        self._keep = parser.should_keep_alive()
+        if not self._keep and status not in _BODILESS:
+            names = [name for name, _ in answer.headers]
+            self._until_eof = not {b"content-length", b"transfer-encoding"}.intersection(names)
+        answer.arrived(status)
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body."""
+        if self._answer is not None:
+            self._answer.data(data)
+
+    def on_message_complete(self) -> None:
+        """The answer is whole: the link is free for another request, if both sides keep it."""
+        answer = self._answer
+        if answer is None or not self._head_done:
+            return
+        self._answer = self._feed = self.passer = None
+        self.expires_at = NEVER
+        answer.completed()
+        if self._keep and not self.transport.get_write_buffer_size():
+            self._free(self)
+        else:
+            self.transport.close()
+
+    def _fail(self, failure: Failure, message: str) -> None:
+        answer, self._answer = self._answer, None
+        self.abort()
+        if answer is not None:
+            answer.failed(UpstreamError(failure, message))

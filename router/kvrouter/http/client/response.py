@@ -1,0 +1,278 @@
+"""An engine's HTTP answer as it comes in. Bytes go on as they arrive; nothing here retries."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from kvrouter.http.failure import Failure
+
+if TYPE_CHECKING:
+    from kvrouter._native import StreamFeed
+    from kvrouter.http.client.connection import ClientConnection
+
+_UNREAD_BYTES = 1024 * 1024
+
+
+class UpstreamError(Exception):
+    """An engine could not be asked or did not answer well.
+
+    Attributes:
+        failure: what went wrong, as the pool counts it.
+        stale: the connection had been kept from an earlier request and no byte came back on it:
+            the engine has probably just closed it, and a new one is worth a try.
+    """
+
+    def __init__(self, failure: Failure, message: str, *, stale: bool = False) -> None:
+        super().__init__(message)
+        self.failure = failure
+        self.stale = stale
+
+
+class Sink(Protocol):
+    """Where a relayed body goes; called from within the loop's read callback, never blocking."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether it would rather take nothing now."""
+
+    @property
+    def passer(self) -> Callable[[bytes], None] | None:
+        """Takes chunk frames as they came, where the other side speaks them too."""
+
+    def write(self, data: bytes) -> None:
+        """Take the next bytes of the body."""
+
+
+def unframed(frames: bytes) -> bytes:
+    """The body within whole, valid chunk frames."""
+    parts, at = [], 0
+    while at < len(frames):
+        start = frames.index(b"\r\n", at) + 2
+        end = start + int(frames[at : start - 2], 16)
+        parts.append(frames[start:end])
+        at = end + 2
+    return b"".join(parts)
+
+
+class EngineResponse:
+    """One answer: its head when `Upstream.send` returns it, its body by `read` or `relay_to`.
+
+    The owner must either take the body to its end or `close`; closing before the end closes the
+    connection, by which an engine knows that it need not go on. Cancelling `read` or `relay_to`
+    closes too.
+
+    It keeps no exception: one that was raised holds the frames that it went through, and they
+    hold the answer.
+
+    Attributes:
+        status: HTTP status.
+        headers: as sent, names in lower case.
+        complete: whether the whole body has come.
+        feed: of a body that came in chunks and is kept in them; None: the body is plain.
+    """
+
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_done",
+        "_failure",
+        "_first",
+        "_head",
+        "_limit_bytes",
+        "_link",
+        "_loop",
+        "_paused",
+        "_sink",
+        "complete",
+        "feed",
+        "headers",
+        "status",
+    )
+
+    def __init__(self, link: "ClientConnection", loop: asyncio.AbstractEventLoop) -> None:
+        self._link: ClientConnection | None = link
+        self._loop = loop
+        self._head: asyncio.Future[None] = loop.create_future()
+        self._first: asyncio.Future[None] | None = None
+        self._done: asyncio.Future[None] | None = None
+        self._failure: tuple[Failure, str, bool] | None = None
+        self._sink: Sink | None = None
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._limit_bytes = _UNREAD_BYTES
+        self._paused = False
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.complete = False
+        self.feed: StreamFeed | None = None
+
+    def header(self, name: bytes) -> str | None:
+        """Value of the header `name` (lower case), None if it is absent."""
+        for key, value in self.headers:
+            if key == name:
+                return value.decode("latin-1")
+        return None
+
+    async def head(self) -> None:
+        """Return when status and headers are there.
+
+        Raises:
+            UpstreamError: they never will be.
+        """
+        await self._head
+        if not self.status:
+            self._check()
+
+    def whole(self, limit_bytes: int) -> bytes | None:
+        """The body, if all of it is there already and no larger than the limit; else None."""
+        if not self.complete or self._body_bytes > limit_bytes:
+            return None
+        return self._joined()
+
+    async def read(self, limit_bytes: int, deadline_s: float) -> bytes:
+        """The whole body.
+
+        Raises:
+            UpstreamError: it broke off, did not come in time or is larger than `limit_bytes`.
+        """
+        if not self.complete:
+            self._limit_bytes = limit_bytes
+            self.resume()
+            if self._link is not None:
+                self._link.expect(deadline_s, each=False)
+        await self._finish()
+        if self._body_bytes > limit_bytes:
+            raise UpstreamError(Failure.ANSWER, f"the answer exceeds {limit_bytes} bytes")
+        return self._joined()
+
+    async def first_piece(self, deadline_s: float) -> None:
+        """Return when the body has begun or is over: until then another engine can still answer.
+
+        Raises:
+            UpstreamError: it broke off, or did not begin in time.
+        """
+        if self._body or self.complete:
+            return
+        if self._link is not None:
+            self._link.expect(deadline_s, each=False)
+        self._check()
+        self._first = self._loop.create_future()
+        try:
+            await self._first
+            if not self._body:
+                self._check()
+        except BaseException:
+            self.close()
+            raise
+
+    def beginning(self, limit_bytes: int) -> bytes:
+        """The first bytes of the body that are there, as they came, perhaps in chunk frames."""
+        return self._body[0][:limit_bytes] if self._body else b""
+
+    async def relay_to(self, sink: Sink, idle_deadline_s: float) -> None:
+        """Pass the body to `sink` as it comes; return at its end.
+
+        Args:
+            sink: takes the bytes; use `pause` and `resume` while it cannot.
+            idle_deadline_s: seconds that may pass between two pieces, not counting pauses.
+
+        Raises:
+            UpstreamError: the body broke off, or nothing came within the deadline.
+        """
+        self._sink = sink
+        body, self._body = self._body, []
+        if body:
+            passer = sink.passer if self.feed is not None else None
+            (passer or self.data)(body[0] if len(body) == 1 else b"".join(body))
+        if self._link is not None:
+            self._link.passer = sink.passer if self.feed is not None else None
+            self._link.expect(idle_deadline_s, each=True)
+            if sink.paused:
+                self._paused = True
+                self._link.pause()
+            else:
+                self.resume()
+        try:
+            await self._finish()
+        finally:
+            self._sink = None  # it knows this answer
+
+    def pause(self) -> None:
+        """Read nothing more from the engine until `resume`."""
+        if not self._paused and self._link is not None:
+            self._paused = True
+            self._link.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        if self._paused:
+            self._paused = False
+            if self._link is not None:
+                self._link.resume()
+
+    def close(self) -> None:
+        """Give the answer up: its connection closes unless the body is whole. Idempotent."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.abort()
+
+    # -- for the link
+
+    def arrived(self, status: int) -> None:
+        """The head is there."""
+        self.status = status
+        if not self._head.done():
+            self._head.set_result(None)
+
+    def data(self, data: bytes) -> None:
+        """The next bytes of the body."""
+        if self._sink is not None:
+            self._sink.write(data if self.feed is None else unframed(data))
+            return
+        self._body.append(data)
+        self._body_bytes += len(data)
+        if self._first is not None and not self._first.done():
+            self._first.set_result(None)
+        if self._body_bytes > self._limit_bytes:
+            if self._done is not None:
+                self.failed(UpstreamError(Failure.ANSWER, "the answer is too large"))
+                self.close()
+            else:
+                self.pause()
+
+    def completed(self) -> None:
+        """The body is whole; the link is free again."""
+        self._link = None
+        self.complete = True
+        for future in (self._first, self._done):
+            if future is not None and not future.done():
+                future.set_result(None)
+
+    def failed(self, error: UpstreamError) -> None:
+        """Nothing more will come."""
+        self._failure = error.failure, str(error), error.stale
+        for future in (self._head, self._first, self._done):
+            if future is not None and not future.done():
+                future.set_result(None)
+
+    # -- inside
+
+    def _joined(self) -> bytes:
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        return body if self.feed is None else unframed(body)
+
+    async def _finish(self) -> None:
+        if self.complete:
+            return
+        try:
+            self._check()
+            self._done = self._loop.create_future()
+            await self._done
+            self._check()
+        finally:
+            self.close()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            failure, message, stale = self._failure
+            raise UpstreamError(failure, message, stale=stale)

@@ -1,0 +1,407 @@
+"""One client connection: bytes in, exchanges out, one after another. Nothing is awaited."""
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, cast
+
+from kvrouter.errors import ApiError
+from kvrouter.http.deadlines import NEVER
+from kvrouter.http.headers import CONTINUE
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.http.server.reader import Phase, Reader, RequestRefusal
+
+if TYPE_CHECKING:
+    from kvrouter.http.server.listener import HttpServer
+
+_LINGER_S = 2.0
+_FULL = RequestRefusal(503, "The bodies of other requests fill the memory for them; try again.", 1)
+
+log = logging.getLogger("kvrouter.http")
+
+
+class Connection(asyncio.Protocol):
+    """The server's side of one TCP connection.
+
+    A client that leaves cancels the handler of the exchange under way at once. So the connection
+    never stops reading, for only then does its end show. While a handler works, what comes is held
+    without being parsed. A client that sends more than may be held gets the answers to what was
+    parsed, and then the connection closes.
+    """
+
+    __slots__ = (
+        "_awaited",
+        "_charged_bytes",
+        "_current",
+        "_held",
+        "_held_bytes",
+        "_incoming",
+        "_limits",
+        "_lingers",
+        "_loop",
+        "_paused",
+        "_peer",
+        "_pending",
+        "_reader",
+        "_server",
+        "_stalled_bytes",
+        "_task",
+        "_waiters",
+        "_welcomed",
+        "expires_at",
+        "transport",
+    )
+
+    def __init__(self, server: "HttpServer", loop: asyncio.AbstractEventLoop) -> None:
+        self._server = server
+        self._limits = server.limits
+        self._loop = loop
+        self._reader: Reader
+        self._awaited = Phase.IDLE  # what the deadline is for, while no handler works
+        self._charged_bytes = 0  # of the body that is half in, as the server counts it
+        self._incoming: Exchange | None = None  # its head is there, its body is not
+        self._welcomed = False  # whether the turn of that has come
+        self._pending: deque[Exchange] = deque()  # whole, behind the current one
+        self._current: Exchange | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._lingers = False  # close only when the client has read the last answer
+        self._paused = False
+        self._stalled_bytes = 0
+        self._waiters: list[asyncio.Future[None]] = []
+        self._peer = ""
+        self.expires_at = NEVER
+        self.transport: asyncio.Transport
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Admit the connection, or refuse it with a 503."""
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._reader = Reader(self._limits, self)  # a TLS handshake that fails needs none
+        if not self._server.joined(self):
+            self._say(RequestRefusal(503, "the server takes no more connections; try again"))
+            transport.close()
+            return
+        self.transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
+        name = transport.get_extra_info("peername")
+        if isinstance(name, tuple):
+            self._peer = f"{name[0]}:{name[1]}"
+        self.expires_at = self._loop.time() + self._limits.idle_timeout_s
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the reader; complete requests start their handlers from within."""
+        if self._current is None:
+            self._feed(data)
+        elif self._reader.phase is not Phase.STOPPED:
+            self._held.append(data)
+            self._held_bytes += len(data)
+            if self._held_bytes > self._limits.pipelined_bytes:
+                self._stop_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the handler under way; let go of all that was held."""
+        del exc
+        self.expires_at = NEVER
+        self._drop_input()
+        self._reader.close()
+        self._pending.clear()
+        self._release_waiters()
+        current = self._current
+        if current is None:
+            self._server.left(self)
+            return
+        current.lost()
+        if self._task is not None and not current.ended:
+            self._task.cancel()
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly: tell whoever produces, and start its deadline."""
+        self._paused = True
+        self._stalled_bytes = self.transport.get_write_buffer_size()
+        self.expires_at = self._loop.time() + self._limits.write_timeout_s
+        if self._current is not None and self._current.throttle is not None:
+            self._current.throttle.pause()
+
+    def resume_writing(self) -> None:
+        """The client caught up."""
+        self._paused = False
+        self.expires_at = NEVER
+        self._release_waiters()
+        if self._current is None:
+            self._expect()
+        elif self._current.throttle is not None:
+            self._current.throttle.resume()
+
+    # -- Channel
+
+    def date_line(self) -> bytes:
+        """See `HttpServer.date`."""
+        return self._server.date()
+
+    def paused(self) -> bool:
+        """Whether the write buffer is above its bound."""
+        return self._paused
+
+    async def writable(self) -> None:
+        """Return when the write buffer is below its bound, or the connection is gone."""
+        if not self._paused or self.transport.is_closing():
+            return
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    # -- Watched
+
+    def expire(self) -> None:
+        """A deadline passed: answer 408 where a request is half in, else just go."""
+        self.expires_at = NEVER
+        if self._paused:
+            left_bytes = self.transport.get_write_buffer_size()
+            if left_bytes < self._stalled_bytes:
+                self._stalled_bytes = left_bytes
+                self.expires_at = self._loop.time() + self._limits.write_timeout_s
+                return
+            self.transport.abort()
+        elif self._current is not None:
+            return
+        elif self._reader.phase in (Phase.HEAD, Phase.BODY):
+            self._say(RequestRefusal(408, "the request did not arrive in time"))
+        else:
+            self.transport.abort()
+
+    # -- Requests
+
+    def begin(
+        self,
+        *,
+        method: str,
+        path: str,
+        query: str,
+        headers: dict[str, str],
+        keep_alive: bool,
+        http_1_1: bool,
+    ) -> None:
+        """The head of a request is whole."""
+        self._welcomed = False
+        self._incoming = Exchange(
+            self,
+            method=method,
+            path=path,
+            query=query,
+            headers=headers,
+            body=b"",
+            peer=self._peer,
+            keep_alive=keep_alive,
+            http_1_1=http_1_1,
+        )
+
+    def complete(self, body: bytes) -> bool:
+        """The request is whole: serve it, or queue it behind the one under way."""
+        exchange, self._incoming = self._incoming, None
+        assert exchange is not None
+        exchange.body = body
+        if self._server.draining:
+            exchange.keep_alive = False
+        if self._current is None:
+            if self._welcomed or self._welcome(exchange):
+                self._serve(exchange)
+            elif exchange.keep_alive:
+                self._expect()
+            return exchange.keep_alive
+        self._pending.append(exchange)
+        if len(self._pending) >= self._limits.pipelined:
+            exchange.keep_alive = False
+            self._lingers = True
+        return exchange.keep_alive
+
+    # -- what the server calls
+
+    def drain(self) -> None:
+        """Let the last answer that is due say that the connection closes, if it has not begun."""
+        last = self._pending[-1] if self._pending else self._current
+        if last is not None and not last.started:
+            last.keep_alive = False
+
+    def close_idle(self) -> None:
+        """Close now, unless a request is under way or half in; a head must then come soon."""
+        if self._current is not None:
+            return
+        phase = self._reader.phase
+        if phase is Phase.IDLE:
+            self.transport.close()
+        elif phase is Phase.HEAD:
+            self.expires_at = min(self.expires_at, self._loop.time() + _LINGER_S)
+
+    def cut_off(self) -> None:
+        """Cancel the handler under way, which may end its answer by itself; then close."""
+        current, task = self._current, self._task
+        if current is None:
+            self.transport.close()
+        elif task is not None and not current.closed and not current.ended:
+            # Not at once: a task that is cancelled before its first step never runs at all.
+            self._loop.call_soon(task.cancel)
+
+    def abort(self) -> None:
+        """Close now; the handler is cancelled."""
+        self.transport.abort()
+        if self._task is not None:
+            self._task.cancel()
+
+    # -- inside
+
+    def _feed(self, data: bytes) -> None:
+        refusal = self._reader.feed(data)
+        if self._reader.body_bytes != self._charged_bytes and not self._charge():
+            refusal = _FULL
+        if refusal is not None:
+            self._refuse(refusal)
+        elif self._current is None:
+            if self._incoming is not None and not (self._welcomed or self._welcome(self._incoming)):
+                return
+            if self._reader.phase is not self._awaited:
+                self._expect()
+
+    def _charge(self) -> bool:
+        """Have the server count what has come of a body. False: bodies take too much memory."""
+        change = self._reader.body_bytes - self._charged_bytes
+        self._charged_bytes += change
+        self._server.half_in_bytes += change
+        return change < 0 or self._server.half_in_bytes <= self._limits.body_memory_bytes
+
+    def _welcome(self, exchange: Exchange) -> bool:
+        """The request's turn has come, with its body or before it. False: its head was refused."""
+        half_in = self._welcomed = exchange is self._incoming
+        if self._server.at_head is not None:
+            keep_alive = exchange.keep_alive
+            exchange.keep_alive = keep_alive and not half_in  # of an answer now: the body is unread
+            self._server.at_head(exchange)
+            if exchange.ended:
+                if not exchange.keep_alive:
+                    self._linger()
+                return False
+            exchange.keep_alive = keep_alive
+        if half_in and exchange.expects_continue:
+            self.transport.write(CONTINUE)
+        return True
+
+    def _serve(self, exchange: Exchange) -> None:
+        self.expires_at = NEVER
+        self._awaited = Phase.IDLE
+        self._current = exchange
+        self._task = self._loop.create_task(self._run(exchange))
+
+    async def _run(self, exchange: Exchange) -> None:
+        try:
+            await self._server.handler(exchange)
+        except asyncio.CancelledError:
+            exchange.keep_alive = False
+            if not (exchange.started or exchange.ended or exchange.closed):
+                error = ApiError(503, "The server is stopping; try again.", retry_after_s=1)
+                exchange.respond(error.status, error.body(), headers=error.headers())
+        except Exception:
+            log.exception("the handler of %s %s failed", exchange.method, exchange.path)
+            exchange.keep_alive = False
+            if not exchange.started:
+                exchange.respond(500, ApiError(500, "internal error").body())
+        finally:
+            self._finish(exchange)
+
+    def _finish(self, exchange: Exchange) -> None:
+        self._task = None
+        self._current = None
+        last = self._server.draining and not self._pending
+        if exchange.closed:
+            self._server.left(self)
+        elif exchange.ended and exchange.keep_alive and not last:
+            self._go_on()
+        elif exchange.ended and self._lingers:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _go_on(self) -> None:
+        """Serve what came while the handler worked."""
+        while self._pending:
+            exchange = self._pending.popleft()
+            if self._welcome(exchange):
+                self._serve(exchange)
+            if self._current is not None or not exchange.keep_alive:
+                return
+        if self._incoming is not None and not self._welcome(self._incoming):
+            return
+        held, self._held, self._held_bytes = self._held, [], 0
+        self._expect()
+        if held:
+            self._feed(b"".join(held))
+
+    def _expect(self) -> None:
+        """Begin the deadline for what comes next."""
+        phase = self._awaited = self._reader.phase
+        if self._paused or phase is Phase.STOPPED:  # then another deadline is running and stays
+            return
+        limits = self._limits
+        if phase is Phase.HEAD:
+            timeout_s = limits.head_timeout_s
+        elif phase is Phase.BODY:
+            timeout_s = limits.body_timeout_s
+        else:
+            timeout_s = limits.idle_timeout_s
+        self.expires_at = self._loop.time() + timeout_s
+
+    def _refuse(self, refusal: RequestRefusal) -> None:
+        if self._current is None:
+            self._say(refusal)
+        else:  # the refused request came with the one under way, whose answer is not to be touched
+            self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        """Drop what comes from now on; close after the answers to what is whole."""
+        self._drop_input()
+        self._lingers = True
+        last = self._pending[-1] if self._pending else self._current
+        if last is not None:
+            last.keep_alive = False
+
+    def _drop_input(self) -> None:
+        self._reader.stop()
+        self._charge()
+        self._incoming = None
+        self._held.clear()
+
+    def _say(self, refusal: RequestRefusal) -> None:
+        """Answer what is no exchange, and close."""
+        exchange = Exchange(
+            self,
+            method="",
+            path="",
+            query="",
+            headers={},
+            body=b"",
+            peer=self._peer,
+            keep_alive=False,
+            http_1_1=True,
+        )
+        error = ApiError(refusal.status, refusal.message, retry_after_s=refusal.retry_after_s)
+        exchange.respond(error.status, error.body(), headers=error.headers())
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close when the client has read the answer.
+
+        Closing with bytes unread would reset the connection and the client might never see the
+        answer (RFC 9112 9.6): it may send on for a while, and what it sends is dropped.
+        """
+        self._drop_input()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.expires_at = self._loop.time() + _LINGER_S
+        else:
+            self.transport.close()
+
+    def _release_waiters(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)

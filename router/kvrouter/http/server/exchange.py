@@ -1,0 +1,275 @@
+"""One HTTP request and the way to answer it. Writes to the transport at once and never blocks."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from kvrouter.http.headers import JSON, LAST_CHUNK, Headers, chunk, encode_headers, status_line
+
+_SPLIT_FRAME_BYTES = 16 * 1024
+_BODILESS = frozenset({204, 304})
+
+
+class Throttle(Protocol):
+    """Who produces the bytes of an answer and can be told to stop for a while."""
+
+    def pause(self) -> None:
+        """The client reads too slowly: produce nothing until `resume`."""
+
+    def resume(self) -> None:
+        """The client caught up."""
+
+
+class ServerChannel(Protocol):
+    """What an exchange needs of the connection it came in on."""
+
+    transport: asyncio.Transport
+
+    def date_line(self) -> bytes:
+        """The `date` header line of now."""
+
+    async def writable(self) -> None:
+        """Return when the write buffer is below its bound."""
+
+    def paused(self) -> bool:
+        """Whether the write buffer is above its bound."""
+
+
+class Exchange:
+    """A parsed request, and `respond`, or `start`/`write`/`end`, to answer it.
+
+    Owned by the handler that it is passed to. When the client leaves, `closed` turns true, the
+    callbacks of `on_close` run and the handler's task is cancelled, all at once; writes after that
+    are dropped. An answer that was started and is not ended when the handler returns is cut off,
+    so that the client sees it is incomplete.
+
+    Attributes:
+        method: as sent, upper case.
+        path: as sent, not percent-decoded, without the query.
+        headers: names in lower case; a repeated header is joined with ", ".
+        body: the whole body; empty until it is there.
+        peer: address of the client, "host:port".
+        principal: what an authenticator found out about the client; this package never looks at it.
+        throttle: set by whoever relays bytes into this exchange; told of back-pressure.
+    """
+
+    __slots__ = (
+        "_callbacks",
+        "_channel",
+        "_chunked",
+        "_held",
+        "_http_1_1",
+        "_muted",
+        "body",
+        "closed",
+        "ended",
+        "headers",
+        "keep_alive",
+        "method",
+        "path",
+        "peer",
+        "principal",
+        "query",
+        "started",
+        "status",
+        "throttle",
+    )
+
+    def __init__(
+        self,
+        channel: ServerChannel,
+        *,
+        method: str,
+        path: str,
+        query: str,
+        headers: dict[str, str],
+        body: bytes,
+        peer: str,
+        keep_alive: bool,
+        http_1_1: bool,
+    ) -> None:
+        self._channel = channel
+        self._callbacks: list[Callable[[], None]] = []
+        self._chunked = False
+        self._held = b""
+        self._http_1_1 = http_1_1
+        self._muted = method == "HEAD"
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers = headers
+        self.body = body
+        self.peer = peer
+        self.keep_alive = keep_alive
+        self.closed = False
+        self.started = False
+        self.ended = False
+        self.status = 0
+        self.throttle: Throttle | None = None
+        self.principal: object | None = None
+
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the client waits for a 100 before it sends the body (RFC 9110 10.1.1)."""
+        return self._http_1_1 and self.headers.get("expect", "").lower() == "100-continue"
+
+    def respond(
+        self,
+        status: int,
+        body: bytes = b"",
+        *,
+        content_type: str = JSON,
+        headers: Headers = (),
+        fields: bytes = b"",
+    ) -> None:
+        """Send a whole answer.
+
+        Args:
+            status: HTTP status.
+            body: its body.
+            content_type: of the body.
+            headers: header names and values.
+            fields: header lines already encoded, each with its line end; not checked.
+
+        Raises:
+            RuntimeError: an answer was started already.
+            ValueError: a header would break its line.
+        """
+        self._begin(status)
+        fields += encode_headers(headers)
+        self.ended = True
+        if self.closed:
+            return
+        head = b"%b%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n" % (
+            status_line(status),
+            self._channel.date_line(),
+            fields,
+            content_type.encode("latin-1"),
+            len(body),
+            self._connection_line(),
+        )
+        self._channel.transport.write(head if self._muted else head + body)
+
+    def start(
+        self, status: int, headers: Headers = (), *, fields: bytes = b"", hold: bool = False
+    ) -> None:
+        """Send the head of an answer whose length is unknown; `write` and `end` follow.
+
+        Args:
+            status: HTTP status.
+            headers: header names and values.
+            fields: header lines already encoded, each with its line end; not checked.
+            hold: let the head go with the first bytes of the body, which are at hand.
+
+        Raises:
+            RuntimeError: an answer was started already.
+            ValueError: a header would break its line.
+        """
+        self._begin(status)
+        lines = encode_headers(headers)
+        if self.closed:
+            return
+        if status in _BODILESS:
+            self._muted = True
+        elif self._http_1_1:
+            self._chunked = True
+            fields += b"transfer-encoding: chunked\r\n"
+        else:
+            self.keep_alive = False
+        head = b"%b%b%b%b%b\r\n" % (
+            status_line(status),
+            self._channel.date_line(),
+            lines,
+            fields,
+            self._connection_line(),
+        )
+        if hold:
+            self._held = head
+        else:
+            self._channel.transport.write(head)
+
+    def write(self, data: bytes) -> None:
+        """Send a piece of the body. Never blocks: look at `paused`, `throttle` or `drain`."""
+        if self.closed or self._muted or not data:
+            return
+        transport = self._channel.transport
+        if self._held:
+            self._release()
+        if not self._chunked:
+            transport.write(data)
+        elif len(data) < _SPLIT_FRAME_BYTES:
+            transport.write(chunk(data))
+        else:
+            transport.write(b"%x\r\n" % len(data))
+            transport.write(data)
+            transport.write(b"\r\n")
+
+    def frame_writer(self) -> Callable[[bytes], None] | None:
+        """What sends chunk frames as they are, after `start`; None if this client takes none."""
+        if not self._chunked or self._muted or self.closed:
+            return None
+        return self._write_held if self._held else self._channel.transport.write
+
+    def end(self) -> None:
+        """The body is whole. A second call does nothing."""
+        if self.ended:
+            return
+        self.ended = True
+        self.throttle = None
+        if self._held and not self.closed:
+            self._release()
+        if self._chunked and not self.closed and not self._muted:
+            self._channel.transport.write(LAST_CHUNK)
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client reads too slowly for what was written so far."""
+        return self._channel.paused()
+
+    async def drain(self) -> None:
+        """Return when the write buffer is below its bound; cancelled when the client leaves."""
+        await self._channel.writable()
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the client leaves before the answer's end; now if it has left."""
+        if self.closed:
+            callback()
+        else:
+            self._callbacks.append(callback)
+
+    def abort(self) -> None:
+        """Cut the answer off: the connection closes and the client sees an incomplete body."""
+        self.keep_alive = False
+        self.ended = True
+        self.throttle = None
+        self._channel.transport.close()
+
+    def lost(self) -> None:
+        """The connection is gone: for the connection to call."""
+        if self.closed:
+            return
+        self.closed = True
+        self.throttle = None
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def _release(self) -> None:
+        held, self._held = self._held, b""
+        self._channel.transport.write(held)
+
+    def _write_held(self, data: bytes) -> None:
+        held, self._held = self._held, b""
+        if not self.closed:
+            self._channel.transport.write(held + data)
+
+    def _begin(self, status: int) -> None:
+        if self.started:
+            raise RuntimeError("this exchange has been answered already")
+        self.started = True
+        self.status = status
+
+    def _connection_line(self) -> bytes:
+        if not self.keep_alive:
+            return b"connection: close\r\n"
+        return b"" if self._http_1_1 else b"connection: keep-alive\r\n"

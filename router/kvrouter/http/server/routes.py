@@ -1,0 +1,103 @@
+"""What answers which path. Knows paths and methods only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from kvrouter.errors import ApiError
+from kvrouter.http.server.respond import HttpRequest, answer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterable
+
+    from kvrouter.http.server.exchange import Exchange
+    from kvrouter.http.server.listener import Handler
+    from kvrouter.http.server.respond import Respond, Row
+
+T = TypeVar("T")
+
+
+class RouteTable(Generic[T]):
+    """Something for each path and method.
+
+    A path that ends in "/", but not "/", stands for all below it that have nothing of their own.
+    """
+
+    def __init__(self, rows: Iterable[tuple[str, str, T]]) -> None:
+        self._paths: dict[str, dict[str, T]] = {}
+        for method, path, found in rows:
+            self._paths.setdefault(path, {})[method] = found
+
+    def find(self, method: str, path: str) -> T:
+        """What there is; for a HEAD that of a GET.
+
+        Raises:
+            ApiError: 404: there is no such path; 405, with `Allow`: it has not this method.
+        """
+        methods = self._paths.get(path) or self._below(path)
+        if methods is None:
+            raise ApiError(404, f"There is no {path[:200]} here.")
+        found = methods.get("GET" if method == "HEAD" and method not in methods else method)
+        if found is None:
+            raise _MethodError(method, sorted(methods))
+        return found
+
+    def _below(self, path: str) -> dict[str, T] | None:
+        for prefix, methods in self._paths.items():
+            if prefix.endswith("/") and prefix != "/" and path.startswith(prefix):
+                return methods
+        return None
+
+
+class Routes(RouteTable["Handler"]):
+    """Handlers: pass `Routes(...).handle` to `HttpServer`.
+
+    A HEAD is answered as a GET whose body the exchange does not send.
+    """
+
+    def handle(self, exchange: Exchange) -> Awaitable[None]:
+        """What answers `exchange`, to be awaited."""
+        try:
+            handler = self.find(exchange.method, exchange.path)
+        except ApiError as error:
+            return _refuse(exchange, error)
+        return handler(exchange)
+
+
+def on_path(rows: Iterable[Row]) -> Respond:
+    """Answers each request as its row does."""
+    table = RouteTable(rows)
+    return lambda request: table.find(request.method, request.path)(request)
+
+
+def on_exchange(respond: Respond) -> Handler:
+    """The handler that answers as `respond` does."""
+
+    async def handle(exchange: Exchange) -> None:
+        asked = HttpRequest(
+            exchange.method,
+            exchange.path,
+            exchange.query,
+            exchange.headers,
+            exchange.body,
+            exchange.principal,
+        )
+        said = answer(respond, asked)
+        exchange.respond(
+            said.status, said.body, content_type=said.content_type, headers=said.headers
+        )
+
+    return handle
+
+
+async def _refuse(exchange: Exchange, error: ApiError) -> None:
+    exchange.respond(error.status, error.body(), headers=error.headers())
+
+
+class _MethodError(ApiError):
+    def __init__(self, method: str, allowed: list[str]) -> None:
+        super().__init__(405, f"{method} is not allowed here; use {' or '.join(allowed)}.")
+        self._allowed = allowed
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        return (("allow", ", ".join(self._allowed)),)

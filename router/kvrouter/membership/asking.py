@@ -1,0 +1,113 @@
+"""Asks engines of themselves: plain requests, each with a deadline, and what came back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+import aiohttp
+
+from kvrouter.credentials.engine_keys import REFUSALS, WorkerKeys
+from kvrouter.credentials.tls import Trust
+from kvrouter.membership.detect import ProbeFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvrouter.engines.engine import Engine
+
+MAX_ANSWER_BYTES: Final = 4 << 20
+_SHOWN_BYTES: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An engine's 200.
+
+    Attributes:
+        body: all of it.
+        headers: by their names in lower case.
+    """
+
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class Asker:
+    """Asks engines. Its owner calls `close`, or it is an `async with`.
+
+    Args:
+        worker_keys: what engines are shown; None: nothing.
+        trust: whom to trust that is reached by HTTPS; None: those that this machine does.
+    """
+
+    def __init__(self, worker_keys: WorkerKeys | None = None, trust: Trust | None = None) -> None:
+        self._trust = trust or Trust()
+        self._worker_keys = worker_keys or WorkerKeys()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ask no more. Idempotent."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def ask(
+        self, engine: Engine, path: str, body: bytes | None, deadline_s: float
+    ) -> Answered:
+        """The engine's 200 to a GET of a path or URL, or to a POST where there is a body.
+
+        Raises:
+            ProbeFailed: it does not answer in time, or otherwise than with a 200.
+        """
+        if self._session is None:
+            # Nothing stays open to an engine that is removed, and each tells whether it accepts.
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
+            self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+        sent = {} if body is None else {"content-type": "application/json"}
+        if "://" not in path:  # a bootstrap server is another server: it is shown nothing
+            sent |= self._worker_keys.headers(engine.server.address)
+        try:
+            async with self._session.request(
+                "GET" if body is None else "POST",
+                path if "://" in path else engine.url + path,
+                data=body,
+                headers=sent,
+                allow_redirects=False,
+                ssl=self._trust.context if engine.server.tls else True,
+                timeout=aiohttp.ClientTimeout(total=deadline_s),
+            ) as answer:
+                content = await _read(answer)
+                headers = {name.lower(): value for name, value in answer.headers.items()}
+                if answer.status != 200:
+                    told = _short(content) + _remedy(answer.status)
+                    raise ProbeFailed(f"{path} answers {answer.status}: {told}", answer.status)
+                return Answered(content, headers)
+        except TimeoutError:
+            raise ProbeFailed(f"{path} does not answer within {deadline_s:g} s") from None
+        except aiohttp.ClientConnectorError as error:
+            raise ProbeFailed(f"{path} cannot be connected: {error.os_error}") from None
+        except (aiohttp.ClientError, ValueError) as error:
+            raise ProbeFailed(f"{path}: {error or type(error).__name__}") from None
+
+
+async def _read(answer: aiohttp.ClientResponse) -> bytes:
+    content = bytearray()
+    async for chunk in answer.content.iter_any():
+        content += chunk
+        if len(content) > MAX_ANSWER_BYTES:
+            raise ProbeFailed(f"{answer.url.path} answers more than {MAX_ANSWER_BYTES} bytes")
+    return bytes(content)
+
+
+def _remedy(status: int) -> str:
+    return " (its key is --worker-api-key)" if status in REFUSALS else ""
+
+
+def _short(content: bytes) -> str:
+    return " ".join(content[:_SHOWN_BYTES].decode("utf-8", "replace").split())

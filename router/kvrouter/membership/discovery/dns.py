@@ -1,0 +1,239 @@
+"""Engines named by DNS: the addresses of a name with one port, or the SRV records of a service.
+
+dnspython, not `loop.getaddrinfo`: that knows no SRV and no TTL, takes a thread for each question,
+and tells a name that is gone from a server that is away only by luck.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from importlib import import_module
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+from kvrouter.engines.engine import Role
+from kvrouter.membership.discovery.base import both_roles
+from kvrouter.options.addresses import parse_address
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from dns.asyncresolver import Resolver
+    from dns.resolver import Answer
+
+    from kvrouter.membership.discovery.base import Listener, Reach
+
+T = TypeVar("T")
+
+INTERVAL_S: Final = 5.0
+"""Between two questions, where the records' TTL is not shorter."""
+SHORTEST_S: Final = 1.0
+DEADLINE_S: Final = 3.0
+"""That DNS may take for one question, whatever servers there are."""
+EMPTY_ANSWERS: Final = 3
+"""After so many in a row that name no engine there is none, where there were some before."""
+_QUESTIONS: Final = 16
+"""At a time, for the hosts of SRV records."""
+_ROLES: Final = {
+    "prefill": (Role.PREFILL,),
+    "decode": (Role.DECODE,),
+    "both": (Role.PREFILL, Role.DECODE),
+}
+_OPTIONS: Final = frozenset({"role", "interval", "resolver"})
+
+
+class DnsSource:
+    """Asks DNS again and again for the addresses of engines.
+
+    `dns://NAME:PORT?role=decode`: every A record of NAME is an engine at that port; AAAA records
+    count where it has no A record, for with both the same engine would be two.
+    `srv://NAME?role=decode`: every SRV record is an engine, at its port and its host's address.
+    Priorities and weights are not heeded: the router's policy chooses.
+
+    `role` is prefill, decode or both; `interval` are seconds; `resolver=HOST:PORT` asks that server
+    instead of those in resolv.conf.
+
+    A server that is away, or that fails, changes nothing. A name that is gone, or has no records
+    any more, names no engines; since a zone that is loaded anew may say so for a moment, it must
+    say it three times.
+
+    Args:
+        text: the URL.
+        reach: not needed.
+
+    Raises:
+        ValueError: it is none, or dnspython is not there.
+    """
+
+    def __init__(self, text: str, reach: Reach | None = None) -> None:
+        del reach
+        parts = urlsplit(text)
+        options = _options(text, parts.query)
+        self._srv = parts.scheme == "srv"
+        self._host, self._port = _place(text, srv=self._srv)
+        self._roles = _ROLES[options["role"]]
+        self._interval_s = float(options.get("interval", INTERVAL_S))
+        given = options.get("resolver")
+        self._servers = resolver_address(given) if given is not None else None
+        self._modules()
+        port = "" if self._srv else f":{self._port}"
+        self.name = f"{parts.scheme}://{self._host}{port}?role={options['role']}"
+
+    async def follow(self, listener: Listener) -> None:
+        """See `Source`. Acts within the interval, or the records' TTL where that is shorter."""
+        from dns.exception import DNSException  # noqa: PLC0415 - an extra, only where it is used
+
+        known, empty = False, 0
+        while True:
+            wait_s = self._interval_s
+            try:
+                addresses, ttl_s = await _whole(self._ask())
+            except (DNSException, OSError) as error:
+                listener.failed(f"{self._host}: {' '.join(str(error).split())}")
+            else:
+                wait_s = pause_s(ttl_s=ttl_s, interval_s=self._interval_s)
+                empty = 0 if addresses else empty + 1
+                if addresses or not known or empty >= EMPTY_ANSWERS:
+                    known = bool(addresses)
+                    said = ((parse_address(a), role) for a in addresses for role in self._roles)
+                    listener.named(both_roles(said))
+            await asyncio.sleep(wait_s)
+
+    async def _ask(self) -> tuple[list[str], float]:
+        """`HOST:PORT` of each engine, and for how many seconds that holds.
+
+        Raises:
+            DNSException: DNS did not say.
+        """
+        resolver = self._resolver()
+        if self._srv:
+            return await self._services(resolver)
+        hosts, ttl_s = await self._hosts(resolver, self._host)
+        return [f"{host}:{self._port}" for host in hosts], ttl_s
+
+    async def _services(self, resolver: Resolver) -> tuple[list[str], float]:
+        answer = await self._records(resolver, self._host, "SRV")
+        if answer is None or answer.rrset is None:
+            return [], self._interval_s
+        targets = [(str(r.target), r.port) for r in answer.rrset if str(r.target) != "."]
+        found, ttls = [], [float(answer.rrset.ttl)]
+        for at in range(0, len(targets), _QUESTIONS):
+            some = targets[at : at + _QUESTIONS]
+            questions = (self._hosts(resolver, host) for host, _ in some)
+            answers = await asyncio.gather(*questions, return_exceptions=True)
+            for (_, port), told in zip(some, answers, strict=True):
+                if isinstance(told, BaseException):
+                    raise told
+                hosts, ttl_s = told
+                # One record is one engine, whatever addresses its host has.
+                found += [f"{host}:{port}" for host in hosts[:1]]
+                ttls.append(ttl_s)
+        return found, min(ttls)
+
+    async def _hosts(self, resolver: Resolver, name: str) -> tuple[list[str], float]:
+        for kind in ("A", "AAAA"):
+            answer = await self._records(resolver, name, kind)
+            if answer is not None and answer.rrset is not None:
+                found = sorted(str(record.address) for record in answer.rrset)
+                hosts = [f"[{host}]" if ":" in host else host for host in found]
+                return hosts, float(answer.rrset.ttl)
+        return [], self._interval_s
+
+    async def _records(self, resolver: Resolver, name: str, kind: str) -> Answer | None:
+        """What DNS has of that kind; None where there is no such name."""
+        from dns.resolver import NXDOMAIN  # noqa: PLC0415
+
+        with suppress(NXDOMAIN):
+            return await resolver.resolve(
+                name, kind, raise_on_no_answer=False, lifetime=DEADLINE_S, search=True
+            )
+        return None
+
+    def _resolver(self) -> Resolver:
+        """A fresh one for each question: resolv.conf may be another than a minute ago."""
+        made: Resolver = self._modules().Resolver(configure=self._servers is None)
+        if self._servers is not None:
+            made.nameservers = [self._servers[0]]
+            made.port = self._servers[1]
+        return made
+
+    @staticmethod
+    def _modules() -> Any:
+        try:
+            return import_module("dns.asyncresolver")
+        except ImportError:
+            raise ValueError(
+                "discovery by DNS needs dnspython: pip install 'kvrouter[dns]'"
+            ) from None
+
+
+async def _whole(question: Coroutine[None, None, T]) -> T:
+    """What `question` returns; it is never cut short, also where its asker is cancelled.
+
+    A question of dnspython's that was cancelled half-way was seen to keep uvloop from closing. Each
+    has a deadline, so that whoever closes waits for no longer than that.
+    """
+    task = asyncio.create_task(question)
+    try:
+        await asyncio.wait([task])
+    finally:
+        if not task.done():
+            await asyncio.wait([task])
+    return task.result()
+
+
+def _options(text: str, query: str) -> dict[str, str]:
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = options.keys() - _OPTIONS
+    if unknown:
+        known = ", ".join(sorted(_OPTIONS))
+        raise ValueError(f"discovery {text!r}: no option {min(unknown)!r}; there are {known}")
+    if options.get("role") not in _ROLES:
+        raise ValueError(f"discovery {text!r}: say ?role=prefill, ?role=decode or ?role=both")
+    interval = options.get("interval", "1")
+    with suppress(ValueError):
+        if 0 < float(interval) <= 3600:
+            return options
+    raise ValueError(f"discovery {text!r}: interval={interval} is no number of seconds up to 3600")
+
+
+def _place(text: str, *, srv: bool) -> tuple[str, int]:
+    """Name and port of a URL; port 0 for SRV, whose records tell it."""
+    parts = urlsplit(text)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    plain = not (parts.path.strip("/") or parts.username or parts.fragment)
+    if srv and plain and parts.hostname and ":" not in parts.netloc:
+        return parts.hostname, 0
+    if not srv and plain and parts.hostname and port:
+        return parts.hostname, port
+    form = "srv://_SERVICE._tcp.NAME?role=decode" if srv else "dns://NAME:PORT?role=decode"
+    raise ValueError(f"discovery {text!r}: give it as {form}")
+
+
+def resolver_address(text: str) -> tuple[str, int]:
+    """IP address and port of a server to ask; 53 where no port is given.
+
+    Raises:
+        ValueError: it is none.
+    """
+    host, port = text, "53"
+    if text.count(":") == 1 or "]:" in text:
+        host, _, port = text.rpartition(":")
+    host = host.strip("[]")
+    with suppress(ValueError):
+        if 0 < int(port) < 65536:
+            return str(ip_address(host)), int(port)
+    raise ValueError(f"resolver {text!r}: give it as ADDRESS or ADDRESS:PORT")
+
+
+def pause_s(*, ttl_s: float, interval_s: float) -> float:
+    """Seconds until DNS is asked again: no later than its records say, nor sooner than a second.
+
+    An interval of less than that is heeded: somebody asked for it.
+    """
+    return min(interval_s, max(ttl_s, SHORTEST_S))

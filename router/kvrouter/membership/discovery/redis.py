@@ -1,0 +1,197 @@
+"""Engines that registered themselves in Redis, each under a time to live.
+
+What stands in Redis, for `register` and for whoever writes it by another program:
+`PREFIX:engines`, a set of addresses; `PREFIX:engine:HOST:PORT`, an entry as JSON that expires;
+and the channel `PREFIX:engines:news`, where a message means "look again".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from kvrouter.engines.engine import Role
+from kvrouter.membership.discovery.base import MAX_MEMBERS, Reach
+from kvrouter.options.addresses import parse_address
+from kvrouter.redis.connection import RedisRefused, RedisUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kvrouter.membership.discovery.base import Listener, Members
+    from kvrouter.redis.connection import RedisLink
+
+LOOK_S: Final = 1.0
+"""Between two looks at all entries, where no news asks for one sooner."""
+RETRY_S: Final = 0.25
+MAX_TTL_S: Final = 3600.0
+_KEYS_AT_A_TIME: Final = 256
+
+log = logging.getLogger(__name__)
+
+
+class EngineEntry(msgspec.Struct, frozen=True):
+    """What an engine says of itself; unknown members are left to later versions.
+
+    Attributes:
+        role: which legs it takes.
+        state: "leaving" for one that is to drain.
+        ttl_s: seconds for which it holds.
+    """
+
+    role: Literal["prefill", "decode", "both"]
+    state: Literal["up", "leaving"] = "up"
+    ttl_s: float = 15.0
+
+    @property
+    def lasts_s(self) -> float:
+        """Its time to live, within reason."""
+        return min(max(self.ttl_s, 0.0), MAX_TTL_S)
+
+
+@dataclass(frozen=True, slots=True)
+class EntryNames:
+    """Keys and channel under one prefix."""
+
+    prefix: str
+
+    @property
+    def engines(self) -> str:
+        """The set of all addresses."""
+        return f"{self.prefix}:engines"
+
+    @property
+    def news(self) -> str:
+        """The channel that tells of changes."""
+        return f"{self.prefix}:engines:news"
+
+    def entry(self, address: str) -> str:
+        """The key of one engine."""
+        return f"{self.prefix}:engine:{address}"
+
+
+class Kept:
+    """Entries outlast Redis's forgetting them. A synchronous state machine.
+
+    One that is gone without a goodbye is kept for its time to live once more, counted only while
+    Redis can be read: after a restart that lost everything, engines have that long to register
+    again. Whether such an engine is alive its health checks say meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._roles: dict[str, Role] = {}
+        self._left_s: dict[str, float] = {}
+        self._read_at: float | None = None
+
+    def away(self) -> None:
+        """Redis could not be read: nobody's time passes until it can."""
+        self._read_at = None
+
+    def read(self, now: float, entries: Mapping[str, EngineEntry]) -> Members:
+        """The engines that there are, by what was read at `now` (seconds, monotonic)."""
+        passed_s = min(now - self._read_at, 2 * LOOK_S) if self._read_at is not None else 0.0
+        self._read_at = now
+        for address in list(self._roles):
+            self._left_s[address] -= passed_s
+            entry = entries.get(address)
+            if (entry is None and self._left_s[address] <= 0) or (
+                entry is not None and entry.state == "leaving"
+            ):
+                del self._roles[address], self._left_s[address]
+        for address, entry in entries.items():
+            if entry.state == "up":
+                self._roles[address] = Role(entry.role)
+                self._left_s[address] = entry.lasts_s
+        return dict(self._roles)
+
+
+class RedisSource:
+    """Follows the entries: by news at once, else by a look every second.
+
+    Args:
+        text: "redis", for the Redis that `--redis` names.
+        reach: has the link to it.
+        clock: seconds, monotonic.
+
+    Raises:
+        ValueError: `text` is anything else.
+    """
+
+    def __init__(
+        self, text: str, reach: Reach, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        if text != "redis":
+            raise ValueError("discovery by Redis is --discovery redis; --redis URL says which one")
+        self.name = "redis"
+        self._link = reach.redis
+        self._names = EntryNames(reach.redis_prefix)
+        self._clock = clock
+        self._odd: set[tuple[str, bytes]] = set()
+
+    async def follow(self, listener: Listener) -> None:
+        """See `Source`. Acts on news at once, and within a second where these were lost."""
+        link = self._link
+        if link is None:
+            raise RuntimeError("the source was made without a link to Redis")
+        look, kept, problem = asyncio.Event(), Kept(), ""
+        listening = asyncio.create_task(
+            link.listen([self._names.news], lambda channel, message: look.set(), look.set),
+            name="discovery redis news",
+        )
+        try:
+            while True:
+                look.clear()
+                try:
+                    entries = await self._entries(link)
+                except (RedisUnavailable, RedisRefused) as error:
+                    kept.away()
+                    problem = problem or str(error)  # later ones say only when it is tried again
+                    listener.failed(problem)
+                else:
+                    problem = ""
+                    listener.named(kept.read(self._clock(), entries))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S if problem else LOOK_S):
+                        await look.wait()
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+
+    async def _entries(self, link: RedisLink) -> dict[str, EngineEntry]:
+        """All entries by address.
+
+        Raises:
+            RedisUnavailable: Redis did not say.
+            RedisRefused: it said no.
+        """
+        members: set[bytes] | list[bytes] = await link.call("SMEMBERS", self._names.engines)
+        named = sorted(member.decode("utf-8", "replace") for member in members)[: MAX_MEMBERS + 1]
+        entries: dict[str, EngineEntry] = {}
+        for at in range(0, len(named), _KEYS_AT_A_TIME):
+            some = named[at : at + _KEYS_AT_A_TIME]
+            values = await link.call("MGET", *(self._names.entry(name) for name in some))
+            entries |= self._read(dict(zip(some, values, strict=True)))
+            if gone := [n for n, value in zip(some, values, strict=True) if value is None]:
+                # Whoever is alive puts itself in again with its next heartbeat.
+                await link.call("SREM", self._names.engines, *gone)
+        return entries
+
+    def _read(self, values: Mapping[str, bytes | None]) -> dict[str, EngineEntry]:
+        """Entries that can be read; of others the log says it once, and they name nobody."""
+        entries = {}
+        for name, value in values.items():
+            if value is None:
+                continue
+            try:
+                entries[parse_address(name)] = msgspec.json.decode(value, type=EngineEntry)
+            except (ValueError, RecursionError) as error:
+                if (name, value) not in self._odd and len(self._odd) < MAX_MEMBERS:
+                    self._odd.add((name, value))
+                    log.warning("discovery redis: the entry of %s is left out: %s", name, error)
+        return entries

@@ -1,0 +1,182 @@
+"""`kvrouter register`: keeps engines' entries in Redis while they are healthy.
+
+It runs beside an engine, sends it nothing but health checks, and says goodbye for it at SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+import msgspec
+
+from kvrouter.credentials.tls import Trust
+from kvrouter.membership.discovery.redis import EngineEntry, EntryNames
+from kvrouter.options.addresses import SECURE
+from kvrouter.redis.connection import RedisLink, RedisRefused, RedisUnavailable
+from kvrouter_store.log import log_to_stderr
+
+if TYPE_CHECKING:
+    from kvrouter.engines.engine import Role
+    from kvrouter.membership.discovery.register_settings import RegisterSettings
+
+RETRY_S: Final = 0.5
+"""Between two tries while the engine or Redis is away."""
+_RENEWALS: Final = 3
+
+log = logging.getLogger(__name__)
+
+
+class EngineRegistration:
+    """The entry of one engine.
+
+    Args:
+        link: to Redis.
+        names: of keys.
+        address: of the engine, as `parse_address` has it.
+        role: which legs it takes.
+        ttl_s: see `RegisterSettings`.
+    """
+
+    def __init__(
+        self, link: RedisLink, names: EntryNames, address: str, role: Role, ttl_s: float
+    ) -> None:
+        self.address = address
+        self.role = role
+        self.registered = False
+        self._link = link
+        self._names = names
+        self._ttl_s = ttl_s
+
+    @property
+    def url(self) -> str:
+        """Of the engine, without a slash at its end."""
+        return self.address if self.address.startswith(SECURE) else f"http://{self.address}"
+
+    async def renew(self) -> None:
+        """Put the entry in, or make it last; who listens is told where it is another than before.
+
+        Raises:
+            RedisUnavailable: nothing is known of it.
+            RedisRefused: Redis said no.
+        """
+        await self._put("up")
+        if not self.registered:
+            self.registered = True
+            print(f"kvrouter register: {self.url} as {self.role}", flush=True)
+
+    async def leave(self) -> None:
+        """Say that the engine is to drain. The entry stays for its time, so that all hear of it.
+
+        Raises:
+            RedisUnavailable: nothing is known of it.
+            RedisRefused: Redis said no.
+        """
+        await self._put("leaving")
+        self.registered = False
+
+    async def _put(self, state: str) -> None:
+        entry = EngineEntry(self.role.value, state, self._ttl_s)  # type: ignore[arg-type]
+        key, value = self._names.entry(self.address), msgspec.json.encode(entry)
+        before, *_ = await self._link.batch(
+            [
+                ("GET", key),
+                ("SADD", self._names.engines, self.address),
+                ("SET", key, value, "PX", int(self._ttl_s * 1000)),
+            ]
+        )
+        if before != value:
+            await self._link.call("PUBLISH", self._names.news, self.address)
+
+
+class Registrar:
+    """Keeps the entries of all engines of one command.
+
+    Args:
+        settings: which, and where.
+    """
+
+    def __init__(self, settings: RegisterSettings) -> None:
+        self._settings = settings
+        self._trust = Trust(settings.engine_ca_file)
+        self._link = RedisLink(settings.redis.get_secret_value())
+        names = EntryNames(settings.redis_prefix)
+        self._registrations = [
+            EngineRegistration(self._link, names, address, role, settings.ttl_s)
+            for address, role in settings.members.items()
+        ]
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Renew until `stop` is set, then say goodbye for those that are registered."""
+        timeout = aiohttp.ClientTimeout(total=self._settings.health_timeout_s)
+        async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as http:
+            keeping = [asyncio.create_task(self._keep(r, http)) for r in self._registrations]
+            try:
+                await stop.wait()
+            finally:
+                for task in keeping:
+                    task.cancel()
+                await asyncio.gather(*keeping, return_exceptions=True)
+        await asyncio.gather(*(self._leave(r) for r in self._registrations if r.registered))
+        await self._link.close()
+
+    async def _keep(self, registration: EngineRegistration, http: aiohttp.ClientSession) -> None:
+        told = ""
+        while True:
+            problem = await self._ill(http, registration.url)
+            if problem is None:
+                try:
+                    await registration.renew()
+                except RedisUnavailable as error:
+                    problem = told if told.startswith("Redis") else f"Redis: {error}"
+                except RedisRefused as error:
+                    problem = f"Redis: {error}"
+            if problem is not None and problem != told:
+                log.warning("engine %s is not registered anew: %s", registration.address, problem)
+            elif problem is None and told:
+                log.info("engine %s is registered again", registration.address)
+            told = problem or ""
+            renewal_s = self._settings.ttl_s / _RENEWALS
+            await asyncio.sleep(renewal_s if problem is None else min(renewal_s, RETRY_S))
+
+    async def _leave(self, registration: EngineRegistration) -> None:
+        try:
+            await registration.leave()
+            log.info("engine %s is to drain", registration.address)
+        except (RedisUnavailable, RedisRefused) as error:
+            log.warning(
+                "engine %s stays registered for %g s: %s",
+                registration.address,
+                self._settings.ttl_s,
+                error,
+            )
+
+    async def _ill(self, http: aiohttp.ClientSession, url: str) -> str | None:
+        """What is wrong with an engine, in a sentence; None if nothing. A 404 is no health page."""
+        tls = self._trust.context if url.startswith(SECURE) else True
+        try:
+            async with http.get(f"{url}/health", allow_redirects=False, ssl=tls) as answer:
+                return None if answer.status in (200, 404) else f"/health answers {answer.status}"
+        except TimeoutError:
+            return "/health does not answer in time"
+        except aiohttp.ClientError as error:
+            return f"/health: {error}"
+
+
+def run(settings: RegisterSettings) -> int:
+    """Keep engines registered until SIGINT or SIGTERM; the exit code."""
+    log_to_stderr(settings.log_level)
+    asyncio.run(_main(settings))
+    return 0
+
+
+async def _main(settings: RegisterSettings) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with suppress(asyncio.CancelledError):
+        await Registrar(settings).run(stop)

@@ -1,0 +1,1 @@
+"""OpenAI's API: requests as routing reads them, answers as clients see them."""

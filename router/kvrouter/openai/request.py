@@ -1,0 +1,253 @@
+"""Reads what routing needs of an OpenAI request and keeps its bytes. Judges nothing else of it.
+
+Rules and wording follow vllm/entrypoints/openai/{completion,chat_completion}/protocol.py of
+vLLM 0.32; what is not read here, the engine judges itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import orjson
+
+from kvrouter import _native
+from kvrouter.errors import bad_request
+
+Kind = Literal["completion", "chat"]
+Span = tuple[int, int]
+
+MAX_SALT_CHARACTERS: Final = 1024
+"""Of `cache_salt`, as in vLLM: every chain of block hashes that is remembered keeps its salt."""
+BYTES_PER_TOKEN: Final = 4
+"""Bytes of text per token, where nobody has counted."""
+_DEFAULT_COMPLETION_TOKENS: Final = 16
+_MAX_DIGITS: Final = 18
+_RARE: Final = frozenset({"stream_options", "n", "cache_salt"})
+_NO_PROMPT: Final = "Either prompt or prompt_embeds must be provided and non-empty."
+
+
+@dataclass(slots=True)
+class Request:
+    """One completion or chat request.
+
+    Attributes:
+        kind: which endpoint it came to.
+        body: the client's bytes.
+        spans: start and end in `body` of the value of each top-level member.
+        model: as asked for; None where the body names none.
+        stream: whether the client wants server-sent events.
+        max_tokens: how many tokens at most; None: as many as fit; 0: only the echo of a prompt.
+        ids: the prompt's token ids as native uint32, where it was given so.
+        prompt_tokens: tokens of the prompt, counted if `ids`, else estimated from its length.
+        cache_salt: what keeps its blocks apart from others' with the same tokens.
+        n: how many samples of each prompt are wanted.
+        prompts: start and end in `body` of each prompt, where it is a list of prompts: such a
+            request is served by its `kvrouter.serving.choices.split`, never as it is.
+    """
+
+    kind: Kind
+    body: bytes
+    spans: dict[str, Span]
+    model: str | None
+    stream: bool
+    max_tokens: int | None
+    ids: bytes | None
+    prompt_tokens: int
+    cache_salt: str | None = None
+    n: int = 1
+    prompts: list[Span] | None = None
+
+    def raw(self, key: str) -> bytes | None:
+        """The JSON of a top-level member, None if it is absent or null."""
+        return _raw(self.body, self.spans, key)
+
+    @property
+    def text(self) -> str | None:
+        """The prompt, where it is a text that every tokenizer reads with its default tokens."""
+        if self.kind != "completion" or self.ids is not None:
+            return None
+        raw = self.raw("prompt")
+        if raw is None or not raw.startswith(b'"') or "add_special_tokens" in self.spans:
+            return None
+        text: str = orjson.loads(raw)
+        return text
+
+
+def parse(body: bytes, kind: Kind, max_choices: int) -> Request:
+    """Read a request's body, which may ask for so many choices: prompts times samples.
+
+    Raises:
+        ApiError: 400, in OpenAI's shape and vLLM's wording where it has one.
+    """
+    try:
+        spans, ids = _native.scan_object(body)
+    except ValueError as error:
+        raise bad_request(f"The body is not a JSON object that can be served: {error}.") from None
+    model = _text(body, spans, "model")
+    stream = _flag(body, spans, "stream") if "stream" in spans else False
+    n, salt, prompts = 1, None, None
+    if not _RARE.isdisjoint(spans):
+        n, salt = _check_rare(body, spans, stream, max_choices)
+    if kind == "chat":
+        ids = None
+        size = _messages_bytes(body, spans)
+    elif ids is not None:
+        size = 0
+    else:
+        size, prompts = _prompt_bytes(body, spans, max_choices // n)
+    counted = len(ids) // 4 if ids is not None else max(1, size // BYTES_PER_TOKEN)
+    max_tokens = _max_tokens(body, spans, kind)
+    return Request(kind, body, spans, model, stream, max_tokens, ids, counted, salt, n, prompts)
+
+
+def priority(request: Request) -> int:
+    """Its `priority` (lower goes first), 0 where it has none.
+
+    Raises:
+        ApiError: 400: it is no integer.
+    """
+    return _count(request.body, request.spans, "priority") or 0
+
+
+def _check_rare(
+    body: bytes, spans: dict[str, Span], stream: bool, max_choices: int
+) -> tuple[int, str | None]:
+    """Check the members that few requests have; returns the number of samples and the salt."""
+    options = _raw(body, spans, "stream_options")
+    if options is not None and not stream:
+        raise bad_request(
+            "Stream options can only be defined when `stream=True`.", "stream_options"
+        )
+    if options is not None and not options.startswith(b"{"):
+        raise bad_request("`stream_options` must be an object.", "stream_options")
+    return _samples(body, spans, max_choices), _salt(body, spans)
+
+
+def _salt(body: bytes, spans: dict[str, Span]) -> str | None:
+    salt = _text(body, spans, "cache_salt")
+    if salt is None:
+        return None
+    if not salt:
+        message = "Parameter 'cache_salt' must be a non-empty string if provided."
+        raise bad_request(message, "cache_salt")
+    if len(salt) > MAX_SALT_CHARACTERS:
+        message = f"cache_salt must have at most {MAX_SALT_CHARACTERS} characters, got {len(salt)}."
+        raise bad_request(message, "cache_salt")
+    return salt
+
+
+def _samples(body: bytes, spans: dict[str, Span], max_choices: int) -> int:
+    given = _count(body, spans, "n")
+    n = 1 if given is None else given
+    if n < 1:
+        raise bad_request(f"n must be at least 1, got {n}.", "n")
+    if n > max_choices:
+        raise bad_request(f"n must be at most {max_choices}, got {n}.", "n")
+    return n
+
+
+def _raw(body: bytes, spans: dict[str, Span], key: str) -> bytes | None:
+    span = spans.get(key)
+    if span is None:
+        return None
+    raw = body[span[0] : span[1]]
+    return None if raw == b"null" else raw
+
+
+def _text(body: bytes, spans: dict[str, Span], key: str) -> str | None:
+    raw = _raw(body, spans, key)
+    if raw is None:
+        return None
+    if not raw.startswith(b'"'):
+        raise bad_request(f"`{key}` must be a string.", key)
+    text: str = orjson.loads(raw)
+    return text
+
+
+def _flag(body: bytes, spans: dict[str, Span], key: str) -> bool:
+    raw = _raw(body, spans, key)
+    if raw is None or raw == b"false":
+        return False
+    if raw != b"true":
+        raise bad_request(f"`{key}` must be true or false.", key)
+    return True
+
+
+def _count(body: bytes, spans: dict[str, Span], key: str) -> int | None:
+    raw = _raw(body, spans, key)
+    if raw is None:
+        return None
+    if not raw.removeprefix(b"-").isdigit() or len(raw) > _MAX_DIGITS:
+        raise bad_request(f"`{key}` must be an integer.", key)
+    return int(raw)
+
+
+def _max_tokens(body: bytes, spans: dict[str, Span], kind: Kind) -> int | None:
+    count = _count(body, spans, "max_tokens")
+    if kind == "chat" and "max_completion_tokens" in spans:
+        newer = _count(body, spans, "max_completion_tokens")
+        count = count if newer is None else newer
+    elif kind == "completion" and count is None:
+        count = _DEFAULT_COMPLETION_TOKENS
+    least = _count(body, spans, "min_tokens") if "min_tokens" in spans else None
+    if count is None:
+        return None
+    if count < 1 and not (count == 0 and kind == "completion" and _flag(body, spans, "echo")):
+        raise bad_request(f"max_tokens must be at least 1, got {count}.", "max_tokens")
+    if least is not None and least > max(1, count):  # vLLM computes one token of a mere echo
+        raise bad_request(
+            f"min_tokens must be less than or equal to max_tokens={max(1, count)}, got {least}.",
+            "min_tokens",
+        )
+    return count
+
+
+def _messages_bytes(body: bytes, spans: dict[str, Span]) -> int:
+    span = spans.get("messages")
+    if span is None or body[span[0]] != ord("["):
+        raise bad_request("`messages` must be a list of messages.", "messages")
+    return span[1] - span[0]
+
+
+def _prompt_bytes(
+    body: bytes, spans: dict[str, Span], max_prompts: int
+) -> tuple[int, list[Span] | None]:
+    """Length in bytes of a prompt that is no token ids, and its parts where it is several.
+
+    Raises:
+        ApiError: 400: there is no prompt, or not one.
+    """
+    raw = _raw(body, spans, "prompt")
+    embeds = _raw(body, spans, "prompt_embeds")
+    if raw is None or raw == b'""':
+        if embeds is not None:
+            return len(embeds), None
+        raise bad_request(_NO_PROMPT, "prompt")
+    if raw.startswith(b'"'):
+        return len(raw) - 2, None
+    prompts = _prompts(body, spans["prompt"], max_prompts)
+    return len(raw), prompts if embeds is None else None  # embeddings are prompts beside the others
+
+
+def _prompts(body: bytes, span: Span, max_prompts: int) -> list[Span]:
+    """The parts of a list of prompts: all of them texts, or all of them lists."""
+    start, end = span
+    if body[start] != ord("["):
+        raise bad_request("`prompt` must be a text, token ids, or a list of either.", "prompt")
+    first = body[start + 1 : end].lstrip()[:1]
+    if first == b"]":
+        raise bad_request(_NO_PROMPT, "prompt")
+    if first not in (b'"', b"["):
+        raise bad_request("Token ids in `prompt` must be integers of 0 to 4294967295.", "prompt")
+    try:
+        prompts = _native.scan_array(body, start, end, max_prompts)
+    except ValueError:  # the body has been scanned: there are just too many
+        message = f"prompt list length exceeds the maximum allowed count of {max_prompts}."
+        raise bad_request(message, "prompt") from None
+    if any(body[at] != first[0] for at, _ in prompts):
+        raise bad_request("`prompt` must hold texts alone or lists of token ids alone.", "prompt")
+    lists = first == b"["
+    if any(to - at == 2 or (lists and body[at + 1 : to - 1].isspace()) for at, to in prompts):
+        raise bad_request(_NO_PROMPT, "prompt")
+    return prompts

@@ -1,0 +1,102 @@
+"""A YAML file of settings: what it sets, on which line, and what is wrong with it.
+
+Knows no setting by name; validates no value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from kvrouter.options.bounded_yaml import TooMuch, bounded_root
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+MAX_BYTES = 1 << 20
+_NEAR = 0.6
+"""Likeness, as difflib counts it, from which on a name is taken for another one misspelt."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsFile:
+    """What was read.
+
+    Attributes:
+        values: by the setting's name, as YAML has them.
+        places: `FILE:LINE` of each.
+        problems: what is wrong with its names, a sentence each.
+    """
+
+    values: Mapping[str, Any]
+    places: Mapping[str, str]
+    problems: tuple[str, ...]
+
+
+class UnreadableFile(Exception):
+    """The file cannot be read, or is no mapping; one sentence."""
+
+
+def read_settings_file(path: str, known: Collection[str]) -> SettingsFile:
+    """Read `path`, in which a setting may be written with dashes or underscores.
+
+    A name that is not in `known`, or stands twice, is a problem and not among the values.
+
+    Raises:
+        UnreadableFile: there is nothing to look at.
+    """
+    values: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    problems = []
+    for written, line, value in _members(path):
+        name, place = written.replace("-", "_"), f"{path}:{line}"
+        if name not in known:
+            problems.append(f"{place}: no setting {written!r}{did_you_mean(name, known)}")
+        elif name in values:
+            before = places[name].rpartition(":")[2]
+            problems.append(f"{place}: {written!r} stands on line {before} already; give it once")
+        else:
+            values[name], places[name] = value, place
+    return SettingsFile(values, places, tuple(problems))
+
+
+def did_you_mean(name: str, names: Collection[str]) -> str:
+    """`; did you mean X?`, or nothing where no name is near."""
+    near = get_close_matches(name, names, 1, _NEAR)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _text(path: str) -> str:
+    with Path(path).open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise TooMuch(f"more than {MAX_BYTES >> 20} MiB")
+    return content.decode("utf-8")
+
+
+def _members(path: str) -> list[tuple[str, int, Any]]:
+    """Name, line (from 1) and value of each member of the mapping that the file is."""
+    try:
+        loader = yaml.SafeLoader(_text(path))
+        node = bounded_root(loader)
+        if node is None:
+            return []
+        if not isinstance(node, yaml.MappingNode):
+            raise UnreadableFile(f"{path}: not a mapping; write `name: value` lines")
+        loader.flatten_mapping(node)
+        return [
+            (str(key.value), key.start_mark.line + 1, loader.construct_object(value, deep=True))
+            for key, value in node.value
+        ]
+    except OSError as error:
+        raise UnreadableFile(f"{path}: {error.strerror}; give a readable file") from None
+    except TooMuch as error:
+        raise UnreadableFile(f"{path}: {error}; no settings need so much") from None
+    except (yaml.YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)  # what stands there may be a secret
+        line = f" (line {mark.line + 1})" if mark is not None else ""
+        raise UnreadableFile(f"{path}: not YAML{line}; write `name: value` lines") from None

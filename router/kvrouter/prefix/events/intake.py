@@ -1,0 +1,206 @@
+"""Where KV events come from: publishers that connect to the router, publishers that it connects to.
+
+Sockets only; `kvrouter.prefix.events.tracker` says what messages mean.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from kvrouter.prefix.events.replay import Replayer
+from kvrouter.prefix.events.sockets import Inbox, endpoint_of, subscriber
+from kvrouter.prefix.events.tracker import TOPIC_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kvrouter.engines.engine import Engine
+    from kvrouter.engines.pool import Pool
+    from kvrouter.prefix.events.tracker import CacheTracker
+
+log = logging.getLogger(__name__)
+
+
+class EventSettings(Protocol):
+    """What `EventIntake` needs to be told; `RouterSettings` is one."""
+
+    kv_events_bind: str | None
+
+    @property
+    def kv_events_ports(self) -> Mapping[str, int]:
+        """Ports of publishers, by the engine's address; under "" that of all others."""
+
+    @property
+    def kv_replay_ports(self) -> Mapping[str, int]:
+        """The same of the ports at which they repeat messages."""
+
+
+class EventIntake:
+    """All sockets of KV events, on the running loop; close it.
+
+    Args:
+        settings: where publishers are.
+        tracker: is given every message.
+        pool: tells which engines join.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+
+    def __init__(self, settings: EventSettings, tracker: CacheTracker, pool: Pool) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._replayer: Replayer | None = None
+        self._connector: EventConnector | None = None
+        self.subscriber: EventSubscriber | None = None
+        try:
+            if settings.kv_events_bind is not None:
+                endpoint = settings.kv_events_bind
+                self.subscriber = EventSubscriber(endpoint, tracker, self._context)
+                pool.when_joined(self.subscriber.engine_joined)
+        except OSError:
+            self._context.destroy(linger=0)
+            raise
+        if settings.kv_replay_ports:
+            self._replayer = Replayer(self._context, settings.kv_replay_ports, tracker)
+            tracker.replay_with(self._replayer)
+        if settings.kv_events_ports:
+            self._connector = EventConnector(self._context, settings.kv_events_ports, tracker)
+            pool.when_joined(self._connector.engine_joined)
+
+    def forget(self, engine: Engine) -> None:
+        """`engine` will not come back."""
+        if self._connector is not None:
+            self._connector.forget(engine)
+
+    def close(self) -> None:
+        """Close every socket. Idempotent."""
+        for part in (self._replayer, self._connector, self.subscriber):
+            if part is not None:
+                part.close()
+        self._context.destroy(linger=0)
+
+
+class EventSubscriber:
+    """A bound SUB socket on the running loop; engines connect their publishers to it.
+
+    Data-parallel ranks publish each to a port of its own, the endpoint's
+    plus their number (`ZmqEventPublisher.offset_endpoint_port` of vLLM and SGLang). Those ports are
+    bound when an engine that has them joins, and stay.
+
+    Args:
+        endpoint: tcp://HOST:PORT (port 0 takes a free one) or ipc:///PATH.
+        tracker: is given every message.
+        context: of the socket.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+
+    def __init__(
+        self, endpoint: str, tracker: CacheTracker, context: zmq.Context[zmq.Socket[bytes]]
+    ) -> None:
+        self._socket = subscriber(context, TOPIC_PREFIX.encode())
+        self._socket.setsockopt(zmq.IPV6, "[" in endpoint)
+        try:
+            self._socket.bind(endpoint.replace(":0", ":*") if endpoint.endswith(":0") else endpoint)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            raise OSError(error.errno, f"--kv-events-bind {endpoint}: {error.strerror}") from None
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._numbers = {0}
+        self._closed = False
+        self._tracker = tracker
+        self._inbox = Inbox(self._socket, self._take)
+
+    def engine_joined(self, engine: Engine) -> None:
+        """Listen where its events come to; a port that is taken is logged, and they are lost."""
+        number = engine.number
+        if number in self._numbers or self._closed or not self.endpoint.startswith("tcp:"):
+            return
+        self._numbers.add(number)
+        host, _, port = self.endpoint.rpartition(":")
+        endpoint = f"{host}:{int(port) + number}"
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            log.error(
+                "KV events of data-parallel ranks %d cannot be taken at %s: %s; give "
+                "--kv-events-bind a port behind which as many are free as there are ranks",
+                number,
+                endpoint,
+                error.strerror,
+            )
+
+    def close(self) -> None:
+        """Stop receiving and free the socket. Idempotent."""
+        self._closed = True
+        self._inbox.close()
+
+    def _take(self, frames: Sequence[bytes]) -> None:
+        self._tracker.receive(frames)
+
+
+class EventConnector:
+    """A SUB socket for each engine whose publisher is bound, as vLLM's is by default.
+
+    It connects when an engine joins, to its host and the port of its publisher, plus the number of
+    a data-parallel rank. When the engine leaves, its publisher may come back: the connection is
+    tried until the engine is forgotten. A connection that breaks is made again, and what may have
+    been lost meanwhile is found out. Who is connected to is who sent it: topics are not looked at.
+
+    Args:
+        context: of the sockets.
+        ports: of publishers, by the engine's address; under "" that of all others.
+        tracker: is given every message.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        ports: Mapping[str, int],
+        tracker: CacheTracker,
+    ) -> None:
+        self._context = context
+        self._ports = ports
+        self._tracker = tracker
+        self._inboxes: dict[Engine, tuple[Inbox, Inbox]] = {}
+
+    def engine_joined(self, engine: Engine) -> None:
+        """Connect to its publisher, if that has not been done."""
+        server = engine.server
+        port = self._ports.get(server.address, self._ports.get("", 0))
+        if not port or engine in self._inboxes:
+            return
+        socket = subscriber(self._context, b"")
+        socket.setsockopt(zmq.IPV6, ":" in server.host)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        socket.connect(endpoint_of(server.host, port + engine.number))
+
+        def take(frames: Sequence[bytes]) -> None:
+            self._tracker.receive_from(server, frames)
+
+        def look(frames: Sequence[bytes]) -> None:
+            if parse_monitor_message(list(frames))["event"] == zmq.EVENT_DISCONNECTED:
+                self._tracker.cut(engine)
+            else:
+                self._tracker.linked(engine)
+
+        self._inboxes[engine] = (Inbox(socket, take), Inbox(monitor, look))
+
+    def forget(self, engine: Engine) -> None:
+        """`engine` will not come back."""
+        inbox, monitor = self._inboxes.pop(engine, (None, None))
+        if inbox is not None and monitor is not None:
+            inbox.socket.disable_monitor()
+            monitor.close()
+            inbox.close()
+
+    def close(self) -> None:
+        """Close every connection. Idempotent."""
+        for engine in list(self._inboxes):
+            self.forget(engine)

@@ -1,0 +1,76 @@
+"""Settings of where KV events come from, and how much is remembered of them."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, Field, field_validator
+
+from kvrouter.options.by_engine import by_engine
+from kvrouter.options.types import Texts  # noqa: TC001 (pydantic reads it)
+
+
+class KvEventSettings(BaseModel):
+    """Which publishers a router hears."""
+
+    kv_events_bind: str | None = Field(
+        default=None,
+        description="Address on which KV events are taken, as tcp://HOST:PORT. Engines connect "
+        "their publisher to it with the topic kv@HOST:PORT, their own address as given here.",
+    )
+    kv_events_connect: Texts = Field(
+        default_factory=list,
+        description="Port of the engines' own publishers, where these are bound (vLLM's default: "
+        "tcp://*:5557), as PORT for all or HOST:PORT=PORT for one. Several routers may connect.",
+    )
+    kv_events_replay: Texts = Field(
+        default_factory=list,
+        description="Port at which an engine's publisher repeats messages (vLLM's "
+        "replay_endpoint), as PORT for all or HOST:PORT=PORT for one. What is lost, or was told "
+        "before the router began, is asked for there.",
+    )
+    index_blocks: int = Field(
+        default=1_000_000,
+        ge=1024,
+        description="Blocks that the index of the engines' caches remembers, 36 to 72 bytes each. "
+        "Beyond it those that were neither stored nor asked for lately are forgotten.",
+    )
+
+    @field_validator("kv_events_bind")
+    @classmethod
+    def _events_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if parts.scheme == "ipc" or (
+            parts.scheme == "tcp" and parts.hostname and ":" in parts.netloc
+        ):
+            return value
+        raise ValueError(f"kv_events_bind {value!r}: give it as tcp://HOST:PORT or ipc:///PATH")
+
+    @field_validator("kv_events_connect")
+    @classmethod
+    def _publishers(cls, value: list[str]) -> list[str]:
+        by_engine(value, 65535, "port of KV events {!r}: give it as PORT or HOST:PORT=PORT")
+        return value
+
+    @field_validator("kv_events_replay")
+    @classmethod
+    def _replays(cls, value: list[str]) -> list[str]:
+        by_engine(value, 65535, "port of replays {!r}: give it as PORT or HOST:PORT=PORT")
+        return value
+
+    @property
+    def kv_events_ports(self) -> dict[str, int]:
+        """Ports of publishers by the engine's address; under "" that of all others."""
+        return by_engine(self.kv_events_connect)
+
+    @property
+    def kv_replay_ports(self) -> dict[str, int]:
+        """Ports of replays by the engine's address; under "" that of all others."""
+        return by_engine(self.kv_events_replay)
+
+    @property
+    def takes_kv_events(self) -> bool:
+        """Whether engines are heard at all."""
+        return self.kv_events_bind is not None or bool(self.kv_events_connect)

@@ -1,0 +1,234 @@
+"""Token ids of a prompt: passed through, from a local tokenizer, or from an engine's /tokenize.
+
+Only asked for where a policy or a landing needs hashes before the prefill leg's answer. Never
+guesses: without an answer the request goes on without hashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from array import array
+from collections import Counter, OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from sys import getsizeof
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from kvrouter._native import scan_object
+from kvrouter.prefix.hash_cache import ID_BYTES
+from kvrouter.telemetry.caches import CacheUse
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from kvrouter.engines.engine import Engine
+
+    Post = Callable[[Engine, str, bytes], Awaitable[bytes]]
+
+TOKENIZE_PATH: Final = "/tokenize"
+CACHED_BYTES: Final = 64 << 20
+"""Memory of the token ids in the cache: 4 bytes each, their JSON about 6."""
+ENTRY_BYTES: Final = 512
+"""What a cached prompt takes beside these: so short prompts do not add up either."""
+MAX_THREADS: Final = 4
+INLINE_CHARACTERS: Final = 4096
+"""A longer text is tokenised in a thread, so that the loop goes on."""
+TRIAL_TEXT: Final = (
+    "The quick brown fox: 12,345 jumps\n\tover \u00e9t\u00e9 \u4f60\u597d <|endoftext|> end."
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The ids of a prompt, as native uint32 and as the JSON array that legs carry."""
+
+    ids: bytes
+    json: bytes
+
+    def __len__(self) -> int:
+        """How many tokens."""
+        return len(self.ids) // ID_BYTES
+
+
+def _member(body: bytes, key: str) -> Tokens:
+    """Token ids that are a member of a JSON object, read natively."""
+    spans, ids = scan_object(body, key)
+    if ids is None:
+        raise ValueError("not token ids")
+    start, end = spans[key]
+    return Tokens(ids, body[start:end])
+
+
+class TokenizerUnavailable(ValueError):
+    """No local tokenizer can be loaded from where the user said; says what to do."""
+
+
+def tokenizer_file(path: str) -> Path:
+    """The `tokenizer.json` that `path` names, itself or by its directory.
+
+    Raises:
+        TokenizerUnavailable: there is no such file.
+    """
+    file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise TokenizerUnavailable(
+            f"there is no file {file}: give a tokenizer.json or the directory that holds it"
+        )
+    return file
+
+
+class LocalTokenizer:
+    """A `tokenizer.json` in this process, for text prompts (chats need the model's template).
+
+    Args:
+        path: of the file, or of the directory that holds it.
+
+    Raises:
+        TokenizerUnavailable: the file or the `tokenizers` package is missing.
+    """
+
+    def __init__(self, path: str) -> None:
+        file = tokenizer_file(path)
+        try:
+            from tokenizers import Tokenizer  # noqa: PLC0415 - an extra, not a dependency
+        except ImportError:
+            raise TokenizerUnavailable(
+                "--tokenizer needs `pip install kvrouter[tokenizers]`"
+            ) from None
+        try:
+            self._tokenizer: Any = Tokenizer.from_file(str(file))
+        except Exception as error:  # the package raises bare Exception
+            raise TokenizerUnavailable(
+                f"--tokenizer {path}: {error}; give a tokenizer.json or its directory"
+            ) from None
+
+    def encode(self, text: str) -> array[int]:
+        """Token ids of `text` with the special tokens that the model wants."""
+        return array("I", self._tokenizer.encode(text).ids)
+
+
+class TokenSource:
+    """Finds the token ids of prompts; remembers the latest.
+
+    Args:
+        post: sends a body to an engine's path and returns the body of its 200; raises OSError,
+            TimeoutError or ValueError otherwise.
+        local: tokenizer of this process, used for text once an engine agreed with it.
+
+    Attributes:
+        counts: cache_hits, local, engine, failed; each only grows.
+    """
+
+    def __init__(self, post: Post, local: LocalTokenizer | None = None) -> None:
+        self._post = post
+        self._local = local
+        self._verdicts: dict[str, bool] = {}
+        self._cache: OrderedDict[bytes, Tokens] = OrderedDict()
+        self._cached_bytes = 0
+        self._threads: ThreadPoolExecutor | None = None
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def use(self) -> CacheUse:
+        """How many prompts are remembered, and the memory that they take."""
+        return CacheUse(len(self._cache), self._cached_bytes, CACHED_BYTES)
+
+    async def tokens(
+        self, engine: Engine, model: str, body: bytes, text: str | None
+    ) -> Tokens | None:
+        """Token ids of a prompt, or None where nobody can tell.
+
+        Args:
+            engine: to be asked, one that serves `model`.
+            model: its name.
+            body: of POST /tokenize, from the engine's family; it also is the cache's key.
+            text: the prompt, where it is a plain text with the default special tokens.
+        """
+        key = blake2b(body, digest_size=16).digest()
+        found = self._cache.get(key)
+        if found is not None:
+            self._cache.move_to_end(key)
+            self.counts["cache_hits"] += 1
+            return found
+        if text is not None and self._local is not None and await self._trusted(engine, model):
+            found = await self._encode(self._local, text)
+            self.counts["local"] += 1
+        else:
+            found = await self._ask(engine, body)
+        if found is not None:
+            self._remember(key, found)
+        return found
+
+    async def _trusted(self, engine: Engine, model: str) -> bool:
+        """Whether the local tokenizer gives what the engine gives for a trial text: asked once."""
+        verdict = self._verdicts.get(model)
+        if verdict is None and self._local is not None:
+            theirs = await self._ask(engine, orjson.dumps({"model": model, "prompt": TRIAL_TEXT}))
+            if theirs is None:
+                return False
+            verdict = theirs.ids == self._local.encode(TRIAL_TEXT).tobytes()
+            self._verdicts[model] = verdict
+            if not verdict:
+                log.warning(
+                    "--tokenizer gives other token ids than %s for model %s: not used for it; "
+                    "give the tokenizer of that model",
+                    engine.address,
+                    model,
+                )
+        return bool(verdict)
+
+    def close(self) -> None:
+        """End the threads that tokenise; texts that still wait for one are given up. Idempotent."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _encode(self, local: LocalTokenizer, text: str) -> Tokens:
+        if len(text) <= INLINE_CHARACTERS:
+            return _encode(local, text)
+        if self._threads is None:
+            # Fewer than cores, or tokenising would take the loop's own core from it.
+            workers = max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) - 1))
+            self._threads = ThreadPoolExecutor(workers, thread_name_prefix="tokenise")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, _encode, local, text)
+
+    async def _ask(self, engine: Engine, body: bytes) -> Tokens | None:
+        try:
+            found = _member(await self._post(engine, TOKENIZE_PATH, body), "tokens")
+        except (OSError, TimeoutError, ValueError) as error:
+            self.counts["failed"] += 1
+            log.debug("%s does not tokenise: %s", engine.address, error)
+            return None
+        self.counts["engine"] += 1
+        return found
+
+    def _remember(self, key: bytes, tokens: Tokens) -> None:
+        size = _size(tokens)
+        if size > CACHED_BYTES // 16:
+            return
+        replaced = self._cache.pop(key, None)
+        self._cache[key] = tokens
+        self._cached_bytes += size - (_size(replaced) if replaced else 0)
+        while self._cached_bytes > CACHED_BYTES:
+            _, oldest = self._cache.popitem(last=False)
+            self._cached_bytes -= _size(oldest)
+
+
+def _size(tokens: Tokens) -> int:
+    """Bytes of memory that a cached prompt takes."""
+    return ENTRY_BYTES + getsizeof(tokens.ids) + getsizeof(tokens.json)
+
+
+def _encode(local: LocalTokenizer, text: str) -> Tokens:
+    ids = local.encode(text)
+    written = orjson.dumps(ids.tolist())
+    return Tokens(ids.tobytes(), bytes(memoryview(written)))  # orjson's own takes a KiB or more

@@ -1,0 +1,1 @@
+"""Decides which engines serve a request: inputs, plans and policies. No I/O."""

@@ -1,0 +1,94 @@
+"""The seam of routing policies. A policy knows no asyncio and does no I/O: simulators run it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from kvrouter.engines.compatibility import partners
+from kvrouter.routing.plan import Plan, computed_tokens, missing_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvrouter.engines.engine import Engine
+    from kvrouter.routing.plan import RouteInputs
+
+
+class Policy(Protocol):
+    """Chooses the engines of both legs.
+
+    Implementations are synchronous, touch only what they are given, and must choose among the
+    candidates of the inputs. One instance serves one router; calls come from one thread.
+    """
+
+    name: ClassVar[str]
+    """As in `--policy`."""
+    needs_hashes: ClassVar[bool]
+    """Whether `RouteInputs.matches` and its like change what it decides (costs a tokenising)."""
+
+    def plan(self, inputs: RouteInputs) -> Plan:
+        """Decide. `inputs.decode` is not empty; never raises for valid inputs."""
+
+    def rebind(
+        self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine, own_tokens: int
+    ) -> Engine:
+        """Choose the decode engine again just before its leg: `bound`, unless another is better.
+
+        Args:
+            inputs: as they were at the plan.
+            decode: engines that can load the prompt's KV now.
+            bound: the engine of the plan; it is gone where it is not among them.
+            own_tokens: the load of the leg itself, which counts on `bound`.
+        """
+
+
+def in_turn(candidates: Sequence[Engine], turn: int) -> Sequence[Engine]:
+    """The same engines, beginning with another one each turn: so that equals share the load."""
+    first = turn % len(candidates)
+    return [*candidates[first:], *candidates[:first]] if first else candidates
+
+
+def rebound(
+    decode: Sequence[Engine], bound: Engine, price: Callable[[Engine], float], own_tokens: int
+) -> Engine:
+    """The engine of the lowest price, the leg itself not counted; `bound` of equals, if there."""
+    cheapest = min(decode, key=price)
+    if bound in decode and price(bound) - own_tokens <= price(cheapest):
+        return bound
+    return cheapest
+
+
+def decide(
+    inputs: RouteInputs, decode: Engine, choose: Callable[[Sequence[Engine]], Engine]
+) -> Plan:
+    """The part that all policies share: given the decode engine, prefill or not, and why.
+
+    Args:
+        inputs: the request.
+        decode: the engine already chosen for the decode leg.
+        choose: picks the prefill engine from a sequence that is not empty.
+    """
+    missing = missing_tokens(inputs, decode)
+    if decode.identity is None or decode.identity.alone:
+        if not inputs.split:
+            return Plan(None, decode, missing, "not splittable")
+        if not missing or decode.computing + missing <= inputs.prefill_threshold:
+            return Plan(None, decode, missing, "little missing")
+    if not inputs.prefill:
+        return Plan(None, decode, missing, "no prefill engine")
+    able = partners(inputs.prefill, decode, inputs.model)
+    if not able:
+        return Plan(None, decode, missing, _why_alone(inputs, decode))
+    prefill = choose(able)
+    return Plan(prefill, decode, missing, "prefill", computed_tokens(inputs, prefill))
+
+
+def _why_alone(inputs: RouteInputs, decode: Engine) -> str:
+    identity = decode.identity
+    if identity is not None and (identity.refusal is not None or not identity.pairs):
+        return "shares no KV"
+    if all(engine.family != decode.family for engine in inputs.prefill):
+        return "families differ"
+    if partners(inputs.prefill, decode):
+        return "adapters differ"
+    return "same engine" if decode in inputs.prefill else "manifests differ"

@@ -1,0 +1,41 @@
+"""The engine with the fewest tokens under way: size is the load, not the number of requests."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from kvrouter.routing.policies.base import decide, in_turn, rebound
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvrouter.engines.engine import Engine
+    from kvrouter.routing.plan import Plan, RouteInputs
+
+
+_TOKENS: Final = attrgetter("tokens")
+
+
+class LeastTokens:
+    """Each leg goes to the candidate with the fewest tokens under way; equals take turns."""
+
+    name: ClassVar[str] = "least_tokens"
+    needs_hashes: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def plan(self, inputs: RouteInputs) -> Plan:
+        """Take the least loaded engine of each role."""
+        self._turn += 1
+        return decide(inputs, self._least(inputs.decode), self._least)
+
+    def rebind(
+        self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine, own_tokens: int
+    ) -> Engine:
+        """The least loaded; the bound one of equals."""
+        return rebound(decode, bound, _TOKENS, own_tokens)
+
+    def _least(self, candidates: Sequence[Engine]) -> Engine:
+        return min(in_turn(candidates, self._turn), key=_TOKENS)

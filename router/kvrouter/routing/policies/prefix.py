@@ -1,0 +1,87 @@
+"""The engine that would be done first: tokens under way plus tokens still to compute or bring.
+
+A cost, not a threshold: an engine that holds the prefix wins only while its queue is shorter than
+what computing the rest elsewhere takes, so a popular prefix cannot make a hot spot.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, ClassVar
+
+from kvrouter.routing.plan import usable_blocks
+from kvrouter.routing.policies.base import decide, in_turn, rebound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from kvrouter.engines.engine import Engine
+    from kvrouter.routing.plan import Plan, RouteInputs
+
+LOAD_COST = 0.05
+"""Cost of bringing one token's KV from the store, in tokens computed (issue 2's bars: a warm
+prompt may take 1.3x of one that is in the engine's cache; loading was 1/20 of computing there)."""
+
+
+class Prefix:
+    """Least cost in tokens to be computed; equals take turns."""
+
+    name: ClassVar[str] = "prefix"
+    needs_hashes: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def plan(self, inputs: RouteInputs) -> Plan:
+        """Take the cheapest engine of each role."""
+        self._turn += 1
+        price = pricing(inputs)
+
+        def cheapest(candidates: Sequence[Engine]) -> Engine:
+            if len(candidates) == 1:
+                return candidates[0]
+            return min(in_turn(candidates, self._turn), key=price)
+
+        return decide(inputs, cheapest(inputs.decode), cheapest)
+
+    def rebind(
+        self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine, own_tokens: int
+    ) -> Engine:
+        """The cheapest, what it holds already not being loaded; the bound one of equals."""
+        held, saved = inputs.matches, LOAD_COST * inputs.block_tokens
+
+        def price(engine: Engine) -> float:
+            return engine.tokens - saved * held.get(engine, 0)
+
+        return rebound(decode, bound, price if held else attrgetter("tokens"), own_tokens)
+
+
+def pricing(inputs: RouteInputs) -> Callable[[Engine], float]:
+    """A function of the engine: what this prompt costs there, up to a constant of the request.
+
+    In tokens to compute before it is prefilled: those under way, less those that the engine holds;
+    those that it would load from the store cost LOAD_COST each.
+    """
+    block_tokens, stored = inputs.block_tokens, inputs.store_blocks
+    held = _believed(inputs) if inputs.guesses else inputs.matches
+    usable = usable_blocks(inputs.prompt_tokens, block_tokens)
+    if not usable or not (held or stored):
+        return attrgetter("tokens")
+
+    def price(engine: Engine) -> float:
+        own = min(held.get(engine, 0), usable)
+        identity = engine.identity
+        manifest = identity.manifest if identity else None
+        loadable = min(stored.get(manifest, 0), usable) - own if manifest else 0
+        blocks = own + (1 - LOAD_COST) * loadable if loadable > 0 else own
+        return engine.tokens - blocks * block_tokens
+
+    return price
+
+
+def _believed(inputs: RouteInputs) -> Mapping[Engine, int]:
+    """Leading blocks that engines hold, as told or, where that is more, as guessed."""
+    held = dict(inputs.matches)
+    for engine, blocks in inputs.guesses.items():
+        held[engine] = max(blocks, held.get(engine, 0))
+    return held

@@ -1,0 +1,1 @@
+"""Requests for several prompts or samples: split, served in parts, merged."""

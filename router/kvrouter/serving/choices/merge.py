@@ -1,0 +1,289 @@
+"""Answers of a request's shares made one: choices moved under their own index, usage summed. Pure.
+
+Choices keep the bytes that the engine wrote; only `index` is replaced. Nothing here knows of
+sockets or tasks.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from kvrouter import _native
+from kvrouter.engines.families.splice import splice
+from kvrouter.errors import DONE_FRAME
+from kvrouter.openai.response import TRANSFERS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvrouter.openai.request import Kind, Span
+    from kvrouter.serving.choices.split import Share
+
+    Piece = tuple[Share, bytes, int | None]
+
+MAX_EVENT_BYTES: Final = 8 << 20
+_EVENT_END: Final = re.compile(rb"\r?\n\r?\n")
+_DONE: Final = b"[DONE]"
+_OF_ONE_STREAM: Final = ("metrics", *sorted(TRANSFERS))
+"""Members that tell of one share alone: vLLM gives no `metrics` with several choices either."""
+
+
+class BadShare(Exception):
+    """A share's answer is not what was asked for."""
+
+
+class ShareError(Exception):
+    """An engine ended a share's stream with an error event.
+
+    Attributes:
+        payload: the event's JSON, as the engine wrote it.
+    """
+
+    def __init__(self, payload: bytes) -> None:
+        super().__init__("the engine's stream ended with an error")
+        self.payload = payload
+
+
+class UsageSum:
+    """Usage of all shares: prompts once, completions of every share."""
+
+    def __init__(self) -> None:
+        self._whole: dict[str, Any] | None = None
+
+    def add(self, share: Share, raw: bytes, cached_tokens: int | None) -> None:
+        """Add one share's usage.
+
+        Args:
+            share: whose it is.
+            raw: JSON object.
+            cached_tokens: of its prefill leg, in place of what the decode engine tells, where it
+                tells: that counts as cached what it loaded.
+
+        Raises:
+            BadShare: it is no usage.
+        """
+        try:
+            usage = orjson.loads(raw)
+            completion = int(usage["completion_tokens"])
+        except (ValueError, TypeError, KeyError):
+            raise BadShare("no usage") from None
+        details = usage.get("prompt_tokens_details")
+        if (
+            cached_tokens is not None
+            and isinstance(details, dict)
+            and details.get("cached_tokens") is not None
+        ):
+            details["cached_tokens"] = cached_tokens
+        if not share.counts_prompt:
+            usage |= {"prompt_tokens": 0, "total_tokens": completion}
+            usage.pop("prompt_tokens_details", None)
+        self._whole = usage if self._whole is None else _summed(self._whole, usage)
+
+    @property
+    def raw(self) -> bytes | None:
+        """The sum as JSON, or None where no share told any.
+
+        Raises:
+            BadShare: it cannot be written: no counts of tokens are so large.
+        """
+        try:
+            return None if self._whole is None else orjson.dumps(self._whole)
+        except TypeError:
+            raise BadShare("no usage") from None
+
+
+def _summed(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Numbers added, objects member by member; of anything else the first that is there."""
+    whole = dict(one)
+    for key, value in other.items():
+        held = whole.get(key)
+        if isinstance(held, dict) and isinstance(value, dict):
+            whole[key] = _summed(held, value)
+        elif isinstance(held, int | float) and isinstance(value, int | float):
+            whole[key] = held + value
+        elif held is None:
+            whole[key] = value
+    return whole
+
+
+def answer_id(kind: Kind, request_id: str) -> bytes:
+    """The JSON of a merged answer's id: what vLLM makes of a request's id."""
+    return orjson.dumps(("cmpl-" if kind == "completion" else "chatcmpl-") + request_id)
+
+
+def merge_answers(pieces: Sequence[Piece], ident: bytes) -> bytes:
+    """The whole answer, made of whole answers in the order of their choices.
+
+    Args:
+        pieces: each share, its answer and the cached tokens of its prefill leg.
+        ident: JSON of the answer's id.
+
+    Raises:
+        BadShare: one is no completion, or has other choices than were asked for.
+    """
+    first: tuple[bytes, dict[str, Span]] | None = None
+    choices: list[bytes] = []
+    usage = UsageSum()
+    for share, body, cached_tokens in pieces:
+        spans = _members(body)
+        if first is None:
+            first = body, spans
+        numbered = _choices(body, spans, share)
+        if sorted(numbered) != list(range(share.first, share.first + share.request.n)):
+            raise BadShare("other choices than were asked for")
+        choices += [numbered[index] for index in sorted(numbered)]
+        if (told := _value(body, spans, "usage")) is not None:
+            usage.add(share, told, cached_tokens)
+    assert first is not None
+    body, spans = first
+    changes = _envelope(spans, ident)
+    changes["choices"] = b"[" + b",".join(choices) + b"]"
+    if usage.raw is not None:
+        changes["usage"] = usage.raw
+    return splice(body, spans, changes)
+
+
+class Events:
+    """Cuts a body of server-sent events at their ends."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The events that end within `data`, each without its end.
+
+        Raises:
+            BadShare: one is longer than `MAX_EVENT_BYTES`.
+        """
+        seen = max(0, len(self._held) - 3)
+        held = self._held + data
+        events, at = [], 0
+        while (end := _EVENT_END.search(held, max(at, seen))) is not None:
+            events.append(held[at : end.start()])
+            at = end.end()
+        self._held = held[at:]
+        if len(self._held) > MAX_EVENT_BYTES:
+            raise BadShare("an event that does not end")
+        return events
+
+    def rest(self) -> bytes:
+        """What came after the last end."""
+        return self._held
+
+
+class StreamMerge:
+    """One stream made of the shares' events as they come, each passed on once.
+
+    Args:
+        ident: JSON of the stream's id.
+    """
+
+    def __init__(self, ident: bytes) -> None:
+        self._ident = ident
+        self._created: bytes | None = None
+        self._usage = UsageSum()
+        self._usage_event: tuple[int, bytes] | None = None
+
+    def event(self, share: Share, event: bytes, cached_tokens: int | None) -> tuple[bytes, int]:
+        """What the client gets of an event (empty: nothing yet), and how many choices it has.
+
+        Args:
+            share: whose stream it is of.
+            event: without the blank line at its end.
+            cached_tokens: of the share's prefill leg.
+
+        Raises:
+            BadShare: it is no event of a completion.
+            ShareError: it is the engine's error.
+        """
+        payload = _payload(event)
+        if payload is None:
+            return (event + b"\n\n" if event else b""), 0
+        if payload == _DONE:
+            return b"", 0
+        spans = _members(payload)
+        if "error" in spans:
+            raise ShareError(payload)
+        choices = _choices(payload, spans, share)
+        told = _value(payload, spans, "usage")
+        if not choices and told is not None:
+            self._usage.add(share, told, cached_tokens)
+            if self._usage_event is None or share.first < self._usage_event[0]:
+                self._usage_event = share.first, payload
+            return b"", 0
+        changes = self._changes(payload, spans)
+        changes["choices"] = b"[" + b",".join(choices.values()) + b"]"
+        return b"data: " + splice(payload, spans, changes) + b"\n\n", len(choices)
+
+    def end(self) -> bytes:
+        """The last events: the usage of all, where the shares told theirs, and the end mark.
+
+        Raises:
+            BadShare: they told no usage that can be summed.
+        """
+        last = b""
+        if self._usage_event is not None:
+            payload = self._usage_event[1]
+            spans = _members(payload)
+            changes = {**self._changes(payload, spans), "usage": self._usage.raw}
+            last = b"data: " + splice(payload, spans, changes) + b"\n\n"
+        return last + DONE_FRAME
+
+    def _changes(self, payload: bytes, spans: dict[str, Span]) -> dict[str, bytes | None]:
+        changes = _envelope(spans, self._ident)
+        if self._created is None:
+            self._created = _value(payload, spans, "created")
+        if self._created is not None:
+            changes["created"] = self._created
+        return changes
+
+
+def _payload(event: bytes) -> bytes | None:
+    """The data of an event; None where it has none, as a comment."""
+    if event.startswith(b"data: ") and b"\n" not in event:
+        return event[6:].rstrip(b"\r")
+    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line[:5] == b"data:"]
+    return b"\n".join(lines) if lines else None
+
+
+def _members(text: bytes) -> dict[str, Span]:
+    try:
+        return _native.scan_object(text, "")[0]
+    except ValueError as error:
+        raise BadShare(f"no JSON object: {error}") from None
+
+
+def _value(text: bytes, spans: dict[str, Span], key: str) -> bytes | None:
+    """The JSON of a member, None where it is absent or null."""
+    value = text[slice(*spans[key])] if key in spans else b"null"
+    return None if value == b"null" else value
+
+
+def _envelope(spans: dict[str, Span], ident: bytes) -> dict[str, bytes | None]:
+    changes: dict[str, bytes | None] = dict.fromkeys(k for k in _OF_ONE_STREAM if k in spans)
+    changes["id"] = ident
+    return changes
+
+
+def _choices(text: bytes, spans: dict[str, Span], share: Share) -> dict[int, bytes]:
+    """The choices of an answer or event by their index in the whole, under that index."""
+    span = spans.get("choices")
+    if span is None:
+        raise BadShare("no choices")
+    found: dict[int, bytes] = {}
+    try:
+        for start, end in _native.scan_array(text, *span, share.request.n):
+            choice = text[start:end]
+            members = _native.scan_object(choice, "")[0]
+            index = int(choice[slice(*members["index"])]) if "index" in members else 0
+            if not 0 <= index < share.request.n or share.first + index in found:
+                raise BadShare(f"a choice numbered {index}")
+            changes: dict[str, bytes | None] = dict.fromkeys(TRANSFERS & members.keys())
+            changes["index"] = b"%d" % (share.first + index)
+            found[share.first + index] = splice(choice, members, changes)
+    except ValueError as error:
+        raise BadShare(f"no choices: {error}") from None
+    return found

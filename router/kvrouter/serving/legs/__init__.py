@@ -1,0 +1,1 @@
+"""The legs of one prompt: planned, prefilled, landed, decoded."""

@@ -1,0 +1,209 @@
+"""Two legs at once: engines that find each other by themselves, once both have their request.
+
+Neither may be left waiting for the other: where one fails before the client has seen anything, the
+other is withdrawn, and both are asked anew, with a new meeting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from kvrouter.engines.compatibility import elsewhere
+from kvrouter.engines.engine import Role
+from kvrouter.errors import ApiError, bad_request
+from kvrouter.http.failure import Failure
+from kvrouter.routing.plan import without
+from kvrouter.serving.legs.leg import MAX_ATTEMPTS, NOT_TAKEN, LegFailed, Refused, decode_error
+from kvrouter.serving.legs.release import pinned
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+
+    from kvrouter.admission.waiting import EngineWait
+    from kvrouter.engines.engine import Engine
+    from kvrouter.engines.families.base import Meeting
+    from kvrouter.engines.pool import Pool
+    from kvrouter.routing.plan import Plan, RouteInputs
+    from kvrouter.routing.policies.base import Policy
+    from kvrouter.serving.legs.leg import Legs
+    from kvrouter.serving.legs.release import Releases
+    from kvrouter.serving.request.context import RequestContext
+
+
+class LegRunner(Protocol):
+    """Does one leg of a pair on an engine; cancelling ends it there."""
+
+    def __call__(
+        self, context: RequestContext, engine: Engine, *, meeting: Meeting
+    ) -> Coroutine[None, None, None]:
+        """The leg of `context` on `engine`."""
+
+
+class ConcurrentLegs:
+    """Sends the legs of requests to pairs of engines.
+
+    Args:
+        pool: the engines.
+        policy: chooses the pairs.
+        legs: knows each engine's family.
+        releases: frees what a prefill engine keeps for a decode engine that was not reached.
+        engine_wait: where requests wait for engines.
+    """
+
+    def __init__(
+        self, pool: Pool, policy: Policy, legs: Legs, releases: Releases, engine_wait: EngineWait
+    ) -> None:
+        self._pool = pool
+        self._policy = policy
+        self._legs = legs
+        self._releases = releases
+        self._engine_wait = engine_wait
+
+    async def serve(
+        self,
+        context: RequestContext,
+        model: str,
+        inputs: RouteInputs,
+        *,
+        prefill: LegRunner,
+        decode: LegRunner,
+    ) -> RouteInputs | None:
+        """Do both legs, on other engines as long as the client has seen nothing of them.
+
+        Returns:
+            None where the client has its answer. Else the plan of `context` names a decode engine
+            that can do without a prefill leg, and these are the inputs for others.
+
+        Raises:
+            ApiError: no pair of engines can do it.
+            Refused: an engine refused the request itself.
+        """
+        plan, failed, tried = context.route.plan, None, Tried()
+        self._check(context, inputs)
+        for _ in range(MAX_ATTEMPTS):
+            if failed is not None or plan is None or not _together(plan):
+                found = await self._engine_wait.until(partial(self._ready, model, inputs, tried))
+                if found is None:
+                    break
+                inputs, plan = found, self._policy.plan(found)
+            context.route.plan, context.route.handoff = plan, None
+            if plan.prefill is None:
+                return inputs if _alone(plan.decode) else _no_prefill()
+            meeting = self._meet(context, plan.decode, plan.prefill)
+            try:
+                await both(
+                    context,
+                    prefill(context, plan.prefill, meeting=meeting),
+                    decode(context, plan.decode, meeting=meeting),
+                )
+                context.held.pinned = None
+                return None
+            except Refused:
+                context.held.pinned = None  # nothing was made, or whoever refused has it freed
+                raise
+            except LegFailed as error:
+                failed = error
+                context.outcome.error = str(failed)
+                tried.add(failed, plan)
+                if failed.engine is plan.decode and failed.failure in NOT_TAKEN:
+                    self._releases.begin(context, model)
+                context.held.pinned = None
+        if failed is None:
+            return _no_prefill()
+        raise decode_error(failed)
+
+    def _meet(self, context: RequestContext, decode: Engine, prefill: Engine) -> Meeting:
+        family = self._legs.family(decode)
+        meeting = family.meet(prefill)
+        if family.lease_s:  # from now on: who cuts the leg off does not hear whether it was done
+            context.held.pinned = pinned(meeting.decode["kv_transfer_params"], family.lease_s)
+        return meeting
+
+    def _ready(self, model: str, inputs: RouteInputs, tried: Tried) -> RouteInputs | None:
+        """The engines that can be asked now; None where they cannot do it."""
+        prefill = tried.others(self._pool.engines(Role.PREFILL, model))
+        decode = tried.others(self._pool.engines(Role.DECODE, model))
+        decode = decode if prefill else [engine for engine in decode if _alone(engine)]
+        return without(inputs, prefill=prefill, decode=decode) if decode else None
+
+    def _check(self, context: RequestContext, inputs: RouteInputs) -> None:
+        """That engines which only decode can do what is asked.
+
+        Raises:
+            ApiError: 400: they cannot.
+        """
+        plan, request = context.route.plan, context.request
+        if inputs.split or plan is None or request is None or _alone(plan.decode):
+            return
+        name = self._legs.family(plan.decode).single_leg(request)
+        raise bad_request(f"`{name}` is not served by engines that only decode.", name)
+
+
+class Tried:
+    """Engines that need not be asked again for one request, unless they have joined anew."""
+
+    def __init__(self) -> None:
+        self._failed: set[tuple[Engine, int]] = set()
+        self._silent: set[tuple[Engine, int]] = set()
+
+    def add(self, failed: LegFailed, plan: Plan) -> None:
+        """Note a failure. Where both engines were silent nobody knows which one is to blame."""
+        self._failed.add((failed.engine, failed.engine.joins))
+        if failed.failure is Failure.TIMEOUT:
+            pair = (plan.decode, plan.prefill)
+            self._silent.update((engine, engine.joins) for engine in pair if engine is not None)
+
+    def others(self, engines: Sequence[Engine]) -> Sequence[Engine]:
+        """Those that have not failed; of these, if there are any, those that were not silent."""
+        left = [e for e in engines if (e, e.joins) not in self._failed]
+        left = [e for e in left if (e, e.joins) not in self._silent] or left
+        return elsewhere(left, (engine for engine, _ in self._failed)) if self._failed else left
+
+
+def _alone(engine: Engine) -> bool:
+    return engine.identity is None or engine.identity.alone
+
+
+def _together(plan: Plan) -> bool:
+    """Whether its engines are there, and enough of them."""
+    if plan.prefill is None:
+        return _alone(plan.decode)
+    return plan.prefill.identity is not None and plan.decode.identity is not None
+
+
+def _no_prefill() -> NoReturn:
+    raise ApiError(503, "No prefill engine is available.", retry_after_s=1)
+
+
+async def both(
+    context: RequestContext,
+    prefill: Coroutine[None, None, None],
+    decode: Coroutine[None, None, None],
+) -> None:
+    """Do both legs; nothing runs on when this returns.
+
+    A prefill leg that fails when the answer has begun is no matter: its KV is with the decode
+    engine, or that one would have nothing to say. One that has not ended with the answer is cut
+    off.
+
+    Raises:
+        LegFailed, Refused: by the leg that ended first.
+    """
+    first = asyncio.create_task(prefill, name="prefill leg")
+    second = asyncio.create_task(decode, name="decode leg")
+    try:
+        await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+        if not second.done() and (first.exception() is None or context.timing.first_s):
+            await asyncio.wait({second})
+        if second.done() and second.exception() is None:
+            return
+        if first.done():
+            first.result()
+        if second.done():
+            second.result()
+    finally:
+        for task in (first, second):
+            task.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)

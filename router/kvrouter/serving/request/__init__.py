@@ -1,0 +1,1 @@
+"""What is known of one request, and what is told of it."""

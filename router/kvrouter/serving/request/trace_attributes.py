@@ -1,0 +1,94 @@
+"""What the span of a request says at its end.
+
+Names are vLLM's and OpenTelemetry's (`gen_ai.*`, vllm/tracing/utils.py), llm-d's for what only a
+proxy of both legs knows (`llm_d.pd_proxy.*`), and `kvrouter.*` for the rest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+if TYPE_CHECKING:
+    from kvrouter.openai.request import Request
+    from kvrouter.serving.request.context import RequestContext
+    from kvrouter.serving.request.request_metrics import Parts
+    from kvrouter.telemetry.tracing.trace import Attributes, Span
+
+_OPERATIONS: Final = {"completion": "text_completion", "chat": "chat"}
+_MAX_CHARS: Final = 500
+_ASKED: Final = ("temperature", "top_p")
+
+
+def end_request(context: RequestContext, span: Span, parts: Parts, now_s: float) -> None:
+    """Fill the span of a request that has ended."""
+    span.ended_s = now_s
+    span.attributes = {**_answer(context), **_times(context, parts, now_s)}
+    if context.request is not None:
+        span.attributes.update(_request(context.request))
+    status = context.exchange.status
+    if status >= 500 or context.outcome.reason == "broken":
+        span.error = (context.outcome.error or context.outcome.reason)[:_MAX_CHARS]
+
+
+def _answer(context: RequestContext) -> Attributes:
+    exchange, plan = context.exchange, context.route.plan
+    found: dict[str, str | int | tuple[str, ...] | None] = {
+        "http.request.method": exchange.method,
+        "url.path": exchange.path,
+        "http.response.status_code": exchange.status or None,
+        "gen_ai.request.id": context.request_id,
+        "gen_ai.response.finish_reasons": (context.outcome.reason,),
+        "gen_ai.usage.completion_tokens": context.outcome.generated,
+        "kvrouter.outcome": context.outcome.reason,
+        "kvrouter.plan": plan.why if plan is not None else None,
+        "kvrouter.prefill_engine": context.route.prefill_engine,
+        "kvrouter.decode_engine": context.route.decode_engine,
+        "kvrouter.attempts": context.route.attempts,
+        "kvrouter.shares": len(context.shares) if context.shares else None,
+        "kvrouter.hit_engine_tokens": context.route.hit_engine,
+        "kvrouter.hit_store_tokens": context.route.hit_store,
+        "kvrouter.cached_tokens": context.route.cached_tokens,
+        "kvrouter.landed_blocks": context.route.landed_blocks,
+        "kvrouter.error": context.outcome.error[:_MAX_CHARS] if context.outcome.error else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _times(context: RequestContext, parts: Parts, now_s: float) -> Attributes:
+    total_s = now_s - context.timing.started_s
+    queue_s, _, _, prefill_s, landing_s, _ = parts
+    found: Attributes = {
+        "gen_ai.latency.time_in_queue": queue_s,
+        "gen_ai.latency.e2e": total_s,
+        "llm_d.pd_proxy.total_duration_ms": total_s * 1000,
+        "llm_d.pd_proxy.prefill_duration_ms": prefill_s * 1000,
+        "llm_d.pd_proxy.coordinator_overhead_ms": landing_s * 1000,
+    }
+    if context.timing.first_s:
+        ttft_s = context.timing.first_s - context.timing.started_s
+        found["gen_ai.latency.time_to_first_token"] = ttft_s
+        found["llm_d.pd_proxy.true_ttft_ms"] = ttft_s * 1000
+        decode_ms = (now_s - context.timing.first_s + parts[-1]) * 1000
+        found["llm_d.pd_proxy.decode_duration_ms"] = decode_ms
+    return found
+
+
+def _request(request: Request) -> Attributes:
+    found: Attributes = {
+        "gen_ai.operation.name": _OPERATIONS[request.kind],
+        "gen_ai.usage.prompt_tokens": request.prompt_tokens,
+        "gen_ai.request.n": request.n,
+        "kvrouter.stream": request.stream,
+    }
+    if request.model is not None:
+        found["gen_ai.request.model"] = found["gen_ai.response.model"] = request.model[:_MAX_CHARS]
+    if request.max_tokens is not None:
+        found["gen_ai.request.max_tokens"] = request.max_tokens
+    for name in _ASKED:
+        raw = request.raw(name)
+        value = orjson.loads(raw) if raw is not None and len(raw) < 32 else None
+        if isinstance(value, int | float):
+            found[f"gen_ai.request.{name}"] = float(value)
+    return found

@@ -1,0 +1,130 @@
+"""Requests that have ended, until they are counted and logged: a few together, and soon.
+
+What a request leaves to be done is the same each time. Done at its end, its code is fetched anew
+amid what the kernel and other requests left in the processor's caches; done for many in a row it is
+there already (benchmarks/overhead.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic, time
+from typing import TYPE_CHECKING, Final
+
+from kvrouter.access.callers import caller_of
+from kvrouter.serving.request.request_metrics import ms, parts_of
+from kvrouter.serving.request.trace_attributes import end_request
+from kvrouter.telemetry.metrics import FINISH_REASONS, NOT_WELL
+from kvrouter.telemetry.request_log import FLUSH_S, Line
+
+if TYPE_CHECKING:
+    from kvrouter.serving.request.context import RequestContext
+    from kvrouter.serving.request.request_metrics import Parts
+    from kvrouter.telemetry.metrics import Metrics
+    from kvrouter.telemetry.request_log import RequestLog
+    from kvrouter.telemetry.tracing.trace import Tracing
+
+_TOGETHER: Final = 16
+_BODY_BYTES: Final = 1 << 16
+"""A request with a larger body does not wait: those that do hold a MiB of bodies at most."""
+_MODEL: Final = 200
+"""Characters of a model's name in a line: a client may ask for any."""
+
+
+class Settler:
+    """Takes requests that have ended; a scrape, a full list or a fifth of a second settles them.
+
+    Args:
+        metrics: counts and times them; tells of a scrape.
+        log: takes a line for each, or None.
+        tracing: takes the traces of those that have one.
+    """
+
+    def __init__(self, metrics: Metrics, log: RequestLog | None, tracing: Tracing | None) -> None:
+        self._metrics = metrics
+        self._log = log
+        self._tracing = tracing
+        self._waiting: list[tuple[RequestContext, float]] = []
+        self._soon = False  # whether a timer runs
+        metrics.settle = self.settle
+
+    def take(self, context: RequestContext, now_s: float) -> None:
+        """`context` ended then, on the monotonic clock; nobody changes it any more."""
+        waiting = self._waiting
+        waiting.append((context, now_s))
+        if len(waiting) >= _TOGETHER or len(context.exchange.body) > _BODY_BYTES:
+            self.settle()
+        elif not self._soon:
+            self._soon = True
+            asyncio.get_running_loop().call_later(FLUSH_S, self._settle_late)
+
+    def _settle_late(self) -> None:
+        self._soon = False
+        self.settle()
+
+    def settle(self) -> None:
+        """Count and trace those that wait, and give their lines to the log."""
+        waiting, self._waiting = self._waiting, []
+        since_1970_s = time() - monotonic()
+        for context, now_s in waiting:
+            parts = parts_of(context.timing, context.timing.first_s or now_s)
+            status = 499 if context.outcome.reason == "client_left" else context.exchange.status
+            self._count(context, status, parts, now_s)
+            if self._log is not None:
+                self._log.write(line_of(context, status, parts, now_s, since_1970_s + now_s))
+            if self._tracing is not None and context.trace is not None:
+                end_request(context, context.trace.request, parts, now_s)
+                self._tracing.take(context.trace)
+
+    def _count(self, context: RequestContext, status: int, parts: Parts, now_s: float) -> None:
+        metrics = self._metrics
+        metrics.generation_tokens[()] += context.outcome.generated  # also of those that broke off
+        if status != 200 or context.outcome.reason in NOT_WELL:
+            metrics.errors[str(status)] += 1
+            return
+        known = context.outcome.reason in FINISH_REASONS
+        metrics.success[context.outcome.reason if known else "other"] += 1
+        metrics.e2e.observe(now_s - context.timing.started_s)
+        metrics.ttft.observe((context.timing.first_s or now_s) - context.timing.started_s)
+        metrics.ttft_parts.observe(parts)
+
+
+def line_of(context: RequestContext, status: int, parts: Parts, now_s: float, at_s: float) -> Line:
+    """The log line of a request that ended at `now_s` (monotonic), `at_s` (since 1970)."""
+    exchange, request, plan = context.exchange, context.request, context.route.plan
+    caller = caller_of(exchange)
+    queue_s, tokenise_s, plan_s, prefill_s, landing_s, decode_s = parts
+    return Line(
+        request_id=context.request_id,
+        key=caller.name if caller is not None else None,
+        trace_id=context.trace.hex_id if context.trace is not None else None,
+        status=status,
+        outcome=context.outcome.reason,
+        path=exchange.path,
+        client=exchange.peer,
+        model=request.model[:_MODEL] if request is not None and request.model else None,
+        stream=request.stream if request is not None else None,
+        prompt_tokens=request.prompt_tokens if request is not None else None,
+        hit_engine_tokens=context.route.hit_engine,
+        hit_store_tokens=context.route.hit_store,
+        cached_tokens=context.route.cached_tokens,
+        generated=context.outcome.generated,
+        plan=plan.why if plan is not None else None,
+        prefill=context.route.prefill_engine,
+        decode=context.route.decode_engine,
+        attempts=context.route.attempts,
+        shares=len(context.shares) if context.shares else None,
+        landed_blocks=context.route.landed_blocks,
+        queue_ms=ms(queue_s),
+        tokenise_ms=ms(tokenise_s),
+        plan_ms=ms(plan_s),
+        prefill_ms=ms(prefill_s),
+        landing_ms=ms(landing_s),
+        decode_ms=ms(decode_s),
+        ttft_ms=ms(context.timing.first_s - context.timing.started_s)
+        if context.timing.first_s
+        else None,
+        total_ms=ms(now_s - context.timing.started_s),
+        error=context.outcome.error,
+        time=round(at_s, 3),
+    )

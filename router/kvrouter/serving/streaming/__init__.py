@@ -1,0 +1,1 @@
+"""Answers on their way to the client, and streams that outlive their engine."""

@@ -1,1 +1,0 @@
-"""Groups of the router's settings, which `kvrouter.config.RouterSettings` puts together."""

@@ -1,0 +1,145 @@
+"""One line per request, JSON in a pipe and plain on a terminal, as `kvrouter_store.log` writes.
+
+Lines are gathered, then encoded and written together a few times a second: no request costs a
+system call. A slow reader of the log stops no request (`kvrouter_store.log.LogWriter`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from time import time
+from typing import TYPE_CHECKING, Final, Protocol
+
+from msgspec import Struct
+from msgspec.json import Encoder
+from msgspec.structs import asdict, replace
+
+from kvrouter_store.log import log_to_stderr
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvrouter_store.log import LogWriter
+
+FLUSH_S: Final = 0.2
+_HELD_LINES: Final = 128
+_ENCODE: Final = Encoder().encode_lines
+
+
+class Line(Struct, omit_defaults=True, gc=False):
+    """What became of one request; fields without a value are left out of its line.
+
+    docs/observability.md says what each tells. Times are in ms, but for `time`.
+    """
+
+    request_id: str
+    key: str | None = None
+    trace_id: str | None = None
+    status: int | None = None
+    outcome: str | None = None
+    path: str | None = None
+    client: str | None = None
+    model: str | None = None
+    stream: bool | None = None
+    prompt_tokens: int | None = None
+    hit_engine_tokens: int | None = None
+    hit_store_tokens: int | None = None
+    cached_tokens: int | None = None
+    generated: int | None = None
+    plan: str | None = None
+    prefill: str | None = None
+    decode: str | None = None
+    attempts: int | None = None
+    shares: int | None = None
+    landed_blocks: int | None = None
+    queue_ms: float | None = None
+    tokenise_ms: float | None = None
+    plan_ms: float | None = None
+    prefill_ms: float | None = None
+    landing_ms: float | None = None
+    decode_ms: float | None = None
+    ttft_ms: float | None = None
+    total_ms: float | None = None
+    error: str | None = None
+    time: float | None = None
+
+
+class Output(Protocol):
+    """What takes encoded lines, without blocking."""
+
+    def write(self, lines: bytes, /) -> object:
+        """Take whole lines."""
+
+
+class RequestLog:
+    """Writes what became of each request.
+
+    Args:
+        output: where to; its owner closes it.
+        plain: `key=value` instead of JSON.
+    """
+
+    def __init__(self, output: Output, *, plain: bool) -> None:
+        self._output = output
+        self._encode = _plain if plain else _json
+        self._held: list[Line] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def write(self, line: Line) -> None:
+        """Write `line` soon, with the time put in where it has none."""
+        if line.time is None:
+            line.time = round(time(), 3)
+        self._held.append(line)
+        if len(self._held) >= _HELD_LINES:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
+
+    def flush(self) -> None:
+        """Encode what is held and give it to the output."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        held, self._held = self._held, []
+        if held:
+            self._output.write(self._encode(held))
+
+    def close(self) -> None:
+        """Give what is held to the output, which its owner closes."""
+        self.flush()
+
+
+def _json(lines: Sequence[Line]) -> bytes:
+    try:
+        return _ENCODE(lines)
+    except UnicodeEncodeError:  # a lone surrogate, which UTF-8 cannot say
+        return _ENCODE([_sayable(line) for line in lines])
+
+
+def _sayable(line: Line) -> Line:
+    """`line` with `?` where a text has what UTF-8 cannot say."""
+    texts = {
+        name: value.encode("utf-8", "replace").decode()
+        for name, value in asdict(line).items()
+        if isinstance(value, str)
+    }
+    return replace(line, **texts)
+
+
+def _plain(lines: Sequence[Line]) -> bytes:
+    """`lines` as `key=value`, for people."""
+    told = (asdict(line).items() for line in lines)
+    text = (" ".join(f"{k}={v}" for k, v in pairs if v is not None) for pairs in told)
+    return "".join(f"{line}\n" for line in text).encode("utf-8", "replace")
+
+
+def set_up(level: str) -> tuple[RequestLog | None, LogWriter]:
+    """Configure `logging` for this process, to stderr.
+
+    Returns:
+        the log of requests, or None where `level` is above info; and what writes both logs.
+    """
+    writer, plain = log_to_stderr(level)
+    wanted = logging.getLogger().isEnabledFor(logging.INFO)
+    return RequestLog(writer, plain=plain) if wanted else None, writer

@@ -1,0 +1,1 @@
+"""Traces of requests across both legs; OpenTelemetry is known to `otlp` alone."""

@@ -1,0 +1,1 @@
+"""Commands beside the router: simulator, demo, benchmark, doctor, status."""

@@ -1,0 +1,209 @@
+"""The processes of the demo: each is started here and ends with us, however we end. By pid only."""
+
+import asyncio
+import ctypes
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from kvrouter.tools.demo.settings import child_environment
+
+__all__ = ["Child", "ChildFailed", "Children"]
+
+KVROUTER = (sys.executable, "-m", "kvrouter")
+START_S = 20.0
+STOP_S = 5.0
+_LOG_TAIL_LINES = 15
+_PR_SET_PDEATHSIG = 1
+
+
+class ChildFailed(Exception):
+    """A process did not start; the message holds the end of its log."""
+
+
+@dataclass(eq=False)
+class Child:
+    """A process that said it is ready. `urls` are those it named, by their scheme."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    urls: dict[str, str]
+    killed: bool = False
+    guarded: bool = False
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    @property
+    def http(self) -> str:
+        """Where it serves HTTP."""
+        return self.urls["http"]
+
+
+def _dies_with(parent: int, last_signal: signal.Signals) -> Callable[[], None]:
+    """For the child, before it becomes somebody else: that signal when the demo is gone."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def tie() -> None:
+        prctl(_PR_SET_PDEATHSIG, last_signal)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return tie
+
+
+class Children:
+    """Starts processes, each in a session of its own, and stops them all; an async context."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: list[Child] = []
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._drains: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> "Children":
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    async def start(self, name: str, *arguments: str, program: Sequence[str] = KVROUTER) -> Child:
+        """Run `kvrouter ARGUMENTS`, or another `program` of it, until it names its URLs.
+
+        Raises ChildFailed where it ends before, or takes too long.
+        """
+        with self._log(name).open("wb") as log:
+            command = (*program, *arguments)
+            process = await self._spawn(
+                command, child_environment(), stdout=asyncio.subprocess.PIPE, stderr=log
+            )
+        try:
+            async with asyncio.timeout(START_S):
+                urls = await _announced(process)
+        except TimeoutError:
+            urls = {}
+        if not urls:
+            raise ChildFailed(f"{name} did not start:\n{_tail(self._log(name))}")
+        child = Child(name, process, urls)
+        self._started.append(child)
+        self._drains.append(asyncio.create_task(_drain(process)))
+        return child
+
+    async def launch(
+        self, name: str, url: str, command: Sequence[str], environment: Mapping[str, str]
+    ) -> Child:
+        """Run any command that will serve HTTP at `url`; it may have processes of its own.
+
+        Does not wait until it serves.
+        """
+        guarded = (sys.executable, "-m", "kvrouter.tools.demo.guard", *command)
+        with self._log(name).open("wb") as log:
+            process = await self._spawn(
+                guarded, environment, stdout=log, stderr=log, last_signal=signal.SIGTERM
+            )
+        child = Child(name, process, {"http": url}, guarded=True)
+        self._started.append(child)
+        return child
+
+    async def _spawn(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        stdout: IO[bytes] | int,
+        stderr: IO[bytes],
+        last_signal: signal.Signals = signal.SIGKILL,
+    ) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=_dies_with(os.getpid(), last_signal),
+        )
+        self._processes.append(process)
+        return process
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def last_words(self, child: Child) -> str:
+        """The end of what a process logged."""
+        return _tail(self._log(child.name))
+
+    def logged(self, child: Child) -> str:
+        """All that a process logged."""
+        return self._log(child.name).read_text(errors="replace")
+
+    def unexpected_deaths(self) -> Sequence[str]:
+        """Names of processes that are gone although nobody killed them."""
+        return [
+            child.name
+            for child in self._started
+            if child.process.returncode is not None and not child.killed
+        ]
+
+    async def kill(self, child: Child) -> None:
+        """SIGKILL, as a machine that loses power; returns when the process is gone."""
+        child.killed = True
+        if child.guarded:
+            child.process.send_signal(signal.SIGUSR1)
+            await _gone([child.process])
+        await _end(child.process)
+
+    async def stop(self) -> None:
+        """End all of them, the last one first, and wait: no process is left behind."""
+        for process in reversed(self._processes):
+            if process.returncode is None:
+                process.terminate()
+        await _gone(self._processes)
+        for process in self._processes:
+            await _end(process)
+        for drain in self._drains:
+            drain.cancel()
+        await asyncio.gather(*self._drains, return_exceptions=True)
+
+
+async def _gone(processes: Sequence[asyncio.subprocess.Process]) -> None:
+    """Return when they have ended, or have taken too long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(STOP_S):
+            await asyncio.gather(*(process.wait() for process in processes))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """SIGKILL for whatever is left of a process and its own; returns when it is gone."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # it leads its session
+    await process.wait()
+
+
+async def _announced(process: asyncio.subprocess.Process) -> dict[str, str]:
+    """The URLs on the first line that has any; {} where the process ended before."""
+    assert process.stdout is not None
+    while line := await process.stdout.readline():
+        found = re.findall(r"\b(https?|kvs?)(://[\w.\[\]:-]+:\d+)", line.decode(errors="replace"))
+        if found:
+            return {scheme: scheme + rest for scheme, rest in found}
+    return {}
+
+
+async def _drain(process: asyncio.subprocess.Process) -> None:
+    assert process.stdout is not None
+    while await process.stdout.read(65536):
+        continue
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+    return "\n".join(f"  {line}" for line in lines) or "  (it said nothing)"

@@ -1,0 +1,97 @@
+"""The demo on simulated engines: what they say is a function of KV bytes, so answers are known."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from kvrouter.tools.demo.children import Children
+from kvrouter.tools.demo.cluster import Cluster, free_port, start_router, start_store
+from kvrouter.tools.demo.settings import DemoSettings
+from kvrouter.tools.demo.workload import CHAT, Reply
+from kvrouter.tools.sim.oracle import Oracle
+from kvrouter.tools.sim.settings import SimSettings
+from kvrouter.tools.sim.store_link import sim_manifest
+from kvrouter_store.identity.chain import root_hash
+
+__all__ = ["Simulated", "held_against"]
+
+
+class Simulated:
+    """Two prefill and two decode engines; an oracle knows what they must say."""
+
+    model: str = "demo-8b"
+    prefill: Sequence[str] = ("prefill-0", "prefill-1")
+    decode: Sequence[str] = ("decode-0", "decode-1")
+    request_s: float = 30.0
+    loaded: str = "every byte of it compared"
+
+    def __init__(self, settings: DemoSettings) -> None:
+        sim = SimSettings(model=self.model)
+        root = root_hash(None)
+        revision = sim.weights_revision
+        manifest = sim_manifest(self.model, revision, sim.block_size, sim.block_bytes, root)
+        self.more: Mapping[str, Any] = {}
+        self._settings = settings
+        self._oracle = Oracle(manifest)
+
+    def opening(self) -> str:
+        """What is about to be started."""
+        return "starting a store, 2 prefill and 2 decode engines and the router"
+
+    async def start(
+        self, children: Children, session: aiohttp.ClientSession, folder: Path
+    ) -> Cluster:
+        """Start all of it, on free ports. Raises ChildFailed."""
+        settings = self._settings
+        store = await start_store(children, folder, "256MiB")
+        events = f"tcp://127.0.0.1:{free_port()}"
+        common = self.engine_flags(store.urls["kv"], events)
+        names = (*self.prefill, *self.decode)
+        started = await asyncio.gather(
+            *(children.start(name, "sim", "--role", name.split("-")[0], *common) for name in names)
+        )
+        roles = (started[: len(self.prefill)], started[len(self.prefill) :])
+        router = await start_router(children, settings.port, store, roles, events)
+        return Cluster(store, dict(zip(names, started, strict=True)), router)
+
+    def engine_flags(self, store: str, events: str) -> tuple[str, ...]:
+        """What all engines are started with."""
+        prefill_time = f"{self._settings.prefill_time_per_token_us}us"
+        return (
+            *("--port", "0", "--model", self.model, "--store", store),
+            *("--kv-events-endpoint", events, "--prefill-time-per-token", prefill_time),
+            *("--inter-token-latency", "5ms"),
+        )
+
+    async def checked(
+        self, session: aiohttp.ClientSession, cluster: Cluster, replies: Sequence[Reply]
+    ) -> list[Reply]:
+        """The replies, each with what is wrong with it."""
+        return [
+            held_against(self._oracle, reply, self._settings.answer_tokens) for reply in replies
+        ]
+
+    def assurance(self, wrong_blocks: int) -> str:
+        """What was compared."""
+        return f"{wrong_blocks} blocks were wrong"
+
+
+def held_against(oracle: Oracle, reply: Reply, answer_tokens: int) -> Reply:
+    """The reply, with what is wrong with its text. Apart from asking, for it takes time."""
+    if reply.problem:
+        return reply
+    body, tokenizer = reply.body, oracle.tokenizer
+    if reply.path == CHAT:
+        prompt = tokenizer.render_chat(body["messages"])
+    else:
+        prompt = tokenizer.encode(body["prompt"])
+    if reply.prompt_tokens != len(prompt):
+        wrong = f"its usage counts {reply.prompt_tokens} prompt tokens, there are {len(prompt)}"
+        return replace(reply, problem=wrong)
+    if reply.text != oracle.text(prompt, answer_tokens):
+        return replace(reply, problem=f"it said {reply.text!r}, which is wrong")
+    return reply

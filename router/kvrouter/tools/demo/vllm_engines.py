@@ -1,0 +1,163 @@
+"""The demo on real vLLM engines, a prefill and a decode engine that load our connector.
+
+vLLM is not imported: it may live in another environment than this one.
+"""
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+from kvrouter.tools.demo.alone import Alone
+from kvrouter.tools.demo.children import Child, ChildFailed, Children
+from kvrouter.tools.demo.cluster import Cluster, free_port, start_router, start_store
+from kvrouter.tools.demo.find_vllm import VllmFound
+from kvrouter.tools.demo.settings import DemoSettings, engine_environment
+from kvrouter.tools.demo.workload import Reply
+
+__all__ = ["VllmEngines"]
+
+BLOCK_TOKENS = 32
+DOCUMENT_TOKENS = 3072  # at most, of a document, where a token is two letters or more
+TURN_TOKENS = 64  # at most, of a question and what a template puts around it
+STORE_MEMORY, KV_MEMORY = "1GiB", "1G"
+ROLES = {"prefill-0": "kv_producer", "decode-0": "kv_consumer"}
+HEALTH_S = 2.0
+LOOK_S = 0.25
+_CAUSE = re.compile(r"\b\w*(?:Error|Exception|Refused): (?!Engine core init).*")
+
+
+class VllmEngines:
+    """One engine of each role, on half of the processors each; one alone is held against them."""
+
+    model: str = "demo"
+    prefill: Sequence[str] = ("prefill-0",)
+    decode: Sequence[str] = ("decode-0",)
+    request_s: float = 300.0
+    loaded: str = "each part's digest verified"
+
+    def __init__(self, settings: DemoSettings, vllm: VllmFound) -> None:
+        self.more: Mapping[str, Any] = {"ignore_eos": True, "return_token_ids": True}
+        self._settings = settings
+        self._vllm = vllm
+        self._near_ties = 0
+
+    def opening(self) -> str:
+        """What is about to be started."""
+        return (
+            f"starting a store, a prefill and a decode engine (vLLM {self._vllm.version}, "
+            f"{self._settings.model}) and the router; engines take a minute or so"
+        )
+
+    async def start(
+        self, children: Children, session: aiohttp.ClientSession, folder: Path
+    ) -> Cluster:
+        """Start all of it; returns when both engines are ready. Raises ChildFailed."""
+        store = await start_store(children, folder, STORE_MEMORY)
+        events = f"tcp://127.0.0.1:{free_port()}"
+        engines: dict[str, Child] = {}
+        for (name, role), processors in zip(ROLES.items(), _halves(), strict=True):
+            port = free_port()
+            command = [
+                *(self._vllm.python, "-m", "vllm.entrypoints.openai.api_server"),
+                *self._flags(port, name, role, store.urls["kv"], events),
+            ]
+            url = f"http://127.0.0.1:{port}"
+            environment = engine_environment(processors, folder)
+            engines[name] = await children.launch(name, url, command, environment)
+        await self._ready(session, children, list(engines.values()))
+        roles = ([engines[name] for name in self.prefill], [engines[name] for name in self.decode])
+        router = await start_router(children, self._settings.port, store, roles, events)
+        return Cluster(store, engines, router)
+
+    async def checked(
+        self, session: aiohttp.ClientSession, cluster: Cluster, replies: Sequence[Reply]
+    ) -> list[Reply]:
+        """The replies, each with what is wrong with it."""
+        alone = Alone(session, cluster.engines[self.decode[0]].http, self.request_s)
+        checked = await alone.checked(replies)
+        self._near_ties += alone.near_ties
+        return checked
+
+    def assurance(self, wrong_blocks: int) -> str:
+        """What was compared."""
+        ties = f"; {self._near_ties} took the other side of a near tie" if self._near_ties else ""
+        return f"right is what one engine alone says, token for token{ties}"
+
+    async def _ready(
+        self, session: aiohttp.ClientSession, children: Children, engines: Sequence[Child]
+    ) -> None:
+        """Return when all engines serve. Raises ChildFailed where one ends, or takes too long."""
+        waiting = list(engines)
+        limit_s = self._settings.start_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                while waiting := [each for each in waiting if not await _serves(session, each)]:
+                    for engine in waiting:
+                        if engine.process.returncode is not None:
+                            raise ChildFailed(_why_it_ended(children, engine))
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            names = " and ".join(engine.name for engine in waiting)
+            raise ChildFailed(
+                f"{names} took longer than {limit_s:g} s to be ready; give more with "
+                f"--start-timeout. The log ends:\n{children.last_words(waiting[0])}"
+            ) from None
+
+    def _flags(self, port: int, name: str, role: str, store: str, events: str) -> list[str]:
+        """The command line: float32, so that the same tokens come in a batch of any size."""
+        settings = self._settings
+        context = DOCUMENT_TOKENS + settings.turns * (settings.answer_tokens + TURN_TOKENS)
+        connector = {
+            "kv_connector": "KVStoreConnector",
+            "kv_connector_module_path": "kvrouter_store.connectors.vllm",
+            "kv_role": role,
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"url": store, "name": name, "deadline_s": 10.0},
+        }
+        publisher = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": events,
+            "topic": f"kv@127.0.0.1:{port}",
+        }
+        return [
+            *("--model", settings.model, "--served-model-name", self.model),
+            *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"),
+            *("--max-model-len", str(context), "--kv-cache-memory-bytes", KV_MEMORY),
+            *("--block-size", str(BLOCK_TOKENS), "--prefix-caching-hash-algo", "sha256_cbor"),
+            *("--enable-prompt-tokens-details", "--kv-transfer-config", _flag(connector)),
+            *("--kv-events-config", _flag(publisher)),
+        ]
+
+
+def _flag(value: Mapping[str, object]) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _halves() -> tuple[str, str]:
+    """Our processors in two lists, as vLLM's CPU build takes them; a single one is in both."""
+    ours = [str(number) for number in sorted(os.sched_getaffinity(0))]
+    half = max(1, len(ours) // 2)
+    return ",".join(ours[:half]), ",".join(ours[half:] or ours)
+
+
+async def _serves(session: aiohttp.ClientSession, engine: Child) -> bool:
+    try:
+        limit = aiohttp.ClientTimeout(total=HEALTH_S)
+        async with session.get(f"{engine.http}/health", timeout=limit) as answer:
+            return answer.status == 200
+    except (TimeoutError, aiohttp.ClientError):
+        return False
+
+
+def _why_it_ended(children: Children, engine: Child) -> str:
+    """The cause that an engine logged, which stands above the end of its log."""
+    causes = _CAUSE.findall(children.logged(engine))
+    cause = f" ({causes[-1]})" if causes else ""
+    return f"{engine.name} ended at its start{cause}; its log ends:\n{children.last_words(engine)}"

@@ -1,0 +1,112 @@
+"""Writes docs/metrics.md from the metrics that the router, a store node and a simulator register.
+
+`python -m kvrouter.tools.docs.metrics > docs/metrics.md`. The router is one that runs with every
+option
+by which it has more metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kvrouter.app.app import App
+from kvrouter.app.settings import RouterSettings
+from kvrouter.tools.sim.metrics import SimMetrics
+from kvrouter_store.node.metrics import FAMILIES, SHARING_REFUSED, TENANT_FAMILIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from prometheus_client.core import Metric
+
+HEAD: Final = """\
+# Metrics
+
+<!-- Written by `python -m kvrouter.tools.docs.metrics`; do not edit. -->
+
+Every metric of the router, of a store node and of a simulated engine, as Prometheus scrapes them at
+`/metrics`. A histogram has `_bucket`, `_sum` and `_count`. Where vLLM has a metric of the same
+meaning, the name behind the colon and the buckets are vLLM's, so that panels made for it fit.
+Series of an engine go with the engine. What to look at first: [what is to be
+seen](observability.md).
+"""
+EVERYTHING: Final[dict[str, Any]] = {
+    "decode": ["127.0.0.1:1"],
+    "store": "kv://127.0.0.1:1",
+    "kv_events_bind": "tcp://127.0.0.1:0",
+    "redis": "redis://127.0.0.1:1/0",
+    "admin": True,
+    "otlp_traces_endpoint": "http://127.0.0.1:1",
+    "canary_sample_rate": 1,
+    "port": 0,
+}
+"""Settings of a router that has every metric; nobody answers it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One metric: its name as it is scraped, type, labels and help."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    tells: str
+
+
+async def router_rows() -> list[Row]:
+    """The metrics of a router with every option; it runs for a moment, before nobody."""
+    app = App(RouterSettings(**EVERYTHING))
+    try:
+        await app.start()
+        return rows_of(app.metrics.families())
+    finally:
+        await app.close()
+
+
+def store_rows() -> list[Row]:
+    """The metrics of a store node."""
+    families = (*FAMILIES, *TENANT_FAMILIES, SHARING_REFUSED)
+    return [Row(one.name, one.kind, one.labels, one.help) for one in families]
+
+
+def simulator_rows() -> list[Row]:
+    """The metrics of a simulated engine."""
+    metrics = SimMetrics("m")
+    metrics.describe_cache(16, 1)
+    return rows_of(metrics.registry.collect())
+
+
+def rows_of(families: Iterable[Metric]) -> list[Row]:
+    """A row for each family."""
+    rows = []
+    for family in families:
+        labels = getattr(family, "_labelnames", None)
+        if labels is None:  # of prometheus_client's own counters: those of a series
+            labels = family.samples[0].labels if family.samples else ()
+        suffix = "_total" if family.type == "counter" else ""
+        shown = tuple(label for label in labels if label != "le")
+        rows.append(Row(family.name + suffix, family.type, shown, family.documentation))
+    return rows
+
+
+def metrics_page(router: Iterable[Row]) -> str:
+    """The whole page, in Markdown."""
+    sections = [HEAD]
+    for title, rows in (
+        ("The router", router),
+        ("A store node", store_rows()),
+        ("A simulated engine", simulator_rows()),
+    ):
+        lines = [f"\n## {title}\n", "| Metric | Type | Labels | Tells |", "|---|---|---|---|"]
+        for row in rows:
+            labels = ", ".join(f"`{label}`" for label in row.labels)
+            tells = row.tells.replace("|", "\\|")
+            lines.append(f"| `{row.name}` | {row.kind} | {labels} | {tells} |")
+        sections.append("\n".join(lines) + "\n")
+    return "".join(sections)
+
+
+if __name__ == "__main__":
+    print(metrics_page(asyncio.run(router_rows())), end="")

@@ -1,0 +1,116 @@
+"""What can be learnt of the store from here, as a client of it: in one thread, in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.connection.address import local_boot_id, parse_url
+from kvrouter_store.connection.deadline import Deadline
+from kvrouter_store.connection.tls import native_context
+from kvrouter_store.connection.tls_channel import open_channel
+from kvrouter_store.errors import KVStoreError
+from kvrouter_store.rdma.base import RdmaUnavailable
+from kvrouter_store.rdma.initiator import Initiator
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvrouter.app.settings import RouterSettings
+    from kvrouter_store.client.results import SharingRefusal
+    from kvrouter_store.identity.block import Manifest
+
+NAME: Final = "doctor"
+DEADLINE_S: Final = 10.0
+_PART: Final = re.compile(r"/(rank\d+|landings)$")
+
+
+@dataclass(slots=True)
+class StoreFacts:
+    """What is known of the store.
+
+    Attributes:
+        url: as the router is given it.
+        error: why it cannot be used; None where it can.
+        stats: the node's gauges and counters.
+        manifests: those that are registered, by their hex digest.
+        engines: names of the living engines that need each manifest, by its hex digest.
+        refusals: living engines that share nothing, and why.
+        transport: how KV would travel to a client on this host: shm, unix, rdma or tcp.
+        here: whether it runs on this host.
+        socket: the Unix socket that it tells of; "" for none.
+        no_rdma: why RDMA cannot be had here; "" where it can.
+    """
+
+    url: str
+    error: KVStoreError | None = None
+    stats: Mapping[str, int] = field(default_factory=dict)
+    manifests: Mapping[str, Manifest] = field(default_factory=dict)
+    engines: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    refusals: tuple[SharingRefusal, ...] = ()
+    transport: str = ""
+    here: bool = False
+    socket: str = ""
+    no_rdma: str = ""
+
+    def stat(self, name: str) -> int:
+        """One figure, 0 where the node has none of that name."""
+        return self.stats.get(name, 0)
+
+    def series(self, prefix: str) -> list[tuple[str, int]]:
+        """Figures other than 0 whose names begin so, by what follows."""
+        found = self.stats.items()
+        return [(name[len(prefix) :], v) for name, v in found if name.startswith(prefix) and v]
+
+
+async def learn_store(settings: RouterSettings) -> StoreFacts:
+    """Ask the store everything. Never raises for what the store does."""
+    assert settings.store is not None
+    facts = StoreFacts(settings.store)
+    try:
+        await asyncio.to_thread(_ask, settings, facts)
+    except KVStoreError as error:
+        facts.error = error
+    return facts
+
+
+def _ask(settings: RouterSettings, facts: StoreFacts) -> None:
+    """Raises KVStoreError: the store cannot be used."""
+    address, token = parse_url(facts.url), settings.store_token.get_secret_value()
+    tls = native_context(address, settings.store_tls)
+    channel = open_channel(address, Deadline(DEADLINE_S), name=NAME, token=token, tls=tls)
+    try:
+        hello = channel.hello
+        facts.here = hello.boot_id != "" and hello.boot_id == local_boot_id()
+        facts.socket = hello.unix_path
+    finally:
+        channel.discard()
+    initiator = Initiator()
+    try:
+        initiator.open()
+    except RdmaUnavailable as problem:
+        facts.no_rdma = str(problem)
+    with StoreClient(
+        facts.url,
+        name=NAME,
+        token=token,
+        tls=settings.store_tls,
+        deadline_s=DEADLINE_S,
+        rdma=initiator,
+    ) as client:
+        registered = client.manifests()
+        facts.manifests = {each.digest.hex(): each.manifest for each in registered}
+        facts.engines = {
+            each.digest.hex(): frozenset(map(_of_one_engine, each.engines)) for each in registered
+        }
+        facts.refusals = tuple(client.refusals())
+        facts.stats = client.stats()
+        facts.transport = client.transport
+
+
+def _of_one_engine(name: str) -> str:
+    """The name of an engine, whose ranks and other connections have names that begin with it."""
+    return _PART.sub("", name)

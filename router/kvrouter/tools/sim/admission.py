@@ -1,0 +1,101 @@
+"""Which requests of a simulated engine run and which wait, and who is next. No clock."""
+
+import asyncio
+from bisect import insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from kvrouter.tools.sim.block_cache import Allocation, BlockCache
+
+__all__ = ["QueueFull", "SimAdmission"]
+
+
+class QueueFull(Exception):
+    """As many requests wait as may."""
+
+
+@dataclass(eq=False)
+class _Waiter:
+    hashes: Sequence[bytes]
+    blocks: int
+    admitted: asyncio.Future[Allocation]
+    priority: int
+
+
+class SimAdmission:
+    """Hands out the slots of a cache to at most `max_running` requests at a time."""
+
+    def __init__(
+        self,
+        cache: BlockCache,
+        max_running: int,
+        max_waiting: int,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._cache = cache
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        self._changed = changed
+        self._waiters: list[_Waiter] = []
+        self.running = 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._waiters)
+
+    async def enter(self, hashes: Sequence[bytes], blocks: int, priority: int = 0) -> Allocation:
+        """The slots of a request, once there is room; pair it with `leave`.
+
+        Among those that wait the lowest `priority` is next, and of equals the first that came.
+
+        Raises QueueFull at once where too many wait. A cancelled caller leaves the queue.
+        """
+        if not self._waiters:
+            allocation = self._try(hashes, blocks)
+            if allocation is not None:
+                return allocation
+        if len(self._waiters) >= self._max_waiting:
+            raise QueueFull
+        admitted = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(hashes, blocks, admitted, priority)
+        insort(self._waiters, waiter, key=attrgetter("priority"))
+        self._changed()
+        try:
+            return await waiter.admitted
+        except asyncio.CancelledError:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+                self._pump()
+            elif waiter.admitted.done() and not waiter.admitted.cancelled():
+                self.leave(waiter.admitted.result())
+            raise
+
+    def leave(self, allocation: Allocation) -> None:
+        """A request is over: its slots are free for the next ones."""
+        self._cache.release(allocation)
+        self.running -= 1
+        self._pump()
+
+    def _pump(self) -> None:
+        while self._waiters:
+            head = self._waiters[0]
+            if head.admitted.cancelled():
+                del self._waiters[0]
+                continue
+            allocation = self._try(head.hashes, head.blocks)
+            if allocation is None:
+                break
+            del self._waiters[0]
+            head.admitted.set_result(allocation)
+        self._changed()
+
+    def _try(self, hashes: Sequence[bytes], blocks: int) -> Allocation | None:
+        if self.running >= self._max_running:
+            return None
+        allocation = self._cache.allocate(hashes, blocks)
+        if allocation is not None:
+            self.running += 1
+            self._changed()
+        return allocation

@@ -1,0 +1,188 @@
+"""The JSON that a simulated engine answers, in the shapes of vLLM 0.32. Pure: values to bytes."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+from uuid import uuid4
+
+import orjson
+
+from kvrouter.tools.sim.failures import InjectedFailure
+from kvrouter.tools.sim.requests import GenerateRequest, RequestError
+
+__all__ = ["DONE", "SimAnswer", "Writer", "error_body", "models_body"]
+
+DONE = b"data: [DONE]\n\n"
+
+
+def error_body(error: RequestError | InjectedFailure, status: int) -> bytes:
+    """OpenAI's error object, with the status as `code`."""
+    message = error.message if isinstance(error, InjectedFailure) else str(error)
+    inner = {"message": message, "type": error.type, "param": error.param, "code": status}
+    return orjson.dumps({"error": inner})
+
+
+def models_body(
+    names: Sequence[str],
+    root: str,
+    max_model_len: int,
+    created: int,
+    adapters: Mapping[str, str] = MappingProxyType({}),
+) -> bytes:
+    """The answer of /v1/models; `adapters` are the paths of the loaded ones by name."""
+    cards: list[dict[str, Any]] = [
+        {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "vllm",
+            "root": root,
+            "parent": None,
+            "max_model_len": max_model_len,
+        }
+        for name in names
+    ]
+    cards += [
+        {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "vllm",
+            "root": path,
+            "parent": names[0],
+            "max_model_len": None,
+        }
+        for name, path in adapters.items()
+    ]
+    return orjson.dumps({"object": "list", "data": cards})
+
+
+@dataclass
+class SimAnswer:
+    """What an engine produced for one choice."""
+
+    request: GenerateRequest
+    cached_tokens: int
+    kv_transfer_params: dict[str, Any] | None
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str = "length"
+
+
+class Writer:
+    """The answer of one request, whole or as the server-sent events of a stream.
+
+    Args:
+        request: as it was asked; its choices are numbered as vLLM does: those of the first prompt,
+            those of the second, and so on.
+        name: what makes the answer's id.
+    """
+
+    def __init__(self, request: GenerateRequest, name: str | None = None) -> None:
+        self._request = request
+        self._chat = request.kind == "chat"
+        self._told_prompts: set[int] = set()
+        whole, streamed = "chat.completion", "chat.completion.chunk"
+        if not self._chat:
+            whole = streamed = "text_completion"
+        self._head: dict[str, Any] = {
+            "id": ("chatcmpl-" if self._chat else "cmpl-") + (name or uuid4().hex),
+            "object": streamed if request.stream else whole,
+            "created": int(time.time()),
+            "model": request.model,
+        }
+
+    def body(self, answers: Sequence[SimAnswer]) -> bytes:
+        """The whole answer of a request that does not stream, made of all choices."""
+        whole: dict[str, Any] = {
+            **self._head,
+            "choices": [self._choice(index, answer) for index, answer in enumerate(answers)],
+            "usage": self._usage(answers),
+            "kv_transfer_params": answers[0].kv_transfer_params,
+        }
+        if self._chat:
+            asked = self._request.return_token_ids
+            whole["prompt_token_ids"] = self._request.prompts[0] if asked else None
+        return orjson.dumps(whole)
+
+    def opening(self, index: int) -> bytes:
+        """What comes before a choice's first token: the role in a chat, else nothing."""
+        if not self._chat:
+            return b""
+        choice = {
+            "index": index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        return self._event(choice, None)
+
+    def token(self, index: int, answer: SimAnswer, token: int, text: str, last: bool) -> bytes:
+        """One token of a choice; with the last one the reason why it ended."""
+        reason = answer.finish_reason if last else None
+        choice: dict[str, Any] = {"index": index}
+        if self._chat:
+            choice["delta"] = {"content": text}
+        else:
+            choice["text"] = text
+        choice |= {"logprobs": None, "finish_reason": reason, "stop_reason": None}
+        if self._request.return_token_ids:
+            choice["token_ids"] = [token]
+        return self._event(choice, answer)
+
+    def closing(self, answers: Sequence[SimAnswer]) -> bytes:
+        """The usage, where it was asked for, and the end mark."""
+        if not self._request.include_usage:
+            return DONE
+        whole = {**self._head, "choices": [], "usage": self._usage(answers)}
+        return b"data: " + orjson.dumps(whole) + b"\n\n" + DONE
+
+    def _choice(self, index: int, answer: SimAnswer) -> dict[str, Any]:
+        asked = self._request.return_token_ids
+        choice: dict[str, Any] = {"index": index}
+        if self._chat:
+            choice["message"] = {"role": "assistant", "content": answer.text}
+        else:
+            choice["text"] = answer.text
+        choice |= {
+            "logprobs": None,
+            "finish_reason": answer.finish_reason,
+            "stop_reason": None,
+            "token_ids": answer.tokens if asked else None,
+        }
+        if not self._chat:
+            choice["prompt_token_ids"] = answer.request.prompt if asked else None
+        return choice
+
+    def _usage(self, answers: Sequence[SimAnswer]) -> dict[str, Any]:
+        """The usage of all choices; prompts count once, however many samples they have."""
+        prompts = answers[:: self._request.n]
+        usage = _usage(
+            sum(len(answer.request.prompt) for answer in prompts),
+            sum(len(answer.tokens) for answer in answers),
+        )
+        cached = sum(answer.cached_tokens for answer in prompts)
+        return usage | {"prompt_tokens_details": {"cached_tokens": cached}}
+
+    def _event(self, choice: dict[str, Any], answer: SimAnswer | None) -> bytes:
+        whole: dict[str, Any] = {**self._head, "choices": [choice]}
+        request, index = self._request, choice["index"]
+        prompt = request.prompts[index // request.n]
+        first = not self._told_prompts if self._chat else index not in self._told_prompts
+        if request.return_token_ids and first:
+            self._told_prompts.add(index)
+            target = whole if self._chat else choice
+            target["prompt_token_ids"] = prompt
+        if request.continuous_usage:
+            whole["usage"] = _usage(len(prompt), len(answer.tokens) if answer else 0)
+        return b"data: " + orjson.dumps(whole) + b"\n\n"
+
+
+def _usage(prompt: int, completion: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+    }

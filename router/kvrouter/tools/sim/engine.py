@@ -1,0 +1,190 @@
+"""One simulated engine: its cache, its memory, its queue. Serves no HTTP.
+
+A request is admitted here (own cache looked up, slots reserved) and lives on as a `Generation`.
+"""
+
+import time
+from array import array
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from random import Random
+
+from kvrouter.tools.sim.admission import SimAdmission
+from kvrouter.tools.sim.answers import SimAnswer
+from kvrouter.tools.sim.block_cache import BlockCache, Cleared, Event, Removed
+from kvrouter.tools.sim.generation import Generation, Prompt
+from kvrouter.tools.sim.latency import LatencyModel
+from kvrouter.tools.sim.memory import KVMemory
+from kvrouter.tools.sim.metrics import SimMetrics
+from kvrouter.tools.sim.requests import GenerateRequest
+from kvrouter.tools.sim.settings import SimSettings
+from kvrouter.tools.sim.steps import Steps
+from kvrouter.tools.sim.store_link import SimStoreLink, sim_manifest
+from kvrouter.tools.sim.tokenizer import SimTokenizer
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.identity.chain import hash_tokens, root_hash
+from kvrouter_store.rdma.initiator import Initiator
+
+__all__ = ["SimEngine"]
+
+Publish = Callable[[list[Event]], None]
+_COPY_THREADS = 4
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What an engine of a role does with the store besides loading from it."""
+
+    saves_prompts: bool
+    saves_answers: bool
+
+    @classmethod
+    def of(cls, role: str) -> "Roles":
+        """As vLLM's kv_producer, kv_consumer and kv_both."""
+        return cls(saves_prompts=role != "decode", saves_answers=role == "both")
+
+
+class SimEngine:
+    """Owns the slots and whoever moves bytes in them. `close` after the last request."""
+
+    def __init__(
+        self, settings: SimSettings, *, name: str = "", publish: Publish = lambda events: None
+    ) -> None:
+        self.settings = settings
+        self.roles = Roles.of(settings.role)
+        self.root = root_hash(settings.hash_seed)
+        self.manifest = sim_manifest(
+            settings.model,
+            settings.weights_revision,
+            settings.block_size,
+            settings.block_bytes,
+            self.root,
+        )
+        self.spec_digest = self.manifest.spec.digest
+        self.tokenizer = SimTokenizer()
+        self.metrics = SimMetrics(settings.served_names[0])
+        self.metrics.describe_cache(settings.block_size, settings.kv_cache_size)
+        self.latency = LatencyModel(settings)
+        self.steps = Steps() if settings.shared_steps else None
+        self.memory = KVMemory(self.spec_digest, settings.kv_cache_size, settings.block_bytes)
+        self.cache = BlockCache(settings.kv_cache_size)
+        self.executor = ThreadPoolExecutor(_COPY_THREADS, "kvsim-copy")
+        self._random = Random(settings.seed)
+        self.link = self._link(name)
+        self._publish = publish
+        self._admission = SimAdmission(
+            self.cache,
+            settings.max_num_seqs,
+            settings.max_waiting_queue_length,
+            self._count_requests,
+        )
+
+    @property
+    def running(self) -> int:
+        """Requests that run."""
+        return self._admission.running
+
+    async def start(self) -> None:
+        """Tell the store about this engine, so that routers find it there."""
+        if self.link is not None:
+            await self.link.register()
+
+    async def admit(self, request: GenerateRequest) -> Generation:
+        """Wait for room, then hand one choice its slots. The caller closes the generation.
+
+        Raises QueueFull where too many wait already.
+        """
+        arrived_s = time.monotonic()
+        block_tokens = self.settings.block_size
+        tokens = array("I", request.prompt)
+        adapter, salt = request.adapter, request.cache_salt
+        hashes = hash_tokens(tokens, block_tokens, root=self.root, lora=adapter, cache_salt=salt)
+        answer_tokens = self._answer_tokens(request)
+        contents = hashes
+        if salt is not None:
+            contents = hash_tokens(tokens, block_tokens, root=self.root, lora=adapter)
+        usable = (len(tokens) - 1) // block_tokens
+        blocks = -(-(len(tokens) + answer_tokens) // block_tokens)
+        priority = request.priority if self.settings.scheduling_policy == "priority" else 0
+        allocation = await self._admission.enter(list(hashes[:usable]), blocks, priority)
+        prompt = Prompt(request.prompt, hashes, contents, usable, salt, adapter)
+        answer = SimAnswer(request, allocation.cached_blocks * block_tokens, None)
+        if request.max_tokens is None and not request.ignore_eos:
+            answer.finish_reason = "stop"
+        return Generation(
+            self,
+            prompt,
+            allocation=allocation,
+            answer=answer,
+            answer_tokens=answer_tokens,
+            arrived_s=arrived_s,
+        )
+
+    def leave(self, generation: Generation) -> None:
+        """A generation is over: for the generation to call."""
+        self._admission.leave(generation.allocation)
+
+    def publish(self, events: list[Event]) -> None:
+        """Tell the router what the cache gained, and what was evicted for it."""
+        removed = self.cache.take_removed()
+        if removed:
+            events = [Removed(removed), *events]
+        if events:
+            self._publish(events)
+
+    def reset_cache(self) -> int:
+        """Forget every block that no request holds; how many."""
+        gone = self.cache.clear()
+        removed = self.cache.take_removed()
+        if self.cache.held_blocks:
+            self._publish([Removed(removed)] if removed else [])
+        else:
+            self._publish([Cleared()])
+        return gone
+
+    async def close(self) -> None:
+        """Give the store's connection and the threads back."""
+        if self.link is not None:
+            await self.link.close()
+        self.executor.shutdown()
+
+    def _link(self, name: str) -> SimStoreLink | None:
+        settings = self.settings
+        if settings.store is None:
+            return None
+        client = StoreClient(
+            settings.store,
+            transport=settings.store_transport,
+            rdma=Initiator(settings.rdma_options),
+            deadline_s=settings.store_deadline,
+            name=name,
+            token=settings.store_token.get_secret_value(),
+            tls=settings.store_tls,
+        )
+        return SimStoreLink(
+            client,
+            self.manifest,
+            self.memory,
+            self.metrics,
+            self.executor,
+            engine=name,
+            verify=settings.verify_kv,
+            spoils=lambda: self._random.random() * 100 < settings.kv_corruption_rate,
+        )
+
+    def _answer_tokens(self, request: GenerateRequest) -> int:
+        """Exactly what was asked for; else what a model that stops by itself might say."""
+        room = self.settings.context_tokens - len(request.prompt)
+        if request.max_tokens is not None:
+            return min(request.max_tokens, room)
+        if request.ignore_eos:
+            return room
+        number = sha256(array("I", request.prompt).tobytes()).digest()[0]
+        return min(32 + number % 64, room)
+
+    def _count_requests(self) -> None:
+        self.metrics.running.set(self._admission.running)
+        self.metrics.waiting.set(self._admission.waiting)
+        self.metrics.cache_usage.set(self.cache.held_blocks / self.cache.capacity)

@@ -1,0 +1,288 @@
+"""One request of a simulated engine, from its slots to its last token. Knows no HTTP.
+
+The order is vLLM's with a KV connector: what the engine holds, what the store holds, then computing
+in steps whose blocks are saved as they are ready, then one token after the other.
+"""
+
+import asyncio
+import time
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvrouter.tools.sim.block_cache import Allocation, Stored
+from kvrouter.tools.sim.kv_bytes import KVContext
+from kvrouter.tools.sim.store_link import in_thread
+from kvrouter_store.identity.chain import BlockHashes, hash_tokens
+
+if TYPE_CHECKING:
+    from kvrouter.tools.sim.answers import SimAnswer
+    from kvrouter.tools.sim.engine import SimEngine
+
+__all__ = ["Generation", "Prompt"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt and its names. `usable` blocks may come from a cache: a token is always computed.
+
+    `contents` are the names without the salt: what KV is does not depend on who may share it.
+    """
+
+    tokens: list[int]
+    hashes: BlockHashes
+    contents: BlockHashes
+    usable: int
+    cache_salt: str | None
+    adapter: tuple[str, str] | None
+
+
+class Generation:
+    """`prefill` once, `next_token` until `done`, `close` in any case; a cancelled one only `close`.
+
+    Attributes:
+        answer: grows with each token.
+        allocation: the slots; the engine gets them back with `close`.
+    """
+
+    def __init__(
+        self,
+        engine: "SimEngine",
+        prompt: Prompt,
+        *,
+        allocation: Allocation,
+        answer: "SimAnswer",
+        answer_tokens: int,
+        arrived_s: float,
+    ) -> None:
+        self.answer = answer
+        self.allocation = allocation
+        self._engine = engine
+        self._prompt = prompt
+        self._left = answer_tokens
+        self._arrived_s = arrived_s
+        self._admitted_s = time.monotonic()
+        self._first_token_s = 0.0
+        self._spoken_s = 0.0
+        self._due_s = 0.0
+        self._context = KVContext(engine.spec_digest)
+        self._block_tokens = engine.settings.block_size
+        self._stored_blocks = 0
+        self._chain = prompt.hashes
+        full = len(prompt.hashes) * self._block_tokens
+        self._tail = list(prompt.tokens[full:])
+        self._parent = prompt.hashes[-1] if len(prompt.hashes) else None
+        self._content = prompt.contents[-1] if len(prompt.contents) else None
+        self._finished = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the last token was given."""
+        return self._left == 0
+
+    async def prefill(self) -> None:
+        """Bring or compute the KV of the prompt, and save what was computed."""
+        engine = self._engine
+        local = self.allocation.cached_blocks
+        loaded = await self._load(local)
+        held = local + loaded
+        self.answer.cached_tokens = held * self._block_tokens
+        await self._compute(held, loaded)
+        await in_thread(engine.executor, self._attend)
+        self._count_prompt(local, loaded)
+        if engine.link is not None:
+            self.answer.kv_transfer_params = {
+                "kvstore": {
+                    "manifest": engine.manifest.digest.hex(),
+                    "blocks": self._stored_blocks,
+                    "block_tokens": self._block_tokens,
+                    "root": engine.root.hex(),
+                }
+            }
+        engine.metrics.prefill_time.observe(time.monotonic() - self._admitted_s)
+
+    async def next_token(self) -> tuple[int, str]:
+        """The next token and its text, when it is due."""
+        engine = self._engine
+        if self.answer.tokens:
+            pause_s = engine.latency.next_token(engine.running)
+            due_s = self._due_s + pause_s
+            await _until(due_s)
+            if engine.steps is not None:
+                due_s = engine.steps.token_at(due_s)
+                await _until(due_s)
+            now_s = time.monotonic()
+            engine.metrics.between_tokens.observe(now_s - self._spoken_s)
+            self._due_s = max(due_s, now_s - pause_s)
+        else:
+            self._first_token_s = self._due_s = now_s = time.monotonic()
+            engine.metrics.first_token.observe(now_s - self._arrived_s)
+        self._spoken_s = now_s
+        number = self._context.next_number(self._tail, self.answer.request.seed)
+        token = engine.tokenizer.spoken(number)
+        text = engine.tokenizer.decode((token,))
+        self.answer.tokens.append(token)
+        self.answer.text += text
+        self._left -= 1
+        engine.metrics.generation_tokens.inc()
+        if self._left:
+            await self._extend(token)
+        else:
+            self._finish(self.answer.finish_reason)
+        return token, text
+
+    def close(self) -> None:
+        """Give the slots back; counts as aborted where tokens are left."""
+        if not self._finished:
+            self._finish("abort")
+        self._engine.leave(self)
+
+    async def _load(self, local: int) -> int:
+        """How many blocks after the `local` ones came from the store."""
+        engine, usable = self._engine, self._prompt.usable
+        if engine.link is None or not (usable > local or engine.roles.saves_prompts):
+            return 0
+        engine.metrics.external_queries.inc((usable - local) * self._block_tokens)
+        hashes = self._prompt.hashes[:usable]
+        began_s = time.monotonic()
+        upto = self._stored_blocks = min(await engine.link.match(hashes), usable)
+        if upto <= local:
+            return 0
+        contents = self._prompt.contents[:usable]
+        loaded = await engine.link.load(hashes, local, self.allocation.slots[local:upto], contents)
+        self._stored_blocks = local + loaded
+        seconds = engine.latency.transfer(loaded * self._block_tokens, engine.running)
+        await _until(began_s + seconds)
+        self._name(local, local + loaded)
+        return loaded
+
+    async def _compute(self, held: int, loaded: int) -> None:
+        """Compute the prompt from block `held` on, step by step, and save each step's blocks.
+
+        What the engine held and the store did not (it may have evicted it) is saved as well.
+        """
+        engine, size = self._engine, self._block_tokens
+        first, end = held * size, len(self._prompt.tokens)
+        seconds = engine.latency.prefill(end - first, loaded * size, engine.running)
+        began_s = time.monotonic()
+        step = max(engine.settings.max_num_batched_tokens, size)
+        done, saving = held, engine.roles.saves_prompts
+        for begin in range(first, end, step):
+            stop = min(begin + step, end)
+            ready = stop // size
+            if ready > done:
+                await self._compute_blocks(done, ready)
+                done = ready
+            if saving and done > self._stored_blocks:
+                saving = await self._save(done)
+            if engine.steps is None:
+                await _until(began_s + seconds * (stop - first) / (end - first))
+            else:
+                chunk_s = seconds * (stop - begin) / (end - first)
+                await _until(engine.steps.begin(time.monotonic(), chunk_s))
+
+    async def _compute_blocks(self, first: int, end: int) -> None:
+        slots = self.allocation.slots[first:end]
+        contents = list(self._prompt.contents[first:end])
+        engine = self._engine
+        await in_thread(engine.executor, lambda: engine.memory.compute(slots, contents))
+        self._name(first, end)
+
+    async def _save(self, end: int) -> bool:
+        """Put what the store lacks of the first `end` blocks; False where it would not take them.
+
+        A gap would make whatever comes after it useless.
+        """
+        link, first = self._engine.link, self._stored_blocks
+        if link is None:
+            return False
+        slots = self.allocation.slots[first:end]
+        self._stored_blocks += await link.save(self._prompt.hashes, first, slots)
+        return self._stored_blocks == end
+
+    def _name(self, first: int, end: int) -> None:
+        """Blocks first..end are in place: later requests may use them, and the router hears it."""
+        prompt, size = self._prompt, self._block_tokens
+        names = list(prompt.hashes[first:end])
+        new = [
+            self._engine.cache.name(self.allocation, first + at, one)
+            for at, one in enumerate(names)
+        ]
+        if not any(new):
+            return
+        self._engine.publish(
+            [
+                Stored(
+                    prompt.hashes[first - 1] if first else None,
+                    tuple(names),
+                    tuple(prompt.tokens[first * size : end * size]),
+                    prompt.cache_salt,
+                    prompt.adapter,
+                )
+            ]
+        )
+
+    def _attend(self) -> None:
+        """Read the KV of every full block of the prompt as it is held."""
+        for slot in self.allocation.slots[: len(self._prompt.hashes)]:
+            self._context.add_block(self._engine.memory.slot(slot))
+
+    async def _extend(self, token: int) -> None:
+        """The answer's own KV: a block of it is computed when it is full."""
+        self._tail.append(token)
+        if len(self._tail) < self._block_tokens:
+            return
+        engine, tail = self._engine, self._tail
+        salt = self._prompt.cache_salt if self._parent is None else None
+        adapter = self._prompt.adapter
+        name = hash_tokens(
+            array("I", tail),
+            self._block_tokens,
+            root=engine.root,
+            parent=self._parent,
+            lora=adapter,
+            cache_salt=salt,
+        )
+        content = hash_tokens(
+            array("I", tail),
+            self._block_tokens,
+            root=engine.root,
+            parent=self._content,
+            lora=adapter,
+        )
+        index = self._context.blocks
+        slot = self.allocation.slots[index]
+        engine.memory.compute([slot], [content[0]])
+        if engine.cache.name(self.allocation, index, name[0]):
+            engine.publish([Stored(self._parent, (name[0],), tuple(tail), salt, adapter)])
+        self._context.add_block(engine.memory.slot(slot))
+        self._chain = BlockHashes(self._chain.data + name.data)
+        self._parent, self._content = name[0], content[0]
+        self._tail = []
+        if engine.link is not None and engine.roles.saves_answers:
+            await engine.link.save(self._chain, index, [slot])
+
+    def _count_prompt(self, local: int, loaded: int) -> None:
+        metrics, size, whole = self._engine.metrics, self._block_tokens, len(self._prompt.tokens)
+        metrics.prompt_tokens.inc(whole)
+        metrics.prefix_queries.inc(whole)
+        metrics.prefix_hits.inc(local * size)
+        metrics.external_hits.inc(loaded * size)
+        metrics.local_tokens.inc(local * size)
+        metrics.loaded_tokens.inc(loaded * size)
+        metrics.computed_tokens.inc(whole - (local + loaded) * size)
+        metrics.queue_time.observe(self._admitted_s - self._arrived_s)
+
+    def _finish(self, reason: str) -> None:
+        self._finished = True
+        metrics = self._engine.metrics
+        metrics.finished[reason].inc()
+        now_s = time.monotonic()
+        metrics.whole_request.observe(now_s - self._arrived_s)
+        if self.answer.tokens:
+            metrics.decode_time.observe(now_s - self._first_token_s)
+
+
+async def _until(due_s: float) -> None:
+    """Wait until `due_s` of the monotonic clock; let others run in any case."""
+    await asyncio.sleep(max(due_s - time.monotonic(), 0.0))

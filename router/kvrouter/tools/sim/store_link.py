@@ -1,0 +1,162 @@
+"""The KV store as a simulated engine uses it: in threads, and never in a request's way.
+
+Whatever the store fails is a miss: the engine computes. Only wrong bytes are worse than that, and
+they are counted, deleted and computed again.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from kvrouter.tools.sim.memory import KVMemory
+from kvrouter.tools.sim.metrics import SimMetrics
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.results import BlockStatus
+from kvrouter_store.errors import KVStoreError
+from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.chain import BlockHashes
+
+__all__ = ["SimStoreLink", "in_thread", "sim_manifest"]
+
+Result = TypeVar("Result")
+_LAYOUT = "kvrouter-sim/1"
+_KEPT = (BlockStatus.STORED, BlockStatus.EXISTS, BlockStatus.BUSY)
+
+
+def sim_manifest(
+    model: str, weights_revision: str, block_tokens: int, block_bytes: int, root: bytes
+) -> Manifest:
+    """The manifest of a simulated engine: one opaque part per block."""
+    spec = CacheSpec(
+        model=model,
+        weights_revision=weights_revision,
+        kv_dtype="sim",
+        block_tokens=block_tokens,
+        hash_algo="sha256_cbor",
+        root=root.hex(),
+    )
+    part = Part((0, 1), (0, 1), 0, block_bytes, Layout.opaque(_LAYOUT))
+    return Manifest(spec, (part,))
+
+
+async def in_thread(executor: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
+    """Run `work` off the event loop; returns only when it is over, even when cancelled.
+
+    The caller owns the memory that `work` copies from or to: it must not be given to another
+    request while a thread still moves bytes.
+    """
+    future = asyncio.get_running_loop().run_in_executor(executor, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError:
+                continue
+        future.exception()  # looked at, or asyncio logs it as an error that nobody handled
+        raise
+
+
+class SimStoreLink:
+    """One engine's link to the store. `close` after the last request."""
+
+    def __init__(
+        self,
+        client: StoreClient,
+        manifest: Manifest,
+        memory: KVMemory,
+        metrics: SimMetrics,
+        executor: ThreadPoolExecutor,
+        *,
+        engine: str,
+        verify: bool,
+        spoils: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._client = client
+        self.manifest = manifest
+        self._memory = memory
+        self._metrics = metrics
+        self._executor = executor
+        self._engine = engine
+        self._verify = verify
+        self._spoils = spoils
+        self._registered = False
+
+    async def register(self) -> None:
+        """Tell the store who the engine is. A store that is away is told by the next operation."""
+        await self._guarded(lambda: None, None)
+
+    async def match(self, hashes: BlockHashes) -> int:
+        """How many leading blocks the store has; 0 where it is away."""
+        return await self._guarded(lambda: self._client.match(self.manifest, hashes.data).blocks, 0)
+
+    async def load(
+        self, hashes: BlockHashes, first: int, slots: list[int], contents: BlockHashes
+    ) -> int:
+        """Bring blocks first, first+1, ... into `slots`; how many leading ones are there and right.
+
+        `contents` name what their bytes must be. With verification off, whatever came is called
+        right.
+        """
+        span = range(first, first + len(slots))
+        return await self._guarded(lambda: self._load(hashes, span, slots, contents), 0)
+
+    async def save(self, hashes: BlockHashes, first: int, slots: list[int]) -> int:
+        """Put the blocks in `slots` into the store; how many leading ones it has or is getting."""
+        span = range(first, first + len(slots))
+        return await self._guarded(lambda: self._save(hashes, span, slots), 0)
+
+    async def close(self) -> None:
+        """Give the connection back."""
+        await in_thread(self._executor, self._client.close)
+
+    def _load(
+        self, hashes: BlockHashes, span: range, slots: list[int], contents: BlockHashes
+    ) -> int:
+        statuses = self._client.get_into(
+            self.manifest, 0, hashes[: span.stop].data, span, self._memory.segments, slots
+        )
+        came = next(
+            (at for at, status in enumerate(statuses) if status is not BlockStatus.OK),
+            len(statuses),
+        )
+        self._metrics.lost_blocks.inc(len(slots) - came)
+        if came and self._spoils():
+            self._memory.slot(slots[0])[0] ^= 0xFF
+        if not self._verify:
+            return came
+        names = list(hashes[span.start : span.start + came])
+        right = self._memory.right_blocks(
+            slots[:came], list(contents[span.start : span.start + came])
+        )
+        if right < came:
+            self._metrics.wrong_blocks.inc()
+            self._client.delete(self.manifest, names[right])
+        return right
+
+    def _save(self, hashes: BlockHashes, span: range, slots: list[int]) -> int:
+        result = self._client.put(
+            self.manifest, 0, hashes[: span.stop].data, span, self._memory.segments, slots
+        )
+        self._metrics.saved_blocks.inc(result.stored)
+        statuses = result.statuses
+        return next(
+            (at for at, status in enumerate(statuses) if status not in _KEPT), len(statuses)
+        )
+
+    async def _guarded(self, work: Callable[[], Result], otherwise: Result) -> Result:
+        def registered() -> Result:
+            if not self._registered:
+                self._client.register(self.manifest, engine=self._engine)
+                self._registered = True
+            return work()
+
+        try:
+            return await in_thread(self._executor, registered)
+        except KVStoreError:
+            self._metrics.store_errors.inc()
+            return otherwise
+        finally:
+            self._metrics.use_transport(self._client.transport)

@@ -1,0 +1,856 @@
+"""The native core: hashing, CRC32C, copies, the wire codec of csrc/wire/wire.h, and the server.
+
+Whatever copies, hashes more than 4 KiB or waits releases the GIL. ValueError: an argument or a frame
+that breaks the rules. `Buffer` arguments are C-contiguous and are not kept beyond the call unless said.
+"""
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias, final, overload
+
+from typing_extensions import Buffer
+
+# ---------------------------------------------------------------- hashing
+
+def root_hash(seed: str | None = None) -> bytes:
+    """Return vLLM's NONE_HASH for `sha256_cbor`: sha256(cbor(seed or "vllm-none-hash"))."""
+
+def chain_hashes(
+    tokens: Buffer | Sequence[int],
+    block_tokens: int,
+    *,
+    root: bytes,
+    parent: bytes | None = None,
+    lora: tuple[str, str] | None = None,
+    cache_salt: str | None = None,
+) -> bytes:
+    """Return the 32-byte hashes of the full blocks of `tokens`, concatenated.
+
+    `tokens`: uint32, int32 or int64 items, or a sequence of ints, each 0..2**32-1. A partial last block has
+    no hash. `parent` continues a chain; `cache_salt` enters the first block of a chain only (parent None),
+    `lora` (name, path) each block. ValueError for a token out of range or another item type.
+    """
+
+def low64(hashes: Buffer) -> list[int]:
+    """Return the last 8 bytes, big-endian, of each 32-byte hash: the ids of KV events."""
+
+def sha256(data: Buffer) -> bytes: ...
+def sha256_backend() -> str:
+    """Return "libcrypto" or "portable": what SHA-256 runs on in this process."""
+
+# ---------------------------------------------------------------- CRC32C
+
+def crc32c(data: Buffer, init: int = 0) -> int:
+    """Return the CRC32C (Castagnoli, RFC 3720) of `data`, continuing from `init`."""
+
+def copy_crc32c(dst: Buffer, src: Buffer) -> int:
+    """Copy `src` to the start of the writable `dst` and return the CRC32C of the bytes copied."""
+
+def crc32c_backend() -> str:
+    """Return "vpclmulqdq", "vpclmulqdq and sse4.2", "sse4.2" or "portable": what this processor can do best."""
+
+# ---------------------------------------------------------------- memory
+
+@final
+class Segments:
+    """Where blocks lie in the caller's memory.
+
+    Block i is the concatenation over k of `sizes[k]` bytes at `bases[k] + i * strides[k]` (one k per KV tensor
+    of a layer, say). With `blocks`, an index >= blocks is an IndexError; without, the caller vouches for it,
+    as for the memory itself, which must outlive every use.
+    """
+
+    def __init__(
+        self,
+        bases: Sequence[int],
+        strides: Sequence[int],
+        sizes: Sequence[int],
+        *,
+        blocks: int | None = None,
+        writable: bool = True,
+    ) -> None: ...
+    @staticmethod
+    def over(buffer: Buffer, block_bytes: int, *, writable: bool = False) -> Segments:
+        """Return the segments of the blocks that lie one after the other in `buffer` (kept alive)."""
+
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def blocks(self) -> int | None: ...
+    @property
+    def writable(self) -> bool: ...
+    @property
+    def bases(self) -> list[int]: ...
+    @property
+    def strides(self) -> list[int]: ...
+    @property
+    def sizes(self) -> list[int]: ...
+    def pieces(self, indices: Sequence[int]) -> list[list[tuple[int, int]]]:
+        """Return for each block the runs of memory that it consists of: address and bytes, in its order."""
+
+    def digests(self, indices: Sequence[int]) -> list[int]:
+        """Return the CRC32C of each block, computed where it lies."""
+
+@final
+class PoolView:
+    """A mapping of a server's pool. Takes ownership of `fence_fd` (write end of the fence), not of `fd`.
+
+    The memory is unmapped, and then the fence closed, when the view is closed or dropped AND the last copy
+    in progress and the last slice are gone. The mapping is not inherited by forked children. `page_bytes`:
+    what the server says of the pool's pages; huge ones are then mapped whole where they are. OSError.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        size: int,
+        writable: bool,
+        fence_fd: int | None = None,
+        *,
+        prefault: bool = False,
+        page_bytes: int = 0,
+    ) -> None: ...
+    def close(self) -> None:
+        """Give the mapping up. Never blocks; later use is a ValueError."""
+
+    def slice(self, offset: int, size: int) -> PoolSlice:
+        """Return read-only bytes of the pool without a copy: memoryview(pool.slice(...))."""
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def writable(self) -> bool: ...
+
+@final
+class PoolSlice(Buffer):
+    """Read-only bytes in a pool, by the buffer protocol; keeps the mapping alive."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __len__(self) -> int: ...
+
+@final
+class BlockNames:
+    """What a node calls the blocks of one manifest: `part_ids` in the manifest's order."""
+
+    def __init__(self, spec_id: int, part_ids: Sequence[int]) -> None: ...
+
+@final
+class LocalLease:
+    """Parts that stay where they are in the pool while this lives, or until `release`. Safe in threads."""
+
+    @property
+    def offsets(self) -> list[int]: ...
+    @property
+    def crcs(self) -> list[int]: ...
+    def release(self) -> None: ...
+
+class PostState(enum.IntEnum):
+    """What the node says to who posts. CALLING: somebody waits, let a request follow. CLOSED: it may not see it."""
+
+    QUIET = 0
+    CALLING = 1
+    CLOSED = 2
+
+@final
+class LocalWriter:
+    """Writes blocks into slots that a node on this host has lent, without a request. One thread at a time."""
+
+    def lent(self, block_bytes: int, most: int, offsets: Sequence[int], generations: Sequence[int]) -> None:
+        """Take note of a LendReply: these are all slots there are, and of this size."""
+
+    def forget(self) -> None:
+        """Write to none of the slots any more: to be called before a request that may end that they are lent."""
+
+    def stock(self, block_bytes: int) -> int:
+        """How many slots of this size are left to write."""
+
+    def most(self, block_bytes: int) -> int:
+        """How many the node lends of this size at a time; where that is not known yet, any number."""
+
+    def put(
+        self,
+        pool: PoolView,
+        names: BlockNames,
+        manifest_id: int,
+        part: int,
+        parent: bytes | None,
+        hashes: bytes,
+        segments: Segments,
+        indices: Sequence[int],
+        digest: bool,
+    ) -> tuple[bytes, PostState]:
+        """Copy blocks into the pool and post them; a BlockStatus for each of the leading ones, as far as slots went.
+
+        STORED, or EXISTS where the node has the part already.
+        """
+
+@final
+class DirectoryReader:
+    """Finds and copies blocks of a pool on this host without asking its server. One thread at a time.
+
+    Maps the directory and the notes that a HELLO brought (neither descriptor is owned or kept). It knows
+    only what is there: whatever it does not find, the server is to be asked for. OSError.
+    """
+
+    def __init__(self, fd: int, size: int, notes_fd: int) -> None: ...
+    def close(self) -> None:
+        """Give the mappings up. Never blocks; later use is a ValueError."""
+
+    def writer(self) -> LocalWriter:
+        """Make the one that writes to the same pool. It keeps the mappings that it needs."""
+
+    def has_all(self, names: BlockNames, hashes: bytes) -> bool:
+        """Return whether all of these blocks are there with all parts; if so, they count as used."""
+
+    def acquire(self, names: BlockNames, part: int | None, hashes: bytes) -> LocalLease | None:
+        """Pin these blocks where they lie, one part of them or all. None: the server is to be asked.
+
+        `offsets` and `crcs` of the lease are of each part of each block, block by block.
+        """
+
+    def read(
+        self,
+        pool: PoolView,
+        names: BlockNames,
+        part: int,
+        hashes: bytes,
+        segments: Segments,
+        indices: Sequence[int],
+        verify: bool,
+    ) -> int:
+        """Copy one part of the leading blocks out of the pool; return how many came whole.
+
+        With `verify`, also checked against their digests. The memory of the block behind them holds anything.
+        """
+
+def current_numa_node() -> int | None:
+    """Return the NUMA node of the CPU that runs this thread; None where the kernel does not say."""
+
+def gather(
+    pool: PoolView, segments: Segments, indices: Sequence[int], offsets: Sequence[int], digest: bool
+) -> list[int]:
+    """Copy blocks `indices` of the caller's memory into the slots at `offsets`; return the CRC32C of each.
+
+    Without `digest` none is computed: 0 for each.
+    """
+
+def scatter(
+    pool: PoolView,
+    segments: Segments,
+    indices: Sequence[int],
+    offsets: Sequence[int],
+    crcs: Sequence[int] | None,
+) -> list[bool]:
+    """Copy slots into the caller's memory; return whether the bytes copied match `crcs` (True without)."""
+
+class TlsError(ConnectionError):
+    """TLS failed; the message is why, a part of a sentence: a certificate, or an end that speaks no TLS."""
+
+@final
+class TlsContext:
+    """What one end of TLS 1.3 shows and whom it trusts: PEM files, read at once. Shared by connections and threads.
+
+    ValueError in one sentence: a file cannot be used, a key has a passphrase, or libssl (OpenSSL 3) is missing.
+    """
+
+    @staticmethod
+    def server(*, cert_file: str, key_file: str, ca_file: str = "") -> TlsContext:
+        """Return a node's: `cert_file` is its chain; with `ca_file` every client must show a certificate of it."""
+
+    @staticmethod
+    def client(
+        *, cert_file: str = "", key_file: str = "", ca_file: str = "", check_host: bool = True
+    ) -> TlsContext:
+        """Return a client's: the server's certificate must be of `ca_file`, or of whom this machine trusts.
+
+        It must name the host unless not `check_host`. `cert_file` and `key_file` are shown where asked for.
+        """
+
+def tune_tcp(fd: int) -> None:
+    """Set up a connected TCP socket, the caller's: nothing waits for more to send.
+
+    Nor is anything paced where the peer is on this host, if the host lets it choose.
+    """
+
+class ProtocolError(ConnectionError):
+    """What a server sent is none of the protocol's replies, or not the one that was asked for."""
+
+@final
+class Link:
+    """A blocking client's connection over a connected stream socket, which stays the caller's. One thread at a time.
+
+    `digests`: whether they are computed of what is put; False where the server has them off.
+
+    Deadlines are readings of time.monotonic(). Of every exchange: TimeoutError after its deadline, ProtocolError,
+    TlsError where TLS fails, another OSError where the socket does; then the connection is of no more use. Handlers
+    of signals run meanwhile. Never raises SIGPIPE.
+    """
+
+    digests: bool
+
+    @overload
+    def __init__(self, fd: int) -> None: ...
+    @overload
+    def __init__(self, fd: int, context: TlsContext, host: str) -> None: ...
+    def handshake(self, deadline: float) -> None:
+        """Make sure of the other end. Under TLS only, before anything else."""
+
+    def ask(self, frame: bytes, deadline: float) -> _Answer | ErrorReply:
+        """Send a request without payload and return its reply, which has the same request id and op."""
+
+    def next_id(self) -> int:
+        """An id that no request over this link had before."""
+
+    def put(
+        self,
+        manifest_id: int,
+        part: int,
+        parent: bytes | None,
+        hashes: bytes,
+        segments: Segments,
+        indices: Sequence[int],
+        deadline: float,
+    ) -> list[BlockStatus] | ErrorReply:
+        """Send a PUT straight from the caller's memory, each block with its CRC32C; return a status for each."""
+
+    def get(
+        self,
+        manifest_id: int,
+        part: int,
+        hashes: bytes,
+        segments: Segments,
+        indices: Sequence[int],
+        verify: bool,
+        deadline: float,
+    ) -> list[BlockStatus] | ErrorReply:
+        """Send a GET and receive blocks straight into the caller's memory; return OK, CORRUPT or MISSING for each.
+
+        Digests are checked if `verify`. The memory of a block that is not OK may have been written, also where this raises.
+        """
+
+    def quiet(self) -> bool:
+        """Tell whether the connection stands and nothing has come that was not asked for. Does not wait."""
+
+def put_payload_bytes(block_bytes: int, blocks: int) -> int:
+    """Return the payload_bytes of a PUT of `blocks` blocks: bytes and CRC32C of each."""
+
+# ---------------------------------------------------------------- wire codec (specification: csrc/wire/wire.h)
+
+HEADER_BYTES: int
+VERSION: int
+MAX_BODY_BYTES: int
+MAX_CARD_BYTES: int
+MAX_HASHES: int
+MAX_DEADLINE_MS: int
+
+class Op(enum.IntEnum):
+    HELLO = 1
+    REGISTER = 2
+    MANIFESTS = 3
+    MATCH = 4
+    RESERVE = 5
+    COMMIT = 6
+    ABORT = 7
+    PUT = 8
+    ACQUIRE = 9
+    RELEASE = 10
+    GET = 11
+    WAIT = 12
+    CANCEL = 13
+    DELETE = 14
+    PURGE = 15
+    STATS = 16
+    LEND = 17
+    ATTACH = 18
+
+class Status(enum.IntEnum):
+    OK = 0
+    BAD_REQUEST = 1
+    UNSUPPORTED_VERSION = 2
+    UNKNOWN_MANIFEST = 3
+    LIMIT = 4
+    NOT_ALLOWED = 5
+    CONFLICT = 6
+    TIMEOUT = 7
+    CANCELLED = 8
+    UNAUTHORIZED = 9
+
+class BlockStatus(enum.IntEnum):
+    OK = 0
+    GRANTED = 1
+    STORED = 2
+    EXISTS = 3
+    BUSY = 4
+    NO_SPACE = 5
+    CORRUPT = 6
+    GONE = 7
+    MISSING = 8
+
+class PoolAccess(enum.IntEnum):
+    NONE = 0
+    READ = 1
+    WRITE = 2
+
+def encode_hello(
+    request_id: int,
+    *,
+    name: str = "",
+    token: str = "",
+    want_pool: bool = False,
+    want_write: bool = False,
+    numa_node: int | None = None,
+) -> bytes: ...
+def encode_register(
+    request_id: int,
+    *,
+    spec: bytes,
+    manifest: bytes,
+    engine: str,
+    refusal: str,
+    doc: bytes,
+    parts: Sequence[tuple[bytes, int]],
+) -> bytes: ...
+def encode_manifests(request_id: int, after: int = 0) -> bytes: ...
+def encode_match(request_id: int, manifest_id: int, hashes: Buffer, promote: bool = False) -> bytes:
+    """`promote`: bring what lies on slower tiers into memory; the reply does not wait for it."""
+
+def encode_reserve(request_id: int, manifest_id: int, part: int, parent: bytes | None, hashes: Buffer) -> bytes: ...
+def encode_lend(request_id: int, manifest_id: int, part: int, parent: bytes | None) -> bytes: ...
+def encode_attach(request_id: int, card: bytes, rail: int = 0) -> bytes: ...
+def encode_commit(
+    request_id: int, manifest_id: int, part: int, hashes: Buffer, generations: Sequence[int], crcs: Sequence[int]
+) -> bytes: ...
+def encode_abort(
+    request_id: int, manifest_id: int, part: int, hashes: Buffer, generations: Sequence[int]
+) -> bytes: ...
+def encode_put(
+    request_id: int, manifest_id: int, part: int, parent: bytes | None, hashes: Buffer, block_bytes: int
+) -> bytes:
+    """Encode header and body of a PUT; its payload is to follow."""
+
+def encode_acquire(request_id: int, manifest_id: int, part: int | None, hashes: Buffer) -> bytes:
+    """`part` None: all parts of the manifest."""
+
+def encode_release(request_id: int, lease_id: int) -> bytes: ...
+def encode_get(request_id: int, manifest_id: int, part: int, hashes: Buffer) -> bytes: ...
+def encode_wait(
+    request_id: int, manifest_id: int, hashes: Buffer, upto: int, deadline_ms: int, lease: bool = False
+) -> bytes: ...
+def encode_cancel(request_id: int, wait_request_id: int) -> bytes: ...
+def encode_delete(request_id: int, manifest_id: int, hashes: Buffer) -> bytes: ...
+def encode_purge(request_id: int) -> bytes: ...
+def encode_stats(request_id: int) -> bytes: ...
+
+@final
+class Header:
+    @property
+    def op(self) -> Op: ...
+    @property
+    def status(self) -> Status: ...
+    @property
+    def request_id(self) -> int: ...
+    @property
+    def body_bytes(self) -> int: ...
+    @property
+    def payload_bytes(self) -> int: ...
+
+def decode_header(data: Buffer, offset: int = 0) -> Header:
+    """Decode the header of a reply at `offset`. ValueError if it breaks a rule; the connection is of no more use."""
+
+@final
+class HelloReply:
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def session(self) -> int: ...
+    @property
+    def pool_bytes(self) -> int: ...
+    @property
+    def granule_bytes(self) -> int: ...
+    @property
+    def node(self) -> int: ...
+    @property
+    def access(self) -> PoolAccess: ...
+    @property
+    def directory_bytes(self) -> int: ...
+    @property
+    def unix_path(self) -> str: ...
+    @property
+    def boot_id(self) -> str: ...
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def digests(self) -> bool:
+        """Whether the node has digests: False where they are off."""
+
+@final
+class RegisterReply:
+    @property
+    def manifest_id(self) -> int: ...
+    @property
+    def spec_id(self) -> int: ...
+    @property
+    def part_ids(self) -> list[int]: ...
+
+@final
+class ManifestInfo:
+    @property
+    def manifest_id(self) -> int: ...
+    @property
+    def spec_id(self) -> int: ...
+    @property
+    def digest(self) -> bytes: ...
+    @property
+    def doc(self) -> bytes: ...
+    @property
+    def engines(self) -> list[str]: ...
+    @property
+    def part_ids(self) -> list[int]: ...
+
+@final
+class ManifestsReply:
+    @property
+    def more(self) -> bool:
+        """Whether to ask again with `after` = the last manifest_id of this page."""
+
+    @property
+    def manifests(self) -> list[ManifestInfo]: ...
+    @property
+    def refusals(self) -> list[tuple[str, str]]:
+        """(engine, reason) of the living connections; in the first page only."""
+
+@final
+class MatchReply:
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def places(self) -> list[tuple[int, int, int]]:
+        """(leading blocks, node, tier) of each place."""
+
+@final
+class ReserveReply:
+    @property
+    def statuses(self) -> bytes:
+        """One BlockStatus per hash."""
+
+    @property
+    def offsets(self) -> list[int]: ...
+    @property
+    def generations(self) -> list[int]: ...
+
+@final
+class AttachReply:
+    """The server's end of the RDMA connection, opaque here: see kvrouter_store.rdma.base."""
+
+    @property
+    def card(self) -> bytes: ...
+
+@final
+class LendReply:
+    """All slots that the connection has now; `most`: that it may have of this size."""
+
+    @property
+    def most(self) -> int: ...
+    @property
+    def offsets(self) -> list[int]: ...
+    @property
+    def generations(self) -> list[int]: ...
+
+@final
+class StatusesReply:
+    """COMMIT, ABORT, PUT."""
+
+    @property
+    def statuses(self) -> bytes:
+        """One BlockStatus per hash."""
+
+@final
+class AcquireReply:
+    """Slot k of block i stands at i * len(part_bytes) + k of the three lists (new lists at each access)."""
+
+    @property
+    def lease_id(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def part_bytes(self) -> list[int]: ...
+    @property
+    def offsets(self) -> list[int]: ...
+    @property
+    def generations(self) -> list[int]: ...
+    @property
+    def crcs(self) -> list[int]: ...
+
+@final
+class GetReply:
+    @property
+    def part_bytes(self) -> int: ...
+    @property
+    def crcs(self) -> list[int]:
+        """One per block of the leading run; the payload (recv_into) has their bytes."""
+
+@final
+class WaitReply:
+    @property
+    def landed(self) -> bool: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def lease_id(self) -> int: ...
+
+@final
+class FlagReply:
+    """RELEASE: held throughout. CANCEL: the WAIT was pending."""
+
+    @property
+    def flag(self) -> bool: ...
+
+@final
+class CountReply:
+    """DELETE, PURGE: blocks forgotten."""
+
+    @property
+    def count(self) -> int: ...
+
+@final
+class StatsReply:
+    @property
+    def values(self) -> dict[str, int]: ...
+
+@final
+class ErrorReply:
+    @property
+    def status(self) -> Status: ...
+    @property
+    def message(self) -> str: ...
+
+_Answer: TypeAlias = (
+    HelloReply | RegisterReply | ManifestsReply | MatchReply | ReserveReply | StatusesReply | AcquireReply
+    | GetReply | WaitReply | FlagReply | CountReply | StatsReply | LendReply | AttachReply
+)
+_Reply: TypeAlias = _Answer | ErrorReply
+
+def decode_reply(header: Header, data: Buffer, offset: int = 0) -> _Reply:
+    """Decode the body that stands at `offset` of `data`: the reply type of header.op, or ErrorReply.
+
+    ErrorReply if header.status is not OK (except WAIT's TIMEOUT and CANCELLED: a WaitReply). ValueError if the
+    body does not parse to its last byte; the connection is of no more use.
+    """
+
+# ---------------------------------------------------------------- server
+
+DISK_IO_KINDS: tuple[str, ...]
+"""What a disk can be read and written through, the better first."""
+
+EVICTION_POLICIES: tuple[str, ...]
+"""Who goes when the pool is full, the default first."""
+
+@final
+class Placement:
+    """Which pages a pool is to have, each kind in bytes (0: not those), and whose memory.
+
+    Huge pages that the host has set aside are tried first; with `explicit_only` a server without them does
+    not start (OSError, ENOMEM). Then those that the kernel makes itself: by touch, or else only in a pool that
+    is prefaulted. Then small ones. `numa_nodes`: the pool has one region for each, whose pages come from
+    that node while it has any. ValueError for what is no size of a page or no node.
+    """
+
+    def __init__(
+        self,
+        *,
+        explicit_page_bytes: int = 0,
+        explicit_only: bool = False,
+        transparent_page_bytes: int = 0,
+        transparent_by_touch: bool = True,
+        numa_nodes: Sequence[int] = (),
+    ) -> None: ...
+    @property
+    def explicit_page_bytes(self) -> int: ...
+    @property
+    def explicit_only(self) -> bool: ...
+    @property
+    def transparent_page_bytes(self) -> int: ...
+    @property
+    def transparent_by_touch(self) -> bool: ...
+    @property
+    def numa_nodes(self) -> list[int]: ...
+
+@final
+class Placed:
+    """Where a pool's memory came from."""
+
+    @property
+    def pages(self) -> str:
+        """explicit, transparent or small."""
+
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def huge_error(self) -> int:
+        """The errno for which some of it, or all, is not in the pages that were wanted; 0 for none."""
+
+    @property
+    def numa_error(self) -> int:
+        """The errno for which it is bound to no NUMA node; 0 for none."""
+
+    @property
+    def numa_regions(self) -> int:
+        """How many NUMA nodes have a part of it; 0 where it is bound to none."""
+
+@final
+class AttachEvent:
+    """What the host of RDMA has to do: make a queue pair for a session, or end (not `begins`) the one it has."""
+
+    @property
+    def session(self) -> int: ...
+    @property
+    def begins(self) -> bool: ...
+    @property
+    def rail(self) -> int: ...
+    @property
+    def card(self) -> bytes:
+        """The client's end, as it came; empty in an end."""
+
+@final
+class StoreServer:
+    """A store node: TCP and Unix listeners, one thread of its own, one pool. Not started by the constructor.
+
+    `port` 0 takes a free one. `pool_bytes` is rounded up to granules (power of two, 4..64 KiB). `prefault`
+    touches the whole pool in start(). A frame that is not complete, or a reply that is not taken, within
+    `frame_deadline_s` seconds (per MiB of payload) ends its connection. `unix_path`: created with `unix_mode`, removed by
+    stop(); a stale socket file is replaced, a living one is an OSError. `eviction`: one of EVICTION_POLICIES.
+    `tenants`: names and tokens; clients must then show one of the tokens. `quotas`: bytes of the pool by
+    tenant, together no more than it; ValueError where they are, or where one is of none of the tenants. `tls`: a server's
+    context; who comes over TCP must then speak TLS. A connection has 5 seconds for its HELLO, with the handshake.
+    `placement`: which pages the pool is to have; `pool_bytes` is rounded up to those it gets. `lend_bytes`: what
+    a client on this host may have lent, to put without a request; None: a 32nd of the pool, at most 64 MiB.
+    `reserve_bytes`: what one client may have reserved, lent and fenced together; None: a quarter of the pool.
+    The reservations of a connection that says nothing for `reserve_timeout_s` seconds end.
+
+    `disk`: folder of the SSD tier's two files, of `disk_bytes` together with what they have set aside;
+    `disk_io`: "auto" or one of DISK_IO_KINDS; a request waits `disk_read_timeout_s` for its blocks at most.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        unix_path: str | None = None,
+        pool_bytes: int,
+        granule_bytes: int = 16384,
+        node: int = 0,
+        prefault: bool = False,
+        max_connections: int = 1024,
+        frame_deadline_s: float = 30.0,
+        unix_mode: int = 0o600,
+        eviction: str = "density",
+        tenants: Sequence[tuple[str, str]] = (),
+        quotas: Mapping[str, int] = ...,
+        disk: str | None = None,
+        disk_bytes: int = 0,
+        disk_io: str = "auto",
+        disk_read_timeout_s: float = 1.0,
+        tls: TlsContext | None = None,
+        placement: Placement | None = None,
+        lend_bytes: int | None = None,
+        reserve_bytes: int | None = None,
+        reserve_timeout_s: float = 30.0,
+        digests: bool = True,
+    ) -> None: ...
+    def start(self) -> None:
+        """Map the pool, open the disk, bind and start the thread. OSError; of the disk with its folder as filename."""
+
+    def flush_disk(self, timeout_s: float) -> tuple[str, int, int]:
+        """Wait until every block committed so far is durable on the disk.
+
+        Returns why it is not ("" where it is), how many blocks are, and how many parts of blocks were
+        not written since the node started.
+        """
+
+    def take_notices(self) -> list[tuple[bool, str]]:
+        """Return what happened to the disk since the last call: whether it is bad, and a sentence."""
+
+    @property
+    def notice_fd(self) -> int:
+        """A descriptor that can be read while there are notices; the server's own. -1 without a disk."""
+
+    def offer_attach(self, most: int) -> int:
+        """From now on let connections attach for RDMA, at most `most` at a time (0: no further ones).
+
+        Returns a descriptor that can be read while take_attach_events() has something; the server's own
+        until stop(). ValueError unless running.
+        """
+
+    def take_attach_events(self) -> list[AttachEvent]:
+        """Return what the host of RDMA has to do, each once, in the order in which it was wished for."""
+
+    def attached(self, session: int, card: bytes) -> bool:
+        """The session has a queue pair: give its client this card. False: it is gone; end the queue pair."""
+
+    def refuse_attachment(self, session: int, status: Status, why: str) -> bool:
+        """The session gets no queue pair. False: it is gone."""
+
+    def fenced(self, session: int) -> None:
+        """Nothing reads or writes the pool through the session's queue pair any more: its slots are free.
+
+        A session that has not ended ends before.
+        """
+
+    @property
+    def pool_address(self) -> int:
+        """Where the pool lies in this process; 0 unless running."""
+
+    def drain(self) -> int:
+        """Accept no connection any more and end each when nothing of it is under way.
+
+        Under way are requests, replies, reservations and leases; waits end by TIMEOUT once nobody
+        writes. Returns a descriptor that can be read when the last connection has gone; the
+        server's own until stop(). Idempotent. ValueError unless running.
+        """
+
+    def stop(self) -> None:
+        """Close every connection, join the thread, give the pool back. Idempotent."""
+
+    def stats(self) -> dict[str, int]:
+        """Return gauges, *_total counters and times (Node::stats; names: Stat in csrc/wire/replies.h)."""
+
+    def admits(self, token: str) -> bool:
+        """Tell whether this is a token of the node, or it asks for none. False unless running.
+
+        Takes the same time whatever the tokens have in common. What is not admitted is counted.
+        """
+
+    def follow_tokens(self, tenants: Sequence[tuple[str, str]]) -> int:
+        """Take the tokens of the same tenants as they are now; how many connections ended for that.
+
+        Those that came with a token which is none any more end, with all that they held. ValueError, and all
+        stays as it was, where these are other tenants, or unless running.
+        """
+
+    def follow_tls(self, tls: TlsContext) -> None:
+        """Show this to those who connect over TCP from now on. ValueError where the node was started without TLS."""
+
+    def purge(self, token: str | None = None) -> int:
+        """Forget all blocks, or those of the tenant with this token; return how many.
+
+        Leased bytes stay valid until released.
+        """
+
+    @property
+    def placed(self) -> Placed:
+        """Where the pool's memory came from: small pages of 0 bytes unless running."""
+
+    @property
+    def port(self) -> int: ...
+    @property
+    def unix_path(self) -> str | None: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def draining(self) -> bool:
+        """Whether drain() has been called since start()."""
+    @property
+    def running(self) -> bool: ...

@@ -1,0 +1,1 @@
+"""The store's clients: blocking for engines, asyncio for the router."""

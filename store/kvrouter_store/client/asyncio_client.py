@@ -1,0 +1,351 @@
+"""The asyncio client of the store, for the router: control operations only, it moves no KV.
+
+One pipelined connection (the node's Unix socket if it runs on this host, else TCP), kept up in the
+background. Operations fail at once while there is none. One event loop, not safe in threads.
+"""
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from kvrouter_store import _core
+from kvrouter_store._core import (
+    AcquireReply,
+    CountReply,
+    ManifestsReply,
+    MatchReply,
+    RegisterReply,
+    StatsReply,
+    WaitReply,
+)
+from kvrouter_store.client.asyncio_link import AsyncLink
+from kvrouter_store.client.manifest_ids import register_frame
+from kvrouter_store.client.ranges import check_upto
+from kvrouter_store.client.results import Match, Place, RegisteredManifest, understood
+from kvrouter_store.connection.address import Address, nearer_path, parse_url
+from kvrouter_store.connection.asyncio_tls import asyncio_context, why
+from kvrouter_store.connection.backoff import BackOff
+from kvrouter_store.connection.registration import Registration
+from kvrouter_store.connection.tls import ClientTls, sentence
+from kvrouter_store.connection.tokens import check_token
+from kvrouter_store.errors import (
+    KVStoreError,
+    StoreClosed,
+    StoreRefused,
+    StoreUnavailable,
+    Untrusted,
+)
+from kvrouter_store.identity.block import Manifest
+
+__all__ = ["AsyncLanding", "AsyncLease", "AsyncStoreClient"]
+
+log = logging.getLogger(__name__)
+MAX_WAIT_S = _core.MAX_DEADLINE_MS / 1000
+
+
+class AsyncLease:
+    """The first `blocks` blocks are not evicted until `release`, or until the connection breaks."""
+
+    __slots__ = ("_link", "blocks", "lease_id")
+
+    def __init__(self, link: AsyncLink, lease_id: int, blocks: int) -> None:
+        self.lease_id = lease_id
+        self.blocks = blocks
+        self._link: AsyncLink | None = link if lease_id else None
+
+    def release(self) -> None:
+        """Give the lease back within moments, without waiting for the node. Idempotent."""
+        link, self._link = self._link, None
+        if link is not None and link.standing:
+            request_id = link.next_id()
+            link.tell_soon(request_id, _core.encode_release(request_id, self.lease_id))
+
+
+class AsyncLanding(NamedTuple):
+    """The outcome of a wait. `landed` is False after a time-out; `blocks` are matched now."""
+
+    landed: bool
+    blocks: int
+    lease: AsyncLease | None = None
+
+
+class AsyncStoreClient:
+    """A client of one store node. `async with` starts it and ends it.
+
+    Operations raise StoreUnavailable (at once while there is no connection, else within
+    `deadline_s`; Untrusted while TLS fails), StoreRefused where the node says no (Unauthorized
+    while it wants another `token`), StoreClosed after `close`. A cancelled operation leaves nothing
+    behind at the node. A `token`, or `tls` (files of a client of kvs://), that cannot be used is a
+    ValueError.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "",
+        token: str = "",
+        tls: ClientTls = ClientTls(),  # noqa: B008 (immutable)
+        deadline_s: float = 2.0,
+    ) -> None:
+        self.url = url
+        self.deadline_s = deadline_s
+        self._address = parse_url(url)
+        self._tls = asyncio_context(self._address, tls)
+        self._name = name
+        self._token = check_token(token)
+        self._hopeless: StoreRefused | Untrusted | None = None
+        self._link: AsyncLink | None = None
+        self._remembered: dict[bytes, tuple[Manifest, str, str]] = {}
+        self._keeper: asyncio.Task[None] | None = None
+        self._up = asyncio.Event()
+        self._closed = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._link is not None and self._link.standing
+
+    @property
+    def epoch(self) -> int:
+        """The life of the node that the connection leads to; 0 without one."""
+        return self._link.epoch if self._link is not None and self._link.standing else 0
+
+    def start(self) -> None:
+        """Connect in the background, and again whenever the connection breaks."""
+        if self._keeper is None:
+            self._keeper = asyncio.get_running_loop().create_task(self._keep(), name="kvstore")
+
+    async def wait_connected(self, deadline_s: float) -> bool:
+        """Wait for a connection; False if there is none after `deadline_s` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                await self._up.wait()
+        return self.connected
+
+    async def close(self) -> None:
+        """End the connection and what it holds. Idempotent."""
+        self._closed = True
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeper
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        await self.wait_connected(self.deadline_s)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def register(
+        self, manifest: Manifest, engine: str = "", refusal: str = ""
+    ) -> Registration:
+        """Register a manifest, now and with every new connection."""
+        self._remembered[manifest.digest] = (manifest, engine, refusal)
+        return await self._announce(self._standing(), manifest, engine, refusal)
+
+    async def manifests(self) -> list[RegisteredManifest]:
+        """What is registered with the node, and by which living engines."""
+        link = self._standing()
+        found: list[RegisteredManifest] = []
+        after, more = 0, True
+        while more:
+            request_id = link.next_id()
+            frame = _core.encode_manifests(request_id, after)
+            reply = await link.ask(request_id, frame, self.deadline_s)
+            assert isinstance(reply, ManifestsReply)
+            infos = reply.manifests
+            found += understood(infos)
+            more = reply.more and bool(infos)
+            after = infos[-1].manifest_id if infos else after
+        return found
+
+    async def match(self, manifest: Manifest, hashes: bytes, *, promote: bool = False) -> Match:
+        """How many leading blocks the node has in full, and where.
+
+        With `promote`, what lies on its disk alone is brought into memory: somebody will read it.
+        """
+        link = self._standing()
+        manifest_id = link.ids.get(manifest.digest) or await self._id_of(link, manifest)
+        request_id = link.next_id()
+        frame = _core.encode_match(request_id, manifest_id, hashes, promote)
+        reply = await link.ask(request_id, frame, self.deadline_s)
+        assert isinstance(reply, MatchReply)
+        return Match(reply.blocks, tuple(map(Place._make, reply.places)))
+
+    async def acquire(
+        self, manifest: Manifest, hashes: bytes, part: int | None = None
+    ) -> AsyncLease:
+        """A lease on the leading blocks that the node has: of one part, or of all."""
+        link = self._standing()
+        manifest_id = link.ids.get(manifest.digest) or await self._id_of(link, manifest)
+        request_id = link.next_id()
+        frame = _core.encode_acquire(request_id, manifest_id, part, hashes)
+        reply = await link.ask(request_id, frame, self.deadline_s)
+        assert isinstance(reply, AcquireReply)
+        return AsyncLease(link, reply.lease_id, reply.blocks)
+
+    async def wait(
+        self, manifest: Manifest, hashes: bytes, upto: int, deadline_s: float, lease: bool = False
+    ) -> AsyncLanding:
+        """Wait until the first `upto` blocks are there in full, at most `deadline_s` seconds.
+
+        With `lease`, a landing takes a lease on them in the same step.
+        """
+        check_upto(hashes, upto)
+        link = self._standing()
+        manifest_id = link.ids.get(manifest.digest) or await self._id_of(link, manifest)
+        wait_s = max(0.0, min(deadline_s, MAX_WAIT_S))
+        request_id = link.next_id()
+        wait_ms = round(wait_s * 1000)
+        frame = _core.encode_wait(request_id, manifest_id, hashes, upto, wait_ms, lease)
+        reply = await link.ask(request_id, frame, wait_s + self.deadline_s)
+        assert isinstance(reply, WaitReply)
+        held = AsyncLease(link, reply.lease_id, upto) if reply.landed and lease else None
+        return AsyncLanding(reply.landed, reply.blocks, held)
+
+    async def delete(self, manifest: Manifest, hashes: bytes) -> int:
+        """Forget blocks (all their parts); how many the node had."""
+        link = self._standing()
+        manifest_id = link.ids.get(manifest.digest) or await self._id_of(link, manifest)
+        request_id = link.next_id()
+        return await self._count(
+            link, request_id, _core.encode_delete(request_id, manifest_id, hashes)
+        )
+
+    async def purge(self) -> int:
+        """Forget all blocks; how many there were."""
+        link = self._standing()
+        request_id = link.next_id()
+        return await self._count(link, request_id, _core.encode_purge(request_id))
+
+    async def stats(self) -> dict[str, int]:
+        """The node's gauges, and its counters (names in _total)."""
+        link = self._standing()
+        request_id = link.next_id()
+        reply = await link.ask(request_id, _core.encode_stats(request_id), self.deadline_s)
+        assert isinstance(reply, StatsReply)
+        return reply.values
+
+    def _standing(self) -> AsyncLink:
+        link = self._link
+        if link is not None and link.standing:
+            return link
+        if self._closed:
+            raise StoreClosed("the store client is closed")
+        if isinstance(self._hopeless, StoreRefused):
+            raise type(self._hopeless)(str(self._hopeless), self._hopeless.status)
+        if self._hopeless is not None:
+            raise Untrusted(str(self._hopeless))
+        raise StoreUnavailable(f"there is no connection to the store at {self.url}")
+
+    async def _count(self, link: AsyncLink, request_id: int, frame: bytes) -> int:
+        reply = await link.ask(request_id, frame, self.deadline_s)
+        assert isinstance(reply, CountReply)
+        return reply.count
+
+    async def _id_of(self, link: AsyncLink, manifest: Manifest) -> int:
+        return (await self._announce(link, manifest, "", "")).manifest_id
+
+    async def _announce(
+        self, link: AsyncLink, manifest: Manifest, engine: str, refusal: str
+    ) -> Registration:
+        request_id = link.next_id()
+        frame = register_frame(request_id, manifest, engine, refusal)
+        reply = await link.ask(request_id, frame, self.deadline_s)
+        assert isinstance(reply, RegisterReply)
+        if not refusal:
+            link.ids[manifest.digest] = reply.manifest_id
+        return Registration(link.epoch, reply.manifest_id, reply.spec_id, tuple(reply.part_ids))
+
+    async def _keep(self) -> None:
+        """Hold a connection up; between failures, pause."""
+        loop = asyncio.get_running_loop()
+        backoff = BackOff()
+        while True:
+            try:
+                async with asyncio.timeout(self.deadline_s):
+                    link = await self._connect(loop)
+            except (OSError, TimeoutError, KVStoreError) as error:
+                self._note(error)
+                backoff.failed(loop.time())
+                await asyncio.sleep(backoff.remaining_s(loop.time()))
+                continue
+            backoff.succeeded()
+            self._hopeless = None
+            self._link = link
+            self._up.set()
+            try:
+                await link.lost
+            finally:
+                self._up.clear()
+                link.close()
+
+    def _note(self, error: BaseException) -> None:
+        """Remember, and log once, a refusal (a token, a certificate): trying again mends none."""
+        hopeless = error if isinstance(error, StoreRefused | Untrusted) else None
+        if hopeless is not None and self._hopeless is None:
+            log.warning("%s: %s", self.url, hopeless)
+        self._hopeless = hopeless
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop) -> AsyncLink:
+        link = await self._reach(loop, self._address)
+        try:
+            hello = await link.greet(self._name, self._token, self.deadline_s)
+            path = nearer_path(hello.unix_path, hello.boot_id) if self._address.host else ""
+            nearer = await self._reach_socket(loop, path, hello.epoch) if path else None
+            if nearer is not None:
+                link.close()
+                link = nearer
+            for manifest, engine, refusal in list(self._remembered.values()):
+                await self._announce(link, manifest, engine, refusal)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    async def _reach_socket(
+        self, loop: asyncio.AbstractEventLoop, path: str, epoch: int
+    ) -> AsyncLink | None:
+        """The Unix socket, if it leads to the node of this epoch (containers have paths alike)."""
+        try:
+            link = await self._reach(loop, Address(path=path))
+        except OSError:
+            return None
+        try:
+            hello = await link.greet(self._name, self._token, self.deadline_s)
+        except BaseException as error:
+            link.close()
+            if isinstance(error, KVStoreError):
+                return None
+            raise
+        if hello.epoch == epoch:
+            return link
+        link.close()
+        return None
+
+    async def _reach(self, loop: asyncio.AbstractEventLoop, address: Address) -> AsyncLink:
+        if address.path:
+            made = await loop.create_unix_connection(lambda: AsyncLink(loop), address.path)
+            return made[1]
+        try:
+            made = await loop.create_connection(
+                lambda: AsyncLink(loop), address.host, address.port, ssl=self._tls
+            )
+        except ssl.SSLError as error:
+            raise Untrusted(sentence(why(error), address)) from error
+        return made[1]

@@ -1,0 +1,235 @@
+"""One pipelined connection of the asyncio client: requests by id, replies in any order.
+
+Lives in one event loop and is not safe in threads. Nobody's reply is lost: what a cancelled caller
+would have held (a lease) is given back when its reply comes.
+"""
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from kvrouter_store import _core
+from kvrouter_store._core import AcquireReply, ErrorReply, Header, HelloReply, Op, WaitReply
+from kvrouter_store.connection.asyncio_tls import why
+from kvrouter_store.connection.channel import LinkLost, refused
+from kvrouter_store.connection.tls import sentence
+from kvrouter_store.errors import DeadlineExceeded, StoreUnavailable, Untrusted
+
+if TYPE_CHECKING:
+    from kvrouter_store._core import _Reply as Reply
+
+__all__ = ["AsyncLink"]
+
+HEADER_BYTES = _core.HEADER_BYTES
+MAX_BUFFERED_BYTES = 1 << 20
+TELL_SOON_S = 0.02
+TICK_S = 0.05
+
+
+@dataclass(slots=True)
+class _Pending:
+    answer: "asyncio.Future[Reply]"
+    due_s: float  # on the loop's clock
+
+
+class AsyncLink(asyncio.Protocol):
+    """A connection after `greet`. `lost` is done when it broke; `ids` are manifests known to it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self.ids: dict[bytes, int] = {}
+        self.epoch = 0
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._pending: dict[int, _Pending] = {}
+        self._orphans: set[int] = set()
+        self._request_id = 0
+        self._unsent: list[bytes] = []
+        self._flushing = False
+        self._unsent_timer: asyncio.TimerHandle | None = None
+        self._tick: asyncio.TimerHandle | None = None
+        self._rest = b""
+        self._header: Header | None = None
+
+    @property
+    def standing(self) -> bool:
+        """Whether requests can be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def next_id(self) -> int:
+        """A request id that this connection has not used."""
+        self._request_id += 1
+        return self._request_id
+
+    async def greet(self, name: str, token: str, deadline_s: float) -> HelloReply:
+        """Say HELLO."""
+        request_id = self.next_id()
+        frame = _core.encode_hello(request_id, name=name, token=token)
+        hello = await self.ask(request_id, frame, deadline_s)
+        assert isinstance(hello, HelloReply)
+        self.epoch = hello.epoch
+        return hello
+
+    async def ask(self, request_id: int, frame: bytes, deadline_s: float) -> "Reply":
+        """Send a request and wait for its reply.
+
+        LinkLost where the connection breaks first; DeadlineExceeded where nothing came in time (the
+        connection is then given up); StoreRefused where the node says no. Cancelling a WAIT cancels
+        it at the node.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise LinkLost("the link to the store broke")
+        if transport.get_write_buffer_size() > MAX_BUFFERED_BYTES:
+            raise DeadlineExceeded("the store does not take requests as fast as they come")
+        loop = self._loop
+        answer: asyncio.Future[Reply] = loop.create_future()
+        self._pending[request_id] = _Pending(answer, loop.time() + deadline_s)
+        if self._tick is None:
+            self._tick = loop.call_later(TICK_S, self._look)
+        self._send(frame)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self._abandon(request_id, answer)
+            raise
+
+    def tell(self, request_id: int, frame: bytes) -> None:
+        """Send a request whose reply nobody waits for."""
+        if self.standing:
+            self._orphans.add(request_id)
+            self._send(frame)
+
+    def tell_soon(self, request_id: int, frame: bytes) -> None:
+        """As `tell`, but with the next request, or within TELL_SOON_S if none comes.
+
+        Its reply then comes with that request's reply: neither costs a system call of its own.
+        """
+        if self.standing:
+            self._orphans.add(request_id)
+            self._unsent.append(frame)
+            if self._unsent_timer is None:
+                self._unsent_timer = self._loop.call_later(TELL_SOON_S, self._tell_unsent)
+
+    def _tell_unsent(self) -> None:
+        self._unsent_timer = None
+        if self._unsent:
+            self._flush()
+
+    def _send(self, frame: bytes) -> None:
+        """Send a frame, in one write with whatever else this turn of the loop sends."""
+        self._unsent.append(frame)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        frames, self._unsent = self._unsent, []
+        if frames and self.standing:
+            assert self._transport is not None
+            self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+
+    def close(self) -> None:
+        """Give the connection up; whoever waits gets LinkLost."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin (called by the loop)."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End (called by the loop): fail whatever is pending."""
+        if not self.lost.done():
+            self.lost.set_result(None)
+        pending, self._pending = self._pending, {}
+        self._unsent.clear()
+        for timer in (self._unsent_timer, self._tick):
+            if timer is not None:
+                timer.cancel()
+        for one in pending.values():
+            if not one.answer.done():
+                one.answer.set_exception(self._why_lost(error))
+
+    def _why_lost(self, error: Exception | None) -> StoreUnavailable:
+        if isinstance(error, ssl.SSLError):
+            return Untrusted(sentence(why(error)))
+        return LinkLost(f"the link to the store broke: {error}")
+
+    def data_received(self, data: bytes) -> None:
+        """Take in replies (called by the loop)."""
+        if self._rest:
+            data = self._rest + data
+        offset, size = 0, len(data)
+        try:
+            while True:
+                if self._header is None:
+                    if size - offset < HEADER_BYTES:
+                        break
+                    self._header = _core.decode_header(data, offset)
+                    offset += HEADER_BYTES
+                header = self._header
+                if size - offset < header.body_bytes:
+                    break
+                reply = _core.decode_reply(header, data, offset)
+                offset += header.body_bytes
+                self._header = None
+                self._deliver(header, reply)
+        except ValueError:
+            self.close()
+            return
+        self._rest = data[offset:] if offset < size else b""
+
+    def _deliver(self, header: Header, reply: "Reply") -> None:
+        pending = self._pending.pop(header.request_id, None)
+        if pending is None:
+            self._give_back(header, reply)
+        elif pending.answer.done():  # its caller is cancelled and has not run since
+            self._give_up(reply)
+        elif isinstance(reply, ErrorReply):
+            pending.answer.set_exception(refused(header.status, reply.message))
+        else:
+            pending.answer.set_result(reply)
+
+    def _abandon(self, request_id: int, answer: "asyncio.Future[Reply]") -> None:
+        """The caller left. A WAIT is cancelled; the reply of anything is still to be taken in.
+
+        The reply may have come in the same turn of the loop: then the caller never sees it.
+        """
+        if self._pending.pop(request_id, None) is None:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                self._give_up(answer.result())
+            return
+        self._orphans.add(request_id)
+        cancel_id = self.next_id()
+        self.tell(cancel_id, _core.encode_cancel(cancel_id, request_id))
+
+    def _give_back(self, header: Header, reply: "Reply") -> None:
+        if header.request_id not in self._orphans:
+            raise ValueError(f"reply to request {header.request_id} was not asked for")
+        self._orphans.discard(header.request_id)
+        if header.op == Op.HELLO:
+            raise ValueError("a second HELLO")
+        self._give_up(reply)
+
+    def _give_up(self, reply: "Reply") -> None:
+        """Give back the lease of a reply that nobody takes."""
+        if isinstance(reply, AcquireReply | WaitReply) and reply.lease_id:
+            release_id = self.next_id()
+            self.tell(release_id, _core.encode_release(release_id, reply.lease_id))
+
+    def _look(self) -> None:
+        """Give the connection up if a reply is late. One timer for all: they are many and short."""
+        self._tick = None
+        now_s = self._loop.time()
+        late = [one for one in self._pending.values() if one.due_s <= now_s]
+        for one in late:
+            if not one.answer.done():
+                error = DeadlineExceeded("the store did not answer within the deadline")
+                one.answer.set_exception(error)
+        if late:
+            self.close()
+        elif self._pending:
+            self._tick = self._loop.call_later(TICK_S, self._look)

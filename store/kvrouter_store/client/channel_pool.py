@@ -1,0 +1,150 @@
+"""The connections of a blocking client that ask for the same access to the pool.
+
+Each operation takes a channel for itself; threads that operate at once have one each, up to a
+limit. A server that cannot be reached is left alone for a while (back-off) and then tried again.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from kvrouter_store.connection.backoff import BackOff
+from kvrouter_store.connection.channel import Channel, Deadline
+from kvrouter_store.errors import DeadlineExceeded, StoreClosed, StoreUnavailable
+
+__all__ = ["ChannelPool"]
+
+MAX_CHANNELS = 16
+
+
+class ChannelPool:
+    """Channels made by `connect`, handed to one thread at a time. Safe in threads."""
+
+    def __init__(self, connect: Callable[[Deadline], Channel]) -> None:
+        self._connect = connect
+        self._channels: list[Channel] = []
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
+        self._connecting = 0
+        self._backoff = BackOff()
+        self._closed = False
+        self._owner_pid = os.getpid()
+
+    def take(
+        self, deadline: Deadline, *, without_leases: bool = False, proven: bool = True
+    ) -> Channel:
+        """A channel for the calling thread alone, to be given back.
+
+        `without_leases` asks for one on which nothing else waits to be released. One that is not
+        `proven` may turn out to be broken when it is asked something, unless it maps the pool.
+        Raises StoreUnavailable (at once during a back-off), StoreClosed.
+        """
+        while True:
+            with self._lock:
+                channel = self._idle(without_leases)
+                if channel is None and len(self._channels) + self._connecting >= MAX_CHANNELS:
+                    channel = self._wait_for_one(deadline, without_leases)
+                    if channel is None:
+                        continue
+                if channel is None:
+                    self._may_connect()
+                    self._connecting += 1
+            if channel is None:
+                return self._open(deadline)
+            unproven = not proven and channel.pool is None and not channel.broken
+            if unproven or channel.alive():
+                return channel
+            channel.close()
+            self.give(channel)
+
+    def give(self, channel: Channel) -> None:
+        """Give a channel back; a broken one is thrown away."""
+        if channel.broken or channel.pending:
+            with self._lock, contextlib.suppress(ValueError):
+                self._channels.remove(channel)
+            channel.discard()
+        channel.lock.release()
+        if self._waiting:  # who is not counted yet finds this channel free
+            with self._lock:
+                self._changed.notify()
+
+    @contextlib.contextmanager
+    def this(self, channel: Channel, deadline: Deadline) -> Iterator[Channel]:
+        """The very channel that a lease is bound to, when it is free."""
+        if not channel.lock.acquire(timeout=deadline.left_s()):
+            raise StoreUnavailable("the connection of the lease is busy")
+        try:
+            yield channel
+        finally:
+            self.give(channel)
+
+    def owns(self, channel: Channel) -> bool:
+        """Whether the channel was made here and still stands."""
+        with self._lock:
+            return channel in self._channels
+
+    def close(self) -> None:
+        """End every connection; threads that wait on one are woken and raise."""
+        with self._lock:
+            self._closed = True
+            channels, self._channels = self._channels, []
+            self._changed.notify_all()
+        for channel in channels:
+            channel.close()
+            if channel.lock.acquire(blocking=False):
+                channel.discard()
+                channel.lock.release()
+
+    def _wait_for_one(self, deadline: Deadline, without_leases: bool) -> Channel | None:
+        """One that came free before `give` could know that somebody waits; else None, later."""
+        self._waiting += 1
+        try:
+            channel = self._idle(without_leases)
+            if channel is None:
+                self._changed.wait(deadline.left_s())
+        except DeadlineExceeded as error:
+            busy = f"all {MAX_CHANNELS} connections of this client were busy until the deadline"
+            raise StoreUnavailable(busy) from error
+        finally:
+            self._waiting -= 1
+        return channel
+
+    def _idle(self, without_leases: bool) -> Channel | None:
+        if self._closed:
+            raise StoreClosed("the store client is closed")
+        if self._owner_pid != os.getpid():
+            raise StoreClosed("the store client was made before a fork; make one in this process")
+        for channel in self._channels:
+            if without_leases and channel.leases:
+                continue
+            if channel.lock.acquire(blocking=False):
+                return channel
+        return None
+
+    def _may_connect(self) -> None:
+        pause_s = self._backoff.remaining_s(time.monotonic())
+        if pause_s:
+            raise StoreUnavailable(f"the store cannot be reached; next try in {pause_s:.2f} s")
+
+    def _open(self, deadline: Deadline) -> Channel:
+        try:
+            channel = self._connect(deadline)
+        except BaseException as error:
+            with self._lock:
+                self._connecting -= 1
+                if isinstance(error, StoreUnavailable):
+                    self._backoff.failed(time.monotonic())
+                self._changed.notify()
+            raise
+        channel.lock.acquire()
+        with self._lock:
+            self._connecting -= 1
+            self._backoff.succeeded()
+            if not self._closed:
+                self._channels.append(channel)
+                return channel
+        channel.discard()
+        raise StoreClosed("the store client is closed")

@@ -1,0 +1,73 @@
+"""Spans of a chain of blocks: what is checked before a request, and how long ones are cut up."""
+
+from collections.abc import Sequence
+
+from kvrouter_store._core import Segments
+from kvrouter_store.identity.block import Manifest
+
+__all__ = [
+    "BATCH_BLOCKS",
+    "BATCH_BYTES",
+    "HASH_BYTES",
+    "batches",
+    "check_span",
+    "check_upto",
+    "hashes_of",
+    "parent_of",
+]
+
+HASH_BYTES = 32
+BATCH_BYTES = 64 << 20
+BATCH_BLOCKS = 1024
+
+
+def check_span(  # noqa: PLR0917
+    manifest: Manifest,
+    part: int,
+    hashes: bytes,
+    span: range,
+    segments: Segments,
+    indices: Sequence[int],
+) -> None:
+    """Raise ValueError where the arguments of a put or get do not fit together."""
+    blocks, rest = divmod(len(hashes), HASH_BYTES)
+    if rest:
+        raise ValueError(f"hashes are {HASH_BYTES} bytes each, got {len(hashes)} bytes")
+    if span.step != 1 or span.start < 0 or (span and span.stop > blocks):
+        raise ValueError(f"{span} is no run of the chain's {blocks} blocks")
+    if len(indices) != len(span):
+        raise ValueError(f"{len(span)} blocks need as many indices, got {len(indices)}")
+    if not 0 <= part < len(manifest.parts):
+        raise ValueError(f"the manifest has {len(manifest.parts)} parts, not part {part}")
+    expected = manifest.parts[part].block_bytes
+    if segments.block_bytes != expected:
+        raise ValueError(
+            f"part {part} has {expected} bytes per block, the segments {segments.block_bytes}"
+        )
+
+
+def check_upto(hashes: bytes, upto: int) -> None:
+    """Raise ValueError where a wait names more blocks than it has hashes for."""
+    blocks = len(hashes) // HASH_BYTES
+    if not 0 <= upto <= blocks:
+        raise ValueError(f"cannot wait for {upto} blocks of a chain of {blocks}")
+
+
+def hashes_of(hashes: bytes, span: range) -> bytes:
+    """The hashes of the blocks in the span."""
+    return hashes[span.start * HASH_BYTES : span.stop * HASH_BYTES]
+
+
+def parent_of(hashes: bytes, span: range) -> bytes | None:
+    """The hash before the span; None where it begins the chain."""
+    if span.start == 0:
+        return None
+    return hashes[(span.start - 1) * HASH_BYTES : span.start * HASH_BYTES]
+
+
+def batches(span: range, block_bytes: int) -> list[range]:
+    """Cut a span so that one request holds a bounded piece of the pool."""
+    if len(span) == 1:
+        return [span]
+    step = max(1, min(BATCH_BLOCKS, BATCH_BYTES // max(1, block_bytes)))
+    return [range(at, min(at + step, span.stop)) for at in range(span.start, span.stop, step)]

@@ -1,0 +1,91 @@
+"""What the store's operations return. Plain values: nothing here holds a connection."""
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvrouter_store._core import BlockStatus, ManifestInfo
+from kvrouter_store.errors import BadDocument
+from kvrouter_store.identity.block import Manifest
+
+__all__ = [
+    "BlockStatus",
+    "Match",
+    "Place",
+    "PutResult",
+    "RegisteredManifest",
+    "SharingRefusal",
+    "understood",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredManifest:
+    """A manifest as the store lists it. `engines`: the names whose connection lives."""
+
+    manifest_id: int
+    digest: bytes
+    manifest: Manifest
+    engines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SharingRefusal:
+    """A living engine that shares nothing, and why."""
+
+    engine: str
+    reason: str
+
+
+class Place(NamedTuple):
+    """The first `blocks` blocks lie on node `node` in tier `tier` (0 memory, 1 disk, 2 remote)."""
+
+    blocks: int
+    node: int
+    tier: int
+
+
+class Match(NamedTuple):
+    """The longest leading run of blocks whose full manifest is committed, and where it lies."""
+
+    blocks: int
+    places: tuple[Place, ...] = ()
+
+
+class PutResult(NamedTuple):
+    """Counts over the blocks of one put, and the status of each in order.
+
+    A status is STORED, EXISTS, BUSY (another writer is at it), NO_SPACE (what could make room is
+    leased, the part exceeds the pool, or this client has as much of the pool reserved as it may),
+    CORRUPT (the bytes changed on their way) or GONE (the writer took longer than the node's
+    --reserve-timeout).
+    """
+
+    statuses: tuple[BlockStatus, ...]
+
+    @property
+    def stored(self) -> int:
+        """Blocks that this put committed."""
+        return self.statuses.count(BlockStatus.STORED)
+
+    @property
+    def existed(self) -> int:
+        """Blocks that were there already (their bytes are kept)."""
+        return self.statuses.count(BlockStatus.EXISTS)
+
+    @property
+    def refused(self) -> int:
+        """Blocks that are not stored after this put, whatever the reason."""
+        return len(self.statuses) - self.stored - self.existed
+
+
+def understood(infos: Iterable[ManifestInfo]) -> list[RegisteredManifest]:
+    """Manifests as a page of MANIFESTS lists them, but for documents of another version."""
+    found = []
+    for info in infos:
+        with contextlib.suppress(BadDocument):
+            manifest = Manifest.from_doc(info.doc)
+            engines = tuple(dict.fromkeys(info.engines))
+            found.append(RegisteredManifest(info.manifest_id, info.digest, manifest, engines))
+    return found

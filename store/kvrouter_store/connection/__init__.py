@@ -1,0 +1,1 @@
+"""One connection to a store node: address, handshake, TLS, deadlines."""

@@ -1,0 +1,176 @@
+"""Landings that an engine awaits: one thread and one connection for any number of requests.
+
+The store pushes the news of each block that came; nobody polls it. A store that is away ends every
+wait at once, since what is on its way can then not arrive.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from kvrouter_store.client.ranges import HASH_BYTES
+from kvrouter_store.errors import KVStoreError
+from kvrouter_store.identity.block import Manifest
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+__all__ = ["AwaitedPrefix", "Landings"]
+
+CONNECT_S = 2.0
+
+
+class Landed(Protocol):
+    """How a wait at the store ended, as `AsyncLanding` of its client says."""
+
+    @property
+    def landed(self) -> bool:
+        """Whether all blocks waited for are there."""
+
+    @property
+    def blocks(self) -> int:
+        """Leading blocks that are there now."""
+
+
+class Waiter(Protocol):
+    """The part of `AsyncStoreClient` that is used here, made and used in the thread's loop."""
+
+    def start(self) -> None:
+        """Connect in the background."""
+
+    async def wait_connected(self, deadline_s: float) -> bool:
+        """Wait for a connection."""
+
+    async def wait(
+        self, manifest: Manifest, hashes: bytes, upto: int, deadline_s: float, lease: bool = False
+    ) -> Landed:
+        """Wait for the first `upto` blocks."""
+
+    async def close(self) -> None:
+        """End the connection."""
+
+
+class AwaitedPrefix:
+    """Blocks of one request that are on their way into the store. Read in any thread.
+
+    Attributes:
+        hashes: the chain from block 0 to the last block awaited, 32 bytes each.
+        first: leading blocks that were there when the wait began.
+        landed: leading blocks that are there, as far as the store told; only grows.
+        over: nothing more will be told: all have landed, the time is up, or the store is away.
+    """
+
+    def __init__(self, hashes: bytes, first: int) -> None:
+        self.hashes = hashes
+        self.first = first
+        self.landed = first
+        self.over = False
+        self._wait: Future[None] | None = None
+
+    @property
+    def blocks(self) -> int:
+        """Leading blocks that are awaited."""
+        return len(self.hashes) // HASH_BYTES
+
+    def drop(self) -> None:
+        """Give the wait up, at the store too. Idempotent."""
+        if self._wait is not None:
+            self._wait.cancel()
+
+
+class Landings:
+    """Follows landings of one manifest. Thread and connection begin with the first; `close` ends.
+
+    open_client: makes the client, in the thread's loop; this object owns it.
+    """
+
+    def __init__(
+        self,
+        open_client: Callable[[], Waiter],
+        manifest: Manifest,
+        log: logging.Logger,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._open_client = open_client
+        self._manifest = manifest
+        self._log = log
+        self._clock = clock
+        self._news = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._client: Waiter | None = None
+        self._ready = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._closed = False
+
+    def follow(self, hashes: bytes, first: int, wait_s: float) -> AwaitedPrefix:
+        """Follow the blocks of a chain from `first` on, at most `wait_s` seconds. Never blocks."""
+        coming = AwaitedPrefix(hashes, first)
+        if self._closed or coming.landed >= coming.blocks:
+            coming.over = True
+            return coming
+        until = self._clock() + wait_s
+        coming._wait = asyncio.run_coroutine_threadsafe(self._follow(coming, until), self._begun())
+        return coming
+
+    def news(self, timeout_s: float) -> bool:
+        """Wait until something landed or ended since the last call, at most `timeout_s`."""
+        told = self._news.wait(timeout_s)
+        self._news.clear()
+        return told
+
+    def close(self, deadline_s: float = 5.0) -> None:
+        """End the waits, the connection and the thread. Idempotent."""
+        self._closed = True
+        thread, self._thread = self._thread, None
+        if thread is None or self._loop is None:
+            return
+        self._loop.call_soon_threadsafe(self._stop.set)
+        thread.join(deadline_s)
+
+    def _begun(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._run, name="kvstore-landings", daemon=True)
+            self._thread.start()
+        return self._loop
+
+    def _run(self) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        client = self._client = self._open_client()
+        client.start()
+        self._ready.set()
+        await self._stop.wait()
+        waits = asyncio.all_tasks() - {asyncio.current_task()}
+        await client.close()
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _follow(self, coming: AwaitedPrefix, until: float) -> None:
+        try:
+            await self._ready.wait()
+            assert self._client is not None
+            await self._client.wait_connected(CONNECT_S)
+            while coming.landed < coming.blocks and (left_s := until - self._clock()) > 0:
+                rest = coming.hashes[coming.landed * HASH_BYTES :]
+                # The next block alone is waited for; the answer tells how many came with it.
+                told = await self._client.wait(self._manifest, rest, 1, left_s)
+                if not told.landed:
+                    break
+                coming.landed += max(1, told.blocks)
+                self._news.set()
+        except KVStoreError as error:
+            self._log.debug("a landing is awaited no longer: %s", error)
+        finally:
+            coming.over = True
+            self._news.set()

@@ -1,0 +1,133 @@
+"""A connector's link to the store: what an engine does when the store is away. Makes no policy.
+
+An operation never raises for an absent store: a match is then empty, a put stores nothing, a get
+misses. Only the first operation of an outage may wait for its deadline: from then on the engine
+goes on at once without the store, while the link's own thread looks for it and finds it again.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from kvrouter_store._core import Segments
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.results import BlockStatus, PutResult
+from kvrouter_store.errors import KVStoreError, StoreClosed, StoreRefused, Unauthorized
+from kvrouter_store.identity.block import Manifest
+
+__all__ = ["StoreLink"]
+
+HEARTBEAT_S = 1.0
+AWAY_S = 0.1  # between looks for a store that is away; the client keeps connections further apart
+
+T = TypeVar("T")
+
+
+class StoreLink:
+    """One manifest on one client. Safe in threads. Owns the client and a thread: close() ends both.
+
+    engine: the name under which the store lists this link. refusal: why its KV is not shared ('').
+    """
+
+    def __init__(
+        self,
+        client: StoreClient,
+        manifest: Manifest,
+        log: logging.Logger,
+        *,
+        engine: str = "",
+        refusal: str = "",
+    ) -> None:
+        self.manifest = manifest
+        self._client = client
+        self._log = log
+        self._engine = engine
+        self._refusal = refusal
+        self._registered = False
+        self._away = threading.Event()
+        self._turn = threading.Lock()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvstore-link", daemon=True)
+
+    @property
+    def away(self) -> bool:
+        """Whether the store is known to be away."""
+        return self._away.is_set()
+
+    def start(self) -> None:
+        """Register the engine, and keep it registered while it is idle, in the link's thread."""
+        self._thread.start()
+
+    def beat(self) -> bool:
+        """Ask the store for a sign of life, registering first if need be; whether it came.
+
+        The client announces the manifest again by itself whenever it connects anew.
+        """
+        try:
+            if not self._registered:
+                self._client.register(self.manifest, self._engine, self._refusal)
+                self._registered = True
+            self._client.stats()
+        except KVStoreError as error:
+            self._lost(error)
+            return False
+        if self._away.is_set():
+            self._away.clear()
+            self._log.warning("the store is back")
+        return True
+
+    def match(self, hashes: bytes) -> int:
+        """Leading blocks of `hashes` that can be loaded; 0 where the store is away."""
+        return self._operate(lambda: self._client.match(self.manifest, hashes).blocks, 0)
+
+    def put(
+        self, part: int, hashes: bytes, span: range, segments: Segments, indices: Sequence[int]
+    ) -> PutResult | None:
+        """Copy blocks to the store; None where it is away (they are then simply not stored)."""
+        return self._operate(
+            lambda: self._client.put(self.manifest, part, hashes, span, segments, indices), None
+        )
+
+    def get_into(
+        self, part: int, hashes: bytes, span: range, segments: Segments, indices: Sequence[int]
+    ) -> list[BlockStatus]:
+        """Copy blocks from the store into `segments`; all MISSING where it is away."""
+        return self._operate(
+            lambda: self._client.get_into(self.manifest, part, hashes, span, segments, indices),
+            [BlockStatus.MISSING] * len(span),
+        )
+
+    def close(self, deadline_s: float = 5.0) -> None:
+        """Close the client and end the thread; every later operation finds the store away."""
+        self._closed.set()
+        self._client.close()
+        if self._thread.is_alive():
+            self._thread.join(deadline_s)
+
+    def _operate(self, operation: Callable[[], T], without: T) -> T:
+        """The operation's result, or `without` where the store is away."""
+        if self._away.is_set():
+            return without
+        try:
+            return operation()
+        except Unauthorized as error:  # of no use until somebody gives one of the two a token
+            self._lost(error)
+            return without
+        except StoreRefused as error:
+            self._log.warning("the store refused: %s", error)
+            return without
+        except KVStoreError as error:
+            self._lost(error)
+            return without
+
+    def _lost(self, error: KVStoreError) -> None:
+        with self._turn:
+            told = self._away.is_set() or isinstance(error, StoreClosed)
+            self._away.set()
+        if not told:
+            self._log.warning("the store is away, going on without it: %s", error)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self._closed.wait(HEARTBEAT_S if self.beat() else AWAY_S)

@@ -1,0 +1,268 @@
+"""The scheduler's side of the vLLM connector: what to load, what to save. Copies no KV.
+
+It lives in the engine core process. A request's blocks are named by vLLM's own block hashes; what
+may not be shared is neither looked up nor saved.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvrouter_store.connectors.link import StoreLink
+from kvrouter_store.connectors.vllm.arrivals import Arrivals, announced
+from kvrouter_store.connectors.vllm.identity import EngineIdentity
+from kvrouter_store.connectors.vllm.plan import LoadOrder, SaveOrder, StepPlan
+from kvrouter_store.connectors.vllm.settings import SaveScope
+from kvrouter_store.identity.chain import hash_tokens
+
+__all__ = ["EngineRequest", "SchedulerSide", "StepOutput"]
+
+
+class EngineRequest(Protocol):
+    """What is read of vLLM's `Request`."""
+
+    request_id: str
+    block_hashes: list[bytes]
+    num_computed_tokens: int
+    num_prompt_tokens: int
+    num_preemptions: int
+    prompt_token_ids: list[int] | None
+    prompt_embeds: Any
+    pooling_params: Any
+    lora_request: Any
+    mm_features: Sequence[Any]
+    cache_salt: str | None
+    resumable: bool
+    kv_transfer_params: dict[str, Any] | None
+    skip_reading_prefix_cache: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens so far."""
+        ...
+
+
+class StepOutput(Protocol):
+    """What is read of vLLM's `SchedulerOutput`."""
+
+    @property
+    def num_scheduled_tokens(self) -> Mapping[str, int]:
+        """Tokens to compute in this step, by request."""
+        ...
+
+    @property
+    def kv_connector_block_state(self) -> Any:
+        """Resolves a request's block ids by cache group."""
+        ...
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """A request that the engine works on: where its local hit ended, how far it was saved.
+
+    `loaded_in`: how often it had been preempted when its last load was ordered.
+    """
+
+    request: EngineRequest
+    shared: bool
+    local_blocks: int = 0
+    saved_blocks: int = 0
+    loaded_in: int = -1
+
+
+class SchedulerSide:
+    """Plans loads and saves of one engine; one instance per engine core, called by one thread."""
+
+    def __init__(
+        self,
+        identity: EngineIdentity,
+        save: SaveScope,
+        link: StoreLink,
+        arrivals: Arrivals,
+        log: logging.Logger,
+    ) -> None:
+        self._identity = identity
+        self._refusal = identity.refusal
+        self._save = save
+        self._link = link
+        self._arrivals = arrivals
+        self._log = log
+        self._tracked: dict[str, _Tracked] = {}
+        self._loads: list[LoadOrder] = []
+        self._checked_hashes = False
+
+    def matched_tokens(
+        self, request: EngineRequest, computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Tokens after `computed_tokens` (whole blocks, held here) that the store can give.
+
+        At least one token of the request is left to compute, or there would be nothing to sample
+        from. The second value says that loading goes on between steps. A request whose load failed
+        is asked about again; it is then computed, or two links that see the store differently
+        would have it load for ever. None: blocks are on their way, and none has landed yet; the
+        engine asks again in its next step.
+        """
+        tracked = self._track(request)
+        block_tokens = self._identity.block_tokens
+        tracked.local_blocks = computed_tokens // block_tokens
+        upto = min(len(request.block_hashes), (request.num_tokens - 1) // block_tokens)
+        if not tracked.shared or request.skip_reading_prefix_cache:
+            return 0, False
+        if upto <= tracked.local_blocks or tracked.loaded_in == request.num_preemptions:
+            return 0, False
+        blocks = self._found(request, tracked, upto)
+        if blocks is None:
+            return None, False
+        tokens = max(0, blocks - tracked.local_blocks) * block_tokens
+        return tokens, tokens > 0
+
+    def allocated(
+        self, request: EngineRequest, block_ids: Sequence[int], external_tokens: int
+    ) -> None:
+        """The engine gave the request its blocks: plan the load of those that are external.
+
+        `block_ids` are all blocks of the request: local hits first, then the external ones.
+        """
+        tracked = self._track(request)
+        if not external_tokens:
+            return
+        tracked.loaded_in = request.num_preemptions
+        first = tracked.local_blocks
+        end = first + external_tokens // self._identity.block_tokens
+        if self._arrivals.take(request.request_id, block_ids, first, end):
+            return
+        self._loads.append(
+            LoadOrder(
+                request.request_id,
+                b"".join(request.block_hashes[:end]),
+                first,
+                tuple(block_ids[first:end]),
+            )
+        )
+
+    def plan(self, output: StepOutput) -> StepPlan:
+        """The orders for this step's workers."""
+        loads, self._loads = self._loads, []
+        loads += self._arrivals.orders(idle=not output.num_scheduled_tokens and not loads)
+        saves: list[SaveOrder] = []
+        if self._save != "none":
+            for request_id, tokens in output.num_scheduled_tokens.items():
+                tracked = self._tracked.get(request_id)
+                order = self._save_order(tracked, tokens, output) if tracked is not None else None
+                if order is not None:
+                    saves.append(order)
+        return StepPlan(
+            self._identity.manifest.doc,
+            self._identity.replicas,
+            self._identity.rank_parts,
+            loads,
+            saves,
+            idle=not output.num_scheduled_tokens,
+        )
+
+    def finished(self, request: EngineRequest) -> dict[str, Any]:
+        """Forget the request; what the router is told of it (`kv_transfer_params`).
+
+        No blocks while the store is away: the router would wait for what was not saved.
+        """
+        tracked = self._tracked.pop(request.request_id, None)
+        saved = tracked.saved_blocks if tracked is not None and not self._link.away else 0
+        self._arrivals.forget(request.request_id)
+        manifest = self._identity.manifest
+        about: dict[str, Any] = {
+            "manifest": manifest.digest.hex(),
+            "blocks": saved,
+            "block_tokens": self._identity.block_tokens,
+            "root": manifest.spec.root,
+            "waits": True,
+        }
+        if self._refusal:
+            about["refusal"] = self._refusal
+        return {"kvstore": about}
+
+    def _found(self, request: EngineRequest, tracked: _Tracked, upto: int) -> int | None:
+        """Leading blocks to load: those that the store holds, or all that are on their way to it.
+
+        None: not known yet. What was on its way and does not come is computed.
+        """
+        request_id = request.request_id
+        if tracked.loaded_in < 0 and self._arrivals.expects(request_id):
+            coming = self._arrivals.blocks(request_id)
+            if coming != 0:
+                return coming
+        held = self._link.match(b"".join(request.block_hashes[:upto]))
+        coming_told = announced(request.kv_transfer_params)
+        if coming_told is None or tracked.loaded_in >= 0 or self._arrivals.expects(request_id):
+            return held
+        end = min(upto, coming_told.blocks)
+        if max(held, tracked.local_blocks) >= end:
+            return held
+        hashes = b"".join(request.block_hashes[:end])
+        self._arrivals.expect(request_id, hashes, held, coming_told.wait_s)
+        return None
+
+    def _track(self, request: EngineRequest) -> _Tracked:
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            shared = not self._refusal and _may_share(request) and self._hashes_agree(request)
+            tracked = self._tracked[request.request_id] = _Tracked(request, shared)
+        return tracked
+
+    def _save_order(
+        self, tracked: _Tracked, scheduled_tokens: int, output: StepOutput
+    ) -> SaveOrder | None:
+        """The blocks that are complete after this step and were not saved for this request yet.
+
+        A block has a hash only once all its tokens are known, so what a rejected draft token left
+        behind is never saved. Blocks that were hit locally are offered again: the store may have
+        lost them, and answers at once where it did not.
+        """
+        request = tracked.request
+        if not tracked.shared:
+            return None
+        end_tokens = request.num_computed_tokens + scheduled_tokens
+        if self._save == "prompt":
+            end_tokens = min(end_tokens, request.num_prompt_tokens)
+        end = min(end_tokens // self._identity.block_tokens, len(request.block_hashes))
+        first = tracked.saved_blocks
+        if end <= first:
+            return None
+        block_ids = output.kv_connector_block_state.get_block_ids(request.request_id)
+        if block_ids is None:
+            return None
+        tracked.saved_blocks = end
+        return SaveOrder(
+            request.request_id,
+            b"".join(request.block_hashes[:end]),
+            first,
+            tuple(block_ids[0][first:end]),
+        )
+
+    def _hashes_agree(self, request: EngineRequest) -> bool:
+        """Whether the engine names blocks as its manifest says; checked on the first plain one."""
+        if self._checked_hashes or not request.block_hashes or not _is_plain(request):
+            return True
+        self._checked_hashes = True
+        block_tokens = self._identity.block_tokens
+        ours = hash_tokens(
+            list(request.prompt_token_ids or [])[:block_tokens],
+            block_tokens,
+            root=bytes.fromhex(self._identity.manifest.spec.root),
+            cache_salt=request.cache_salt,
+        )
+        if len(ours) and ours[0] != bytes(request.block_hashes[0]):
+            self._refusal = "the engine's block hashes are not those its manifest names"
+            self._log.error("KV is not shared: %s", self._refusal)
+        return not self._refusal
+
+
+def _may_share(request: EngineRequest) -> bool:
+    """Embedded prompts have no tokens, pooled ones no answer, and a session rewrites its tail."""
+    return (
+        request.prompt_embeds is None and request.pooling_params is None and not request.resumable
+    )
+
+
+def _is_plain(request: EngineRequest) -> bool:
+    return request.lora_request is None and not request.mm_features

@@ -1,0 +1,90 @@
+"""What chunks of vLLM's tiered offloading are called in the store. Imports no vLLM.
+
+A chunk is what all ranks of an engine hold of some consecutive blocks, side by side in vLLM's own
+host memory (vllm/v1/kv_offload/tiering). Only engines that order it alike share it: its layout is
+opaque, with all in it that vLLM's own file tier names its folders by (vllm/v1/kv_offload/
+file_mapper.py), and the weights besides.
+"""
+
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from kvrouter_store.connectors.vllm.identity import weights_digest
+from kvrouter_store.connectors.vllm.settings import ConnectorRefused, ConnectorSettings
+from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+
+__all__ = ["HASH_ALGO", "chunk_manifests"]
+
+HASH_ALGO = "vllm offload key"  # its first 32 bytes: the chain hash of the chunk's last block
+NO_ROOT = "00" * 32  # the seed of a chain is part of each of its hashes
+
+
+def chunk_manifests(
+    config: Any, chunk_bytes: int, settings: ConnectorSettings, version: str
+) -> dict[int, Manifest]:
+    """The manifest of each cache group that is offloaded, by the group's number in a key.
+
+    `config`: vLLM's OffloadingConfig. Raises ConnectorRefused where the weights have no revision
+    that other engines could compare.
+    """
+    revision = _revision(config.model.name, settings)
+    layout = Layout.opaque(f"vllm-{version.partition('+')[0]}-offload", _fields(config))
+    manifests = {}
+    for group in config.groups:
+        spec = CacheSpec(
+            model=settings.model or Path(config.model.name).name,
+            weights_revision=revision,
+            kv_dtype=config.model.dtype,
+            block_tokens=group.tokens_per_block * config.cache.blocks_per_chunk,
+            hash_algo=HASH_ALGO,
+            root=NO_ROOT,
+            groups=(f"offloaded group {group.group_id}",),
+        )
+        layers = (0, max(1, len(group.layer_names)))
+        part = Part(layers, kv_heads=(0, 1), group=0, block_bytes=chunk_bytes, layout=layout)
+        manifests[group.group_id] = Manifest(spec, (part,))
+    return manifests
+
+
+def _fields(config: Any) -> dict[str, str | int | bool]:
+    """All that decides how the bytes of a chunk are ordered.
+
+    Where vLLM says that they are the same for every parallel layout, the layout is left out.
+    """
+    cache, parallel = config.cache, config.parallel
+    fields: dict[str, str | int | bool] = {
+        "blocks_per_chunk": cache.blocks_per_chunk,
+        "canonical": config.canonical_layout,
+        "groups": ";".join(
+            f"{group.group_id}:{group.tokens_per_block}:{','.join(group.layer_names)}"
+            for group in config.groups
+        ),
+        "kv_cache_layout": str(config.kv_cache_layout),
+        "replicated": config.replicated_layout,
+        "tokens_per_hash": cache.tokens_per_hash,
+    }
+    if not (parallel.is_parallelism_agnostic or config.replicated_layout):
+        fields |= {
+            "context_parallel": f"{parallel.pcp_size},{parallel.dcp_size}",
+            "pipeline_parallel": parallel.pp_size,
+            "tensor_parallel": parallel.tp_size,
+        }
+    return fields
+
+
+def _revision(model: str, settings: ConnectorSettings) -> str:
+    """The weights, and where they are files here also the model's options beside them."""
+    if settings.weights_revision:
+        return settings.weights_revision
+    folder = Path(model)
+    weights = weights_digest(folder) if folder.is_dir() else ""
+    if not weights:
+        raise ConnectorRefused(
+            f"the weights of {model} have no revision that engines could compare; set "
+            '"weights_revision" (such as the commit) in the tier\'s entry of "secondary_tiers"'
+        )
+    options = folder / "config.json"
+    return sha256(
+        f"{weights} {options.read_text() if options.exists() else ''}".encode()
+    ).hexdigest()

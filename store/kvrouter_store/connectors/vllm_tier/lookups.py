@@ -1,0 +1,42 @@
+"""Which chunks the store has, asked for in a thread of vLLM's own making."""
+
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+from vllm.v1.kv_offload.base import OffloadKey, get_offload_block_hash, get_offload_group_idx
+from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
+
+from kvrouter_store.connectors.link import StoreLink
+from kvrouter_store.connectors.vllm_tier.runs import HASH_BYTES
+
+__all__ = ["ChunkLookups"]
+
+MOST_RUNS = 8  # of chunks that are there; behind more gaps than that, a chunk counts as missing
+
+
+class ChunkLookups(AsyncLookupManager):  # type: ignore[misc]
+    """vLLM's manager of lookups over the store: one question for a prefix that is there in full."""
+
+    def __init__(self, tier_type: str, links: Mapping[int, StoreLink]) -> None:
+        self._links = links
+        super().__init__(tier_type)  # starts the thread
+
+    def batch_lookup(self, keys: list[OffloadKey], req_context: Any) -> Iterable[bool]:
+        """For each key whether the chunk is there; none is where the store is away."""
+        found: list[bool] = []
+        for group, members in groupby(keys, get_offload_group_idx):
+            found += _there(self._links[group], [get_offload_block_hash(key) for key in members])
+        return found
+
+
+def _there(link: StoreLink, hashes: list[bytes]) -> list[bool]:
+    """The store tells how long a leading run is, so each gap costs a question."""
+    found: list[bool] = []
+    named = all(len(name) == HASH_BYTES for name in hashes)
+    for _ in range(MOST_RUNS if named else 0):
+        run = link.match(b"".join(hashes[len(found) :]))
+        found += [True] * run + [False]
+        if len(found) >= len(hashes):
+            break
+    return (found + [False] * len(hashes))[: len(hashes)]

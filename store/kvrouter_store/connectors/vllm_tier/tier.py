@@ -1,0 +1,161 @@
+"""The store as a tier below vLLM's own offloading: class KVStoreTier.
+
+    --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+      "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec",
+        "cpu_bytes_to_use": 10737418240, "secondary_tiers": [
+          {"type": "KVStoreTier", "module_path": "kvrouter_store.connectors.vllm_tier",
+           "url": "kv://127.0.0.1:7400"}]}}'
+
+vLLM moves KV between the device and its pinned host memory; this moves chunks between that memory
+and the store, in threads of its own, and so serves every device that vLLM can offload from. All
+methods but batch_lookup are called by the scheduler's thread (vllm/v1/kv_offload/tiering/base.py).
+"""
+
+import ctypes
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import vllm
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+from kvrouter_store._core import Segments
+from kvrouter_store.client.results import BlockStatus
+from kvrouter_store.connectors.link import StoreLink
+from kvrouter_store.connectors.transfers import Finished, Transfers
+from kvrouter_store.connectors.vllm.settings import ConnectorSettings
+from kvrouter_store.connectors.vllm_tier.identity import chunk_manifests
+from kvrouter_store.connectors.vllm_tier.lookups import ChunkLookups
+from kvrouter_store.connectors.vllm_tier.runs import Run, runs_of
+
+__all__ = ["KVStoreTier"]
+
+log = logging.getLogger("vllm.kvstore")
+
+THREADS = 4
+THERE = (BlockStatus.STORED, BlockStatus.EXISTS, BlockStatus.BUSY)  # BUSY: another stores it now
+PART = 0
+
+
+class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
+    """Keeps chunks in a kvstore node. Without a reachable store vLLM goes on with its own memory.
+
+    Takes the settings of KVStoreConnector (url, transport, verify, deadline_s, name, token, model,
+    weights_revision and the files of TLS), and `threads` that move chunks. Raises ConnectorRefused
+    where they cannot be used. Owns threads and connections: shutdown() ends them.
+    """
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        threads: int = THREADS,
+        **extra: Any,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        settings = ConnectorSettings.parse(extra, "kv_both")
+        config = offloading_spec.config
+        manifests = chunk_manifests(config, self.block_size_bytes, settings, vllm.__version__)
+        name = settings.name or f"vllm/{manifests[config.groups[0].group_id].spec.model}/tier"
+        self._links = {
+            group: StoreLink(settings.client(name), manifest, log, engine=name)
+            for group, manifest in manifests.items()
+        }
+        self._memory = _segments_of(primary_kv_view)
+        self._transfers: Transfers[list[OffloadKey]] = Transfers(threads, "kvstore-tier")
+        self._lookups = ChunkLookups(tier_type, self._links)
+        self._jobs: dict[int, TransferJob] = {}
+        for link in self._links.values():
+            link.start()
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Whether the store has the chunk; the first time a request asks, that is not known yet."""
+        found = self._lookups.lookup(key, req_context)
+        if found is None:
+            return LookupResult.RETRY
+        return LookupResult.HIT if found else LookupResult.MISS
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Put chunks; what the store has is not sent again."""
+        runs = runs_of(job_metadata, remember=True)
+        self._submit(job_metadata, lambda: [key for run in runs for key in self._store(run)])
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """Get chunks into vLLM's memory, each checked against its digest."""
+        runs = runs_of(job_metadata)
+        self._submit(job_metadata, lambda: [key for run in runs for key in self._load(run)])
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """What has ended; of a load that failed in part, which chunks came."""
+        return [self._result(each) for each in self._transfers.take()]
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Chunks are offloaded as they are computed."""
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """Forget what was looked up for the request."""
+        self._lookups.cleanup(req_context.req_id)
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Ask the store for what this step looked up, all at once."""
+        self._lookups.flush()
+
+    def drain_jobs(self) -> None:
+        """Wait until no transfer touches vLLM's memory."""
+        self._transfers.drain()
+
+    def shutdown(self) -> None:
+        """End threads and connections; transfers that run end first."""
+        self._lookups.shutdown()
+        self._transfers.close()
+        for link in self._links.values():
+            link.close()
+
+    def _submit(self, job: TransferJob, transfer: Callable[[], list[OffloadKey]]) -> None:
+        self._jobs[job.job_id] = job
+        self._transfers.submit(job.job_id, transfer)
+
+    def _store(self, run: Run) -> list[OffloadKey]:
+        """The chunks of the run that the store has now."""
+        put = self._links[run.group].put(PART, run.chain, run.span, self._memory, run.chunk_ids)
+        statuses = put.statuses if put is not None else ()
+        return [key for key, status in zip(run.keys, statuses, strict=False) if status in THERE]
+
+    def _load(self, run: Run) -> list[OffloadKey]:
+        """The chunks of the run that came as they were put."""
+        link = self._links[run.group]
+        statuses = link.get_into(PART, run.chain, run.span, self._memory, run.chunk_ids)
+        came = zip(run.keys, statuses, strict=True)
+        return [key for key, status in came if status is BlockStatus.OK]
+
+    def _result(self, done: Finished[list[OffloadKey]]) -> JobResult:
+        job, moved = self._jobs.pop(done.job_id), done.result or []
+        success = len(moved) == len(job.keys)
+        if job.is_promotion and not success:
+            # Or vLLM would ask for what cannot be had again and again.
+            self._lookups.mark_miss(set(job.keys).difference(moved))
+        return JobResult(
+            job_id=job.job_id,
+            success=success,
+            successful_keys=tuple(moved) if job.is_promotion and moved and not success else None,
+            transfer_time=done.seconds,
+            transfer_bytes=len(moved) * self.block_size_bytes,
+        )
+
+
+def _segments_of(view: memoryview) -> Segments:
+    """VLLM's memory by chunks. Keeps no hold on the view, which vLLM releases after shutdown()."""
+    assert view.strides is not None
+    chunk_bytes = view.strides[0]
+    address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+    return Segments([address], [chunk_bytes], [chunk_bytes], blocks=len(view))

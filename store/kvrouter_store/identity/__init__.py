@@ -1,0 +1,1 @@
+"""What gives KV its name: cache spec, part, manifest, layout, block hashes."""

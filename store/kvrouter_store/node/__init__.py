@@ -1,0 +1,1 @@
+"""A store node around the native server: settings, HTTP side, start and stop."""

@@ -1,0 +1,86 @@
+"""What the HTTP side asks of its node as a client does. Leaves no block behind."""
+
+import os
+from collections.abc import Callable
+from hashlib import sha256
+
+from kvrouter_store._core import BlockStatus, Segments
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.results import RegisteredManifest, SharingRefusal
+from kvrouter_store.connection.tls import ClientTls
+from kvrouter_store.errors import KVStoreError
+from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+
+__all__ = ["SelfTest"]
+
+BLOCK_BYTES = 64 << 10
+BLOCKS = 2
+DEADLINE_S = 4.0
+
+
+class SelfTest:
+    """Visits the node at `url`, each time on a connection of its own.
+
+    tls: what to show and trust there. token: gives the token of whoever a visit is made for, at
+        the time of the visit.
+    """
+
+    def __init__(
+        self, url: str, token: Callable[[], str] = str, tls: ClientTls | None = None
+    ) -> None:
+        self._url = url
+        self._tls = tls or ClientTls()
+        self._token = token
+
+    def manifests(self) -> list[RegisteredManifest]:
+        """What is registered, and by which living engines."""
+        with self._client() as client:
+            return client.manifests()
+
+    def refusals(self) -> list[SharingRefusal]:
+        """Which living engines share nothing, and why."""
+        with self._client() as client:
+            return client.refusals()
+
+    def selftest(self) -> None:
+        """Put, get, compare and delete. KVStoreError where a block does not come back as it was."""
+        manifest = _manifest()
+        seed = os.urandom(16)
+        hashes = b"".join(sha256(seed + bytes([k])).digest() for k in range(BLOCKS))
+        sent, received = os.urandom(BLOCK_BYTES * BLOCKS), bytearray(BLOCK_BYTES * BLOCKS)
+        span, indices = range(BLOCKS), list(range(BLOCKS))
+        with self._client() as client:
+            source = Segments.over(sent, BLOCK_BYTES)
+            stored = client.put(manifest, 0, hashes, span, source, indices)
+            if stored.stored != BLOCKS:
+                raise KVStoreError(f"blocks were not stored: {stored.statuses}")
+            try:
+                sink = Segments.over(received, BLOCK_BYTES, writable=True)
+                statuses = client.get_into(manifest, 0, hashes, span, sink, indices)
+            finally:
+                client.delete(manifest, hashes)
+        if statuses != [BlockStatus.OK] * BLOCKS or received != sent:
+            raise KVStoreError(f"blocks did not come back as they were put: {statuses}")
+
+    def _client(self) -> StoreClient:
+        return StoreClient(
+            self._url,
+            transport="unix" if self._url.startswith("kv+unix:") else "tcp",
+            deadline_s=DEADLINE_S,
+            name="http side",
+            token=self._token(),
+            tls=self._tls,
+        )
+
+
+def _manifest() -> Manifest:
+    spec = CacheSpec(
+        model="kvstore-selftest",
+        weights_revision="",
+        kv_dtype="uint8",
+        block_tokens=1,
+        hash_algo="sha256_cbor",
+        root="00" * 32,
+    )
+    layout = Layout.opaque("kvstore-selftest")
+    return Manifest(spec, (Part((0, 1), (0, 1), 0, BLOCK_BYTES, layout),))

@@ -1,0 +1,113 @@
+"""What a node refuses to start with: open doors, tokens that others can read, quotas of nobody."""
+
+import ipaddress
+import os
+import re
+import socket
+import stat
+from pathlib import Path
+
+from kvrouter_store.connection.tokens import check_token
+from kvrouter_store.node.quotas import MIN_QUOTA_BYTES, quota_bytes
+from kvrouter_store.node.settings import StoreSettings
+
+__all__ = ["StartRefused", "TenantToken", "is_loopback", "quotas_of", "tokens_of"]
+
+TenantToken = tuple[str, str]
+TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+LINE = "write TENANT:TOKEN on each line"
+MAX_FILE_BYTES = 1 << 20
+MAX_TENANTS = 1024
+
+
+class StartRefused(Exception):
+    """The node must not be started so; the message is one sentence with the remedy."""
+
+
+def tokens_of(settings: StoreSettings) -> list[TenantToken]:
+    """The tenants of a node that may start, with their tokens; none where it asks for none.
+
+    Raises StartRefused where the file of tokens cannot be used, or where others than this host
+    would be served without a token and nobody said that they shall be.
+    """
+    if settings.token_file:
+        return _read(Path(settings.token_file))
+    if settings.insecure or is_loopback(settings.host):
+        return []
+    raise StartRefused(
+        f"whoever reaches {settings.host} could read and write KV: give --token-file FILE, "
+        "or listen on --host 127.0.0.1, or say --insecure where the network is trusted"
+    )
+
+
+def quotas_of(settings: StoreSettings, tenants: list[TenantToken]) -> dict[str, int]:
+    """The bytes of the pool that tenants can count on.
+
+    Raises StartRefused where a quota is of none of the tenants, or where nothing is left for those
+    who have none.
+    """
+    quotas = quota_bytes(settings.quota, settings.memory)
+    names = [name for name, _ in tenants]
+    for tenant in quotas:
+        if tenant not in names:
+            raise StartRefused(
+                f"--quota names tenant {tenant!r}, and --token-file does not; give it a token there"
+            )
+    without = [name for name in names if name not in quotas]
+    left_bytes = settings.memory - sum(quotas.values())
+    if quotas and without and left_bytes < MIN_QUOTA_BYTES:
+        raise StartRefused(
+            f"the quotas leave nothing of the pool for tenant {without[0]!r}, which has none; "
+            "give it one, lower them, or raise --memory"
+        )
+    return quotas
+
+
+def _read(path: Path) -> list[TenantToken]:
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise StartRefused(f"--token-file {path}: {error.strerror}; name a file of it") from None
+    # The group may read: Kubernetes gives a secret to a pod by its group.
+    if mode & (stat.S_IRWXO | stat.S_IWGRP):
+        raise StartRefused(f"--token-file {path} can be read by others: chmod 600 {path}")
+    if len(content) > MAX_FILE_BYTES:
+        raise StartRefused(f"--token-file {path} is longer than 1 MiB; {LINE}")
+    try:
+        return _parse(content.decode("utf-8"))
+    except ValueError as error:
+        raise StartRefused(f"--token-file {path}: {error}") from None
+
+
+def _parse(text: str) -> list[TenantToken]:
+    """The tenants of a file. ValueError says what to write, and repeats no token."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        tenant, colon, token = line.strip().partition(":")
+        if not colon or not token or not TENANT.fullmatch(tenant):
+            raise ValueError(f"line {number} is not understood; {LINE}")
+        try:
+            check_token(token)
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from None
+        if tenant in found:
+            raise ValueError(f"line {number} names tenant {tenant!r} again; give it one line")
+        if token in found.values():
+            raise ValueError(f"line {number} has another tenant's token; give each its own")
+        found[tenant] = token
+    if not 0 < len(found) <= MAX_TENANTS:
+        raise ValueError(f"it names {len(found)} tenants, not 1 to {MAX_TENANTS}; {LINE}")
+    return list(found.items())
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host reaches it. A name that does not resolve serves nobody at all."""
+    try:
+        found = socket.getaddrinfo(host or None, 0, flags=socket.AI_PASSIVE)
+    except OSError:
+        return True
+    return all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_loopback for one in found)
