@@ -68,4 +68,4 @@ rdma: ## RDMA on Soft-RoCE, in two emulated machines joined by a virtual Etherne
 	$(PYTHON) -m tests.rdma
 
 drill: ## a minute of traffic while engines, store, links and clients fail; a table, and a verdict in the last line
-	$(PYTHON) -m tests.drill
+	$(PYTHON) -m tests.chaos

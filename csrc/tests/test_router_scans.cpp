@@ -1,5 +1,5 @@
 // The scanners of the router's hot path under sanitizers: any bytes, cut anywhere, are taken or
-// refused, never read beyond. What they mean is held in tests/router/native.
+// refused, never read beyond. What they mean is held in tests/unit/router/native.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

@@ -3,14 +3,13 @@
 from typing import Any, cast
 
 import pytest
+from tests.page.test_window import Clock
 
 from kvrouter.control.page.board import SHOWN_REQUESTS, Board, phase
 from kvrouter.control.page.model import FlowCard
 from kvrouter.engines.families.base import Handoff
 from kvrouter.openai.request import parse
 from kvrouter.serving.request.context import RequestContext, Timing
-
-from .test_window import Clock
 
 
 def context(name: str = "r", *, stream: bool = True, started_s: float = 0.0) -> RequestContext:

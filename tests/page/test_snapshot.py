@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from tests.page.test_board import context, decoded
+from tests.page.test_window import Clock
 
 from kvrouter.control.page.board import Board
 from kvrouter.control.page.model import Load
@@ -11,9 +13,6 @@ from kvrouter.control.page.window import BUCKET_S, HISTORY_S
 from kvrouter.engines.engine import Identity, Role
 from kvrouter.engines.pool import Pool
 from kvrouter.telemetry.metrics import Metrics
-
-from .test_board import context, decoded
-from .test_window import Clock
 
 
 class Router:

@@ -1,10 +1,10 @@
 """The store's tiers, as a node tells them."""
 
+from tests.page.test_window import Clock
+
 from kvrouter.control.page.model import TierCard
 from kvrouter.control.page.tiers import StoreWatch
 from kvrouter_store.errors import StoreUnavailable
-
-from .test_window import Clock
 
 MEMORY = {
     "pool_bytes": 1000, "used_bytes": 300, "lent_bytes": 100, "blocks": 7, "draining": 0,

@@ -18,9 +18,9 @@ from tests.rdma.machine_image import NoMachine, image, say
 INSIDE = ("tests/rdma/test_verbs.py", "tests/rdma/test_bandwidth.py")
 # The same in two machines of their own: the second runs a store node (KVROUTER_RDMA_STORE).
 STORE_INSIDE = (
-    "tests/store/test_transport_contract.py",
+    "tests/unit/store/client/test_transport_contract.py",
     "tests/rdma/test_faults.py",
-    "tests/sim/test_rdma.py",
+    "tests/tools/sim/test_rdma.py",
 )
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.demo.running import QUICK, Running, all_gone, descendants, shared_memory
+from tests.tools.demo.running import QUICK, Running, all_gone, descendants, shared_memory
 from tests.vllm.engines import OFFLINE
 from tests.vllm.models import TINY, model_folder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.router.brain.test_kv_replays import Ports, Router, free_port
+from tests.unit.router.prefix.events.test_replay import Ports, Router, free_port
 
 from kvrouter.prefix.events.confidence import Reason
 

@@ -1,0 +1,196 @@
+"""The drill's clients: steady requests, clients that vanish, one that stops reading."""
+
+import asyncio
+import contextlib
+import json
+import random
+import socket
+import struct
+from time import monotonic
+from typing import Any
+
+import aiohttp
+from tests.chaos.cluster import BLOCK_TOKENS, KV_BYTES_PER_TOKEN, MODEL
+from tests.chaos.judge import HUNG_S, Asked, End
+
+from kvrouter.tools.sim.oracle import Oracle
+from kvrouter.tools.sim.settings import SimSettings
+from kvrouter.tools.sim.store_link import sim_manifest
+from kvrouter_store.identity.chain import root_hash
+
+SIM = SimSettings(model=MODEL, block_size=BLOCK_TOKENS, kv_bytes_per_token=KV_BYTES_PER_TOKEN)
+_WORDS = ("river", "machine", "seldom", "carries", "a", "letter", "to", "the", "quiet", "harbour")
+
+
+def _path(body: dict[str, Any]) -> str:
+    return "/v1/chat/completions" if "messages" in body else "/v1/completions"
+
+
+def _said(answer: dict[str, Any]) -> str:
+    """The text of an answer or an event."""
+    said = ""
+    for choice in answer["choices"]:
+        message = choice.get("message") or choice.get("delta") or {}
+        said += choice.get("text") or message.get("content") or ""
+    return said
+
+
+class Traffic:
+    """Asks the router at `url`, and keeps what became of each request.
+
+    Args:
+        http: what it asks with.
+        url: the router's.
+        seed: of prompts and pauses.
+    """
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, seed: int) -> None:
+        self.asked: list[Asked] = []
+        self.vanished = 0
+        self._http = http
+        self._url = url
+        self._draw = random.Random(seed)
+        self._begun = monotonic()
+        self._prompts: list[list[int]] = [[1]]
+        root = root_hash(None)
+        manifest = sim_manifest(MODEL, SIM.weights_revision, BLOCK_TOKENS, SIM.block_bytes, root)
+        self._oracle = Oracle(manifest)
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the drill began."""
+        return monotonic() - self._begun
+
+    async def steady(self, rate: float, stop: asyncio.Event) -> None:
+        """Send requests at `rate` per second until `stop`; returns when all have ended."""
+        async with asyncio.TaskGroup() as group:
+            while not stop.is_set():
+                group.create_task(self._ask(*self._request()))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._draw.expovariate(rate)):
+                        await stop.wait()
+
+    def _request(self) -> tuple[Asked, dict[str, Any]]:
+        """One request: streams mostly, some long ones; every third prompt begins as another did."""
+        draw = self._draw
+        stream = draw.random() < 0.7
+        tokens = draw.randint(200, 500) if stream and draw.random() < 0.2 else draw.randint(8, 64)
+        ids, prompt = self._prompt()
+        asked = Asked(f"request {len(self.asked)}", stream, self.now_s)
+        self.asked.append(asked)
+        body = {"model": MODEL, "max_tokens": tokens, "stream": stream, **prompt}
+        kind = draw.random()
+        asked.resumable = kind < 0.9
+        asked.expected = self._oracle.text(ids, tokens)
+        if kind < 0.8:
+            return asked, {**body, "temperature": 0}
+        if asked.resumable:  # drawn at random; simulated engines say the same
+            return asked, {**body, "temperature": 0.7}
+        return asked, {**body, "temperature": 0, "frequency_penalty": 0.5}
+
+    def _prompt(self) -> tuple[list[int], dict[str, Any]]:
+        """Token ids of a prompt, and how they are asked for: as such, as a text or as a chat."""
+        draw = self._draw
+        if draw.random() < 0.4:
+            text = " ".join(draw.choice(_WORDS) for _ in range(draw.randint(20, 120)))
+            if draw.random() < 0.5:
+                return self._oracle.tokenizer.encode(text), {"prompt": text}
+            messages = [{"role": "user", "content": text}]
+            ids = self._oracle.tokenizer.render_chat(
+                messages, add_generation_prompt=True, continue_final_message=False
+            )
+            return ids, {"messages": messages}
+        begin = draw.choice(self._prompts[-50:]) if draw.random() < 0.4 else []
+        ids = begin[: draw.randrange(300)]
+        ids = ids + [draw.randrange(50_000) for _ in range(draw.randint(5, 200))]
+        self._prompts.append(ids)
+        return ids, {"prompt": ids}
+
+    async def _ask(self, asked: Asked, body: dict[str, Any]) -> None:
+        try:
+            async with (
+                asyncio.timeout(2 * HUNG_S),
+                self._http.post(self._url + _path(body), json=body) as answer,
+            ):
+                if answer.status != 200:
+                    asked.end, asked.said = End.REFUSED, f"{answer.status} {await answer.text()}"
+                elif asked.stream:
+                    await self._read(asked, answer.content)
+                else:
+                    asked.text, asked.end = _said(await answer.json()), End.WHOLE
+        except TimeoutError:
+            asked.end = End.HUNG
+        except aiohttp.ClientError as error:
+            asked.end, asked.said = End.CUT, repr(error)
+        asked.ended_s = self.now_s
+
+    async def _read(self, asked: Asked, lines: aiohttp.StreamReader | asyncio.StreamReader) -> None:
+        asked.end = End.CUT
+        async for line in lines:
+            data = line.strip().removeprefix(b"data: ")
+            if data == b"[DONE]":
+                asked.end = End.ERROR_EVENT if asked.said else End.WHOLE
+            elif data:
+                event = json.loads(data)
+                if "error" in event:
+                    asked.said = event["error"]["message"]
+                    continue
+                asked.first_s = asked.first_s or self.now_s
+                asked.text += _said(event)
+
+    async def vanish(self, clients: int, seconds: float) -> None:
+        """So many clients ask and leave at any moment, most of them before their answer's end."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(clients):
+                group.create_task(self._vanish_one(self._draw.uniform(0, seconds)))
+
+    async def _vanish_one(self, pause_s: float) -> None:
+        await asyncio.sleep(pause_s)
+        ids = [self._draw.randrange(50_000) for _ in range(self._draw.randint(5, 200))]
+        body = {"model": MODEL, "prompt": ids, "max_tokens": 400, "stream": True}
+        _, writer = await self._send(body)
+        await asyncio.sleep(self._draw.uniform(0, 0.4) if self._draw.random() < 0.9 else 0)
+        if self._draw.random() < 0.5:  # a reset instead of an end
+            own = writer.get_extra_info("socket")
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        self.vanished += 1
+
+    async def stop_reading(self, resume: asyncio.Event) -> None:
+        """One client begins to read a long stream, then reads nothing until `resume`."""
+        asked = Asked("the client that stops reading", stream=True, begun_s=self.now_s)
+        self.asked.append(asked)
+        ids, tokens = [7, *range(60)], 900
+        asked.expected = self._oracle.text(ids, tokens)
+        body = {"model": MODEL, "prompt": ids, "max_tokens": tokens, "stream": True}
+        body["temperature"] = 0
+        reader, writer = await self._send(body)
+        await reader.readuntil(b"\r\n\r\n")
+        await resume.wait()
+        asked.idle_s = self.now_s - asked.begun_s
+        try:
+            async with asyncio.timeout(HUNG_S):
+                await self._read(asked, reader)
+        except TimeoutError:
+            asked.end = End.HUNG
+        asked.ended_s = self.now_s
+        writer.close()
+
+    async def _send(
+        self, body: dict[str, Any]
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A request on a connection of its own, whose answer comes without chunks; its reader takes
+        little at a time.
+        """
+        host, port = self._url.rpartition("//")[2].split(":")
+        own = socket.socket()
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        own.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(own, (host, int(port)))
+        reader, writer = await asyncio.open_connection(sock=own, limit=4096)
+        content = json.dumps(body).encode()
+        head = f"POST /v1/completions HTTP/1.0\r\ncontent-length: {len(content)}\r\n\r\n"
+        writer.write(head.encode() + content)
+        return reader, writer

@@ -1,0 +1,198 @@
+"""What several sources say together, and what the fleet is told of it."""
+
+import asyncio
+import logging
+
+import pytest
+from tests.unit.router.conftest import joined
+
+from kvrouter.engines.engine import Engine, Role
+from kvrouter.engines.pool import Pool
+from kvrouter.membership.discovery.base import MAX_MEMBERS
+from kvrouter.membership.discovery.flags import FlagsSource
+from kvrouter.membership.discovery.follow import Discovery
+from kvrouter.membership.discovery.merge import Membership
+from kvrouter.membership.fleet import Fleet
+
+A, B, C = "a:1", "b:1", "c:1"
+
+
+class Watched:
+    """Stands for the prober."""
+
+    def watch(self, engine: Engine) -> None:
+        del engine
+
+    forget = watch
+
+
+def membership() -> tuple[Pool, Fleet, Membership]:
+    pool = Pool()
+    fleet = Fleet(pool, Watched())  # type: ignore[arg-type]
+    return pool, fleet, Membership(fleet)
+
+
+def roles(pool: Pool) -> dict[str, Role]:
+    return {e.address: e.role for e in pool.all() if not e.draining}
+
+
+def test_an_engine_stays_while_any_source_names_it() -> None:
+    pool, _, members = membership()
+    one, other = members.voice("one"), members.voice("other")
+    one.named({A: Role.DECODE, B: Role.DECODE})
+    other.named({B: Role.DECODE, C: Role.PREFILL})
+    one.named({})
+    assert roles(pool) == {B: Role.DECODE, C: Role.PREFILL}
+    other.named({})
+    assert roles(pool) == {}
+
+
+def test_one_engine_in_two_roles_takes_both_legs() -> None:
+    pool, _, members = membership()
+    one, other = members.voice("one"), members.voice("other")
+    one.named({A: Role.DECODE})
+    other.named({A: Role.PREFILL})
+    assert roles(pool) == {A: Role.BOTH}
+    one.named({})
+    assert roles(pool) == {A: Role.PREFILL}
+
+
+def test_a_source_that_cannot_be_read_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    pool, _, members = membership()
+    voice = members.voice("dns://x")
+    assert not voice.up
+    voice.named({A: Role.DECODE})
+    assert voice.up
+    for _ in range(3):
+        voice.failed("no answer")
+    assert not voice.up
+    assert roles(pool) == {A: Role.DECODE}
+    voice.named({A: Role.DECODE})
+    assert voice.up
+    told = [r.getMessage() for r in caplog.records if "discovery" in r.getMessage()]
+    assert told == [
+        "discovery dns://x names 1 engines",
+        "discovery dns://x cannot be read, its 1 engines stay: no answer",
+        "discovery dns://x names 1 engines",
+    ]
+
+
+def test_a_source_that_names_too_many_changes_nothing() -> None:
+    pool, _, members = membership()
+    voice = members.voice("file:x")
+    voice.named({A: Role.DECODE})
+    voice.named({f"a:{n}": Role.DECODE for n in range(1, MAX_MEMBERS + 2)})
+    assert (voice.up, roles(pool)) == (False, {A: Role.DECODE})
+
+
+def test_what_an_operator_did_stays_until_the_source_says_otherwise() -> None:
+    pool, fleet, members = membership()
+    voice = members.voice("redis")
+    voice.named({A: Role.DECODE, B: Role.DECODE})
+    fleet.add(C, Role.DECODE)
+    removed = pool.find(A)
+    assert removed is not None
+    fleet.remove(removed)
+    voice.named({A: Role.DECODE})  # B has gone: of the others nothing is said anew
+    assert roles(pool) == {C: Role.DECODE}
+    voice.named({})
+    voice.named({A: Role.DECODE})
+    assert roles(pool) == {A: Role.DECODE, C: Role.DECODE}
+
+
+def test_flags_read_again_bring_back_what_was_removed() -> None:
+    pool, fleet, members = membership()
+    flags = members.voice("flags")
+    flags.named({A: Role.DECODE})
+    members.voice("file:x").named({B: Role.DECODE})
+    for address in (A, B):
+        engine = pool.find(address)
+        assert engine is not None
+        fleet.remove(engine)
+    flags.named({A: Role.DECODE}, anew=True)
+    assert roles(pool) == {A: Role.DECODE}
+
+
+def test_an_engine_that_no_source_names_any_more_ends_its_legs() -> None:
+    pool, _, members = membership()
+    voice = members.voice("redis")
+    engine = joined(pool, A, Role.DECODE)
+    voice.named({A: Role.DECODE})
+    ticket = pool.reserve(engine, 1)
+    voice.named({})
+    assert engine.draining
+    assert pool.all() == (engine,)
+    voice.named({A: Role.DECODE})  # and named again in time it stays
+    ticket.release()
+    assert list(pool.engines(Role.DECODE)) == [engine]
+
+
+class Odd:
+    """Fails once, in a way that nobody foresaw; then says one engine."""
+
+    name = "odd"
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.runs_again = asyncio.Event()
+
+    async def follow(self, listener: object) -> None:
+        self.runs += 1
+        if self.runs == 1:
+            raise RuntimeError("unforeseen")
+        listener.named({A: Role.DECODE})  # type: ignore[attr-defined]
+        self.runs_again.set()
+        await asyncio.Event().wait()
+
+
+async def test_an_odd_source_is_followed_again_and_harms_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvrouter.membership.discovery.follow._RESTART_S", 0.01)
+    pool, fleet, _ = membership()
+    odd = Odd()
+    discovery = Discovery(fleet, [odd, FlagsSource({B: Role.DECODE})])
+    await discovery.start()
+    async with asyncio.timeout(20):
+        await odd.runs_again.wait()
+    assert roles(pool) == {A: Role.DECODE, B: Role.DECODE}
+    rows = {r.name: dict(r._read()) for r in discovery.readings()}
+    assert rows == {
+        "kvrouter:discovery_up": {("odd",): 1.0, ("flags",): 1.0},
+        "kvrouter:discovery_engines": {("odd",): 1.0, ("flags",): 1.0},
+    }
+    await discovery.close()
+    await discovery.close()
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_source_that_says_nothing_does_not_keep_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Mute:
+        name = "mute"
+
+        async def follow(self, listener: object) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr("kvrouter.membership.discovery.follow.FIRST_WORD_S", 0.05)
+    _, fleet, _ = membership()
+    discovery = Discovery(fleet, [Mute()])
+    async with asyncio.timeout(20):
+        await discovery.start()
+    assert not next(discovery.membership.voices()).up
+    await discovery.close()
+
+
+def test_an_engine_that_changes_to_https_is_named_by_its_source_all_the_same() -> None:
+    pool, _, members = membership()
+    source = members.voice("file")
+    source.named({A: Role.DECODE})
+    plain = pool.find(A)
+    source.named({f"https://{A}": Role.DECODE})
+    secure = pool.find(A)
+    assert secure is not None
+    assert secure is not plain
+    assert (secure.address, secure.url) == (A, f"https://{A}")
+    assert roles(pool) == {A: Role.DECODE}

@@ -1,0 +1,258 @@
+"""Settings read anew while requests are under way: each is felt, and nothing is dropped."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
+from tests.fakes.store import StoreProcess
+from tests.integration.router.ahead import MANIFEST
+from tests.integration.router.conftest import Open, Site, text, until
+from tests.unit.router.admission.test_tenants import request
+
+from kvrouter.app.process import leave
+from kvrouter.app.reload import RELOADED, Reload, follow
+from kvrouter.app.settings import RouterSettings
+from kvrouter.engines.engine import Role
+from kvrouter.options.flags import UsageError
+from kvrouter_store.node.drain import Signals
+
+F = TypeVar("F", bound=Callable[..., Any])
+IDS = list(range(100, 100 + 3 * BLOCK_TOKENS + 5))
+proven: set[str] = set()
+
+
+def proves(*names: str) -> Callable[[F], F]:
+    """What a test shows to be felt."""
+    proven.update(names)
+    return lambda test: test
+
+
+def announce(engines: list[FakeEngine]) -> None:
+    for engine in engines:
+        engine.manifest = MANIFEST.digest.hex()
+
+
+def two_models(engines: list[FakeEngine]) -> None:
+    engines[1].model = "other"
+
+
+def change(here: Site, **settings: Any) -> None:
+    follow(here.app, here.app.settings.model_copy(update=settings))
+
+
+async def held(here: Site, **headers: str) -> "asyncio.Task[Any]":
+    """A request that the prefill engine holds until `go`."""
+    here.prefill[0].mode = "held"
+    task = asyncio.create_task(here.post(text(), **headers))
+    await here.prefill[0].next_began()
+    return task
+
+
+@proves("max_concurrent_requests")
+async def test_a_higher_limit_lets_those_who_wait_begin(site: Open) -> None:
+    here = await site(max_concurrent_requests=1)
+    first = await held(here)
+    second = asyncio.create_task(here.post(text()))
+    await until(lambda: here.app.queue_wait.waiting == 1)
+    change(here, max_concurrent_requests=2)
+    await here.prefill[0].next_began()
+    assert here.app.queue_wait.waiting == 0
+    here.prefill[0].go.set()
+    assert [(await task)[0] for task in (first, second)] == [200, 200]
+
+
+async def test_a_lower_limit_cuts_nobody_off(site: Open) -> None:
+    here = await site(max_concurrent_requests=2)
+    tasks = [await held(here), await held(here)]
+    change(here, max_concurrent_requests=1)
+    tasks.append(asyncio.create_task(here.post(text())))
+    await until(lambda: here.app.queue_wait.waiting == 1)
+    here.prefill[0].go.set()
+    assert [(await task)[0] for task in tasks] == [200] * 3
+
+
+@proves("queue_size", "queue_timeout_s")
+async def test_the_queue_is_as_long_as_it_was_said_last(site: Open) -> None:
+    here = await site(max_concurrent_requests=1)
+    first = await held(here)
+    change(here, queue_size=0)
+    assert (await here.post(text()))[0] == 429
+    change(here, queue_size=1, queue_timeout_s=0.01)
+    assert (await here.post(text()))[0] == 503
+    here.prefill[0].go.set()
+    assert (await first)[0] == 200
+
+
+@proves("tenant_header", "trusted_proxies")
+async def test_tenants_are_told_apart_by_the_header_named_last(site: Open) -> None:
+    here = await site(max_concurrent_requests=1)
+    asked = request("127.0.0.1:1", {"x-tenant": "t"})
+    assert here.app.queue_wait.tenant(asked) == "127.0.0.1"
+    change(here, tenant_header="x-tenant", trusted_proxies=["127.0.0.0/8"])
+    assert here.app.queue_wait.tenant(asked) == "t"
+    change(here, trusted_proxies=[])
+    assert here.app.queue_wait.tenant(asked) == "127.0.0.1"
+
+
+@proves("engine_wait_s")
+async def test_requests_wait_for_an_engine_as_long_as_was_said_last(site: Open) -> None:
+    here = await site(0, 1)
+    (engine,) = here.app.pool.engines(Role.DECODE)
+    assert (await here.post(text()))[0] == 200
+    change(here, engine_wait_s=30)
+    assert here.app.fleet.remove(engine)
+    task = asyncio.create_task(here.post(text()))
+    await until(lambda: here.app.engine_wait.waiting == 1)
+    here.app.fleet.add(engine.address, Role.BOTH)
+    assert (await task)[0] == 200
+
+
+@proves("model_retention_s")
+async def test_models_of_engines_that_left_are_known_as_long_as_was_said_last(site: Open) -> None:
+    here = await site(0, 2, prepare=two_models)
+    await here.decode[0].stop()
+    (engine,) = [e for e in here.app.pool.all() if e.address == here.decode[0].address]
+    await until(lambda: engine.identity is None)
+    assert (await here.post(text()))[0] == 503
+    change(here, model_retention_s=0)
+    assert (await here.post(text()))[0] == 404
+
+
+@proves("recompute_budget_tokens", "landing_timeout_s")
+async def test_budget_and_landing_time_are_those_said_last(site: Open, node: StoreProcess) -> None:
+    here = await site(store=node.url, landing_timeout_s=60, prepare=announce)
+    change(here, landing_timeout_s=0.01, recompute_budget_tokens=0)
+    assert (await here.post(text(prompt=IDS)))[0] == 429
+    change(here, recompute_budget_tokens=1000)
+    assert (await here.post(text(prompt=IDS)))[0] == 200
+
+
+@proves("prefill_threshold")
+async def test_the_prefill_leg_is_skipped_from_the_threshold_said_last(site: Open) -> None:
+    here = await site(policy="prefix")
+    assert (await here.post(text()))[0] == 200
+    assert len(here.prefill[0].requests) == 1
+    change(here, prefill_threshold=10_000)
+    assert (await here.post(text()))[0] == 200
+    assert len(here.prefill[0].requests) == 1
+
+
+@proves("max_choices")
+async def test_so_many_choices_are_taken_as_was_said_last(site: Open) -> None:
+    here = await site()
+    change(here, max_choices=1)
+    assert (await here.post(text(n=2)))[0] == 400
+    change(here, max_choices=2)
+    assert (await here.post(text(n=2)))[0] == 200
+
+
+@proves("health_interval_s", "health_timeout_s")
+async def test_engines_are_asked_at_the_pace_said_last(site: Open) -> None:
+    here = await site(0, 1, health_interval_s=0.02, health_timeout_s=60.0)
+    change(here, health_timeout_s=0.05)
+    here.decode[0].healthy.clear()
+    await until(lambda: not here.app.pool.engines(Role.DECODE))
+    change(here, health_interval_s=0.01)
+    here.decode[0].healthy.set()
+    await until(lambda: bool(here.app.pool.engines(Role.DECODE)))
+    assert here.app.prober.interval_s == 0.01
+
+
+@proves("log_level")
+async def test_as_much_is_logged_as_was_said_last(site: Open) -> None:
+    here, root = await site(), logging.getLogger()
+    before = root.level
+    try:
+        change(here, log_level="error")
+        assert root.level == logging.ERROR
+    finally:
+        root.setLevel(before)
+
+
+@proves("drain_delay_s", "drain_timeout_s")
+async def test_the_times_of_the_end_are_those_said_last(site: Open) -> None:
+    here = await site()
+    change(here, drain_delay_s=0.0, drain_timeout_s=30.0)
+    task = await held(here)
+    signals = Signals()
+    signals.leave.set()
+    draining = asyncio.create_task(leave(here.app, signals))
+    await until(lambda: here.app.draining)
+    here.prefill[0].go.set()
+    assert (await task)[0] == 200
+    await draining
+
+
+async def test_what_takes_effect_at_the_next_start_only_is_named(
+    site: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = await site()
+    change(here, policy="least_tokens", request_timeout_s=5.0, queue_size=7)
+    (line,) = [r.getMessage() for r in caplog.records if "next start" in r.getMessage()]
+    assert "--policy" in line
+    assert "--request-timeout-s" in line
+    assert "--queue-size" not in line
+
+
+async def test_a_stream_under_way_notices_nothing(site: Open) -> None:
+    here = await site()
+    here.decode[0].mode = "held"
+    task = asyncio.create_task(here.post(text(stream=True)))
+    await here.decode[0].next_began()
+    change(here, max_concurrent_requests=1, queue_size=0, queue_timeout_s=1.0, max_choices=1)
+    here.decode[0].go.set()
+    status, _, body = await task
+    assert status == 200
+    assert body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_requests_are_served_while_settings_are_read_again(site: Open) -> None:
+    here, served, read = await site(), threading.Event(), list[RouterSettings]()
+
+    def reread() -> RouterSettings:
+        assert served.wait(20)
+        read.append(here.app.settings.model_copy(update={"queue_size": 7 + len(read)}))
+        return read[-1]
+
+    reload = Reload(here.app, reread)
+    for _ in range(5):
+        reload.begin()
+    assert (await here.post(text()))[0] == 200
+    for _ in range(5):
+        reload.begin()
+    served.set()
+    await until(lambda: here.app.engine_wait.size == 8)
+    await until(lambda: len(read) == 2)  # one for all signals that came meanwhile
+    await reload.close()
+
+
+async def test_a_reading_that_fails_changes_nothing_and_the_next_one_does(
+    site: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = await site()
+    answers: list[RouterSettings | UsageError] = [
+        here.app.settings.model_copy(update={"queue_size": 7}),
+        UsageError("--queue-size: too small"),
+    ]
+
+    def reread() -> RouterSettings:
+        answer = answers.pop()
+        if isinstance(answer, UsageError):
+            raise answer
+        return answer
+
+    before, reload = here.app.settings, Reload(here.app, reread)
+    reload.begin()
+    await until(lambda: "everything stays as it is: --queue-size: too small" in caplog.text)
+    assert here.app.settings is before
+    reload.begin()
+    await until(lambda: here.app.engine_wait.size == 7)
+    await reload.close()
+
+
+def test_every_setting_that_reloads_is_proven_here() -> None:
+    assert proven == set(RELOADED)

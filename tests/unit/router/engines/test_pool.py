@@ -1,0 +1,337 @@
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.unit.router.conftest import Clock, joined
+
+from kvrouter.engines.engine import BreakerState, HashDomain, Identity, Role
+from kvrouter.engines.pool import Pool, Ticket
+from kvrouter.http.failure import Failure
+from kvrouter_store.identity.chain import root_hash
+
+
+def diary_of(pool: Pool) -> list[tuple[str, str]]:
+    """Grows with each engine that joins or leaves from now on."""
+    entries: list[tuple[str, str]] = []
+    pool.when_joined(lambda engine: entries.append(("joined", engine.address)))
+    pool.when_left(lambda engine: entries.append(("left", engine.address)))
+    return entries
+
+
+def test_an_engine_is_asked_only_after_it_joined(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = pool.add("a:1", Role.DECODE)
+    assert list(pool.engines(Role.DECODE)) == []
+    pool.join(engine, Identity(("m",)))
+    assert list(pool.engines(Role.DECODE)) == [engine]
+
+
+def test_an_engine_is_asked_only_for_legs_of_its_role(clock: Clock) -> None:
+    pool = Pool(clock)
+    joined(pool, "a:1", Role.PREFILL)
+    assert list(pool.engines(Role.DECODE)) == []
+
+
+def test_an_address_named_under_both_roles_is_one_engine_for_both_legs(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.PREFILL)
+    assert pool.add("a:1", Role.DECODE) is engine
+    assert list(pool.engines(Role.DECODE)) == list(pool.engines(Role.PREFILL)) == [engine]
+
+
+def test_an_engine_is_asked_only_for_models_that_it_serves(clock: Clock) -> None:
+    pool = Pool(clock)
+    joined(pool, "a:1", Role.DECODE, models=("x", "x-lora"))
+    second = joined(pool, "b:1", Role.DECODE, models=("y", "x"))
+    assert list(pool.engines(Role.DECODE, "y")) == [second]
+    assert pool.models() == ("x", "x-lora", "y")
+
+
+def test_joins_and_leaves_are_told_once_each(clock: Clock) -> None:
+    pool = Pool(clock)
+    diary = diary_of(pool)
+    engine = joined(pool, "a:1", Role.DECODE)
+    assert not pool.join(engine, Identity(("m",), None, 16))
+    assert pool.leave(engine)
+    assert not pool.leave(engine)
+    assert diary == [("joined", "a:1"), ("left", "a:1")]
+
+
+def test_an_engine_with_a_new_identity_was_restarted_and_held_nothing(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.DECODE, manifest="one")
+    diary = diary_of(pool)
+    pool.join(engine, Identity(("m",), None, 16, "two"))
+    assert diary == [("left", "a:1"), ("joined", "a:1")]
+
+
+def test_a_refused_connection_takes_the_engine_out_at_once(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.DECODE)
+    assert pool.failed(engine, Failure.REFUSED)
+    assert list(pool.engines(Role.DECODE)) == []
+    assert pool.state(engine) is None
+
+
+def test_an_engine_whose_breaker_is_open_is_not_asked_until_its_trial(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.DECODE)
+    for _ in range(3):
+        pool.failed(engine, Failure.STATUS)
+    assert list(pool.engines(Role.DECODE)) == []
+    assert pool.state(engine) is BreakerState.OPEN
+    clock.pass_s(1.0)
+    assert list(pool.engines(Role.DECODE)) == [engine]
+    trial = pool.reserve(engine, 1)
+    assert list(pool.engines(Role.DECODE)) == []
+    pool.succeeded(engine)
+    trial.release()
+    assert pool.state(engine) is BreakerState.CLOSED
+
+
+def test_a_leg_that_fails_after_its_engine_left_changes_nothing(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.DECODE)
+    pool.leave(engine)
+    assert not pool.failed(engine, Failure.BROKEN)
+    pool.join(engine, Identity(("m",)))
+    assert list(pool.engines(Role.DECODE)) == [engine]
+
+
+def test_a_ticket_counts_until_its_first_release(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.DECODE)
+    ticket = pool.reserve(engine, 100)
+    assert (engine.requests, engine.tokens) == (1, 100)
+    ticket.release()
+    ticket.release()
+    assert (engine.requests, engine.tokens) == (0, 0)
+
+
+def test_a_planned_leg_is_load_at_once_and_under_way_only_when_it_begins(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.DECODE)
+    ticket = pool.reserve(engine, 100, begun=False)
+    assert (engine.requests, engine.tokens) == (0, 100)
+    ticket.begin()
+    ticket.begin()
+    assert (engine.requests, engine.tokens) == (1, 100)
+    ticket.release()
+    assert (engine.requests, engine.tokens) == (0, 0)
+
+
+def test_a_prompt_that_is_computed_while_decoding_holds_others_up_only_until_it_is(
+    clock: Clock,
+) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.DECODE)
+    ticket = pool.reserve(engine, 100, computing=60)
+    assert (engine.tokens, engine.computing) == (100, 60)
+    ticket.computed()
+    ticket.computed()
+    assert (engine.tokens, engine.computing) == (100, 0)
+    ticket.release()
+    pool.reserve(engine, 100, computing=60).release()
+    assert (engine.tokens, engine.computing) == (0, 0)
+
+
+def test_an_engine_with_planned_legs_alone_drains_at_once(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.DECODE)
+    ticket = pool.reserve(engine, 100, begun=False)
+    assert pool.drain(engine)
+    ticket.release()
+    assert (engine.requests, engine.tokens) == (0, 0)
+
+
+def test_a_planned_leg_is_no_trial_of_an_engine_that_failed_until_it_begins(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = joined(pool, "a:1", Role.DECODE)
+    for _ in range(3):
+        pool.failed(engine, Failure.STATUS)
+    clock.pass_s(1)
+    ticket = pool.reserve(engine, 1, begun=False)
+    assert list(pool.engines(Role.DECODE)) == [engine]
+    ticket.begin()
+    assert list(pool.engines(Role.DECODE)) == []
+    ticket.release()
+    assert list(pool.engines(Role.DECODE)) == [engine]
+
+
+def test_the_hash_domain_is_that_of_most_engines_decode_engines_first(clock: Clock) -> None:
+    pool = Pool(clock)
+    assert pool.domain is None
+    joined(pool, "a:1", Role.PREFILL, block_tokens=None)
+    assert pool.domain is None
+    joined(pool, "b:1", Role.PREFILL, block_tokens=64)
+    assert pool.domain == HashDomain(64, root_hash(None))
+    joined(pool, "c:1", Role.PREFILL)
+    joined(pool, "d:1", Role.PREFILL)
+    assert pool.domain == HashDomain(16, root_hash(None))
+    decode = joined(pool, "e:1", Role.DECODE, block_tokens=32)
+    assert pool.domain == HashDomain(32, root_hash(None))
+    pool.leave(decode)
+    assert pool.domain == HashDomain(16, root_hash(None))
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Whatever joins, leaves, fails and is reserved: counts are exact and nobody gone is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.pool = Pool(self.clock)
+        roles = (Role.PREFILL, Role.DECODE, Role.BOTH)
+        self.all = [self.pool.add(f"e:{port}", role) for port, role in enumerate(roles, 1)]
+        self.tickets: list[Ticket] = []
+
+    @rule(which=st.integers(0, 2), manifest=st.sampled_from(["x", "y"]))
+    def join(self, which: int, manifest: str) -> None:
+        self.pool.join(self.all[which], Identity(("m",), manifest=manifest))
+
+    @rule(which=st.integers(0, 2))
+    def leave(self, which: int) -> None:
+        self.pool.leave(self.all[which])
+
+    @rule(
+        which=st.integers(0, 2),
+        tokens=st.integers(0, 1000),
+        begun=st.booleans(),
+        computing=st.integers(0, 100),
+    )
+    def reserve(self, which: int, tokens: int, begun: bool, computing: int) -> None:
+        engine = self.all[which]
+        ticket = self.pool.reserve(engine, tokens, begun=begun, computing=computing)
+        self.tickets.append(ticket)
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data())
+    def compute(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.tickets)).computed()
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.tickets)).begin()
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data(), again=st.booleans())
+    def release(self, data: st.DataObject, again: bool) -> None:
+        ticket = self.tickets.pop(data.draw(st.integers(0, len(self.tickets) - 1)))
+        ticket.release()
+        if again:
+            ticket.release()
+            ticket.begin()
+
+    @rule(which=st.integers(0, 2), reason=st.sampled_from(list(Failure)))
+    def fail(self, which: int, reason: Failure) -> None:
+        self.pool.failed(self.all[which], reason)
+
+    @rule(which=st.integers(0, 2))
+    def succeed(self, which: int) -> None:
+        self.pool.succeeded(self.all[which])
+
+    @rule(seconds=st.floats(0.0, 40.0))
+    def wait(self, seconds: float) -> None:
+        self.clock.pass_s(seconds)
+
+    @invariant()
+    def counts_are_those_of_open_tickets(self) -> None:
+        for engine in self.all:
+            mine = [ticket for ticket in self.tickets if ticket.engine is engine]
+            assert engine.tokens == sum(ticket.tokens for ticket in mine)
+            assert engine.requests == sum(ticket.begun for ticket in mine)
+            assert engine.computing == sum(ticket.computing for ticket in mine)
+
+    @invariant()
+    def only_joined_engines_that_may_be_asked_are_candidates(self) -> None:
+        for role in (Role.PREFILL, Role.DECODE):
+            expected = [
+                e
+                for e in self.all
+                if e.identity and e.role.serves(role) and e.breaker and e.breaker.allows()
+            ]
+            assert list(self.pool.engines(role, "m")) == expected
+            assert list(self.pool.engines(role, "other")) == []
+
+
+TestPoolMachine = PoolMachine.TestCase
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+RANKED = Identity(("m",), ranks=(4, 5, 6))
+
+
+def test_each_rank_of_an_engine_is_a_target_of_its_own(clock: Clock) -> None:
+    pool = Pool(clock)
+    diary = diary_of(pool)
+    engine = pool.add("[::1]:80", Role.DECODE)
+    pool.join(engine, RANKED)
+    targets = list(pool.engines(Role.DECODE, "m"))
+    assert [t.address for t in targets] == ["[::1]:80@0", "[::1]:80@1", "[::1]:80@2"]
+    assert {(t.host, t.port, t.url) for t in targets} == {("::1", 80, "http://[::1]:80")}
+    assert [(t.rank, t.number, t.joins) for t in targets] == [(0, 4, 1), (1, 5, 1), (2, 6, 1)]
+    assert [engine.numbered(number) for number in (3, 4, 6)] == [None, targets[0], targets[2]]
+    assert diary == [("joined", t.address) for t in targets]
+    assert pool.all() == (engine,)
+
+
+def test_a_rank_that_refuses_takes_the_whole_engine_along_and_back(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = pool.add("a:1", Role.DECODE)
+    pool.join(engine, RANKED)
+    before = list(pool.engines(Role.DECODE))
+    assert pool.failed(before[1], Failure.REFUSED)
+    assert list(pool.engines(Role.DECODE)) == []
+    assert not pool.failed(before[2], Failure.REFUSED)
+    pool.join(engine, RANKED)
+    assert list(pool.engines(Role.DECODE)) == before  # they are the same: what is under way counts
+
+
+def test_one_ranks_breaker_leaves_the_others_alone(clock: Clock) -> None:
+    pool = Pool(clock)
+    pool.join(pool.add("a:1", Role.DECODE), RANKED)
+    first, *others = pool.engines(Role.DECODE)
+    for _ in range(3):
+        pool.failed(first, Failure.TIMEOUT)
+    assert pool.state(first) is BreakerState.OPEN
+    assert list(pool.engines(Role.DECODE)) == others
+
+
+def test_an_engine_with_ranks_drains_when_all_of_them_are_idle(clock: Clock) -> None:
+    pool = Pool(clock)
+    engine = pool.add("a:1", Role.DECODE)
+    pool.join(engine, RANKED)
+    tickets = [pool.reserve(target, 10) for target in pool.engines(Role.DECODE)]
+    assert (engine.requests, engine.tokens) == (3, 30)
+    assert not pool.drain(engine)
+    assert list(pool.engines(Role.DECODE)) == []
+    for ticket in tickets[:2]:
+        ticket.release()
+    assert pool.find("a:1") is engine
+    tickets[2].release()
+    assert pool.find("a:1") is None
+
+
+def test_an_engine_that_comes_back_with_fewer_ranks_counts_what_is_under_way_on_the_others(
+    clock: Clock,
+) -> None:
+    pool = Pool(clock)
+    engine = pool.add("a:1", Role.DECODE)
+    pool.join(engine, RANKED)
+    last = list(pool.engines(Role.DECODE))[-1]
+    ticket = pool.reserve(last, 10)
+    pool.join(engine, Identity(("m",)))
+    assert list(pool.engines(Role.DECODE)) == [engine]
+    assert engine.requests == 1
+    ticket.release()
+    assert (engine.requests, last.requests) == (0, 0)
+    pool.join(engine, RANKED)
+    assert list(pool.engines(Role.DECODE))[-1] is last
+
+
+def test_a_role_that_is_changed_is_changed_of_every_rank(clock: Clock) -> None:
+    pool = Pool(clock)
+    pool.join(pool.add("a:1", Role.DECODE), RANKED)
+    pool.assign("a:1", Role.PREFILL)
+    assert [t.role for t in pool.targets()] == [Role.PREFILL] * 3
+    assert list(pool.engines(Role.DECODE)) == []

@@ -1,0 +1,128 @@
+"""The router's end of KV events: a bound socket to which engines' publishers connect."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+import zmq
+from tests.unit.router.prefix.events.test_tracker import (
+    IDS,
+    TOKENS,
+    Wire,
+    make_wire,
+    payload,
+    removed,
+    stored,
+)
+
+from kvrouter.prefix.events.intake import EventSubscriber
+
+
+@pytest.fixture
+def wire() -> Wire:
+    return make_wire()
+
+
+@pytest.fixture
+async def subscriber(wire: Wire) -> AsyncIterator[EventSubscriber]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    made = EventSubscriber("tcp://127.0.0.1:0", wire.tracker, context)
+    yield made
+    made.close()
+    context.destroy(linger=0)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_publisher_that_connects_is_heard_in_both_encodings(
+    wire: Wire, subscriber: EventSubscriber
+) -> None:
+    """As vLLM does it: the engine's PUB socket connects to the router's."""
+    context = zmq.Context()
+    try:
+        publisher = context.socket(zmq.PUB)
+        publisher.set_hwm(100_000)  # vLLM's default; ZMQ's own drops beyond 1,000
+        publisher.connect(subscriber.endpoint)
+        sequence = 0
+        while not wire.tracker.counts["messages"]:  # a PUB drops what precedes the subscription
+            publisher.send_multipart([b"kv@e:1", struct.pack(">Q", sequence), payload()])
+            sequence += 1
+            await asyncio.sleep(0.005)
+        events = [
+            stored(IDS[:2], TOKENS[:32]),
+            ["BlockStored", IDS[2:], IDS[1], TOKENS[32:], 16, None],
+        ]
+        for event in events:
+            publisher.send_multipart([b"kv@e:1", struct.pack(">Q", sequence), payload(event)])
+            sequence += 1
+        for _ in range(1000):
+            publisher.send_multipart([b"kv@e:1", struct.pack(">Q", sequence), payload()])
+            sequence += 1
+        publisher.send_multipart(
+            [b"kv@e:1", struct.pack(">Q", sequence), payload(removed(IDS[3:]))]
+        )
+        await until(lambda: wire.matched() == 3)
+        assert wire.tracker.counts["gaps"] == wire.tracker.counts["malformed"] == 0
+    finally:
+        context.destroy(linger=0)
+
+
+async def test_an_address_in_use_is_an_os_error_that_names_the_flag(
+    wire: Wire, subscriber: EventSubscriber
+) -> None:
+    with pytest.raises(OSError, match="--kv-events-bind"):
+        EventSubscriber(subscriber.endpoint, wire.tracker, zmq.Context.instance())
+    subscriber.close()
+    subscriber.close()
+
+
+async def test_a_message_that_cannot_be_applied_does_not_stop_those_behind_it(
+    wire: Wire, subscriber: EventSubscriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Sequence[bytes]] = []
+
+    def receive(frames: Sequence[bytes]) -> None:
+        seen.append(frames)
+        raise RuntimeError("odd")
+
+    monkeypatch.setattr(wire.tracker, "receive", receive)
+    context = zmq.Context()
+    try:
+        publisher = context.socket(zmq.PUB)
+        publisher.connect(subscriber.endpoint)
+        while len(seen) < 3:
+            publisher.send_multipart([b"kv@e:1", bytes(8), payload()])
+            await asyncio.sleep(0.005)
+    finally:
+        context.destroy(linger=0)
+
+
+async def test_messages_that_come_one_by_one_are_all_taken(
+    wire: Wire, subscriber: EventSubscriber
+) -> None:
+    """Each may come just as the socket was found empty: no wake-up may be lost."""
+    context = zmq.Context()
+    try:
+        publisher = context.socket(zmq.PUB)
+        publisher.connect(subscriber.endpoint)
+        sequence = 0
+        while not wire.tracker.counts["messages"]:  # a PUB drops what precedes the subscription
+            publisher.send_multipart([b"kv@e:1", struct.pack(">Q", sequence), payload()])
+            sequence += 1
+            await asyncio.sleep(0.005)
+        first = wire.tracker.counts["messages"]
+        missed = sequence - first
+        for number in range(300):
+            publisher.send_multipart([b"kv@e:1", struct.pack(">Q", sequence), payload()])
+            sequence += 1
+            await asyncio.sleep(number % 7 * 0.001)
+        await until(lambda: wire.tracker.counts["messages"] >= sequence - missed)
+        assert wire.tracker.counts["gaps"] == 0
+    finally:
+        context.destroy(linger=0)
