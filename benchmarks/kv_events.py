@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvrouter.engines.engine import Engine, Identity, Role
-from kvrouter.engines.pool import Pool
+from kvrouter.engines.pool import EnginePool
 from kvrouter.prefix.events.confidence import Reason
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.index import PrefixIndex, block_ids
@@ -144,16 +144,16 @@ class Router:
 
     def __init__(self, engines: dict[str, SimEngine], blocks: int, random: Random) -> None:
         self.now = 0.0
-        self.pool = Pool(lambda: self.now)
+        self.pool = EnginePool(lambda: self.now)
         self.index = PrefixIndex(blocks)
         self.replays = Replays(engines, random)
         self.tracker = CacheTracker(
             self.index, self.pool.find, lambda: self.pool.domain, clock=lambda: self.now
         )
         self.tracker.replay_with(self.replays)
-        self.pool.when_left(self.index.clear)
-        self.pool.when_joined(self.tracker.engine_joined)
-        self.pool.when_left(self.tracker.engine_left)
+        self.pool.on_leave(self.index.clear)
+        self.pool.on_join(self.tracker.engine_joined)
+        self.pool.on_leave(self.tracker.engine_left)
         for address in engines:
             engine = self.pool.add(address, Role.PREFILL)
             self.pool.join(engine, Identity(("m",), None, BLOCK_TOKENS))

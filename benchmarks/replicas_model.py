@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvrouter.engines.engine import Engine, Identity, Role
-from kvrouter.engines.pool import Pool
+from kvrouter.engines.pool import EnginePool
 from kvrouter.replicas.group import TICK_S
 from kvrouter.replicas.messages import State
 from kvrouter.replicas.peers import Peers
@@ -93,7 +93,7 @@ class Replica:
     def __init__(self, world: World, number: int) -> None:
         self.world = world
         self.id = f"{number:016x}"
-        self.pool = Pool(lambda: world.now)
+        self.pool = EnginePool(lambda: world.now)
         for address in world.free_at:
             self.pool.join(self.pool.add(address, Role.DECODE), Identity(("m",)))
         self.policy = LeastTokens()
@@ -109,7 +109,7 @@ class Replica:
         ticket = self.pool.reserve(engine, tokens)
         if world.way.expected:
             also = tokens * (world.way.routers - 1)
-            self.pool.count_elsewhere(engine, engine.elsewhere + also)
+            self.pool.set_remote_tokens(engine, engine.remote_tokens + also)
         begin = max(world.now, world.free_at[engine.address])
         world.free_at[engine.address] = begin + tokens / RATE_TOKENS_S
         world.waits_s.append(begin - world.now)
@@ -119,7 +119,7 @@ class Replica:
     def tick(self, end: float) -> None:
         """Tell the others."""
         world = self.world
-        load = {e.address: e.tokens - e.elsewhere for e in self.pool.all()}
+        load = {e.address: e.tokens - e.remote_tokens for e in self.pool.all()}
         state = State("", 0, {name: tokens for name, tokens in load.items() if tokens})
         for other in world.routers:
             if other is not self:
@@ -136,7 +136,7 @@ class Replica:
 
     def _recount(self, engine: Engine) -> None:
         told = sum(peer.load.get(engine.address, 0) for peer in self.peers)
-        self.pool.count_elsewhere(engine, told)
+        self.pool.set_remote_tokens(engine, told)
 
 
 def figures(way: Way, engines: int, load: float, requests: int) -> tuple[float, float, float]:

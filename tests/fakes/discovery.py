@@ -13,7 +13,7 @@ from tests.fakes.redis import MISSING, RedisServer, redis_server
 
 from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery import make_source
-from kvrouter.membership.discovery.base import Listener, Reach, Source
+from kvrouter.membership.discovery.base import EngineSource, Listener, RedisAccess
 from kvrouter.membership.discovery.file import FileSource
 from kvrouter.membership.discovery.flags import FlagsSource
 from kvrouter.membership.discovery.redis import EntryNames
@@ -41,7 +41,7 @@ class Backend(Protocol):
     @property
     def more(self) -> dict[str, str]: ...
 
-    def source(self) -> Source: ...
+    def source(self) -> EngineSource: ...
     async def name(self, members: Mapping[str, Role]) -> None: ...
     async def fail(self) -> None: ...
     async def mend(self) -> None: ...
@@ -55,7 +55,7 @@ class FlagsBackend:
     def __init__(self) -> None:
         self._source = FlagsSource({})
 
-    def source(self) -> Source:
+    def source(self) -> EngineSource:
         return self._source
 
     async def name(self, members: Mapping[str, Role]) -> None:
@@ -76,7 +76,7 @@ class FileBackend:
         self.setting = str(self.path)
         self._text = "decode: []\n"
 
-    def source(self) -> Source:
+    def source(self) -> EngineSource:
         return FileSource(self.setting, look_s=LOOK_S)
 
     async def name(self, members: Mapping[str, Role]) -> None:
@@ -108,7 +108,7 @@ class DnsBackend:
         options = f"role=decode&resolver={server.resolver}&interval={LOOK_S}"
         self.setting = f"{scheme}://{place}?{options}"
 
-    def source(self) -> Source:
+    def source(self) -> EngineSource:
         return make_source(self.setting)
 
     async def name(self, members: Mapping[str, Role]) -> None:
@@ -143,7 +143,7 @@ class RedisBackend:
         self._wanted: dict[str, Role] = {}
         self._up = True
 
-    def source(self) -> Source:
+    def source(self) -> EngineSource:
         return _ClosingSource(self.server.url)
 
     async def name(self, members: Mapping[str, Role]) -> None:
@@ -178,7 +178,7 @@ class _ClosingSource:
     async def follow(self, listener: Listener) -> None:
         link = RedisLink(self._url)
         try:
-            await make_source("redis", Reach(link)).follow(listener)
+            await make_source("redis", RedisAccess(link)).follow(listener)
         finally:
             await link.close()
 

@@ -11,7 +11,7 @@ from kvrouter.control.page.model import Load
 from kvrouter.control.page.snapshot import SERIES, Snapshots, Sources
 from kvrouter.control.page.window import BUCKET_S, HISTORY_S
 from kvrouter.engines.engine import Identity, Role
-from kvrouter.engines.pool import Pool
+from kvrouter.engines.pool import EnginePool
 from kvrouter.telemetry.metrics import Metrics
 
 
@@ -21,7 +21,7 @@ class Router:
     def __init__(self) -> None:
         self.clock = Clock()
         self.metrics = Metrics()
-        self.pool = Pool(self.clock)
+        self.pool = EnginePool(self.clock)
         self.board = Board(self.clock)
         self.running = 0
         sources = Sources(

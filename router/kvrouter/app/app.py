@@ -24,7 +24,7 @@ from kvrouter.control.page.tiers import StoreWatch
 from kvrouter.control.status import Status
 from kvrouter.engines.families import FAMILIES
 from kvrouter.engines.models import ModelNames
-from kvrouter.engines.pool import Pool
+from kvrouter.engines.pool import EnginePool
 from kvrouter.engines.sharing import Sharing
 from kvrouter.http.client.pool import Deadlines
 from kvrouter.http.deadlines import DeadlineTimer
@@ -32,15 +32,15 @@ from kvrouter.http.server.limits import Limits
 from kvrouter.http.server.listener import HttpServer
 from kvrouter.http.server.routes import Routes, on_exchange, on_path
 from kvrouter.membership.discovery import make_source
-from kvrouter.membership.discovery.base import Reach
+from kvrouter.membership.discovery.base import RedisAccess
 from kvrouter.membership.discovery.flags import FlagsSource
 from kvrouter.membership.discovery.follow import Discovery
 from kvrouter.membership.fleet import Fleet
 from kvrouter.membership.prober import Prober
 from kvrouter.prefix.events.intake import EventIntake
 from kvrouter.prefix.events.tracker import CacheTracker
-from kvrouter.prefix.expected import Expected
 from kvrouter.prefix.hash_cache import HashCache
+from kvrouter.prefix.in_flight import InFlightPrefixes
 from kvrouter.prefix.index import PrefixIndex
 from kvrouter.prefix.store_view import StoreView
 from kvrouter.prefix.tokenize import LocalTokenizer, TokenSource
@@ -48,7 +48,7 @@ from kvrouter.redis.connection import RedisLink
 from kvrouter.replicas.group import Group
 from kvrouter.replicas.metrics import readings as group_readings
 from kvrouter.routing.policies import make_policy
-from kvrouter.routing.prefill_priority import Priorities
+from kvrouter.routing.prefill_priority import PrefillPriorities
 from kvrouter.serving.choices.fanout import Fanout
 from kvrouter.serving.handler import RequestHandler
 from kvrouter.serving.legs.decode_ahead import DecodeAhead
@@ -114,7 +114,7 @@ class App:
         self._lines, self._writer = lines if settings.access_log else None, writer
         self.metrics = Metrics()
         self.access = Access(settings)
-        self.pool = Pool()
+        self.pool = EnginePool()
         for address, role in settings.engines.items():
             self.pool.add(address, role)
         self._families = {name: family() for name, family in FAMILIES.items()}
@@ -223,15 +223,15 @@ class App:
             self._sharing.engine_joined,
             engine_wait.engine_joined,
         ):
-            pool.when_joined(joined)
+            pool.on_join(joined)
         for left in (models.engine_left, self.index.clear, legs.engine_left):
-            pool.when_left(left)
+            pool.on_leave(left)
         if tracker is not None:
-            pool.when_joined(tracker.engine_joined)
-            pool.when_left(tracker.engine_left)
+            pool.on_join(tracker.engine_joined)
+            pool.on_leave(tracker.engine_left)
         for changed in (models.engine_joined, engine_wait.engine_joined):
-            pool.when_models_change(changed)
-        pool.when_removed(self._forget)
+            pool.on_models_change(changed)
+        pool.on_remove(self._forget)
 
     @property
     def draining(self) -> bool:
@@ -264,7 +264,7 @@ class App:
             await asyncio.to_thread(self._exporter.close, TRACES_S)
 
     def _make_discovery(self) -> Discovery:
-        reach = Reach(self._redis, self.settings.redis_prefix)
+        reach = RedisAccess(self._redis, self.settings.redis_prefix)
         sources = (make_source(text, reach) for text in self.settings.discovery)
         return Discovery(self.fleet, (self.flags, *sources))
 
@@ -299,7 +299,7 @@ class App:
         )
 
     def _orchestrator(self, legs: Legs, tokens: TokenSource) -> Orchestrator:
-        settings, expected = self.settings, Expected()
+        settings, expected = self.settings, InFlightPrefixes()
         self.chains = chains = HashCache()
         self.inputs_builder = InputsBuilder(
             legs=legs,
@@ -334,7 +334,7 @@ class App:
             budget=self.budget,
             engine_wait=self.engine_wait,
             releases=self._releases,
-            priorities=Priorities(settings.prefill_priority),
+            priorities=PrefillPriorities(settings.prefill_priority),
             expected=expected,
             metrics=self.metrics,
         )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.openai.request import Request
     from kvrouter.serving.legs.leg import Legs
 
@@ -88,7 +88,7 @@ class CanaryReplays:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: EnginePool,
         legs: Legs,
         *,
         waiting: Callable[[], int],
@@ -197,7 +197,7 @@ class CanaryReplays:
         """The engine's whole answer to `request`; None where it gives none, which is logged."""
         engine, legs = sample.engine, self._legs
         salt = orjson.dumps(f"canary-{token_hex(16)}")
-        body = legs.family(engine).alone_body(request, salt=salt, prompt_ids=sample.prompt_ids)
+        body = legs.family(engine).isolated_body(request, salt=salt, prompt_ids=sample.prompt_ids)
         ticket = self._pool.reserve(engine, request.prompt_tokens + len(sample.tokens))
         try:
             fields = with_own_id(sample.fields)

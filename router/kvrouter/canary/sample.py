@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvrouter.admission.waiting import EngineWait, QueueWait
     from kvrouter.canary.settings import CanarySettings
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.openai.request import Request
     from kvrouter.openai.token_events import Spoken
     from kvrouter.serving.legs.leg import Legs
@@ -50,7 +50,7 @@ class Canary:
         rate: float,
         max_tokens: int,
         *,
-        pool: Pool,
+        pool: EnginePool,
         legs: Legs,
         metrics: Metrics,
         orchestrator: Orchestrator,
@@ -86,7 +86,7 @@ class Canary:
             await resumption.run(context, model, spoken)
         else:
             spoken = spoken_of(context, resumes=False)
-            context.names_tokens = True
+            context.reports_tokens = True
             context.sink = Listening(self._legs, self._metrics, spoken)
             await self._orchestrator.run(context, model)
         self._offer(context, model, spoken)
@@ -102,7 +102,7 @@ class Canary:
         told = spoken.told and spoken.tokens
         if not well or not told or engine is None or request is None:
             return
-        if not self._legs.family(engine).answers_alone:
+        if not self._legs.family(engine).can_isolate:
             return
         handoff = context.route.handoff
         self._replays.offer(
@@ -122,7 +122,7 @@ class Canary:
     def _tells(self, request: Request, model: str) -> bool:
         """Whether some engine names the tokens of its answers, and can be asked alone."""
         families = (self._legs.family(e) for e in self._pool.engines(Role.DECODE, model))
-        return any(each.answers_alone and each.names_tokens(request) for each in families)
+        return any(each.can_isolate and each.reports_tokens(request) for each in families)
 
     def _engine(self, context: RequestContext) -> Engine | None:
         address = context.route.decode_engine
@@ -132,7 +132,7 @@ class Canary:
 def make_canary(
     settings: CanarySettings,
     *,
-    pool: Pool,
+    pool: EnginePool,
     legs: Legs,
     metrics: Metrics,
     orchestrator: Orchestrator,

@@ -20,7 +20,7 @@ from kvrouter.prefix.events.confidence import Reason
 from kvrouter_store.connection.cross_origin import cross_origin_refusal
 
 if TYPE_CHECKING:
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.http.server.respond import Respond, Row
     from kvrouter.membership.fleet import Fleet
     from kvrouter.membership.prober import Prober
@@ -52,7 +52,7 @@ class Admin:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: EnginePool,
         fleet: Fleet | SharedFleet,
         prober: Prober,
         token: str,
@@ -138,7 +138,7 @@ class Admin:
             "is_healthy": up and passing,
             "circuit": state.value if state is not None else None,
             "load": engine.requests,
-            "tokens": engine.tokens - engine.elsewhere,
+            "tokens": engine.tokens - engine.remote_tokens,
             "index": self._index(engine) if not engine.ranks else None,
             "ranks": [self._rank(rank) for rank in engine.ranks],
             "models": list(identity.models) if identity is not None else [],
@@ -152,7 +152,7 @@ class Admin:
             "id": rank.address,
             "circuit": circuit,
             "load": rank.requests,
-            "tokens": rank.tokens - rank.elsewhere,
+            "tokens": rank.tokens - rank.remote_tokens,
             "index": self._index(rank),
         }
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from kvrouter.admission.recompute_budget import RecomputeBudget
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.engines.sharing import Sharing
     from kvrouter.prefix.events.tracker import CacheTracker
     from kvrouter.prefix.index import PrefixIndex
@@ -36,7 +36,7 @@ class Gauges:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: EnginePool,
         index: PrefixIndex,
         budget: RecomputeBudget,
         sharing: Sharing,

@@ -20,7 +20,7 @@ from kvrouter.telemetry.metrics import CONTENT_TYPE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.http.server.respond import Row
     from kvrouter.telemetry.metrics import Metrics
 
@@ -44,7 +44,7 @@ class Status:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: EnginePool,
         metrics: Metrics,
         *,
         asked: Callable[[], bool],

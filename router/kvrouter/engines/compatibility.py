@@ -20,7 +20,7 @@ def shares(prefill: Engine, decode: Engine) -> bool:
     mine, theirs = prefill.identity, decode.identity
     if mine is None or theirs is None:
         return True
-    if not (mine.pairs and theirs.pairs):
+    if not (mine.can_split and theirs.can_split):
         return False
     if mine.refusal is not None or theirs.refusal is not None:
         return False
@@ -40,7 +40,7 @@ def partners(
     return prefill if len(able) == len(prefill) else able
 
 
-def elsewhere(engines: Sequence[Engine], failed: Iterable[Engine]) -> Sequence[Engine]:
+def on_other_servers(engines: Sequence[Engine], failed: Iterable[Engine]) -> Sequence[Engine]:
     """Those of `engines` on other servers than `failed`; all of them where there are none.
 
     Ranks of one server often fail together.

@@ -79,8 +79,8 @@ class Identity:
         refusal: why its connector shares no KV at all, or None where it does.
         waits: whether its connector waits for KV that it is told is coming.
         family: the dialect it was found to speak; None where it was not asked.
-        pairs: whether it can do one leg of two at all.
-        alone: whether it answers a request that has no other leg.
+        can_split: whether it can do one leg of two at all.
+        can_serve_whole: whether it answers a request that has no other leg.
         bootstrap: where decode engines find it, None where they need not.
         ranks: how its KV events number its data-parallel ranks, in the order in which a request
             names them (0, 1, ...); empty where it tells of none.
@@ -99,8 +99,8 @@ class Identity:
     refusal: str | None = None
     waits: bool = False
     family: str | None = None
-    pairs: bool = True
-    alone: bool = True
+    can_split: bool = True
+    can_serve_whole: bool = True
     bootstrap: Bootstrap | None = None
     ranks: tuple[int, ...] = ()
     version: str | None = None
@@ -209,8 +209,8 @@ class Engine:
         identity: what it said when it joined; None while it has not.
         requests: requests under way on it from this router.
         tokens: tokens under way on it, as reserved, from this router and from others.
-        elsewhere: those of them that other routers tell of.
-        computing: prompt tokens that decode legs compute on it now, which hold up its answers.
+        remote_tokens: those of them that other routers report.
+        computing_tokens: prompt tokens that its decode legs have still to compute.
         joins: how often it has joined the pool.
         draining: whether it gets no new legs because it is to leave for good; a server's.
         ranks: of a server with several data-parallel ranks, these: they get the legs.
@@ -228,8 +228,8 @@ class Engine:
     breaker: Breaker | None = None
     requests: int = 0
     tokens: int = 0
-    elsewhere: int = 0
-    computing: int = 0
+    remote_tokens: int = 0
+    computing_tokens: int = 0
     joins: int = 0
     draining: bool = False
     tls: bool = False

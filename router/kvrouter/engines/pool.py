@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Ticket:
-    """One leg's place on an engine, from `Pool.reserve`; its owner must release it once or more.
+    """One leg's place on an engine, from `EnginePool.reserve`; its owner must release it.
 
     Its tokens count from the reservation on, the leg itself from `begin` on. Release is idempotent,
     so that it may stand in a `finally` beside an earlier release.
@@ -27,17 +27,19 @@ class Ticket:
     Attributes:
         engine: where it counts.
         tokens: how many.
-        computing: prompt tokens that a decode leg has to compute there, until it has.
+        computing_tokens: prompt tokens that a decode leg has to compute there, until it has.
         begun: whether the leg has been sent, or is about to be.
     """
 
-    __slots__ = ("_pool", "begun", "computing", "engine", "tokens")
+    __slots__ = ("_pool", "begun", "computing_tokens", "engine", "tokens")
 
-    def __init__(self, pool: Pool, engine: Engine, tokens: int, computing: int) -> None:
-        self._pool: Pool | None = pool
+    def __init__(
+        self, pool: EnginePool, engine: Engine, tokens: int, computing_tokens: int
+    ) -> None:
+        self._pool: EnginePool | None = pool
         self.engine = engine
         self.tokens = tokens
-        self.computing = computing
+        self.computing_tokens = computing_tokens
         self.begun = False
 
     def begin(self) -> None:
@@ -48,8 +50,8 @@ class Ticket:
 
     def computed(self) -> None:
         """The prompt is computed: it holds nobody up any more. Idempotent."""
-        self.engine.computing -= self.computing
-        self.computing = 0
+        self.engine.computing_tokens -= self.computing_tokens
+        self.computing_tokens = 0
 
     def release(self) -> None:
         """Give the place back; later calls do nothing."""
@@ -59,7 +61,7 @@ class Ticket:
             pool._released(self)
 
 
-class Pool:
+class EnginePool:
     """Engines by address, with their health, breakers and load.
 
     Args:
@@ -126,19 +128,19 @@ class Pool:
         self._changed()
         self._remove(engine)
 
-    def when_joined(self, callback: Callable[[Engine], None]) -> None:
+    def on_join(self, callback: Callable[[Engine], None]) -> None:
         """Call `callback` with each engine that may be asked from now on; its identity is known."""
         self._when_joined.append(callback)
 
-    def when_left(self, callback: Callable[[Engine], None]) -> None:
+    def on_leave(self, callback: Callable[[Engine], None]) -> None:
         """Call `callback` with each engine that is gone: what it held is lost."""
         self._when_left.append(callback)
 
-    def when_removed(self, callback: Callable[[Engine], None]) -> None:
+    def on_remove(self, callback: Callable[[Engine], None]) -> None:
         """Call `callback` with each engine that is removed for good, after it has left."""
         self._when_removed.append(callback)
 
-    def when_models_change(self, callback: Callable[[Engine], None]) -> None:
+    def on_models_change(self, callback: Callable[[Engine], None]) -> None:
         """Call `callback` with each engine in the pool that serves other models from now on."""
         self._when_models_change.append(callback)
 
@@ -223,7 +225,7 @@ class Pool:
             return ready
         return self._find(role, role, model, lambda identity: identity.generates)
 
-    def answering(self, path: str, model: str | None = None) -> Sequence[Engine]:
+    def serving(self, path: str, model: str | None = None) -> Sequence[Engine]:
         """Decode engines that may be asked `path` of `model` now, whole; see `Identity.serves`."""
         return self._find(path, Role.DECODE, model, lambda identity: identity.serves(path))
 
@@ -261,7 +263,7 @@ class Pool:
         return tuple(dict.fromkeys(names))
 
     def reserve(
-        self, engine: Engine, tokens: int, *, begun: bool = True, computing: int = 0
+        self, engine: Engine, tokens: int, *, begun: bool = True, computing_tokens: int = 0
     ) -> Ticket:
         """Count `tokens` on `engine` until the ticket is released, and a leg under way.
 
@@ -269,21 +271,21 @@ class Pool:
             engine: where.
             tokens: how many.
             begun: False where the leg is planned only: it is under way from `Ticket.begin` on.
-            computing: those of the prompt that a decode leg will compute itself.
+            computing_tokens: those of the prompt that a decode leg will compute itself.
         """
         engine.tokens += tokens
-        engine.computing += computing
+        engine.computing_tokens += computing_tokens
         if engine.server is not engine:
             engine.server.tokens += tokens
-        ticket = Ticket(self, engine, tokens, computing)
+        ticket = Ticket(self, engine, tokens, computing_tokens)
         if begun:
             ticket.begin()
         return ticket
 
-    def count_elsewhere(self, engine: Engine, tokens: int) -> None:
+    def set_remote_tokens(self, engine: Engine, tokens: int) -> None:
         """Others have `tokens` under way on `engine`, all in all: policies count them too."""
-        engine.tokens += tokens - engine.elsewhere
-        engine.elsewhere = tokens
+        engine.tokens += tokens - engine.remote_tokens
+        engine.remote_tokens = tokens
 
     def succeeded(self, engine: Engine) -> None:
         """A leg on `engine` was answered well."""

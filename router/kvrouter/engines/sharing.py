@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.pool import EnginePool
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,9 @@ class Sharing:
             nobody knows more than their digests.
     """
 
-    def __init__(self, pool: Pool, difference: Callable[[str, str], str] | None = None) -> None:
+    def __init__(
+        self, pool: EnginePool, difference: Callable[[str, str], str] | None = None
+    ) -> None:
         self._pool = pool
         self._difference = difference or _manifests_differ
 
@@ -68,7 +70,7 @@ class Sharing:
         if prefill.family != decode.family:
             return f"the one is of family {prefill.family}, the other of {decode.family}"
         for engine in (prefill, decode):
-            if engine.identity is not None and not engine.identity.pairs:
+            if engine.identity is not None and not engine.identity.can_split:
                 return f"{engine.address} answers only whole requests ({engine.family})"
         return self._difference(prefill.manifest or "", decode.manifest or "")
 

@@ -127,7 +127,7 @@ class EngineDetector:
                 max_model_len=served.max_model_len,
                 adapters=served.adapters,
                 family=name or "store",
-                pairs=False,
+                can_split=False,
                 ranks=self._ranks(engine, metrics, info, None),
                 version=await self._version(engine, name or "store", info),
                 generates=False,
@@ -147,8 +147,8 @@ class EngineDetector:
             waits=told.waits,
             adapters=served.adapters,
             family=name,
-            pairs=pairs,
-            alone=alone,
+            can_split=pairs,
+            can_serve_whole=alone,
             bootstrap=bootstrap,
             ranks=self._ranks(engine, metrics, info, bootstrap),
             version=await self._version(engine, name, info),
@@ -246,7 +246,9 @@ class EngineDetector:
         None where the engine does not generate text.
         """
         family = self._families("store" if name == AUTO else name)
-        ranks = self._try_priority and family.ranks_by_priority and engine.role.serves(Role.PREFILL)
+        ranks = (
+            self._try_priority and family.schedules_by_priority and engine.role.serves(Role.PREFILL)
+        )
         first = family.probe_body(model, priority=PROBE_PRIORITY) if ranks else None
         try:
             if first is not None and (answer := await self._took_priority(engine, first)):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvrouter.engines.engine import Engine, Role
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.membership.prober import Prober
 
 log = logging.getLogger(__name__)
@@ -27,10 +27,10 @@ class Fleet:
         prober: watches each of them.
     """
 
-    def __init__(self, pool: Pool, prober: Prober) -> None:
+    def __init__(self, pool: EnginePool, prober: Prober) -> None:
         self._pool = pool
         self._prober = prober
-        pool.when_removed(self._removed)
+        pool.on_remove(self._removed)
 
     def add(self, address: str, role: Role) -> Engine:
         """The engine at `address` (`HOST:PORT`) may take the legs of `role`, once it has joined.

@@ -11,8 +11,8 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.membership.asking import Asker
 from kvrouter.membership.detect import AUTO, MODELS_PATH, EngineDetector, ProbeFailed
+from kvrouter.membership.probe_client import ProbeClient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvrouter.credentials.tls import Trust
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.families.base import Family
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.pool import EnginePool
 
 INTRODUCTION_S: Final = 60.0
 """Time for the request of one token: it waits its turn among the engine's other requests."""
@@ -52,7 +52,7 @@ class Prober:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: EnginePool,
         family: Callable[[str], Family],
         *,
         connector: str = "store",
@@ -82,7 +82,7 @@ class Prober:
         )
         self._health_path = family(connector).health_path if connector != AUTO else None
         self._learn = learn
-        self._asker = Asker(worker_keys, trust)
+        self._asker = ProbeClient(worker_keys, trust)
         self._tasks: dict[Engine, asyncio.Task[None]] = {}
         self._asked: dict[Engine, asyncio.Event] = {}
         self._problems: dict[Engine, str] = {}

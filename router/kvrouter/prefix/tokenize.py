@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class PromptTokens:
     """The ids of a prompt, as native uint32 and as the JSON array that legs carry."""
 
     ids: bytes
@@ -58,13 +58,13 @@ class Tokens:
         return len(self.ids) // ID_BYTES
 
 
-def _member(body: bytes, key: str) -> Tokens:
+def _member(body: bytes, key: str) -> PromptTokens:
     """Token ids that are a member of a JSON object, read natively."""
     spans, ids = scan_object(body, key)
     if ids is None:
         raise ValueError("not token ids")
     start, end = spans[key]
-    return Tokens(ids, body[start:end])
+    return PromptTokens(ids, body[start:end])
 
 
 class TokenizerUnavailable(ValueError):
@@ -131,7 +131,7 @@ class TokenSource:
         self._post = post
         self._local = local
         self._verdicts: dict[str, bool] = {}
-        self._cache: OrderedDict[bytes, Tokens] = OrderedDict()
+        self._cache: OrderedDict[bytes, PromptTokens] = OrderedDict()
         self._cached_bytes = 0
         self._threads: ThreadPoolExecutor | None = None
         self.counts: Counter[str] = Counter()
@@ -143,7 +143,7 @@ class TokenSource:
 
     async def tokens(
         self, engine: Engine, model: str, body: bytes, text: str | None
-    ) -> Tokens | None:
+    ) -> PromptTokens | None:
         """Token ids of a prompt, or None where nobody can tell.
 
         Args:
@@ -191,7 +191,7 @@ class TokenSource:
         if threads is not None:
             threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _encode(self, local: LocalTokenizer, text: str) -> Tokens:
+    async def _encode(self, local: LocalTokenizer, text: str) -> PromptTokens:
         if len(text) <= INLINE_CHARACTERS:
             return _encode(local, text)
         if self._threads is None:
@@ -201,7 +201,7 @@ class TokenSource:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, _encode, local, text)
 
-    async def _ask(self, engine: Engine, body: bytes) -> Tokens | None:
+    async def _ask(self, engine: Engine, body: bytes) -> PromptTokens | None:
         try:
             found = _member(await self._post(engine, TOKENIZE_PATH, body), "tokens")
         except (OSError, TimeoutError, ValueError) as error:
@@ -211,7 +211,7 @@ class TokenSource:
         self.counts["engine"] += 1
         return found
 
-    def _remember(self, key: bytes, tokens: Tokens) -> None:
+    def _remember(self, key: bytes, tokens: PromptTokens) -> None:
         size = _size(tokens)
         if size > CACHED_BYTES // 16:
             return
@@ -223,12 +223,14 @@ class TokenSource:
             self._cached_bytes -= _size(oldest)
 
 
-def _size(tokens: Tokens) -> int:
+def _size(tokens: PromptTokens) -> int:
     """Bytes of memory that a cached prompt takes."""
     return ENTRY_BYTES + getsizeof(tokens.ids) + getsizeof(tokens.json)
 
 
-def _encode(local: LocalTokenizer, text: str) -> Tokens:
+def _encode(local: LocalTokenizer, text: str) -> PromptTokens:
     ids = local.encode(text)
     written = orjson.dumps(ids.tolist())
-    return Tokens(ids.tobytes(), bytes(memoryview(written)))  # orjson's own takes a KiB or more
+    return PromptTokens(
+        ids.tobytes(), bytes(memoryview(written))
+    )  # orjson's own takes a KiB or more

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.membership.fleet import Fleet
     from kvrouter.replicas.messages import Action
 
@@ -84,7 +84,7 @@ class SharedFleet:
         changes: takes what is said.
     """
 
-    def __init__(self, fleet: Fleet, pool: Pool, changes: Changes) -> None:
+    def __init__(self, fleet: Fleet, pool: EnginePool, changes: Changes) -> None:
         self._fleet = fleet
         self._pool = pool
         self._changes = changes

@@ -30,7 +30,7 @@ from kvrouter.replicas.peers import Peers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.membership.fleet import Fleet
     from kvrouter.prefix.events.tracker import CacheTracker
     from kvrouter.prefix.index import PrefixIndex
@@ -78,7 +78,7 @@ class Group:
         redis: RedisLink,
         prefix: str,
         *,
-        pool: Pool,
+        pool: EnginePool,
         fleet: Fleet,
         index: PrefixIndex,
         tracker: CacheTracker | None,
@@ -110,7 +110,7 @@ class Group:
     def start(self, port: int) -> None:
         """Begin to share; `port` is this router's own."""
         self.name = f"{gethostname()}:{port}"
-        self._pool.when_joined(self.peers.engine_joined)
+        self._pool.on_join(self.peers.engine_joined)
         self._tasks.append(asyncio.create_task(self._talk(), name="replicas talk"))
         self._tasks.append(asyncio.create_task(self._listen(), name="replicas listen"))
 
@@ -157,9 +157,9 @@ class Group:
 
     def _tell_state(self, now: float) -> None:
         load = {
-            engine.address: engine.tokens - engine.elsewhere
+            engine.address: engine.tokens - engine.remote_tokens
             for engine in self._pool.targets()
-            if engine.tokens != engine.elsewhere
+            if engine.tokens != engine.remote_tokens
         }
         changes = self._changes.all()
         due = now >= self._heartbeat_s

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.prefix.events.tracker import CacheTracker
     from kvrouter.prefix.index import PrefixIndex
     from kvrouter.replicas.messages import Item
@@ -52,7 +52,7 @@ class Holdings:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: EnginePool,
         index: PrefixIndex,
         tracker: CacheTracker | None,
         tell: Tell,

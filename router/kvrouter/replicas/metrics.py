@@ -9,12 +9,12 @@ from kvrouter.telemetry.metrics import Reading
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.replicas.group import Group
     from kvrouter.telemetry.metrics import Row
 
 
-def readings(group: Group | None, pool: Pool) -> Iterator[Reading]:
+def readings(group: Group | None, pool: EnginePool) -> Iterator[Reading]:
     """All of them, none where there is no group; the series of an engine go with it."""
     if group is None:
         return
@@ -61,6 +61,6 @@ def readings(group: Group | None, pool: Pool) -> Iterator[Reading]:
     )
 
 
-def _elsewhere(pool: Pool) -> Iterator[Row]:
+def _elsewhere(pool: EnginePool) -> Iterator[Row]:
     for engine in pool.targets():
-        yield (engine.address,), float(engine.elsewhere)
+        yield (engine.address,), float(engine.remote_tokens)

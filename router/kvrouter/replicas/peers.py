@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.replicas.messages import State
 
 FADED_S: Final = 2.0
@@ -53,7 +53,7 @@ class Peers:
         clock: seconds, monotonic.
     """
 
-    def __init__(self, pool: Pool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, pool: EnginePool, clock: Callable[[], float] = time.monotonic) -> None:
         self._pool = pool
         self._clock = clock
         self._peers: dict[str, Peer] = {}
@@ -99,7 +99,7 @@ class Peers:
 
     def engine_joined(self, engine: Engine) -> None:
         """What others already have under way on it counts."""
-        self._pool.count_elsewhere(engine, self._elsewhere(engine.address))
+        self._pool.set_remote_tokens(engine, self._elsewhere(engine.address))
 
     def _replace(self, peer: Peer, load: Mapping[str, int]) -> None:
         before, peer.load = peer.load, load
@@ -107,7 +107,7 @@ class Peers:
             if before.get(address, 0) != load.get(address, 0):
                 engine = self._pool.target(address)
                 if engine is not None:
-                    self._pool.count_elsewhere(engine, self._elsewhere(address))
+                    self._pool.set_remote_tokens(engine, self._elsewhere(address))
 
     def _elsewhere(self, address: str) -> int:
         return sum(peer.load.get(address, 0) for peer in self._peers.values())

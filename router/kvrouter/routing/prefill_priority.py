@@ -39,7 +39,7 @@ def work_ms(computed_tokens: int, held_tokens: int) -> float:
     return computed_tokens * (1 + context / LONG_CONTEXT_TOKENS) / TOKENS_PER_MS
 
 
-class Priorities:
+class PrefillPriorities:
     """Ranks prefill legs, so that engines of all routers compare alike.
 
     Args:

@@ -19,7 +19,7 @@ import orjson
 
 from kvrouter import _native
 from kvrouter.access.callers import caller_of
-from kvrouter.engines.compatibility import elsewhere
+from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.engines.engine import Role
 from kvrouter.engines.families.splice import splice
 from kvrouter.engines.families.table import WHERE_SET
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from kvrouter.admission.waiting import EngineWait, QueueWait
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.models import ModelNames
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.http.client.pool import EngineResponse
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.http.server.listener import Handler
@@ -141,7 +141,7 @@ class Passthrough:
     def __init__(
         self,
         *,
-        pool: Pool,
+        pool: EnginePool,
         legs: Legs,
         models: ModelNames,
         queue_wait: QueueWait,
@@ -218,7 +218,7 @@ class Passthrough:
             caller.admit(model, request.prompt_tokens)
             caller.tokens += request.prompt_tokens
         self._models.require(model, path)
-        await self._engine_wait.until(lambda: self._pool.answering(path, model))
+        await self._engine_wait.until(lambda: self._pool.serving(path, model))
         grant = None
         if visit.endpoint.generates and self._pool.named(Role.PREFILL):
             grant = self._budget.take(request.prompt_tokens)
@@ -237,12 +237,12 @@ class Passthrough:
         error = ApiError(503, "No decode engine is available.", retry_after_s=1)
         while len(tried) < MAX_ATTEMPTS:
             path = visit.endpoint.path
-            engines = [e for e in self._pool.answering(path, model) if e not in tried]
+            engines = [e for e in self._pool.serving(path, model) if e not in tried]
             if not engines:
                 break
             self._turn += 1
             if tried:
-                engines = list(elsewhere(engines, tried))
+                engines = list(on_other_servers(engines, tried))
             engine = min(in_turn(engines, self._turn), key=_TOKENS)
             tried.append(engine)
             try:

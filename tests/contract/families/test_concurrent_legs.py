@@ -55,7 +55,7 @@ def test_rooms_do_not_repeat_and_fit_in_63_bits() -> None:
 def test_a_bootstrap_host_is_the_engines_own(address: str, host: str) -> None:
     engine = Engine(address, Role.PREFILL, "sglang")
     engine.identity = Identity(("m",), bootstrap=Bootstrap(engine.host, 8998))
-    met = Sglang().meet(engine)
+    met = Sglang().new_rendezvous(engine)
     assert json.loads(met.decode["bootstrap_host"]) == host
     assert met.decode["bootstrap_port"] == b"8998"
 

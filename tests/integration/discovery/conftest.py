@@ -10,7 +10,7 @@ import pytest_asyncio
 from tests.fakes.discovery import KINDS, Backend, backend_of
 
 from kvrouter.engines.engine import Role
-from kvrouter.membership.discovery.base import Members, Source
+from kvrouter.membership.discovery.base import EngineSource, Members
 
 PATIENCE_S = 20.0
 
@@ -58,7 +58,7 @@ async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 
 @asynccontextmanager
-async def followed(source: Source) -> AsyncIterator[Heard]:
+async def followed(source: EngineSource) -> AsyncIterator[Heard]:
     """Follow a source; it must leave nothing behind when it is cancelled."""
     before = asyncio.all_tasks()
     heard = Heard()

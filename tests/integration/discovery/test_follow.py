@@ -7,7 +7,7 @@ import pytest
 from tests.unit.router.conftest import joined
 
 from kvrouter.engines.engine import Engine, Role
-from kvrouter.engines.pool import Pool
+from kvrouter.engines.pool import EnginePool
 from kvrouter.membership.discovery.base import MAX_MEMBERS
 from kvrouter.membership.discovery.flags import FlagsSource
 from kvrouter.membership.discovery.follow import Discovery
@@ -26,13 +26,13 @@ class Watched:
     forget = watch
 
 
-def membership() -> tuple[Pool, Fleet, Membership]:
-    pool = Pool()
+def membership() -> tuple[EnginePool, Fleet, Membership]:
+    pool = EnginePool()
     fleet = Fleet(pool, Watched())  # type: ignore[arg-type]
     return pool, fleet, Membership(fleet)
 
 
-def roles(pool: Pool) -> dict[str, Role]:
+def roles(pool: EnginePool) -> dict[str, Role]:
     return {e.address: e.role for e in pool.all() if not e.draining}
 
 

@@ -18,8 +18,8 @@ from tests.integration.discovery.conftest import PATIENCE_S, Heard, followed
 from kvrouter.credentials.tls import server_context
 from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery import make_source
-from kvrouter.membership.discovery.base import Reach
-from kvrouter.membership.discovery.redis import EngineEntry, Kept
+from kvrouter.membership.discovery.base import RedisAccess
+from kvrouter.membership.discovery.redis import EngineEntry, EntryGrace
 from kvrouter.redis.connection import RedisLink, RedisUnavailable
 from kvrouter.tools.demo.children import Child, Children
 
@@ -46,7 +46,7 @@ def up(role: str = "decode", ttl_s: float = 10.0) -> EngineEntry:
 
 
 def test_an_entry_that_vanishes_is_kept_for_its_time_while_redis_can_be_read() -> None:
-    kept = Kept()
+    kept = EntryGrace()
     assert kept.read(0.0, {A: up(), B: up()}) == {A: Role.DECODE, B: Role.DECODE}
     for second in range(1, 10):
         assert kept.read(float(second), {B: up()}) == {A: Role.DECODE, B: Role.DECODE}
@@ -54,7 +54,7 @@ def test_an_entry_that_vanishes_is_kept_for_its_time_while_redis_can_be_read() -
 
 
 def test_no_time_passes_for_entries_while_redis_is_away() -> None:
-    kept = Kept()
+    kept = EntryGrace()
     kept.read(0.0, {A: up()})
     kept.away()
     assert kept.read(1000.0, {}) == {A: Role.DECODE}  # it is back, and empty
@@ -64,7 +64,7 @@ def test_no_time_passes_for_entries_while_redis_is_away() -> None:
 
 
 def test_an_entry_that_is_put_in_again_starts_anew() -> None:
-    kept = Kept()
+    kept = EntryGrace()
     kept.read(0.0, {A: up()})
     for second in range(1, 9):
         kept.read(float(second), {})
@@ -75,13 +75,13 @@ def test_an_entry_that_is_put_in_again_starts_anew() -> None:
 
 
 def test_a_router_that_stood_still_for_long_forgets_nobody() -> None:
-    kept = Kept()
+    kept = EntryGrace()
     kept.read(0.0, {A: up()})
     assert kept.read(3600.0, {}) == {A: Role.DECODE}
 
 
 def test_a_goodbye_holds_at_once_and_until_the_entry_is_up_again() -> None:
-    kept = Kept()
+    kept = EntryGrace()
     kept.read(0.0, {A: up("prefill")})
     assert kept.read(1.0, {A: EngineEntry("prefill", "leaving")}) == {}
     assert kept.read(2.0, {}) == {}
@@ -95,7 +95,7 @@ async def put(link: RedisLink, address: str, value: str, prefix: str = "kvrouter
 
 
 async def test_other_programs_may_write_entries(link: RedisLink) -> None:
-    async with followed(make_source("redis", Reach(link))) as heard:
+    async with followed(make_source("redis", RedisAccess(link))) as heard:
         await put(link, A, '{"role": "prefill"}')
         await put(link, f"http://{B}", '{"role": "both", "weight": 3}')
         await heard.names({A: Role.PREFILL, B: Role.BOTH})
@@ -104,7 +104,7 @@ async def test_other_programs_may_write_entries(link: RedisLink) -> None:
 async def test_routers_of_another_prefix_see_others(link: RedisLink) -> None:
     await put(link, A, '{"role": "decode"}')
     await put(link, B, '{"role": "decode"}', "other")
-    async with followed(make_source("redis", Reach(link, "other"))) as heard:
+    async with followed(make_source("redis", RedisAccess(link, "other"))) as heard:
         await heard.names({B: Role.DECODE})
 
 
@@ -114,7 +114,7 @@ async def test_an_entry_that_cannot_be_read_is_left_out_and_told_once(
     await put(link, A, '{"role": "decode"}')
     for name, value in ((B, "not JSON"), ("c:1", '{"role": "regular"}'), ("no port", "{}")):
         await put(link, name, value)
-    async with followed(make_source("redis", Reach(link))) as heard:
+    async with followed(make_source("redis", RedisAccess(link))) as heard:
         await heard.names({A: Role.DECODE})
         await put(link, "d:1", '{"role": "decode"}')
         await heard.names({A: Role.DECODE, "d:1": Role.DECODE})
@@ -126,7 +126,7 @@ async def test_an_entry_that_cannot_be_read_is_left_out_and_told_once(
 async def test_addresses_whose_entry_has_gone_are_taken_out_of_the_set(link: RedisLink) -> None:
     await link.call("SADD", "kvrouter:engines", A)
     await put(link, B, '{"role": "decode"}')
-    async with followed(make_source("redis", Reach(link))) as heard:
+    async with followed(make_source("redis", RedisAccess(link))) as heard:
         await heard.names({B: Role.DECODE})
         await members(link, B)
 
@@ -139,7 +139,7 @@ async def members(link: RedisLink, *addresses: str) -> None:
 
 
 async def test_an_entry_that_is_not_renewed_goes_after_its_time(link: RedisLink) -> None:
-    async with followed(make_source("redis", Reach(link))) as heard:
+    async with followed(make_source("redis", RedisAccess(link))) as heard:
         await put(link, A, '{"role": "decode", "ttl_s": 0.5}')
         await heard.names({A: Role.DECODE})
         await link.call("DEL", f"kvrouter:engine:{A}")
@@ -148,7 +148,7 @@ async def test_an_entry_that_is_not_renewed_goes_after_its_time(link: RedisLink)
 
 async def test_a_redis_that_is_named_wrongly_is_told_once(tmp_path: Path) -> None:
     link = RedisLink("redis://127.0.0.1:1/0")
-    async with followed(make_source("redis", Reach(link))) as heard:
+    async with followed(make_source("redis", RedisAccess(link))) as heard:
         said = {await heard.complains()}
         words = heard.words
         await heard.until(lambda: heard.words > words + 3)
@@ -205,7 +205,7 @@ async def test_register_keeps_an_engine_and_says_goodbye(
 
 
 async def says_goodbye(link: RedisLink, engine: FakeEngine, child: Child) -> None:
-    async with followed(make_source("redis", Reach(link))) as heard:
+    async with followed(make_source("redis", RedisAccess(link))) as heard:
         await heard.names({engine.address: Role.DECODE})
         ttl_ms = await link.call("PTTL", f"kvrouter:engine:{engine.address}")
         assert 0 < ttl_ms <= 2000
@@ -244,7 +244,7 @@ async def test_register_puts_an_engine_in_again_when_redis_has_lost_all(
 
 
 async def survives(redis: RedisServer, link: RedisLink, engine: FakeEngine) -> None:
-    async with followed(make_source("redis", Reach(link))) as heard:
+    async with followed(make_source("redis", RedisAccess(link))) as heard:
         await heard.names({engine.address: Role.DECODE})
         said: list[object] = []
         note(heard, said)
@@ -280,7 +280,7 @@ async def test_register_trusts_engines_behind_https_by_their_ca(
     try:
         # The plain address, which the fixture gives too, never answers: it is behind TLS.
         await sidecar(engine).start("--decode", url, "--engine-ca-file", authority.ca_file)
-        async with followed(make_source("redis", Reach(link))) as heard:
+        async with followed(make_source("redis", RedisAccess(link))) as heard:
             await heard.names({url: Role.DECODE})
     finally:
         await engine.stop()
@@ -291,7 +291,7 @@ async def test_register_that_is_killed_leaves_its_entry_to_expire(
 ) -> None:
     async with engines(1) as (engine,):
         child = await sidecar(engine).start()
-        async with followed(make_source("redis", Reach(link))) as heard:
+        async with followed(make_source("redis", RedisAccess(link))) as heard:
             await heard.names({engine.address: Role.DECODE})
             os.kill(child.pid, signal.SIGKILL)
             await heard.names({})

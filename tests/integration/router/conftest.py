@@ -92,7 +92,7 @@ async def site() -> AsyncIterator[Open]:
         await each.http.close()
         await each.app.close()
         assert each.app.metrics.running == 0
-        assert all(e.requests == e.tokens == e.computing == 0 for e in each.app.pool.all())
+        assert all(e.requests == e.tokens == e.computing_tokens == 0 for e in each.app.pool.all())
     for context in held:
         await context.__aexit__(None, None, None)
 

@@ -14,8 +14,8 @@ from tests.integration.router.test_passthrough import offer, saying
 from kvrouter.app.settings import RouterSettings
 from kvrouter.credentials.tls import Trust, server_context
 from kvrouter.engines.engine import Engine, Role
-from kvrouter.engines.pool import Pool
-from kvrouter.membership.asking import Asker
+from kvrouter.engines.pool import EnginePool
+from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.options.addresses import bare_address, parse_address
 
 
@@ -114,7 +114,7 @@ async def test_the_doctor_goes_by_https_too(authority: Authority) -> None:
     secured(authority, [made])
     await made.start()
     engine = Engine(made.address, Role.DECODE, tls=True)
-    async with Asker(trust=Trust(authority.ca_file)) as asker:
+    async with ProbeClient(trust=Trust(authority.ca_file)) as asker:
         assert b'"m"' in (await asker.ask(engine, "/v1/models", None, 20)).body
     await made.stop()
 
@@ -128,7 +128,7 @@ def test_an_engine_has_one_name_however_it_is_reached() -> None:
     )
     assert settings.engines == {"https://a:1": Role.BOTH, "a:2": Role.PREFILL}
     assert settings.bootstrap_ports == {"a:1": 9}
-    pool = Pool()
+    pool = EnginePool()
     engine = pool.add(parse_address("HTTPS://A:1/"), Role.DECODE)
     assert (engine.address, engine.url, engine.tls) == ("a:1", "https://a:1", True)
     assert pool.find("a:1") is pool.find("https://a:1") is engine

@@ -16,8 +16,8 @@ from kvrouter.app.reload import follow
 from kvrouter.credentials.caller_keys import file_line, new_key
 from kvrouter.credentials.engine_keys import WorkerKeys
 from kvrouter.engines.engine import Engine, Role
-from kvrouter.membership.asking import Asker
 from kvrouter.membership.detect import ProbeFailed
+from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.openai.endpoints import ENDPOINTS
 from kvrouter.telemetry.request_log import RequestLog
 
@@ -392,8 +392,8 @@ async def test_the_doctor_shows_engines_their_key_too() -> None:
     async with engines(1) as [made]:
         made.key = "W"
         engine = Engine(made.address, Role.DECODE)
-        async with Asker(WorkerKeys({made.address: "W"})) as asker:
+        async with ProbeClient(WorkerKeys({made.address: "W"})) as asker:
             assert b'"m"' in (await asker.ask(engine, "/v1/models", None, 20)).body
-        async with Asker() as asker:
+        async with ProbeClient() as asker:
             with pytest.raises(ProbeFailed, match="401"):
                 await asker.ask(engine, "/v1/models", None, 20)

@@ -220,7 +220,7 @@ async def test_a_decode_engine_computes_prompts_itself_up_to_the_threshold_at_a_
     here.decode[0].mode = "held"
     first = asyncio.create_task(here.post(text(prompt=[7] * 50, stream=True)))
     await here.decode[0].next_began()
-    assert [e.computing for e in here.app.pool.engines(Role.DECODE)] == [50]
+    assert [e.computing_tokens for e in here.app.pool.engines(Role.DECODE)] == [50]
     second = asyncio.create_task(here.post(text(prompt=[8] * 50)))
     assert (await here.prefill[0].next_began())["prompt"] == [8] * 50
     here.decode[0].go.set()
@@ -236,7 +236,7 @@ async def test_a_prompt_is_computed_when_the_answer_begins_however_it_ends(
     here = await site(prefill_threshold=60, request_timeout_s=0.2)
     here.decode[0].mode = mode
     assert (await here.post(text(prompt=[7] * 50, stream=True)))[0] == 200
-    assert [e.computing for e in here.app.pool.engines(Role.DECODE)] == [0]
+    assert [e.computing_tokens for e in here.app.pool.engines(Role.DECODE)] == [0]
 
 
 async def test_prompts_of_one_burst_that_begin_alike_go_to_one_prefill_engine(

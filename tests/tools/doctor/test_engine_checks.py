@@ -8,7 +8,7 @@ import pytest
 
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.families import FAMILIES
-from kvrouter.membership.asking import Answered, Asker
+from kvrouter.membership.probe_client import ProbeClient, ProbeResponse
 from kvrouter.tools.doctor.base import Finding, Host, Once, SetUp
 from kvrouter.tools.doctor.engine_facts import EngineFacts, lead_s, read_cache_config
 from kvrouter.tools.doctor.engines import odd_ones
@@ -31,7 +31,9 @@ def engine(address: str, role: Role, family: str = "store", **told: Any) -> Engi
 async def found(check: str, *engines: EngineFacts, **settings: Any) -> list[Finding]:
     """What one check says of these engines."""
     router = DoctorSettings(**settings)
-    setup = SetUp(router, Host(Path("/nowhere")), {n: f() for n, f in FAMILIES.items()}, Asker(), 1)
+    setup = SetUp(
+        router, Host(Path("/nowhere")), {n: f() for n, f in FAMILIES.items()}, ProbeClient(), 1
+    )
     for each in engines:
 
         async def learn(facts: EngineFacts = each) -> EngineFacts:
@@ -97,7 +99,9 @@ async def test_a_full_dev_shm_matters_where_engines_run() -> None:
         async def learn(facts: EngineFacts = facts) -> EngineFacts:
             return facts
 
-        setup = SetUp(DoctorSettings(), Full(), {}, Asker(), 1, engines={address: Once(learn)})
+        setup = SetUp(
+            DoctorSettings(), Full(), {}, ProbeClient(), 1, engines={address: Once(learn)}
+        )
         assert len([found async for found in examine(setup)]) == findings, address
 
 
@@ -109,7 +113,7 @@ def test_a_clock_is_wrong_only_where_no_moment_of_the_answer_explains_its_date(
     since_s: float, until_s: float, ahead_s: float
 ) -> None:
     """A `Date` is cut to whole seconds, and an answer may take long."""
-    answer = Answered(b"", {"date": formatdate(1000, usegmt=True)})
+    answer = ProbeResponse(b"", {"date": formatdate(1000, usegmt=True)})
     assert lead_s(answer, since_s, until_s) == ahead_s
 
 
@@ -124,7 +128,7 @@ def test_the_odd_ones_are_those_that_differ_from_the_most() -> None:
 async def test_an_engine_that_only_embeds_is_not_held_to_what_engines_share(check: str) -> None:
     given: dict[str, Any] = {"manifest": "ab" * 32, "version": "0.32.0"}
     generating = [engine("a:1", Role.PREFILL, **given), engine("b:1", Role.DECODE, **given)]
-    identity = Identity(("e",), family="store", pairs=False, generates=False, version="0.31.0")
+    identity = Identity(("e",), family="store", can_split=False, generates=False, version="0.31.0")
     config = {"enable_prefix_caching": "False", "cache_dtype": "fp8"}
     embeds = EngineFacts(Engine("c:1", Role.DECODE, identity=identity), cache_config=config)
     for each in generating:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvrouter.membership.asking import Asker
+from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.tools.doctor.base import Finding, Host, Once, SetUp
 from kvrouter.tools.doctor.registry import CHECKS
 from kvrouter.tools.doctor.settings import DoctorSettings
@@ -22,7 +22,7 @@ async def found(check: str, root: Path = Path("/nowhere"), **told: Any) -> list[
     async def learn() -> StoreFacts:
         return StoreFacts(URL, **told)
 
-    setup = SetUp(DoctorSettings(store=URL), Host(root), {}, Asker(), 1.0, store=Once(learn))
+    setup = SetUp(DoctorSettings(store=URL), Host(root), {}, ProbeClient(), 1.0, store=Once(learn))
     (examine,) = (each.examine for each in CHECKS if each.name == check)
     return [found async for found in examine(setup)]
 

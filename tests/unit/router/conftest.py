@@ -6,7 +6,7 @@ import pytest
 from tests.fakes.event_loops import pytest_asyncio_loop_factories
 
 from kvrouter.engines.engine import Engine, Identity, Role
-from kvrouter.engines.pool import Pool
+from kvrouter.engines.pool import EnginePool
 
 __all__ = ["Clock", "clock", "joined", "pytest_asyncio_loop_factories"]
 
@@ -28,7 +28,7 @@ def clock() -> Clock:
 
 
 def joined(
-    pool: Pool,
+    pool: EnginePool,
     address: str,
     role: Role,
     *,

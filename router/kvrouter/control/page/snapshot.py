@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kvrouter.control.page.board import Board
     from kvrouter.control.page.tiers import StoreWatch
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.telemetry.metrics import Metrics
 
 TICK_S: Final = 1.0
@@ -61,7 +61,7 @@ class Sources:
         policy: its name.
     """
 
-    pool: Pool
+    pool: EnginePool
     metrics: Metrics
     board: Board
     condition: Callable[[], tuple[str, list[str]]]

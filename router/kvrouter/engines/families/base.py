@@ -13,11 +13,11 @@ from kvrouter.engines.families.splice import pick, splice
 
 if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.families.table import Table
+    from kvrouter.engines.families.table import ParameterTable
     from kvrouter.openai.request import Request
 
 
-class Order(StrEnum):
+class LegOrder(StrEnum):
     """In which order the legs of a request go, and how KV gets from the one to the other."""
 
     STORE = "store"  # prefill, its KV lands in the store, decode: KV may be lost, never wrong
@@ -26,7 +26,7 @@ class Order(StrEnum):
     SINGLE = "single"  # decode alone
 
 
-FETCHED_ONCE: Final = frozenset({Order.HANDED, Order.CONCURRENT})
+FETCHED_ONCE: Final = frozenset({LegOrder.HANDED, LegOrder.CONCURRENT})
 """Where one prefill leg serves one decode leg of one sample."""
 
 
@@ -72,7 +72,7 @@ class Handoff:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """Where and as what the engines of one attempt at two concurrent legs find each other.
 
     Made anew for every attempt: a second use would mix up two requests, or crash schedulers.
@@ -87,7 +87,7 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class PendingKv:
     """KV that is on its way into the store while the decode leg is sent already.
 
     Attributes:
@@ -108,23 +108,23 @@ class Family:
 
     name: ClassVar[str]
     """As in `--kv-connector`."""
-    parameters: ClassVar[Table]
+    parameters: ClassVar[ParameterTable]
     """What each leg does with each parameter; rewriting follows it."""
-    order: ClassVar[Order]
+    order: ClassVar[LegOrder]
     health_path: ClassVar[str] = "/health"
     """What a GET answers 200 while the engine is well."""
     lease_s: ClassVar[float] = 0.0
     """How long a prefill engine keeps KV for a decode leg that does not come; 0: not at all."""
-    own_ids: ClassVar[bool] = False
+    unique_request_ids: ClassVar[bool] = False
     """Whether engines match the legs of a hand-over by `x-request-id`: then no other has theirs."""
-    ranks_by_priority: ClassVar[bool] = False
+    schedules_by_priority: ClassVar[bool] = False
     """Whether engines may be told to begin with the lowest `priority`."""
-    answers_alone: ClassVar[bool] = False
-    """Whether engines can be kept from using KV that others computed: see `alone_body`."""
-    seeds_differ: ClassVar[bool] = True
+    can_isolate: ClassVar[bool] = False
+    """Whether engines can be kept from using KV that others computed: see `isolated_body`."""
+    varies_seeds: ClassVar[bool] = True
     """Whether an engine that draws several samples of one prompt gives sample i the seed + i."""
 
-    def single_leg(self, request: Request) -> str | None:
+    def unsplittable(self, request: Request) -> str | None:
         """Why `request` must not be split in two legs (e.g. "echo"), or None if it may."""
         return None
 
@@ -132,7 +132,7 @@ class Family:
         """Whether its block hashes follow from its token ids, cache salt and adapter alone."""
         return False
 
-    def samples_alone(self, request: Request) -> bool:
+    def needs_legs_per_sample(self, request: Request) -> bool:
         """Whether each of the `request.n` samples needs legs of its own.
 
         False where an engine draws all of them from one prompt that it holds or loads. True where
@@ -141,9 +141,9 @@ class Family:
         Raises:
             ApiError: 400: the engine would refuse so many, but would not see that there are.
         """
-        return self.order in FETCHED_ONCE and self.single_leg(request) is None
+        return self.order in FETCHED_ONCE and self.unsplittable(request) is None
 
-    def names_tokens(self, request: Request) -> bool:
+    def reports_tokens(self, request: Request) -> bool:
         """Whether engines that stream an answer to `request` name the tokens of its events.
 
         Only where another engine can be given those beside the prompt.
@@ -160,7 +160,7 @@ class Family:
         *,
         prompt_ids: bytes | None = None,
         want_ids: bool = False,
-        meeting: Meeting | None = None,
+        rendezvous: Rendezvous | None = None,
         priority: int | None = None,
     ) -> bytes:
         """Body of the prefill leg.
@@ -169,14 +169,14 @@ class Family:
             request: as parsed, with its original bytes.
             prompt_ids: JSON array of token ids to send in place of a text prompt.
             want_ids: ask the engine to return the prompt's token ids.
-            meeting: what the legs share, where they are concurrent.
-            priority: of the leg among others, where `ranks_by_priority`; None: the client's.
+            rendezvous: what the legs share, where they are concurrent.
+            priority: of the leg among others, where `schedules_by_priority`; None: the client's.
         """
         table, given = self.parameters, request.spans.keys()
         changes: dict[str, bytes | None] = dict.fromkeys(table.left_out_on_prefill & given)
         changes.update(table.set_on_prefill)
-        if meeting is not None:
-            changes.update(meeting.prefill)
+        if rendezvous is not None:
+            changes.update(rendezvous.prefill)
         return splice(request.body, request.spans, changes)
 
     def decode_body(
@@ -185,8 +185,8 @@ class Family:
         handoff: Handoff | None,
         *,
         prompt_ids: bytes | None = None,
-        coming: Coming | None = None,
-        meeting: Meeting | None = None,
+        pending: PendingKv | None = None,
+        rendezvous: Rendezvous | None = None,
         want_ids: bool = False,
     ) -> bytes:
         """Body of the decode leg.
@@ -196,18 +196,18 @@ class Family:
             handoff: from the prefill leg's answer; None where there was no such leg.
             prompt_ids: JSON array of token ids to send in place of a text prompt; by default
                 those of the hand-off.
-            coming: KV for which the engine is to wait.
-            meeting: what the legs share, where they are concurrent.
+            pending: KV for which the engine is to wait.
+            rendezvous: what the legs share, where they are concurrent.
             want_ids: ask the engine to name the tokens of each event, where it can.
         """
         changes: dict[str, bytes | None] = dict.fromkeys(self.parameters.own & request.spans.keys())
-        if want_ids and self.names_tokens(request):
+        if want_ids and self.reports_tokens(request):
             changes["return_token_ids"] = b"true"
-        if meeting is not None:
-            changes.update(meeting.decode)
+        if rendezvous is not None:
+            changes.update(rendezvous.decode)
         return splice(request.body, request.spans, changes) if changes else request.body
 
-    def alone_body(self, request: Request, *, salt: bytes, prompt_ids: bytes | None) -> bytes:
+    def isolated_body(self, request: Request, *, salt: bytes, prompt_ids: bytes | None) -> bytes:
         """Body of the same request, whole, whose prompt the engine computes all by itself.
 
         Args:
@@ -215,12 +215,12 @@ class Family:
             salt: raw JSON of a `cache_salt` that no other request has.
             prompt_ids: JSON array of token ids to send in place of a text prompt.
 
-        Only where `answers_alone`.
+        Only where `can_isolate`.
         """
         raise NotImplementedError
 
-    def meet(self, prefill: Engine) -> Meeting:
-        """A new meeting at `prefill`, or at the rank that it is; only where legs are concurrent.
+    def new_rendezvous(self, prefill: Engine) -> Rendezvous:
+        """A new rendezvous at `prefill` (a server or a rank); only where legs are concurrent.
 
         Raises:
             LookupError: the engine has not told where it is met.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import orjson
 
-from kvrouter.engines.families.base import Meeting, Order
+from kvrouter.engines.families.base import LegOrder, Rendezvous
 from kvrouter.engines.families.vllm import TRANSFER, Vllm
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ class Mooncake(Vllm):
     """Engines of vLLM with MooncakeConnector."""
 
     name: ClassVar[str] = "mooncake"
-    order: ClassVar[Order] = Order.CONCURRENT
+    order: ClassVar[LegOrder] = LegOrder.CONCURRENT
     lease_s: ClassVar[float] = 480.0
 
     def __init__(self) -> None:
         self._prefix = token_hex(8)
         self._numbers = count()
 
-    def meet(self, prefill: Engine) -> Meeting:
+    def new_rendezvous(self, prefill: Engine) -> Rendezvous:
         """A transfer of its own, on the data-parallel rank that `prefill` is."""
         bootstrap = prefill.identity.bootstrap if prefill.identity else None
         rank = prefill.rank or 0
@@ -46,4 +46,4 @@ class Mooncake(Vllm):
             "remote_engine_id": bootstrap.engine_ids[rank],
             "transfer_id": transfer_id,
         }
-        return Meeting({TRANSFER: orjson.dumps(sends)}, {TRANSFER: orjson.dumps(takes)})
+        return Rendezvous({TRANSFER: orjson.dumps(sends)}, {TRANSFER: orjson.dumps(takes)})

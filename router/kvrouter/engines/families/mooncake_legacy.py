@@ -21,7 +21,7 @@ class MooncakeLegacy(Nixl):
     name: ClassVar[str] = "mooncake-legacy"
     lease_s: ClassVar[float] = 120.0
     """480 s in vLLM, 120 s in Mooncake's wheel (VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT)."""
-    own_ids: ClassVar[bool] = True
+    unique_request_ids: ClassVar[bool] = True
 
     def release_body(self, model: str, params: bytes) -> bytes | None:
         """None: these versions forget the parameters of a request that they refuse."""

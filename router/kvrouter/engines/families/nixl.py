@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 import orjson
 
-from kvrouter.engines.families.base import Handoff, Order
+from kvrouter.engines.families.base import Handoff, LegOrder
 from kvrouter.engines.families.vllm import TRANSFER, Vllm
 
 PREFILL: Final = (
@@ -24,7 +24,7 @@ class Nixl(Vllm):
     """Engines of vLLM with NixlConnector."""
 
     name: ClassVar[str] = "nixl"
-    order: ClassVar[Order] = Order.HANDED
+    order: ClassVar[LegOrder] = LegOrder.HANDED
     asks: ClassVar[bytes | None] = PREFILL
     lease_s: ClassVar[float] = 30.0
 

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from kvrouter.engines.families.base import Family, Order
+from kvrouter.engines.families.base import Family, LegOrder
 from kvrouter.engines.families.parameters import VLLM
 
 if TYPE_CHECKING:
-    from kvrouter.engines.families.table import Table
+    from kvrouter.engines.families.table import ParameterTable
 
 
 class OpenAiServer(Family):
     """Servers of which nothing is known but OpenAI's API, which has no token ids."""
 
     name: ClassVar[str] = "openai"
-    parameters: ClassVar[Table] = VLLM
-    order: ClassVar[Order] = Order.SINGLE
+    parameters: ClassVar[ParameterTable] = VLLM
+    order: ClassVar[LegOrder] = LegOrder.SINGLE
     health_path: ClassVar[str] = "/v1/models"

@@ -17,11 +17,11 @@ from kvrouter.engines.families.table import (
     COMPLETION,
     WHERE_NEGATIVE,
     Condition,
-    Fate,
     Parameter,
+    ParameterTable,
     Served,
-    Table,
     Tokenize,
+    Treatment,
 )
 from kvrouter.openai.request import MAX_SALT_CHARACTERS
 
@@ -40,7 +40,7 @@ def _kept(*names: str) -> tuple[Parameter, ...]:
 
 
 def _dropped(*names: str, why: str) -> tuple[Parameter, ...]:
-    return tuple(Parameter(name, prefill=Fate.DROPPED, why=why) for name in names)
+    return tuple(Parameter(name, prefill=Treatment.DROPPED, why=why) for name in names)
 
 
 def _alone(*names: str, why: str) -> tuple[Parameter, ...]:
@@ -59,7 +59,9 @@ def _untold(*names: str) -> tuple[Parameter, ...]:
 
 def _steering(*names: str) -> tuple[Parameter, ...]:
     why = "it steers transfers: a client's would name another request's KV"
-    return tuple(Parameter(name, prefill=Fate.OWN, decode=Fate.OWN, why=why) for name in names)
+    return tuple(
+        Parameter(name, prefill=Treatment.OWN, decode=Treatment.OWN, why=why) for name in names
+    )
 
 
 _WHOLE = "the whole prompt has to be computed where it is decoded"
@@ -121,12 +123,12 @@ PROMPT: Final = (
 )
 
 LENGTH: Final = (
-    Parameter("max_tokens", prefill=Fate.SET, value=b"1"),
-    Parameter("max_completion_tokens", CHAT, prefill=Fate.SET_IF_GIVEN, value=b"1"),
+    Parameter("max_tokens", prefill=Treatment.SET, value=b"1"),
+    Parameter("max_completion_tokens", CHAT, prefill=Treatment.SET_IF_GIVEN, value=b"1"),
     *_dropped("min_tokens", why="it would exceed `max_tokens`"),
     Parameter(
         "ignore_eos",
-        prefill=Fate.SET,
+        prefill=Treatment.SET,
         value=b"true",
         why="an end mark as first token would end the leg as stopped, without KV",
     ),
@@ -141,7 +143,7 @@ CHOICES: Final = (
     Parameter(
         "best_of",
         COMPLETION,
-        prefill=Fate.DROPPED,
+        prefill=Treatment.DROPPED,
         why="engines do not choose among samples: vLLM and SGLang heed `n` alone",
     ),
     *_alone("use_beam_search", why=_WHOLE),
@@ -177,12 +179,12 @@ SAMPLING: Final = (
 )
 
 ANSWER: Final = (
-    Parameter("stream", prefill=Fate.SET, value=b"false"),
+    Parameter("stream", prefill=Treatment.SET, value=b"false"),
     *_dropped("stream_options", why="refused without `stream`"),
     *_kept("stream_interval"),
     Parameter("echo", served=Served.ALONE, tokenize=Tokenize.BARS, why=f"{_WHOLE}, from its text"),
     *_dropped("logprobs", "logprob_token_ids", why="the leg's token is thrown away"),
-    Parameter("top_logprobs", CHAT, prefill=Fate.DROPPED, why="refused without `logprobs`"),
+    Parameter("top_logprobs", CHAT, prefill=Treatment.DROPPED, why="refused without `logprobs`"),
     *_alone("prompt_logprobs", why=_WHOLE),
     *_dropped("return_token_ids", why="on the prefill leg where the router needs them"),
     Parameter(
@@ -224,21 +226,23 @@ TRANSFER: Final = (
     ),
 )
 
-VLLM: Final = Table((*PROMPT, *LENGTH, *CHOICES, *SAMPLING, *ANSWER, *IDENTITY, *TRANSFER))
+VLLM: Final = ParameterTable((*PROMPT, *LENGTH, *CHOICES, *SAMPLING, *ANSWER, *IDENTITY, *TRANSFER))
 """What engines of the vLLM family are told."""
 
 
 def _same(row: Parameter) -> Parameter:
     """The same where both legs get the client's own words."""
     served = Served.SPLIT if row.served is Served.ALONE else row.served
-    if row.prefill in (Fate.KEPT, Fate.OWN) and served is row.served:
+    if row.prefill in (Treatment.KEPT, Treatment.OWN) and served is row.served:
         return row
-    return replace(row, prefill=Fate.KEPT, value=b"", served=served, why="")
+    return replace(row, prefill=Treatment.KEPT, value=b"", served=served, why="")
 
 
-SGLANG: Final = Table(map(_same, VLLM.rows.values())).changed(
-    Parameter("stream", prefill=Fate.SET, value=b"false", why="a failed leg has a status then"),
-    Parameter("stream_options", prefill=Fate.DROPPED, why="refused without `stream`"),
+SGLANG: Final = ParameterTable(map(_same, VLLM.rows.values())).changed(
+    Parameter(
+        "stream", prefill=Treatment.SET, value=b"false", why="a failed leg has a status then"
+    ),
+    Parameter("stream_options", prefill=Treatment.DROPPED, why="refused without `stream`"),
     Parameter(
         "echo",
         tokenize=Tokenize.BARS,

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import orjson
 
-from kvrouter.engines.families.base import BadAnswer, Family, Handoff, Meeting, Order
+from kvrouter.engines.families.base import BadAnswer, Family, Handoff, LegOrder, Rendezvous
 from kvrouter.engines.families.parameters import SGLANG
 
 if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.families.table import Table
+    from kvrouter.engines.families.table import ParameterTable
     from kvrouter.openai.request import Request
 
 ROOM_BITS: Final = 63
@@ -53,25 +53,25 @@ class Sglang(Family):
     """Engines of SGLang, disaggregated or whole."""
 
     name: ClassVar[str] = "sglang"
-    parameters: ClassVar[Table] = SGLANG
-    order: ClassVar[Order] = Order.CONCURRENT
-    seeds_differ: ClassVar[bool] = False  # srt/managers/io_struct.py: sampling_params * n
+    parameters: ClassVar[ParameterTable] = SGLANG
+    order: ClassVar[LegOrder] = LegOrder.CONCURRENT
+    varies_seeds: ClassVar[bool] = False  # srt/managers/io_struct.py: sampling_params * n
 
     def __init__(self) -> None:
         self._rooms: dict[int, Rooms] = {}
 
-    def single_leg(self, request: Request) -> str | None:
+    def unsplittable(self, request: Request) -> str | None:
         """Logprobs of the prompt: the engine that decodes has not computed it."""
         echo = request.raw("echo")
         if echo == b"true" and request.raw("logprobs") is not None:
             return "echo"
         return None
 
-    def names_tokens(self, request: Request) -> bool:
+    def reports_tokens(self, request: Request) -> bool:
         """Completions; a chat that streams is refused with `return_token_ids` (serving_chat.py)."""
         return request.kind == "completion"
 
-    def meet(self, prefill: Engine) -> Meeting:
+    def new_rendezvous(self, prefill: Engine) -> Rendezvous:
         """A new room at the engine's bootstrap server, of the data-parallel rank that it is.
 
         The room says the rank as engines find it by themselves (`follow_bootstrap_room`), and
@@ -91,7 +91,7 @@ class Sglang(Family):
         }
         if prefill.rank is not None:
             members["disagg_prefill_dp_rank"] = b"%d" % prefill.rank
-        return Meeting(members, members)
+        return Rendezvous(members, members)
 
     def read_prefill_answer(self, body: bytes) -> Handoff:
         """Its usage; the KV has gone to the decode engine by then."""

@@ -1,7 +1,7 @@
 """What each leg does with each parameter of a request: the form of the table, and its questions.
 
 The rows stand in `parameters.py`; a family that differs states its differences with
-`Table.changed`. Pure data: nothing here sends or rewrites.
+`ParameterTable.changed`. Pure data: nothing here sends or rewrites.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHAT: Final[frozenset[Kind]] = frozenset(("chat",))
 _UNSET: Final = (b"null", b"false", b"[]", b'""')
 
 
-class Fate(StrEnum):
+class Treatment(StrEnum):
     """What becomes of a member on one leg."""
 
     KEPT = "kept"
@@ -84,9 +84,9 @@ class Parameter:
 
     name: str
     kinds: frozenset[Kind] = BOTH
-    prefill: Fate = Fate.KEPT
+    prefill: Treatment = Treatment.KEPT
     value: bytes = b""
-    decode: Fate = Fate.KEPT
+    decode: Treatment = Treatment.KEPT
     served: Served = Served.SPLIT
     when: Condition = WHERE_SET
     tokenize: Tokenize = Tokenize.NOTHING
@@ -94,7 +94,7 @@ class Parameter:
     why: str = ""
 
 
-class Table:
+class ParameterTable:
     """The rows of one family, and what its rewriting asks of them. Immutable.
 
     Args:
@@ -112,10 +112,12 @@ class Table:
     def __init__(self, rows: Iterable[Parameter]) -> None:
         table = {row.name: row for row in rows}
         self.rows: Mapping[str, Parameter] = MappingProxyType(table)
-        self.set_on_prefill: Mapping[str, bytes] = self._values(Fate.SET)
-        self.set_if_given: Mapping[str, bytes] = self._values(Fate.SET_IF_GIVEN)
-        self.left_out_on_prefill = self._named(lambda row: row.prefill in (Fate.DROPPED, Fate.OWN))
-        self.own = self._named(lambda row: Fate.OWN in (row.prefill, row.decode))
+        self.set_on_prefill: Mapping[str, bytes] = self._values(Treatment.SET)
+        self.set_if_given: Mapping[str, bytes] = self._values(Treatment.SET_IF_GIVEN)
+        self.left_out_on_prefill = self._named(
+            lambda row: row.prefill in (Treatment.DROPPED, Treatment.OWN)
+        )
+        self.own = self._named(lambda row: Treatment.OWN in (row.prefill, row.decode))
         self.tokenized: Mapping[Kind, frozenset[str]] = {
             kind: self._tokenized(kind) for kind in ("completion", "chat")
         }
@@ -123,9 +125,9 @@ class Table:
         self._refused = self._named(lambda row: row.served is Served.REFUSED)
         self._untold = self._named(lambda row: row.tokenize is Tokenize.BARS)
 
-    def changed(self, *rows: Parameter) -> Table:
+    def changed(self, *rows: Parameter) -> ParameterTable:
         """The same table with these rows in place of those of their names, or added."""
-        return Table({**self.rows, **{row.name: row for row in rows}}.values())
+        return ParameterTable({**self.rows, **{row.name: row for row in rows}}.values())
 
     def alone(self, request: Request) -> str | None:
         """The first parameter for which `request` must be served by one leg, None if none."""
@@ -161,7 +163,7 @@ class Table:
     def _named(self, chosen: Callable[[Parameter], bool]) -> frozenset[str]:
         return frozenset(name for name, row in self.rows.items() if chosen(row))
 
-    def _values(self, fate: Fate) -> Mapping[str, bytes]:
+    def _values(self, fate: Treatment) -> Mapping[str, bytes]:
         return MappingProxyType(
             {name: row.value for name, row in self.rows.items() if row.prefill is fate}
         )

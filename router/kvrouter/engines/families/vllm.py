@@ -11,14 +11,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import orjson
 
 from kvrouter._native import find_token_ids
-from kvrouter.engines.families.base import BadAnswer, Coming, Family, Handoff, Meeting, Order
+from kvrouter.engines.families.base import (
+    BadAnswer,
+    Family,
+    Handoff,
+    LegOrder,
+    PendingKv,
+    Rendezvous,
+)
 from kvrouter.engines.families.parameters import VLLM
 from kvrouter.engines.families.splice import splice
 from kvrouter.errors import bad_request
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
-    from kvrouter.engines.families.table import Table
+    from kvrouter.engines.families.table import ParameterTable
     from kvrouter.openai.request import Request
 
 MEDIA: Final = (b'"image', b'"input_audio"', b'"audio_', b'"video', b'"input_image"')
@@ -34,32 +41,32 @@ class Vllm(Family):
     """Engines of vLLM whose connector needs no word of a request to find its KV."""
 
     name: ClassVar[str] = "store"
-    parameters: ClassVar[Table] = VLLM
-    order: ClassVar[Order] = Order.STORE
-    seeds_differ: ClassVar[bool] = True  # vllm/v1/engine/parallel_sampling.py
-    ranks_by_priority: ClassVar[bool] = True
-    answers_alone: ClassVar[bool] = True
+    parameters: ClassVar[ParameterTable] = VLLM
+    order: ClassVar[LegOrder] = LegOrder.STORE
+    varies_seeds: ClassVar[bool] = True  # vllm/v1/engine/parallel_sampling.py
+    schedules_by_priority: ClassVar[bool] = True
+    can_isolate: ClassVar[bool] = True
     asks: ClassVar[bytes | None] = None
     """`kv_transfer_params` of every prefill leg."""
 
-    def single_leg(self, request: Request) -> str | None:
+    def unsplittable(self, request: Request) -> str | None:
         """The first parameter of the request that the table has decoded alone."""
         return self.parameters.alone(request)
 
-    def samples_alone(self, request: Request) -> bool:
+    def needs_legs_per_sample(self, request: Request) -> bool:
         """Where engines hand over themselves: the first sample that has fetched it frees it.
 
         Raises:
             ApiError: 400, as vLLM says it: temperature 0 leaves no choice.
         """
-        if not super().samples_alone(request):
+        if not super().needs_legs_per_sample(request):
             return False
         temperature = orjson.loads(request.raw("temperature") or b"1")
         if isinstance(temperature, int | float) and temperature < GREEDY_BELOW:
             raise bad_request(f"n must be 1 when using greedy sampling, got {request.n}.")
         return True
 
-    def names_tokens(self, request: Request) -> bool:
+    def reports_tokens(self, request: Request) -> bool:
         """Completions and chats; ids stand in for the messages of a chat where there is no media.
 
         vllm/renderers/online_renderer.py (`_reused_prompt_token_ids`), from 0.32 on: older engines
@@ -80,7 +87,7 @@ class Vllm(Family):
         *,
         prompt_ids: bytes | None = None,
         want_ids: bool = False,
-        meeting: Meeting | None = None,
+        rendezvous: Rendezvous | None = None,
         priority: int | None = None,
     ) -> bytes:
         """One token of the client's request, which ends by nothing but its length."""
@@ -94,7 +101,7 @@ class Vllm(Family):
             changes["return_token_ids"] = b"true"
         if priority is not None:
             changes["priority"] = b"%d" % priority
-        transfer = self.asks if meeting is None else meeting.prefill[TRANSFER]
+        transfer = self.asks if rendezvous is None else rendezvous.prefill[TRANSFER]
         self._put_ids(request, changes, prompt_ids, transfer)
         return splice(request.body, spans, changes)
 
@@ -104,16 +111,16 @@ class Vllm(Family):
         handoff: Handoff | None,
         *,
         prompt_ids: bytes | None = None,
-        coming: Coming | None = None,
-        meeting: Meeting | None = None,
+        pending: PendingKv | None = None,
+        rendezvous: Rendezvous | None = None,
         want_ids: bool = False,
     ) -> bytes:
         """The client's bytes themselves, where nothing is to be said of a transfer."""
         transfer = handoff.transfer_params if handoff else None
-        if meeting is not None:
-            transfer = meeting.decode[TRANSFER]
-        if coming is not None:
-            told = {"coming_blocks": coming.blocks, "wait_s": coming.wait_s}
+        if rendezvous is not None:
+            transfer = rendezvous.decode[TRANSFER]
+        if pending is not None:
+            told = {"coming_blocks": pending.blocks, "wait_s": pending.wait_s}
             transfer = orjson.dumps({"kvstore": told})
         if prompt_ids is None and handoff is not None:
             prompt_ids = handoff.prompt_token_ids
@@ -126,7 +133,7 @@ class Vllm(Family):
         self._put_ids(request, changes, prompt_ids, transfer)
         return splice(request.body, request.spans, changes)
 
-    def alone_body(self, request: Request, *, salt: bytes, prompt_ids: bytes | None) -> bytes:
+    def isolated_body(self, request: Request, *, salt: bytes, prompt_ids: bytes | None) -> bytes:
         """A salt makes its blocks others: neither the engine's cache nor any connector has them.
 
         vllm/v1/core/kv_cache_utils.py counts `cache_salt` into the first block's hash.

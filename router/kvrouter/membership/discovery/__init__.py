@@ -9,12 +9,12 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.membership.discovery.base import Reach
+from kvrouter.membership.discovery.base import RedisAccess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvrouter.membership.discovery.base import Source
+    from kvrouter.membership.discovery.base import EngineSource
 
 SOURCES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -27,7 +27,7 @@ SOURCES: Final[Mapping[str, str]] = MappingProxyType(
 """Every kind of source by the scheme of its URL; a new one is one line here. Imported when used."""
 
 
-def make_source(text: str, reach: Reach | None = None) -> Source:
+def make_source(text: str, reach: RedisAccess | None = None) -> EngineSource:
     """The source that `--discovery TEXT` names; reads nothing yet.
 
     Args:
@@ -44,5 +44,5 @@ def make_source(text: str, reach: Reach | None = None) -> Source:
             f"no discovery by {scheme}://: give a file's path, `redis`, or one of {known}"
         )
     module, _, name = SOURCES[scheme].partition(":")
-    made: Source = getattr(import_module(module), name)(text, reach or Reach())
+    made: EngineSource = getattr(import_module(module), name)(text, reach or RedisAccess())
     return made

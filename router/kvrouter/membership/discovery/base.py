@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class RedisAccess:
     """What of the router's a source may use; the router owns it.
 
     Attributes:
@@ -57,7 +57,7 @@ class Listener(Protocol):
         """
 
 
-class Source(Protocol):
+class EngineSource(Protocol):
     """Where engines come from.
 
     Attributes:

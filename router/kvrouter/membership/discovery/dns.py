@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dns.asyncresolver import Resolver
     from dns.resolver import Answer
 
-    from kvrouter.membership.discovery.base import Listener, Reach
+    from kvrouter.membership.discovery.base import Listener, RedisAccess
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class DnsSource:
         ValueError: it is none, or dnspython is not there.
     """
 
-    def __init__(self, text: str, reach: Reach | None = None) -> None:
+    def __init__(self, text: str, reach: RedisAccess | None = None) -> None:
         del reach
         parts = urlsplit(text)
         options = _options(text, parts.query)

@@ -22,7 +22,7 @@ from kvrouter.options.bounded_yaml import TooMuch, bounded_root
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvrouter.membership.discovery.base import Listener, Members, Reach
+    from kvrouter.membership.discovery.base import Listener, Members, RedisAccess
 
 LOOK_S: Final = 0.5
 """Between two looks at the file; what two in a row find the same is read."""
@@ -47,7 +47,9 @@ class FileSource:
         ValueError: `text` names no file.
     """
 
-    def __init__(self, text: str, reach: Reach | None = None, *, look_s: float = LOOK_S) -> None:
+    def __init__(
+        self, text: str, reach: RedisAccess | None = None, *, look_s: float = LOOK_S
+    ) -> None:
         del reach
         self.path = _path(text)
         self.name = f"file:{self.path}"

@@ -13,7 +13,7 @@ from kvrouter.telemetry.metrics import Reading
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from kvrouter.membership.discovery.base import Source
+    from kvrouter.membership.discovery.base import EngineSource
     from kvrouter.membership.discovery.merge import Voice
     from kvrouter.membership.fleet import Fleet
     from kvrouter.telemetry.metrics import Row
@@ -33,7 +33,7 @@ class Discovery:
         sources: where engines come from; each is followed until `close`.
     """
 
-    def __init__(self, fleet: Fleet, sources: Iterable[Source]) -> None:
+    def __init__(self, fleet: Fleet, sources: Iterable[EngineSource]) -> None:
         self.membership = Membership(fleet)
         self._sources = tuple(sources)
         self._tasks: list[asyncio.Task[None]] = []
@@ -70,7 +70,7 @@ class Discovery:
             ["source"],
         )
 
-    async def _follow(self, source: Source, voice: Voice) -> None:
+    async def _follow(self, source: EngineSource, voice: Voice) -> None:
         while True:
             try:
                 await source.follow(voice)

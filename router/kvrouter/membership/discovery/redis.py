@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from kvrouter.engines.engine import Role
-from kvrouter.membership.discovery.base import MAX_MEMBERS, Reach
+from kvrouter.membership.discovery.base import MAX_MEMBERS, RedisAccess
 from kvrouter.options.addresses import parse_address
 from kvrouter.redis.connection import RedisRefused, RedisUnavailable
 
@@ -76,7 +76,7 @@ class EntryNames:
         return f"{self.prefix}:engine:{address}"
 
 
-class Kept:
+class EntryGrace:
     """Entries outlast Redis's forgetting them. A synchronous state machine.
 
     One that is gone without a goodbye is kept for its time to live once more, counted only while
@@ -124,7 +124,7 @@ class RedisSource:
     """
 
     def __init__(
-        self, text: str, reach: Reach, *, clock: Callable[[], float] = time.monotonic
+        self, text: str, reach: RedisAccess, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         if text != "redis":
             raise ValueError("discovery by Redis is --discovery redis; --redis URL says which one")
@@ -139,7 +139,7 @@ class RedisSource:
         link = self._link
         if link is None:
             raise RuntimeError("the source was made without a link to Redis")
-        look, kept, problem = asyncio.Event(), Kept(), ""
+        look, kept, problem = asyncio.Event(), EntryGrace(), ""
         listening = asyncio.create_task(
             link.listen([self._names.news], lambda channel, message: look.set(), look.set),
             name="discovery redis news",

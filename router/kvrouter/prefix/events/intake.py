@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.prefix.events.tracker import CacheTracker
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class EventIntake:
         OSError: the address cannot be bound.
     """
 
-    def __init__(self, settings: EventSettings, tracker: CacheTracker, pool: Pool) -> None:
+    def __init__(self, settings: EventSettings, tracker: CacheTracker, pool: EnginePool) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._replayer: Replayer | None = None
         self._connector: EventConnector | None = None
@@ -60,7 +60,7 @@ class EventIntake:
             if settings.kv_events_bind is not None:
                 endpoint = settings.kv_events_bind
                 self.subscriber = EventSubscriber(endpoint, tracker, self._context)
-                pool.when_joined(self.subscriber.engine_joined)
+                pool.on_join(self.subscriber.engine_joined)
         except OSError:
             self._context.destroy(linger=0)
             raise
@@ -69,7 +69,7 @@ class EventIntake:
             tracker.replay_with(self._replayer)
         if settings.kv_events_ports:
             self._connector = EventConnector(self._context, settings.kv_events_ports, tracker)
-            pool.when_joined(self._connector.engine_joined)
+            pool.on_join(self._connector.engine_joined)
 
     def forget(self, engine: Engine) -> None:
         """`engine` will not come back."""

@@ -69,10 +69,10 @@ def decide(
         choose: picks the prefill engine from a sequence that is not empty.
     """
     missing = missing_tokens(inputs, decode)
-    if decode.identity is None or decode.identity.alone:
+    if decode.identity is None or decode.identity.can_serve_whole:
         if not inputs.split:
             return Plan(None, decode, missing, "not splittable")
-        if not missing or decode.computing + missing <= inputs.prefill_threshold:
+        if not missing or decode.computing_tokens + missing <= inputs.prefill_threshold:
             return Plan(None, decode, missing, "little missing")
     if not inputs.prefill:
         return Plan(None, decode, missing, "no prefill engine")
@@ -85,7 +85,7 @@ def decide(
 
 def _why_alone(inputs: RouteInputs, decode: Engine) -> str:
     identity = decode.identity
-    if identity is not None and (identity.refusal is not None or not identity.pairs):
+    if identity is not None and (identity.refusal is not None or not identity.can_split):
         return "shares no KV"
     if all(engine.family != decode.family for engine in inputs.prefill):
         return "families differ"

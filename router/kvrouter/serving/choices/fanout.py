@@ -82,10 +82,10 @@ class Fanout:
         Raises:
             ApiError: 400: a prompt is wrong.
         """
-        alone = self._orchestrator.samples_alone(request, model) if request.n > 1 else None
+        alone = self._orchestrator.needs_legs_per_sample(request, model) if request.n > 1 else None
         if alone is None:
             return split(request, alone=False)
-        return split(request, alone=True, seeds_differ=alone.seeds_differ)
+        return split(request, alone=True, varies_seeds=alone.varies_seeds)
 
     async def serve(self, context: RequestContext, model: str, shares: list[Share]) -> None:
         """Take every share through its legs and answer the client. Nothing runs on afterwards.

@@ -35,13 +35,13 @@ class Share:
     counts_prompt: bool = True
 
 
-def split(request: Request, *, alone: bool, seeds_differ: bool = True) -> list[Share]:
+def split(request: Request, *, alone: bool, varies_seeds: bool = True) -> list[Share]:
     """The shares of `request`, in the order of their choices.
 
     Args:
         request: as parsed, with its original bytes.
         alone: each sample is a share. Otherwise the engine samples `n` times from one prompt.
-        seeds_differ: the seed of a sample alone is advanced by its number.
+        varies_seeds: the seed of a sample alone is advanced by its number.
 
     Raises:
         ApiError: 400: a prompt is wrong.
@@ -53,7 +53,7 @@ def split(request: Request, *, alone: bool, seeds_differ: bool = True) -> list[S
     choices = request.n // len(samples)
     return [
         Share(
-            _part(request, prompt, alone=alone, advance=sample if seeds_differ else 0),
+            _part(request, prompt, alone=alone, advance=sample if varies_seeds else 0),
             index * choices,
             sample == 0,
         )

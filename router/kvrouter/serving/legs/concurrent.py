@@ -1,7 +1,7 @@
 """Two legs at once: engines that find each other by themselves, once both have their request.
 
 Neither may be left waiting for the other: where one fails before the client has seen anything, the
-other is withdrawn, and both are asked anew, with a new meeting.
+other is withdrawn, and both are asked anew, with a new rendezvous.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from kvrouter.engines.compatibility import elsewhere
+from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.engines.engine import Role
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.http.failure import Failure
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from kvrouter.admission.waiting import EngineWait
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.families.base import Meeting
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.families.base import Rendezvous
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.routing.plan import Plan, RouteInputs
     from kvrouter.routing.policies.base import Policy
     from kvrouter.serving.legs.leg import Legs
@@ -36,7 +36,7 @@ class LegRunner(Protocol):
     """Does one leg of a pair on an engine; cancelling ends it there."""
 
     def __call__(
-        self, context: RequestContext, engine: Engine, *, meeting: Meeting
+        self, context: RequestContext, engine: Engine, *, rendezvous: Rendezvous
     ) -> Coroutine[None, None, None]:
         """The leg of `context` on `engine`."""
 
@@ -53,7 +53,12 @@ class ConcurrentLegs:
     """
 
     def __init__(
-        self, pool: Pool, policy: Policy, legs: Legs, releases: Releases, engine_wait: EngineWait
+        self,
+        pool: EnginePool,
+        policy: Policy,
+        legs: Legs,
+        releases: Releases,
+        engine_wait: EngineWait,
     ) -> None:
         self._pool = pool
         self._policy = policy
@@ -91,12 +96,12 @@ class ConcurrentLegs:
             context.route.plan, context.route.handoff = plan, None
             if plan.prefill is None:
                 return inputs if _alone(plan.decode) else _no_prefill()
-            meeting = self._meet(context, plan.decode, plan.prefill)
+            rendezvous = self._meet(context, plan.decode, plan.prefill)
             try:
                 await both(
                     context,
-                    prefill(context, plan.prefill, meeting=meeting),
-                    decode(context, plan.decode, meeting=meeting),
+                    prefill(context, plan.prefill, rendezvous=rendezvous),
+                    decode(context, plan.decode, rendezvous=rendezvous),
                 )
                 context.held.pinned = None
                 return None
@@ -114,12 +119,12 @@ class ConcurrentLegs:
             return _no_prefill()
         raise decode_error(failed)
 
-    def _meet(self, context: RequestContext, decode: Engine, prefill: Engine) -> Meeting:
+    def _meet(self, context: RequestContext, decode: Engine, prefill: Engine) -> Rendezvous:
         family = self._legs.family(decode)
-        meeting = family.meet(prefill)
+        rendezvous = family.new_rendezvous(prefill)
         if family.lease_s:  # from now on: who cuts the leg off does not hear whether it was done
-            context.held.pinned = pinned(meeting.decode["kv_transfer_params"], family.lease_s)
-        return meeting
+            context.held.pinned = pinned(rendezvous.decode["kv_transfer_params"], family.lease_s)
+        return rendezvous
 
     def _ready(self, model: str, inputs: RouteInputs, tried: Tried) -> RouteInputs | None:
         """The engines that can be asked now; None where they cannot do it."""
@@ -137,7 +142,7 @@ class ConcurrentLegs:
         plan, request = context.route.plan, context.request
         if inputs.split or plan is None or request is None or _alone(plan.decode):
             return
-        name = self._legs.family(plan.decode).single_leg(request)
+        name = self._legs.family(plan.decode).unsplittable(request)
         raise bad_request(f"`{name}` is not served by engines that only decode.", name)
 
 
@@ -159,11 +164,13 @@ class Tried:
         """Those that have not failed; of these, if there are any, those that were not silent."""
         left = [e for e in engines if (e, e.joins) not in self._failed]
         left = [e for e in left if (e, e.joins) not in self._silent] or left
-        return elsewhere(left, (engine for engine, _ in self._failed)) if self._failed else left
+        return (
+            on_other_servers(left, (engine for engine, _ in self._failed)) if self._failed else left
+        )
 
 
 def _alone(engine: Engine) -> bool:
-    return engine.identity is None or engine.identity.alone
+    return engine.identity is None or engine.identity.can_serve_whole
 
 
 def _together(plan: Plan) -> bool:

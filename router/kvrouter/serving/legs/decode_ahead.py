@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from kvrouter.engines.engine import Role
-from kvrouter.engines.families.base import Coming
+from kvrouter.engines.families.base import PendingKv
 from kvrouter.http.failure import Failure
 from kvrouter.routing.plan import usable_blocks
 from kvrouter.serving.legs.leg import LegFailed
@@ -53,7 +53,7 @@ class DecodeAhead:
         self._answer_s = answer_s
         self._metrics = metrics
 
-    def announce(self, context: RequestContext) -> Coming | None:
+    def announce(self, context: RequestContext) -> PendingKv | None:
         """What a decode leg sent now can be told to wait for; None where it goes after the landing.
 
         Only of an engine that needs what the prefill engine makes and that says it waits: any other
@@ -72,12 +72,14 @@ class DecodeAhead:
         hashes = self._landing_waiter.known_hashes(context)
         usable = usable_blocks(request.prompt_tokens, identity.block_tokens or 0)
         blocks = min(usable, len(hashes) // HASH_BYTES)
-        return Coming(blocks, self._answer_s + self._landing_waiter.timeout_s) if blocks else None
+        return (
+            PendingKv(blocks, self._answer_s + self._landing_waiter.timeout_s) if blocks else None
+        )
 
     async def serve(
         self,
         context: RequestContext,
-        coming: Coming,
+        pending: PendingKv,
         prefill: Coroutine[None, None, None],
         decode: Callable[[], Awaitable[None]],
     ) -> bool:
@@ -89,11 +91,11 @@ class DecodeAhead:
             LegFailed: the decode engine is to blame, and `prefill` has ended well.
             ApiError, Refused: either leg's.
         """
-        self._landing_waiter.watch(context, coming)
+        self._landing_waiter.watch(context, pending)
         first = asyncio.create_task(prefill, name="prefill leg")
-        ahead = asyncio.create_task(self._send(context, coming, decode), name="decode leg")
+        ahead = asyncio.create_task(self._send(context, pending, decode), name="decode leg")
         try:
-            await self._decided(context, coming, first, ahead)
+            await self._decided(context, pending, first, ahead)
             if not ahead.done():
                 self._metrics.ahead["withdrawn"] += 1
                 await _ended(ahead)
@@ -115,7 +117,7 @@ class DecodeAhead:
     async def _decided(
         self,
         context: RequestContext,
-        coming: Coming,
+        pending: PendingKv,
         first: asyncio.Task[None],
         ahead: asyncio.Task[bool],
     ) -> None:
@@ -128,7 +130,7 @@ class DecodeAhead:
         assert watch is not None
         await asyncio.wait(
             {watch.task, first, ahead},
-            timeout=coming.wait_s,
+            timeout=pending.wait_s,
             return_when=asyncio.FIRST_COMPLETED,
         )
         if not ahead.done() and watch.landed and not context.timing.first_s:
@@ -146,11 +148,11 @@ class DecodeAhead:
         return self._legs.failed(context.route.plan.decode, Role.DECODE, Failure.TIMEOUT, message)
 
     async def _send(
-        self, context: RequestContext, coming: Coming, decode: Callable[[], Awaitable[None]]
+        self, context: RequestContext, pending: PendingKv, decode: Callable[[], Awaitable[None]]
     ) -> bool:
         """The decode leg, when its time has come; False where it was not sent."""
         if self._chunk_blocks and not await self._landing_waiter.begins(
-            context, coming, self._chunk_blocks
+            context, pending, self._chunk_blocks
         ):
             return False
         watch = context.route.watch

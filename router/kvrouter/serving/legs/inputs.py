@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine, HashDomain, Identity
     from kvrouter.openai.request import Request
     from kvrouter.prefix.events.tracker import CacheTracker
-    from kvrouter.prefix.expected import Expected
     from kvrouter.prefix.hash_cache import HashCache
+    from kvrouter.prefix.in_flight import InFlightPrefixes
     from kvrouter.prefix.index import PrefixIndex
     from kvrouter.prefix.store_view import StoreView
     from kvrouter.prefix.tokenize import TokenSource
@@ -52,7 +52,7 @@ class InputsBuilder:
         tokens: TokenSource,
         chains: HashCache,
         index: PrefixIndex,
-        expected: Expected,
+        expected: InFlightPrefixes,
         tracker: CacheTracker | None,
         store: StoreView | None,
         needs_hashes: bool,
@@ -105,7 +105,7 @@ class InputsBuilder:
             guesses=guesses,
             store_blocks=prompt.stored or _NOTHING,
             prefill_threshold=self.prefill_threshold,
-            split=family.single_leg(request) is None,
+            split=family.unsplittable(request) is None,
             model=model,
         )
 
@@ -150,10 +150,10 @@ class InputsBuilder:
         self, hashes: bytes, matches: Mapping[Engine, int], guesses: Mapping[Engine, int]
     ) -> Mapping[Engine, int]:
         """What engines are believed to hold, or will when their legs have ended, beyond matches."""
-        coming = self._expected.match(hashes)
-        if not coming:
+        pending = self._expected.match(hashes)
+        if not pending:
             return guesses
-        more = {e: n for e, n in coming.items() if n > max(matches.get(e, 0), guesses.get(e, 0))}
+        more = {e: n for e, n in pending.items() if n > max(matches.get(e, 0), guesses.get(e, 0))}
         return {**guesses, **more} if more else guesses
 
     def computed(self, engine: Engine, hashes: bytes | None) -> None:

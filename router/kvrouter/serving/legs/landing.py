@@ -15,7 +15,7 @@ from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.families.base import Coming, Handoff
+    from kvrouter.engines.families.base import Handoff, PendingKv
     from kvrouter.prefix.hash_cache import HashCache
     from kvrouter.prefix.store_view import StoreView
     from kvrouter.serving.request.context import RequestContext
@@ -92,32 +92,32 @@ class LandingWaiter:
         """The chain of the prompt before any leg has answered; empty where its ids are unknown."""
         return self._hashes(context, None)
 
-    def watch(self, context: RequestContext, coming: Coming) -> None:
+    def watch(self, context: RequestContext, pending: PendingKv) -> None:
         """Await in the background what a decode leg was told is coming, and lease it.
 
         `land` then awaits the same; `unwatch` must end it.
         """
         assert context.route.plan is not None
         manifest = context.route.plan.decode.manifest or ""
-        wait = self._wait(context, manifest, coming.blocks, coming.wait_s)
+        wait = self._wait(context, manifest, pending.blocks, pending.wait_s)
         task = asyncio.create_task(wait, name="landing")
-        context.route.watch = AwaitedLanding(manifest, coming.blocks, task)
+        context.route.watch = AwaitedLanding(manifest, pending.blocks, task)
 
     def unwatch(self, context: RequestContext) -> None:
         """Give up what `watch` began, if it has not ended; a lease stays the context's."""
         if context.route.watch is not None:
             context.route.watch.task.cancel()
 
-    async def begins(self, context: RequestContext, coming: Coming, blocks: int) -> bool:
+    async def begins(self, context: RequestContext, pending: PendingKv, blocks: int) -> bool:
         """Wait for the first `blocks` that the store did not hold; whether they landed."""
         assert self._store is not None
         assert context.route.plan is not None
         manifest, hashes = context.route.plan.decode.manifest or "", context.prompt.hashes or b""
         held = context.prompt.stored.get(manifest, 0) if context.prompt.stored else 0
-        first, upto = max(0, held - 1), min(held + blocks, coming.blocks)
+        first, upto = max(0, held - 1), min(held + blocks, pending.blocks)
         chain = hashes[first * HASH_BYTES : upto * HASH_BYTES]
         landing = await self._store.wait(
-            manifest, chain, max(0, upto - first), coming.wait_s, lease=False
+            manifest, chain, max(0, upto - first), pending.wait_s, lease=False
         )
         return landing.outcome is LandingOutcome.LANDED
 

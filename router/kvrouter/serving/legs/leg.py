@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from kvrouter.credentials.engine_keys import WorkerKeys
     from kvrouter.credentials.tls import Trust
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.families.base import Coming, Family, Handoff, Meeting
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.families.base import Family, Handoff, PendingKv, Rendezvous
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.http.deadlines import DeadlineTimer
     from kvrouter.openai.request import Kind, Request
     from kvrouter.telemetry.metrics import Metrics
@@ -131,7 +131,7 @@ class Legs:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: EnginePool,
         families: Mapping[str, Family],
         watch: DeadlineTimer,
         deadlines: Deadlines,
@@ -162,7 +162,7 @@ class Legs:
         *,
         prompt_ids: bytes | None,
         want_ids: bool,
-        meeting: Meeting | None = None,
+        rendezvous: Rendezvous | None = None,
         priority: int | None = None,
     ) -> Handoff:
         """Do the prefill leg on `engine`; cancelling closes its connection, which ends it there.
@@ -173,9 +173,13 @@ class Legs:
         """
         family = self.family(engine)
         body = family.prefill_body(
-            request, prompt_ids=prompt_ids, want_ids=want_ids, meeting=meeting, priority=priority
+            request,
+            prompt_ids=prompt_ids,
+            want_ids=want_ids,
+            rendezvous=rendezvous,
+            priority=priority,
         )
-        if family.own_ids:
+        if family.unique_request_ids:
             fields = with_own_id(fields)
         path = PATHS[request.kind]
         answer = await self._ask(engine, Role.PREFILL, path, fields, body, self.deadlines)
@@ -189,7 +193,7 @@ class Legs:
         except BadAnswer as error:
             raise self.failed(engine, Role.PREFILL, Failure.ANSWER, str(error)) from None
         self._pool.succeeded(engine)
-        if family.own_ids:
+        if family.unique_request_ids:
             handoff.fields = fields
         return handoff
 
@@ -201,14 +205,14 @@ class Legs:
         handoff: Handoff | None,
         *,
         prompt_ids: bytes | None,
-        coming: Coming | None = None,
-        meeting: Meeting | None = None,
+        pending: PendingKv | None = None,
+        rendezvous: Rendezvous | None = None,
         want_ids: bool = False,
     ) -> EngineResponse:
         """Begin the decode leg: the answer's body has begun, or is there whole if not a stream.
 
-        The caller must take the answer to its end or close it. With `coming` the engine has as much
-        longer for the first byte as it may have to wait for that.
+        The caller must take the answer to its end or close it. With `pending` the engine has as
+        much longer for the first byte as it may have to wait for that.
 
         Raises:
             LegFailed: the engine is to blame, and the client has seen nothing of its answer.
@@ -218,13 +222,13 @@ class Legs:
             request,
             handoff,
             prompt_ids=prompt_ids,
-            coming=coming,
-            meeting=meeting,
+            pending=pending,
+            rendezvous=rendezvous,
             want_ids=want_ids,
         )
         deadlines = self.deadlines
-        if coming is not None:
-            first_byte_s = deadlines.first_byte_s + coming.wait_s
+        if pending is not None:
+            first_byte_s = deadlines.first_byte_s + pending.wait_s
             deadlines = replace(deadlines, first_byte_s=first_byte_s)
         if handoff is not None and handoff.fields is not None:
             fields = with_context(handoff.fields, fields)

@@ -10,13 +10,13 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.engines.compatibility import elsewhere, partners
+from kvrouter.engines.compatibility import on_other_servers, partners
 from kvrouter.engines.engine import Role
-from kvrouter.engines.families.base import Order
+from kvrouter.engines.families.base import LegOrder
 from kvrouter.errors import ApiError
 from kvrouter.http.failure import Failure
-from kvrouter.routing.places import Places
 from kvrouter.routing.plan import loaders, without
+from kvrouter.routing.reservations import LegReservations
 from kvrouter.serving.legs.concurrent import ConcurrentLegs
 from kvrouter.serving.legs.leg import MAX_ATTEMPTS, NOT_TAKEN, LegFailed, Refused, decode_error
 from kvrouter.serving.legs.release import pinned, spent
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from kvrouter.admission.recompute_budget import RecomputeBudget
     from kvrouter.admission.waiting import EngineWait
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.families.base import Coming, Family, Meeting
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.families.base import Family, PendingKv, Rendezvous
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.http.client.pool import EngineResponse
     from kvrouter.openai.request import Request
-    from kvrouter.prefix.expected import Expected
+    from kvrouter.prefix.in_flight import InFlightPrefixes
     from kvrouter.routing.plan import Plan, RouteInputs
     from kvrouter.routing.policies.base import Policy
-    from kvrouter.routing.prefill_priority import Priorities
+    from kvrouter.routing.prefill_priority import PrefillPriorities
     from kvrouter.serving.legs.decode_ahead import DecodeAhead
     from kvrouter.serving.legs.inputs import InputsBuilder
     from kvrouter.serving.legs.landing import LandingWaiter
@@ -73,7 +73,7 @@ class Orchestrator:
     def __init__(
         self,
         *,
-        pool: Pool,
+        pool: EnginePool,
         policy: Policy,
         inputs_builder: InputsBuilder,
         legs: Legs,
@@ -82,8 +82,8 @@ class Orchestrator:
         budget: RecomputeBudget,
         engine_wait: EngineWait,
         releases: Releases,
-        priorities: Priorities,
-        expected: Expected,
+        priorities: PrefillPriorities,
+        expected: InFlightPrefixes,
         metrics: Metrics,
     ) -> None:
         self._pool = pool
@@ -100,15 +100,15 @@ class Orchestrator:
         self._expected = expected
         self._metrics = metrics
 
-    def samples_alone(self, request: Request, model: str) -> Family | None:
+    def needs_legs_per_sample(self, request: Request, model: str) -> Family | None:
         """The family of engines that may decode `request` and take one sample per hand-over."""
         families = (self._legs.family(e) for e in self._pool.engines(Role.DECODE, model))
-        return next((family for family in families if family.samples_alone(request)), None)
+        return next((family for family in families if family.needs_legs_per_sample(request)), None)
 
-    def names_tokens(self, request: Request, model: str) -> bool:
+    def reports_tokens(self, request: Request, model: str) -> bool:
         """Whether some engine that may decode `request` can name the tokens of its stream."""
         engines = self._pool.engines(Role.DECODE, model)
-        return any(self._legs.family(engine).names_tokens(request) for engine in engines)
+        return any(self._legs.family(engine).reports_tokens(request) for engine in engines)
 
     async def run(self, context: RequestContext, model: str) -> None:
         """Take the prompt of `context.request` from its plan to the end of its answer.
@@ -131,26 +131,26 @@ class Orchestrator:
         note_plan(context, inputs, self._metrics)
         places = self._reserve(context, plan)
         try:
-            if self._legs.family(plan.decode).order is Order.CONCURRENT:
+            if self._legs.family(plan.decode).order is LegOrder.CONCURRENT:
                 await self._at_once(context, model, inputs)
                 return
-            coming = self._ahead.announce(context)
-            if plan.prefill is not None and coming is None:
+            pending = self._ahead.announce(context)
+            if plan.prefill is not None and pending is None:
                 await self.prefill(context, plan.prefill, inputs)
                 self._rebind(context, model, inputs)
-            elif coming is None:
+            elif pending is None:
                 self._compute_alone(context, plan)
-            await self.decode(context, model, context.route.plan.decode, inputs, coming)
+            await self.decode(context, model, context.route.plan.decode, inputs, pending)
         finally:
             places.release()
             if context.held.pinned is not None:
                 self._releases.begin(context, model)
 
-    def _reserve(self, context: RequestContext, plan: Plan) -> Places:
+    def _reserve(self, context: RequestContext, plan: Plan) -> LegReservations:
         """Count the legs of `plan` on their engines: prompts planned meanwhile see the load."""
         places = context.route.places
         if places is None:
-            places = context.route.places = Places(
+            places = context.route.places = LegReservations(
                 self._pool, self._expected, context.prompt.hashes
             )
         if plan.prefill is not None:
@@ -170,7 +170,7 @@ class Orchestrator:
         assert plan is not None
         assert plan.prefill is not None
         assert places is not None
-        if handoff is None or self._legs.family(plan.decode).order is not Order.STORE:
+        if handoff is None or self._legs.family(plan.decode).order is not LegOrder.STORE:
             return
         if not self._landing_waiter.loadable_anywhere(context):
             return
@@ -221,7 +221,7 @@ class Orchestrator:
                 if context.provided:
                     return
                 left = [e for e in inputs.prefill if e not in tried and e.identity is not None]
-                others = elsewhere(left, tried)
+                others = on_other_servers(left, tried)
                 again = bool(others) and len(tried) < MAX_ATTEMPTS
                 context.outcome.error = str(failed)
                 if not (again and failed.failure is Failure.REFUSED):
@@ -254,7 +254,7 @@ class Orchestrator:
             self._recompute(context, missing)
 
     async def _prefill_leg(
-        self, context: RequestContext, engine: Engine, meeting: Meeting | None = None
+        self, context: RequestContext, engine: Engine, rendezvous: Rendezvous | None = None
     ) -> None:
         request, plan, places = context.request, context.route.plan, context.route.places
         assert request is not None
@@ -269,10 +269,12 @@ class Orchestrator:
             context.route.handoff = await self._legs.prefill(
                 engine,
                 request,
-                fields if meeting is None else without_rank(fields),
+                fields if rendezvous is None else without_rank(fields),
                 prompt_ids=context.prompt.ids,
-                want_ids=meeting is None and request.ids is None and context.prompt.tokens is None,
-                meeting=meeting,
+                want_ids=rendezvous is None
+                and request.ids is None
+                and context.prompt.tokens is None,
+                rendezvous=rendezvous,
                 priority=priority,
             )
         finally:
@@ -291,17 +293,17 @@ class Orchestrator:
         model: str,
         engine: Engine,
         inputs: RouteInputs,
-        coming: Coming | None,
+        pending: PendingKv | None,
     ) -> None:
         """The decode leg, on another engine as long as the client has seen nothing of it.
 
-        With `coming` the prefill leg is still to be done: the first engine gets both at once.
+        With `pending` the prefill leg is still to be done: the first engine gets both at once.
         """
         tried: list[tuple[Engine, int]] = []
         while True:
             tried.append((engine, engine.joins))
             try:
-                if coming is None or not await self._both(context, engine, coming, inputs):
+                if pending is None or not await self._both(context, engine, pending, inputs):
                     await self._decode_on(context, engine)
                 return
             except LegFailed as failed:
@@ -312,7 +314,7 @@ class Orchestrator:
                 if not others:
                     raise decode_error(failed) from None
                 taken = failed.failure not in NOT_TAKEN
-            inputs, coming = without(inputs, decode=others, prefill=()), None
+            inputs, pending = without(inputs, decode=others, prefill=()), None
             engine = self._policy.plan(inputs).decode
             handoff = context.route.handoff
             handed = handoff is not None and handoff.transfer_params is not None
@@ -350,32 +352,32 @@ class Orchestrator:
             return [
                 e
                 for e in ready
-                if (e, e.joins) not in tried and (e.identity is None or e.identity.alone)
+                if (e, e.joins) not in tried and (e.identity is None or e.identity.can_serve_whole)
             ]
 
         others, ready = look(), self._pool.engines(Role.DECODE, model)
         if others:
-            return elsewhere(others, (engine for engine, _ in tried))
+            return on_other_servers(others, (engine for engine, _ in tried))
         if ready:
             again = failed.failure is Failure.BROKEN and failed.engine in ready
             return [failed.engine] if again else []
         return await self._engine_wait.until(look)
 
     def _both(
-        self, context: RequestContext, engine: Engine, coming: Coming, inputs: RouteInputs
+        self, context: RequestContext, engine: Engine, pending: PendingKv, inputs: RouteInputs
     ) -> Awaitable[bool]:
         assert context.route.plan is not None
         assert context.route.plan.prefill is not None
         prefill = self.prefill(context, context.route.plan.prefill, inputs)
-        decode = partial(self._decode_on, context, engine, coming)
-        return self._ahead.serve(context, coming, prefill, decode)
+        decode = partial(self._decode_on, context, engine, pending)
+        return self._ahead.serve(context, pending, prefill, decode)
 
     async def _decode_on(
         self,
         context: RequestContext,
         engine: Engine,
-        coming: Coming | None = None,
-        meeting: Meeting | None = None,
+        pending: PendingKv | None = None,
+        rendezvous: Rendezvous | None = None,
     ) -> None:
         request, places = context.request, context.route.places
         assert request is not None
@@ -394,9 +396,9 @@ class Orchestrator:
                 fields,
                 context.route.handoff,
                 prompt_ids=context.prompt.ids,
-                coming=coming,
-                meeting=meeting,
-                want_ids=context.names_tokens,
+                pending=pending,
+                rendezvous=rendezvous,
+                want_ids=context.reports_tokens,
             )
             context.held.pinned = None
             if request.stream:

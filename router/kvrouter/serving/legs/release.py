@@ -16,7 +16,7 @@ from kvrouter.serving.request.context import Pinned
 
 if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.pool import Pool
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.serving.legs.leg import Legs
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics
@@ -38,7 +38,7 @@ class Releases:
         metrics: counts what became of them.
     """
 
-    def __init__(self, pool: Pool, legs: Legs, metrics: Metrics) -> None:
+    def __init__(self, pool: EnginePool, legs: Legs, metrics: Metrics) -> None:
         self._pool = pool
         self._legs = legs
         self._metrics = metrics

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.request import Request
     from kvrouter.prefix.store_view import HeldLease, LandingResult
-    from kvrouter.prefix.tokenize import Tokens
-    from kvrouter.routing.places import Places
+    from kvrouter.prefix.tokenize import PromptTokens
     from kvrouter.routing.plan import Plan
+    from kvrouter.routing.reservations import LegReservations
     from kvrouter.telemetry.tracing.trace import Attributes, Span, Trace
 
 
@@ -87,7 +87,7 @@ class PromptFacts:
         stored: leading blocks that the store held, by manifest; None where it was not asked.
     """
 
-    tokens: Tokens | None = None
+    tokens: PromptTokens | None = None
     domain: HashDomain | None = None
     hashable: bool = False
     adapter: tuple[str, str] | None = None
@@ -118,7 +118,7 @@ class Route:
     """
 
     plan: Plan | None = None
-    places: Places | None = None
+    places: LegReservations | None = None
     handoff: Handoff | None = None
     watch: AwaitedLanding | None = None
     prefill_engine: str | None = None
@@ -209,7 +209,7 @@ class RequestContext:
         request: its body as parsed; None until it is parsed.
         shares: the contexts of its parts, where it is served in several.
         tells_route: whether the client is told where it ran.
-        names_tokens: whether the decode engine is to name the tokens of a stream's events.
+        reports_tokens: whether the decode engine is to name the tokens of a stream's events.
         trace: what is noted of it, where it is traced.
         queued: whether it waits for its turn.
         tap: what its answer streams through.
@@ -227,7 +227,7 @@ class RequestContext:
     outcome: RequestOutcome = field(default_factory=RequestOutcome)
     shares: list[RequestContext] | None = None
     tells_route: bool = False
-    names_tokens: bool = False
+    reports_tokens: bool = False
     trace: Trace | None = None
     queued: bool = False
     tap: Tap | None = None

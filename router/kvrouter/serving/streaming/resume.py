@@ -20,7 +20,7 @@ from kvrouter.http.failure import Failure
 from kvrouter.openai.request import parse
 from kvrouter.openai.response import tidy_events
 from kvrouter.openai.token_events import Spoken
-from kvrouter.prefix.tokenize import Tokens
+from kvrouter.prefix.tokenize import PromptTokens
 from kvrouter.serving.legs.leg import Refused
 from kvrouter.serving.request.context import RequestContext, Timing
 from kvrouter.serving.streaming.relay import Relay
@@ -128,7 +128,7 @@ class Resumption:
 
     def applies(self, request: Request, model: str) -> bool:
         """Whether a stream that answers `request` can outlive its engine."""
-        return resumable(request) and self._orchestrator.names_tokens(request, model)
+        return resumable(request) and self._orchestrator.reports_tokens(request, model)
 
     async def run(self, context: RequestContext, model: str, spoken: Spoken | None = None) -> None:
         """As `Orchestrator.run`, for a request of which `applies` is true.
@@ -161,7 +161,7 @@ class Resumption:
             StreamBroken: the answer cannot go on; the client has seen part of it.
             ApiError, Refused: no engine can do it; the client has seen nothing of it.
         """
-        context.names_tokens = True
+        context.reports_tokens = True
         leg, resumes = context, 0
         try:
             while (error := await self._leg(context, leg, model)) is not None:
@@ -215,14 +215,16 @@ class Resumption:
         following = RequestContext(
             leg.exchange, leg.sink, leg.request_id, leg.fields, Timing(monotonic())
         )
-        following.names_tokens, following.trace = True, leg.trace
+        following.reports_tokens, following.trace = True, leg.trace
         new = spoken.tokens[spoken.before : spoken.certain]
         prompt = ids[:-1] + b"".join(b",%d" % token for token in new) + b"]"
         if request.kind == "completion":
             changes["prompt"] = prompt
             spoken.go_on()
         else:
-            following.prompt.tokens = Tokens(array("I", orjson.loads(prompt)).tobytes(), prompt)
+            following.prompt.tokens = PromptTokens(
+                array("I", orjson.loads(prompt)).tobytes(), prompt
+            )
             spoken.go_on(prompt)
         following.request = parse(splice(request.body, request.spans, changes), request.kind, 1)
         return following

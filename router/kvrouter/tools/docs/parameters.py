@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.families import FAMILIES
-from kvrouter.engines.families.base import Order
-from kvrouter.engines.families.table import BOTH, WHERE_SET, Fate, Served
+from kvrouter.engines.families.base import LegOrder
+from kvrouter.engines.families.table import BOTH, WHERE_SET, Served, Treatment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -45,7 +45,7 @@ def parameters_page(families: Mapping[str, type[Family]]) -> str:
             told = f" Unknown here: {gone}." if gone else ""
             title += f"\nAs {base_name}, but for these.{told}\n" if shown else ""
             title += "" if shown else f"\nAs {base_name}.{told}\n"
-            if family.order is Order.SINGLE:
+            if family.order is LegOrder.SINGLE:
                 title += "There is no prefill leg: all is decoded alone.\n"
         else:
             first = (name, rows)
@@ -67,7 +67,7 @@ def _cells(row: Parameter) -> tuple[str, ...]:
     served = row.served.value + (f" {row.when.text}" if row.when is not WHERE_SET else "")
     if row.served is Served.SPLIT:
         prefill = f"`{row.value.decode()}`" if row.value else row.prefill.value
-        prefill += " where given" if row.prefill is Fate.SET_IF_GIVEN else ""
+        prefill += " where given" if row.prefill is Treatment.SET_IF_GIVEN else ""
         decode = row.decode.value
     elif row.when is WHERE_SET:
         prefill, decode = "", row.decode.value if row.served is Served.ALONE else ""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from kvrouter.app.settings import RouterSettings
     from kvrouter.engines.families.base import Family
-    from kvrouter.membership.asking import Asker
+    from kvrouter.membership.probe_client import ProbeClient
     from kvrouter.tools.doctor.engine_facts import EngineFacts
     from kvrouter.tools.doctor.sources import Sourced
     from kvrouter.tools.doctor.store_facts import StoreFacts
@@ -155,7 +155,7 @@ class SetUp:
     settings: RouterSettings
     host: Host
     families: Mapping[str, Family]
-    asker: Asker
+    asker: ProbeClient
     deadline_s: float
     sourced: list[Sourced] = field(default_factory=list)
     engines: dict[str, Once[EngineFacts]] = field(default_factory=dict)

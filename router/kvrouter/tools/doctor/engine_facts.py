@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvrouter.engines.engine import Engine
-    from kvrouter.membership.asking import Answered
+    from kvrouter.membership.probe_client import ProbeResponse
     from kvrouter.tools.doctor.base import SetUp
 
 _CACHE_CONFIG: Final = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
@@ -90,7 +90,7 @@ async def _health(setup: SetUp, engine: Engine) -> float | None:
     return lead_s(answer, since_s, setup.host.clock())
 
 
-def lead_s(answer: Answered, since_s: float, until_s: float) -> float | None:
+def lead_s(answer: ProbeResponse, since_s: float, until_s: float) -> float | None:
     """How far the engine's clock is ahead at least, by the `Date` of an answer between these times.
 
     0 where it may be right: a `Date` is cut to whole seconds, and an answer takes its time.

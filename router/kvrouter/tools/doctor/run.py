@@ -15,8 +15,8 @@ from kvrouter.credentials.engine_keys import WorkerKeys
 from kvrouter.credentials.tls import Trust
 from kvrouter.engines.engine import Engine
 from kvrouter.engines.families import FAMILIES
-from kvrouter.membership.asking import Asker
 from kvrouter.membership.discovery.base import both_roles
+from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.options.addresses import SECURE, bare_address
 from kvrouter.tools.doctor.base import GRAVEST_FIRST, Host, Once, SetUp, error
 from kvrouter.tools.doctor.engine_facts import learn_engine
@@ -56,7 +56,7 @@ async def examine(
     """
     begun_s = monotonic()
     keys, trust = WorkerKeys(settings.engine_keys()), Trust(settings.engine_ca_file)
-    async with Asker(keys, trust) as asker:
+    async with ProbeClient(keys, trust) as asker:
         families = {name: family() for name, family in FAMILIES.items()}
         setup = SetUp(settings, host, families, asker, deadline_s)
         setup.sourced = await read_sources(settings)

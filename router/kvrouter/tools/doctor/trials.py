@@ -18,7 +18,7 @@ import orjson
 from kvrouter.canary.verdict import Difference, first_difference, margin, tokens_of
 from kvrouter.engines.compatibility import shares
 from kvrouter.engines.engine import Role
-from kvrouter.engines.families.base import BadAnswer, Handoff, Order
+from kvrouter.engines.families.base import BadAnswer, Handoff, LegOrder
 from kvrouter.membership.detect import ProbeFailed
 from kvrouter.openai.request import parse
 from kvrouter.tools.doctor.store_facts import DEADLINE_S
@@ -111,7 +111,7 @@ async def try_pairs(setup: SetUp) -> list[Trial]:
 
 def _pairs(setup: SetUp, known: list[EngineFacts]) -> Iterator[tuple[EngineFacts, EngineFacts]]:
     """Engines that are to share KV through the store, each at least once where it has a partner."""
-    able = [each for each in known if setup.families[each.engine.family].order is Order.STORE]
+    able = [each for each in known if setup.families[each.engine.family].order is LegOrder.STORE]
     prefill = [each for each in able if each.engine.role.serves(Role.PREFILL)]
     decode = [each for each in able if each.engine.role.serves(Role.DECODE)]
     if prefill and decode and prefill[0] is decode[0]:  # engines of both roles: none with itself

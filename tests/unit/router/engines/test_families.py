@@ -231,7 +231,7 @@ def test_the_prefill_leg_returns_token_ids_only_where_wanted(family: Vllm) -> No
 def test_what_needs_the_whole_prompt_where_it_is_decoded_is_not_split(
     family: Vllm, member: dict[str, Any], reason: str | None
 ) -> None:
-    assert family.single_leg(completion(**member)) == reason
+    assert family.unsplittable(completion(**member)) == reason
 
 
 def test_only_content_that_is_text_is_hashable_from_token_ids(family: Vllm) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.models import ModelNames
-from kvrouter.engines.pool import Pool
+from kvrouter.engines.pool import EnginePool
 from kvrouter.errors import ApiError
 from kvrouter.openai.endpoints import COMPLETIONS
 
@@ -18,11 +18,11 @@ class Fleet:
 
     def __init__(self, only: str | None = None) -> None:
         self.now_s = 0.0
-        self.pool = Pool(lambda: self.now_s)
+        self.pool = EnginePool(lambda: self.now_s)
         self.names = ModelNames(only, KEEP_S, lambda: self.now_s)
-        self.pool.when_joined(self.names.engine_joined)
-        self.pool.when_left(self.names.engine_left)
-        self.pool.when_models_change(self.names.engine_joined)
+        self.pool.on_join(self.names.engine_joined)
+        self.pool.on_leave(self.names.engine_left)
+        self.pool.on_models_change(self.names.engine_joined)
 
     def engine(self, number: int) -> Engine:
         return self.pool.add(f"127.0.0.1:{8000 + number}", Role.DECODE)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kvrouter.engines.families import FAMILIES
-from kvrouter.engines.families.base import Family, Order
+from kvrouter.engines.families.base import Family, LegOrder
 from kvrouter.engines.families.parameters import TRANSFERS, VLLM
-from kvrouter.engines.families.table import Fate, Parameter, Served, Table, Tokenize
+from kvrouter.engines.families.table import Parameter, ParameterTable, Served, Tokenize, Treatment
 from kvrouter.engines.families.vllm import Vllm
 from kvrouter.openai.request import Kind, Request, parse
 from kvrouter.tools.docs.parameters import parameters_page
@@ -61,22 +61,22 @@ def test_each_leg_does_what_the_table_says(
 ) -> None:
     request = request_with(row.name, kind)
     given = json.loads(request.body)[row.name]
-    split = family.order is not Order.SINGLE
+    split = family.order is not LegOrder.SINGLE
     prefill = json.loads(family().prefill_body(request)) if split else {}
     decode = json.loads(family().decode_body(request, None))
     if row.served is Served.REFUSED:
         assert family.parameters.refused(request) == row.name
     elif not split:
         pass
-    elif row.prefill is Fate.KEPT:
+    elif row.prefill is Treatment.KEPT:
         assert prefill[row.name] == given
-    elif row.prefill in (Fate.SET, Fate.SET_IF_GIVEN):
+    elif row.prefill in (Treatment.SET, Treatment.SET_IF_GIVEN):
         assert prefill[row.name] == json.loads(row.value)
-    elif row.prefill is Fate.OWN:
+    elif row.prefill is Treatment.OWN:
         assert prefill.get(row.name) != given
     else:
         assert row.name not in prefill
-    if row.decode is Fate.KEPT:
+    if row.decode is Treatment.KEPT:
         assert decode[row.name] == given
     else:
         assert row.name not in decode
@@ -123,8 +123,8 @@ def test_a_parameter_of_the_other_endpoint_is_passed_through() -> None:
 
 
 def test_a_family_states_what_it_does_otherwise() -> None:
-    stop = replace(VLLM.rows["stop"], prefill=Fate.KEPT)
-    other = VLLM.changed(stop, Parameter("room", prefill=Fate.OWN, decode=Fate.OWN))
+    stop = replace(VLLM.rows["stop"], prefill=Treatment.KEPT)
+    other = VLLM.changed(stop, Parameter("room", prefill=Treatment.OWN, decode=Treatment.OWN))
     assert "stop" not in other.left_out_on_prefill
     assert "room" in other.own
     assert len(other.rows) == len(VLLM.rows) + 1
@@ -133,8 +133,8 @@ def test_a_family_states_what_it_does_otherwise() -> None:
 
 class Other(Vllm):
     name = "other"
-    parameters = Table(
-        replace(row, prefill=Fate.KEPT) if row.name == "stop" else row
+    parameters = ParameterTable(
+        replace(row, prefill=Treatment.KEPT) if row.name == "stop" else row
         for row in VLLM.rows.values()
         if row.name != "n"
     )

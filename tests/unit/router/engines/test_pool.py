@@ -4,21 +4,21 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.unit.router.conftest import Clock, joined
 
 from kvrouter.engines.engine import BreakerState, HashDomain, Identity, Role
-from kvrouter.engines.pool import Pool, Ticket
+from kvrouter.engines.pool import EnginePool, Ticket
 from kvrouter.http.failure import Failure
 from kvrouter_store.identity.chain import root_hash
 
 
-def diary_of(pool: Pool) -> list[tuple[str, str]]:
+def diary_of(pool: EnginePool) -> list[tuple[str, str]]:
     """Grows with each engine that joins or leaves from now on."""
     entries: list[tuple[str, str]] = []
-    pool.when_joined(lambda engine: entries.append(("joined", engine.address)))
-    pool.when_left(lambda engine: entries.append(("left", engine.address)))
+    pool.on_join(lambda engine: entries.append(("joined", engine.address)))
+    pool.on_leave(lambda engine: entries.append(("left", engine.address)))
     return entries
 
 
 def test_an_engine_is_asked_only_after_it_joined(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     engine = pool.add("a:1", Role.DECODE)
     assert list(pool.engines(Role.DECODE)) == []
     pool.join(engine, Identity(("m",)))
@@ -26,20 +26,20 @@ def test_an_engine_is_asked_only_after_it_joined(clock: Clock) -> None:
 
 
 def test_an_engine_is_asked_only_for_legs_of_its_role(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     joined(pool, "a:1", Role.PREFILL)
     assert list(pool.engines(Role.DECODE)) == []
 
 
 def test_an_address_named_under_both_roles_is_one_engine_for_both_legs(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     engine = joined(pool, "a:1", Role.PREFILL)
     assert pool.add("a:1", Role.DECODE) is engine
     assert list(pool.engines(Role.DECODE)) == list(pool.engines(Role.PREFILL)) == [engine]
 
 
 def test_an_engine_is_asked_only_for_models_that_it_serves(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     joined(pool, "a:1", Role.DECODE, models=("x", "x-lora"))
     second = joined(pool, "b:1", Role.DECODE, models=("y", "x"))
     assert list(pool.engines(Role.DECODE, "y")) == [second]
@@ -47,7 +47,7 @@ def test_an_engine_is_asked_only_for_models_that_it_serves(clock: Clock) -> None
 
 
 def test_joins_and_leaves_are_told_once_each(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     diary = diary_of(pool)
     engine = joined(pool, "a:1", Role.DECODE)
     assert not pool.join(engine, Identity(("m",), None, 16))
@@ -57,7 +57,7 @@ def test_joins_and_leaves_are_told_once_each(clock: Clock) -> None:
 
 
 def test_an_engine_with_a_new_identity_was_restarted_and_held_nothing(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     engine = joined(pool, "a:1", Role.DECODE, manifest="one")
     diary = diary_of(pool)
     pool.join(engine, Identity(("m",), None, 16, "two"))
@@ -65,7 +65,7 @@ def test_an_engine_with_a_new_identity_was_restarted_and_held_nothing(clock: Clo
 
 
 def test_a_refused_connection_takes_the_engine_out_at_once(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     engine = joined(pool, "a:1", Role.DECODE)
     assert pool.failed(engine, Failure.REFUSED)
     assert list(pool.engines(Role.DECODE)) == []
@@ -73,7 +73,7 @@ def test_a_refused_connection_takes_the_engine_out_at_once(clock: Clock) -> None
 
 
 def test_an_engine_whose_breaker_is_open_is_not_asked_until_its_trial(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     engine = joined(pool, "a:1", Role.DECODE)
     for _ in range(3):
         pool.failed(engine, Failure.STATUS)
@@ -89,7 +89,7 @@ def test_an_engine_whose_breaker_is_open_is_not_asked_until_its_trial(clock: Clo
 
 
 def test_a_leg_that_fails_after_its_engine_left_changes_nothing(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     engine = joined(pool, "a:1", Role.DECODE)
     pool.leave(engine)
     assert not pool.failed(engine, Failure.BROKEN)
@@ -98,7 +98,7 @@ def test_a_leg_that_fails_after_its_engine_left_changes_nothing(clock: Clock) ->
 
 
 def test_a_ticket_counts_until_its_first_release(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     engine = joined(pool, "a:1", Role.DECODE)
     ticket = pool.reserve(engine, 100)
     assert (engine.requests, engine.tokens) == (1, 100)
@@ -108,7 +108,7 @@ def test_a_ticket_counts_until_its_first_release(clock: Clock) -> None:
 
 
 def test_a_planned_leg_is_load_at_once_and_under_way_only_when_it_begins(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     engine = joined(pool, "a:1", Role.DECODE)
     ticket = pool.reserve(engine, 100, begun=False)
     assert (engine.requests, engine.tokens) == (0, 100)
@@ -122,20 +122,20 @@ def test_a_planned_leg_is_load_at_once_and_under_way_only_when_it_begins(clock: 
 def test_a_prompt_that_is_computed_while_decoding_holds_others_up_only_until_it_is(
     clock: Clock,
 ) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     engine = joined(pool, "a:1", Role.DECODE)
-    ticket = pool.reserve(engine, 100, computing=60)
-    assert (engine.tokens, engine.computing) == (100, 60)
+    ticket = pool.reserve(engine, 100, computing_tokens=60)
+    assert (engine.tokens, engine.computing_tokens) == (100, 60)
     ticket.computed()
     ticket.computed()
-    assert (engine.tokens, engine.computing) == (100, 0)
+    assert (engine.tokens, engine.computing_tokens) == (100, 0)
     ticket.release()
-    pool.reserve(engine, 100, computing=60).release()
-    assert (engine.tokens, engine.computing) == (0, 0)
+    pool.reserve(engine, 100, computing_tokens=60).release()
+    assert (engine.tokens, engine.computing_tokens) == (0, 0)
 
 
 def test_an_engine_with_planned_legs_alone_drains_at_once(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     engine = joined(pool, "a:1", Role.DECODE)
     ticket = pool.reserve(engine, 100, begun=False)
     assert pool.drain(engine)
@@ -144,7 +144,7 @@ def test_an_engine_with_planned_legs_alone_drains_at_once(clock: Clock) -> None:
 
 
 def test_a_planned_leg_is_no_trial_of_an_engine_that_failed_until_it_begins(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     engine = joined(pool, "a:1", Role.DECODE)
     for _ in range(3):
         pool.failed(engine, Failure.STATUS)
@@ -158,7 +158,7 @@ def test_a_planned_leg_is_no_trial_of_an_engine_that_failed_until_it_begins(cloc
 
 
 def test_the_hash_domain_is_that_of_most_engines_decode_engines_first(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     assert pool.domain is None
     joined(pool, "a:1", Role.PREFILL, block_tokens=None)
     assert pool.domain is None
@@ -179,7 +179,7 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.pool = Pool(self.clock)
+        self.pool = EnginePool(self.clock)
         roles = (Role.PREFILL, Role.DECODE, Role.BOTH)
         self.all = [self.pool.add(f"e:{port}", role) for port, role in enumerate(roles, 1)]
         self.tickets: list[Ticket] = []
@@ -196,11 +196,11 @@ class PoolMachine(RuleBasedStateMachine):
         which=st.integers(0, 2),
         tokens=st.integers(0, 1000),
         begun=st.booleans(),
-        computing=st.integers(0, 100),
+        computing_tokens=st.integers(0, 100),
     )
-    def reserve(self, which: int, tokens: int, begun: bool, computing: int) -> None:
+    def reserve(self, which: int, tokens: int, begun: bool, computing_tokens: int) -> None:
         engine = self.all[which]
-        ticket = self.pool.reserve(engine, tokens, begun=begun, computing=computing)
+        ticket = self.pool.reserve(engine, tokens, begun=begun, computing_tokens=computing_tokens)
         self.tickets.append(ticket)
 
     @precondition(lambda self: self.tickets)
@@ -240,7 +240,7 @@ class PoolMachine(RuleBasedStateMachine):
             mine = [ticket for ticket in self.tickets if ticket.engine is engine]
             assert engine.tokens == sum(ticket.tokens for ticket in mine)
             assert engine.requests == sum(ticket.begun for ticket in mine)
-            assert engine.computing == sum(ticket.computing for ticket in mine)
+            assert engine.computing_tokens == sum(ticket.computing_tokens for ticket in mine)
 
     @invariant()
     def only_joined_engines_that_may_be_asked_are_candidates(self) -> None:
@@ -262,7 +262,7 @@ RANKED = Identity(("m",), ranks=(4, 5, 6))
 
 
 def test_each_rank_of_an_engine_is_a_target_of_its_own(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     diary = diary_of(pool)
     engine = pool.add("[::1]:80", Role.DECODE)
     pool.join(engine, RANKED)
@@ -276,7 +276,7 @@ def test_each_rank_of_an_engine_is_a_target_of_its_own(clock: Clock) -> None:
 
 
 def test_a_rank_that_refuses_takes_the_whole_engine_along_and_back(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     engine = pool.add("a:1", Role.DECODE)
     pool.join(engine, RANKED)
     before = list(pool.engines(Role.DECODE))
@@ -288,7 +288,7 @@ def test_a_rank_that_refuses_takes_the_whole_engine_along_and_back(clock: Clock)
 
 
 def test_one_ranks_breaker_leaves_the_others_alone(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     pool.join(pool.add("a:1", Role.DECODE), RANKED)
     first, *others = pool.engines(Role.DECODE)
     for _ in range(3):
@@ -298,7 +298,7 @@ def test_one_ranks_breaker_leaves_the_others_alone(clock: Clock) -> None:
 
 
 def test_an_engine_with_ranks_drains_when_all_of_them_are_idle(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     engine = pool.add("a:1", Role.DECODE)
     pool.join(engine, RANKED)
     tickets = [pool.reserve(target, 10) for target in pool.engines(Role.DECODE)]
@@ -315,7 +315,7 @@ def test_an_engine_with_ranks_drains_when_all_of_them_are_idle(clock: Clock) -> 
 def test_an_engine_that_comes_back_with_fewer_ranks_counts_what_is_under_way_on_the_others(
     clock: Clock,
 ) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     engine = pool.add("a:1", Role.DECODE)
     pool.join(engine, RANKED)
     last = list(pool.engines(Role.DECODE))[-1]
@@ -330,7 +330,7 @@ def test_an_engine_that_comes_back_with_fewer_ranks_counts_what_is_under_way_on_
 
 
 def test_a_role_that_is_changed_is_changed_of_every_rank(clock: Clock) -> None:
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     pool.join(pool.add("a:1", Role.DECODE), RANKED)
     pool.assign("a:1", Role.PREFILL)
     assert [t.role for t in pool.targets()] == [Role.PREFILL] * 3

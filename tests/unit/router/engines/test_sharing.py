@@ -5,7 +5,7 @@ from tests.unit.router.conftest import Clock, joined
 from tests.unit.router.prefix.test_store_view import MANIFEST, NAME, FakeStore
 
 from kvrouter.engines.engine import Engine, Identity, Role
-from kvrouter.engines.pool import Pool
+from kvrouter.engines.pool import EnginePool
 from kvrouter.engines.sharing import Sharing
 from kvrouter.prefix.store_view import StoreView
 from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
@@ -18,19 +18,19 @@ HALVES = Manifest(
 
 
 @pytest.fixture
-def pool(clock: Clock) -> Pool:
-    made = Pool(clock)
-    made.when_joined(Sharing(made, lambda one, other: f"{one} and {other}").engine_joined)
+def pool(clock: Clock) -> EnginePool:
+    made = EnginePool(clock)
+    made.on_join(Sharing(made, lambda one, other: f"{one} and {other}").engine_joined)
     return made
 
 
-def refused(pool: Pool) -> list[tuple[str, str, str]]:
+def refused(pool: EnginePool) -> list[tuple[str, str, str]]:
     pairs = Sharing(pool, lambda one, other: f"{one} and {other}").refused()
     return [(prefill.address, decode.address, reason) for prefill, decode, reason in pairs]
 
 
 def test_engines_of_one_manifest_share_and_nothing_is_told(
-    pool: Pool, caplog: pytest.LogCaptureFixture
+    pool: EnginePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     joined(pool, "p:1", Role.PREFILL, manifest="x")
     joined(pool, "d:1", Role.DECODE, manifest="x")
@@ -39,7 +39,7 @@ def test_engines_of_one_manifest_share_and_nothing_is_told(
 
 
 def test_engines_of_different_manifests_are_told_with_the_difference(
-    pool: Pool, caplog: pytest.LogCaptureFixture
+    pool: EnginePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     joined(pool, "p:1", Role.PREFILL, manifest="x")
     joined(pool, "p:2", Role.PREFILL, manifest="y")
@@ -50,7 +50,7 @@ def test_engines_of_different_manifests_are_told_with_the_difference(
 
 
 def test_an_engine_whose_connector_refuses_shares_with_nobody(
-    pool: Pool, caplog: pytest.LogCaptureFixture
+    pool: EnginePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     joined(pool, "p:1", Role.PREFILL, manifest="x")
     engine = pool.add("d:1", Role.DECODE)
@@ -59,13 +59,13 @@ def test_an_engine_whose_connector_refuses_shares_with_nobody(
     assert caplog.text.count("sliding window") == 1
 
 
-def test_an_engine_for_both_legs_is_not_compared_with_itself(pool: Pool) -> None:
+def test_an_engine_for_both_legs_is_not_compared_with_itself(pool: EnginePool) -> None:
     engine = pool.add("b:1", Role.BOTH)
     pool.join(engine, Identity(("m",), manifest="x", refusal="why"))
     assert refused(pool) == []
 
 
-def test_an_engine_that_left_is_told_of_no_more(pool: Pool) -> None:
+def test_an_engine_that_left_is_told_of_no_more(pool: EnginePool) -> None:
     engine = joined(pool, "p:1", Role.PREFILL, manifest="x")
     joined(pool, "d:1", Role.DECODE, manifest="y")
     pool.leave(engine)
@@ -121,7 +121,7 @@ def test_engines_are_named_by_what_matters_of_them() -> None:
 
 
 def test_an_engine_with_several_ranks_is_told_of_once(
-    pool: Pool, caplog: pytest.LogCaptureFixture
+    pool: EnginePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     joined(pool, "p:1", Role.PREFILL, manifest="x")
     divided = Identity(("m",), manifest="y", ranks=(0, 1, 2))

@@ -1,7 +1,7 @@
 from tests.unit.router.conftest import Clock, joined
 
 from kvrouter.engines.engine import Engine, Identity, Role
-from kvrouter.engines.pool import Pool
+from kvrouter.engines.pool import EnginePool
 from kvrouter.membership.fleet import Fleet
 
 
@@ -19,8 +19,8 @@ class Watched:
             self.engines.remove(engine)
 
 
-def fleet(clock: Clock) -> tuple[Pool, Fleet, Watched]:
-    pool, watched = Pool(clock), Watched()
+def fleet(clock: Clock) -> tuple[EnginePool, Fleet, Watched]:
+    pool, watched = EnginePool(clock), Watched()
     return pool, Fleet(pool, watched), watched  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.families.vllm import Vllm
-from kvrouter.engines.pool import Pool
+from kvrouter.engines.pool import EnginePool
 from kvrouter.membership.detect import ProbeFailed, read_models
 from kvrouter.membership.prober import Prober
 from kvrouter_store.identity.chain import root_hash
@@ -88,7 +88,7 @@ class FakeEngine:
 @dataclass
 class Bench:
     fake: FakeEngine
-    pool: Pool
+    pool: EnginePool
     engine: Engine
     runner: web.AppRunner
 
@@ -99,7 +99,7 @@ class Bench:
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
-    fake, pool = FakeEngine(), Pool()
+    fake, pool = FakeEngine(), EnginePool()
     runner = web.AppRunner(fake.app(), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -330,8 +330,8 @@ async def test_an_adapter_that_is_reloaded_from_another_path_names_its_blocks_ot
 
 async def test_an_engine_that_serves_other_models_is_not_taken_for_a_new_one(bench: Bench) -> None:
     told: list[str] = []
-    bench.pool.when_joined(lambda _: told.append("joined"))
-    bench.pool.when_left(lambda _: told.append("left"))
+    bench.pool.on_join(lambda _: told.append("joined"))
+    bench.pool.on_leave(lambda _: told.append("left"))
     prober = bench.prober()
     await prober.start([bench.engine])
     bench.fake.models.append({"id": "late", "root": "/adapters/late", "parent": "m"})
@@ -385,8 +385,8 @@ async def test_an_engine_that_lists_no_generation_joins_without_being_asked_for_
     assert identity.endpoints == frozenset(("/v1/embeddings", "/v1/score", "/tokenize"))
     assert (identity.domain, identity.manifest, bench.fake.probes) == (None, None, [])
     assert bench.pool.engines(Role.DECODE) == ()
-    assert bench.pool.answering("/v1/embeddings", "m") == (bench.engine,)
-    assert bench.pool.answering("/v1/rerank", "m") == ()
+    assert bench.pool.serving("/v1/embeddings", "m") == (bench.engine,)
+    assert bench.pool.serving("/v1/rerank", "m") == ()
 
 
 @pytest.mark.parametrize(
@@ -406,8 +406,8 @@ async def test_an_engine_that_refuses_completions_as_such_joins_for_the_other_en
     assert await prober.check(bench.engine) is None
     await prober.close()
     assert bench.pool.engines(Role.DECODE) == ()
-    assert bench.pool.answering("/v1/responses") == ()
-    assert bench.pool.answering("/v1/embeddings") == (bench.engine,)
+    assert bench.pool.serving("/v1/responses") == ()
+    assert bench.pool.serving("/v1/embeddings") == (bench.engine,)
 
 
 @pytest.mark.parametrize("document", [None, 500, [], {"paths": 1}, listing("/{path:path}")])
@@ -421,4 +421,4 @@ async def test_an_engine_that_does_not_list_its_endpoints_is_taken_to_have_them_
     await prober.close()
     assert bench.engine.identity is not None
     assert bench.engine.identity.endpoints is None
-    assert bench.pool.engines(Role.DECODE) == bench.pool.answering("/score") == (bench.engine,)
+    assert bench.pool.engines(Role.DECODE) == bench.pool.serving("/score") == (bench.engine,)

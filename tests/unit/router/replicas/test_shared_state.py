@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter.engines.engine import Engine, Identity, Role
-from kvrouter.engines.pool import Pool
+from kvrouter.engines.pool import EnginePool
 from kvrouter.replicas.changes import MAX_AHEAD_MS, Changes
 from kvrouter.replicas.messages import (
     MAX_CHANGES,
@@ -40,7 +40,7 @@ class Clock:
         return self.now
 
 
-def engine_in(pool: Pool, address: str) -> Engine:
+def engine_in(pool: EnginePool, address: str) -> Engine:
     engine = pool.add(address, Role.BOTH)
     pool.join(engine, Identity(("m",)))
     return engine
@@ -117,27 +117,27 @@ def test_whatever_the_order_in_which_routers_hear_of_changes_they_agree(
 
 
 def test_what_others_have_under_way_is_counted_with_ones_own() -> None:
-    pool = Pool()
+    pool = EnginePool()
     engine, peers = engine_in(pool, "h:1"), Peers(pool)
     ticket = pool.reserve(engine, 10)
     peers.told(YOU, State("", 0, {"h:1": 5, "unknown:1": 7}))
     peers.told("2" * 16, State("", 0, {"h:1": 100}))
-    assert (engine.tokens, engine.elsewhere) == (115, 105)
+    assert (engine.tokens, engine.remote_tokens) == (115, 105)
     peers.told(YOU, State("", 0, {}))
     ticket.release()
-    assert (engine.tokens, engine.elsewhere) == (100, 100)
+    assert (engine.tokens, engine.remote_tokens) == (100, 100)
 
 
 def test_an_engine_that_joins_later_has_what_others_sent_it() -> None:
-    pool = Pool()
+    pool = EnginePool()
     peers = Peers(pool)
-    pool.when_joined(peers.engine_joined)
+    pool.on_join(peers.engine_joined)
     peers.told(YOU, State("", 0, {"h:1": 5}))
     assert engine_in(pool, "h:1").tokens == 5
 
 
 def test_the_load_of_a_silent_router_fades_and_then_it_is_gone() -> None:
-    clock, pool = Clock(), Pool()
+    clock, pool = Clock(), EnginePool()
     engine, peers = engine_in(pool, "h:1"), Peers(pool, clock)
     peers.told(YOU, State("", 0, {"h:1": 5}))
     clock.now += FADED_S
@@ -152,14 +152,14 @@ def test_the_load_of_a_silent_router_fades_and_then_it_is_gone() -> None:
 
 
 def test_routers_are_bounded() -> None:
-    peers = Peers(Pool())
+    peers = Peers(EnginePool())
     told = [peers.told(f"{k:016x}", State("", 0, {})) for k in range(MAX_PEERS + 1)]
     assert told[-1] is None
     assert len(peers) == MAX_PEERS
 
 
 def test_the_ranks_of_an_engine_are_counted_apart() -> None:
-    pool = Pool()
+    pool = EnginePool()
     engine = pool.add("h:1", Role.BOTH)
     pool.join(engine, Identity(("m",), ranks=(0, 1)))
     Peers(pool).told(YOU, State("", 0, {"h:1@1": 5}))

@@ -1,6 +1,6 @@
 import pytest
 
-from kvrouter.engines.compatibility import elsewhere, partners
+from kvrouter.engines.compatibility import on_other_servers, partners
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.routing.plan import (
     RouteInputs,
@@ -103,8 +103,8 @@ def test_ranks_of_one_engine_are_no_partners_and_the_last_to_be_asked_after_a_fa
     divided.divide((0, 1))
     first, second = divided.ranks
     assert partners([first, second, other], first) == [other]
-    assert elsewhere([second, other], [first]) == [other]
-    assert elsewhere([second], [first]) == [second]
+    assert on_other_servers([second, other], [first]) == [other]
+    assert on_other_servers([second], [first]) == [second]
 
 
 def test_only_engines_that_need_what_landed_can_stand_in_for_the_decode_engine() -> None:

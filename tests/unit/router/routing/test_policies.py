@@ -70,7 +70,7 @@ def test_a_decode_engine_computes_no_more_prompt_tokens_at_a_time_than_the_thres
     name: str, computing: int, held: int, alone: bool
 ) -> None:
     decode, prefill = engine(1, Role.DECODE), engine(2, Role.PREFILL)
-    decode.computing = computing
+    decode.computing_tokens = computing
     request = RouteInputs(
         49,
         [decode],

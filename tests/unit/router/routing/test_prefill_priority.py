@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.errors import ApiError
 from kvrouter.openai.request import Request, parse
-from kvrouter.routing.prefill_priority import AGING, MAX_GIVEN, Mode, Priorities, work_ms
+from kvrouter.routing.prefill_priority import AGING, MAX_GIVEN, Mode, PrefillPriorities, work_ms
 
 GIVEN = st.integers(-MAX_GIVEN, MAX_GIVEN)
 TOKENS = st.integers(0, 2_000_000)
@@ -30,7 +30,7 @@ def asked(tokens: int = 100, **members: object) -> Request:
 
 
 def told(request: Request, computed: int, now_s: float = 1.8e9, mode: Mode = "auto") -> int | None:
-    return Priorities(mode, lambda: now_s).of(request, engine(), computed)
+    return PrefillPriorities(mode, lambda: now_s).of(request, engine(), computed)
 
 
 @pytest.mark.parametrize(
@@ -38,13 +38,13 @@ def told(request: Request, computed: int, now_s: float = 1.8e9, mode: Mode = "au
     [("auto", True, True), ("auto", False, False), ("on", False, True), ("off", True, False)],
 )
 def test_only_engines_that_are_to_be_told_are_told(mode: Mode, takes: bool, ranked: bool) -> None:
-    value = Priorities(mode).of(asked(), engine(takes=takes), 100)
+    value = PrefillPriorities(mode).of(asked(), engine(takes=takes), 100)
     assert (value is not None) == ranked
 
 
 def test_an_engine_that_left_is_told_nothing() -> None:
     gone = Engine("e:1", Role.PREFILL)
-    assert Priorities("on").of(asked(), gone, 100) is None
+    assert PrefillPriorities("on").of(asked(), gone, 100) is None
 
 
 @given(fewer=TOKENS, more=TOKENS, held=st.integers(0, 100_000))

@@ -49,7 +49,7 @@ def test_samples_that_go_alone_have_the_seeds_that_their_engine_would_give(
     prompts: list[list[int]], n: int, seed: int
 ) -> None:
     request = read(prompt=prompts, n=n, seed=seed, best_of=n)
-    as_one = [asked(share)["seed"] for share in split(request, alone=True, seeds_differ=False)]
+    as_one = [asked(share)["seed"] for share in split(request, alone=True, varies_seeds=False)]
     assert as_one == [seed] * len(prompts) * n
     shares = split(request, alone=True)
     expected = [{"prompt": p, "seed": seed + i} for p in prompts for i in range(n)]

@@ -16,7 +16,7 @@ from tests.unit.router.conftest import Clock, joined
 from tests.unit.router.prefix.events.test_tracker import chain_of, payload, removed, stored
 
 from kvrouter.engines.engine import Engine, Role
-from kvrouter.engines.pool import Pool
+from kvrouter.engines.pool import EnginePool
 from kvrouter.prefix.events.confidence import IndexState, Reason
 from kvrouter.prefix.events.sequencer import CHECK_S, TRIES
 from kvrouter.prefix.events.tracker import CacheTracker
@@ -69,14 +69,14 @@ class Truth(RuleBasedStateMachine):
         self.asked.start, self.asked.answering = None, False
         self.heard = (-1, -1)
         self.index = PrefixIndex(1000)
-        self.pool = Pool(self.clock)
+        self.pool = EnginePool(self.clock)
         self.tracker = CacheTracker(
             self.index, self.pool.find, lambda: self.pool.domain, clock=self.clock
         )
         self.tracker.replay_with(self.asked)
-        self.pool.when_left(self.index.clear)
-        self.pool.when_joined(self.tracker.engine_joined)
-        self.pool.when_left(self.tracker.engine_left)
+        self.pool.on_leave(self.index.clear)
+        self.pool.on_join(self.tracker.engine_joined)
+        self.pool.on_leave(self.tracker.engine_left)
         self.engine = joined(self.pool, "e:1", Role.PREFILL, block_tokens=16)
 
     @property

@@ -12,7 +12,7 @@ import zmq
 from tests.unit.router.prefix.events.test_tracker import chain_of
 
 from kvrouter.engines.engine import Engine, Identity, Role
-from kvrouter.engines.pool import Pool
+from kvrouter.engines.pool import EnginePool
 from kvrouter.prefix.events.confidence import Reason
 from kvrouter.prefix.events.intake import EventIntake
 from kvrouter.prefix.events.tracker import CacheTracker
@@ -56,12 +56,12 @@ class Router:
     """The part of a router that hears events; its ledger's `tick` runs as in the real one."""
 
     def __init__(self, ports: Ports) -> None:
-        self.pool = Pool()
+        self.pool = EnginePool()
         self.index = PrefixIndex(100_000)
         self.tracker = CacheTracker(self.index, self.pool.find, lambda: self.pool.domain)
-        self.pool.when_left(self.index.clear)
-        self.pool.when_joined(self.tracker.engine_joined)
-        self.pool.when_left(self.tracker.engine_left)
+        self.pool.on_leave(self.index.clear)
+        self.pool.on_join(self.tracker.engine_joined)
+        self.pool.on_leave(self.tracker.engine_left)
         self.intake = EventIntake(ports, self.tracker, self.pool)
         self.engine = self.pool.add("127.0.0.1:1", Role.PREFILL)
         self._ticks = asyncio.create_task(self._tick())

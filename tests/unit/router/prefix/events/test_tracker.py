@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.router.conftest import Clock, joined
 
 from kvrouter.engines.engine import Engine, HashDomain, Role
-from kvrouter.engines.pool import Pool
+from kvrouter.engines.pool import EnginePool
 from kvrouter.prefix.events.confidence import Reason
 from kvrouter.prefix.events.mapping import Naming
 from kvrouter.prefix.events.messages import (
@@ -72,7 +72,7 @@ class Wire:
 
     tracker: CacheTracker
     index: PrefixIndex
-    pool: Pool
+    pool: EnginePool
     engine: Engine
     sequence: int = 0
     topic: bytes = b"kv@e:1"
@@ -95,11 +95,11 @@ class Wire:
 
 def make_wire(max_names: int = 1000, blocks: int = 10_000) -> Wire:
     clock, index = Clock(), PrefixIndex(blocks)
-    pool = Pool(clock)
+    pool = EnginePool(clock)
     tracker = CacheTracker(index, pool.find, lambda: pool.domain, max_names, clock)
-    pool.when_left(index.clear)
-    pool.when_joined(tracker.engine_joined)
-    pool.when_left(tracker.engine_left)
+    pool.on_leave(index.clear)
+    pool.on_join(tracker.engine_joined)
+    pool.on_leave(tracker.engine_left)
     engine = joined(pool, "e:1", Role.PREFILL, block_tokens=BLOCK)
     return Wire(tracker, index, pool, engine, clock=clock)
 

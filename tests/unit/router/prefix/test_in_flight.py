@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvrouter.engines.engine import Engine, Role
-from kvrouter.prefix.expected import LEAST_BLOCKS, Expected, marks_of
+from kvrouter.prefix.in_flight import LEAST_BLOCKS, InFlightPrefixes, marks_of
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 ENGINES = [Engine(f"e:{port}", Role.PREFILL) for port in (1, 2, 3)]
@@ -17,11 +17,11 @@ def chain(branch: int, blocks: int) -> bytes:
 
 
 def test_nothing_is_expected_where_nothing_is_under_way() -> None:
-    assert Expected().match(chain(0, 50)) == {}
+    assert InFlightPrefixes().match(chain(0, 50)) == {}
 
 
 def test_a_prompt_under_way_is_expected_until_it_ends() -> None:
-    expected = Expected()
+    expected = InFlightPrefixes()
     expected.add(ENGINES[0], marks_of(chain(0, 40)))
     assert expected.match(chain(0, 60)).keys() == {ENGINES[0]}
     assert expected.match(chain(1, 60)) == {}
@@ -31,7 +31,7 @@ def test_a_prompt_under_way_is_expected_until_it_ends() -> None:
 
 
 def test_the_longest_prompt_of_an_engine_counts() -> None:
-    expected = Expected()
+    expected = InFlightPrefixes()
     for engine, blocks in ((ENGINES[0], 40), (ENGINES[0], 9), (ENGINES[1], 9)):
         expected.add(engine, marks_of(chain(0, blocks)))
     assert expected.match(chain(0, 60))[ENGINES[1]] == 8
@@ -40,7 +40,7 @@ def test_the_longest_prompt_of_an_engine_counts() -> None:
 
 @given(under_way=st.integers(0, 300), asked=st.integers(0, 300))
 def test_what_is_found_is_too_short_by_half_at_most(under_way: int, asked: int) -> None:
-    expected = Expected()
+    expected = InFlightPrefixes()
     expected.add(ENGINES[0], marks_of(chain(0, under_way)))
     common, found = min(under_way, asked), expected.match(chain(0, asked)).get(ENGINES[0], 0)
     assert found <= common
@@ -53,7 +53,7 @@ class ExpectedMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.expected = Expected()
+        self.expected = InFlightPrefixes()
         self.legs: list[tuple[Engine, bytes]] = []
 
     @rule(engine=st.sampled_from(ENGINES), branch=st.integers(0, 2), blocks=st.integers(0, 60))

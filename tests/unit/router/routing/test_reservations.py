@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from tests.unit.router.conftest import Clock, joined
 
 from kvrouter.engines.engine import Engine, Role
-from kvrouter.engines.pool import Pool
-from kvrouter.prefix.expected import Expected
-from kvrouter.routing.places import Places
+from kvrouter.engines.pool import EnginePool
+from kvrouter.prefix.in_flight import InFlightPrefixes
+from kvrouter.routing.reservations import LegReservations
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 LEGS = (Role.PREFILL, Role.DECODE)
@@ -24,10 +24,10 @@ class Setting:
     """A pool of three engines, and the places of one prompt on them."""
 
     def __init__(self) -> None:
-        self.pool = Pool(Clock())
-        self.expected = Expected()
+        self.pool = EnginePool(Clock())
+        self.expected = InFlightPrefixes()
         self.engines = [joined(self.pool, f"e:{port}", Role.BOTH) for port in (1, 2, 3)]
-        self.places = Places(self.pool, self.expected, HASHES)
+        self.places = LegReservations(self.pool, self.expected, HASHES)
 
     @property
     def loads(self) -> list[tuple[int, int]]:
@@ -62,7 +62,7 @@ def test_a_leg_that_goes_elsewhere_takes_its_load_along() -> None:
 
 def test_a_prompt_whose_hashes_are_unknown_is_expected_nowhere() -> None:
     here = Setting()
-    places = Places(here.pool, here.expected, None)
+    places = LegReservations(here.pool, here.expected, None)
     places.plan(Role.DECODE, here.engines[0], 70)
     assert here.holders == set()
     places.release()

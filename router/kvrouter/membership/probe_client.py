@@ -21,7 +21,7 @@ _SHOWN_BYTES: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ProbeResponse:
     """An engine's 200.
 
     Attributes:
@@ -33,7 +33,7 @@ class Answered:
     headers: Mapping[str, str]
 
 
-class Asker:
+class ProbeClient:
     """Asks engines. Its owner calls `close`, or it is an `async with`.
 
     Args:
@@ -59,7 +59,7 @@ class Asker:
 
     async def ask(
         self, engine: Engine, path: str, body: bytes | None, deadline_s: float
-    ) -> Answered:
+    ) -> ProbeResponse:
         """The engine's 200 to a GET of a path or URL, or to a POST where there is a body.
 
         Raises:
@@ -87,7 +87,7 @@ class Asker:
                 if answer.status != 200:
                     told = _short(content) + _remedy(answer.status)
                     raise ProbeFailed(f"{path} answers {answer.status}: {told}", answer.status)
-                return Answered(content, headers)
+                return ProbeResponse(content, headers)
         except TimeoutError:
             raise ProbeFailed(f"{path} does not answer within {deadline_s:g} s") from None
         except aiohttp.ClientConnectorError as error:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvrouter.engines.engine import Role
-from kvrouter.prefix.expected import marks_of
+from kvrouter.prefix.in_flight import marks_of
 
 if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.pool import Pool, Ticket
-    from kvrouter.prefix.expected import Expected
+    from kvrouter.engines.pool import EnginePool, Ticket
+    from kvrouter.prefix.in_flight import InFlightPrefixes
 
 
-class Places:
+class LegReservations:
     """At most one place for each leg of one prompt. Its owner must call `release` in the end.
 
     Args:
@@ -28,20 +28,20 @@ class Places:
 
     __slots__ = ("_expected", "_marks", "_pool", "_tickets")
 
-    def __init__(self, pool: Pool, expected: Expected, hashes: bytes | None) -> None:
+    def __init__(self, pool: EnginePool, expected: InFlightPrefixes, hashes: bytes | None) -> None:
         self._pool = pool
         self._expected = expected
         self._marks = marks_of(hashes) if hashes else ()
         self._tickets: list[Ticket | None] = [None, None]
 
-    def plan(self, leg: Role, engine: Engine, tokens: int, computing: int = 0) -> Ticket:
+    def plan(self, leg: Role, engine: Engine, tokens: int, computing_tokens: int = 0) -> Ticket:
         """Count `leg` on `engine` from now on, and no longer where it counted before.
 
         Args:
             leg: PREFILL or DECODE.
             engine: where it goes.
             tokens: its load.
-            computing: those of the prompt that a decode leg has to compute there.
+            computing_tokens: those of the prompt that a decode leg has to compute there.
 
         Returns:
             its ticket, which stays this object's.
@@ -49,18 +49,18 @@ class Places:
         at = leg is Role.DECODE
         held = self._tickets[at]
         if held is not None:
-            same = held.tokens == tokens and held.computing == computing
+            same = held.tokens == tokens and held.computing_tokens == computing_tokens
             if held.engine is engine and same:
                 return held
             self.leave(leg)
-        ticket = self._pool.reserve(engine, tokens, begun=False, computing=computing)
+        ticket = self._pool.reserve(engine, tokens, begun=False, computing_tokens=computing_tokens)
         self._tickets[at] = ticket
         self._expected.add(engine, self._marks)
         return ticket
 
-    def begin(self, leg: Role, engine: Engine, tokens: int, computing: int = 0) -> None:
+    def begin(self, leg: Role, engine: Engine, tokens: int, computing_tokens: int = 0) -> None:
         """The same for a leg that is sent now: it is under way until it leaves."""
-        self.plan(leg, engine, tokens, computing).begin()
+        self.plan(leg, engine, tokens, computing_tokens).begin()
 
     def tokens(self, leg: Role) -> int:
         """The load of `leg` where it counts; 0 where it does not."""

@@ -21,7 +21,7 @@ LEAST_BLOCKS: Final = 4
 """Prompts that have fewer blocks in common go anywhere."""
 
 
-class Expected:
+class InFlightPrefixes:
     """Chains of block hashes by the engines that have them under way.
 
     A chain is noted at some of its blocks, each twice as far as the one before: noting it and
