@@ -21,13 +21,15 @@ class Link:
     """`Link(target).start()` listens on `.address`, of the target's kind, and forwards both ways.
 
     `cut_after_up` / `cut_after_down`: how many bytes (client to server / server to client) pass
-    before every connection of the link is closed; None: no limit.
+    before every connection of the link is closed; None: no limit. `refusals`: how many of the next
+    connections are closed at once.
     """
 
     def __init__(self, target: Address, listen_path: Path | None = None) -> None:
         self.target = target
         self.cut_after_up: int | None = None
         self.cut_after_down: int | None = None
+        self.refusals = 0
         self.passed_up = 0
         self.passed_down = 0
         self.stalled = threading.Event()
@@ -134,6 +136,10 @@ class Link:
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
+        if self.refusals:
+            self.refusals -= 1
+            client.close()
+            return
         kind = socket.AF_UNIX if isinstance(self.target, str) else socket.AF_INET
         server = socket.socket(kind, socket.SOCK_STREAM)
         try:

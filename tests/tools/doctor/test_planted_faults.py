@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+from tests.fakes.link import Link
 from tests.rdma.test_ports import Machine
 from tests.tools.doctor.conftest import TOKEN, Rig
 
@@ -355,6 +356,20 @@ def test_engines_that_started_before_their_store_are_tried_before_they_are_judge
     rig.engines_first, rig.store["port"] = True, free_port()
     rig.start()
     assert rig.examine().rows == ()
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_an_engine_whose_tries_to_reach_the_store_failed_gets_time_for_more(
+    rig: Rig, role: str
+) -> None:
+    rig.store["port"] = free_port()
+    with Link(("127.0.0.1", rig.store["port"])) as link:
+        link.refusals = 5
+        getattr(rig, role)["store"] = link.url
+        rig.start()
+        report = rig.examine()
+        assert report.rows == (), report.text()
+        assert link.refusals == 0
 
 
 def test_engines_of_both_roles_are_tried_with_each_other(rig: Rig) -> None:

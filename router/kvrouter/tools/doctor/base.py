@@ -181,11 +181,7 @@ class SetUp:
         return await _usable(self.store)
 
     async def the_settled_store(self) -> StoreFacts | None:
-        """The same after the trials.
-
-        An engine that started before its store may connect, and register its manifest, only when
-        it has KV to save or to load.
-        """
+        """The same after the trials, before which engines get time to connect to the store."""
         if self.trials is not None:
             await self.trials.get()
         return await _usable(self.settled)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
-from random import SystemRandom
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-import orjson
 import zmq
 
-from kvrouter.membership.detect import ProbeFailed
 from kvrouter.prefix.events.messages import BadMessage, Stored, decode_batch
 from kvrouter.tools.doctor.base import Check, SetUp, error, warning
+from kvrouter.tools.doctor.links import ask_new_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,23 +88,11 @@ async def _listen(setup: SetUp, known: list[EngineFacts], listener: _Listener) -
     silent = known
     while silent and monotonic() < until_s:
         turn_s = monotonic() + TURN_S
-        await asyncio.gather(*(_store_a_block(setup, each) for each in silent))
+        await asyncio.gather(*(ask_new_prompt(setup, each) for each in silent))
         while silent and monotonic() < turn_s:
             listener.take()
             silent = [e for e in silent if TOPIC + e.engine.address not in listener.block_tokens]
             await asyncio.sleep(_POLL_S)
-
-
-async def _store_a_block(setup: SetUp, facts: EngineFacts) -> None:
-    """A prompt of two blocks that the engine has never seen."""
-    draw, identity = SystemRandom(), facts.engine.identity
-    block_tokens = (identity.block_tokens if identity else None) or 64
-    prompt = [draw.randrange(100, 1000) for _ in range(2 * block_tokens)]
-    body = {"model": facts.models[0], "prompt": prompt, "max_tokens": 1, "temperature": 0}
-    try:
-        await setup.asker.ask(facts.engine, "/v1/completions", orjson.dumps(body), setup.deadline_s)
-    except ProbeFailed:
-        return  # others tell of it
 
 
 def _findings(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from kvrouter.engines.engine import Role
 from kvrouter.tools.doctor.base import Check, SetUp, error, warning
 from kvrouter.tools.doctor.engines import model_groups, odd_ones
+from kvrouter.tools.doctor.links import unconnected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -84,20 +85,15 @@ async def _same_store(setup: SetUp) -> Found:
     store = await setup.the_settled_store()
     if store is None:
         return
-    needing: dict[str, list[EngineFacts]] = {}
-    for each in await setup.generating_engines():
-        if each.engine.manifest is not None:
-            needing.setdefault(each.engine.manifest, []).append(each)
-    for manifest, engines in needing.items():
-        living = store.engines.get(manifest, frozenset())
-        if len(living) < len(engines):
-            absent = [each for each in engines if each.engine.address not in living]
-            yield error(
-                ", ".join(each.name for each in absent or engines),
-                f"of {len(engines)} engines with the manifest {manifest[:12]}, {len(living)} are "
-                f"connected to {store.url}",
-                "give its connector the url (and token) of the store that --store names",
-            )
+    engines = await setup.generating_engines()
+    for manifest, group, missing in unconnected(engines, store.engines):
+        connected = len(store.engines.get(manifest, frozenset()))
+        yield error(
+            ", ".join(each.name for each in missing),
+            f"of {len(group)} engines with the manifest {manifest[:12]}, {connected} are "
+            f"connected to {store.url}",
+            "give its connector the url (and token) of the store that --store names",
+        )
 
 
 async def _agree(

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connection.address import local_boot_id, parse_url
 from kvrouter_store.connection.deadline import Deadline
@@ -17,10 +18,10 @@ from kvrouter_store.rdma.base import RdmaUnavailable
 from kvrouter_store.rdma.initiator import Initiator
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from kvrouter.app.settings import RouterSettings
-    from kvrouter_store.client.results import SharingRefusal
+    from kvrouter_store.client.results import RegisteredManifest, SharingRefusal
     from kvrouter_store.identity.block import Manifest
 
 NAME: Final = "doctor"
@@ -103,14 +104,30 @@ def _ask(settings: RouterSettings, facts: StoreFacts) -> None:
     ) as client:
         registered = client.manifests()
         facts.manifests = {each.digest.hex(): each.manifest for each in registered}
-        facts.engines = {
-            each.digest.hex(): frozenset(map(_of_one_engine, each.engines)) for each in registered
-        }
+        facts.engines = living_engines(registered)
         facts.refusals = tuple(client.refusals())
         facts.stats = client.stats()
         facts.transport = client.transport
 
 
-def _of_one_engine(name: str) -> str:
-    """The name of an engine, whose ranks and other connections have names that begin with it."""
-    return _PART.sub("", name)
+def living_engines(registered: Iterable[RegisteredManifest]) -> dict[str, frozenset[str]]:
+    """Names of the engines that need each manifest and are connected, by its hex digest.
+
+    The ranks and other connections of an engine count as one.
+    """
+    return {
+        each.digest.hex(): frozenset(_PART.sub("", name) for name in each.engines)
+        for each in registered
+    }
+
+
+def open_client(settings: RouterSettings) -> AsyncStoreClient:
+    """A client of the router's store, to be entered."""
+    assert settings.store is not None
+    return AsyncStoreClient(
+        settings.store,
+        name=NAME,
+        token=settings.store_token.get_secret_value(),
+        tls=settings.store_tls,
+        deadline_s=DEADLINE_S,
+    )

@@ -21,9 +21,9 @@ from kvrouter.engines.engine import Role
 from kvrouter.engines.families.base import BadAnswer, Handoff, LegOrder
 from kvrouter.membership.detect import ProbeFailed
 from kvrouter.openai.request import parse
-from kvrouter.tools.doctor.store_facts import DEADLINE_S
+from kvrouter.tools.doctor.links import await_links
+from kvrouter.tools.doctor.store_facts import open_client
 from kvrouter.tools.doctor.tokenizers import token_ids
-from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.errors import KVStoreError
 from kvrouter_store.identity.chain import hash_tokens
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kvrouter.engines.families.base import Family
     from kvrouter.tools.doctor.base import SetUp
     from kvrouter.tools.doctor.engine_facts import EngineFacts
+    from kvrouter_store.client.asyncio_client import AsyncStoreClient
     from kvrouter_store.identity.block import Manifest
 
 TRIAL_BLOCKS: Final = 4
@@ -87,23 +88,16 @@ class Trial:
 async def try_pairs(setup: SetUp) -> list[Trial]:
     """Take a prompt through as many pairs as it takes for every engine to have its turn.
 
-    Left out are trials of prefill engines that are not connected to this store, even after a prompt
-    whose KV they have to save: that they are not is what is wrong with them.
+    Engines first get time to connect to the store. Trials of prefill engines that do not connect
+    are left out: the check `same-store` reports these engines.
     """
-    store = await setup.the_store()
-    if store is None:
+    if await setup.the_store() is None:
         return []
+    await await_links(setup)
     pairs = list(_pairs(setup, await setup.known_engines()))
     if not pairs:
         return []
-    settings = setup.settings
-    async with AsyncStoreClient(
-        store.url,
-        name="doctor",
-        token=settings.store_token.get_secret_value(),
-        tls=settings.store_tls,
-        deadline_s=DEADLINE_S,
-    ) as client:
+    async with open_client(setup.settings) as client:
         attempts = (_Attempt(setup, client, *pair).run() for pair in pairs)
         trials = await asyncio.gather(*attempts)
     return [trial for trial in trials if trial is not None]
