@@ -22,7 +22,7 @@ from kvrouter.control.page.model import Load
 from kvrouter.control.page.snapshot import Snapshots, Sources
 from kvrouter.control.page.tiers import StoreWatch
 from kvrouter.control.status import Status
-from kvrouter.engines.families import FAMILIES
+from kvrouter.engines.families import Families
 from kvrouter.engines.models import ModelNames
 from kvrouter.engines.pool import EnginePool
 from kvrouter.engines.sharing import Sharing
@@ -117,7 +117,7 @@ class App:
         self.pool = EnginePool()
         for address, role in settings.engines.items():
             self.pool.add(address, role)
-        self._families = {name: family() for name, family in FAMILIES.items()}
+        self._families = Families()
         self._policy = make_policy(settings.policy)
         self.index = PrefixIndex(settings.index_blocks)
         self.models = ModelNames(settings.model, settings.model_retention_s)
@@ -285,7 +285,7 @@ class App:
         settings = self.settings
         return Prober(
             self.pool,
-            self._families.__getitem__,
+            self._families.named,
             connector=settings.kv_connector,
             bootstrap_ports=settings.bootstrap_ports,
             rank_counts=settings.rank_counts,
@@ -302,7 +302,7 @@ class App:
         settings, expected = self.settings, InFlightPrefixes()
         self.chains = chains = HashCache()
         self.inputs_builder = InputsBuilder(
-            legs=legs,
+            families=self._families,
             tokens=tokens,
             chains=chains,
             index=self.index,
@@ -323,11 +323,12 @@ class App:
             settings.request_timeout_s,
             self.metrics,
         )
-        self._releases = Releases(self.pool, legs, self.metrics)
+        self._releases = Releases(self.pool, self._families, legs, self.metrics)
         return Orchestrator(
             pool=self.pool,
             policy=self._policy,
             inputs_builder=self.inputs_builder,
+            families=self._families,
             legs=legs,
             landing_waiter=self.landing_waiter,
             ahead=ahead,
@@ -347,6 +348,7 @@ class App:
         self._canary = make_canary(
             settings,
             pool=self.pool,
+            families=self._families,
             legs=legs,
             metrics=self.metrics,
             orchestrator=orchestrator,
@@ -374,6 +376,7 @@ class App:
     def _passthrough(self, legs: Legs) -> Passthrough:
         return Passthrough(
             pool=self.pool,
+            families=self._families,
             legs=legs,
             models=self.models,
             queue_wait=self.queue_wait,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from kvrouter.engines.engine import Engine
+    from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
     from kvrouter.openai.request import Request
     from kvrouter.serving.legs.leg import Legs
@@ -75,6 +76,7 @@ class CanaryReplays:
 
     Args:
         pool: the engines.
+        families: spell the replay.
         legs: asks them.
         waiting: how many requests wait in the router.
         below_requests: see above.
@@ -89,6 +91,7 @@ class CanaryReplays:
     def __init__(
         self,
         pool: EnginePool,
+        families: Families,
         legs: Legs,
         *,
         waiting: Callable[[], int],
@@ -98,6 +101,7 @@ class CanaryReplays:
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._pool = pool
+        self._families = families
         self._legs = legs
         self._waiting = waiting
         self._below = below_requests
@@ -197,7 +201,8 @@ class CanaryReplays:
         """The engine's whole answer to `request`; None where it gives none, which is logged."""
         engine, legs = sample.engine, self._legs
         salt = orjson.dumps(f"canary-{token_hex(16)}")
-        body = legs.family(engine).isolated_body(request, salt=salt, prompt_ids=sample.prompt_ids)
+        family = self._families.of(engine)
+        body = family.isolated_body(request, salt=salt, prompt_ids=sample.prompt_ids)
         ticket = self._pool.reserve(engine, request.prompt_tokens + len(sample.tokens))
         try:
             fields = with_own_id(sample.fields)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvrouter.admission.waiting import EngineWait, QueueWait
     from kvrouter.canary.settings import CanarySettings
     from kvrouter.engines.engine import Engine
+    from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
     from kvrouter.openai.request import Request
     from kvrouter.openai.token_events import Spoken
@@ -38,7 +39,7 @@ class Canary:
     Args:
         rate: share of the requests that can be compared.
         max_tokens: of prompt and answer.
-        pool, legs, metrics: the router's.
+        pool, families, legs, metrics: the router's.
         orchestrator: takes a prompt through its legs.
         resumption: serves streams that outlive their engine; None: none does.
         replays: judges.
@@ -51,6 +52,7 @@ class Canary:
         max_tokens: int,
         *,
         pool: EnginePool,
+        families: Families,
         legs: Legs,
         metrics: Metrics,
         orchestrator: Orchestrator,
@@ -61,6 +63,7 @@ class Canary:
         self._rate = rate
         self._max_tokens = max_tokens
         self._pool = pool
+        self._families = families
         self._legs = legs
         self._metrics = metrics
         self._orchestrator = orchestrator
@@ -102,7 +105,7 @@ class Canary:
         told = spoken.told and spoken.tokens
         if not well or not told or engine is None or request is None:
             return
-        if not self._legs.family(engine).can_isolate:
+        if not self._families.of(engine).can_isolate:
             return
         handoff = context.route.handoff
         self._replays.offer(
@@ -121,7 +124,7 @@ class Canary:
 
     def _tells(self, request: Request, model: str) -> bool:
         """Whether some engine names the tokens of its answers, and can be asked alone."""
-        families = (self._legs.family(e) for e in self._pool.engines(Role.DECODE, model))
+        families = (self._families.of(e) for e in self._pool.engines(Role.DECODE, model))
         return any(each.can_isolate and each.reports_tokens(request) for each in families)
 
     def _engine(self, context: RequestContext) -> Engine | None:
@@ -133,6 +136,7 @@ def make_canary(
     settings: CanarySettings,
     *,
     pool: EnginePool,
+    families: Families,
     legs: Legs,
     metrics: Metrics,
     orchestrator: Orchestrator,
@@ -145,6 +149,7 @@ def make_canary(
         return None
     replays = CanaryReplays(
         pool,
+        families,
         legs,
         waiting=lambda: queue_wait.waiting + engine_wait.waiting,
         below_requests=settings.canary_below_requests,
@@ -155,6 +160,7 @@ def make_canary(
         settings.canary_sample_rate,
         settings.canary_max_tokens,
         pool=pool,
+        families=families,
         legs=legs,
         metrics=metrics,
         orchestrator=orchestrator,

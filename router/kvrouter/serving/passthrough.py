@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from kvrouter.admission.recompute_budget import RecomputeBudget
     from kvrouter.admission.waiting import EngineWait, QueueWait
     from kvrouter.engines.engine import Engine
+    from kvrouter.engines.families import Families
     from kvrouter.engines.models import ModelNames
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.client.pool import EngineResponse
@@ -127,6 +128,7 @@ class Passthrough:
 
     Args:
         pool: the engines.
+        families: say which parameters engines take.
         legs: asks them.
         models: which models there are.
         queue_wait: bounds the requests under way.
@@ -142,6 +144,7 @@ class Passthrough:
         self,
         *,
         pool: EnginePool,
+        families: Families,
         legs: Legs,
         models: ModelNames,
         queue_wait: QueueWait,
@@ -153,6 +156,7 @@ class Passthrough:
         tracing: Tracing | None = None,
     ) -> None:
         self._pool = pool
+        self._families = families
         self._legs = legs
         self._models = models
         self._queue_wait = queue_wait
@@ -258,7 +262,7 @@ class Passthrough:
     async def _on(self, visit: PassthroughContext, engine: Engine, request: Request) -> None:
         visit.engine = engine.address
         visit.attempts += 1
-        table = self._legs.family(engine).parameters
+        table = self._families.of(engine).parameters
         refused = table.refused(request)
         if refused is not None:
             raise bad_request(f"`{refused}` is not served as it is given here.", refused)

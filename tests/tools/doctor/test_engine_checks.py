@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvrouter.engines.engine import Engine, Identity, Role
-from kvrouter.engines.families import FAMILIES
+from kvrouter.engines.families import Families
 from kvrouter.membership.probe_client import ProbeClient, ProbeResponse
 from kvrouter.tools.doctor.base import Finding, Host, Once, SetUp
 from kvrouter.tools.doctor.engine_facts import EngineFacts, lead_s, read_cache_config
@@ -31,9 +31,7 @@ def engine(address: str, role: Role, family: str = "store", **told: Any) -> Engi
 async def found(check: str, *engines: EngineFacts, **settings: Any) -> list[Finding]:
     """What one check says of these engines."""
     router = DoctorSettings(**settings)
-    setup = SetUp(
-        router, Host(Path("/nowhere")), {n: f() for n, f in FAMILIES.items()}, ProbeClient(), 1
-    )
+    setup = SetUp(router, Host(Path("/nowhere")), Families(), ProbeClient(), 1)
     for each in engines:
 
         async def learn(facts: EngineFacts = each) -> EngineFacts:
@@ -100,7 +98,7 @@ async def test_a_full_dev_shm_matters_where_engines_run() -> None:
             return facts
 
         setup = SetUp(
-            DoctorSettings(), Full(), {}, ProbeClient(), 1, engines={address: Once(learn)}
+            DoctorSettings(), Full(), Families(), ProbeClient(), 1, engines={address: Once(learn)}
         )
         assert len([found async for found in examine(setup)]) == findings, address
 

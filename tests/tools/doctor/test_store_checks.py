@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kvrouter.engines.families import Families
 from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.tools.doctor.base import Finding, Host, Once, SetUp
 from kvrouter.tools.doctor.registry import CHECKS
@@ -22,7 +23,9 @@ async def found(check: str, root: Path = Path("/nowhere"), **told: Any) -> list[
     async def learn() -> StoreFacts:
         return StoreFacts(URL, **told)
 
-    setup = SetUp(DoctorSettings(store=URL), Host(root), {}, ProbeClient(), 1.0, store=Once(learn))
+    setup = SetUp(
+        DoctorSettings(store=URL), Host(root), Families(), ProbeClient(), 1, store=Once(learn)
+    )
     (examine,) = (each.examine for each in CHECKS if each.name == check)
     return [found async for found in examine(setup)]
 

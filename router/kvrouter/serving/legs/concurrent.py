@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from kvrouter.admission.waiting import EngineWait
     from kvrouter.engines.engine import Engine
+    from kvrouter.engines.families import Families
     from kvrouter.engines.families.base import Rendezvous
     from kvrouter.engines.pool import EnginePool
     from kvrouter.routing.plan import Plan, RouteInputs
     from kvrouter.routing.policies.base import Policy
-    from kvrouter.serving.legs.leg import Legs
     from kvrouter.serving.legs.release import Releases
     from kvrouter.serving.request.context import RequestContext
 
@@ -47,7 +47,7 @@ class ConcurrentLegs:
     Args:
         pool: the engines.
         policy: chooses the pairs.
-        legs: knows each engine's family.
+        families: say where two engines meet.
         releases: frees what a prefill engine keeps for a decode engine that was not reached.
         engine_wait: where requests wait for engines.
     """
@@ -56,13 +56,13 @@ class ConcurrentLegs:
         self,
         pool: EnginePool,
         policy: Policy,
-        legs: Legs,
+        families: Families,
         releases: Releases,
         engine_wait: EngineWait,
     ) -> None:
         self._pool = pool
         self._policy = policy
-        self._legs = legs
+        self._families = families
         self._releases = releases
         self._engine_wait = engine_wait
 
@@ -120,7 +120,7 @@ class ConcurrentLegs:
         raise decode_error(failed)
 
     def _meet(self, context: RequestContext, decode: Engine, prefill: Engine) -> Rendezvous:
-        family = self._legs.family(decode)
+        family = self._families.of(decode)
         rendezvous = family.new_rendezvous(prefill)
         if family.lease_s:  # from now on: who cuts the leg off does not hear whether it was done
             context.held.pinned = pinned(rendezvous.decode["kv_transfer_params"], family.lease_s)
@@ -142,7 +142,7 @@ class ConcurrentLegs:
         plan, request = context.route.plan, context.request
         if inputs.split or plan is None or request is None or _alone(plan.decode):
             return
-        name = self._legs.family(plan.decode).unsplittable(request)
+        name = self._families.of(plan.decode).unsplittable(request)
         raise bad_request(f"`{name}` is not served by engines that only decode.", name)
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvrouter.engines.engine import Engine, HashDomain, Identity
+    from kvrouter.engines.families import Families
     from kvrouter.openai.request import Request
     from kvrouter.prefix.events.tracker import CacheTracker
     from kvrouter.prefix.hash_cache import HashCache
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from kvrouter.prefix.index import PrefixIndex
     from kvrouter.prefix.store_view import StoreView
     from kvrouter.prefix.tokenize import TokenSource
-    from kvrouter.serving.legs.leg import Legs
     from kvrouter.serving.request.context import RequestContext
 
 _NONE: Final[Mapping[Engine, int]] = {}
@@ -34,7 +34,7 @@ class InputsBuilder:
     """Gathers `RouteInputs`.
 
     Args:
-        legs: knows each engine's family.
+        families: say what engines take.
         tokens: finds token ids of texts and chats.
         chains: hashes prompts.
         index: what engines hold.
@@ -48,7 +48,7 @@ class InputsBuilder:
     def __init__(
         self,
         *,
-        legs: Legs,
+        families: Families,
         tokens: TokenSource,
         chains: HashCache,
         index: PrefixIndex,
@@ -59,7 +59,7 @@ class InputsBuilder:
         prefill_threshold: int,
         tell: Callable[[Engine, bytes], None] | None = None,
     ) -> None:
-        self._legs = legs
+        self._families = families
         self._tokens = tokens
         self._chains = chains
         self._index = index
@@ -83,7 +83,7 @@ class InputsBuilder:
         Raises:
             ApiError: 400: a parameter is not served by engines of this family.
         """
-        request, prompt, family = context.request, context.prompt, self._legs.family(decode[0])
+        request, prompt, family = context.request, context.prompt, self._families.of(decode[0])
         assert request is not None
         refused = family.parameters.refused(request)
         if refused is not None:
@@ -114,7 +114,7 @@ class InputsBuilder:
     ) -> bytes | None:
         """Token ids of the prompt, where they are known or can be found; fills `context.prompt`."""
         prompt, identity = context.prompt, decode[0].identity
-        family = self._legs.family(decode[0])
+        family = self._families.of(decode[0])
         known = family.parameters.tokenizable(request)  # the prompt's tokens, before a leg
         if identity is not None and identity.domain is not None:
             prompt.domain = identity.domain

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from kvrouter.credentials.engine_keys import WorkerKeys
     from kvrouter.credentials.tls import Trust
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.families.base import Family, Handoff, PendingKv, Rendezvous
+    from kvrouter.engines.families import Families
+    from kvrouter.engines.families.base import Handoff, PendingKv, Rendezvous
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.deadlines import DeadlineTimer
     from kvrouter.openai.request import Kind, Request
@@ -121,7 +122,7 @@ class Legs:
 
     Args:
         pool: is told which engines fail and which do well.
-        families: dialects by name.
+        families: spell the legs for each engine.
         watch: checks deadlines.
         deadlines: of every leg.
         metrics: counts failures.
@@ -132,7 +133,7 @@ class Legs:
     def __init__(
         self,
         pool: EnginePool,
-        families: Mapping[str, Family],
+        families: Families,
         watch: DeadlineTimer,
         deadlines: Deadlines,
         metrics: Metrics,
@@ -149,10 +150,6 @@ class Legs:
         self._upstreams: dict[Engine, Upstream] = {}
         self._links: dict[Engine, Links] = {}
         self.deadlines = deadlines
-
-    def family(self, engine: Engine) -> Family:
-        """The dialect of `engine`."""
-        return self._families[engine.family]
 
     async def prefill(
         self,
@@ -171,7 +168,7 @@ class Legs:
             LegFailed: the engine is to blame.
             Refused: the request is.
         """
-        family = self.family(engine)
+        family = self._families.of(engine)
         body = family.prefill_body(
             request,
             prompt_ids=prompt_ids,
@@ -218,7 +215,7 @@ class Legs:
             LegFailed: the engine is to blame, and the client has seen nothing of its answer.
             Refused: the request is.
         """
-        body = self.family(engine).decode_body(
+        body = self._families.of(engine).decode_body(
             request,
             handoff,
             prompt_ids=prompt_ids,

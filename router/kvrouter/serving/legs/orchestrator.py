@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kvrouter.admission.recompute_budget import RecomputeBudget
     from kvrouter.admission.waiting import EngineWait
     from kvrouter.engines.engine import Engine
+    from kvrouter.engines.families import Families
     from kvrouter.engines.families.base import Family, PendingKv, Rendezvous
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.client.pool import EngineResponse
@@ -59,6 +60,7 @@ class Orchestrator:
         pool: the engines.
         policy: chooses among them.
         inputs_builder: gathers what it decides upon.
+        families: say in which order an engine's legs go.
         legs: asks engines.
         landing_waiter: awaits landings.
         ahead: sends decode legs ahead of them.
@@ -76,6 +78,7 @@ class Orchestrator:
         pool: EnginePool,
         policy: Policy,
         inputs_builder: InputsBuilder,
+        families: Families,
         legs: Legs,
         landing_waiter: LandingWaiter,
         ahead: DecodeAhead,
@@ -89,8 +92,9 @@ class Orchestrator:
         self._pool = pool
         self._policy = policy
         self._inputs_builder = inputs_builder
+        self._families = families
         self._legs = legs
-        self._pairs = ConcurrentLegs(pool, policy, legs, releases, engine_wait)
+        self._pairs = ConcurrentLegs(pool, policy, families, releases, engine_wait)
         self._landing_waiter = landing_waiter
         self._ahead = ahead
         self._budget = budget
@@ -102,13 +106,13 @@ class Orchestrator:
 
     def needs_legs_per_sample(self, request: Request, model: str) -> Family | None:
         """The family of engines that may decode `request` and take one sample per hand-over."""
-        families = (self._legs.family(e) for e in self._pool.engines(Role.DECODE, model))
+        families = (self._families.of(e) for e in self._pool.engines(Role.DECODE, model))
         return next((family for family in families if family.needs_legs_per_sample(request)), None)
 
     def reports_tokens(self, request: Request, model: str) -> bool:
         """Whether some engine that may decode `request` can name the tokens of its stream."""
         engines = self._pool.engines(Role.DECODE, model)
-        return any(self._legs.family(engine).reports_tokens(request) for engine in engines)
+        return any(self._families.of(engine).reports_tokens(request) for engine in engines)
 
     async def run(self, context: RequestContext, model: str) -> None:
         """Take the prompt of `context.request` from its plan to the end of its answer.
@@ -131,7 +135,7 @@ class Orchestrator:
         note_plan(context, inputs, self._metrics)
         places = self._reserve(context, plan)
         try:
-            if self._legs.family(plan.decode).order is LegOrder.CONCURRENT:
+            if self._families.of(plan.decode).order is LegOrder.CONCURRENT:
                 await self._at_once(context, model, inputs)
                 return
             pending = self._ahead.announce(context)
@@ -170,7 +174,7 @@ class Orchestrator:
         assert plan is not None
         assert plan.prefill is not None
         assert places is not None
-        if handoff is None or self._legs.family(plan.decode).order is not LegOrder.STORE:
+        if handoff is None or self._families.of(plan.decode).order is not LegOrder.STORE:
             return
         if not self._landing_waiter.loadable_anywhere(context):
             return
@@ -247,7 +251,7 @@ class Orchestrator:
         await self._prefill_leg(context, engine)
         handoff = context.route.handoff
         if handoff is not None and handoff.transfer_params is not None:
-            lease_s = self._legs.family(engine).lease_s
+            lease_s = self._families.of(engine).lease_s
             context.held.pinned = pinned(handoff.transfer_params, lease_s)
         missing = await self._landing_waiter.land(context, engine)
         if missing:

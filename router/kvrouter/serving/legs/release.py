@@ -16,6 +16,7 @@ from kvrouter.serving.request.context import Pinned
 
 if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
+    from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
     from kvrouter.serving.legs.leg import Legs
     from kvrouter.serving.request.context import RequestContext
@@ -34,12 +35,14 @@ class Releases:
 
     Args:
         pool: knows the decode engines.
+        families: spell the release.
         legs: asks them, each within a few seconds.
         metrics: counts what became of them.
     """
 
-    def __init__(self, pool: EnginePool, legs: Legs, metrics: Metrics) -> None:
+    def __init__(self, pool: EnginePool, families: Families, legs: Legs, metrics: Metrics) -> None:
         self._pool = pool
+        self._families = families
         self._legs = legs
         self._metrics = metrics
         self._tasks: set[asyncio.Task[None]] = set()
@@ -64,7 +67,7 @@ class Releases:
     async def _release(
         self, context: RequestContext, model: str, first: Engine, params: bytes
     ) -> None:
-        body = self._legs.family(first).release_body(model, params)
+        body = self._families.of(first).release_body(model, params)
         if body is not None and await self._told(context, self._able(first, model), body):
             self._metrics.releases["released"] += 1
             return

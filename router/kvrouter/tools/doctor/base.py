@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from kvrouter_store.node.placement import Read, reader
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from kvrouter.app.settings import RouterSettings
-    from kvrouter.engines.families.base import Family
+    from kvrouter.engines.families import Families
     from kvrouter.membership.probe_client import ProbeClient
     from kvrouter.tools.doctor.engine_facts import EngineFacts
     from kvrouter.tools.doctor.sources import Sourced
@@ -142,7 +142,7 @@ class SetUp:
     Attributes:
         settings: of the router that is to run in front of it.
         host: this machine.
-        families: dialects by name.
+        families: every family.
         asker: asks engines.
         deadline_s: seconds that an engine may take for one request of the doctor's.
         engines: what is known of each engine, by its address.
@@ -154,7 +154,7 @@ class SetUp:
 
     settings: RouterSettings
     host: Host
-    families: Mapping[str, Family]
+    families: Families
     asker: ProbeClient
     deadline_s: float
     sourced: list[Sourced] = field(default_factory=list)

@@ -78,7 +78,7 @@ async def _health(setup: SetUp, engine: Engine) -> float | None:
         ProbeFailed: it is not well.
     """
     connector = setup.settings.kv_connector
-    path = "/health" if connector == AUTO else setup.families[connector].health_path
+    path = "/health" if connector == AUTO else setup.families.named(connector).health_path
     ask = partial(setup.asker.ask, engine, body=None, deadline_s=setup.settings.health_timeout_s)
     since_s = setup.host.clock()
     try:
@@ -113,7 +113,7 @@ async def _introduce(setup: SetUp, facts: EngineFacts) -> None:
         return (await asker.ask(engine, path, body, setup.deadline_s)).body
 
     introducer = EngineDetector(
-        setup.families.__getitem__,
+        setup.families.named,
         get,
         post,
         connector=settings.kv_connector,

@@ -14,7 +14,7 @@ import uvloop
 from kvrouter.credentials.engine_keys import WorkerKeys
 from kvrouter.credentials.tls import Trust
 from kvrouter.engines.engine import Engine
-from kvrouter.engines.families import FAMILIES
+from kvrouter.engines.families import Families
 from kvrouter.membership.discovery.base import both_roles
 from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.options.addresses import SECURE, bare_address
@@ -57,8 +57,7 @@ async def examine(
     begun_s = monotonic()
     keys, trust = WorkerKeys(settings.engine_keys()), Trust(settings.engine_ca_file)
     async with ProbeClient(keys, trust) as asker:
-        families = {name: family() for name, family in FAMILIES.items()}
-        setup = SetUp(settings, host, families, asker, deadline_s)
+        setup = SetUp(settings, host, Families(), asker, deadline_s)
         setup.sourced = await read_sources(settings)
         said = [*settings.engines.items()]
         said += [one for each in setup.sourced for one in each.members.items()]

@@ -105,7 +105,7 @@ async def try_pairs(setup: SetUp) -> list[Trial]:
 
 def _pairs(setup: SetUp, known: list[EngineFacts]) -> Iterator[tuple[EngineFacts, EngineFacts]]:
     """Engines that are to share KV through the store, each at least once where it has a partner."""
-    able = [each for each in known if setup.families[each.engine.family].order is LegOrder.STORE]
+    able = [each for each in known if setup.families.of(each.engine).order is LegOrder.STORE]
     prefill = [each for each in able if each.engine.role.serves(Role.PREFILL)]
     decode = [each for each in able if each.engine.role.serves(Role.DECODE)]
     if prefill and decode and prefill[0] is decode[0]:  # engines of both roles: none with itself
@@ -142,7 +142,7 @@ class _Attempt:
         self._domain = domain
         self._manifest: Manifest | None = None
         self._trial = Trial(prefill, decode)
-        self._family: Family = setup.families[prefill.engine.family]
+        self._family: Family = setup.families.of(prefill.engine)
         self._model = next(model for model in decode.models if model in prefill.models)
         self._hashes = b""
 
