@@ -1,0 +1,48 @@
+"""The files that tests/test_budgets.py counts as the request path are those that run."""
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
+from tests.fakes.store import StoreProcess
+from tests.integration.router.ahead import MANIFEST
+from tests.integration.router.conftest import Open, text
+from tests.test_budgets import REQUEST_PATH, ROUTER
+
+COUNTED = ("openai/", "serving/", "routing/", "engines/families/", "http/client/")
+COUNTED_FILES = ("http/server/exchange.py", "http/headers.py")
+
+
+def with_a_manifest(engines: list[FakeEngine]) -> None:
+    for engine in engines:
+        engine.manifest = MANIFEST.digest.hex()
+
+
+async def test_a_streamed_completion_runs_through_the_files_that_are_counted(
+    site: Open, node: StoreProcess
+) -> None:
+    here = await site(
+        policy="prefix",
+        store=node.url,
+        landing_timeout_s=0.01,
+        health_interval_s=60.0,
+        prepare=with_a_manifest,
+    )
+    body = text(prompt=list(range(100, 100 + 3 * BLOCK_TOKENS + 5)), stream=True)
+    assert (await here.post(body))[0] == 200  # connections are there, modules are imported
+    seen: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(ROUTER):
+            seen.add(str(path.relative_to(ROUTER)))
+
+    sys.setprofile(note)
+    try:
+        assert (await here.post(body))[0] == 200
+        here.app.metrics.settle()
+    finally:
+        sys.setprofile(None)
+    ran = {name for name in seen if name.startswith(COUNTED) or name in COUNTED_FILES}
+    assert ran == set(REQUEST_PATH)

@@ -1,0 +1,114 @@
+"""Sizes that are held: lines of the product, words of its documentation. `pytest -s` prints them.
+
+Where the tree is larger than its target, today's size is the ceiling. A ceiling only goes down;
+once it has reached the target, both are the same number.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROUTER = ROOT / "router/kvrouter"
+WRITTEN_BY_PROGRAMS = {"configuration.md", "metrics.md", "parameters.md"}
+
+REQUEST_PATH = """
+openai/request.py
+openai/response.py
+serving/handler.py
+serving/settle.py
+serving/request/context.py
+serving/request/forwarded_headers.py
+serving/request/request_metrics.py
+serving/legs/orchestrator.py
+serving/legs/inputs.py
+serving/legs/leg.py
+serving/legs/landing.py
+serving/legs/decode_ahead.py
+serving/streaming/sinks.py
+serving/streaming/relay.py
+routing/plan.py
+routing/reservations.py
+routing/prefill_priority.py
+routing/policies/base.py
+routing/policies/prefix.py
+engines/families/__init__.py
+engines/families/splice.py
+engines/families/table.py
+engines/families/vllm.py
+http/client/pool.py
+http/client/connection.py
+http/client/response.py
+http/server/exchange.py
+http/headers.py
+""".split()
+"""What a streamed completion goes through, from the parsing of its body to its last byte.
+
+Not counted: what stands before that (HTTP server, keys, admission), and the state that is asked on
+the way (engine pool, prefix index, store). `tests/integration/router/test_request_path.py` holds
+the list to what runs.
+"""
+
+
+def lines(paths: Iterable[Path]) -> int:
+    return sum(len(path.read_text().splitlines()) for path in paths)
+
+
+def words(paths: Iterable[Path]) -> int:
+    return sum(len(path.read_text().split()) for path in paths)
+
+
+def product_python() -> list[Path]:
+    return [path for top in ("router", "store") for path in (ROOT / top).rglob("*.py")]
+
+
+def product_cpp() -> list[Path]:
+    return [
+        path
+        for path in (ROOT / "csrc").rglob("*")
+        if path.suffix in {".h", ".cpp"} and not {"tests", "fuzz"} & set(path.parts)
+    ]
+
+
+def documentation() -> list[Path]:
+    pages = [path for path in (ROOT / "docs").glob("*.md") if path.name not in WRITTEN_BY_PROGRAMS]
+    return [*(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")), *pages]
+
+
+def request_path() -> list[Path]:
+    return [ROUTER / name for name in REQUEST_PATH]
+
+
+@dataclass(frozen=True)
+class Budget:
+    what: str
+    size: Callable[[], int]
+    target: int
+    ceiling: int
+
+
+BUDGETS = (
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 42_900),
+    Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_522),
+    Budget("request path, lines", lambda: lines(request_path()), 4_000, 5_050),
+    Budget("request path, files", lambda: len(request_path()), 30, 30),
+    Budget("documentation, words", lambda: words(documentation()), 20_000, 24_571),
+    Budget("README, words", lambda: words([ROOT / "README.md"]), 700, 1_035),
+    Budget("ARCHITECTURE, words", lambda: words([ROOT / "ARCHITECTURE.md"]), 2_500, 3_549),
+)
+
+
+def test_the_budgets_are_printed() -> None:
+    print(f"\n{'':24}{'now':>8}{'ceiling':>9}{'target':>8}")
+    for budget in BUDGETS:
+        size = budget.size()
+        beyond = "" if size <= budget.target else f"  {size - budget.target} to go"
+        print(f"{budget.what:24}{size:8}{budget.ceiling:9}{budget.target:8}{beyond}")
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=lambda budget: budget.what)
+def test_a_size_stays_within_its_budget(budget: Budget) -> None:
+    assert budget.target <= budget.ceiling
+    assert budget.size() <= budget.ceiling
