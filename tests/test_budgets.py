@@ -43,7 +43,7 @@ http/client/connection.py
 http/client/response.py
 http/server/exchange.py
 http/headers.py
-""".split()
+""".strip().splitlines()
 """What a streamed completion goes through, from the parsing of its body to its last byte.
 
 Not counted: what stands before that (HTTP server, keys, admission), and the state that is asked on
