@@ -143,16 +143,21 @@ async def test_a_url_that_is_none_is_wrong_use() -> None:
     assert "http://HOST:PORT" in err
 
 
-async def test_in_a_pipe_it_goes_on_in_plain_text_until_nobody_reads(fake: FakeRouter) -> None:
-    process = await asyncio.create_subprocess_exec(
-        COMMAND, "status", fake.url, "--interval", "0.1", "--json", stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
+def documents(url: str, count: int) -> tuple[list[str], int]:
+    """That many documents of a process that goes on, and its exit code once its pipe is closed."""
+    command = [COMMAND, "status", url, "--interval", "0.1", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(count)]
+        process.stdout.close()
+        return lines, process.wait(PATIENCE_S)
+
+
+async def test_in_a_pipe_it_goes_on_in_plain_text_until_the_reader_ends(fake: FakeRouter) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        for _ in range(3):
-            assert json.loads(await process.stdout.readline())["schema"] == 1
-        process.stdout._transport.close()  # type: ignore[attr-defined]
-        assert await process.wait() == 0
+        lines, code = await asyncio.to_thread(documents, fake.url, 3)
+    assert [json.loads(line)["schema"] for line in lines] == [1, 1, 1]
+    assert code == 0
 
 
 async def test_on_a_terminal_it_draws_until_it_is_told_to_stop_and_says_what_it_lost(

@@ -1,1 +1,1 @@
-"""`kvrouter status`: what a router knows at this moment, in a terminal or for a script."""
+"""`kvrouter status`: the live status of a router, in a terminal or for a script."""

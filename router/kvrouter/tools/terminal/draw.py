@@ -1,202 +1,225 @@
-"""The document as lines of text. Pure: what is printed where is `run`'s."""
+"""The status document as lines of plain text and tables. Pure: `run` prints them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kvrouter.tools.terminal.words import (
-    Paint,
-    bar,
-    count,
-    percent,
-    plain,
-    seconds,
-    size,
-    span,
-    spark,
-    table,
-)
+from pydantic import ByteSize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kvrouter.control.page.model import EngineCard, History, Snapshot, StoreCard
+    from kvrouter.control.page.model import EngineCard, Snapshot, StoreCard
 
-LEAST_WIDTH: Final = 60
-MOST_REQUESTS: Final = 10
-_LABEL: Final = 18
-_FIGURES: Final = 24
-_MINUTE: Final = 12
-_STATES: Final = {
-    "ok": "green",
-    "degraded": "yellow",
-    "starting": "yellow",
-    "draining": "yellow",
-    "unavailable": "red",
-}
+MAX_ROWS: Final = 10
+"""Rows of the tables of flows and requests."""
+_BUCKETS: Final = 12
+"""Buckets of the history in a minute."""
 _PARTS: Final = ("queue", "tokenise", "plan", "prefill", "landing", "decode")
+_STYLES: Final = {"": "", "bold": "\x1b[1m", "red": "\x1b[31m", "yellow": "\x1b[33m"}
 
 
-def screen(snapshot: Snapshot, width: int, paint: Paint) -> list[str]:
-    """All of it, in lines of at most `width` cells."""
-    width = max(LEAST_WIDTH, width)
+class Line(NamedTuple):
+    """One line of the screen. `style`: "", "bold", "red" or "yellow"."""
+
+    text: str
+    style: str = ""
+
+    def shown(self, width: int, *, colours: bool) -> str:
+        """The line in at most `width` cells, without characters that control a terminal."""
+        cut = "".join(c if c.isprintable() else "?" for c in self.text[:width])
+        return f"{_STYLES[self.style]}{cut}\x1b[0m" if colours and self.style else cut
+
+
+def screen(snapshot: Snapshot) -> list[Line]:
+    """The whole document."""
     parts = (
-        _head(snapshot, paint),
-        _figures(snapshot, width, paint),
-        _engines(snapshot.engines, width, paint),
-        _flows(snapshot, width, paint),
-        _store(snapshot.store, snapshot.minute.span_s, paint),
-        _requests(snapshot, width, paint),
+        _router(snapshot),
+        _minute(snapshot),
+        _engines(snapshot.engines),
+        _flows(snapshot),
+        _store(snapshot.store, snapshot.minute.span_s),
+        _requests(snapshot),
     )
-    lines: list[str] = []
-    for part in parts:
-        shown = list(part)
-        if shown and lines:
-            lines.append("")
-        lines += shown
+    lines: list[Line] = []
+    for part in map(list, parts):
+        lines += [Line(""), *part] if lines and part else part
     return lines
 
 
-def _head(snapshot: Snapshot, paint: Paint) -> Iterator[str]:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line of heads and one for each row. A head that begins with ">" aligns to the right."""
+    names = [head.removeprefix(">") for head in heads]
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if head.startswith(">") else cell.ljust(width)
+            for head, cell, width in zip(heads, row, widths, strict=True)
+        ).rstrip()
+        for row in (names, *rows)
+    ]
+
+
+def count(value: float | None) -> str:
+    """1234 is 1,234, and 0.25 stays; - for None."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.2g}"
+
+
+def seconds(value: float | None) -> str:
+    """0.0123 is 12 ms; - for None."""
+    if value is None:
+        return "-"
+    return f"{value * 1000:.0f} ms" if value < 0.9995 else f"{value:.2f} s"
+
+
+def span(value_s: float) -> str:
+    """An age: 3700 is 1:01:40."""
+    return str(timedelta(seconds=int(value_s)))
+
+
+def _size(value: float) -> str:
+    return ByteSize(value).human_readable(separator=" ")
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+def _router(snapshot: Snapshot) -> Iterator[Line]:
     router, load = snapshot.router, snapshot.load
-    state = paint(router.state, "bold", _STATES.get(router.state, "red"))
-    models = plain(", ".join(router.models)) or "no model yet"
-    yield (
-        f"{paint('kvrouter', 'bold')} {router.version}  {state}  {models}  "
-        f"{router.policy}  up {span(router.uptime_s)}"
+    models = ", ".join(router.models) or "no model yet"
+    style = {"ok": "bold", "unavailable": "red"}.get(router.state, "yellow")
+    yield Line(
+        f"kvrouter {router.version}  {router.state}  {models}  {router.policy}  "
+        f"up {span(router.uptime_s)}",
+        style,
     )
     for sentence in router.lacking:
-        yield paint(plain(sentence), "yellow")
+        yield Line(sentence, "yellow")
     waiting = f"{load.waiting} of {load.queue_size} waiting"
     if load.waiting_for_engine:
         waiting += f", {load.waiting_for_engine} for an engine"
-    yield f"{load.running} of {load.limit} requests under way, {waiting}"
+    yield Line(f"{load.running} of {load.limit} requests in flight, {waiting}")
 
 
-def _figures(snapshot: Snapshot, width: int, paint: Paint) -> Iterator[str]:
-    minute, series = snapshot.minute, snapshot.history.series
+def _minute(snapshot: Snapshot) -> Iterator[Line]:
+    minute = snapshot.minute
     span_s, prompts = minute.span_s or 1.0, minute.prompt_tokens
-    room = max(0, width - _LABEL - _FIGURES - 2)
-
-    def line(name: str, figures: str, values: Sequence[float | None], *styles: str) -> str:
-        return f"{name:<{_LABEL}}{figures:<{_FIGURES}}  {paint(spark(values, room), *styles)}"
-
-    failed = paint(f", {minute.failed} failed", "red") if minute.failed else ""
-    yield paint("last minute", "bold")
-    yield line("answered", f"{count(minute.ok / span_s)}/s", series["ok"], "green") + failed
-    yield line(
-        "tokens out", f"{count(minute.output_tokens / span_s)}/s", series["output_tokens"], "blue"
-    )
-    ttft = f"{seconds(minute.ttft_p50_s)}, 95 % {seconds(minute.ttft_p95_s)}"
-    yield line("TTFT median", ttft, series["ttft_mean_s"], "yellow")
-    for name, tokens, key, style in (
-        ("from engines", minute.engine_tokens, "engine_tokens", "cyan"),
-        ("from the store", minute.store_tokens, "store_tokens", "magenta"),
-    ):
-        share = percent(tokens / prompts if prompts else None)
-        yield line(name, f"{share} of {count(prompts)}", series[key], style)
-    means = _part_means(snapshot.history)
-    if means:
-        yield "TTFT parts        " + "  ".join(f"{name} {seconds(means[name])}" for name in means)
+    rows = [
+        ("answered", f"{count(minute.ok / span_s)}/s"),
+        ("failed", count(minute.failed)),
+        ("tokens out", f"{count(minute.output_tokens / span_s)}/s"),
+        ("TTFT", f"median {seconds(minute.ttft_p50_s)}, 95 % {seconds(minute.ttft_p95_s)}"),
+        ("TTFT parts", _ttft_parts(snapshot.history.series)),
+        ("from engines", f"{_share(minute.engine_tokens, prompts)} of {count(prompts)} tokens"),
+        ("from the store", f"{_share(minute.store_tokens, prompts)} of {count(prompts)} tokens"),
+    ]
+    styles = ["red" if name == "failed" and minute.failed else "" for name, _ in rows]
+    yield from _table(("last minute", ""), rows, styles)
 
 
-def _part_means(history: History) -> dict[str, float]:
-    """Mean seconds of each part, of the answers begun in the last minute."""
-    begun = [n or 0.0 for n in history.series["begun"][-_MINUTE:]]
-    if not sum(begun):
-        return {}
-    means = {}
+def _ttft_parts(series: dict[str, list[float | None]]) -> str:
+    """Mean time of each part, over the answers that began in the last minute."""
+    begun = [n or 0.0 for n in series["begun"][-_BUCKETS:]]
+    whole = sum(begun)
+    if not whole:
+        return "-"
+    said = []
     for part in _PARTS:
-        values = history.series[f"ttft_{part}_s"][-_MINUTE:]
-        whole = sum((v or 0.0) * n for v, n in zip(values, begun, strict=True))
-        means[part] = whole / sum(begun)
-    return means
+        values = series[f"ttft_{part}_s"][-_BUCKETS:]
+        mean_s = sum(n * (v or 0.0) for n, v in zip(begun, values, strict=True)) / whole
+        said.append(f"{part} {seconds(mean_s)}")
+    return ", ".join(said)
 
 
-def _engines(engines: Sequence[EngineCard], width: int, paint: Paint) -> Iterator[str]:
+def _engines(engines: Sequence[EngineCard]) -> Iterator[Line]:
     if not engines:
-        yield "no engine is named yet"
+        yield Line("no engine is named yet")
         return
-    most = max(1, *(engine.tokens for engine in engines), 1)
-    rows = []
+    rows, styles = [], []
     for engine in engines:
-        state = _state(engine, paint)
-        said = " ".join(filter(None, (engine.family, engine.version)))
+        blocked = engine.state == "up" and engine.breaker != "closed"
+        state = f"breaker {engine.breaker or 'unknown'}" if blocked else engine.state
+        styles.append({"up": "", "draining": "yellow"}.get(state, "red"))
+        kind = " ".join(filter(None, (engine.family, engine.version)))
         rows.append(
             (
-                plain(engine.id),
+                engine.id,
                 engine.role,
                 state,
                 str(engine.requests),
                 count(engine.tokens),
-                bar(engine.tokens / most, 10),
                 engine.index or "-",
-                paint(plain(engine.problem), "red") if engine.problem else plain(said),
+                engine.problem or kind,
             )
         )
-    heads = ("engine", "role", "state", ">legs", ">tokens", "load", "index", "")
-    first, *others = table(heads, rows, width)
-    yield paint(first, "bold")
-    yield from others
+    yield from _table(
+        ("engine", "role", "state", ">legs", ">tokens", "index", "about"), rows, styles
+    )
 
 
-def _state(engine: EngineCard, paint: Paint) -> str:
-    if engine.state == "up" and engine.breaker != "closed":
-        return paint(f"breaker {engine.breaker or 'unknown'}", "red")
-    styles = {"up": "green", "draining": "yellow"}
-    return paint(engine.state, styles.get(engine.state, "red"))
-
-
-def _flows(snapshot: Snapshot, width: int, paint: Paint) -> Iterator[str]:
-    if not snapshot.flows:
-        return
-    flows = sorted(snapshot.flows, key=lambda flow: -flow.tokens)[:MOST_REQUESTS]
+def _flows(snapshot: Snapshot) -> Iterator[Line]:
+    flows = sorted(snapshot.flows, key=lambda flow: -flow.tokens)[:MAX_ROWS]
     rows = [
-        (plain(f.prefill or "no prefill leg"), plain(f.decode), str(f.requests), count(f.tokens))
-        for f in flows
+        (f.prefill or "no prefill leg", f.decode, str(f.requests), count(f.tokens)) for f in flows
     ]
-    first, *others = table(("prefill", "decode", ">requests", ">prompt tokens"), rows, width)
-    yield paint(first, "bold")
-    yield from others
+    yield from _table(("prefill", "decode", ">requests", ">prompt tokens"), rows)
 
 
-def _store(store: StoreCard | None, span_s: float, paint: Paint) -> Iterator[str]:
+def _store(store: StoreCard | None, span_s: float) -> Iterator[Line]:
     if store is None:
         return
-    state = "" if store.connected else paint("  not connected", "red")
-    yield f"{paint('store', 'bold')} {plain(store.url)}{state}"
+    if store.connected:
+        yield Line(f"store {store.url}", "bold")
+    else:
+        yield Line(f"store {store.url}  not connected", "red")
     if store.problem:
-        yield paint(plain(store.problem), "red")
-    for tier in store.tiers:
-        share = tier.used_bytes / tier.size_bytes if tier.size_bytes else 0.0
-        used = f"{size(tier.used_bytes)} of {size(tier.size_bytes)}"
-        asked = tier.hits + tier.misses
-        found = f", {percent(tier.hits / asked)} of {count(asked)} found" if asked else ""
-        note = paint(f"  {plain(tier.note)}", "yellow") if tier.note else ""
-        yield f"{tier.name:<8}{bar(share, 20)}  {used}, {count(tier.blocks)} blocks{found}{note}"
-    if store.tiers and span_s:
-        rates = f"{size(store.in_bytes / span_s)}/s put, {size(store.out_bytes / span_s)}/s given"
-        yield f"{rates}, {store.leases} leases"
-
-
-def _requests(snapshot: Snapshot, width: int, paint: Paint) -> Iterator[str]:
-    requests = snapshot.requests
-    if not requests.total:
-        return
-    shown = requests.shown[:MOST_REQUESTS]
+        yield Line(store.problem, "red")
     rows = [
         (
-            plain(r.id),
-            plain(r.model),
+            tier.name,
+            _size(tier.used_bytes),
+            _size(tier.size_bytes),
+            count(tier.blocks),
+            _share(tier.hits, tier.hits + tier.misses),
+            tier.note or "",
+        )
+        for tier in store.tiers
+    ]
+    heads = ("tier", ">used", ">size", ">blocks", ">found", "note")
+    yield from _table(heads, rows, ["yellow" if tier.note else "" for tier in store.tiers])
+    if store.tiers and span_s:
+        given, put = _size(store.out_bytes / span_s), _size(store.in_bytes / span_s)
+        yield Line(f"{put}/s put, {given}/s read, {store.leases} leases")
+
+
+def _requests(snapshot: Snapshot) -> Iterator[Line]:
+    requests = snapshot.requests
+    shown = requests.shown[:MAX_ROWS]
+    rows = [
+        (
+            r.id,
+            r.model,
             r.phase,
-            plain(f"{r.prefill or '-'} > {r.decode or '-'}"),
+            f"{r.prefill or '-'} > {r.decode or '-'}",
             span(r.age_s),
             count(r.tokens),
         )
         for r in shown
     ]
-    first, *others = table(("request", "model", "phase", "engines", ">age", ">tokens"), rows, width)
-    yield paint(first, "bold")
-    yield from others
+    yield from _table(("request", "model", "phase", "engines", ">age", ">tokens"), rows)
     if requests.total > len(shown):
-        yield f"and {requests.total - len(shown)} more"
+        yield Line(f"and {requests.total - len(shown)} more")
+
+
+def _table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()
+) -> Iterator[Line]:
+    """A table with a bold head; nothing without rows."""
+    if rows:
+        first, *others = table(heads, rows)
+        yield Line(first, "bold")
+        yield from map(Line, others, styles or [""] * len(others))

@@ -12,7 +12,7 @@ __all__ = ["StatusSettings", "colours_wanted"]
 
 
 class StatusSettings(BaseSettings):
-    """Which router is asked, and how it is shown."""
+    """The router to ask, and how to print its status."""
 
     model_config = SettingsConfigDict(env_prefix="KVROUTER_STATUS_", extra="forbid", frozen=True)
 
@@ -62,7 +62,7 @@ class StatusSettings(BaseSettings):
 
 
 def colours_wanted(settings: StatusSettings, terminal: bool) -> bool:
-    """Whether to colour what goes to a terminal, or to something else."""
+    """Whether to colour the output, which is a `terminal` or not."""
     if settings.color == "auto":
         return terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return settings.color == "always"
