@@ -17,6 +17,7 @@ WRITTEN_BY_PROGRAMS = {"configuration.md", "metrics.md", "parameters.md"}
 REQUEST_PATH = """
 openai/request.py
 openai/response.py
+openai/sse.py
 serving/handler.py
 serving/settle.py
 serving/request/context.py

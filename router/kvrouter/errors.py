@@ -1,4 +1,4 @@
-"""Errors as clients see them: OpenAI's error object, whole or as a frame of a stream."""
+"""Errors as clients see them: OpenAI's error object."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -22,8 +22,6 @@ _TYPES: Mapping[int, str] = MappingProxyType(
     }
 )
 """OpenAI's `type` by status, in vLLM's spelling where it has one."""
-
-DONE_FRAME = b"data: [DONE]\n\n"
 
 
 class ApiError(Exception):
@@ -73,10 +71,6 @@ class ApiError(Exception):
         if self.retry_after_s is None:
             return ()
         return (("retry-after", str(self.retry_after_s)),)
-
-    def frame(self) -> bytes:
-        """The error as server-sent events, for a stream that has begun: error, then the end."""
-        return b"data: " + self.body() + b"\n\n" + DONE_FRAME
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:

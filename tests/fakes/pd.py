@@ -29,7 +29,8 @@ from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.limits import Limits
 from kvrouter.http.server.listener import HttpServer
 from kvrouter.http.server.routes import Routes
-from kvrouter.tools.sim.answers import DONE, SimAnswer, Writer, error_body
+from kvrouter.openai.sse import DONE_EVENT
+from kvrouter.tools.sim.answers import SimAnswer, Writer, error_body
 from kvrouter.tools.sim.requests import (
     GenerateRequest,
     Kind,
@@ -297,7 +298,7 @@ class PdEngine:
             if i == 2 and mode == "hang_mid":
                 await asyncio.Event().wait()
             if i == 2 and mode == "error_mid":
-                exchange.write(DEAD + DONE)
+                exchange.write(DEAD + DONE_EVENT)
                 exchange.end()
                 return
             for at, answer in enumerate(answers):

@@ -1,4 +1,4 @@
-"""Answers of engines as clients may see them, and what they tell by the way. Pure."""
+"""Answers of engines: what clients may see of them, and what the router reads in them. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from typing import Final
 
 import orjson
+
+from kvrouter.openai.sse import map_data
 
 TRANSFERS: Final = frozenset(
     {
@@ -26,6 +28,8 @@ _TRANSFER: Final = re.compile(
 _CACHED: Final = re.compile(rb'"prompt_tokens_details":\s*\{[^{}]*"cached_tokens":\s*(\d{1,12})')
 _NUMBER: Final = re.compile(rb"\s*(\d{1,12})(?!\d)")
 _FINISH_REASON: Final = re.compile(rb'"finish_reason":\s*"([a-z_]{1,32})"')
+_PROMPT_TOKENS: Final = re.compile(rb'"prompt_tokens":\s*(\d{1,12})(?!\d)')
+_GENERATED: Final = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,12})(?!\d)')
 
 
 def tidy_answer(body: bytes, cached_tokens: int | None) -> bytes:
@@ -51,10 +55,7 @@ def tidy_events(data: bytes, cached_tokens: int | None) -> bytes:
         data = _CACHED.sub(lambda told: _with_count(told, cached_tokens), data)
     if _transfer(data) is None:
         return data
-    return b"\n".join(
-        b"data: " + _without_transfers(line[5:].strip()) if line.startswith(b"data:") else line
-        for line in data.split(b"\n")
-    )
+    return map_data(data, _without_transfers)
 
 
 def _with_count(told: re.Match[bytes], tokens: int) -> bytes:
@@ -111,6 +112,34 @@ def answer_usage(body: bytes) -> tuple[int | None, int | None, str]:
         _number_after(body, b'"completion_tokens":'),
         reason[1].decode("ascii") if reason else "unknown",
     )
+
+
+def finish_reason(tail: bytes) -> str:
+    """The last finish reason in the end of a stream; "unknown" if there is none."""
+    found = _FINISH_REASON.findall(tail)
+    return found[-1].decode("ascii") if found else "unknown"
+
+
+def prompt_tokens(tail: bytes) -> int | None:
+    """Tokens of the prompt by the last usage in the end of a stream; None if there is none."""
+    found = _PROMPT_TOKENS.findall(tail)
+    return int(found[-1]) if found else None
+
+
+def generated_tokens(tail: bytes, events: int, *, whole: bool) -> int:
+    """Tokens of a stream so far: as the last usage says, else one for each event.
+
+    Args:
+        tail: its end.
+        events: server-sent events so far, without the end mark.
+        whole: whether the stream has ended. Before that a usage may be that of one choice of
+            several (`continuous_usage_stats`), and counts only if it is more than the events.
+    """
+    found = _GENERATED.findall(tail)
+    counted = int(found[-1]) if found else None
+    if whole and counted is not None:
+        return counted
+    return max(events, counted or 0)
 
 
 def _number_after(body: bytes, key: bytes) -> int | None:

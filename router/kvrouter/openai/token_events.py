@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from kvrouter.errors import DONE_FRAME
+from kvrouter.openai import sse
 
 if TYPE_CHECKING:
     from kvrouter.openai.request import Kind
@@ -43,7 +43,7 @@ class Spoken:
         ended: whether the end mark was sent.
         usage: of the event that has nothing else, once it was sent.
         failure: why the engine that speaks is to be left; None while all is well.
-        error: the event by which an engine ended its stream; the client has not seen it.
+        error: data of the event by which an engine ended its stream; the client has not seen it.
     """
 
     def __init__(
@@ -91,19 +91,7 @@ class Spoken:
 
     def take(self, events: bytes) -> bytes:
         """Whole events as the client may see them; those that it may not are left out."""
-        seen: list[bytes] = []
-        dropped = False
-        for line in events.split(b"\n"):
-            if line.startswith(b"data:"):
-                shown = self._line(line)
-                dropped = shown is None
-                if shown is not None:
-                    seen.append(shown)
-            elif dropped and not line.strip():
-                dropped = False  # the end of the event that was left out
-            else:
-                seen.append(line)
-        return b"\n".join(seen)
+        return sse.map_data(events, self._data)
 
     def whole(self, body: bytes) -> bytes:
         """Take in an answer that came whole; returns it as the client may see it."""
@@ -133,32 +121,30 @@ class Spoken:
             spoken = len(self.tokens)
             counts = {"prompt_tokens": prompt_tokens, "completion_tokens": spoken}
             counts["total_tokens"] = prompt_tokens + spoken
-            owed = b"data: " + orjson.dumps({**self._head, "choices": [], "usage": counts})
-            owed += b"\n\n"
-        return owed + DONE_FRAME
+            owed = sse.event(orjson.dumps({**self._head, "choices": [], "usage": counts}))
+        return owed + sse.DONE_EVENT
 
-    def _line(self, line: bytes) -> bytes | None:
+    def _data(self, data: bytes) -> bytes | None:
         if self.failure is not None:
             return None
-        data = line[5:].strip()
-        if data == b"[DONE]":
+        if data == sse.DONE:
             self.ended = True
-            return line
+            return data
         try:
             event = orjson.loads(data)
-            if "error" in event and self._fails(event["error"], line):
+            if "error" in event and self._fails(event["error"], data):
                 return None
-            return b"data: " + orjson.dumps(event) if self._sees(event) else None
+            return orjson.dumps(event) if self._sees(event) else None
         except (ValueError, TypeError, KeyError, AttributeError, IndexError):
             self.told = False  # nothing that we know: it passes, and the stream is not resumed
             self._unnamed += 1
-            return line
+            return data
 
-    def _fails(self, error: dict[str, Any], line: bytes) -> bool:
+    def _fails(self, error: dict[str, Any], data: bytes) -> bool:
         """Whether this is the engine's own error, after which another may go on."""
         if not self._resumes or error["code"] < _SERVER_ERROR:
             return False
-        self.failure, self.error = "its stream ends with an error", line
+        self.failure, self.error = "its stream ends with an error", data
         return True
 
     def _sees(self, event: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.errors import ApiError
+from kvrouter.openai.sse import error_events
 from kvrouter.serving.streaming.relay import Relay
 
 if TYPE_CHECKING:
@@ -30,5 +31,5 @@ def cut_off(exchange: Exchange, metrics: Metrics, fields: bytes, tap: Tap | None
     elif isinstance(tap, Relay):
         tap.fail(CUT_OFF)
     else:
-        exchange.write(CUT_OFF.frame())
+        exchange.write(error_events(CUT_OFF))
         exchange.end()

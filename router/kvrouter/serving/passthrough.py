@@ -8,7 +8,6 @@ endpoints says itself what it does not have (404, 501).
 from __future__ import annotations
 
 import asyncio
-import re
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -29,7 +28,7 @@ from kvrouter.http.headers import JSON
 from kvrouter.http.request_id import RequestIds
 from kvrouter.openai.endpoints import ENDPOINTS
 from kvrouter.openai.request import BYTES_PER_TOKEN, Request
-from kvrouter.openai.response import tidy_answer, tidy_events
+from kvrouter.openai.response import generated_tokens, tidy_answer, tidy_events
 from kvrouter.routing.policies.base import in_turn
 from kvrouter.serving.cut_off import CUT_OFF, cut_off
 from kvrouter.serving.legs.leg import (
@@ -63,7 +62,6 @@ if TYPE_CHECKING:
     from kvrouter.telemetry.tracing.trace import Span, Trace, Tracing
 
 _TOKENS: Final = attrgetter("tokens")
-_GENERATED: Final = re.compile(rb'"(?:output|completion)_tokens":\s*(\d{1,12})(?!\d)')
 _MAX_ERROR_CHARS: Final = 500
 NOT_SERVED: Final = ("background", "previous_response_id")
 """Members of responses that need the engine which keeps them: another one may get the next."""
@@ -296,7 +294,7 @@ class Passthrough:
             message = f"The engine answers {answer.status} to {visit.endpoint.path}."
             raise ApiError(answer.status, message)
         if visit.endpoint.generates:
-            visit.generated = _generated(body)
+            visit.generated = generated_tokens(body, 0, whole=True)
         body = tidy_answer(body, None)
         fields = visit.answer_fields
         visit.exchange.respond(answer.status, body, content_type=content_type, fields=fields)
@@ -358,12 +356,6 @@ def _read(body: bytes, endpoint: Endpoint) -> Request:
             raise bad_request(message, name)
     tokens = max(1, len(body) // BYTES_PER_TOKEN)
     return Request("chat", body, spans, orjson.loads(model), False, None, None, tokens)
-
-
-def _generated(body: bytes) -> int:
-    """Tokens that an answer's usage tells of; 0 where it tells none."""
-    found = _GENERATED.search(body)
-    return int(found[1]) if found else 0
 
 
 def _is_error(body: bytes) -> bool:

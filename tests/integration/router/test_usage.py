@@ -11,7 +11,7 @@ from tests.fakes.engine import FakeEngine
 from tests.integration.router.conftest import Json, Open, Site, metric, text, until
 from tests.integration.router.test_keys import Keys
 
-from kvrouter.serving.streaming.relay import generated_tokens
+from kvrouter.openai.response import generated_tokens
 from kvrouter.telemetry.request_log import RequestLog
 
 USAGE = {"stream_options": {"include_usage": True}}

@@ -14,12 +14,13 @@ import orjson
 
 from kvrouter._native import StreamFeed
 from kvrouter.engines.engine import Role
-from kvrouter.errors import DONE_FRAME, ApiError
+from kvrouter.errors import ApiError
 from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.failure import Failure
+from kvrouter.openai import sse
+from kvrouter.openai.response import finish_reason, generated_tokens, prompt_tokens
 from kvrouter.serving.choices.merge import (
     BadShare,
-    Events,
     ShareError,
     StreamMerge,
     answer_id,
@@ -29,12 +30,6 @@ from kvrouter.serving.choices.split import split
 from kvrouter.serving.legs.leg import Refused
 from kvrouter.serving.request.context import RequestContext, Timing
 from kvrouter.serving.request.forwarded_headers import with_id
-from kvrouter.serving.streaming.relay import (
-    END_MARK,
-    finish_reason,
-    generated_tokens,
-    prompt_tokens,
-)
 from kvrouter.serving.streaming.resume import StreamBroken, broken, check, leave, spoken_of
 from kvrouter.serving.streaming.sinks import SSE_FIELDS, compare_prompts, note_answer
 
@@ -102,9 +97,9 @@ class Fanout:
             gathering.finish()
         except (ApiError, Refused, BadShare, ShareError) as error:
             if not context.exchange.started:
-                raise _told(error) from None
+                raise _as_answer(error) from None
             context.outcome.reason = "broken"
-            context.exchange.write(_error_frame(error))
+            context.exchange.write(_as_events(error))
             context.exchange.end()
         finally:
             context.sum_up()
@@ -173,7 +168,7 @@ class _ShareOutlet:
             owed = await resumption.speak(part, model, spoken)
         except StreamBroken:
             if spoken.error is not None:
-                raise ShareError(spoken.error.removeprefix(b"data:").strip()) from None
+                raise ShareError(spoken.error) from None
             raise ApiError(502, "The engine's answer broke off.") from None
         self._gathering.owed(self._share, part, owed)
 
@@ -210,7 +205,7 @@ class _Gathering:
 
     def owed(self, share: Share, part: RequestContext, events: bytes) -> None:
         """Mix in what an engine that broke off after a share's last token did not say."""
-        for event in Events().feed(events):
+        for event in sse.split_events(events):
             self._exchange.write(self._merge.event(share, event, part.route.cached_tokens)[0])
 
     async def stream(  # noqa: PLR0917
@@ -335,7 +330,7 @@ class _Tap:
         self._answer = answer
         self._exchange = exchange
         self._spoken = spoken
-        self._cut = Events()
+        self._buffer = sse.EventBuffer()
         self._feed = answer.feed or StreamFeed()
         self._feed.count_into(metrics.gaps.buckets)
         self.problem: BadShare | ShareError | None = None
@@ -353,7 +348,9 @@ class _Tap:
         if self._answer.feed is None:
             self._feed.note(data)
         try:
-            self._pass(self._cut.feed(data))
+            self._pass(sse.split_events(self._buffer.take(data)))
+            if len(self._buffer) > sse.MAX_EVENT_BYTES:
+                raise BadShare("an event that does not end")
         except (BadShare, ShareError) as problem:
             self.problem = problem
             self._answer.failed(UpstreamError(Failure.ANSWER, str(problem)))
@@ -367,7 +364,7 @@ class _Tap:
         """
         if self.problem is not None:
             raise self.problem
-        rest = self._cut.rest()
+        rest = self._buffer.rest()
         if rest.strip():
             self._pass([rest])
 
@@ -379,7 +376,7 @@ class _Tap:
     @property
     def ended(self) -> bool:
         """Whether the engine's stream has come to its end mark."""
-        return self._feed.tail.rstrip().endswith(END_MARK)
+        return sse.is_done(self._feed.tail)
 
     @property
     def generated(self) -> int:
@@ -397,21 +394,21 @@ class _Tap:
             leave(self._answer, spoken)
 
 
-def _told(error: Exception) -> Exception:
-    """What a client is told that has seen nothing yet."""
-    if isinstance(error, ApiError | Refused):
-        return error
-    return ApiError(502, f"An engine's answer cannot be served: {error}.")
+def _as_answer(error: Exception) -> Exception:
+    """What answers the request if nothing of it was answered yet."""
+    return error if isinstance(error, ApiError | Refused) else _unusable(error)
 
 
-def _error_frame(error: Exception) -> bytes:
+def _as_events(error: Exception) -> bytes:
     """The last events of a stream that cannot go on."""
     if isinstance(error, ApiError):
-        return error.frame()
+        return sse.error_events(error)
     payload = error.payload if isinstance(error, ShareError) else b""
     if isinstance(error, Refused):
         with suppress(ValueError):
             payload = orjson.dumps(orjson.loads(error.body))  # on one line
-    if not payload:
-        return ApiError(502, f"An engine's answer cannot be served: {error}.").frame()
-    return b"data: " + payload + b"\n\n" + DONE_FRAME
+    return sse.event(payload) + sse.DONE_EVENT if payload else sse.error_events(_unusable(error))
+
+
+def _unusable(error: Exception) -> ApiError:
+    return ApiError(502, f"An engine's answer cannot be served: {error}.")

@@ -6,15 +6,15 @@ sockets or tasks.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from kvrouter import _native
 from kvrouter.engines.families.splice import splice
-from kvrouter.errors import DONE_FRAME
 from kvrouter.openai.response import TRANSFERS
+from kvrouter.openai.sse import DONE, DONE_EVENT, data_of
+from kvrouter.openai.sse import event as sse_event
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     Piece = tuple[Share, bytes, int | None]
 
-MAX_EVENT_BYTES: Final = 8 << 20
-_EVENT_END: Final = re.compile(rb"\r?\n\r?\n")
-_DONE: Final = b"[DONE]"
 _OF_ONE_STREAM: Final = ("metrics", *sorted(TRANSFERS))
 """Members that tell of one share alone: vLLM gives no `metrics` with several choices either."""
 
@@ -146,34 +143,6 @@ def merge_answers(pieces: Sequence[Piece], ident: bytes) -> bytes:
     return splice(body, spans, changes)
 
 
-class Events:
-    """Cuts a body of server-sent events at their ends."""
-
-    def __init__(self) -> None:
-        self._held = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The events that end within `data`, each without its end.
-
-        Raises:
-            BadShare: one is longer than `MAX_EVENT_BYTES`.
-        """
-        seen = max(0, len(self._held) - 3)
-        held = self._held + data
-        events, at = [], 0
-        while (end := _EVENT_END.search(held, max(at, seen))) is not None:
-            events.append(held[at : end.start()])
-            at = end.end()
-        self._held = held[at:]
-        if len(self._held) > MAX_EVENT_BYTES:
-            raise BadShare("an event that does not end")
-        return events
-
-    def rest(self) -> bytes:
-        """What came after the last end."""
-        return self._held
-
-
 class StreamMerge:
     """One stream made of the shares' events as they come, each passed on once.
 
@@ -199,10 +168,10 @@ class StreamMerge:
             BadShare: it is no event of a completion.
             ShareError: it is the engine's error.
         """
-        payload = _payload(event)
+        payload = data_of(event)
         if payload is None:
             return (event + b"\n\n" if event else b""), 0
-        if payload == _DONE:
+        if payload == DONE:
             return b"", 0
         spans = _members(payload)
         if "error" in spans:
@@ -216,7 +185,7 @@ class StreamMerge:
             return b"", 0
         changes = self._changes(payload, spans)
         changes["choices"] = b"[" + b",".join(choices.values()) + b"]"
-        return b"data: " + splice(payload, spans, changes) + b"\n\n", len(choices)
+        return sse_event(splice(payload, spans, changes)), len(choices)
 
     def end(self) -> bytes:
         """The last events: the usage of all, where the shares told theirs, and the end mark.
@@ -229,8 +198,8 @@ class StreamMerge:
             payload = self._usage_event[1]
             spans = _members(payload)
             changes = {**self._changes(payload, spans), "usage": self._usage.raw}
-            last = b"data: " + splice(payload, spans, changes) + b"\n\n"
-        return last + DONE_FRAME
+            last = sse_event(splice(payload, spans, changes))
+        return last + DONE_EVENT
 
     def _changes(self, payload: bytes, spans: dict[str, Span]) -> dict[str, bytes | None]:
         changes = _envelope(spans, self._ident)
@@ -239,14 +208,6 @@ class StreamMerge:
         if self._created is not None:
             changes["created"] = self._created
         return changes
-
-
-def _payload(event: bytes) -> bytes | None:
-    """The data of an event; None where it has none, as a comment."""
-    if event.startswith(b"data: ") and b"\n" not in event:
-        return event[6:].rstrip(b"\r")
-    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line[:5] == b"data:"]
-    return b"\n".join(lines) if lines else None
 
 
 def _members(text: bytes) -> dict[str, Span]:

@@ -5,24 +5,14 @@ HTTP/1.1; no task wakes for them. It is the seam at which kvcore could take a st
 pieces that have something to tidy, and those that cut an event in two, go on in whole events.
 """
 
-import re
 from collections.abc import Callable
-from typing import Final
 
 from kvrouter._native import Buckets, StreamFeed
 from kvrouter.errors import ApiError
 from kvrouter.http.client.response import EngineResponse, unframed
 from kvrouter.http.server.exchange import Exchange
-from kvrouter.openai.response import MARKS
-
-_FINISH: Final = re.compile(rb'"finish_reason":\s*"([a-z_]{1,32})"')
-_PROMPT_TOKENS: Final = re.compile(rb'"prompt_tokens":\s*(\d{1,12})(?!\d)')
-_GENERATED: Final = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,12})(?!\d)')
-MAX_EVENT_BYTES: Final = 8 << 20
-"""What is held at most of an event that has not come whole."""
-END_MARK: Final = b"data: [DONE]"
-_EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
-_LONGEST_END: Final = 4
+from kvrouter.openai.response import MARKS, finish_reason, generated_tokens, prompt_tokens
+from kvrouter.openai.sse import MAX_EVENT_BYTES, EventBuffer, error_events, is_done
 
 Tidy = Callable[[bytes], bytes]
 """Makes of whole events what the client may see of them."""
@@ -42,7 +32,7 @@ class Relay:
             others go on as they come.
     """
 
-    __slots__ = ("_answer", "_begun", "_every", "_exchange", "_feed", "_held", "_tidy", "_whole")
+    __slots__ = ("_answer", "_begun", "_buffer", "_every", "_exchange", "_feed", "_tidy", "_whole")
 
     def __init__(
         self,
@@ -62,7 +52,7 @@ class Relay:
         self._tidy = tidy
         self._every = every
         self._begun = False
-        self._held = bytearray()
+        self._buffer = EventBuffer()
         self._whole = False
 
     @property
@@ -116,14 +106,14 @@ class Relay:
 
     def ended(self) -> bool:
         """Whether a stream that broke off had said all: then the client's answer ends well here."""
-        if not self._feed.tail.rstrip().endswith(END_MARK):
+        if not is_done(self._feed.tail):
             return False
         self._finish(end=True)
         return True
 
     def fail(self, error: ApiError) -> None:
         """End the stream with an error event."""
-        self._exchange.write(error.frame())
+        self._exchange.write(error_events(error))
         self._exchange.end()
 
     def finish_reason(self) -> str:
@@ -136,9 +126,8 @@ class Relay:
 
     def _finish(self, *, end: bool) -> None:
         self._whole = True
-        if self._held:
-            self._exchange.write(self._tidy(bytes(self._held)))
-            self._held.clear()
+        if rest := self._buffer.rest():
+            self._exchange.write(self._tidy(rest))
         if end:
             self._exchange.end()
 
@@ -148,42 +137,8 @@ class Relay:
     def _pass_events(self, data: bytes) -> None:
         """Pass on what is whole of the stream so far, and hold the rest."""
         self._begun = True
-        held = self._held
-        seen = max(0, len(held) - _LONGEST_END + 1)
-        held += data
-        found = ((held.rfind(mark, seen), len(mark)) for mark in _EVENT_ENDS)
-        end = max(at + size if at >= 0 else 0 for at, size in found)
-        if len(held) - end > MAX_EVENT_BYTES:  # no event, whatever it is
-            end = len(held)
-        if end:
-            events = bytes(held[:end])
-            del held[:end]
+        events = self._buffer.take(data)
+        if len(self._buffer) > MAX_EVENT_BYTES:  # no event, whatever it is
+            events += self._buffer.rest()
+        if events:
             self._exchange.write(self._tidy(events))
-
-
-def finish_reason(tail: bytes) -> str:
-    """The last finish reason in the end of a stream; "unknown" where there is none."""
-    found = _FINISH.findall(tail)
-    return found[-1].decode("ascii") if found else "unknown"
-
-
-def prompt_tokens(tail: bytes) -> int | None:
-    """The last usage's tokens of the prompt in the end of a stream; None where there is none."""
-    found = _PROMPT_TOKENS.findall(tail)
-    return int(found[-1]) if found else None
-
-
-def generated_tokens(tail: bytes, events: int, *, whole: bool) -> int:
-    """Tokens of a stream so far: as the last usage says, else one for each event.
-
-    Args:
-        tail: its end.
-        events: server-sent events so far, without the end mark.
-        whole: whether it has come to its end. Before that an event's usage may be of one choice of
-            several (`continuous_usage_stats`), and counts only where it tells more than events.
-    """
-    found = _GENERATED.findall(tail)
-    told = int(found[-1]) if found else None
-    if whole and told is not None:
-        return told
-    return max(events, told or 0)

@@ -14,9 +14,10 @@ import orjson
 
 from kvrouter.engines.engine import Role
 from kvrouter.engines.families.splice import splice
-from kvrouter.errors import DONE_FRAME, ApiError
+from kvrouter.errors import ApiError
 from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.failure import Failure
+from kvrouter.openai import sse
 from kvrouter.openai.request import parse
 from kvrouter.openai.response import tidy_events
 from kvrouter.openai.token_events import Spoken
@@ -145,8 +146,10 @@ class Resumption:
             exchange.write(await self.speak(context, model, spoken))
         except StreamBroken:
             error = spoken.error
-            ending = error + b"\n\n" + DONE_FRAME if error is not None else _BROKEN.frame()
-            exchange.write(ending)
+            ended = sse.error_events(_BROKEN)
+            if error is not None:
+                ended = sse.event(error) + sse.DONE_EVENT
+            exchange.write(ended)
         exchange.end()
 
     async def speak(self, context: RequestContext, model: str, spoken: Spoken) -> bytes:

@@ -7,17 +7,17 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import aiohttp
 import orjson
 
+from kvrouter.openai import sse
+
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from kvrouter.tools.bench.settings import BenchSettings
-
-MAX_LINE_BYTES: Final = 8 << 20
 
 
 @dataclass(slots=True)
@@ -107,10 +107,10 @@ async def run(session: aiohttp.ClientSession, settings: BenchSettings, model: st
 
 async def _take(answer: aiohttp.ClientResponse, timed: Timed) -> None:
     events, last_s = 0, timed.started_s
-    async for line in _lines(answer):
-        if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
+    async for data in sse.read_data(answer.content.iter_any()):
+        if data == sse.DONE:
             continue
-        event = orjson.loads(line[5:])
+        event = orjson.loads(data)
         if "error" in event:
             timed.error = str(event["error"])
             return
@@ -126,13 +126,3 @@ async def _take(answer: aiohttp.ClientResponse, timed: Timed) -> None:
             timed.output_tokens = usage["completion_tokens"]
     timed.output_tokens = timed.output_tokens or events
     timed.latency_s = last_s - timed.started_s
-
-
-async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    rest = b""
-    async for piece in answer.content.iter_any():
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line.rstrip(b"\r")
-        if len(rest) > MAX_LINE_BYTES:
-            raise ValueError(f"an event of more than {MAX_LINE_BYTES} bytes")

@@ -10,6 +10,8 @@ from typing import Any
 import aiohttp
 import orjson
 
+from kvrouter.openai import sse
+
 __all__ = ["CHAT", "COMPLETIONS", "Conversation", "Reply", "Workload", "conversations"]
 
 DOCUMENT_CHARACTERS = 6000
@@ -168,11 +170,8 @@ class Workload:
             if answer.status != 200:
                 problem = f"status {answer.status}: {(await answer.text())[:200]}"
                 return Streamed(0.0, problem=problem)
-            async for line in answer.content:
-                data = line.strip().removeprefix(b"data: ")
-                if not data:
-                    continue
-                if data == b"[DONE]":
+            async for data in sse.read_data(answer.content.iter_any()):
+                if data == sse.DONE:
                     ended = True
                     continue
                 event = orjson.loads(data)

@@ -9,12 +9,11 @@ from uuid import uuid4
 
 import orjson
 
+from kvrouter.openai import sse
 from kvrouter.tools.sim.failures import InjectedFailure
 from kvrouter.tools.sim.requests import GenerateRequest, RequestError
 
-__all__ = ["DONE", "SimAnswer", "Writer", "error_body", "models_body"]
-
-DONE = b"data: [DONE]\n\n"
+__all__ = ["SimAnswer", "Writer", "error_body", "models_body"]
 
 
 def error_body(error: RequestError | InjectedFailure, status: int) -> bytes:
@@ -135,9 +134,9 @@ class Writer:
     def closing(self, answers: Sequence[SimAnswer]) -> bytes:
         """The usage, where it was asked for, and the end mark."""
         if not self._request.include_usage:
-            return DONE
+            return sse.DONE_EVENT
         whole = {**self._head, "choices": [], "usage": self._usage(answers)}
-        return b"data: " + orjson.dumps(whole) + b"\n\n" + DONE
+        return sse.event(orjson.dumps(whole)) + sse.DONE_EVENT
 
     def _choice(self, index: int, answer: SimAnswer) -> dict[str, Any]:
         asked = self._request.return_token_ids
@@ -177,7 +176,7 @@ class Writer:
             target["prompt_token_ids"] = prompt
         if request.continuous_usage:
             whole["usage"] = _usage(len(prompt), len(answer.tokens) if answer else 0)
-        return b"data: " + orjson.dumps(whole) + b"\n\n"
+        return sse.event(orjson.dumps(whole))
 
 
 def _usage(prompt: int, completion: int) -> dict[str, Any]:

@@ -164,8 +164,8 @@ def test_an_engine_that_does_not_go_on_from_the_tokens_it_was_given_is_not_belie
 @pytest.mark.parametrize("kind", ["completion", "chat"])
 def test_an_error_of_the_engine_is_kept_from_the_client(kind: Kind) -> None:
     spoken = Spoken(kind)
-    error = b'data: {"error": {"message": "EngineCore died", "code": 500}}'
-    assert spoken.take(error + b"\n\ndata: [DONE]\n\n") == b""
+    error = b'{"error": {"message": "EngineCore died", "code": 500}}'
+    assert spoken.take(b"data: " + error + b"\n\ndata: [DONE]\n\n") == b""
     assert (spoken.error, spoken.ended) == (error, False)
     assert spoken.failure is not None
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from kvrouter.errors import ApiError
 from kvrouter.openai.request import Kind, Request, parse
-from kvrouter.serving.choices.merge import BadShare, Events, ShareError, StreamMerge, merge_answers
+from kvrouter.openai.sse import EventBuffer, split_events
+from kvrouter.serving.choices.merge import BadShare, ShareError, StreamMerge, merge_answers
 from kvrouter.serving.choices.split import Share, split
 
 Json = dict[str, Any]
@@ -234,15 +235,15 @@ def test_streams_cut_anywhere_and_mixed_anyhow_become_one(
         b"".join(event + end for event in stream(f"s{i}", share, tokens, usage))
         for i, share in enumerate(shares)
     ]
-    merge, cuts, got = StreamMerge(ID), [Events() for _ in shares], b""
+    merge, cuts, got = StreamMerge(ID), [EventBuffer() for _ in shares], b""
     while any(bodies):
         at = data.draw(st.sampled_from([i for i, body in enumerate(bodies) if body]))
         size = data.draw(st.integers(1, len(bodies[at])))
         piece, bodies[at] = bodies[at][:size], bodies[at][size:]
-        for event in cuts[at].feed(piece):
+        for event in split_events(cuts[at].take(piece)):
             got += merge.event(shares[at], event, None)[0]
     got += merge.end()
-    assert not any(cut.rest() for cut in cuts)
+    assert not any(map(len, cuts))
     frames = [f for f in got.split(b"\n\n") if f and not f.startswith(b":")]
     assert frames[-1] == b"data: [DONE]"
     events = [json.loads(f.removeprefix(b"data: ")) for f in frames[:-1]]
@@ -267,18 +268,6 @@ def test_streams_cut_anywhere_and_mixed_anyhow_become_one(
     }
 
 
-@given(streams, st.data())
-def test_where_a_stream_is_cut_changes_nothing(
-    given_: tuple[list[int], int, bool, bytes], data: st.DataObject
-) -> None:
-    samples, tokens, usage, end = given_
-    body = b"".join(event + end for event in stream("s", part(0, samples[0]), tokens, usage))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=9)))
-    whole, pieces = Events(), Events()
-    edges = zip([0, *cuts], [*cuts, len(body)], strict=True)
-    assert [e for a, b in edges for e in pieces.feed(body[a:b])] == whole.feed(body)
-
-
 def test_an_engines_error_is_told_as_it_wrote_it() -> None:
     problem = b'{"error": {"message": "out of memory", "code": 500}}'
     with pytest.raises(ShareError) as ended:
@@ -292,14 +281,6 @@ def test_an_engines_error_is_told_as_it_wrote_it() -> None:
 def test_an_event_that_is_no_completions_is_not_passed_on(event: bytes) -> None:
     with pytest.raises(BadShare):
         StreamMerge(ID).event(part(0), event, None)
-
-
-def test_an_event_without_an_end_is_not_kept_for_ever() -> None:
-    cut = Events()
-    for _ in range(8):
-        assert cut.feed(b"x" * (1 << 20)) == []
-    with pytest.raises(BadShare):
-        cut.feed(b"x")
 
 
 def test_data_on_several_lines_is_one_event() -> None:
