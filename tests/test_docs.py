@@ -16,7 +16,7 @@ PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 NAME = re.compile(r"`((?:kvrouter|kvrouter_store)(?:\.[A-Za-z_]\w*)+)(?:\(\))?`")
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#:]+)(?:#[^)]*)?\)")
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMAND_LINE = re.compile(r"^\$? ?kvrouter (bench \w+|\w+)(.*)$", re.MULTILINE)
+COMMAND_LINE = re.compile(r"^\$? ?kvrouter ((?:bench|key|config) \w+|\w+)(.*)$", re.MULTILINE)
 BY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 

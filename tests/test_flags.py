@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from kvrouter.cli.main import COMMANDS, Command, imported
-from kvrouter.options.flags import Option, options
+from kvrouter.options.option import Option, options
 
 ROOT = Path(__file__).resolve().parent.parent
-ABOUT_PARSING = {"test_config.py", "test_config_commands.py", "test_flags.py", "test_docs.py"}
+ABOUT_PARSING = {"test_command_line.py", "test_config_command.py", "test_flags.py", "test_docs.py"}
 
 
 def settings() -> list[tuple[Command, Option]]:

@@ -1,53 +1,41 @@
-"""`kvrouter key new NAME`: makes a key, shows it once, keeps its hash."""
+"""`kvrouter key new NAME`: makes a key, prints it once, and keeps its hash alone."""
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 from typing import TYPE_CHECKING
 
-from kvrouter.credentials.caller_keys import NAME, file_line, new_key, read_keys
+from kvrouter.credentials.caller_keys import file_line, new_key, read_keys
+from kvrouter.options.complaints import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from kvrouter.access.key_settings import KeySettings
 
 
-def run_key(args: Sequence[str]) -> int:
-    """Make a key; returns the exit code: 0, or 2 for wrong use."""
-    parser = argparse.ArgumentParser(
-        prog="kvrouter key",
-        description="Make a key for a caller: it is printed once, and only its SHA-256 is kept.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("action", choices=["new"])
-    parser.add_argument("name", metavar="NAME", help="of the caller, as logs and metrics show it")
-    parser.add_argument(
-        "--file",
-        metavar="FILE",
-        help="file of --api-key-file to which the hash is added; by default the line for it is "
-        "printed after the key",
-    )
-    given = parser.parse_args(args)
-    if not NAME.fullmatch(given.name):
-        return _complain(f"{given.name!r}: a name has 1 to 64 letters, digits and . _ @ -")
+def run(settings: KeySettings) -> None:
+    """Make a key.
+
+    Raises:
+        UsageError: the file cannot be used, or has a key of that name.
+    """
     key = new_key()
-    line = file_line(given.name, key)
-    if given.file is None:
+    line = file_line(settings.name, key)
+    if not settings.file:
         print(key, line, sep="\n")
-        return 0
+        return
     try:
-        _add(given.file, given.name, line)
+        _add(settings.file, settings.name, line)
     except ValueError as error:
-        return _complain(str(error))
+        raise UsageError(str(error)) from None
     except OSError as error:
-        return _complain(f"{given.file}: {error.strerror}; give a file that can be written")
+        raise UsageError(
+            f"{settings.file}: {error.strerror}; give a file that can be written"
+        ) from None
     print(key)
-    return 0
 
 
 def _add(path: str, name: str, line: str) -> None:
-    """Add a line to the file, which is made where there is none.
+    """Add a line to the file, which is created if it does not exist.
 
     Raises:
         ValueError: the file cannot be used, or has that name already.
@@ -58,14 +46,9 @@ def _add(path: str, name: str, line: str) -> None:
     except FileNotFoundError:
         there = False
     if there and any(key.name == name for key in read_keys(path)):
-        raise ValueError(f"{path} has {name!r} already; take another name, or that entry out")
+        raise ValueError(f"{path} has {name!r} already; take another name, or remove that entry")
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
     with os.fdopen(descriptor, "rb+", buffering=0) as file:
         size = os.fstat(descriptor).st_size
         ended = not size or os.pread(descriptor, 1, size - 1) == b"\n"
         file.write(f"{'' if ended else chr(10)}{line}\n".encode())
-
-
-def _complain(sentence: str) -> int:
-    print(f"kvrouter key: {sentence}", file=sys.stderr)
-    return 2

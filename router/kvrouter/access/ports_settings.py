@@ -1,4 +1,4 @@
-"""Settings of the ports: TLS, and a port of its own for administration and metrics."""
+"""Settings of the ports: their TLS, and a port for administration and metrics."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ if TYPE_CHECKING:
 
 
 class PortSettings(BaseModel):
-    """What the router's ports show, and what is served on which."""
+    """The certificate of the ports, and the control port."""
 
     control_port: int | None = Field(
         default=None,
         ge=0,
         le=65535,
-        description="Port of its own for /workers and /metrics, which are then not on --port, and "
-        "for the status page; 0 takes a free one. Health is told on both.",
+        description="Serve /workers, /metrics and the status page on this port instead of --port; "
+        "0 takes a free one. Both ports serve /health.",
+        json_schema_extra={"section": "Ports and TLS"},
     )
-    control_host: str = Field(
-        default="127.0.0.1", description="Address on which --control-port listens."
-    )
+    control_host: str = Field(default="127.0.0.1", description="Address of --control-port.")
     ssl_certfile: str = Field(
         default="",
-        description="PEM file of the certificate, and its chain, that the ports show: then they "
-        "speak HTTPS. Read again on SIGHUP.",
+        description="PEM file of the certificate and its chain. With it the ports speak HTTPS. "
+        "The router reads it again on SIGHUP.",
     )
     ssl_keyfile: str = Field(
         default="",
-        description="PEM file of its key, without a passphrase; others must not be able to read "
-        "it. By default the key stands in --ssl-certfile.",
+        description="PEM file of the certificate's key, without a passphrase; other users must "
+        "not be able to read it. By default the key is in --ssl-certfile.",
     )
     ssl_ca_certs: str = Field(
         default="",
-        description="PEM file of CAs: only clients that show a certificate of one of them are "
-        "served, on both ports.",
+        description="PEM file of CAs. With it, both ports serve only clients that show a "
+        "certificate of one of them.",
+        json_schema_extra={"metavar": "FILE"},
     )
 
     @model_validator(mode="after")
-    def _certificates_that_can_be_used(self) -> PortSettings:
+    def _usable_certificates(self) -> PortSettings:
         self.port_tls()
         return self
 
     def port_tls(self) -> ssl.SSLContext | None:
-        """What the ports show, as the files stand now; None where they are plain.
+        """The TLS of the ports, from the files as they are now; None for plain ports.
 
         Raises:
             ValueError: a file cannot be used, or one is missing; a sentence.
         """
         if not self.ssl_certfile:
             if self.ssl_keyfile or self.ssl_ca_certs:
-                raise ValueError("--ssl-keyfile and --ssl-ca-certs go with --ssl-certfile FILE")
+                raise ValueError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile FILE")
             return None
         try:
             return server_context(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
@@ -63,5 +63,5 @@ class PortSettings(BaseModel):
 
     @property
     def admin_host(self) -> str | None:
-        """Where /workers is to be reached, if it is on a port of its own."""
+        """The address of /workers, if it is on a port of its own."""
         return self.control_host if self.control_port is not None else None

@@ -1,11 +1,10 @@
-"""Settings of who may call: keys of callers, keys that engines are shown."""
+"""Settings of API keys: those of callers, and those that the router sends to engines."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
-from pydantic_settings import NoDecode
 
 from kvrouter.credentials.caller_keys import Key, check_key, joined, plain_keys, read_keys
 from kvrouter.credentials.engine_keys import by_engine, read_worker_keys
@@ -30,44 +29,45 @@ def _secrets(value: Any) -> list[SecretStr]:
     return found
 
 
-Secrets = Annotated[list[SecretStr], NoDecode, BeforeValidator(_secrets)]
+Secrets = Annotated[list[SecretStr], BeforeValidator(_secrets)]
 
 
 class AccessSettings(EngineTrustSettings):
-    """Who may call, and what the router shows to engines."""
+    """Keys of callers and of engines."""
 
     api_key: Secrets = Field(
         default_factory=list,
-        description="Keys of which callers must bring one, as Authorization: Bearer; better given "
-        "in the environment than as a flag, which others can see. Limits are for keys of "
-        "--api-key-file.",
+        description="API keys; every client must then bring one of them, as Authorization: "
+        "Bearer. Give them in the environment: other users can see flags. Only keys of "
+        "--api-key-file have limits.",
+        json_schema_extra={"section": "Authentication"},
     )
     api_key_file: str = Field(
         default="",
-        description="YAML file of the callers' names and the SHA-256 of their keys, with models "
-        "and rates where they are limited; read again on SIGHUP. kvrouter key new NAME makes a "
-        "key.",
+        description="YAML file of callers: their names, the SHA-256 of their keys, and optional "
+        "models and rates. `kvrouter key new NAME` makes a key. The router reads the file again "
+        "on SIGHUP.",
     )
     worker_api_key: Secrets = Field(
         default_factory=list,
-        description="Key that engines are shown, as KEY for all or HOST:PORT=KEY for one, in place "
-        "of the client's Authorization; better given in the environment or by "
-        "--worker-api-key-file.",
+        description="Key that the router sends to engines in place of the client's Authorization: "
+        "KEY for all engines or HOST:PORT=KEY for one. Give it in the environment or by "
+        "--worker-api-key-file: other users can see flags.",
     )
     worker_api_key_file: str = Field(
         default="",
-        description="File of such keys, one on each line; read again on SIGHUP. Others must not be "
-        "able to read it.",
+        description="File of such keys, one per line; other users must not be able to read it. "
+        "The router reads it again on SIGHUP.",
     )
 
     @model_validator(mode="after")
-    def _keys_that_can_be_used(self) -> AccessSettings:
+    def _usable_keys(self) -> AccessSettings:
         self.caller_keys()
         self.engine_keys()
         return self
 
     def caller_keys(self) -> list[Key]:
-        """The callers' keys as they stand now; none where nobody is asked for one.
+        """The callers' keys, from the files as they are now; none if callers need no key.
 
         Raises:
             ValueError: they cannot be used; says why in a sentence, and repeats no key.
@@ -83,7 +83,7 @@ class AccessSettings(EngineTrustSettings):
             raise ValueError(f"--api-key-file {error}") from None
 
     def engine_keys(self) -> dict[str, str]:
-        """The engines' keys as they stand now, by `HOST:PORT`; under "" that of all others.
+        """The engines' keys, read now, by `HOST:PORT`; under "" that of all others.
 
         Raises:
             ValueError: as above.

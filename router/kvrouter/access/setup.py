@@ -10,7 +10,7 @@ from kvrouter.access.callers import KeyRing
 from kvrouter.access.gate import Gate
 from kvrouter.credentials.engine_keys import WorkerKeys
 from kvrouter.credentials.tls import Trust
-from kvrouter.options.flags import UsageError
+from kvrouter.options.complaints import UsageError
 from kvrouter_store.node.start_checks import is_loopback
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Settings of the tenants between whom the queue is fair, where callers need no key."""
+"""Settings of the queue: its limits, and between whom it is fair."""
 
 from __future__ import annotations
 
@@ -27,18 +27,47 @@ def networks(given: list[str]) -> list[IPv4Network | IPv6Network]:
     return found
 
 
-class TenantSettings(BaseModel):
-    """How tenants are told apart whose requests bring no key."""
+class AdmissionSettings(BaseModel):
+    """How many requests run and wait, and how the queue tells tenants apart."""
 
+    max_concurrent_requests: int = Field(
+        default=4096,
+        ge=1,
+        description="Requests in flight at a time; further requests wait in the queue.",
+        json_schema_extra={"section": "Limits and time-outs"},
+    )
+    queue_size: int = Field(
+        default=100,
+        ge=0,
+        description="Requests that may wait for others to end, and as many again that may wait "
+        "for a decode engine. Further requests are answered 429 (503 for lack of an engine) with "
+        "Retry-After.",
+    )
+    queue_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="Longest wait in the queue; then a request is answered 503.",
+        json_schema_extra={"flags": ["--queue-timeout", "--queue-timeout-secs"]},
+    )
+    engine_wait_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="Longest wait for a decode engine while none is available, for example while "
+        "engines restart; then a request is answered 503.",
+        json_schema_extra={"flags": ["--engine-wait"]},
+    )
     tenant_header: str = Field(
         default=FORWARDED_FOR,
-        description="Header by which --trusted-proxies name the tenant of a request, between whom "
-        "the queue is fair. Of any other client, and without it, the address is the tenant.",
+        description="Header by which --trusted-proxies name the tenant of a request. The queue is "
+        "fair between tenants. For any other client, and without the header, the client's "
+        "address is the tenant.",
+        json_schema_extra={"metavar": "HEADER"},
     )
     trusted_proxies: Texts = Field(
         default_factory=list,
-        description="Addresses of proxies before the router, as CIDR; repeat it or give a list. "
-        "Only their --tenant-header and X-Forwarded-For are believed.",
+        description="Addresses of the proxies in front of the router, as CIDR. The router "
+        "believes --tenant-header and X-Forwarded-For from these alone.",
+        json_schema_extra={"metavar": "NETWORK"},
     )
 
     @field_validator("tenant_header")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvrouter.access.setup import AccessKeys
 from kvrouter.admission.settings import networks
-from kvrouter.options.flags import UsageError
+from kvrouter.options.complaints import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -1,20 +1,26 @@
-"""Settings of the router: flags > environment > YAML file > default.
+"""Settings of the router: a flag wins over the environment, the YAML file and the default.
 
-Read once at start; nothing else in kvrouter reads the environment. What belongs together stands as
-a plain pydantic model beside what it is for, from which `RouterSettings` inherits its fields.
+They are read at the start and on SIGHUP. Settings of one package stand as a plain pydantic model in
+that package; `RouterSettings` inherits their fields.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 
 from kvrouter.access.ports_settings import PortSettings
 from kvrouter.access.settings import AccessSettings
-from kvrouter.admission.settings import TenantSettings
-from kvrouter.app.drain_settings import DrainSettings
+from kvrouter.admission.settings import AdmissionSettings
 from kvrouter.app.toy_proxy import ToyProxySettings
 from kvrouter.canary.settings import CanarySettings
 from kvrouter.engines.engine import Role
@@ -39,206 +45,205 @@ from kvrouter_store.node.start_checks import is_loopback
 
 
 class RouterSettings(
-    AccessSettings,
-    KvEventSettings,
-    PortSettings,
-    DrainSettings,
-    TenantSettings,
     DiscoverySettings,
-    CanarySettings,
+    PortSettings,
+    AccessSettings,
+    AdmissionSettings,
+    KvEventSettings,
     RedisSettings,
+    CanarySettings,
     ObservabilitySettings,
     ToyProxySettings,
-    BaseSettings,
+    BaseModel,
 ):
-    """Settings of `kvrouter serve`: its own, and those of the groups.
+    """Settings of `kvrouter serve`: its own, and those of the packages."""
 
-    A field `some_name` is the flag `--some-name`, the environment's `KVROUTER_SOME_NAME` and the
-    YAML file's `some_name`; `json_schema_extra={"flags": [...]}` adds spellings of the flag.
-    """
-
-    model_config = SettingsConfigDict(env_prefix="KVROUTER_", extra="forbid")
+    model_config = ConfigDict(extra="forbid", validate_default=True, protected_namespaces=())
+    env_prefix: ClassVar[str] = "KVROUTER_"
 
     prefill: Texts = Field(
         default_factory=list,
-        description="Engines for prefill legs, as URL or HOST:PORT; repeat it or give a list. "
-        "An engine named here and under --decode takes both legs.",
+        description="Engines for prefill legs, as URL or HOST:PORT. An engine that --decode names "
+        "too takes both legs.",
+        json_schema_extra={"section": "Engines", "metavar": "URL"},
     )
     decode: Texts = Field(
         default_factory=list,
-        description="Engines for decode legs, as URL or HOST:PORT; repeat it or give a list.",
+        description="Engines for decode legs, as URL or HOST:PORT. The router needs one, or "
+        "--discovery, or --admin.",
+        json_schema_extra={"metavar": "URL"},
     )
-    host: str = Field(default="127.0.0.1", description="Address to listen on.")
-    port: int = Field(
-        default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one."
-    )
-    model: str | None = Field(
-        default=None,
-        description="Name of the one model to serve; requests for others are answered 404. "
-        "By default every model that the engines' /v1/models name.",
-    )
-    store: str | None = Field(
-        default=None,
-        description="KV store that the engines' connectors use, as kv://HOST:PORT, or "
-        "kvs://HOST:PORT for TLS. Without it the router awaits no landing; the engines' own "
-        "connectors still hand KV over.",
-    )
-    store_token: StoreToken = Field(
-        default=SecretStr(""),
-        description="token of the store, where it asks for one; better given in the environment "
-        "than as a flag, which others can see.",
-    )
-    store_ca_file: StoreCaFile = ""
-    store_cert_file: StoreCertFile = ""
-    store_key_file: StoreKeyFile = ""
     kv_connector: Literal[
         "auto", "store", "nixl", "mooncake", "mooncake-legacy", "sglang", "openai"
     ] = Field(
         default="auto",
-        description="How the engines hand KV over: store (kvrouter's connector, LMCache, "
-        "MooncakeStore), nixl and mooncake (vLLM's NixlConnector and MooncakeConnector; "
-        "mooncake-legacy where /version does not tell that it is vLLM before 0.14), sglang, or not "
-        "at all: openai. auto asks each engine what it is.",
+        description="How the engines transfer KV. store: kvrouter's connector, LMCache or "
+        "MooncakeStore. nixl, mooncake: vLLM's NixlConnector, MooncakeConnector. mooncake-legacy: "
+        "MooncakeConnector of a vLLM before 0.14 whose /version does not say so. sglang: SGLang. "
+        "openai: they do not. auto: the router asks each engine.",
     )
     bootstrap_port: Texts = Field(
         default_factory=list,
         description="Port at which decode engines find a prefill engine of SGLang or "
-        "MooncakeConnector, as PORT for all or HOST:PORT=PORT for one. By default SGLang's "
-        "/server_info tells it, and 8998 is taken for MooncakeConnector.",
+        "MooncakeConnector: PORT for all engines or HOST:PORT=PORT for one. By default the "
+        "router reads it from SGLang's /server_info, and takes 8998 for MooncakeConnector.",
     )
     data_parallel_size: Texts = Field(
         default_factory=list,
-        description="Data-parallel ranks of an engine, as N for all or HOST:PORT=N for one. Each "
-        "is chosen, counted and named (HOST:PORT@RANK) as an engine of its own; with 1 the engine "
-        "spreads requests over them itself. By default vLLM's metrics and SGLang's /server_info "
-        "tell.",
-        json_schema_extra={"flags": ["--intra-node-data-parallel-size"]},
+        description="Data-parallel ranks of an engine: COUNT for all engines or HOST:PORT=COUNT "
+        "for one. The router chooses and counts each rank as an engine of its own, named "
+        "HOST:PORT@RANK. With 1, the engine itself spreads requests over its ranks. By default "
+        "the router reads the number from vLLM's metrics or SGLang's /server_info.",
+        json_schema_extra={"flags": ["--intra-node-data-parallel-size"], "metavar": "COUNT"},
     )
-    policy: Literal["round_robin", "least_tokens", "prefix"] = Field(
-        default="prefix",
-        description="How engines are chosen: round_robin in turn, least_tokens by tokens under "
-        "way, prefix also by what each engine and the store already hold.",
-    )
-    prefill_threshold: int = Field(
-        default=0,
-        ge=0,
-        description="Skip the prefill leg where the decode engine has no more prompt tokens than "
-        "this to compute at a time, those of other requests counted; what it holds or can load "
-        "is not computed.",
-    )
-    prefill_priority: Literal["auto", "on", "off"] = Field(
-        default="auto",
-        description="Send an estimate of each prefill leg's work as its `priority`, so that vLLM "
-        "with --scheduling-policy priority begins with the shortest: to engines that took one when "
-        "they joined (auto), to all (on) or to none (off). A client's own priority comes first.",
-    )
-    tokenizer: str | None = Field(
+    model: str | None = Field(
         default=None,
-        description="A tokenizer.json, or the directory of a model that has one, to tokenise text "
-        "prompts in the router (needs kvrouter[tokenizers]). By default an engine's /tokenize "
-        "is asked.",
+        description="Serve this model alone, and answer 404 for any other. By default the router "
+        "serves every model that the engines' /v1/models name.",
     )
+    model_retention_s: float = Field(
+        default=300.0,
+        ge=0,
+        description="How long the router remembers a model after its last engine left. Until "
+        "then, requests for it wait (--engine-wait) and are answered 503; after that, 404.",
+        json_schema_extra={"flags": ["--model-retention"]},
+    )
+    health_interval_s: float = Field(
+        default=2.0, gt=0, description="Time between two health checks of an engine."
+    )
+    health_timeout_s: float = Field(
+        default=5.0, gt=0, description="Longest time for the answer to a health check."
+    )
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address to listen on.",
+        json_schema_extra={"section": "Ports and TLS"},
+    )
+    port: int = Field(
+        default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one."
+    )
+    store: str | None = Field(
+        default=None,
+        description="KV store that the engines' connectors use: kv://HOST:PORT, or "
+        "kvs://HOST:PORT for TLS. Without it the router does not wait until KV has landed; the "
+        "engines' own connectors still transfer KV.",
+        json_schema_extra={"section": "KV store", "metavar": "URL"},
+    )
+    store_token: StoreToken = Field(
+        default=SecretStr(""),
+        description="Token of the store, if it needs one. Give it in the environment: other users "
+        "can see flags.",
+    )
+    store_ca_file: StoreCaFile = ""
+    store_cert_file: StoreCertFile = ""
+    store_key_file: StoreKeyFile = ""
     landing_timeout_s: float = Field(
         default=2.0,
         gt=0,
         le=600,
-        description="Seconds to wait, after the prefill leg's answer, for its KV to be in the "
+        description="Longest wait, after the answer of the prefill leg, until its KV is in the "
         "store.",
         json_schema_extra={"flags": ["--landing-timeout"]},
     )
     decode_dispatch: Literal["landing", "chunk", "at-once"] = Field(
         default="landing",
-        description="When the decode leg is sent: landing, once the prompt's KV is in the store; "
-        "chunk, once the first of it is; at-once, together with the prefill leg. In the latter two "
-        "the decode engine waits and loads what lands while the rest is computed.",
+        description="When the router sends the decode leg. landing: when all KV of the prompt is "
+        "in the store. chunk: when the first blocks are. at-once: together with the prefill leg. "
+        "With chunk and at-once, the decode engine loads blocks while the prefill engine computes "
+        "the rest.",
     )
     dispatch_chunk_blocks: int = Field(
         default=1,
         ge=1,
-        description="With --decode-dispatch chunk: blocks, behind those that the store held "
-        "before, whose landing sends the decode leg.",
+        description="With --decode-dispatch chunk: how many new blocks must be in the store "
+        "before the router sends the decode leg.",
     )
-    request_timeout_s: float = Field(
-        default=600.0,
-        gt=0,
-        description="Seconds that an engine may take until the first byte of its answer, and "
-        "between two bytes of it.",
-        json_schema_extra={"flags": ["--request-timeout"]},
+    policy: Literal["round_robin", "least_tokens", "prefix"] = Field(
+        default="prefix",
+        description="How the router chooses engines. round_robin: in turn. least_tokens: the one "
+        "with the fewest tokens in flight. prefix: also by the blocks that each engine and the "
+        "store already hold.",
+        json_schema_extra={"section": "Routing"},
     )
-    max_concurrent_requests: int = Field(
-        default=4096,
-        ge=1,
-        description="Requests under way at a time; further ones wait in the queue.",
-    )
-    queue_size: int = Field(
-        default=100,
+    prefill_threshold: int = Field(
+        default=0,
         ge=0,
-        description="Requests that may wait for others to end, and as many again for a decode "
-        "engine to come; further ones are answered 429 (for an engine: 503) with Retry-After.",
+        description="Skip the prefill leg if the decode engine has at most this many prompt "
+        "tokens to compute, those of other requests included. Tokens that it holds or can load "
+        "do not count.",
+        json_schema_extra={"metavar": "TOKENS"},
     )
-    queue_timeout_s: float = Field(
-        default=60.0,
-        gt=0,
-        description="Seconds that a request may wait in the queue; then it is answered 503.",
-        json_schema_extra={"flags": ["--queue-timeout", "--queue-timeout-secs"]},
-    )
-    engine_wait_s: float = Field(
-        default=10.0,
-        ge=0,
-        description="Seconds that a request waits for a decode engine where none is there for a "
-        "moment, as while engines restart; then it is answered 503.",
-        json_schema_extra={"flags": ["--engine-wait"]},
-    )
-    model_retention_s: float = Field(
-        default=300.0,
-        ge=0,
-        description="Seconds that a model stays known after the last engine that served it left: "
-        "requests for it wait for an engine (--engine-wait) and are answered 503; after that, 404.",
-        json_schema_extra={"flags": ["--model-retention"]},
-    )
-    max_choices: int = Field(
-        default=1024,
-        ge=1,
-        description="Choices, prompts times n, that one request may ask for; more are answered "
-        "400. Each prompt of a list counts as a request under way.",
-    )
-    max_body_memory: ByteSize = Field(
-        default=ByteSize(Limits().body_memory_bytes),
-        gt=0,
-        description="Memory for request bodies of which a part has come, as 512MiB; a request "
-        "whose body would take more is answered 503 with Retry-After.",
+    prefill_priority: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Send the estimated work of each prefill leg as its `priority`, so that a "
+        "vLLM engine with --scheduling-policy priority computes the shortest first. auto: to "
+        "engines that accepted a priority when they joined. A client's own priority wins.",
     )
     recompute_budget_tokens: int = Field(
         default=131072,
         ge=0,
         description="Prompt tokens that decode engines may compute at a time because their KV did "
-        "not land; requests beyond it are answered 429 with Retry-After.",
-        json_schema_extra={"flags": ["--recompute-budget"]},
+        "not land. Requests beyond the budget are answered 429 with Retry-After.",
+        json_schema_extra={"flags": ["--recompute-budget"], "metavar": "TOKENS"},
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        description="A tokenizer.json, or the directory of a model that has one: the router then "
+        "tokenises text prompts itself (needs kvrouter[tokenizers]). By default it asks an "
+        "engine's /tokenize.",
+        json_schema_extra={"metavar": "PATH"},
     )
     resume_streams: bool = Field(
         default=False,
-        description="Let a stream whose engine dies go on at another one, where nothing but its "
-        "tokens tells how it goes on. Costs a few microseconds of CPU for each event of such "
-        "streams.",
+        description="If the engine of a stream dies, continue the stream on another engine. This "
+        "works for requests whose next token depends on the tokens before it alone, and costs a "
+        "few microseconds of CPU for each event of their streams.",
     )
-    health_interval_s: float = Field(
-        default=2.0, gt=0, description="Seconds between two health checks of an engine."
+    request_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="Longest time until the first byte of an engine's answer, and between two of "
+        "its bytes.",
+        json_schema_extra={"section": "Limits and time-outs", "flags": ["--request-timeout"]},
     )
-    health_timeout_s: float = Field(
-        default=5.0, gt=0, description="Seconds that an engine may take to answer a health check."
+    max_choices: int = Field(
+        default=1024,
+        ge=1,
+        description="Choices (prompts times n) that one request may ask for; more are answered "
+        "400. Each prompt of a list counts as one request in flight.",
+    )
+    max_body_memory: ByteSize = Field(
+        default=ByteSize(Limits().body_memory_bytes),
+        gt=0,
+        description="Memory for request bodies that have not arrived completely, as 512MiB. A "
+        "request that needs more is answered 503 with Retry-After.",
     )
     admin: bool = Field(
         default=False,
-        description="Serve /workers, which shows, adds and drains engines. Beyond loopback it "
-        "needs --admin-token.",
+        description="Serve /workers, which lists, adds and drains engines. On an address beyond "
+        "loopback it needs --admin-token.",
+        json_schema_extra={"section": "Administration"},
     )
     admin_token: SecretStr = Field(
         default=SecretStr(""),
-        description="Token that /workers asks for, as Authorization: Bearer; better given in the "
-        "environment than as a flag, which others can see.",
+        description="Token that /workers and the status page require, as Authorization: Bearer. "
+        "Give it in the environment: other users can see flags.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least severity that is logged."
+    drain_delay_s: float = Field(
+        default=5.0,
+        ge=0,
+        description="How long the router still accepts connections after SIGTERM, while /health "
+        "and /ready answer 503 and every answer closes its connection, so that load balancers "
+        "notice. It counts towards --drain-timeout. SIGINT (Ctrl-C) skips it.",
+        json_schema_extra={"section": "Shutdown", "flags": ["--drain-delay"]},
+    )
+    drain_timeout_s: float = Field(
+        default=25.0,
+        ge=0,
+        description="How long requests in flight may take after SIGTERM or SIGINT. After that, "
+        "streams end with an error event and other requests are answered 503. A supervisor that "
+        "kills the process must wait at least 5 s longer.",
+        json_schema_extra={"flags": ["--drain-timeout"]},
     )
 
     @field_validator("prefill", "decode")
@@ -248,7 +253,7 @@ class RouterSettings(
 
     @field_validator("tokenizer")
     @classmethod
-    def _tokenizer_that_is_there(cls, value: str | None) -> str | None:
+    def _tokenizer_exists(cls, value: str | None) -> str | None:
         if value is not None:
             tokenizer_file(value)
         return value
@@ -262,7 +267,7 @@ class RouterSettings(
     @field_validator("data_parallel_size")
     @classmethod
     def _rank_counts(cls, value: list[str]) -> list[str]:
-        by_engine(value, 4096, "data-parallel size {!r}: give it as N or HOST:PORT=N")
+        by_engine(value, 4096, "data-parallel size {!r}: give it as COUNT or HOST:PORT=COUNT")
         return value
 
     @field_validator("store")
@@ -273,18 +278,18 @@ class RouterSettings(
         return value
 
     @model_validator(mode="after")
-    def _files_that_can_be_used(self) -> RouterSettings:
+    def _store_certificates(self) -> RouterSettings:
         if self.store is not None:
             native_context(parse_url(self.store), self.store_tls)
         return self
 
     @model_validator(mode="after")
-    def _admin_behind_a_token(self) -> RouterSettings:
+    def _admin_needs_a_token(self) -> RouterSettings:
         host = self.admin_host or self.host
         if self.admin and not self.admin_token.get_secret_value() and not is_loopback(host):
             raise ValueError(
-                f"whoever reaches {host} could add and remove engines by /workers: give "
-                "--admin-token TOKEN, or listen on --host 127.0.0.1"
+                f"with --admin, every client that reaches {host} could add and remove engines: "
+                "give --admin-token TOKEN, or listen on --host 127.0.0.1"
             )
         return self
 
@@ -295,23 +300,22 @@ class RouterSettings(
         return self
 
     @model_validator(mode="after")
-    def _redis_to_discover_by(self) -> RouterSettings:
+    def _discovery_needs_redis(self) -> RouterSettings:
         if "redis" in self.discovery and not self.redis.get_secret_value():
-            raise ValueError("--discovery redis: say by --redis redis://HOST:PORT/DB which one")
+            raise ValueError("--discovery redis needs --redis redis://HOST:PORT/DB")
         return self
 
     @model_validator(mode="after")
     def _some_engine(self) -> RouterSettings:
         if not (self.decode or self.admin or self.discovery):
             raise ValueError(
-                "no engine for decode legs: give --decode URL (a --prefill URL beside it), or "
-                "--discovery"
+                "no engine for decode legs: give --decode URL (and --prefill URL), or --discovery"
             )
         return self
 
     @property
     def engines(self) -> dict[str, Role]:
-        """The role of each engine that is named, by its address."""
+        """The role of each named engine, by its address."""
         both = {a: Role.BOTH for a in self.prefill if a in self.decode}
         one = dict.fromkeys(self.prefill, Role.PREFILL) | dict.fromkeys(self.decode, Role.DECODE)
         return one | both
@@ -328,12 +332,12 @@ class RouterSettings(
 
     @property
     def sent_ahead_blocks(self) -> int | None:
-        """Blocks whose landing sends the decode leg ahead of the rest; None: it goes after all."""
+        """New blocks that must land before the decode leg; None: it waits for all of them."""
         if self.store is None or self.decode_dispatch == "landing":
             return None
         return self.dispatch_chunk_blocks if self.decode_dispatch == "chunk" else 0
 
     @property
     def store_tls(self) -> ClientTls:
-        """What a store under TLS is shown, and who must have signed what it shows."""
+        """Files for TLS with the store."""
         return ClientTls(self.store_ca_file, self.store_cert_file, self.store_key_file)

@@ -1,4 +1,4 @@
-"""Spellings of vLLM's toy proxy, so that its command line starts this router.
+"""Flags of vLLM's toy proxy, so that its command line starts this router.
 
 `tests/v1/kv_connector/nixl_integration/toy_proxy_server.py` of vLLM pairs hosts with ports.
 """
@@ -17,29 +17,31 @@ _DECODE_PORT: Final = "8200"
 
 
 class ToyProxySettings(BaseModel):
-    """Engines as hosts and ports, of which the first host belongs to the first port."""
+    """Engines as lists of hosts and ports."""
 
     prefiller_hosts: Texts = Field(
         default_factory=list,
-        description="Hosts of engines for prefill legs, as vLLM's toy proxy has them: the first "
-        f"belongs to the first of --prefiller-ports ({_PREFILL_PORT} unless given). Better: "
-        "--prefill.",
-        json_schema_extra={"flags": ["--prefiller-host"]},
+        description="Hosts of engines for prefill legs. The first host goes with the first of "
+        f"--prefiller-ports (default: {_PREFILL_PORT}). --prefill is the better flag.",
+        json_schema_extra={
+            "section": "Engines, as vLLM's toy proxy names them",
+            "flags": ["--prefiller-host"],
+        },
     )
     prefiller_ports: Texts = Field(
         default_factory=list,
-        description=f"Ports of those engines; their hosts are {_HOST} unless given.",
+        description=f"Ports of engines for prefill legs. The default host is {_HOST}.",
         json_schema_extra={"flags": ["--prefiller-port"]},
     )
     decoder_hosts: Texts = Field(
         default_factory=list,
-        description="Hosts of engines for decode legs, likewise, with --decoder-ports "
-        f"({_DECODE_PORT} unless given). Better: --decode.",
+        description="Hosts of engines for decode legs. The first host goes with the first of "
+        f"--decoder-ports (default: {_DECODE_PORT}). --decode is the better flag.",
         json_schema_extra={"flags": ["--decoder-host"]},
     )
     decoder_ports: Texts = Field(
         default_factory=list,
-        description=f"Ports of those engines; their hosts are {_HOST} unless given.",
+        description=f"Ports of engines for decode legs. The default host is {_HOST}.",
         json_schema_extra={"flags": ["--decoder-port"]},
     )
 

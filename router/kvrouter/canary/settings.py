@@ -12,23 +12,24 @@ class CanarySettings(BaseModel):
         default=0.0,
         ge=0,
         le=1,
-        description="Share of the requests that can be compared (greedy ones) which are computed "
-        "once more by their decode engine alone, as 0.01: tokens that differ are an alarm.",
+        description="Share of the comparable (greedy) requests whose answer the decode engine "
+        "computes once more, alone. Tokens that differ raise an alarm.",
+        json_schema_extra={"section": "Canary"},
     )
     canary_max_tokens: int = Field(
         default=8192,
         ge=1,
-        description="Tokens of prompt and answer up to which a request is sampled for the canary.",
+        description="Sample only requests whose prompt and answer have at most this many tokens.",
+        json_schema_extra={"metavar": "TOKENS"},
     )
     canary_below_requests: int = Field(
         default=4,
         ge=1,
-        description="The canary asks an engine only while fewer requests of this router than so "
-        "many are under way on it, and none waits in the queue.",
+        description="Ask an engine only while it has fewer requests of this router in flight, and "
+        "no request waits in the queue.",
     )
     canary_near_tie: float = Field(
         default=0.5,
         ge=0,
-        description="Difference of the log-probabilities of two tokens up to which the canary "
-        "takes either for right.",
+        description="Accept either of two tokens whose log-probabilities differ by at most this.",
     )

@@ -5,23 +5,22 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import BeforeValidator, ByteSize
+from pydantic import BaseModel, BeforeValidator, ByteSize
 from pydantic.json_schema import GenerateJsonSchema
 
-from kvrouter.options.flags import options
+from kvrouter.options.option import options
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
-    from pydantic_settings import BaseSettings
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
-def json_schema(command: str, model: type[BaseSettings]) -> dict[str, Any]:
-    """The schema, as JSON can have it, of what `kvrouter COMMAND --config FILE` takes.
+def json_schema(command: str, model: type[BaseModel]) -> dict[str, Any]:
+    """The JSON schema of the files that `kvrouter COMMAND --config FILE` takes.
 
-    A value that passes may still be refused for what it means (an address that is none, two
-    settings that exclude each other): `kvrouter config check` tells that.
+    A value that passes may still be refused for its meaning (a wrong address, two settings that
+    exclude each other); `kvrouter config check` finds that too.
     """
     own = model.model_json_schema(schema_generator=_Generator)
     properties: dict[str, Any] = {}
@@ -65,7 +64,9 @@ def _member(schema: dict[str, Any], info: FieldInfo, text: str) -> dict[str, Any
     return rest if default is None or infinite else {**rest, "default": default}
 
 
-_NOT_OF_FILES: Final = frozenset({"title", "flags", "description"})
+_NOT_OF_FILES: Final = frozenset(
+    {"title", "description", "flags", "section", "metavar", "positional"}
+)
 
 
 def _read_from_text(info: FieldInfo) -> bool:

@@ -1,15 +1,17 @@
-"""The `kvrouter` command: finds the command and hands over to `kvrouter.cli.run_command`.
+"""The `kvrouter` command: finds the command that is meant and runs it.
 
 Imports nothing heavy, so that `kvrouter --help` is quick.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any, Final
+
+from kvrouter import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,27 +19,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command: where its settings model and its `run(settings) -> int | None` are.
+    """One command.
 
-    One that `rereads` its settings while it runs gets a function that loads them as second
-    argument.
+    Attributes:
+        name: of one or two words.
+        help: what it does.
+        usage: its usual arguments.
+        settings: `MODULE:CLASS` of its settings.
+        run: `MODULE:FUNCTION` that takes the settings and returns the exit code, or None for 0.
+        rereads: whether `run` also takes a function that loads the settings again.
     """
 
     name: str
     help: str
+    usage: str
     settings: str
     run: str
     rereads: bool = False
-
-    def leads(self, args: Sequence[str]) -> bool:
-        """Whether `args` begin with its name, which may be of several words."""
-        return " ".join(args[: len(self.name.split())]) == self.name
 
 
 COMMANDS: Final = (
     Command(
         "serve",
-        "run the router before pools of prefill and decode engines",
+        "run the router in front of prefill and decode engines",
+        "[--prefill URL ...] --decode URL ... [FLAG ...]",
         "kvrouter.app.settings:RouterSettings",
         "kvrouter.app.process:run",
         rereads=True,
@@ -45,82 +50,122 @@ COMMANDS: Final = (
     Command(
         "store",
         "run a node of the KV store",
+        "[--memory BYTES] [FLAG ...]",
         "kvrouter_store.node.settings:StoreSettings",
         "kvrouter_store.node.process:run",
     ),
     Command(
         "sim",
         "run a simulated engine that moves and checks real KV bytes, without a GPU",
+        "--model NAME [FLAG ...]",
         "kvrouter.tools.sim.settings:SimSettings",
         "kvrouter.tools.sim.serve:run",
     ),
     Command(
         "doctor",
-        "examine engines, store and this host, and say what to do about what is wrong",
+        "check the engines, the store and this host, and say how to mend each fault",
+        "[FLAG of kvrouter serve ...] [--json] [--strict]",
         "kvrouter.tools.doctor.settings:DoctorSettings",
         "kvrouter.tools.doctor.run:run",
     ),
     Command(
         "status",
-        "show what a router knows at this moment, each second, or once for a script",
+        "show the state of a running router, every second or once",
+        "[URL] [FLAG ...]",
         "kvrouter.tools.terminal.settings:StatusSettings",
         "kvrouter.tools.terminal.run:run",
     ),
     Command(
         "register",
-        "keep engines registered in Redis, where routers find them, while they are healthy",
+        "keep healthy engines registered in Redis, where routers find them",
+        "--redis URL --decode URL ... [FLAG ...]",
         "kvrouter.membership.discovery.register_settings:RegisterSettings",
         "kvrouter.membership.discovery.register:run",
     ),
     Command(
         "demo",
-        "run store, engines and router on this machine, send them requests, kill one",
+        "run a store, engines and a router on this machine, send requests, kill an engine",
+        "[FLAG ...]",
         "kvrouter.tools.demo.settings:DemoSettings",
         "kvrouter.tools.demo.run:run",
     ),
     Command(
         "bench serve",
-        "load an OpenAI endpoint and print the figures of `vllm bench serve`",
+        "send load to an OpenAI endpoint and print the figures of `vllm bench serve`",
+        "[--base-url URL] [FLAG ...]",
         "kvrouter.tools.bench.settings:BenchSettings",
         "kvrouter.tools.bench.run:run",
     ),
+    Command(
+        "key new",
+        "make an API key for a caller of the router",
+        "NAME [--file FILE]",
+        "kvrouter.access.key_settings:KeySettings",
+        "kvrouter.access.key_command:run",
+    ),
 )
+CONFIG: Final = {
+    "config show": "print the settings in effect for a command with its flags, and their origins",
+    "config check": "print all that is wrong with a YAML file of settings",
+    "config schema": "print the JSON schema of such files",
+    "config docs": "print docs/configuration.md",
+}
+"""What `kvrouter config` does; `kvrouter.cli.config_command` has the functions."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `kvrouter`; returns the exit code: 0 well, 1 failed while running, 2 wrong use."""
+    """Run `kvrouter`; returns the exit code: 0 success, 1 failure at run time, 2 wrong use."""
     args = list(sys.argv[1:] if argv is None else argv)
-    command = next((c for c in COMMANDS if c.leads(args)), None)
+    command = find_command(args)
+    code: int
     if command is not None:
         rest = args[len(command.name.split()) :]
-        code: int = imported("kvrouter.cli.run_command:run_command")(command, rest)
-        return code
-    if args and args[0] == "config":
-        code = imported("kvrouter.cli.config_command:run_config")(COMMANDS, args[1:])
-        return code
-    if args and args[0] == "key":
-        code = imported("kvrouter.access.key_command:run_key")(args[1:])
-        return code
-    _top_parser().parse_args(args)
-    return 2
+        code = imported("kvrouter.cli.run_command:run_command")(command, rest)
+    elif " ".join(args[:2]) in CONFIG:
+        code = imported("kvrouter.cli.config_command:run_config")(args[1], args[2:])
+    else:
+        code = _overview(args)
+    return code
 
 
-def _top_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kvrouter", description=f"{metadata.metadata('kvrouter')['Summary']}."
-    )
-    parser.add_argument(
-        "--version", action="version", version=f"kvrouter {metadata.version('kvrouter')}"
-    )
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for each in COMMANDS:
-        subparsers.add_parser(each.name, help=each.help)
-    subparsers.add_parser("key", help="make a key for a caller of the router")
-    subparsers.add_parser("config", help="show, check and describe the settings of these commands")
-    return parser
+def find_command(args: Sequence[str]) -> Command | None:
+    """The command that `args` begin with."""
+    return next((c for c in COMMANDS if args[: len(c.name.split())] == c.name.split()), None)
 
 
 def imported(path: str) -> Any:
     """What `MODULE:NAME` names, imported now."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
+
+
+def _overview(args: list[str]) -> int:
+    """List the commands, or those of a group; say what is wrong with any other command."""
+    known = {command.name: command.help for command in COMMANDS} | CONFIG
+    first, second = [*args, "", ""][:2]
+    group = {name: text for name, text in known.items() if name.startswith(f"{first} ")}
+    if first == "--version":
+        print(f"kvrouter {__version__}")
+        return 0
+    if first in ("", "-h", "--help"):
+        print(_listing("kvrouter", f"{metadata.metadata('kvrouter')['Summary']}.", known))
+        return 0 if first else 2
+    if group and second in ("", "-h", "--help"):
+        print(_listing(f"kvrouter {first}", "", group))
+        return 0 if second else 2
+    meant = f"{first} {second}" if group else first
+    near = get_close_matches(meant, [*known, *(name.split()[0] for name in known)], 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    prog = f"kvrouter {first}" if group else "kvrouter"
+    print(f"kvrouter: there is no command {meant}{hint} (see {prog} --help)", file=sys.stderr)
+    return 2
+
+
+def _listing(prog: str, about: str, commands: dict[str, str]) -> str:
+    width = max(map(len, commands))
+    lines = [f"usage: {prog} COMMAND [FLAG ...]", *(["", about] if about else []), "", "Commands:"]
+    lines += (f"  {name:{width}}  {text}" for name, text in commands.items())
+    lines += ["", "kvrouter COMMAND --help lists the flags of a command."]
+    if prog == "kvrouter":
+        lines.append("kvrouter --version prints the version.")
+    return "\n".join(lines)

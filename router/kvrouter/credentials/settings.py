@@ -1,4 +1,4 @@
-"""Settings of how the router trusts engines, and of the keys that it shows them."""
+"""Settings of how the router trusts engines."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from kvrouter.credentials.tls import client_context
 
 
 class EngineTrustSettings(BaseModel):
-    """Whom to trust among engines."""
+    """Which certificates of engines to trust."""
 
     engine_ca_file: str = Field(
         default="",
-        description="PEM file of the CAs that have signed the certificates of engines at https:// "
-        "addresses. By default those that this machine trusts.",
+        description="PEM file of the CAs that signed the certificates of engines at https:// "
+        "addresses. By default the router trusts the CAs of this machine.",
+        json_schema_extra={"section": "Authentication"},
     )
 
     @field_validator("engine_ca_file")
     @classmethod
-    def _authorities(cls, value: str) -> str:
+    def _usable_authorities(cls, value: str) -> str:
         if value:
             client_context(value)
         return value

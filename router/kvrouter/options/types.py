@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
-from pydantic_settings import NoDecode
 
 
 def split(value: Any) -> Any:
@@ -21,4 +20,4 @@ def split(value: Any) -> Any:
     return value
 
 
-Texts = Annotated[list[str], NoDecode, BeforeValidator(split)]
+Texts = Annotated[list[str], BeforeValidator(split)]

@@ -6,20 +6,18 @@ Knows no setting by name; validates no value.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from kvrouter.options.bounded_yaml import TooMuch, bounded_root
+from kvrouter.options.complaints import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 MAX_BYTES = 1 << 20
-_NEAR = 0.6
-"""Likeness, as difflib counts it, from which on a name is taken for another one misspelt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +60,6 @@ def read_settings_file(path: str, known: Collection[str]) -> SettingsFile:
         else:
             values[name], places[name] = value, place
     return SettingsFile(values, places, tuple(problems))
-
-
-def did_you_mean(name: str, names: Collection[str]) -> str:
-    """`; did you mean X?`, or nothing where no name is near."""
-    near = get_close_matches(name, names, 1, _NEAR)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _text(path: str) -> str:

@@ -1,4 +1,4 @@
-"""Settings of what several routers share over Redis."""
+"""Settings of the Redis through which several routers share state."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from kvrouter.redis.connection import checked
 
 
 class RedisSettings(BaseModel):
-    """Where Redis is, and under which names this group of routers keeps what is its own there."""
+    """Where Redis is, and the prefix of this group of routers."""
 
     redis: SecretStr = Field(
         default=SecretStr(""),
-        description="Redis over which several routers share engines, load and what "
-        "they believe engines to hold, as redis://[:PASSWORD@]HOST:PORT/DB, or rediss:// for TLS "
-        "(?ssl_ca_certs=FILE names the "
-        "CA). Without it this router is alone. A URL with a password is better given in the "
-        "environment than as a flag, which others can see.",
+        description="Redis through which several routers share engines, load and the blocks that "
+        "engines hold: redis://[:PASSWORD@]HOST:PORT/DB, or rediss:// for TLS "
+        "(?ssl_ca_certs=FILE names the CA). Give a URL with a password in the environment: other "
+        "users can see flags.",
+        json_schema_extra={"section": "Several routers", "metavar": "URL"},
     )
     redis_prefix: str = Field(
         default="kvrouter",
-        description="Begins every key and channel in Redis; routers of one group have the same, "
-        "other groups in the same Redis another.",
+        description="Prefix of every key and channel in Redis. Routers of one group need the same "
+        "prefix, and groups in the same Redis need different ones.",
+        json_schema_extra={"metavar": "PREFIX"},
     )
 
     @field_validator("redis")

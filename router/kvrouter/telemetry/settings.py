@@ -1,4 +1,4 @@
-"""Settings of what is to be seen of a router: its log of requests, headers of answers, traces."""
+"""Settings of observability: logs, headers of answers, traces."""
 
 from __future__ import annotations
 
@@ -13,37 +13,41 @@ _TRACES: Final = "/v1/traces"
 
 
 class ObservabilitySettings(BaseModel):
-    """What a router tells of each request, and to whom."""
+    """What the router reports of each request, and where."""
 
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info",
+        description="Lowest severity that the router logs.",
+        json_schema_extra={"section": "Logs and traces"},
+    )
     access_log: bool = Field(
         default=True,
-        description="Log one line per request, with what became of it; at --log-level info and "
-        "below.",
+        description="Log one line per request with its outcome, at --log-level info or debug.",
     )
     route_headers: bool = Field(
         default=False,
-        description="Tell clients in headers of answers which engines did it, how many tokens of "
-        "the prompt were there already, and how long each part took (x-kvrouter-*, "
-        "server-timing).",
+        description="Add headers to answers (x-kvrouter-*, server-timing): which engines worked "
+        "on the request, how many prompt tokens were cached, and how long each part took.",
     )
     otlp_traces_endpoint: str | None = Field(
         default=None,
-        description="Collector that takes traces of requests by OTLP over HTTP, as "
-        "http://HOST:4318 (/v1/traces is added). Needs kvrouter[otel].",
+        description="Collector of traces by OTLP over HTTP, as http://HOST:4318 (the router adds "
+        "/v1/traces). Needs kvrouter[otel].",
+        json_schema_extra={"metavar": "URL"},
     )
     otlp_traces_sampling_ratio: float = Field(
         default=1.0,
         ge=0,
         le=1,
-        description="Share of the requests that are traced, 0 to 1; of those without a trace of "
-        "their own, unless --otlp-traces-client says otherwise.",
+        description="Share of the requests that the router traces. Clients with a traceparent "
+        "may decide otherwise, see --otlp-traces-client.",
     )
     otlp_traces_client: Literal["follow", "join", "ignore"] = Field(
         default="follow",
-        description="What a client's traceparent decides: follow, its trace goes on and is "
-        "recorded where the client records it; join, it goes on and is recorded by the ratio; "
-        "ignore, nothing. Before strangers, who could have everything recorded, take join or "
-        "ignore.",
+        description="What a client's traceparent decides. follow: the router continues the "
+        "client's trace, and records it if the client does. join: it continues the trace, and "
+        "records it by the sampling ratio. ignore: nothing. Choose join or ignore for clients "
+        "that you do not trust, because with follow a client can have every request recorded.",
     )
 
     @field_validator("otlp_traces_endpoint")

@@ -1,16 +1,15 @@
-"""Settings of a store node: flags > environment (KVROUTER_STORE_*) > YAML file > these defaults.
-
-And the types of the settings that all clients of a node have: their token, their files for TLS.
-"""
+"""Settings of a store node, and the types of settings that clients of a node share."""
 
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    BaseModel,
     BeforeValidator,
     ByteSize,
+    ConfigDict,
     Field,
     SecretStr,
     ValidationInfo,
@@ -18,7 +17,6 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from kvrouter_store._core import DISK_IO_KINDS, EVICTION_POLICIES
 from kvrouter_store.connection.tokens import check_token
@@ -55,6 +53,8 @@ def _secret(value: Any) -> SecretStr:
 class FileMode(int):
     """Permissions of a file, written as four octal digits."""
 
+    metavar = "MODE"
+
     def __str__(self) -> str:
         return f"{int(self):04o}"
 
@@ -66,9 +66,9 @@ class FileMode(int):
 
     @classmethod
     def read(cls, value: object) -> "FileMode":
-        """The mode that is written. ValueError where it is none that lets the owner in.
+        """The mode that is written. ValueError unless it lets the owner in.
 
-        A bare number is refused: YAML reads 0660 as 432, and nobody means that.
+        A bare number is refused: YAML reads 0660 as 432.
         """
         if isinstance(value, cls):
             return value
@@ -78,31 +78,34 @@ class FileMode(int):
 
 
 StoreToken = Annotated[SecretStr, BeforeValidator(_secret)]
-Quotas = Annotated[list[str], NoDecode, BeforeValidator(split_quotas)]
+Quotas = Annotated[list[str], BeforeValidator(split_quotas)]
 StoreCaFile = Annotated[
     str,
     Field(
-        description="PEM file of the CA that signed the certificate of a store at kvs://; "
-        "without it, whom this machine trusts"
+        description="PEM file of the CA that signed the certificate of a store at kvs://. By "
+        "default the CAs that this machine trusts."
     ),
 ]
 StoreCertFile = Annotated[
-    str, Field(description="PEM file of the certificate for a store that asks clients for one")
+    str, Field(description="PEM file of the certificate to show to the store, if it needs one.")
 ]
 RDMA = RdmaOptions()
 RdmaDevName = Annotated[
     str,
     Field(
-        description="RDMA device, as ibv_devices lists it; several, with or without the index of a "
-        "GID each (mlx5_1:6,mlx5_2:7), take turns by rank; empty: the first that can be used"
+        description="RDMA device, as ibv_devices lists it. Several devices, each with or without "
+        "the index of a GID (mlx5_1:6,mlx5_2:7), take turns by rank. By default the first usable "
+        "device.",
+        json_schema_extra={"section": "RDMA", "metavar": "NAME"},
     ),
 ]
-RdmaIbPort = Annotated[int, Field(ge=1, le=255, description="port of the RDMA device")]
+RdmaIbPort = Annotated[int, Field(ge=1, le=255, description="Port of the RDMA device.")]
 RdmaLinkType = Annotated[
     str,
     Field(
-        pattern=f"^({'|'.join(LINK_TYPES)})?$",
-        description=f"what that port must be: {' or '.join(LINK_TYPES)}; empty: whatever it is",
+        description=f"Link type that the port must have: {' or '.join(LINK_TYPES)}. By default "
+        "any.",
+        json_schema_extra={"metavar": "TYPE"},
     ),
 ]
 RdmaGidIndex = Annotated[
@@ -110,163 +113,180 @@ RdmaGidIndex = Annotated[
     Field(
         ge=NO_HINT,
         le=255,
-        description=f"index of the GID to use on RDMA devices without one of their own; {NO_HINT}: "
-        "one is looked up",
+        description="Index of the GID for RDMA devices without an index of their own; "
+        f"{NO_HINT}: choose one.",
+        json_schema_extra={"metavar": "INDEX"},
     ),
 ]
-StoreKeyFile = Annotated[str, Field(description="PEM file of that certificate's key")]
+StoreKeyFile = Annotated[str, Field(description="PEM file of the key of --store-cert-file.")]
 
 
-class StoreSettings(BaseSettings):
-    """One store node: where it listens and how much memory it holds."""
+class StoreSettings(BaseModel):
+    """One store node."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="KVROUTER_STORE_", extra="forbid", frozen=True, validate_default=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    env_prefix: ClassVar[str] = "KVROUTER_STORE_"
 
     host: str = Field(
-        default="127.0.0.1", description="address to listen on, for clients and for HTTP"
+        default="127.0.0.1",
+        description="Address to listen on, for clients and for HTTP.",
+        json_schema_extra={"section": "Ports"},
     )
     port: int = Field(
         default=7400,
         ge=0,
         le=65535,
-        description="port for clients; 0 takes a free one",
+        description="Port for clients; 0 takes a free one.",
         json_schema_extra={"flags": ["--service-port"]},
     )
     http_port: int = Field(
         default=7480,
         ge=0,
         le=65535,
-        description="port of /healthz, /metrics, /stats, /purge; 0 takes a free one",
+        description="Port of /healthz, /metrics, /stats and /purge; 0 takes a free one.",
         json_schema_extra={"flags": ["--manage-port"]},
-    )
-    memory: ByteSize = Field(
-        default=ByteSize(512 * MIB), description="size of the pool of KV blocks, as 8GiB or 512MiB"
     )
     unix_socket: str = Field(
         default="",
-        description="path of the Unix socket through which clients of this host map the pool; "
-        "empty: one is made in the run-time directory, 'none': no Unix socket",
+        description="Path of the Unix socket through which clients of this host map the pool; "
+        "'none' makes no socket. By default the node makes one in the run-time directory.",
+        json_schema_extra={"metavar": "PATH"},
     )
     unix_socket_mode: FileMode = Field(
         default=FileMode(0o600),
-        description="who may use the Unix socket, as octal digits: 0600 this user, 0660 its group "
-        "too; whoever may, maps the pool",
+        description="Permissions of the Unix socket, as octal digits: 0600 for this user, 0660 for "
+        "its group too. Every process that may use the socket maps the pool.",
     )
-    token_file: str = Field(
-        default="",
-        description="file of the tenants' tokens, TENANT:TOKEN on each line; clients and HTTP must "
-        "then show one of them; read again on SIGHUP. Others must not be able to read it",
-    )
-    quota: Quotas = Field(
-        default_factory=list,
-        description="what a tenant can count on of the pool, as TENANT=SIZE or TENANT=PERCENT "
-        "(research=40GiB, batch=25%); repeat it or give a list",
-    )
-    tls_cert_file: str = Field(
-        default="",
-        description="PEM file of the certificate, and what leads to its CA, for TLS with clients "
-        "over TCP (kvs://) and HTTPS; read again on SIGHUP, as is its key",
-    )
-    tls_key_file: str = Field(
-        default="",
-        description="PEM file of the certificate's key, without a passphrase. Others must not be "
-        "able to read it",
-    )
-    tls_ca_file: str = Field(
-        default="",
-        description="PEM file of the CAs of clients: over TCP only who shows a certificate of one "
-        "of them is served",
-    )
-    insecure: bool = Field(
-        default=False,
-        description="serve without tokens on an address that other hosts reach",
+    memory: ByteSize = Field(
+        default=ByteSize(512 * MIB),
+        description="Size of the pool of KV blocks, as 8GiB.",
+        json_schema_extra={"section": "Memory"},
     )
     granule: ByteSize = Field(
-        default=ByteSize(16 * KIB), description="unit of allocation in the pool: 4KiB to 64KiB"
+        default=ByteSize(16 * KIB), description="Unit of allocation in the pool: 4KiB to 64KiB."
     )
-    prefault: bool = Field(
-        default=False,
-        description="touch the whole pool at the start, so that no first write pays for it",
-    )
-    huge_pages: Literal["auto", "on", "off"] = Field(
-        default="auto",
-        description="pages of the pool: auto takes huge ones that the host has set aside, else "
-        "transparent ones, else small ones, and logs why; on: those set aside or no start; "
-        "off: small ones",
-    )
-    numa: Literal["auto", "off"] = Field(
-        default="auto",
-        description="auto divides the pool among the NUMA nodes of the host, where it has several, "
-        "and keeps what an engine writes near it",
+    eviction: str = Field(
+        default=EVICTION_POLICIES[0],
+        description="Policy that chooses the blocks to evict when the pool is full: "
+        f"{' or '.join(EVICTION_POLICIES)}.",
+        json_schema_extra={"metavar": "POLICY"},
     )
     reserve_limit: ByteSize = Field(
         default=ByteSize(0),
-        description="how much of the pool one client may have reserved, lent and fenced at a time, "
-        "as 2GiB; its connections through the Unix socket count together; 0: a quarter of the pool",
+        description="How much of the pool one client may have reserved, lent and fenced at a time, "
+        "as 2GiB. All its connections through the Unix socket count together. 0: a quarter of the "
+        "pool.",
     )
     reserve_timeout: float = Field(
         default=30.0,
         gt=0,
         allow_inf_nan=False,
-        description="seconds without a request after which a connection's reservations end: others "
-        "may write the same blocks, and its slots stay out of use until it is gone or commits",
+        description="Time without a request after which the reservations of a connection end. "
+        "Other clients may then write the same blocks; the reserved slots stay out of use until "
+        "the connection closes or commits.",
+    )
+    prefault: bool = Field(
+        default=False,
+        description="Touch the whole pool at the start, so that first writes are not slower.",
+    )
+    huge_pages: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Pages of the pool. on: huge pages that the host has set aside; the node does "
+        "not start without them. off: small pages. auto: huge pages if the host has set some "
+        "aside, else transparent huge pages, else small pages; the log says why.",
+    )
+    numa: Literal["auto", "off"] = Field(
+        default="auto",
+        description="Placement on a host with several NUMA nodes. auto: divide the pool among them "
+        "and keep the blocks of an engine near it.",
     )
     digests: Literal["checked", "off"] = Field(
         default="checked",
-        description="checked: clients compute the CRC32C of each block that they put, the node "
-        "checks what comes over a socket, readers check what they read; off: nobody does, but for "
-        "what lies on the disk",
-    )
-    eviction: str = Field(
-        default=EVICTION_POLICIES[0],
-        description=f"who goes when the pool is full: {', '.join(EVICTION_POLICIES)}",
+        description="Digests of blocks. checked: clients compute the CRC32C of each block that "
+        "they put, the node checks blocks that it receives over a socket, and readers check what "
+        "they read. off: only the disk checks its blocks.",
     )
     disk: str = Field(
         default="",
-        description="folder of the SSD tier, on a disk of this host: blocks are kept there too, "
-        "and found again after a restart; empty: blocks live in memory alone",
+        description="Folder of the SSD tier, on a local disk. The node keeps blocks there too, "
+        "and finds them again after a restart. By default blocks live in memory alone.",
+        json_schema_extra={"section": "SSD tier", "metavar": "FOLDER"},
     )
     disk_size: ByteSize = Field(
         default=ByteSize(0),
-        description="how much the SSD tier may have, as 100GiB; --disk needs it",
+        description="Size of the SSD tier, as 100GiB; --disk needs it.",
     )
     disk_io: str = Field(
         default="auto",
-        description=f"how the disk is read and written: {', '.join(DISK_IO_KINDS)}; auto takes the "
-        "first that works",
+        description=f"Interface to the disk: auto, {' or '.join(DISK_IO_KINDS)}. auto takes the "
+        "first that works.",
+        json_schema_extra={"metavar": "KIND"},
     )
     disk_read_timeout: float = Field(
         default=1.0,
         gt=0,
         allow_inf_nan=False,
-        description="seconds that a request waits for blocks from the disk; then it gets those "
-        "that are in memory",
+        description="Longest wait of a request for blocks from the disk; then it gets only the "
+        "blocks that are in memory.",
     )
     rdma: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="one-sided RDMA for clients on other hosts: auto where there is a device, "
-        "saying in the log why not; on: or no start; off. The pool is pinned",
+        description="One-sided RDMA for clients on other hosts; it pins the pool. on: the node "
+        "does not start without a device. auto: if there is a device; otherwise the log says why.",
+        json_schema_extra={"section": "RDMA"},
     )
     rdma_connections: int = Field(
         default=256,
         ge=1,
         le=65536,
-        description="connections that may have a queue pair at a time; further ones use TCP",
+        description="Connections that may have a queue pair at a time; further ones use TCP.",
     )
     dev_name: RdmaDevName = RDMA.dev_name
     ib_port: RdmaIbPort = RDMA.ib_port
     link_type: RdmaLinkType = RDMA.link_type
     hint_gid_index: RdmaGidIndex = RDMA.hint_gid_index
+    token_file: str = Field(
+        default="",
+        description="File of the tenants' tokens, TENANT:TOKEN on each line; other users must not "
+        "be able to read it. With it, clients and HTTP requests need one of the tokens. The node "
+        "reads it again on SIGHUP.",
+        json_schema_extra={"section": "Tenants and TLS"},
+    )
+    quota: Quotas = Field(
+        default_factory=list,
+        description="Share of the pool that is guaranteed to a tenant, as TENANT=SIZE or "
+        "TENANT=PERCENT (research=40GiB, batch=25%).",
+        json_schema_extra={"metavar": "TENANT=SIZE"},
+    )
+    insecure: bool = Field(
+        default=False,
+        description="Serve without tokens on an address that other hosts can reach.",
+    )
+    tls_cert_file: str = Field(
+        default="",
+        description="PEM file of the certificate and its chain, for TLS with clients over TCP "
+        "(kvs://) and for HTTPS. The node reads it and its key again on SIGHUP.",
+    )
+    tls_key_file: str = Field(
+        default="",
+        description="PEM file of the certificate's key, without a passphrase; other users must "
+        "not be able to read it.",
+    )
+    tls_ca_file: str = Field(
+        default="",
+        description="PEM file of CAs. With it, the node serves over TCP only clients that show a "
+        "certificate of one of them.",
+    )
+    log_level: Literal["error", "warning", "info", "debug"] = Field(
+        default="info",
+        description="Lowest severity that the node logs.",
+        json_schema_extra={"section": "Logs and shutdown"},
+    )
     drain_timeout: float = Field(
         default=5.0,
         ge=0,
         allow_inf_nan=False,
-        description="seconds that SIGTERM leaves to what is under way: puts, leases, replies",
-    )
-    log_level: Literal["error", "warning", "info", "debug"] = Field(
-        default="info", description="how much is logged"
+        description="How long puts, leases and replies in flight may take after SIGTERM.",
     )
 
     @field_validator("log_level", mode="before")
@@ -282,40 +302,40 @@ class StoreSettings(BaseSettings):
 
     @field_validator("disk_io")
     @classmethod
-    def _a_way_that_there_is(cls, value: str) -> str:
+    def _known_io(cls, value: str) -> str:
         if value not in {"auto", *DISK_IO_KINDS}:
-            raise ValueError(f"the disk's I/O is auto or one of {', '.join(DISK_IO_KINDS)}")
+            raise ValueError(f"give auto, {' or '.join(DISK_IO_KINDS)}")
         return value
 
     @field_validator("eviction")
     @classmethod
-    def _a_policy_that_there_is(cls, value: str) -> str:
+    def _known_policy(cls, value: str) -> str:
         if value not in {*EVICTION_POLICIES, GONE_POLICY}:
-            raise ValueError(f"the eviction policy is one of {', '.join(EVICTION_POLICIES)}")
+            raise ValueError(f"give {' or '.join(EVICTION_POLICIES)}")
         return value
 
     @field_validator("memory")
     @classmethod
-    def _a_pool_of_some_size(cls, value: ByteSize) -> ByteSize:
+    def _pool_size(cls, value: ByteSize) -> ByteSize:
         if value < MIN_POOL_BYTES:
             raise ValueError("the pool needs at least 1MiB, as in --memory 512MiB")
         return value
 
     @field_validator("quota")
     @classmethod
-    def _quotas_that_fit(cls, value: list[str], info: ValidationInfo) -> list[str]:
+    def _fitting_quotas(cls, value: list[str], info: ValidationInfo) -> list[str]:
         if "memory" in info.data:  # else that is what is wrong
             quota_bytes(value, info.data["memory"])
         return value
 
     @model_validator(mode="after")
-    def _devices_that_can_be_meant(self) -> "StoreSettings":
+    def _usable_devices(self) -> "StoreSettings":
         _ = self.rdma_options
         return self
 
     @property
     def rdma_options(self) -> RdmaOptions:
-        """Which RDMA devices to use. ValueError where that cannot be meant."""
+        """Which RDMA devices to use. ValueError if the settings contradict each other."""
         return RdmaOptions(self.dev_name, self.ib_port, self.link_type, self.hint_gid_index)
 
     @field_validator("granule")
@@ -326,7 +346,7 @@ class StoreSettings(BaseSettings):
         return value
 
     def unix_path(self) -> Path | None:
-        """Where the Unix socket is to be; None where there shall be none."""
+        """Path of the Unix socket; None for no socket."""
         if self.unix_socket == "none":
             return None
         if self.unix_socket:

@@ -47,7 +47,7 @@ def test_sources_are_given_by_flag_environment_and_file(
         ),
         ("", "give a file's path, or a URL"),
         ("file://host/engines.yaml", "give a file as its path, or as file:///PATH"),
-        ("redis", "--discovery redis: say by --redis redis://HOST:PORT/DB which one"),
+        ("redis", "--discovery redis needs --redis redis://HOST:PORT/DB"),
         ("redis://a:1", "discovery by Redis is --discovery redis; --redis URL says which one"),
         ("dns://a:1", "say ?role=prefill, ?role=decode or ?role=both"),
     ],
@@ -63,5 +63,5 @@ def test_what_is_no_source_is_refused_in_one_sentence(
 def test_one_source_cannot_be_given_twice(capsys: pytest.CaptureFixture[str]) -> None:
     told = refused(capsys, "--discovery", "e.yaml", "dns://a:1?role=decode", "file:///e.yaml",
                    "dns://a:1?role=decode&interval=1")  # fmt: skip
-    assert "discovery dns://a:1?role=decode is given twice: leave one" in told
+    assert "discovery dns://a:1?role=decode is given twice; leave one out" in told
     assert RouterSettings(discovery=["e.yaml", "e.yaml"]).discovery == ["e.yaml"]

@@ -92,15 +92,15 @@ def test_a_token_is_needed_where_others_reach_the_port_of_workers() -> None:
     with pytest.raises(ValueError, match="--admin-token"):
         RouterSettings(**wide)
     assert RouterSettings(**wide, control_port=0).admin
-    with pytest.raises(ValueError, match=r"whoever reaches 0\.0\.0\.0"):
+    with pytest.raises(ValueError, match=r"every client that reaches 0\.0\.0\.0"):
         RouterSettings(**wide, control_port=0, control_host="0.0.0.0")
 
 
 @pytest.mark.parametrize(
     ("files", "complaint"),
     [
-        ({"ssl_keyfile": "x"}, "go with --ssl-certfile"),
-        ({"ssl_ca_certs": "x"}, "go with --ssl-certfile"),
+        ({"ssl_keyfile": "x"}, "need --ssl-certfile"),
+        ({"ssl_ca_certs": "x"}, "need --ssl-certfile"),
         ({"ssl_certfile": "/absent"}, "/absent: No such file"),
     ],
 )

@@ -17,7 +17,7 @@ from kvrouter.app.process import leave
 from kvrouter.app.reload import RELOADED, Reload, follow
 from kvrouter.app.settings import RouterSettings
 from kvrouter.engines.engine import Role
-from kvrouter.options.flags import UsageError
+from kvrouter.options.complaints import UsageError
 from kvrouter_store.node.drain import Signals
 
 F = TypeVar("F", bound=Callable[..., Any])

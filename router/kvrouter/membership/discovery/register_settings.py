@@ -1,11 +1,10 @@
-"""Settings of `kvrouter register`: flags > environment > YAML file > default."""
+"""Settings of `kvrouter register`."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kvrouter.credentials.settings import EngineTrustSettings
 from kvrouter.engines.engine import Role
@@ -16,32 +15,36 @@ from kvrouter.options.types import Texts  # noqa: TC001 (pydantic reads it)
 from kvrouter.redis.settings import RedisSettings
 
 
-class RegisterSettings(RedisSettings, EngineTrustSettings, BaseSettings):
+class RegisterSettings(RedisSettings, EngineTrustSettings, BaseModel):
     """Settings of `kvrouter register`."""
 
-    model_config = SettingsConfigDict(env_prefix="KVROUTER_", extra="forbid")
+    model_config = ConfigDict(extra="forbid", validate_default=True)
+    env_prefix: ClassVar[str] = "KVROUTER_"
 
     prefill: Texts = Field(
         default_factory=list,
         description="Engines for prefill legs, as URL or HOST:PORT by which routers reach them. "
-        "An engine named here and under --decode takes both legs.",
+        "An engine that --decode names too takes both legs.",
+        json_schema_extra={"section": "Engines", "metavar": "URL"},
     )
     decode: Texts = Field(
-        default_factory=list, description="Engines for decode legs, as URL or HOST:PORT."
+        default_factory=list,
+        description="Engines for decode legs, as URL or HOST:PORT.",
+        json_schema_extra={"metavar": "URL"},
     )
     ttl_s: float = Field(
         default=15.0,
         ge=0.5,
         le=MAX_TTL_S,
-        description="Seconds after which an entry goes that is not renewed; it is renewed three "
-        "times as often while the engine's /health answers.",
+        description="How long an entry lives without renewal. While the engine's /health "
+        "answers, the command renews the entry three times as often.",
         json_schema_extra={"flags": ["--ttl"]},
     )
     health_timeout_s: float = Field(
-        default=5.0, gt=0, description="Seconds that an engine may take to answer a health check."
+        default=5.0, gt=0, description="Longest time for the answer to a health check."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least severity that is logged."
+        default="info", description="Lowest severity that the command logs."
     )
 
     @field_validator("prefill", "decode")
@@ -54,7 +57,7 @@ class RegisterSettings(RedisSettings, EngineTrustSettings, BaseSettings):
         if not self.redis.get_secret_value():
             raise ValueError("no Redis to register in: give --redis redis://HOST:PORT/DB")
         if not self.members:
-            raise ValueError("no engine to register: give --prefill URL or --decode URL")
+            raise ValueError("no engine to register: give --decode URL or --prefill URL")
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""Settings of where KV events come from, and how much is remembered of them."""
+"""Settings of KV events: where they come from, and how many blocks the index remembers."""
 
 from __future__ import annotations
 
@@ -11,29 +11,34 @@ from kvrouter.options.types import Texts  # noqa: TC001 (pydantic reads it)
 
 
 class KvEventSettings(BaseModel):
-    """Which publishers a router hears."""
+    """Which publishers of KV events the router listens to."""
 
     kv_events_bind: str | None = Field(
         default=None,
-        description="Address on which KV events are taken, as tcp://HOST:PORT. Engines connect "
-        "their publisher to it with the topic kv@HOST:PORT, their own address as given here.",
+        description="Address on which the router receives KV events, as tcp://HOST:PORT. The "
+        "engines' publishers connect to it with the topic kv@HOST:PORT, where HOST:PORT is the "
+        "engine as --prefill and --decode name it.",
+        json_schema_extra={"section": "KV events", "metavar": "URL"},
     )
     kv_events_connect: Texts = Field(
         default_factory=list,
-        description="Port of the engines' own publishers, where these are bound (vLLM's default: "
-        "tcp://*:5557), as PORT for all or HOST:PORT=PORT for one. Several routers may connect.",
+        description="Port of the engines' publishers, if these listen (vLLM's default: "
+        "tcp://*:5557): PORT for all engines or HOST:PORT=PORT for one. Several routers may "
+        "connect.",
+        json_schema_extra={"metavar": "PORT"},
     )
     kv_events_replay: Texts = Field(
         default_factory=list,
         description="Port at which an engine's publisher repeats messages (vLLM's "
-        "replay_endpoint), as PORT for all or HOST:PORT=PORT for one. What is lost, or was told "
-        "before the router began, is asked for there.",
+        "replay_endpoint): PORT for all engines or HOST:PORT=PORT for one. The router asks there "
+        "for messages that were lost or sent before it started.",
+        json_schema_extra={"metavar": "PORT"},
     )
     index_blocks: int = Field(
         default=1_000_000,
         ge=1024,
-        description="Blocks that the index of the engines' caches remembers, 36 to 72 bytes each. "
-        "Beyond it those that were neither stored nor asked for lately are forgotten.",
+        description="Blocks that the index of the engines' caches remembers, at 36 to 72 bytes "
+        "each. Beyond it the router forgets the least recently used.",
     )
 
     @field_validator("kv_events_bind")
@@ -72,5 +77,5 @@ class KvEventSettings(BaseModel):
 
     @property
     def takes_kv_events(self) -> bool:
-        """Whether engines are heard at all."""
+        """Whether the router receives KV events at all."""
         return self.kv_events_bind is not None or bool(self.kv_events_connect)

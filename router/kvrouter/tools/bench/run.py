@@ -12,7 +12,7 @@ import aiohttp
 import orjson
 import uvloop
 
-from kvrouter.options.flags import UsageError
+from kvrouter.options.complaints import UsageError
 from kvrouter.tools.bench import load
 from kvrouter.tools.bench.figures import WIDTH, Figures
 from kvrouter.tools.bench.legs import RouterLegs

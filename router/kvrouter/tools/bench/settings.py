@@ -1,73 +1,83 @@
 """Settings of `kvrouter bench serve`; flags have the names that `vllm bench serve` gives them."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 Name = Literal["ttft", "tpot", "itl", "e2el"]
 
 
-class BenchSettings(BaseSettings):
-    """What is sent where, and what is told of it."""
+class BenchSettings(BaseModel):
+    """What to send, where, and what to report."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="KVROUTER_BENCH_", extra="forbid", frozen=True, validate_default=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    env_prefix: ClassVar[str] = "KVROUTER_BENCH_"
 
     base_url: str = Field(
-        default="http://127.0.0.1:8000", description="router or engine, without a path"
+        default="http://127.0.0.1:8000",
+        description="URL of a router or an engine, without a path.",
+        json_schema_extra={"section": "Server"},
     )
     endpoint: Literal["/v1/completions"] = Field(
-        default="/v1/completions", description="where requests go; prompts are token ids"
+        default="/v1/completions", description="Path of the requests; prompts are token ids."
     )
     model: str | None = Field(
-        default=None, description="model to ask for; default: the first that /v1/models names"
+        default=None, description="Model to ask for. By default the first of /v1/models."
     )
     api_key: SecretStr = Field(
         default=SecretStr(""),
-        description="key to bring, as Authorization: Bearer; better given in the environment",
+        description="API key, sent as Authorization: Bearer. Give it in the environment: other "
+        "users can see flags.",
     )
-    num_prompts: int = Field(default=1000, ge=1, le=10_000_000, description="requests in all")
+    num_prompts: int = Field(
+        default=1000,
+        ge=1,
+        le=10_000_000,
+        description="Requests in all.",
+        json_schema_extra={"section": "Load"},
+    )
     random_input_len: int = Field(
-        default=1024, ge=1, le=10_000_000, description="tokens of a prompt, without its prefix"
+        default=1024, ge=1, le=10_000_000, description="Tokens of a prompt after the prefix."
     )
     random_prefix_len: int = Field(
-        default=0, ge=0, le=10_000_000, description="tokens that all prompts begin with"
+        default=0, ge=0, le=10_000_000, description="Tokens of the prefix that prompts share."
     )
     random_output_len: int = Field(
-        default=128, ge=1, le=1_000_000, description="tokens of an answer"
+        default=128, ge=1, le=1_000_000, description="Tokens of an answer."
     )
-    random_token_ids: Annotated[tuple[int, int], NoDecode] = Field(
+    random_token_ids: tuple[int, int] = Field(
         default=(1000, 2000),
-        description="FIRST,END of the token ids that prompts are drawn from, within the vocabulary",
+        description="Range of the token ids that prompts are drawn from: FIRST,END within the "
+        "vocabulary, END excluded.",
+        json_schema_extra={"metavar": "FIRST,END"},
     )
     request_rate: float = Field(
         default=float("inf"),
         gt=0,
-        description="requests a second, at random times (Poisson); inf sends all at once",
+        description="Requests per second, at random times (Poisson); inf sends all at once.",
     )
     max_concurrency: int | None = Field(
-        default=None, ge=1, le=1_000_000, description="requests under way at most"
+        default=None, ge=1, le=1_000_000, description="Most requests in flight."
     )
-    seed: int = Field(default=0, ge=0, description="of prompts and of the times they are sent")
-    ignore_eos: bool = Field(default=False, description="let answers have their full length")
+    seed: int = Field(default=0, ge=0, description="Seed of prompts and of sending times.")
+    ignore_eos: bool = Field(default=False, description="Ask for answers of full length.")
     temperature: float | None = Field(
-        default=None, ge=0, description="sampling temperature; default: the server's own"
+        default=None, ge=0, description="Sampling temperature. By default the server's own."
     )
-    request_timeout: float = Field(
-        default=600.0, gt=0, description="seconds that a request may take"
-    )
-    percentile_metrics: Annotated[tuple[Name, ...], NoDecode] = Field(
+    request_timeout: float = Field(default=600.0, gt=0, description="Longest time of a request.")
+    percentile_metrics: tuple[Name, ...] = Field(
         default=("ttft", "tpot", "itl"),
-        description="which times are told, of ttft,tpot,itl,e2el",
+        description="Times to report, of ttft,tpot,itl,e2el.",
+        json_schema_extra={"section": "Report", "metavar": "NAME,..."},
     )
-    metric_percentiles: Annotated[tuple[float, ...], NoDecode] = Field(
-        default=(99.0,), description="which percentiles of them"
+    metric_percentiles: tuple[float, ...] = Field(
+        default=(99.0,),
+        description="Percentiles to report of each time.",
+        json_schema_extra={"metavar": "PERCENT,..."},
     )
     save_result: Path | None = Field(
-        default=None, description="file for the figures as JSON, under the names vLLM gives them"
+        default=None, description="Write the figures to this file as JSON, under vLLM's names."
     )
 
     @field_validator("random_token_ids", "percentile_metrics", "metric_percentiles", mode="before")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from kvrouter.options.flags import UsageError
+from kvrouter.options.complaints import UsageError
 from kvrouter.tools.demo.settings import child_environment
 from kvrouter_store.connectors.vllm.versions import VERSIONS, facts_of
 

@@ -2,66 +2,72 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pydantic import BaseModel
 
 from kvrouter.app.reload import ENGINES, KEYS, RELOADED
-from kvrouter.options.flags import options
+from kvrouter.options.option import options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pydantic_settings import BaseSettings
-
-    from kvrouter.options.flags import Option
+    from kvrouter.options.option import Option
 
 HEAD = """\
 # Configuration
 
 <!-- Written by `kvrouter config docs`; do not edit. -->
 
-Every setting can be given in four ways. A flag wins over the environment, the environment over the
-YAML file that `--config FILE` names, the file over the default. `kvrouter config show COMMAND
-[flags]` prints the values in effect and whence each came.
+You can give every setting as a flag, in the environment, or in the YAML file that `--config FILE`
+names. A flag wins over the environment, the environment wins over the file, and the file wins over
+the default. `kvrouter config show COMMAND [FLAG ...]` prints the values in effect and the origin of
+each.
 
-In the environment and in YAML a setting has the name shown; lists are written `a,b` or `a b` in the
-environment and as lists in YAML.
+In YAML a setting has the name of its flag, with `_` or `-`. A list is `a,b` or `a b` in the
+environment, and a list in YAML.
 
-`kvrouter config check FILE [COMMAND] [flags]` tells all that is wrong with a file: what is unknown,
-with the name that it resembles, what stands twice, what cannot be. `kvrouter config schema
-[COMMAND]` prints the JSON schema of such files, for editors. Wrong settings end with exit code 2. A
-variable of the environment that resembles a setting's and is none is an error, for it would do
-nothing. Variables that Kubernetes sets for a Service whose name begins with `kvrouter`
-(`KVROUTER_PORT=tcp://10.0.0.1:80`, `KVROUTER_DECODE_SERVICE_HOST`) are ignored, with one warning.
+`kvrouter config check FILE [COMMAND] [FLAG ...]` prints all that is wrong with a file: unknown
+names, names that occur twice, and values that cannot be used. `kvrouter config schema [COMMAND]`
+prints the JSON schema of such files, for editors. A command with a wrong setting ends with exit
+code 2. So does a command that finds a variable which resembles one of its settings, because that
+variable would have no effect. Variables that Kubernetes sets for a Service whose name begins with
+`kvrouter` (`KVROUTER_PORT=tcp://10.0.0.1:80`, `KVROUTER_DECODE_SERVICE_HOST`) are ignored with one
+warning.
 
-Of a running router SIGHUP changes the settings marked ↻; it reads the file anew, and drops no
+On SIGHUP a running router reads the file again and applies the settings marked ↻ without breaking a
 stream ([Operations](operations.md#the-settings-file)).
 """
 
 
-def configuration_page(commands: Iterable[tuple[str, str, type[BaseSettings]]]) -> str:
+_COLUMNS: Final = "| Flag | Environment | Default | What it does |\n|---|---|---|---|"
+
+
+def configuration_page(commands: Iterable[tuple[str, str, type[BaseModel]]]) -> str:
     """The whole page, in Markdown, for (name, help, settings model) of each command.
 
-    Of a command that takes all settings of one before it, only what is its own is listed.
+    A command that takes all settings of an earlier one lists only its own.
     """
-    sections, before = [HEAD], list[tuple[str, type[BaseModel]]]()
+    parts, before = [HEAD], list[tuple[str, type[BaseModel]]]()
     for name, text, model in commands:
         live = {*ENGINES, *KEYS, *RELOADED} if name == "serve" else frozenset[str]()
         base, shown = next((one for one in before if issubclass(model, one[1])), ("", BaseModel))
         before.append((name, model))
-        own = (each for each in options(model) if each.name not in shown.model_fields)
-        rows = [_row(option, option.name in live) for option in own]
-        table = "\n".join(
-            ["| flag | environment | default | meaning |", "|---|---|---|---|", *rows]
-        )
-        more = f" It takes all that `kvrouter {base}` takes, and:" if base else ""
-        sections.append(f"\n## kvrouter {name}\n\n{text[0].upper()}{text[1:]}.{more}\n\n{table}\n")
-    return "".join(sections)
+        more = f" It takes all settings of `kvrouter {base}`, and:" if base else ""
+        parts.append(f"\n## kvrouter {name}\n\n{text[0].upper()}{text[1:]}.{more}\n")
+        sections: dict[str, list[str]] = {}
+        for option in options(model):
+            if option.name not in shown.model_fields:
+                row = _row(option, option.name in live)
+                sections.setdefault(option.section, []).append(row)
+        for title, rows in sections.items():
+            parts.append(f"\n### {title}\n\n{_COLUMNS}\n" + "\n".join(rows) + "\n")
+    return "".join(parts)
 
 
 def _row(option: Option, live: bool) -> str:
-    flags = ", ".join(f"`{flag}`" for flag in option.flags)
+    value = "" if option.choices or option.kind == "switch" else f" {option.metavar}"
+    flags = ", ".join(f"`{flag}{value}`" for flag in option.flags)
     meaning = option.help
     if option.choices:
         meaning += " One of " + ", ".join(f"`{choice}`" for choice in option.choices) + "."

@@ -1,4 +1,4 @@
-"""Settings of `kvrouter doctor`: the router's own, so that its flags and file can be given."""
+"""Settings of `kvrouter doctor`: those of the router, whose flags and file it takes, and more."""
 
 from __future__ import annotations
 
@@ -10,34 +10,32 @@ from kvrouter.app.settings import RouterSettings
 
 
 class DoctorSettings(RouterSettings):
-    """The router whose set-up is examined, and how.
-
-    It needs no engine: whatever is named is examined.
-    """
+    """The set-up to check, and how. No engine is required."""
 
     json_output: bool = Field(
         default=False,
-        description="Print JSON instead of text: an object with `findings`, a list.",
-        json_schema_extra={"flags": ["--json"]},
+        description="Print JSON instead of text: an object with a list `findings`.",
+        json_schema_extra={"section": "The check", "flags": ["--json"]},
     )
     strict: bool = Field(
-        default=False, description="End with exit code 1 for warnings too, not for errors alone."
+        default=False, description="Exit with code 1 for warnings too, not only for errors."
     )
     doctor_deadline_s: float = Field(
         default=20.0,
         gt=0,
         le=600,
-        description="Seconds that an engine may take for one request of the doctor's, such as a "
+        description="Longest time for an engine's answer to one request of the doctor, such as a "
         "prompt of a few blocks.",
         json_schema_extra={"flags": ["--doctor-deadline"]},
     )
     host_root: Path = Field(
         default=Path("/"),
-        description="Folder under which /proc, /sys and /dev of the host are: where the host's "
-        "root is mounted in a container.",
+        description="Folder that holds /proc, /sys and /dev of the host. In a container, give "
+        "the path where the host's root is mounted.",
+        json_schema_extra={"metavar": "FOLDER"},
     )
 
     @model_validator(mode="after")
     def _some_engine(self) -> DoctorSettings:
-        """Takes the router's place, which needs a decode engine."""
+        """Replace the router's check, which requires an engine."""
         return self

@@ -1,11 +1,11 @@
-"""Settings of a simulated engine: flags > environment (KVROUTER_SIM_*) > YAML file > defaults.
+"""Settings of a simulated engine.
 
 Flags that llm-d-inference-sim has carry its names and meaning
 (github.com/llm-d/llm-d-inference-sim, docs/configuration.md); those of vLLM carry vLLM's.
 """
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import (
@@ -18,8 +18,8 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from kvrouter.options.types import Texts
 from kvrouter.tools.sim.failures import FAILURES
 from kvrouter_store.client.blocking import TransportName
 from kvrouter_store.connection.address import parse_url
@@ -47,12 +47,14 @@ _UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0,
 class Duration(float):
     """Seconds. Written as Go writes it ("100ms", "1m30s"); a bare number is milliseconds."""
 
+    metavar = "DURATION"
+
     def __format__(self, spec: str) -> str:
         return f"{self * 1000:g}ms" if self < 1 else f"{float(self):g}s"
 
     @classmethod
     def parse(cls, value: object) -> "Duration":
-        """Read a duration. ValueError for anything that is none, or is negative."""
+        """Read a duration. ValueError for anything else, and for a negative one."""
         if isinstance(value, Duration):
             return value
         try:
@@ -89,196 +91,251 @@ class KVEventsConfig(BaseModel):
     topic: str | None = None
 
     def address(self) -> str | None:
-        """Where events go; None where they are not enabled."""
+        """Where events go; None if they are not enabled."""
         return self.endpoint if self.enable_kv_cache_events else None
 
 
 def _events_config(value: object) -> object:
-    return orjson.loads(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        raise ValueError("give a JSON object, as '{\"enable_kv_cache_events\": true}'") from None
 
 
-class SimSettings(BaseSettings):
-    """One simulated engine: what it serves, how fast it claims to be, and how it fails."""
+class SimSettings(BaseModel):
+    """One simulated engine: what it serves, how fast it seems to be, and how it fails."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="KVROUTER_SIM_", extra="forbid", frozen=True, validate_default=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    env_prefix: ClassVar[str] = "KVROUTER_SIM_"
 
+    model: str = Field(description="Name of the model that the engine serves.")
     role: Literal["prefill", "decode", "both"] = Field(
         default="both",
-        description="prefill: loads and saves the prompt's blocks; decode: only loads; "
-        "both: loads, and saves the answer's blocks too",
+        description="What the engine does with blocks. prefill: load and save those of prompts. "
+        "decode: only load. both: load, and save those of answers too.",
+        json_schema_extra={"section": "Engine"},
     )
-    host: str = Field(default="127.0.0.1", description="address to listen on")
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(
-        default=8000, ge=0, le=65535, description="port to listen on; 0 takes a free one"
+        default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one."
     )
-    model: str = Field(description="name of the model that it claims to serve")
-    served_model_name: list[str] = Field(
-        default_factory=list, description="names under which the model is served instead of --model"
+    served_model_name: Texts = Field(
+        default_factory=list,
+        description="Names under which the engine serves the model, instead of --model.",
+        json_schema_extra={"metavar": "NAME"},
     )
+    block_size: int = Field(
+        default=64,
+        ge=1,
+        le=1024,
+        description="Tokens in a block.",
+        json_schema_extra={"metavar": "TOKENS"},
+    )
+    kv_cache_size: int = Field(
+        default=1024,
+        ge=1,
+        description="Size of the engine's own cache.",
+        json_schema_extra={"metavar": "BLOCKS"},
+    )
+    kv_bytes_per_token: int = Field(
+        default=1024,
+        ge=16,
+        le=1 << 20,
+        description="KV of one token; the engine really moves these bytes.",
+        json_schema_extra={"metavar": "BYTES"},
+    )
+    weights_revision: str = Field(
+        default="sim",
+        description="Revision of the weights; engines share KV only if their revisions are equal.",
+        json_schema_extra={"metavar": "NAME"},
+    )
+    hash_seed: str | None = Field(
+        default=None,
+        description="Seed of the block hashes, as PYTHONHASHSEED is for vLLM.",
+        json_schema_extra={"metavar": "SEED"},
+    )
+    max_model_len: int | None = Field(
+        default=None,
+        ge=2,
+        description="Longest prompt plus answer. By default what the cache holds, at most 32768.",
+        json_schema_extra={"metavar": "TOKENS"},
+    )
+    max_num_seqs: int = Field(
+        default=256, ge=1, description="Requests that run at once; others wait."
+    )
+    max_waiting_queue_length: int = Field(
+        default=1000, ge=0, description="Requests that may wait; further ones are answered 429."
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        default="fcfs",
+        description="Which waiting request runs next. fcfs: the oldest. priority: the one with "
+        "the lowest `priority`, and the oldest of equals.",
+    )
+    max_num_batched_tokens: int = Field(
+        default=2048,
+        ge=1,
+        description="Prompt tokens of one step; the engine saves blocks after each step.",
+        json_schema_extra={"metavar": "TOKENS"},
+    )
+    shared_steps: bool = Field(
+        default=False,
+        description="Compute prompts step by step, one after the other, and let the next tokens "
+        "of answers wait for the step, as one device does. Otherwise requests slow each other "
+        "down only by --time-factor-under-load.",
+    )
+    log_level: Literal["error", "warning", "info", "debug"] = Field(
+        default="info", description="Lowest severity that the engine logs."
+    )
+
     store: str | None = Field(
         default=None,
-        description="KV store to load from and save to: kv://HOST:PORT, or kvs://HOST:PORT for TLS",
+        description="KV store to load from and save to: kv://HOST:PORT, or kvs://HOST:PORT for "
+        "TLS.",
+        json_schema_extra={"section": "KV store", "metavar": "URL"},
     )
     store_token: StoreToken = Field(
         default=SecretStr(""),
-        description="token of the store, where it asks for one; better given in the environment "
-        "than as a flag, which others can see",
+        description="Token of the store, if it needs one. Give it in the environment: other users "
+        "can see flags.",
     )
     store_ca_file: StoreCaFile = ""
     store_cert_file: StoreCertFile = ""
     store_key_file: StoreKeyFile = ""
     store_transport: TransportName = Field(
         default="auto",
-        description="how blocks travel: auto takes the first that can be had of shm, unix, rdma "
-        "and tcp; rdma needs a device here",
+        description="How blocks travel. auto: the first of shm, unix, rdma and tcp that works; "
+        "rdma needs a device on this host.",
         json_schema_extra={"flags": ["--transport"]},
+    )
+    store_deadline: Duration = Field(
+        default=Duration(2), description="Longest time of one operation of the store."
+    )
+    verify_kv: bool = Field(
+        default=True,
+        description="Compare every loaded block with the bytes that its hash stands for.",
     )
     dev_name: RdmaDevName = RDMA.dev_name
     ib_port: RdmaIbPort = RDMA.ib_port
     link_type: RdmaLinkType = RDMA.link_type
     hint_gid_index: RdmaGidIndex = RDMA.hint_gid_index
-    store_deadline: Duration = Field(
-        default=Duration(2), description="how long one operation of the store may take, as 2s"
-    )
-    verify_kv: bool = Field(
-        default=True,
-        description="compare every loaded block with the bytes that its hash stands for",
-    )
-    block_size: int = Field(default=64, ge=1, le=1024, description="tokens in a block")
-    kv_cache_size: int = Field(default=1024, ge=1, description="blocks in the engine's own cache")
-    kv_bytes_per_token: int = Field(
-        default=1024, ge=16, le=1 << 20, description="bytes of KV of a token: what really is moved"
-    )
-    weights_revision: str = Field(
-        default="sim", description="revision of the weights: engines share KV only under equal ones"
-    )
-    hash_seed: str | None = Field(
-        default=None, description="seed of the block hashes; what PYTHONHASHSEED is to vLLM"
-    )
-    max_model_len: int | None = Field(
-        default=None,
-        ge=2,
-        description="longest prompt plus answer, in tokens; none: what its cache holds, to 32768",
-    )
-    max_num_seqs: int = Field(
-        default=256, ge=1, description="requests that run at once; others wait"
-    )
-    max_waiting_queue_length: int = Field(
-        default=1000, ge=0, description="requests that may wait; further ones are answered 429"
-    )
-    scheduling_policy: Literal["fcfs", "priority"] = Field(
-        default="fcfs",
-        description="who of those that wait runs next: fcfs the first that came, priority the one "
-        "with the lowest `priority`, the first of equals",
-    )
-    max_num_batched_tokens: int = Field(
-        default=2048,
-        ge=1,
-        description="prompt tokens of one step: blocks are saved after each step",
-    )
-    shared_steps: bool = Field(
-        default=False,
-        description="compute prompts step by step, one after the other, and let the next tokens of "
-        "answers wait for the step, as one device does; otherwise requests slow each other by "
-        "--time-factor-under-load alone",
-    )
 
     time_to_first_token: Duration = Field(
         default=Duration(0),
-        description="time of a prefill, as 100ms; a bare number is milliseconds",
+        description="Time of a prefill, as 100ms; a bare number is milliseconds.",
+        json_schema_extra={"section": "Times"},
     )
     time_to_first_token_std_dev: Duration = Field(
-        default=Duration(0), description="its standard deviation: at most 30 percent of it"
+        default=Duration(0),
+        description="Standard deviation of --time-to-first-token, at most 30 percent of it.",
     )
     inter_token_latency: Duration = Field(
-        default=Duration(0), description="time of each further token"
+        default=Duration(0), description="Time of each further token."
     )
     inter_token_latency_std_dev: Duration = Field(
-        default=Duration(0), description="its standard deviation: at most 30 percent of it"
+        default=Duration(0),
+        description="Standard deviation of --inter-token-latency, at most 30 percent of it.",
     )
     prefill_overhead: Duration = Field(
         default=Duration(0),
-        description="constant part of a prefill's time; only without --time-to-first-token",
+        description="Constant part of a prefill's time; only without --time-to-first-token.",
     )
     prefill_time_per_token: Duration = Field(
         default=Duration(0),
-        description="time per prompt token computed; only without --time-to-first-token",
+        description="Time per computed prompt token; only without --time-to-first-token.",
     )
     prefill_time_std_dev: Duration = Field(
         default=Duration(0),
-        description="standard deviation of a prefill's time; without --time-to-first-token",
+        description="Standard deviation of a prefill's time; only without --time-to-first-token.",
     )
     kv_cache_transfer_latency: Duration = Field(
         default=Duration(0),
-        description="time that loading from the store takes, instead of the prefill's",
+        description="Time of a load from the store, instead of the prefill's.",
     )
     kv_cache_transfer_latency_std_dev: Duration = Field(
-        default=Duration(0), description="its standard deviation: at most 30 percent of it"
+        default=Duration(0),
+        description="Standard deviation of --kv-cache-transfer-latency, at most 30 percent of it.",
     )
     kv_cache_transfer_time_per_token: Duration = Field(
         default=Duration(0),
-        description="time per token loaded; only without --kv-cache-transfer-latency",
+        description="Time per loaded token; only without --kv-cache-transfer-latency.",
     )
     kv_cache_transfer_time_std_dev: Duration = Field(
         default=Duration(0),
-        description="its standard deviation; only without --kv-cache-transfer-latency",
+        description="Standard deviation of a load's time; only without "
+        "--kv-cache-transfer-latency.",
     )
     time_factor_under_load: float = Field(
         default=1.0,
         ge=1.0,
-        description="all times are this much longer with --max-num-seqs requests",
+        description="Factor of all times while --max-num-seqs requests run.",
+        json_schema_extra={"metavar": "FACTOR"},
     )
     seed: int | None = Field(
-        default=None, description="seed of latencies and failures; none: the clock's"
+        default=None,
+        description="Seed of times and failures. By default the clock.",
+        json_schema_extra={"metavar": "SEED"},
     )
 
     failure_injection_rate: int = Field(
-        default=0, ge=0, le=100, description="share of requests that fail on purpose, in percent"
+        default=0,
+        ge=0,
+        le=100,
+        description="Share of the requests that fail on purpose.",
+        json_schema_extra={"section": "Failures", "metavar": "PERCENT"},
     )
-    failure_types: list[str] = Field(
+    failure_types: Texts = Field(
         default_factory=list,
-        description="kinds of failure to inject: " + ", ".join(FAILURES) + "; none named: any",
+        description=f"Kinds of failure to inject, of {', '.join(FAILURES)}. By default all.",
+        json_schema_extra={"metavar": "KIND"},
     )
-
     kv_corruption_rate: int = Field(
         default=0,
         ge=0,
         le=100,
-        description="share of loads from the store after which a byte of the KV is wrong, in "
-        "percent, as with a broken transport; --no-verify-kv answers from it",
+        description="Share of the loads from the store that change one byte of the KV, as a "
+        "broken transport does. With --no-verify-kv the engine answers from it.",
+        json_schema_extra={"metavar": "PERCENT"},
     )
 
-    kv_events_config: Annotated[KVEventsConfig, NoDecode, BeforeValidator(_events_config)] = Field(
+    kv_events_config: Annotated[KVEventsConfig, BeforeValidator(_events_config)] = Field(
         default_factory=KVEventsConfig,
-        description="vLLM's JSON: enable_kv_cache_events, endpoint, replay_endpoint, buffer_steps, "
-        "topic",
+        description="vLLM's JSON: enable_kv_cache_events, endpoint, replay_endpoint, "
+        "buffer_steps, topic.",
+        json_schema_extra={"section": "KV events", "metavar": "JSON"},
+    )
+    kv_events_endpoint: str | None = Field(
+        default=None,
+        description="Where KV events go, tcp://HOST:PORT: the short form of --kv-events-config.",
+        json_schema_extra={"flags": ["--zmq-endpoint"], "metavar": "URL"},
+    )
+    advertise: str | None = Field(
+        default=None,
+        description="Name of this engine at the router, for the topic of its events. By default "
+        "the address where it listens.",
+        json_schema_extra={"metavar": "HOST:PORT"},
     )
     kv_events_lost: int = Field(
-        default=0, ge=0, le=100, description="share of the messages that get lost, in percent"
+        default=0,
+        ge=0,
+        le=100,
+        description="Share of the messages that get lost.",
+        json_schema_extra={"metavar": "PERCENT"},
     )
     kv_events_repeated: int = Field(
-        default=0, ge=0, le=100, description="share of the messages that come twice, in percent"
+        default=0,
+        ge=0,
+        le=100,
+        description="Share of the messages that arrive twice.",
+        json_schema_extra={"metavar": "PERCENT"},
     )
     kv_events_late: int = Field(
         default=0,
         ge=0,
         le=100,
-        description="share of the messages that the next one overtakes, in percent",
-    )
-    kv_events_endpoint: str | None = Field(
-        default=None,
-        description="where KV events go, tcp://HOST:PORT: the short form of --kv-events-config",
-        json_schema_extra={"flags": ["--zmq-endpoint"]},
-    )
-    advertise: str | None = Field(
-        default=None,
-        description="HOST:PORT under which the router knows this engine, the topic of its events; "
-        "none: where it listens",
-    )
-    log_level: Literal["error", "warning", "info", "debug"] = Field(
-        default="info", description="how much is logged"
+        description="Share of the messages that the next message overtakes.",
+        json_schema_extra={"metavar": "PERCENT"},
     )
 
     @field_validator("store")
@@ -293,7 +350,7 @@ class SimSettings(BaseSettings):
     def _known_failures(cls, value: list[str]) -> list[str]:
         for name in value:
             if name not in FAILURES:
-                raise ValueError(f"{name!r} is none of {', '.join(FAILURES)}")
+                raise ValueError(f"{name!r} is no failure: give {', '.join(FAILURES)}")
         return value
 
     @model_validator(mode="after")
@@ -322,12 +379,12 @@ class SimSettings(BaseSettings):
 
     @property
     def rdma_options(self) -> RdmaOptions:
-        """Which RDMA device to use. ValueError where that cannot be meant."""
+        """Which RDMA devices to use. ValueError if the settings contradict each other."""
         return RdmaOptions(self.dev_name, self.ib_port, self.link_type, self.hint_gid_index)
 
     @property
     def store_tls(self) -> ClientTls:
-        """What a store under TLS is shown, and who must have signed what it shows."""
+        """Files for TLS with the store."""
         return ClientTls(self.store_ca_file, self.store_cert_file, self.store_key_file)
 
     @property
@@ -352,5 +409,5 @@ class SimSettings(BaseSettings):
 
     @property
     def events_endpoint(self) -> str | None:
-        """Where KV events go; None where nobody asked for them."""
+        """Where KV events go; None for nowhere."""
         return self.kv_events_endpoint or self.kv_events_config.address()

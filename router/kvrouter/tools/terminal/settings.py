@@ -1,55 +1,55 @@
-"""Settings of `kvrouter status`: flags > environment (KVROUTER_STATUS_*) > YAML file > defaults."""
+"""Settings of `kvrouter status`."""
 
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 __all__ = ["StatusSettings", "colours_wanted"]
 
 
-class StatusSettings(BaseSettings):
-    """The router to ask, and how to print its status."""
+class StatusSettings(BaseModel):
+    """Which router to show, and how."""
 
-    model_config = SettingsConfigDict(env_prefix="KVROUTER_STATUS_", extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    env_prefix: ClassVar[str] = "KVROUTER_STATUS_"
 
     url: str = Field(
         default="http://127.0.0.1:8001",
-        description="URL of the router's control port; also taken without the flag's name",
-        json_schema_extra={"positional": True},
+        description="URL of the router's control port.",
+        json_schema_extra={"section": "Settings", "positional": True},
     )
-    once: bool = Field(default=False, description="print what is now, and end")
+    once: bool = Field(default=False, description="Print the present state once, and exit.")
     json_lines: bool = Field(
         default=False,
-        description="print the document itself, one line each time, in place of tables",
+        description="Print the state as JSON, one line each time, instead of tables.",
         json_schema_extra={"flags": ["--json"]},
     )
     interval_s: float = Field(
         default=1.0,
         ge=0.1,
         le=3600,
-        description="seconds between two looks",
+        description="Time between two updates.",
         json_schema_extra={"flags": ["--interval"]},
     )
     timeout_s: float = Field(
         default=5.0,
         gt=0,
-        description="seconds that the router may take to answer",
+        description="Longest time for the router's answer.",
         json_schema_extra={"flags": ["--timeout"]},
     )
     token: SecretStr = Field(
         default=SecretStr(""),
-        description="the router's admin token, where it asks for one; better given in the "
-        "environment than as a flag, which others can see",
+        description="The router's admin token, if it needs one. Give it in the environment: other "
+        "users can see flags.",
     )
     ca_file: str = Field(
-        default="", description="PEM file of who signed the control port's certificate"
+        default="", description="PEM file of the CA that signed the control port's certificate."
     )
     color: Literal["auto", "always", "never"] = Field(
-        default="auto", description="colours; auto: on a terminal, where NO_COLOR is not set"
+        default="auto", description="Colours. auto: on a terminal, unless NO_COLOR is set."
     )
 
     @field_validator("url")
@@ -62,7 +62,7 @@ class StatusSettings(BaseSettings):
 
 
 def colours_wanted(settings: StatusSettings, terminal: bool) -> bool:
-    """Whether to colour the output, which is a `terminal` or not."""
+    """Whether to colour the output, which goes to a terminal or elsewhere."""
     if settings.color == "auto":
         return terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return settings.color == "always"

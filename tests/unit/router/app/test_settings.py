@@ -1,73 +1,13 @@
-import errno
-import re
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
+"""The router's own settings: its engines, and the flags of vLLM's toy proxy."""
+
+from typing import Any
 
 import pytest
 
 from kvrouter.app.settings import RouterSettings
-from kvrouter.cli.main import COMMANDS, Command, imported, main
-from kvrouter.cli.run_command import run_command
-from kvrouter.options.flags import UsageError, load, options
-from kvrouter.tools.docs.configuration import configuration_page
-
-ROOT = Path(__file__).resolve().parents[4]
-ENGINES = ["--prefill", "p:1", "--decode", "d:1"]
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    for name in list(os.environ):
-        if name.startswith("KVROUTER_"):
-            monkeypatch.delenv(name)
-
-
-def shown(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, str]:
-    assert main(["config", "show", "serve", *flags]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    return dict(line.split(": ", 1) for line in lines)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert main(list(argv)) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    return captured.err
-
-
-def test_a_flag_wins_over_environment_over_file_over_default(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    config = tmp_path / "kvrouter.yaml"
-    given = [*ENGINES, "--config", str(config)]
-    config.write_text("host: 127.0.0.2\n")
-    assert shown(capsys, *given)["port"] == "8000  # default"
-    config.write_text("port: 1\nprefill-threshold: 5\n")
-    assert shown(capsys, *given)["port"] == f"1  # file {config}:1"
-    monkeypatch.setenv("KVROUTER_PORT", "2")
-    assert shown(capsys, *given)["port"] == "2  # environment KVROUTER_PORT"
-    values = shown(capsys, *given, "--port", "3")
-    assert values["port"] == "3  # flag"
-    assert values["prefill_threshold"] == f"5  # file {config}:2"
-
-
-def test_engines_may_be_repeated_listed_or_joined_by_commas(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    written = ["--decode", "a:1", "http://b:2", "--decode", "c:3,d:4", "--decode", "a:1"]
-    assert shown(capsys, *written)["decode"] == '["a:1", "b:2", "c:3", "d:4"]  # flag'
-
-
-def test_lists_in_the_environment_are_split_at_commas_and_blanks(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KVROUTER_DECODE", "a:1, b:2 http://c:3")
-    assert shown(capsys)["decode"].startswith('["a:1", "b:2", "c:3"]')
+from kvrouter.cli.main import main
+from kvrouter.options.complaints import UsageError
+from kvrouter.options.load import load
 
 
 def test_numbers_are_given_for_all_engines_or_for_one() -> None:
@@ -78,188 +18,36 @@ def test_numbers_are_given_for_all_engines_or_for_one() -> None:
     assert settings.bootstrap_ports == {"[::1]:3": 99}
 
 
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        ([], "no engine for decode legs: give --decode URL"),
-        (["--decode", "d"], "--decode: engine 'd': give it as http://HOST:PORT"),
-        (["--decode", "kv://d:1"], "give it as http://HOST:PORT or https://HOST:PORT"),
-        ([*ENGINES, "--port", "70000"], "--port '70000': should be less than or equal to 65535"),
-        ([*ENGINES, "--port", "x"], "--port 'x': should be a valid integer"),
-        ([*ENGINES, "--prefill-threshold", "-1"], "greater than or equal to 0"),
-        ([*ENGINES, "--store", "redis://x"], "write kv://HOST:PORT"),
-        ([*ENGINES, "--kv-events-bind", "127.0.0.1"], "give it as tcp://HOST:PORT"),
-        ([*ENGINES, "--bootstrap-port", "a:1=0"], "give it as PORT or HOST:PORT=PORT"),
-        ([*ENGINES, "--data-parallel-size", "0"], "data-parallel size '0': give it as N or"),
-        ([*ENGINES, "--data-parallel-size", "d=2"], "give it as http://HOST:PORT or HOST:PORT"),
-        ([*ENGINES, "--landing-timeout", "0"], "--landing-timeout-s '0': should be greater than 0"),
-        (
-            [*ENGINES, "--config", "/nowhere.yaml"],
-            "No such file or directory; give a readable file",
-        ),
-    ],
-)
-def test_wrong_use_is_told_in_one_sentence_with_exit_code_2(
-    capsys: pytest.CaptureFixture[str], flags: list[str], complaint: str
-) -> None:
-    told = refused(capsys, "serve", *flags)
-    assert complaint in told
-    assert told.endswith("(see kvrouter serve --help)\n")
+def engines(**given: Any) -> dict[str, str]:
+    return {at: role.value for at, role in load(RouterSettings, given).settings.engines.items()}
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        ("- a\n", "not a mapping"),
-        ("a: [\n", "not YAML"),
-        ("prot: 1\n", "no setting 'prot'; did you mean 'port'?"),
-        ("port: x\n", "'x': should be a valid integer"),
-    ],
-)
-def test_a_wrong_file_is_told_with_what_is_wrong(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, complaint: str
-) -> None:
-    config = tmp_path / "c.yaml"
-    config.write_text(content)
-    assert complaint in refused(capsys, "serve", *ENGINES, "--config", str(config))
-
-
-def test_an_empty_file_sets_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    config = tmp_path / "c.yaml"
-    config.write_text("")
-    assert shown(capsys, *ENGINES, "--config", str(config))["port"] == "8000  # default"
-
-
-def test_a_wrong_environment_is_told_by_the_variables_name(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KVROUTER_POLICY", "best")
-    told = refused(capsys, "serve", *ENGINES)
-    assert "policy (environment KVROUTER_POLICY) 'best': should be 'round_robin'" in told
-
-
-@pytest.mark.parametrize("flag", ["--nonsense", "--pol=prefix"])
-def test_unknown_and_shortened_flags_are_refused(
-    capsys: pytest.CaptureFixture[str], flag: str
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", *ENGINES, flag])
-    assert ended.value.code == 2
-    assert "unrecognized arguments" in capsys.readouterr().err
-
-
-def test_choices_may_be_written_in_capitals(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, *ENGINES, "--log-level", "DEBUG")["log_level"] == '"debug"  # flag'
-
-
-def test_aliases_of_a_flag_set_the_same_field(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, *ENGINES, "--landing-timeout", "7")["landing_timeout_s"] == "7.0  # flag"
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_every_command_says_what_each_of_its_flags_means(
-    capsys: pytest.CaptureFixture[str], command: object
-) -> None:
-    assert hasattr(command, "settings")
-    model = imported(command.settings)
-    with pytest.raises(SystemExit) as ended:
-        main([*command.name.split(), "--help"])  # type: ignore[attr-defined]
-    assert ended.value.code == 0
-    told = capsys.readouterr().out
-    for option in options(model):
-        assert option.help, option.name
-        for flag in option.flags:
-            assert flag in told or flag.replace("--", "--no-", 1) in told
-    assert all(model.model_fields[option.name].description for option in options(model))
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_every_command_leads_to_a_function_that_runs_it(command: object) -> None:
-    assert hasattr(command, "run")
-    assert callable(imported(command.run))
-
-
-def test_no_command_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([])
-    assert ended.value.code == 2
-    assert "COMMAND" in capsys.readouterr().err
-
-
-def test_the_help_of_the_command_imports_nothing_heavy() -> None:
-    code = (
-        "import sys\nfrom kvrouter.cli.main import main\n"
-        "try: main(['--help'])\nexcept SystemExit: pass\n"
-        "print(sorted({'pydantic', 'aiohttp', 'quart', 'zmq', 'yaml'} & set(sys.modules)))"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines()[-1] == "[]"
-
-
-def test_the_page_of_settings_is_what_the_settings_are() -> None:
-    page = configuration_page((c.name, c.help, imported(c.settings)) for c in COMMANDS)
-    current = (ROOT / "docs" / "configuration.md").read_text()
-    assert current == page, "write it anew: kvrouter config docs > docs/configuration.md"
-
-
-def test_the_page_names_every_setting_of_the_router() -> None:
-    page = configuration_page([("serve", "run", RouterSettings)])
-    for option in options(RouterSettings):
-        assert f"`{option.flags[0]}`" in page
-        assert f"`{option.env}`" in page
-    assert not re.search(r"\|\s*\|\s*$", page, re.MULTILINE)
-
-
-def test_settings_can_be_loaded_without_a_command_line() -> None:
-    loaded = load(RouterSettings, {"decode": ["d:1"]})
-    assert loaded.settings.decode == ["d:1"]
-    assert loaded.whence == {"decode": "flag"}
-    with pytest.raises(UsageError):
-        load(RouterSettings, {})
-
-
-def test_a_value_that_is_wanting_is_named_without_the_others(
+def test_the_toy_proxys_spellings_name_the_same_engines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    told = refused(capsys, "sim", "--port", "0", "--store-token", "hush")
-    assert told == "kvrouter sim: --model: a value is needed (see kvrouter sim --help)\n"
+    flags = "--prefiller-hosts a ::1 --prefiller-ports 1 2 --decoder-host d --decoder-port 3"
+    assert main(["config", "show", "serve", *flags.split()]) == 0
+    shown = capsys.readouterr().out
+    assert 'prefill: ["a:1", "[::1]:2"]' in shown
+    assert 'decode: ["d:3"]' in shown
 
 
-def runs_well(settings: RouterSettings) -> None:
-    assert settings.decode == ["d:1"]
+def test_hosts_and_ports_that_are_left_out_are_those_of_the_toy_proxy() -> None:
+    assert engines(decoder_ports=["8201", "8202"], decoder_hosts=["d", "e"]) == {
+        "d:8201": "decode",
+        "e:8202": "decode",
+    }
+    assert engines(prefiller_hosts=["p"], decoder_hosts=["d"]) == {
+        "p:8100": "prefill",
+        "d:8200": "decode",
+    }
+    assert engines(decoder_ports=["8200"]) == {"localhost:8200": "decode"}
 
 
-def finds_its_port_taken(settings: RouterSettings) -> int:
-    raise OSError(errno.EADDRINUSE, "address already in use")
+def test_hosts_without_as_many_ports_are_wrong_use() -> None:
+    with pytest.raises(UsageError, match="2 --decoder-hosts and 1 --decoder-ports: give as many"):
+        engines(decoder_hosts=["d", "e"], decoder_ports=["1"])
 
 
-def finds_the_disk_full(settings: RouterSettings) -> int:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def finds_settings_at_odds(settings: RouterSettings) -> int:
-    raise UsageError("these two do not go together; leave one out")
-
-
-def is_interrupted(settings: RouterSettings) -> int:
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(
-    ("run", "code", "told"),
-    [
-        (runs_well, 0, ""),
-        (finds_its_port_taken, 1, "address already in use; give another port\n"),
-        (finds_the_disk_full, 1, "No space left on device\n"),
-        (finds_settings_at_odds, 2, "leave one out (see kvrouter x --help)\n"),
-        (is_interrupted, 130, ""),
-    ],
-)
-def test_how_a_command_ends_is_its_exit_code(
-    capsys: pytest.CaptureFixture[str], run: Callable[[RouterSettings], int], code: int, told: str
-) -> None:
-    command = Command(
-        "x", "run x", "kvrouter.app.settings:RouterSettings", f"{__name__}:{run.__name__}"
-    )
-    assert run_command(command, ["--decode", "d:1"]) == code
-    assert capsys.readouterr().err.endswith(told)
+def test_both_spellings_of_an_engine_are_one_engine() -> None:
+    assert engines(decode=["d:8200"], decoder_hosts=["d"]) == {"d:8200": "decode"}

@@ -18,6 +18,7 @@ from kvrouter.credentials.caller_keys import PREFIX, Key, digest, file_line, new
 from kvrouter.credentials.engine_keys import WorkerKeys, by_engine, read_worker_keys
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.errors import ApiError
+from kvrouter.options.load import load
 
 SECRET = "the-very-secret-key"
 HASH = "sha256:" + hashlib.sha256(SECRET.encode()).hexdigest()
@@ -275,7 +276,7 @@ def test_keys_are_not_shown_and_not_repeated(
     shown = capsys.readouterr().out
     assert SECRET not in shown
     assert 'api_key: ["**********", "**********"]  # environment KVROUTER_API_KEY' in shown
-    settings = RouterSettings(decode=["d:1"])
+    settings = load(RouterSettings, {"decode": ["d:1"]}).settings
     assert [key.name for key in settings.caller_keys()] == ["api-key-1", "api-key-2"]
     assert settings.engine_keys() == {"": SECRET, "a:1": SECRET}
     config = written(tmp_path, f'decode: d:1\napi_key: "{SECRET}\n', "kvrouter.yaml")

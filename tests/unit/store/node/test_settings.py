@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from kvrouter.options.load import load
 from kvrouter_store.client.ranges import BATCH_BLOCKS, batches
 from kvrouter_store.connection.address import Address, parse_url
 from kvrouter_store.connection.backoff import BackOff
@@ -41,7 +42,7 @@ def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]) -> None
 
 def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVROUTER_STORE_MEMORY", "2GiB")
-    assert StoreSettings().memory == 2 << 30
+    assert load(StoreSettings, {}).settings.memory == 2 << 30
 
 
 def test_the_defaults_listen_on_loopback_only() -> None:

@@ -1,0 +1,101 @@
+"""Merges flags, environment and YAML file over the defaults, and validates the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from kvrouter.options.complaints import UsageError, complaints
+from kvrouter.options.environment import read_environment
+from kvrouter.options.option import env_prefix, options
+from kvrouter.options.yaml_file import UnreadableFile, read_settings_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+S = TypeVar("S", bound=BaseModel)
+
+_MISSPELT: Final = 0.85
+"""Likeness from which on a variable that no command reads is taken for a setting's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[S]):
+    """Settings that passed validation.
+
+    Attributes:
+        settings: the values.
+        origins: where each given value came from, by name; defaults are left out.
+        advice: sentences about what was ignored.
+    """
+
+    settings: S
+    origins: Mapping[str, str]
+    advice: tuple[str, ...] = ()
+
+
+def load(
+    model: type[S],
+    flags: Mapping[str, Any],
+    config: str | None = None,
+    elsewhere: Callable[[], Collection[str]] = tuple,
+) -> Loaded[S]:
+    """Merge flags over the environment over the YAML file over defaults, and validate.
+
+    Args:
+        model: what to load.
+        flags: values of the given flags, by field name.
+        config: path of the YAML file, if any.
+        elsewhere: variables that other commands read; called only if one looks misspelt.
+
+    Raises:
+        UsageError: values are wrong, or the file is.
+    """
+    known = {option.name: option for option in options(model)}
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    problems: list[str] = []
+    if config is not None:
+        try:
+            file = read_settings_file(config, known)
+        except UnreadableFile as error:
+            raise UsageError(f"--config {error}") from None
+        problems += (f"--config {problem}" for problem in file.problems)
+        values.update(file.values)
+        origins.update({name: f"file {place}" for name, place in file.places.items()})
+    prefix = env_prefix(model)
+    found = read_environment(prefix)
+    problems += _misspelt(prefix, found.variables, known, elsewhere)
+    for name, option in known.items():
+        if option.env in found.variables:
+            values[name] = found.variables[option.env]
+            origins[name] = f"environment {option.env}"
+    values.update(flags)
+    origins.update(dict.fromkeys(flags, "flag"))
+    try:
+        settings = model(**values)
+    except ValidationError as error:
+        problems += complaints(error, known, origins)
+    except UnicodeEncodeError:  # what pydantic raises for a message with such a value
+        problems.append("a value is not UTF-8; write it as UTF-8 text")
+    if problems:
+        raise UsageError(*problems)
+    return Loaded(settings, origins, found.advice)
+
+
+def _misspelt(
+    prefix: str,
+    variables: Iterable[str],
+    known: Iterable[str],
+    elsewhere: Callable[[], Collection[str]],
+) -> Iterator[str]:
+    """A sentence for each variable that no command reads and that resembles a setting's."""
+    names = [name.upper() for name in known]
+    for variable in sorted(variables):
+        name = variable.removeprefix(prefix)
+        near = get_close_matches(name, names, 1, _MISSPELT)
+        if near and name != near[0] and variable not in elsewhere():
+            yield f"environment: no setting {variable}; did you mean {prefix}{near[0]}?"
