@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUTER = ROOT / "router/kvrouter"
-WRITTEN_BY_PROGRAMS = {"configuration.md", "metrics.md", "parameters.md"}
+WRITTEN_BY_PROGRAMS = {"configuration.md", "doctor-checks.md", "metrics.md", "parameters.md"}
 
 REQUEST_PATH = """
 openai/request.py
@@ -95,7 +95,7 @@ BUDGETS = (
     Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_522),
     Budget("request path, lines", lambda: lines(request_path()), 4_000, 5_100),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
-    Budget("documentation, words", lambda: words(documentation()), 20_000, 24_571),
+    Budget("documentation, words", lambda: words(documentation()), 20_000, 21_600),
     Budget("README, words", lambda: words([ROOT / "README.md"]), 700, 1_035),
     Budget("ARCHITECTURE, words", lambda: words([ROOT / "ARCHITECTURE.md"]), 2_500, 3_549),
 )

@@ -205,7 +205,7 @@ FAULTS = {
         lambda rig: rig.decode.update(kv_bytes_per_token=512),
         "kv-layout",
         "1 of 4096 bytes",
-        "docs/shapes.md",
+        "docs/kv-layouts.md",
     ),
     "no connector": Fault(
         lambda rig: rig.decode.update(store=None),

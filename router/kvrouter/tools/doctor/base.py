@@ -73,7 +73,7 @@ class Check:
 
     Attributes:
         name: as findings name it, also for scripts.
-        looks_at: what it sees to, for docs/doctor.md.
+        looks_at: what it sees to, for docs/doctor-checks.md.
         examine: yields what is wrong; never raises for it.
     """
 

@@ -38,10 +38,20 @@ TOPICS: Final = (
 
 CHECKS: Final[tuple[Check, ...]] = tuple(check for _, checks in TOPICS for check in checks)
 
+HEAD: Final = """\
+# Checks of kvrouter doctor
 
-def checks_table() -> str:
-    """The table of docs/doctor.md, in Markdown."""
-    rows = ["| Check | Sees to it that |", "|---|---|"]
+<!-- Written by `python -m kvrouter.tools.doctor.registry`; do not edit. -->
+
+What [`kvrouter doctor`](doctor.md) checks:
+
+| Check | Makes sure that |
+|---|---|"""
+
+
+def checks_page() -> str:
+    """The whole of docs/doctor-checks.md, in Markdown."""
+    rows = [HEAD]
     for topic, checks in TOPICS:
         rows.append(f"| **{topic}** | |")
         rows += [
@@ -51,4 +61,4 @@ def checks_table() -> str:
 
 
 if __name__ == "__main__":
-    print(checks_table(), end="")
+    print(checks_page(), end="")

@@ -233,7 +233,7 @@ CHECKS: Final = (
             told=_layout,
             what="the parts of a block are",
             how="start all engines with one --tensor-parallel-size and attention backend, or give "
-            'their connectors the same "parts", see docs/shapes.md',
+            'their connectors the same "parts", see docs/kv-layouts.md',
             unless=(_block_size, _dtype, _weights),
         ),
     ),
