@@ -121,6 +121,14 @@ def test_links_and_images_of_a_page_lead_to_a_file_and_a_heading(page: Path) -> 
     assert broken == []
 
 
+def test_the_first_page_leads_to_every_other_one() -> None:
+    index = ROOT / "docs/README.md"
+    linked = {index.parent / target for target, _ in LINK.findall(index.read_text()) if target}
+    assert [page.name for page in PAGES if page.parent == index.parent and page != index] == [
+        page.name for page in PAGES if page in linked and page.parent == index.parent
+    ]
+
+
 @BY_PAGE
 def test_flags_in_a_page_are_taken_by_the_command(page: Path) -> None:
     text = page.read_text()
