@@ -85,7 +85,8 @@ def imported(path: Path) -> Iterator[str]:
             assert not node.level, f"{path} imports by a relative name"
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                yield whole if whole in MODULES else node.module
+                is_module = whole in MODULES or alias.name in {"_core", "_native"}
+                yield whole if is_module else node.module
 
 
 def top(module: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.vllm.fakes import FakeTensor, chain_of
+from tests.fakes.vllm import FakeTensor, chain_of
 
 from kvrouter_store._core import StoreServer, crc32c
 from kvrouter_store.client.blocking import StoreClient

@@ -1,6 +1,7 @@
 """The blocking client of the store: for engines, safe in threads. No call outlives its deadline."""
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
@@ -49,9 +50,13 @@ from kvrouter_store.errors import StoreRefused
 from kvrouter_store.identity.block import Manifest
 from kvrouter_store.rdma.initiator import Initiator
 
-__all__ = ["StoreClient", "TransportName"]
+__all__ = ["GONE_DIGEST_SETTINGS", "StoreClient", "TransportName"]
 
 MAX_WAIT_S = _core.MAX_DEADLINE_MS / 1000
+GONE_DIGEST_SETTINGS = (
+    "check_puts and digest_puts are deprecated and have no effect; digests are a setting of the "
+    "node: kvrouter store --digests off"
+)
 
 
 class StoreClient:
@@ -69,7 +74,7 @@ class StoreClient:
     again).
 
     `token`: one of the node's, where it asks for one. `tls`: files of a client of kvs://.
-    ValueError where either cannot be used.
+    ValueError where either cannot be used. `check_puts`, `digest_puts`: deprecated, without effect.
 
     hashes: the chain from block 0 on, 32 bytes per block; a span says which of them are meant.
     Raises (every operation): StoreUnavailable where no answer came (at once while the node is known
@@ -88,7 +93,11 @@ class StoreClient:
         token: str = "",
         tls: ClientTls = ClientTls(),  # noqa: B008 (immutable)
         rdma: Initiator | None = None,
+        check_puts: bool | None = None,
+        digest_puts: bool | None = None,
     ) -> None:
+        if check_puts is not None or digest_puts is not None:
+            warnings.warn(GONE_DIGEST_SETTINGS, DeprecationWarning, stacklevel=2)
         self.url = url
         self._verify = verify
         self.deadline_s = deadline_s

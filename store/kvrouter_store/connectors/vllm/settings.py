@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
-from kvrouter_store.client.blocking import StoreClient, TransportName
+from kvrouter_store.client.blocking import GONE_DIGEST_SETTINGS, StoreClient, TransportName
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.connection.tls import ClientTls, native_context
 from kvrouter_store.connection.tokens import check_token
@@ -34,7 +34,7 @@ RDMA = RdmaOptions()
 FILES = ("ca_file", "cert_file", "key_file")
 TEXTS = ("url", "name", "token", "model", "weights_revision", "dev_name", "link_type", *FILES)
 NUMBERS = ("parts", "ib_port", "hint_gid_index")
-DEPRECATED = ("check_puts", "digest_puts")
+DEPRECATED = {"check_puts", "digest_puts"}
 
 
 class ConnectorRefused(KVStoreError, ValueError):
@@ -198,15 +198,10 @@ def _complaints(vllm_config: Any, hash_algo: str) -> list[str]:
 
 
 def _without_deprecated(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The other settings; one line in the log tells of those that have no effect any more."""
-    old = [key for key in DEPRECATED if key in extra]
-    if old:
-        log.warning(
-            "kv_connector_extra_config: %s is deprecated and has no effect; digests are a setting "
-            "of the node now: kvrouter store --digests off",
-            " and ".join(old),
-        )
-    return {key: value for key, value in extra.items() if key not in old}
+    """The other settings. One line in the log reports those that have no effect any more."""
+    if extra.keys() & DEPRECATED:
+        log.warning("kv_connector_extra_config: %s", GONE_DIGEST_SETTINGS)
+    return {key: value for key, value in extra.items() if key not in DEPRECATED}
 
 
 def _refused(text: str) -> ConnectorRefused:

@@ -106,3 +106,16 @@ def test_a_client_of_an_earlier_version_is_refused_where_digests_are_off() -> No
         RawLink(node.port, flags=NO_DIGESTS).close()
     finally:
         node.stop()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"check_puts": False}, {"digest_puts": True}, {"check_puts": 1, "digest_puts": 0}]
+)
+def test_a_setting_of_earlier_versions_is_taken_says_so_once_and_changes_nothing(
+    connect: Connect, settings: dict[str, bool]
+) -> None:
+    with pytest.warns(DeprecationWarning, match="kvrouter store --digests off") as told:
+        client = connect("tcp", **settings)
+    assert len(told) == 1
+    assert told[0].filename == str(Path(__file__).parent.parent / "conftest.py")
+    assert put_chain(client, MANIFEST, chain_of(1)) == 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from tests.vllm.fakes import (
+from tests.fakes.vllm import (
     FakeClient,
     FakeLandings,
     FakeOutput,

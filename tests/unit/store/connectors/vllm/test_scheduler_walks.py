@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.vllm.fakes import (
+from tests.fakes.vllm import (
     FakeClient,
     FakeLandings,
     FakeOutput,

@@ -4,7 +4,7 @@ import logging
 from typing import Any, cast
 
 import pytest
-from tests.vllm.fakes import (
+from tests.fakes.vllm import (
     FakeClient,
     FakeLandings,
     FakeOutput,

@@ -143,19 +143,19 @@ def test_a_consumer_saves_only_when_told(role: str, save: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "named"),
+    "old",
     [
-        ({"check_puts": False}, "check_puts is"),
-        ({"digest_puts": False, "verify": True}, "digest_puts is"),
-        ({"check_puts": True, "digest_puts": True}, "check_puts and digest_puts is"),
+        {"check_puts": False},
+        {"digest_puts": False, "verify": True},
+        {"check_puts": True, "digest_puts": True},
     ],
 )
 def test_a_setting_of_earlier_versions_has_no_effect_and_says_so_once(
-    old: dict[str, bool], named: str, caplog: pytest.LogCaptureFixture
+    old: dict[str, bool], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert ConnectorSettings.parse({**URL, **old}, "kv_both") == ConnectorSettings.parse(
         URL, "kv_both"
     )
     (line,) = caplog.messages
-    assert f"{named} deprecated" in line
+    assert "check_puts and digest_puts are deprecated" in line
     assert "kvrouter store --digests off" in line

@@ -4,7 +4,7 @@ import logging
 from typing import Any, cast
 
 import pytest
-from tests.vllm.fakes import FakeClient, chain_of
+from tests.fakes.vllm import FakeClient, chain_of
 
 from kvrouter_store.client.results import BlockStatus
 from kvrouter_store.connectors.link import AWAY_S, HEARTBEAT_S, StoreLink

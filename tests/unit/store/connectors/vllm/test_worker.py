@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
-from tests.vllm.fakes import FakeClient, FakeTensor, chain_of
+from tests.fakes.vllm import FakeClient, FakeTensor, chain_of
 
 from kvrouter_store.client.results import BlockStatus
 from kvrouter_store.connectors.link import StoreLink
