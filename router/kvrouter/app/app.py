@@ -22,10 +22,10 @@ from kvrouter.control.page.model import Load
 from kvrouter.control.page.snapshot import Snapshots, Sources
 from kvrouter.control.page.tiers import StoreWatch
 from kvrouter.control.status import Status
+from kvrouter.engines.compatibility import CompatibilityMonitor
 from kvrouter.engines.families import Families
 from kvrouter.engines.models import ModelNames
 from kvrouter.engines.pool import EnginePool
-from kvrouter.engines.sharing import Sharing
 from kvrouter.http.client.pool import Deadlines
 from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.http.server.limits import Limits
@@ -150,7 +150,9 @@ class App:
         self.discovery = self._make_discovery()
         self.group = self._make_group()
         self._asked = False  # whether every engine has been asked once
-        self._sharing = Sharing(self.pool, self._store.difference if self._store else None)
+        self._compatibility = CompatibilityMonitor(
+            self.pool, self._store.difference if self._store else None
+        )
 
     async def start(self) -> int:
         """Open the port and ask every engine once; returns the port.
@@ -191,7 +193,7 @@ class App:
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
         self.prober.begin(self.pool.all())
         await self.discovery.start()
-        await self.prober.asked()
+        await self.prober.probed()
         self._asked = True
         if self.group is not None:
             self.group.start(port)
@@ -220,7 +222,7 @@ class App:
         pool, models, engine_wait, tracker = self.pool, self.models, self.engine_wait, self._tracker
         for joined in (
             models.engine_joined,
-            self._sharing.engine_joined,
+            self._compatibility.engine_joined,
             engine_wait.engine_joined,
         ):
             pool.on_join(joined)
@@ -285,7 +287,7 @@ class App:
         settings = self.settings
         return Prober(
             self.pool,
-            self._families.named,
+            self._families,
             connector=settings.kv_connector,
             bootstrap_ports=settings.bootstrap_ports,
             rank_counts=settings.rank_counts,
@@ -455,7 +457,7 @@ class App:
             "engine": lambda: self.engine_wait.waiting,
         }
         readings = Gauges(
-            self.pool, self.index, self.budget, self._sharing, self._tracker, waiting=waiting
+            self.pool, self.index, self.budget, self._compatibility, self._tracker, waiting=waiting
         )
         tasks = Reading(
             "kvrouter:tasks",
@@ -501,7 +503,7 @@ class App:
 
     def _forget(self, engine: Engine) -> None:
         """Nothing of an engine stays that is removed for good."""
-        for each in (engine, *engine.known.values()):
+        for each in (engine, *engine.all_ranks.values()):
             self.index.clear(each)
             if self._tracker is not None:
                 self._tracker.forget(each)

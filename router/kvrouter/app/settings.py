@@ -24,6 +24,7 @@ from kvrouter.admission.settings import AdmissionSettings
 from kvrouter.app.toy_proxy import ToyProxySettings
 from kvrouter.canary.settings import CanarySettings
 from kvrouter.engines.engine import Role
+from kvrouter.engines.families import AUTO, Connector
 from kvrouter.http.server.limits import Limits
 from kvrouter.membership.discovery.settings import DiscoverySettings
 from kvrouter.options.addresses import parse_address
@@ -73,10 +74,8 @@ class RouterSettings(
         "--discovery, or --admin.",
         json_schema_extra={"metavar": "URL"},
     )
-    kv_connector: Literal[
-        "auto", "store", "nixl", "mooncake", "mooncake-legacy", "sglang", "openai"
-    ] = Field(
-        default="auto",
+    kv_connector: Connector = Field(
+        default=AUTO,
         description="How the engines transfer KV. store: kvrouter's connector, LMCache or "
         "MooncakeStore. nixl, mooncake: vLLM's NixlConnector, MooncakeConnector. mooncake-legacy: "
         "MooncakeConnector of a vLLM before 0.14 whose /version does not say so. sglang: SGLang. "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.engines.engine import BreakerState
+from kvrouter.engines.breaker import BreakerState
 from kvrouter.prefix.events.confidence import Reason
 from kvrouter.telemetry.metrics import Reading
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from kvrouter.admission.recompute_budget import RecomputeBudget
+    from kvrouter.engines.compatibility import CompatibilityMonitor
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
-    from kvrouter.engines.sharing import Sharing
     from kvrouter.prefix.events.tracker import CacheTracker
     from kvrouter.prefix.index import PrefixIndex
     from kvrouter.telemetry.metrics import Row
@@ -39,7 +39,7 @@ class Gauges:
         pool: EnginePool,
         index: PrefixIndex,
         budget: RecomputeBudget,
-        sharing: Sharing,
+        compatibility: CompatibilityMonitor,
         tracker: CacheTracker | None,
         *,
         waiting: Mapping[str, Callable[[], int]],
@@ -47,7 +47,7 @@ class Gauges:
         self._pool = pool
         self._index = index
         self._budget = budget
-        self._sharing = sharing
+        self._compatibility = compatibility
         self._tracker = tracker
         self._waits = waiting
 
@@ -172,7 +172,7 @@ class Gauges:
         yield (), float(self._budget.tokens)
 
     def _refusals(self) -> Iterator[Row]:
-        for prefill, decode, _ in self._sharing.refused():
+        for prefill, decode, _ in self._compatibility.incompatible():
             yield (prefill.address, decode.address), 1.0
 
 

@@ -126,7 +126,7 @@ class Status:
                 return "unavailable", ["no decode engine is available"]
             if any(e.identity is None for e in engines):  # else it is a fleet that only embeds
                 lacking.append("no engine that generates text is available")
-        if self._pool.named(Role.PREFILL) and not self._pool.engines(Role.PREFILL):
+        if self._pool.has_role(Role.PREFILL) and not self._pool.engines(Role.PREFILL):
             lacking.append("no prefill engine is available: decode engines compute prompts")
         if not self._store_connected():
             lacking.append("the store is not connected")

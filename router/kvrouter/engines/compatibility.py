@@ -1,20 +1,23 @@
-"""Which engines can load each other's KV. Pure."""
+"""Which engines can load each other's KV, and why others cannot."""
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
+from kvrouter.engines.engine import Role
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from kvrouter.engines.engine import Engine
+    from kvrouter.engines.pool import EnginePool
+
+log = logging.getLogger(__name__)
 
 
 def shares(prefill: Engine, decode: Engine) -> bool:
-    """Whether KV of `prefill` is KV to `decode`: one family, and equal manifests or unknown ones.
-
-    An engine whose connector refuses to share does so with nobody.
-    """
+    """Whether `decode` can load KV of `prefill`: one family, and no manifests that differ."""
     if prefill.family != decode.family:
         return False
     mine, theirs = prefill.identity, decode.identity
@@ -30,7 +33,7 @@ def shares(prefill: Engine, decode: Engine) -> bool:
 def partners(
     prefill: Sequence[Engine], decode: Engine, model: str | None = None
 ) -> Sequence[Engine]:
-    """Those prefill engines of other servers whose KV of `model` `decode` can load."""
+    """Prefill engines on other servers whose KV of `model` the engine `decode` can load."""
     server, adapter = decode.server, _adapter(decode, model)
     able = [
         e
@@ -41,7 +44,7 @@ def partners(
 
 
 def on_other_servers(engines: Sequence[Engine], failed: Iterable[Engine]) -> Sequence[Engine]:
-    """Those of `engines` on other servers than `failed`; all of them where there are none.
+    """Those of `engines` on other servers than `failed`, or all of them if there are none.
 
     Ranks of one server often fail together.
     """
@@ -50,12 +53,70 @@ def on_other_servers(engines: Sequence[Engine], failed: Iterable[Engine]) -> Seq
 
 
 def _adapter(engine: Engine, model: str | None) -> tuple[str, str] | None:
-    """Name and path of the adapter that `engine` has under the name of `model`, if it is one.
+    """Name and path of the adapter that `engine` serves as `model`; None: no adapter.
 
-    Engines do not compare adapters when they hand KV over: where one name stands for two paths, as
-    while an adapter is replaced on one engine after the other, the KV would be another adapter's.
+    Engines do not compare adapters when they hand KV over. While an adapter is replaced on one
+    engine after the other, one name stands for two paths, and the KV would be wrong.
     """
     identity = engine.identity
     if model is None or identity is None or not identity.adapters:
         return None
     return identity.adapter(model)
+
+
+class CompatibilityMonitor:
+    """Reports pairs of engines that share no KV, in the log and for metrics. Decides nothing.
+
+    Args:
+        pool: the engines.
+        difference: describes how two manifests (hex digests) differ; None: only digests are known.
+    """
+
+    def __init__(
+        self, pool: EnginePool, difference: Callable[[str, str], str] | None = None
+    ) -> None:
+        self._pool = pool
+        self._difference = difference or _manifests_differ
+
+    def engine_joined(self, engine: Engine) -> None:
+        """Log every engine that could share KV with `engine` by its role, but does not."""
+        if engine.rank:
+            return  # all ranks of an engine are alike; the first one was reported
+        engine = engine.server
+        identity = engine.identity
+        if identity is not None and identity.refusal is not None:
+            log.warning("engine %s shares no KV: %s", engine.address, identity.refusal)
+            return
+        for prefill, decode, reason in self.incompatible():
+            if engine in (prefill, decode):
+                log.warning(
+                    "engines %s and %s share no KV, prompts of the latter are not prefilled on the "
+                    "former: %s",
+                    prefill.address,
+                    decode.address,
+                    reason,
+                )
+
+    def incompatible(self) -> Iterator[tuple[Engine, Engine, str]]:
+        """Pairs of a prefill and a decode engine that share no KV, and the reason."""
+        here = [e for e in self._pool.all() if e.identity is not None and e.identity.generates]
+        for prefill in here:
+            for decode in here:
+                able = prefill.role.serves(Role.PREFILL) and decode.role.serves(Role.DECODE)
+                if able and prefill is not decode and not shares(prefill, decode):
+                    yield prefill, decode, self._reason(prefill, decode)
+
+    def _reason(self, prefill: Engine, decode: Engine) -> str:
+        for engine in (prefill, decode):
+            if engine.identity is not None and engine.identity.refusal is not None:
+                return f"{engine.address}: {engine.identity.refusal}"
+        if prefill.family != decode.family:
+            return f"the families differ: {prefill.family} and {decode.family}"
+        for engine in (prefill, decode):
+            if engine.identity is not None and not engine.identity.can_split:
+                return f"{engine.address} answers only whole requests ({engine.family})"
+        return self._difference(prefill.manifest or "", decode.manifest or "")
+
+
+def _manifests_differ(one: str, other: str) -> str:
+    return f"manifests {one[:12]} and {other[:12]}"

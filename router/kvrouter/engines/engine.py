@@ -1,7 +1,4 @@
-"""An engine as the router knows it: its address, what it serves, what it holds, how it fares.
-
-Pure state, no I/O: `probe` learns, `pool` counts, `policies` read.
-"""
+"""An engine as the router knows it: address, identity, load and ranks. Pure state, no I/O."""
 
 from __future__ import annotations
 
@@ -14,27 +11,21 @@ from kvrouter.options.addresses import split_address
 from kvrouter_store.identity.chain import root_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
+
+    from kvrouter.engines.breaker import Breaker
 
 
 class Role(StrEnum):
-    """Which legs an engine may be given."""
+    """Which legs an engine may serve."""
 
     PREFILL = "prefill"
     DECODE = "decode"
     BOTH = "both"
 
     def serves(self, leg: Role) -> bool:
-        """Whether an engine of this role may be given `leg` (PREFILL or DECODE)."""
+        """Whether an engine of this role may serve `leg` (PREFILL or DECODE)."""
         return self is Role.BOTH or self is leg
-
-
-class BreakerState(StrEnum):
-    """CLOSED lets all pass, OPEN none, HALF_OPEN one at a time."""
-
-    CLOSED = "closed"
-    OPEN = "open"
-    HALF_OPEN = "half_open"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +38,12 @@ class HashDomain:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Where decode engines find a prefill engine.
+    """The server by which decode engines find a prefill engine.
 
     Attributes:
-        host: name or address, an IPv6 one without brackets.
+        host: name or address; IPv6 without brackets.
         port: TCP port.
-        engine_ids: how it calls its data-parallel ranks, in their order; empty where it does not.
+        engine_ids: the engine's names of its data-parallel ranks, in order; may be empty.
     """
 
     host: str
@@ -67,27 +58,27 @@ class Bootstrap:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What one engine says it is, learnt by probes when it joins.
+    """What detection found out about an engine when it joined. None: the engine does not say.
 
     Attributes:
-        models: names it serves, its own first.
-        max_model_len: tokens of the longest sequence, or None where it does not tell.
-        block_tokens: tokens of one KV block, or None where it does not tell.
-        manifest: hex digest of the set of parts it needs (the store's connector tells), or None.
-        root: 32-byte root of its block hashes, or None where only the default can be assumed.
+        models: names it serves, the base model first.
+        max_model_len: tokens of the longest sequence.
+        block_tokens: tokens of one KV block.
+        manifest: hex digest of the parts it needs, as the store's connector reports it.
+        root: 32-byte root of its block hashes; None: the default root.
         adapters: (name, path) of the LoRA adapters among its models.
-        refusal: why its connector shares no KV at all, or None where it does.
-        waits: whether its connector waits for KV that it is told is coming.
-        family: the dialect it was found to speak; None where it was not asked.
-        can_split: whether it can do one leg of two at all.
-        can_serve_whole: whether it answers a request that has no other leg.
-        bootstrap: where decode engines find it, None where they need not.
-        ranks: how its KV events number its data-parallel ranks, in the order in which a request
-            names them (0, 1, ...); empty where it tells of none.
-        version: of its server, as it tells.
+        refusal: why its connector shares no KV; None: it shares.
+        waits: whether its connector can wait for KV that is still on its way.
+        family: name of its family.
+        can_split: whether it can serve one leg of two.
+        can_serve_whole: whether it can serve a request without the other leg.
+        bootstrap: where decode engines find it, if they need to.
+        ranks: numbers of its data-parallel ranks in its KV events, in the order in which requests
+            name the ranks (0, 1, ...).
+        version: of its server.
         generates: whether it generates text; False: it only embeds, ranks or scores.
-        endpoints: those of the router's endpoints that it has; None where it does not tell.
-        takes_priority: whether it took a request with a `priority`.
+        endpoints: those of the router's endpoints that it has.
+        takes_priority: whether it accepted a request with a `priority`.
     """
 
     models: tuple[str, ...]
@@ -108,7 +99,7 @@ class Identity:
     endpoints: frozenset[str] | None = None
     takes_priority: bool = False
     domain: HashDomain | None = field(init=False, compare=False, repr=False, default=None)
-    """The domain of its block hashes; None where it does not tell its block size."""
+    """Domain of its block hashes; None while its block size is unknown."""
 
     def __post_init__(self) -> None:
         if self.block_tokens is not None:
@@ -116,109 +107,49 @@ class Identity:
             object.__setattr__(self, "domain", domain)
 
     def __str__(self) -> str:
-        block = f"blocks of {self.block_tokens} tokens" if self.block_tokens else "unknown blocks"
-        kv = f"manifest {self.manifest[:12]}" if self.manifest else "no connector of the store"
-        spoken = f"; {self.family}" if self.family else ""
+        family = f"; {self.family}" if self.family else ""
         ranks = f"; {len(self.ranks)} data-parallel ranks" if len(self.ranks) > 1 else ""
         if not self.generates:
-            return f"{', '.join(self.models)}; generates no text, embeds or scores{spoken}{ranks}"
-        return f"{', '.join(self.models)}; {block}; {kv}{spoken}{ranks}"
+            return f"{', '.join(self.models)}; generates no text, embeds or scores{family}{ranks}"
+        block = f"blocks of {self.block_tokens} tokens" if self.block_tokens else "unknown blocks"
+        kv = f"manifest {self.manifest[:12]}" if self.manifest else "no connector of the store"
+        return f"{', '.join(self.models)}; {block}; {kv}{family}{ranks}"
 
     def serves(self, path: str) -> bool:
-        """Whether a request for `path` may be sent to it, as far as it tells."""
+        """Whether a request for `path` may be sent to it, as far as is known."""
         if path in GENERATION and not self.generates:
             return False
         return self.endpoints is None or path in self.endpoints
 
     def adapter(self, model: str) -> tuple[str, str] | None:
-        """Name and path of the adapter that `model` names, as block hashes have them."""
+        """Name and path of the adapter named `model`, as block hashes contain them."""
         return next((adapter for adapter in self.adapters if adapter[0] == model), None)
-
-
-@dataclass(slots=True)
-class Breaker:
-    """Circuit breaker of one engine: a synchronous state machine over an injected clock.
-
-    `threshold` failures in a row open it for `cooldown_s`, doubled each time the trial request
-    fails, up to `max_cooldown_s`. After the cooldown one trial at a time passes.
-    """
-
-    clock: Callable[[], float]
-    threshold: int = 3
-    cooldown_s: float = 1.0
-    max_cooldown_s: float = 30.0
-    _failures: int = 0
-    _opened: int = 0
-    _retry_at: float = 0.0
-    _trial: bool = False
-
-    @property
-    def state(self) -> BreakerState:
-        """The state at this moment of the clock."""
-        if not self._opened:
-            return BreakerState.CLOSED
-        return BreakerState.OPEN if self.clock() < self._retry_at else BreakerState.HALF_OPEN
-
-    def allows(self) -> bool:
-        """Whether a request may be sent now. Changes nothing."""
-        if not self._opened:
-            return True
-        return not self._trial and self.clock() >= self._retry_at
-
-    def began(self) -> None:
-        """Note that a request was sent: in HALF_OPEN it is the trial, others wait for it."""
-        if self._opened:
-            self._trial = True
-
-    def ended(self) -> None:
-        """Note that a request ended without a verdict (its client left): trials are free again."""
-        self._trial = False
-
-    def succeeded(self) -> None:
-        """Note a good answer: closes the breaker and forgets the failures."""
-        self._failures = self._opened = 0
-        self._trial = False
-
-    def failed(self) -> bool:
-        """Note a failure; returns whether this one opened the breaker."""
-        self._failures += 1
-        if self._opened and not self._trial:
-            return False  # a request sent before it opened: it tells nothing new
-        if not self._opened and self._failures < self.threshold:
-            return False
-        wait_s = min(self.cooldown_s * 2.0**self._opened, self.max_cooldown_s)
-        self._retry_at = self.clock() + wait_s
-        self._opened += 1
-        self._trial = False
-        return True
 
 
 @dataclass(eq=False, slots=True)
 class Engine:
-    """What a leg can be sent to: a server, or one data-parallel rank of a server that has several.
+    """What a leg can be sent to: a server, or one data-parallel rank of a server with several.
 
-    Compared and hashed by identity; owned by the pool, which alone changes counts.
+    Compared and hashed by identity. The pool owns it and alone changes its counts.
 
     Attributes:
-        address: `HOST:PORT`, its one name in metrics, logs and topics of KV events; of a rank
-            `HOST:PORT@RANK`.
-        role: which legs it may be given.
-        tls: whether it is reached by HTTPS; a server's.
-        family: dialect it speaks, a name in `FAMILIES`; its identity's where that
-            tells.
-        identity: what it said when it joined; None while it has not.
-        requests: requests under way on it from this router.
-        tokens: tokens under way on it, as reserved, from this router and from others.
+        address: `HOST:PORT`, or `HOST:PORT@RANK` of a rank: its name in metrics, logs and topics.
+        role: which legs it may serve.
+        family: name in `FAMILIES`.
+        identity: None while it is not in the pool.
+        requests: requests of this router in flight on it.
+        tokens: tokens reserved on it, by this router and by others.
         remote_tokens: those of them that other routers report.
         computing_tokens: prompt tokens that its decode legs have still to compute.
         joins: how often it has joined the pool.
         draining: whether it gets no new legs because it is to leave for good; a server's.
-        ranks: of a server with several data-parallel ranks, these: they get the legs.
+        tls: whether it is reached by HTTPS; a server's.
+        ranks: the ranks of a server with several; they get the legs.
         rank: of a rank, its place among them, as requests name it.
-        number: how its KV events number it, and by how much their port is moved.
-        server: whose rank it is; itself where it is none.
-        rank_line: header line by which a request goes to this rank; empty where there are none.
-        known: every rank that the server ever had, by `rank` and `number`.
+        event_rank: its number in KV events, which is also added to their port.
+        server: the server of a rank; else itself.
+        rank_line: header line that sends a request to this rank; empty without ranks.
+        all_ranks: every rank that the server ever had, by `rank` and `event_rank`.
     """
 
     address: str
@@ -235,12 +166,12 @@ class Engine:
     tls: bool = False
     ranks: tuple[Engine, ...] = ()
     rank: int | None = None
-    number: int = 0
+    event_rank: int = 0
     host: str = field(init=False)
     port: int = field(init=False)
     server: Engine = field(init=False)
     rank_line: bytes = field(init=False, default=b"")
-    known: dict[tuple[int, int], Engine] = field(init=False, default_factory=dict)
+    all_ranks: dict[tuple[int, int], Engine] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.host, self.port = split_address(self.address)
@@ -253,12 +184,12 @@ class Engine:
 
     @property
     def url(self) -> str:
-        """Base URL of its server, without a slash at its end."""
+        """Base URL of its server, without a trailing slash."""
         return f"{'https' if self.server.tls else 'http'}://{self.server.address}"
 
     @property
     def manifest(self) -> str | None:
-        """Hex digest of its manifest, None where unknown."""
+        """Hex digest of its manifest; None: unknown."""
         return self.identity.manifest if self.identity else None
 
     @property
@@ -266,29 +197,25 @@ class Engine:
         """What legs are sent to: its ranks, or itself."""
         return self.ranks or (self,)
 
-    def numbered(self, number: int) -> Engine | None:
-        """The target whose KV events bear that number; None where it has no such rank."""
+    def rank_of_events(self, event_rank: int) -> Engine | None:
+        """The target whose KV events carry that number; itself if it has no ranks."""
         if not self.ranks:
             return self
-        return next((each for each in self.ranks if each.number == number), None)
+        return next((each for each in self.ranks if each.event_rank == event_rank), None)
 
-    def divide(self, numbers: Sequence[int]) -> None:
-        """Have a rank for each of `numbers`, where these are several: the one it had, or a new one.
-
-        Args:
-            numbers: as `Identity.ranks`.
-        """
-        self.number = numbers[0] if len(numbers) == 1 else 0
+    def set_ranks(self, event_ranks: Sequence[int]) -> None:
+        """Set its ranks, by their numbers as in `Identity.ranks`; a single rank is the server."""
+        self.event_rank = event_ranks[0] if len(event_ranks) == 1 else 0
         self.ranks = ()
-        if len(numbers) > 1:
-            self.ranks = tuple(self._rank(*place) for place in enumerate(numbers))
+        if len(event_ranks) > 1:
+            self.ranks = tuple(self._rank(*place) for place in enumerate(event_ranks))
 
-    def _rank(self, rank: int, number: int) -> Engine:
-        made = self.known.get((rank, number))
+    def _rank(self, rank: int, event_rank: int) -> Engine:
+        made = self.all_ranks.get((rank, event_rank))
         if made is None:
             address = f"{self.address}@{rank}"
-            made = Engine(address, self.role, self.family, rank=rank, number=number)
+            made = Engine(address, self.role, self.family, rank=rank, event_rank=event_rank)
             made.server = self
             made.rank_line = b"x-data-parallel-rank: %d\r\n" % rank
-            self.known[rank, number] = made
+            self.all_ranks[rank, event_rank] = made
         return made

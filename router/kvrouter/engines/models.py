@@ -14,14 +14,13 @@ if TYPE_CHECKING:
 
 
 class ModelNames:
-    """Which models there are, also while their engines are away.
+    """The known models: those of engines in the pool, and for `keep_s` those of engines that left.
 
-    A synchronous state machine: what an engine serves is known from its joining on, and for
-    `keep_s` after it has left, since it may only restart. What it no longer names while it is there
-    (an adapter that was unloaded) it no longer serves.
+    An engine that left may only restart. A model that an engine in the pool no longer names (an
+    adapter that was unloaded) is forgotten at once. A synchronous state machine.
 
     Args:
-        only: the one model to serve, or None for whatever engines serve.
+        only: the one model to serve; None: every model of the engines.
         keep_s: seconds; may change.
         clock: seconds, monotonic; injected by tests.
     """
@@ -34,17 +33,17 @@ class ModelNames:
         self._clock = clock
         self._here: dict[Engine, Identity] = {}
         self._left: dict[Engine, tuple[float, Identity]] = {}  # and when, the earliest first
-        self._known: dict[str, list[Identity]] | None = None  # by model; None: to be made again
+        self._known: dict[str, list[Identity]] | None = None  # by model; None: to be rebuilt
 
     def engine_joined(self, engine: Engine) -> None:
-        """Learn its models; to be called again when they change."""
+        """Learn the models of `engine`; to be called again when they change."""
         if engine.identity is not None:
             self._left.pop(engine, None)
             self._here[engine] = engine.identity
             self._known = None
 
     def engine_left(self, engine: Engine) -> None:
-        """Its models stay known for a while: until then a request for them is a 503, not a 404."""
+        """Keep its models for a while: until then a request for them gets 503, not 404."""
         identity = self._here.pop(engine, None)
         if identity is not None:
             self._left[engine] = self._clock(), identity
@@ -59,8 +58,8 @@ class ModelNames:
         """The model that a request for `path` means.
 
         Raises:
-            ApiError: 404 where it is not known, 400 where none is named and there are several; 503
-                where no model is known at all.
+            ApiError: 404: it is unknown. 400: the request names none, and there are several. 503:
+                no model is known at all.
         """
         known = self._models()
         if asked is not None and asked in known:
@@ -86,7 +85,7 @@ class ModelNames:
             raise endpoint_not_served(path, model)
 
     def _models(self) -> dict[str, list[Identity]]:
-        """The models that are known, each with its engines' identities."""
+        """The known models, each with the identities of its engines."""
         self._forget()
         if self._known is None:
             self._known = {self._only: []} if self._only else {}
@@ -106,32 +105,29 @@ class ModelNames:
 
 
 def _serve(identities: Collection[Identity], path: str) -> bool:
-    """Whether engines serve `path`, as far as is known: True where there are none."""
+    """Whether engines serve `path`, as far as is known: True if there are none."""
     return not identities or any(identity.serves(path) for identity in identities)
 
 
 def model_cards(engines: Iterable[Engine], created_s: int) -> dict[str, dict[str, object]]:
-    """OpenAI's model objects by name: each model of an engine that is there, once.
+    """OpenAI's model objects by name: each model of a joined engine, once.
 
     Args:
         engines: of the pool; those that have not joined are left out.
-        created_s: Unix time that stands as `created`.
+        created_s: Unix time, the `created` of each.
     """
     cards: dict[str, dict[str, object]] = {}
-    for engine in engines:
-        identity = engine.identity
-        for name in identity.models if identity is not None else ():
-            adapter = identity.adapter(name) if identity is not None else None
-            cards.setdefault(
-                name,
-                {
-                    "id": name,
-                    "object": "model",
-                    "created": created_s,
-                    "owned_by": "kvrouter",
-                    "root": adapter[1] if adapter else name,
-                    "parent": identity.models[0] if adapter and identity else None,
-                    "max_model_len": identity.max_model_len if identity else None,
-                },
-            )
+    for identity in (e.identity for e in engines if e.identity is not None):
+        for name in identity.models:
+            adapter = identity.adapter(name)
+            card = {
+                "id": name,
+                "object": "model",
+                "created": created_s,
+                "owned_by": "kvrouter",
+                "root": adapter[1] if adapter else name,
+                "parent": identity.models[0] if adapter else None,
+                "max_model_len": identity.max_model_len,
+            }
+            cards.setdefault(name, card)
     return cards

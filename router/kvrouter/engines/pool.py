@@ -1,7 +1,7 @@
-"""The pool of engines: who has joined, who may be asked, and what is under way on each.
+"""The pool of engines: which have joined, which may be used, and the load of each.
 
-A synchronous state machine over an injected clock; it does no I/O. Health checks (`probe`) and
-legs (`serve`) tell it what happened, policies read what it lends.
+A synchronous state machine over an injected clock; it does no I/O. Probes and legs report what
+happened; policies read the load.
 """
 
 from __future__ import annotations
@@ -10,24 +10,26 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kvrouter.engines.engine import Breaker, BreakerState, Engine, HashDomain, Identity, Role
+from kvrouter.engines.breaker import Breaker, BreakerState
+from kvrouter.engines.engine import Engine, HashDomain, Identity, Role
 from kvrouter.http.failure import Failure
 from kvrouter.options.addresses import SECURE, bare_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    Callback = Callable[[Engine], None]
+
 
 class Ticket:
-    """One leg's place on an engine, from `EnginePool.reserve`; its owner must release it.
+    """A leg's reservation on an engine, made by `EnginePool.reserve`; its owner must release it.
 
-    Its tokens count from the reservation on, the leg itself from `begin` on. Release is idempotent,
-    so that it may stand in a `finally` beside an earlier release.
+    Its tokens count from the reservation on, the request from `begin` on.
 
     Attributes:
         engine: where it counts.
         tokens: how many.
-        computing_tokens: prompt tokens that a decode leg has to compute there, until it has.
+        computing_tokens: prompt tokens that a decode leg has still to compute there.
         begun: whether the leg has been sent, or is about to be.
     """
 
@@ -43,18 +45,18 @@ class Ticket:
         self.begun = False
 
     def begin(self) -> None:
-        """The leg is sent now: count it as under way. Idempotent; a released ticket stays so."""
+        """Count the leg as in flight from now on. Idempotent; no effect after `release`."""
         if self._pool is not None and not self.begun:
             self.begun = True
             self._pool._began(self.engine)
 
     def computed(self) -> None:
-        """The prompt is computed: it holds nobody up any more. Idempotent."""
+        """The prompt is computed. Idempotent."""
         self.engine.computing_tokens -= self.computing_tokens
         self.computing_tokens = 0
 
     def release(self) -> None:
-        """Give the place back; later calls do nothing."""
+        """Give the reservation back. Idempotent."""
         self.computed()
         pool, self._pool = self._pool, None
         if pool is not None:
@@ -72,17 +74,35 @@ class EnginePool:
         self._clock = clock
         self._engines: dict[str, Engine] = {}
         self._ready: dict[tuple[str, str | None], tuple[Engine, ...]] = {}
-        self._unsettled: set[Engine] = set()
+        self._unsettled: set[Engine] = set()  # those that failed since they last answered well
         self._domain: HashDomain | None = None
-        self._when_joined: list[Callable[[Engine], None]] = []
-        self._when_left: list[Callable[[Engine], None]] = []
-        self._when_removed: list[Callable[[Engine], None]] = []
-        self._when_models_change: list[Callable[[Engine], None]] = []
+        self._join_callbacks: list[Callback] = []
+        self._leave_callbacks: list[Callback] = []
+        self._remove_callbacks: list[Callback] = []
+        self._models_callbacks: list[Callback] = []
+
+    def on_join(self, callback: Callback) -> None:
+        """Call `callback` with each engine that joins; its identity is known."""
+        self._join_callbacks.append(callback)
+
+    def on_leave(self, callback: Callback) -> None:
+        """Call `callback` with each engine that leaves: what its cache held is lost."""
+        self._leave_callbacks.append(callback)
+
+    def on_remove(self, callback: Callback) -> None:
+        """Call `callback` with each engine that is removed for good, after it has left."""
+        self._remove_callbacks.append(callback)
+
+    def on_models_change(self, callback: Callback) -> None:
+        """Call `callback` with each engine in the pool whose models changed."""
+        self._models_callbacks.append(callback)
+
+    # -- membership
 
     def add(self, address: str, role: Role, family: str = "store") -> Engine:
-        """Name an engine to be probed; it may be asked only after `join`.
+        """Name an engine to be probed; it may be used only after `join`.
 
-        The same address named under the other role becomes an engine for both legs.
+        An address that is known with the other role becomes an engine for both legs.
         """
         name = bare_address(address)
         engine = self._engines.get(name)
@@ -95,10 +115,10 @@ class EnginePool:
         return engine
 
     def assign(self, address: str, role: Role) -> Engine:
-        """The engine of that address with exactly that role; made where there is none.
+        """The engine of that address with exactly that role; made if it is new.
 
-        One that was draining stays. Legs under way go on, but for one that is to be reached by
-        HTTPS from now on, or no longer: that is another engine.
+        It drains no longer. Its legs go on, unless the scheme (HTTP, HTTPS) changed: that makes it
+        another engine.
         """
         known = self.find(address)
         if known is not None and known.url != f"{'' if SECURE in address else 'http://'}{address}":
@@ -111,11 +131,7 @@ class EnginePool:
         return engine
 
     def drain(self, engine: Engine) -> bool:
-        """Give `engine` no new legs; it is removed when those under way have ended.
-
-        Returns:
-            whether it is removed already.
-        """
+        """Give `engine` no new legs; remove it after its last. Returns whether it is gone."""
         engine.draining = True
         self._changed()
         if not engine.requests:
@@ -123,61 +139,22 @@ class EnginePool:
         return not engine.requests
 
     def remove(self, engine: Engine) -> None:
-        """Remove `engine` now, whatever is under way on it. Tickets stay valid."""
+        """Remove `engine` now, even with legs in flight. Tickets stay valid."""
         engine.draining = True
         self._changed()
         self._remove(engine)
 
-    def on_join(self, callback: Callable[[Engine], None]) -> None:
-        """Call `callback` with each engine that may be asked from now on; its identity is known."""
-        self._when_joined.append(callback)
-
-    def on_leave(self, callback: Callable[[Engine], None]) -> None:
-        """Call `callback` with each engine that is gone: what it held is lost."""
-        self._when_left.append(callback)
-
-    def on_remove(self, callback: Callable[[Engine], None]) -> None:
-        """Call `callback` with each engine that is removed for good, after it has left."""
-        self._when_removed.append(callback)
-
-    def on_models_change(self, callback: Callable[[Engine], None]) -> None:
-        """Call `callback` with each engine in the pool that serves other models from now on."""
-        self._when_models_change.append(callback)
-
-    def named(self, role: Role) -> bool:
-        """Whether there is any engine for the leg `role`, be it away or not."""
-        return any(e.role.serves(role) and not e.draining for e in self._engines.values())
-
-    def all(self) -> tuple[Engine, ...]:
-        """Every engine that was named, joined or not; of one with several ranks the server."""
-        return tuple(self._engines.values())
-
-    def targets(self) -> Iterator[Engine]:
-        """What legs are sent to: every engine that was named, or its ranks."""
-        for engine in self._engines.values():
-            yield from engine.targets
-
-    def find(self, address: str) -> Engine | None:
-        """The engine of that `HOST:PORT`, however it is reached, if it was named."""
-        return self._engines.get(bare_address(address))
-
-    def target(self, address: str) -> Engine | None:
-        """What legs are sent to by the name `HOST:PORT` or `HOST:PORT@RANK`, if there is such."""
-        server = self._engines.get(address.partition("@")[0])
-        targets = server.targets if server is not None else ()
-        return next((target for target in targets if target.address == address), None)
-
     def join(self, engine: Engine, identity: Identity) -> bool:
-        """`engine` answered its probes and is `identity`; returns whether it was away before.
+        """`engine` answered its probes; returns whether it is new or changed.
 
-        An engine that is in the pool under another identity leaves first: it was restarted, and
-        what it held is gone.
+        An engine with another identity than before was restarted: it leaves first, because what its
+        cache held is lost.
         """
         if engine.identity == identity:
             return False
         if engine.identity is not None:
             self.leave(engine)
-        engine.divide(identity.ranks)
+        engine.set_ranks(identity.ranks)
         for each in (engine, *engine.ranks):
             each.identity = identity
             each.joins += 1
@@ -186,23 +163,18 @@ class EnginePool:
             each.breaker = Breaker(self._clock)
             self._unsettled.discard(each)
         self._changed()
-        for target in engine.targets:
-            for callback in self._when_joined:
-                callback(target)
+        _call(self._join_callbacks, engine.targets)
         return True
 
     def update_models(self, engine: Engine, identity: Identity) -> None:
-        """`engine`, which is in the pool, serves other models or adapters now.
+        """`engine`, which is in the pool, now has `identity`, which differs in its models alone.
 
-        Nothing else of `identity` differs from what it was: the engine keeps its breaker, its load
-        and what is known of its cache.
+        It keeps its breaker, its load and what is known of its cache.
         """
         for each in (engine, *engine.ranks):
             each.identity = identity
         self._ready.clear()
-        for target in engine.targets:
-            for callback in self._when_models_change:
-                callback(target)
+        _call(self._models_callbacks, engine.targets)
 
     def leave(self, engine: Engine) -> bool:
         """The server of `engine` is gone; returns whether it was here. Tickets stay valid."""
@@ -213,26 +185,49 @@ class EnginePool:
             each.identity = None
             self._unsettled.discard(each)
         self._changed()
-        for target in server.targets:
-            for callback in self._when_left:
-                callback(target)
+        _call(self._leave_callbacks, server.targets)
         return True
 
+    # -- lookup
+
+    def has_role(self, role: Role) -> bool:
+        """Whether an engine for the leg `role` is configured, in the pool or not."""
+        return any(e.role.serves(role) and not e.draining for e in self._engines.values())
+
+    def all(self) -> tuple[Engine, ...]:
+        """Every configured engine, joined or not; the server of those with ranks."""
+        return tuple(self._engines.values())
+
+    def targets(self) -> Iterator[Engine]:
+        """What legs are sent to: every configured engine, or its ranks."""
+        for engine in self._engines.values():
+            yield from engine.targets
+
+    def find(self, address: str) -> Engine | None:
+        """The configured engine of an address, whatever its scheme."""
+        return self._engines.get(bare_address(address))
+
+    def target(self, address: str) -> Engine | None:
+        """The target named `HOST:PORT` or `HOST:PORT@RANK`."""
+        server = self._engines.get(address.partition("@")[0])
+        targets = server.targets if server is not None else ()
+        return next((target for target in targets if target.address == address), None)
+
     def engines(self, role: Role, model: str | None = None) -> Sequence[Engine]:
-        """Engines that may be given the leg `role` now, for `model` (None: any model)."""
-        ready = self._ready.get((role, model))  # almost always there: it is asked thrice a request
+        """Engines that may serve the leg `role` now, for `model` (None: any model)."""
+        ready = self._ready.get((role, model))  # the usual case; asked three times per request
         if ready is not None and not self._unsettled:
             return ready
         return self._find(role, role, model, lambda identity: identity.generates)
 
     def serving(self, path: str, model: str | None = None) -> Sequence[Engine]:
-        """Decode engines that may be asked `path` of `model` now, whole; see `Identity.serves`."""
+        """Decode engines that serve the endpoint `path` for `model` now; see `Identity.serves`."""
         return self._find(path, Role.DECODE, model, lambda identity: identity.serves(path))
 
     def _find(
         self, key: str, role: Role, model: str | None, able: Callable[[Identity], bool]
     ) -> Sequence[Engine]:
-        """Engines of `role` that are there and able; `key` and `model` name the question."""
+        """Engines of `role` that are in the pool and able; cached by `key` and `model`."""
         ready = self._ready.get((key, model))
         if ready is None:
             ready = self._ready[key, model] = tuple(
@@ -251,26 +246,25 @@ class EnginePool:
 
     @property
     def domain(self) -> HashDomain | None:
-        """The hash domain that most joined engines are in, decode engines before others.
-
-        None while no engine tells one.
-        """
+        """The hash domain of most joined engines, decode engines first; None: unknown."""
         return self._domain
 
     def models(self) -> tuple[str, ...]:
-        """Names of all models that a joined engine serves, each once, in order of joining."""
+        """Names of all models that joined engines serve, each once, in order of joining."""
         names = (m for e in self._engines.values() if e.identity for m in e.identity.models)
         return tuple(dict.fromkeys(names))
+
+    # -- load and failures
 
     def reserve(
         self, engine: Engine, tokens: int, *, begun: bool = True, computing_tokens: int = 0
     ) -> Ticket:
-        """Count `tokens` on `engine` until the ticket is released, and a leg under way.
+        """Count `tokens` and a leg on `engine` until the ticket is released.
 
         Args:
             engine: where.
             tokens: how many.
-            begun: False where the leg is planned only: it is under way from `Ticket.begin` on.
+            begun: False: the leg is only planned; `Ticket.begin` counts it as in flight.
             computing_tokens: those of the prompt that a decode leg will compute itself.
         """
         engine.tokens += tokens
@@ -283,7 +277,7 @@ class EnginePool:
         return ticket
 
     def set_remote_tokens(self, engine: Engine, tokens: int) -> None:
-        """Others have `tokens` under way on `engine`, all in all: policies count them too."""
+        """Other routers have `tokens` in flight on `engine`, in total; policies count them too."""
         engine.tokens += tokens - engine.remote_tokens
         engine.remote_tokens = tokens
 
@@ -295,10 +289,10 @@ class EnginePool:
                 engine.breaker.succeeded()
 
     def failed(self, engine: Engine, reason: Failure) -> bool:
-        """A leg on `engine` failed for `reason`; returns whether it may no longer be asked.
+        """A leg on `engine` failed; returns whether `engine` may no longer be used.
 
         REFUSED means that its process is gone: it leaves at once, and joins again by its probe.
-        Anything else counts in its breaker.
+        Other failures count in its breaker.
         """
         if reason is Failure.REFUSED:
             return self.leave(engine)
@@ -308,20 +302,20 @@ class EnginePool:
         return engine.breaker.failed()
 
     def state(self, engine: Engine) -> BreakerState | None:
-        """Its breaker's state, or None while it is not in the pool."""
+        """The state of its breaker; None while it is not in the pool."""
         if engine.identity is None or engine.breaker is None:
             return None
         return engine.breaker.state
 
     def _changed(self) -> None:
         self._ready.clear()
-        told: dict[bool, Counter[HashDomain]] = {True: Counter(), False: Counter()}
+        votes: dict[bool, Counter[HashDomain]] = {True: Counter(), False: Counter()}
         for engine in self._engines.values():
             identity = engine.identity
             if identity is not None and identity.domain is not None and not engine.draining:
-                told[engine.role.serves(Role.DECODE)][identity.domain] += 1
-        votes = told[True] or told[False]
-        self._domain = votes.most_common(1)[0][0] if votes else None
+                votes[engine.role.serves(Role.DECODE)][identity.domain] += 1
+        counted = votes[True] or votes[False]
+        self._domain = counted.most_common(1)[0][0] if counted else None
 
     def _began(self, engine: Engine) -> None:
         engine.requests += 1
@@ -350,5 +344,10 @@ class EnginePool:
             return
         self.leave(engine)
         del self._engines[engine.address]
-        for callback in self._when_removed:
+        _call(self._remove_callbacks, (engine,))
+
+
+def _call(callbacks: Sequence[Callback], engines: Sequence[Engine]) -> None:
+    for engine in engines:
+        for callback in callbacks:
             callback(engine)

@@ -1,4 +1,4 @@
-"""Asks engines of themselves: plain requests, each with a deadline, and what came back."""
+"""The HTTP client of probes: plain requests to engines, each with a deadline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import aiohttp
 
 from kvrouter.credentials.engine_keys import REFUSALS, WorkerKeys
 from kvrouter.credentials.tls import Trust
-from kvrouter.membership.detect import ProbeFailed
+from kvrouter.engines.families.pages import ProbeFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,23 +22,18 @@ _SHOWN_BYTES: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class ProbeResponse:
-    """An engine's 200.
-
-    Attributes:
-        body: all of it.
-        headers: by their names in lower case.
-    """
+    """An engine's 200; `headers` by their names in lower case."""
 
     body: bytes
     headers: Mapping[str, str]
 
 
 class ProbeClient:
-    """Asks engines. Its owner calls `close`, or it is an `async with`.
+    """Sends requests to engines. Its owner calls `close`, or uses it in an `async with`.
 
     Args:
-        worker_keys: what engines are shown; None: nothing.
-        trust: whom to trust that is reached by HTTPS; None: those that this machine does.
+        worker_keys: API keys of engines; None: none.
+        trust: certificate authorities of engines with HTTPS; None: those of this machine.
     """
 
     def __init__(self, worker_keys: WorkerKeys | None = None, trust: Trust | None = None) -> None:
@@ -53,24 +48,24 @@ class ProbeClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ask no more. Idempotent."""
+        """Close the session. Idempotent."""
         if self._session is not None:
             await self._session.close()
 
     async def ask(
         self, engine: Engine, path: str, body: bytes | None, deadline_s: float
     ) -> ProbeResponse:
-        """The engine's 200 to a GET of a path or URL, or to a POST where there is a body.
+        """The engine's 200 to a GET of a path or URL, or to a POST of `body`.
 
         Raises:
-            ProbeFailed: it does not answer in time, or otherwise than with a 200.
+            ProbeFailed: it does not answer in time, or not with a 200.
         """
         if self._session is None:
-            # Nothing stays open to an engine that is removed, and each tells whether it accepts.
+            # Each probe connects: it shows whether the engine accepts connections.
             connector = aiohttp.TCPConnector(limit=0, force_close=True)
             self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
         sent = {} if body is None else {"content-type": "application/json"}
-        if "://" not in path:  # a bootstrap server is another server: it is shown nothing
+        if "://" not in path:  # a bootstrap server is another server, which gets no key
             sent |= self._worker_keys.headers(engine.server.address)
         try:
             async with self._session.request(

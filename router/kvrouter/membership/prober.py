@@ -1,7 +1,4 @@
-"""Health checks and introductions of engines: who is there, what it serves, which KV it needs.
-
-One task per engine; it tells the pool, and never touches requests of clients.
-"""
+"""Health checks and identification of engines: one task per engine, which updates the pool."""
 
 from __future__ import annotations
 
@@ -11,7 +8,9 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.membership.detect import AUTO, MODELS_PATH, EngineDetector, ProbeFailed
+from kvrouter.engines.families import AUTO
+from kvrouter.engines.families.pages import ProbeFailed
+from kvrouter.membership.detect import MODELS_PATH, EngineDetector
 from kvrouter.membership.probe_client import ProbeClient
 
 if TYPE_CHECKING:
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
     from kvrouter.credentials.engine_keys import WorkerKeys
     from kvrouter.credentials.tls import Trust
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.families.base import Family
+    from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
 
-INTRODUCTION_S: Final = 60.0
+IDENTIFICATION_S: Final = 60.0
 """Time for the request of one token: it waits its turn among the engine's other requests."""
 FAILED_CHECKS: Final = 2
 """Failed health checks in a row after which an engine leaves the pool."""
@@ -32,28 +31,27 @@ log = logging.getLogger(__name__)
 
 
 class Prober:
-    """Keeps the pool true to the engines.
+    """Watches engines: those that are well join the pool, the others leave it.
 
     Args:
-        pool: is told of joins and leaves.
-        family: the dialect of an engine, by the name in `Engine.family`.
-        connector: the family that all engines are of, or "auto": each is asked.
+        pool: of the engines.
+        families: the dialects.
+        connector: the family of all engines, or "auto".
         interval_s: between two health checks of one engine; may change.
-        timeout_s: that an engine may take for one answer; may change.
-        model: the one model to serve, or None for whatever engines serve.
-        bootstrap_ports: see `EngineDetector`.
-        rank_counts: see `EngineDetector`.
-        try_priority: see `EngineDetector`.
-        worker_keys: what engines are shown; None: nothing.
-        trust: whom to trust that is reached by HTTPS; None: those that this machine does.
-        learn: is awaited with the manifest of an engine before it joins, so that those who watch
-            the pool can compare it.
+        timeout_s: for one answer of an engine; may change.
+        model: see `EngineDetector`, as for `bootstrap_ports`, `rank_counts` and `try_priority`.
+        bootstrap_ports: see above.
+        rank_counts: see above.
+        try_priority: see above.
+        worker_keys: API keys of engines; None: none.
+        trust: certificate authorities of engines with HTTPS; None: those of this machine.
+        learn: is awaited with the manifest of an engine before it joins.
     """
 
     def __init__(
         self,
         pool: EnginePool,
-        family: Callable[[str], Family],
+        families: Families,
         *,
         connector: str = "store",
         interval_s: float = 2.0,
@@ -67,11 +65,11 @@ class Prober:
         learn: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._pool = pool
-        self._family = family
+        self._families = families
         self.interval_s = interval_s
         self.timeout_s = timeout_s
-        self._introducer = EngineDetector(
-            family,
+        self._detector = EngineDetector(
+            families,
             self._get,
             self._post,
             connector=connector,
@@ -80,47 +78,47 @@ class Prober:
             rank_counts=rank_counts,
             try_priority=try_priority,
         )
-        self._health_path = family(connector).health_path if connector != AUTO else None
+        self._connector = connector
         self._learn = learn
-        self._asker = ProbeClient(worker_keys, trust)
+        self._client = ProbeClient(worker_keys, trust)
         self._tasks: dict[Engine, asyncio.Task[None]] = {}
-        self._asked: dict[Engine, asyncio.Event] = {}
+        self._probed: dict[Engine, asyncio.Event] = {}
         self._problems: dict[Engine, str] = {}
 
     async def start(self, engines: Iterable[Engine]) -> None:
-        """Begin to watch `engines`; returns when each was asked once, or after `timeout_s`."""
+        """Watch `engines`; returns when each was probed once, or after `timeout_s`."""
         self.begin(engines)
-        await self.asked()
+        await self.probed()
 
     def begin(self, engines: Iterable[Engine]) -> None:
-        """Watch `engines`, and others from now on."""
+        """Watch `engines` from now on."""
         for engine in engines:
             self.watch(engine)
 
-    async def asked(self) -> None:
-        """Return when each engine that is watched was asked once, or after `timeout_s`."""
+    async def probed(self) -> None:
+        """Return when each watched engine was probed once, or after `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.timeout_s):
-                await asyncio.gather(*(asked.wait() for asked in self._asked.values()))
+                await asyncio.gather(*(probed.wait() for probed in self._probed.values()))
 
     def watch(self, engine: Engine) -> None:
         """Watch one more engine from now on."""
-        asked = self._asked[engine] = asyncio.Event()
-        watching = self._watch(engine, asked)
+        probed = self._probed[engine] = asyncio.Event()
+        watching = self._watch(engine, probed)
         self._tasks[engine] = asyncio.create_task(watching, name=f"probe {engine.address}")
 
     def forget(self, engine: Engine) -> None:
         """Watch `engine` no longer."""
         self._problems.pop(engine, None)
-        asked = self._asked.pop(engine, None)
-        if asked is not None:
-            asked.set()
+        probed = self._probed.pop(engine, None)
+        if probed is not None:
+            probed.set()
         task = self._tasks.pop(engine, None)
         if task is not None:
             task.cancel()
 
     def problem(self, engine: Engine) -> str | None:
-        """What was wrong with `engine` when it was asked last, in a sentence; None if nothing."""
+        """What was wrong with `engine` at its last probe, in a sentence; None: nothing."""
         return self._problems.get(engine)
 
     async def close(self) -> None:
@@ -129,43 +127,37 @@ class Prober:
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
-        await self._asker.close()
+        await self._client.close()
 
     async def check(self, engine: Engine) -> str | None:
-        """One health check; then the introduction of an engine that is not in the pool.
-
-        One that is in it is asked which models it serves now.
+        """Check its health; then identify it if it is not in the pool, else refresh its models.
 
         Returns:
-            None, or what is wrong with it, in a sentence.
+            what is wrong with it, in a sentence; None: nothing.
         """
         try:
             await self._health(engine)
             if engine.identity is None:
-                await self._introduce(engine)
+                await self._identify(engine)
             else:
                 await self._refresh_models(engine)
         except ProbeFailed as error:
             return str(error)
         return None
 
-    async def _introduce(self, engine: Engine) -> None:
-        identity = await self._introducer.introduce(engine)
+    async def _identify(self, engine: Engine) -> None:
+        identity = await self._detector.identify(engine)
         if self._learn is not None and identity.manifest is not None:
             await self._learn(identity.manifest)
         log.info("engine %s joins as %s: %s", engine.address, engine.role, identity)
         self._pool.join(engine, identity)
 
     async def _refresh_models(self, engine: Engine) -> None:
-        """Learn which adapters the engine has loaded and unloaded since it was asked last.
-
-        The answer is parsed each time: vLLM writes the time and random ids into it, so that no two
-        are equal.
-        """
-        served = await self._introducer.served(engine)
+        """Find out which adapters the engine has loaded and unloaded."""
+        served = await self._detector.served(engine)
         known = engine.identity
         if known is None:
-            return  # it left while it was asked
+            return  # it left meanwhile
         identity = replace(
             known,
             models=served.models,
@@ -176,47 +168,45 @@ class Prober:
             log.info("engine %s now serves %s", engine.address, ", ".join(identity.models))
             self._pool.update_models(engine, identity)
 
-    async def _watch(self, engine: Engine, asked: asyncio.Event) -> None:
-        failures, told = 0, ""
+    async def _watch(self, engine: Engine, probed: asyncio.Event) -> None:
+        failures, logged = 0, ""
         while True:
             try:
                 problem = await self.check(engine)
-            except Exception as error:  # one odd engine must not end its own watch
+            except Exception as error:  # an unexpected answer must not end the watch
                 log.exception("probe of %s", engine.address)
                 problem = repr(error)
-            asked.set()
+            probed.set()
             if problem is None:
                 self._problems.pop(engine, None)
-                failures, told = 0, ""
+                failures, logged = 0, ""
                 await asyncio.sleep(self.interval_s)
                 continue
             failures += 1
             self._problems[engine] = problem
             if (engine.identity is None or failures >= FAILED_CHECKS) and (
-                self._pool.leave(engine) or problem != told
+                self._pool.leave(engine) or problem != logged
             ):
                 log.warning("engine %s is not available: %s", engine.address, problem)
-                told = problem
+                logged = problem
             await asyncio.sleep(self.interval_s)
 
     async def _health(self, engine: Engine) -> None:
-        """Ask for its health, in the way of its family."""
-        path = self._health_path or (
-            self._family(engine.family).health_path if engine.identity is not None else None
-        )
+        """Check its health page; a page that detection or the list of models asks is not needed."""
+        family = self._connector
+        if family == AUTO and engine.identity is not None:
+            family = engine.family
+        path = "/health" if family == AUTO else self._families.named(family).health_path
         if path == MODELS_PATH:
-            return  # the introduction or the look at its models asks just that
-        if path is not None:
-            await self._get(engine, path)
             return
         try:
-            await self._get(engine, "/health")
+            await self._get(engine, path)
         except ProbeFailed as error:
-            if error.status != 404:  # a plain OpenAI server may have no such page
+            if family != AUTO or error.status != 404:  # a plain OpenAI server may have no such page
                 raise
 
     async def _get(self, engine: Engine, path: str) -> bytes:
-        return (await self._asker.ask(engine, path, None, self.timeout_s)).body
+        return (await self._client.ask(engine, path, None, self.timeout_s)).body
 
     async def _post(self, engine: Engine, path: str, body: bytes) -> bytes:
-        return (await self._asker.ask(engine, path, body, INTRODUCTION_S)).body
+        return (await self._client.ask(engine, path, body, IDENTIFICATION_S)).body

@@ -222,7 +222,7 @@ class Passthrough:
         self._models.require(model, path)
         await self._engine_wait.until(lambda: self._pool.serving(path, model))
         grant = None
-        if visit.endpoint.generates and self._pool.named(Role.PREFILL):
+        if visit.endpoint.generates and self._pool.has_role(Role.PREFILL):
             grant = self._budget.take(request.prompt_tokens)
             if grant is None:
                 message = "The decode engines have no room to compute this prompt."

@@ -130,7 +130,7 @@ async def test_engines_of_two_families_do_not_pair(caplog: pytest.LogCaptureFixt
     network = Network()
     with caplog.at_level(logging.WARNING):
         await introduced(SglangEngine(network, "prefill"), NixlEngine(network, "decode"))
-    assert "the one is of family sglang, the other of nixl" in caplog.text
+    assert "the families differ: sglang and nixl" in caplog.text
 
 
 async def test_a_plain_server_named_for_prefill_gets_no_leg(open_site: Open) -> None:

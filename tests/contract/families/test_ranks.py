@@ -199,7 +199,7 @@ async def test_ranks_of_a_hybrid_load_balancer_are_asked_from_zero_and_numbered_
     open_site: Open,
 ) -> None:
     here = await open_site("store", prepare=ranks(2, first=4))
-    assert [target.number for target in here.app.pool.targets()] == [4, 5, 4, 5]
+    assert [target.event_rank for target in here.app.pool.targets()] == [4, 5, 4, 5]
     for first in range(4):
         await here.same(ids(300 + first))
     assert served(here.engines) == [{0: 2, 1: 2}] * 2
@@ -213,9 +213,7 @@ async def test_a_size_that_an_engine_contradicts_keeps_it_away(
     with caplog.at_level(logging.WARNING):
         (found,) = await introduced(engine, data_parallel_size=["4"])
     assert found.identity is None
-    assert (
-        "it tells of 2 data-parallel ranks, not of 4, as --data-parallel-size says" in caplog.text
-    )
+    assert "it reports 2 data-parallel ranks, not 4, as --data-parallel-size says" in caplog.text
 
 
 async def test_a_size_is_taken_where_an_engine_tells_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +286,7 @@ async def publish(here: Site, engine: PdEngine, port: int, number: int, prompt: 
     }
     known = here.app.pool.find(engine.address)
     assert known is not None
-    target = known.numbered(number)
+    target = known.rank_of_events(number)
     assert target is not None
     context = zmq.Context()
     try:

@@ -132,7 +132,7 @@ def test_an_engine_has_one_name_however_it_is_reached() -> None:
     engine = pool.add(parse_address("HTTPS://A:1/"), Role.DECODE)
     assert (engine.address, engine.url, engine.tls) == ("a:1", "https://a:1", True)
     assert pool.find("a:1") is pool.find("https://a:1") is engine
-    engine.divide([0, 1])
+    engine.set_ranks([0, 1])
     assert [rank.address for rank in engine.ranks] == ["a:1@0", "a:1@1"]
     assert {rank.url for rank in engine.ranks} == {"https://a:1"}
     assert bare_address("https://[::1]:5") == "[::1]:5"

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.integration.router.conftest import Open, metric, text, until
 
-from kvrouter.engines.engine import BreakerState, Role
+from kvrouter.engines.breaker import BreakerState
+from kvrouter.engines.engine import Role
 from kvrouter.http.server.exchange import Exchange
 
 Page = Callable[[Exchange], Awaitable[None]]

@@ -16,7 +16,7 @@ from kvrouter.app.reload import follow
 from kvrouter.credentials.caller_keys import file_line, new_key
 from kvrouter.credentials.engine_keys import WorkerKeys
 from kvrouter.engines.engine import Engine, Role
-from kvrouter.membership.detect import ProbeFailed
+from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.openai.endpoints import ENDPOINTS
 from kvrouter.telemetry.request_log import RequestLog

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.engine import FakeEngine
 from tests.integration.router.conftest import Json, Open, Site
 
-from kvrouter.engines.engine import BreakerState
+from kvrouter.engines.breaker import BreakerState
 from kvrouter.http.headers import SSE_HEADERS
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.openai.endpoints import ENDPOINTS

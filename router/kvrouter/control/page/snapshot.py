@@ -24,7 +24,7 @@ from kvrouter.control.page.model import (
     Snapshot,
 )
 from kvrouter.control.page.window import BUCKET_S, Growth, Ring
-from kvrouter.engines.engine import BreakerState
+from kvrouter.engines.breaker import BreakerState
 from kvrouter.telemetry.metrics import PARTS
 
 if TYPE_CHECKING:

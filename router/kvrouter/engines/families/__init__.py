@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from kvrouter.engines.families.mooncake import Mooncake
 from kvrouter.engines.families.mooncake_legacy import MooncakeLegacy
@@ -17,23 +18,57 @@ if TYPE_CHECKING:
 
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.families.base import Family
+    from kvrouter.engines.families.pages import EnginePages
+
+log = logging.getLogger(__name__)
 
 FAMILIES: Final[Mapping[str, type[Family]]] = MappingProxyType(
     {family.name: family for family in (Vllm, Nixl, Mooncake, MooncakeLegacy, Sglang, OpenAiServer)}
 )
-"""Every family by its name; a new one is one word here."""
+"""Every family by its name: a new one is a file, and a word here."""
+
+AUTO: Final = "auto"
+
+if TYPE_CHECKING:
+    Connector = str
+else:
+    Connector = Literal[(AUTO, *FAMILIES)]
+"""Values of `--kv-connector`."""
 
 
 class Families:
-    """One instance of every family."""
+    """One dialect of each family, for one router.
 
-    def __init__(self) -> None:
-        self._by_name: dict[str, Family] = {name: family() for name, family in FAMILIES.items()}
+    Args:
+        types: of the families, by name.
+    """
+
+    def __init__(self, types: Mapping[str, type[Family]] = FAMILIES) -> None:
+        self._by_name = {name: family() for name, family in types.items()}
 
     def named(self, name: str) -> Family:
-        """The family of that name; KeyError if there is none."""
+        """The family of that name; KeyError: none."""
         return self._by_name[name]
 
     def of(self, engine: Engine) -> Family:
         """The family of `engine`."""
         return self._by_name[engine.family]
+
+    async def detect(self, pages: EnginePages) -> Family:
+        """The family that an engine's pages show.
+
+        Later families are tried first: what derives from another one is more specific.
+
+        Raises:
+            ProbeFailed: the engine does not answer.
+        """
+        for family in reversed(list(self._by_name.values())):
+            if family.detected_by is not None:
+                page, member = family.detected_by
+                if member in await pages.json(page):
+                    return family
+        log.info(
+            "engine %s is taken for a plain OpenAI server: no page shows another family",
+            pages.engine.address,
+        )
+        return self._by_name[OpenAiServer.name]

@@ -1,59 +1,64 @@
-"""The seam of engine families: how the two legs of a request are spelt for one kind of engine.
+"""The interface of engine families: how the two legs of a request are written for one engine kind.
 
-A family never does I/O and never re-serialises a body: it splices the client's own bytes.
+A family never opens a connection and never re-serialises a body: it splices the client's bytes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
+from kvrouter.engines.families.pages import LegSupport
 from kvrouter.engines.families.splice import pick, splice
 
 if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
+    from kvrouter.engines.families.pages import EnginePages
     from kvrouter.engines.families.table import ParameterTable
     from kvrouter.openai.request import Request
 
+    Changes = dict[str, bytes | None]
+    """Raw JSON of members that a body gets, by name; None leaves the client's out."""
+
 
 class LegOrder(StrEnum):
-    """In which order the legs of a request go, and how KV gets from the one to the other."""
+    """In which order the legs of a request go, and how KV gets from one to the other."""
 
     STORE = "store"  # prefill, its KV lands in the store, decode: KV may be lost, never wrong
-    HANDED = "handed over"  # prefill's answer tells decode where to fetch: once, until a lease ends
-    CONCURRENT = "concurrent"  # both at once: the engines meet at an address that both are told
+    HANDED = "handed over"  # prefill's answer says where to fetch: once, until a lease ends
+    CONCURRENT = "concurrent"  # both at once: the engines meet at an address in both bodies
     SINGLE = "single"  # decode alone
 
-
-FETCHED_ONCE: Final = frozenset({LegOrder.HANDED, LegOrder.CONCURRENT})
-"""Where one prefill leg serves one decode leg of one sample."""
+    @property
+    def fetches_once(self) -> bool:
+        """Whether one prefill leg serves one decode leg of one sample."""
+        return self in (LegOrder.HANDED, LegOrder.CONCURRENT)
 
 
 class BadAnswer(Exception):
-    """An engine's answer is not what its family's protocol says; `Failure.ANSWER`."""
+    """An engine's answer breaks its family's protocol; `Failure.ANSWER`."""
 
 
 @dataclass(slots=True)
 class Handoff:
-    """What the answer of a prefill leg (or of a probe) tells. Nobody changes it.
+    """What the answer of a prefill leg (or of a probe) reports. Not changed once it is read.
 
     Attributes:
-        prompt_token_ids: the raw JSON array of the prompt's token ids, as the engine wrote it;
-            None where it was not asked for or the engine does not tell.
+        prompt_token_ids: raw JSON array of the prompt's token ids; None: not in the answer.
         ids: the same as native uint32.
-        transfer_params: the raw JSON object `kv_transfer_params` that the decode leg must carry
-            verbatim (engines' own connectors); None for store-type engines.
-        manifest: hex digest of the engine's manifest, None without the store's connector.
+        transfer_params: raw JSON object `kv_transfer_params` for the decode leg, verbatim (engines'
+            own connectors); None for store-type engines.
+        manifest: hex digest of the engine's manifest; None without the store's connector.
         blocks: leading blocks of the prompt that are or will be in the store.
-        block_tokens: tokens per block, 0 where not told.
-        root: root of the engine's block hashes, None where not told.
-        refusal: why the engine's connector shares no KV; None where it does.
-        waits: whether its connector waits for KV that it is told is coming.
-        prompt_tokens: of usage; None where absent.
-        cached_tokens: of usage, 0 where the engine says null; None where usage is absent.
-        missing: the engine was to tell where to fetch the KV from, and does not.
-        fields: header lines that the decode leg must carry instead of the request's; None: none.
+        block_tokens: tokens per block; 0: unknown.
+        root: root of the engine's block hashes; None: unknown.
+        refusal: why the engine's connector shares no KV; None: it shares.
+        waits: whether its connector can wait for KV that is still on its way.
+        prompt_tokens: of usage.
+        cached_tokens: of usage; 0 for null, None without usage.
+        missing: the engine was to say where its KV can be fetched, and did not.
+        fields: header lines that the decode leg carries instead of the request's.
     """
 
     prompt_token_ids: bytes | None = None
@@ -73,13 +78,13 @@ class Handoff:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where and as what the engines of one attempt at two concurrent legs find each other.
+    """How the engines of two concurrent legs find each other; a new one for every attempt.
 
-    Made anew for every attempt: a second use would mix up two requests, or crash schedulers.
+    A second use would mix up two requests, or crash schedulers.
 
     Attributes:
-        prefill: raw JSON of the members that the prefill leg's body gets, by name.
-        decode: those of the decode leg's body.
+        prefill: raw JSON of members of the prefill leg's body, by name.
+        decode: the same for the decode leg.
     """
 
     prefill: dict[str, bytes]
@@ -88,11 +93,11 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class PendingKv:
-    """KV that is on its way into the store while the decode leg is sent already.
+    """KV on its way into the store, for a decode leg that is sent before it is there.
 
     Attributes:
         blocks: leading blocks of the prompt that will be there.
-        wait_s: when the engine gives up waiting for them and computes.
+        wait_s: how long the engine waits for them before it computes.
     """
 
     blocks: int
@@ -100,55 +105,54 @@ class PendingKv:
 
 
 class Family:
-    """Dialect of one kind of engine. It keeps no state of requests.
+    """Dialect of one kind of engine; no state per request. The defaults transfer no KV.
 
-    What stands here, and what a family does not say otherwise, is the plainest dialect: no transfer
-    but at meetings, and nothing told but the client's bytes.
+    Detection awaits `EnginePages`; any of its methods may raise `ProbeFailed`.
     """
 
     name: ClassVar[str]
-    """As in `--kv-connector`."""
+    """Value of `--kv-connector`."""
     parameters: ClassVar[ParameterTable]
-    """What each leg does with each parameter; rewriting follows it."""
+    """What each leg does with each parameter."""
     order: ClassVar[LegOrder]
+    detected_by: ClassVar[tuple[str, str] | None] = None
+    """A page, and a member of its JSON object, that show `auto` an engine of this family."""
     health_path: ClassVar[str] = "/health"
-    """What a GET answers 200 while the engine is well."""
+    """A GET of it answers 200 while the engine is well."""
     lease_s: ClassVar[float] = 0.0
-    """How long a prefill engine keeps KV for a decode leg that does not come; 0: not at all."""
+    """How long a prefill engine keeps KV for a decode leg; 0: not at all."""
     unique_request_ids: ClassVar[bool] = False
-    """Whether engines match the legs of a hand-over by `x-request-id`: then no other has theirs."""
+    """Whether engines match the legs by `x-request-id`, so that no other leg may have theirs."""
     schedules_by_priority: ClassVar[bool] = False
-    """Whether engines may be told to begin with the lowest `priority`."""
+    """Whether engines can be started so that the lowest `priority` goes first."""
     can_isolate: ClassVar[bool] = False
-    """Whether engines can be kept from using KV that others computed: see `isolated_body`."""
+    """Whether a request can keep an engine from using cached KV: see `isolated_body`."""
     varies_seeds: ClassVar[bool] = True
-    """Whether an engine that draws several samples of one prompt gives sample i the seed + i."""
+    """Whether an engine that draws several samples of a prompt gives sample i the seed + i."""
+
+    # -- what a request needs
 
     def unsplittable(self, request: Request) -> str | None:
-        """Why `request` must not be split in two legs (e.g. "echo"), or None if it may."""
+        """Why `request` must not be split in two legs (e.g. "echo"); None: it may be."""
         return None
 
     def hashable(self, request: Request) -> bool:
-        """Whether its block hashes follow from its token ids, cache salt and adapter alone."""
+        """Whether token ids, cache salt and adapter alone determine its block hashes."""
         return False
 
     def needs_legs_per_sample(self, request: Request) -> bool:
-        """Whether each of the `request.n` samples needs legs of its own.
-
-        False where an engine draws all of them from one prompt that it holds or loads. True where
-        what the prefill leg hands over can be fetched once. Asked where `request.n` is above 1.
+        """Whether each of several samples needs legs of its own: KV can be fetched only once.
 
         Raises:
-            ApiError: 400: the engine would refuse so many, but would not see that there are.
+            ApiError: 400: an engine would refuse so many samples, but would not see them.
         """
-        return self.order in FETCHED_ONCE and self.unsplittable(request) is None
+        return self.order.fetches_once and self.unsplittable(request) is None
 
     def reports_tokens(self, request: Request) -> bool:
-        """Whether engines that stream an answer to `request` name the tokens of its events.
-
-        Only where another engine can be given those beside the prompt.
-        """
+        """Whether a streamed answer can name its tokens, and an engine can continue from them."""
         return False
+
+    # -- bodies
 
     def tokenize_body(self, request: Request) -> bytes:
         """Body of POST /tokenize for a prompt that is text or messages."""
@@ -169,12 +173,10 @@ class Family:
             request: as parsed, with its original bytes.
             prompt_ids: JSON array of token ids to send in place of a text prompt.
             want_ids: ask the engine to return the prompt's token ids.
-            rendezvous: what the legs share, where they are concurrent.
-            priority: of the leg among others, where `schedules_by_priority`; None: the client's.
+            rendezvous: of concurrent legs.
+            priority: of the leg, where `schedules_by_priority`; None: the client's.
         """
-        table, given = self.parameters, request.spans.keys()
-        changes: dict[str, bytes | None] = dict.fromkeys(table.left_out_on_prefill & given)
-        changes.update(table.set_on_prefill)
+        changes = self._prefill_changes(request)
         if rendezvous is not None:
             changes.update(rendezvous.prefill)
         return splice(request.body, request.spans, changes)
@@ -193,14 +195,14 @@ class Family:
 
         Args:
             request: as parsed, with its original bytes.
-            handoff: from the prefill leg's answer; None where there was no such leg.
+            handoff: from the prefill leg's answer; None without such a leg.
             prompt_ids: JSON array of token ids to send in place of a text prompt; by default
                 those of the hand-off.
             pending: KV for which the engine is to wait.
-            rendezvous: what the legs share, where they are concurrent.
-            want_ids: ask the engine to name the tokens of each event, where it can.
+            rendezvous: of concurrent legs.
+            want_ids: ask the engine to name the tokens of each event.
         """
-        changes: dict[str, bytes | None] = dict.fromkeys(self.parameters.own & request.spans.keys())
+        changes = self._decode_changes(request)
         if want_ids and self.reports_tokens(request):
             changes["return_token_ids"] = b"true"
         if rendezvous is not None:
@@ -208,32 +210,53 @@ class Family:
         return splice(request.body, request.spans, changes) if changes else request.body
 
     def isolated_body(self, request: Request, *, salt: bytes, prompt_ids: bytes | None) -> bytes:
-        """Body of the same request, whole, whose prompt the engine computes all by itself.
+        """Body of the same request, whole, whose prompt the engine computes without cached KV.
+
+        Only where `can_isolate`.
 
         Args:
             request: as parsed.
             salt: raw JSON of a `cache_salt` that no other request has.
             prompt_ids: JSON array of token ids to send in place of a text prompt.
-
-        Only where `can_isolate`.
-        """
-        raise NotImplementedError
-
-    def new_rendezvous(self, prefill: Engine) -> Rendezvous:
-        """A new rendezvous at `prefill` (a server or a rank); only where legs are concurrent.
-
-        Raises:
-            LookupError: the engine has not told where it is met.
         """
         raise NotImplementedError
 
     def release_body(self, model: str, params: bytes) -> bytes | None:
-        """Body of a POST /v1/completions by which a decode engine has freed what `params` name.
+        """Body of a POST /v1/completions that makes a decode engine free what `params` name.
 
-        The engine refuses it (400) without computing or fetching anything; only where `lease_s`.
-        None: nothing but the end of the lease frees it.
+        The engine refuses it (400) without computing or fetching. None: only the end of the lease
+        frees it.
         """
         return None
+
+    def probe_body(self, model: str, *, priority: int | None = None) -> bytes | None:
+        """Body of a POST /v1/completions of one token, whose answer describes the engine.
+
+        With `priority` it also shows whether the engine takes one. None: no such probe.
+        """
+        return None
+
+    def _prefill_changes(self, request: Request) -> Changes:
+        """What the table says of the prefill leg."""
+        table, given = self.parameters, request.spans.keys()
+        changes: Changes = dict.fromkeys(table.left_out_on_prefill & given)
+        changes.update(table.set_on_prefill)
+        changes.update((name, raw) for name, raw in table.set_if_given.items() if name in given)
+        return changes
+
+    def _decode_changes(self, request: Request) -> Changes:
+        """What the table says of the decode leg."""
+        return dict.fromkeys(self.parameters.own & request.spans.keys())
+
+    # -- the exchange between the legs
+
+    def new_rendezvous(self, prefill: Engine) -> Rendezvous:
+        """A new rendezvous at `prefill`, a server or a rank; only where legs are concurrent.
+
+        Raises:
+            LookupError: the engine has no known address for it.
+        """
+        raise NotImplementedError
 
     def read_prefill_answer(self, body: bytes) -> Handoff:
         """Read the prefill leg's answer.
@@ -243,10 +266,32 @@ class Family:
         """
         raise BadAnswer("its family has no prefill leg")
 
-    def probe_body(self, model: str, *, priority: int | None = None) -> bytes | None:
-        """Body of a POST /v1/completions of one token, whose answer tells who the engine is.
+    # -- detection
 
-        With `priority` it also tells whether the engine takes one. None: such a request tells
-        nothing, or is refused.
-        """
+    async def variant(self, pages: EnginePages) -> str:
+        """The family of an engine that was configured as this one; versions may differ."""
+        return self.name
+
+    async def by_probe(self, handoff: Handoff, pages: EnginePages) -> str:
+        """The family of an engine that `auto` found by `detected_by`, by the probe's answer."""
+        return self.name
+
+    async def generates(self, pages: EnginePages) -> bool:
+        """Whether the engine was started to generate text."""
+        return True
+
+    async def legs(self, pages: EnginePages) -> LegSupport:
+        """Which legs the engine can serve."""
+        return LegSupport()
+
+    async def event_ranks(self, pages: EnginePages) -> tuple[int, ...]:
+        """Numbers of its data-parallel ranks in KV events; empty: it reports none."""
+        return ()
+
+    async def block_tokens(self, pages: EnginePages) -> int:
+        """Tokens of one KV block, by its pages; 0: it does not say."""
+        return 0
+
+    async def version(self, pages: EnginePages) -> object:
+        """The version of its server, as its JSON says it."""
         return None

@@ -1,8 +1,8 @@
 """vLLM with NixlConnector: the answer of the prefill leg says where decode fetches its KV.
 
 Source: vllm/distributed/kv_transfer/kv_connector/v1/nixl of vLLM 0.32. The prefill engine keeps the
-blocks until they were fetched or their lease (30 s) ends; after that they may hold anything, and
-who fetches them then gets it without an error. So a hand-off is given to one decode engine once.
+blocks until they were fetched or their lease (30 s) ends. After that they may hold anything, and a
+fetch still succeeds. So the router gives a hand-off to one decode engine, once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Nixl(Vllm):
 
     name: ClassVar[str] = "nixl"
     order: ClassVar[LegOrder] = LegOrder.HANDED
-    asks: ClassVar[bytes | None] = PREFILL
+    detected_by: ClassVar[tuple[str, str] | None] = None
+    prefill_params: ClassVar[bytes | None] = PREFILL
     lease_s: ClassVar[float] = 30.0
 
     def _handoff(self, answer: dict[str, Any]) -> Handoff:

@@ -1,13 +1,12 @@
-"""The table parameter x leg, in vLLM's words, which other families change.
+"""The table parameter x leg for vLLM, which other families change.
 
-It has every member of vLLM 0.32's completion and chat requests (a test holds the names to its
-classes), and what older and other engines know. A member that is not named is kept on both legs.
+It has every member of vLLM 0.32's completion and chat requests (a test compares the names with
+vLLM's classes), and those of older and other engines. Unknown members are kept on both legs.
 `python -m kvrouter.tools.docs.parameters` writes docs/parameters.md from these rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import orjson
@@ -26,7 +25,7 @@ from kvrouter.engines.families.table import (
 from kvrouter.openai.request import MAX_SALT_CHARACTERS
 
 TRANSFERS: Final = ("kv_transfer_params", "ec_transfer_params")
-"""Members by which vLLM's engines are told about transfers."""
+"""Members that name transfers to vLLM's engines."""
 
 
 def steers(raw: bytes) -> bool:
@@ -47,21 +46,15 @@ def _alone(*names: str, why: str) -> tuple[Parameter, ...]:
     return tuple(Parameter(name, served=Served.ALONE, why=why) for name in names)
 
 
-def _rendered(*names: str) -> tuple[Parameter, ...]:
+def _rendered(*names: str, tokenize: Tokenize) -> tuple[Parameter, ...]:
     why = "it changes the prompt"
-    return tuple(Parameter(name, CHAT, tokenize=Tokenize.TAKES, why=why) for name in names)
+    return tuple(Parameter(name, CHAT, tokenize=tokenize, why=why) for name in names)
 
 
-def _untold(*names: str) -> tuple[Parameter, ...]:
-    why = "it changes the prompt"
-    return tuple(Parameter(name, CHAT, tokenize=Tokenize.BARS, why=why) for name in names)
-
-
-def _steering(*names: str) -> tuple[Parameter, ...]:
-    why = "it steers transfers: a client's would name another request's KV"
-    return tuple(
-        Parameter(name, prefill=Treatment.OWN, decode=Treatment.OWN, why=why) for name in names
-    )
+def steering(*names: str) -> tuple[Parameter, ...]:
+    """Members that steer transfers, which only the router may set."""
+    own, why = Treatment.OWN, "it steers transfers: a client's would name another request's KV"
+    return tuple(Parameter(name, prefill=own, decode=own, why=why) for name in names)
 
 
 _WHOLE = "the whole prompt has to be computed where it is decoded"
@@ -84,8 +77,9 @@ PROMPT: Final = (
         "chat_template_kwargs",
         "media_io_kwargs",
         "mm_processor_kwargs",
+        tokenize=Tokenize.TAKES,
     ),
-    *_untold("documents", "reasoning_effort"),
+    *_rendered("documents", "reasoning_effort", tokenize=Tokenize.BARS),
     Parameter(
         "tool_choice",
         CHAT,
@@ -209,7 +203,7 @@ IDENTITY: Final = (
 )
 
 TRANSFER: Final = (
-    *_steering(
+    *steering(
         *TRANSFERS,
         "bootstrap_host",
         "bootstrap_port",
@@ -227,27 +221,4 @@ TRANSFER: Final = (
 )
 
 VLLM: Final = ParameterTable((*PROMPT, *LENGTH, *CHOICES, *SAMPLING, *ANSWER, *IDENTITY, *TRANSFER))
-"""What engines of the vLLM family are told."""
-
-
-def _same(row: Parameter) -> Parameter:
-    """The same where both legs get the client's own words."""
-    served = Served.SPLIT if row.served is Served.ALONE else row.served
-    if row.prefill in (Treatment.KEPT, Treatment.OWN) and served is row.served:
-        return row
-    return replace(row, prefill=Treatment.KEPT, value=b"", served=served, why="")
-
-
-SGLANG: Final = ParameterTable(map(_same, VLLM.rows.values())).changed(
-    Parameter(
-        "stream", prefill=Treatment.SET, value=b"false", why="a failed leg has a status then"
-    ),
-    Parameter("stream_options", prefill=Treatment.DROPPED, why="refused without `stream`"),
-    Parameter(
-        "echo",
-        tokenize=Tokenize.BARS,
-        why="with `logprobs` a 400: the engine that decodes has not computed the prompt",
-    ),
-    *_steering("routed_dp_rank", "data_parallel_rank"),
-)
-"""What SGLang's engines are told: both legs the same, for decode takes over prefill's token."""
+"""What engines of the vLLM families are sent."""

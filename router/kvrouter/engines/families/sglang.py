@@ -2,37 +2,71 @@
 
 Sources, of SGLang 0.5.23: srt/entrypoints/openai/protocol.py (`PDRoutingFields`),
 srt/disaggregation/{prefill,decode}.py and common/conn.py. Both bodies are the client's: the decode
-engine takes over the first token that the prefill engine sampled, with its logprobs, and that one
-cuts `max_tokens` itself. Without a room both refuse a request. The prefill leg is no stream, so
-that it fails with a status.
+engine continues from the first token that the prefill engine sampled, with its logprobs, and the
+prefill engine shortens `max_tokens` itself. Without a room both refuse a request. The prefill leg
+is not streamed, so that it fails with a status.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import gcd
 from secrets import randbelow
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import orjson
 
+from kvrouter.engines.engine import Bootstrap, Role
 from kvrouter.engines.families.base import BadAnswer, Family, Handoff, LegOrder, Rendezvous
-from kvrouter.engines.families.parameters import SGLANG
+from kvrouter.engines.families.pages import MAX_RANKS, LegSupport, ProbeFailed
+from kvrouter.engines.families.parameters import VLLM, steering
+from kvrouter.engines.families.table import (
+    Parameter,
+    ParameterTable,
+    Served,
+    Tokenize,
+    Treatment,
+)
 
 if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.families.table import ParameterTable
+    from kvrouter.engines.families.pages import EnginePages
     from kvrouter.openai.request import Request
 
 ROOM_BITS: Final = 63
+INFO_PAGE: Final = "/server_info"
+
+
+def _as_given(row: Parameter) -> Parameter:
+    """The same row where both legs get the client's value: decode continues prefill's token."""
+    served = Served.SPLIT if row.served is Served.ALONE else row.served
+    if row.prefill in (Treatment.KEPT, Treatment.OWN) and served is row.served:
+        return row
+    return replace(row, prefill=Treatment.KEPT, value=b"", served=served, why="")
+
+
+SGLANG: Final = ParameterTable(map(_as_given, VLLM.rows.values())).changed(
+    Parameter(
+        "stream", prefill=Treatment.SET, value=b"false", why="a failed leg has a status then"
+    ),
+    Parameter("stream_options", prefill=Treatment.DROPPED, why="refused without `stream`"),
+    Parameter(
+        "echo",
+        tokenize=Tokenize.BARS,
+        why="with `logprobs` a 400: the engine that decodes has not computed the prompt",
+    ),
+    *steering("routed_dp_rank", "data_parallel_rank"),
+)
+"""What SGLang's engines are sent."""
 
 
 class Rooms:
-    """Numbers no two of which are equal, and which no other router hands out.
+    """Numbers that never repeat and that no other router uses.
 
-    A random start and a random step walk through all of them before one comes again.
+    A random start and a random step visit all of them before one repeats.
 
     Args:
-        ranks: data-parallel ranks of the engine: a room also says which of them prefills.
+        ranks: data-parallel ranks of the engine: a room also names one of them.
     """
 
     def __init__(self, ranks: int = 1) -> None:
@@ -44,7 +78,7 @@ class Rooms:
             self._step += 1
 
     def take(self, rank: int = 0) -> int:
-        """A room of that rank that was never taken; not 0, which SGLang has for itself."""
+        """A new room of that rank; not 0, which SGLang reserves."""
         self._next = (self._next + self._step) % self._count
         return self._next * self._ranks + rank or self.take(rank)
 
@@ -55,6 +89,7 @@ class Sglang(Family):
     name: ClassVar[str] = "sglang"
     parameters: ClassVar[ParameterTable] = SGLANG
     order: ClassVar[LegOrder] = LegOrder.CONCURRENT
+    detected_by: ClassVar[tuple[str, str] | None] = (INFO_PAGE, "disaggregation_mode")
     varies_seeds: ClassVar[bool] = False  # srt/managers/io_struct.py: sampling_params * n
 
     def __init__(self) -> None:
@@ -63,23 +98,21 @@ class Sglang(Family):
     def unsplittable(self, request: Request) -> str | None:
         """Logprobs of the prompt: the engine that decodes has not computed it."""
         echo = request.raw("echo")
-        if echo == b"true" and request.raw("logprobs") is not None:
-            return "echo"
-        return None
+        return "echo" if echo == b"true" and request.raw("logprobs") is not None else None
 
     def reports_tokens(self, request: Request) -> bool:
-        """Completions; a chat that streams is refused with `return_token_ids` (serving_chat.py)."""
+        """Completions; serving_chat.py refuses a streamed chat with `return_token_ids`."""
         return request.kind == "completion"
 
     def new_rendezvous(self, prefill: Engine) -> Rendezvous:
-        """A new room at the engine's bootstrap server, of the data-parallel rank that it is.
+        """A new room at the engine's bootstrap server, for the data-parallel rank that it is.
 
-        The room says the rank as engines find it by themselves (`follow_bootstrap_room`), and
-        `disagg_prefill_dp_rank` says it to those that would ask the bootstrap server for it.
+        Engines derive the rank from the room (`follow_bootstrap_room`) or read
+        `disagg_prefill_dp_rank` instead of asking the bootstrap server.
         """
         bootstrap = prefill.identity.bootstrap if prefill.identity else None
         if bootstrap is None:
-            raise LookupError(f"{prefill.address} has told no bootstrap server")
+            raise LookupError(f"the bootstrap server of {prefill.address} is unknown")
         ranks = len(prefill.server.ranks) or 1
         rooms = self._rooms.get(ranks)
         if rooms is None:
@@ -94,10 +127,9 @@ class Sglang(Family):
         return Rendezvous(members, members)
 
     def read_prefill_answer(self, body: bytes) -> Handoff:
-        """Its usage; the KV has gone to the decode engine by then."""
+        """Its usage; the decode engine has the KV by then."""
         try:
-            answer = orjson.loads(body)
-            usage = answer["usage"] or {}
+            usage = orjson.loads(body)["usage"] or {}
             details = usage.get("prompt_tokens_details")
             return Handoff(
                 prompt_tokens=usage.get("prompt_tokens"),
@@ -105,3 +137,33 @@ class Sglang(Family):
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise BadAnswer(f"prefill answer: {error!r}") from None
+
+    async def generates(self, pages: EnginePages) -> bool:
+        """SGLang lists every endpoint; `is_embedding` says how it was started."""
+        return (await pages.json(INFO_PAGE)).get("is_embedding") is not True
+
+    async def legs(self, pages: EnginePages) -> LegSupport:
+        """By its disaggregation mode, which must be the role under which it was named."""
+        info, engine = await pages.json(INFO_PAGE), pages.engine
+        mode = info.get("disaggregation_mode")
+        if mode not in ("prefill", "decode"):
+            return LegSupport(can_split=False)
+        if engine.role is not Role(mode):
+            raise ProbeFailed(
+                f"it was started with --disaggregation-mode {mode}; name it under --{mode} alone"
+            )
+        if mode == "decode":
+            return LegSupport(can_serve_whole=False)
+        port = pages.bootstrap_port or info.get("disaggregation_bootstrap_port")
+        if not isinstance(port, int) or not 0 < port < 65536:
+            raise ProbeFailed("its /server_info names no bootstrap port: give --bootstrap-port")
+        return LegSupport(can_serve_whole=False, bootstrap=Bootstrap(engine.host, port))
+
+    async def event_ranks(self, pages: EnginePages) -> tuple[int, ...]:
+        """0 and up; `dp_size` is their number."""
+        size = (await pages.json(INFO_PAGE)).get("dp_size")
+        return tuple(range(size)) if isinstance(size, int) and 0 < size <= MAX_RANKS else ()
+
+    async def version(self, pages: EnginePages) -> object:
+        """From /server_info; there is no /version."""
+        return (await pages.json(INFO_PAGE)).get("version")

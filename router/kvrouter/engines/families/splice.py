@@ -1,4 +1,4 @@
-"""Rebuilds a JSON object from spans of its bytes: values are moved, never re-serialised."""
+"""Rebuilds a JSON object from spans of its bytes; values are never re-serialised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     Span = tuple[int, int]
 
 CACHED_NAME_CHARACTERS: Final = 64
-"""Names up to this length are remembered in JSON; clients choose them, so both are bounded."""
+"""JSON of names up to this length is cached; bounded, because clients choose names."""
 
 
 def splice(body: bytes, spans: Mapping[str, Span], changes: Mapping[str, bytes | None]) -> bytes:
@@ -21,9 +21,9 @@ def splice(body: bytes, spans: Mapping[str, Span], changes: Mapping[str, bytes |
 
     Args:
         body: the JSON object.
-        spans: start and end in `body` of the value of every top-level member, in their order.
-        changes: raw JSON of a member's new value (new members go to the front), or None to
-            leave the member out.
+        spans: start and end in `body` of the value of every top-level member, in order.
+        changes: raw JSON of a member's new value (new members go to the front); None leaves the
+            member out.
     """
     edits: list[tuple[int, int, bytes]] = []
     added: list[bytes] = []
@@ -49,12 +49,12 @@ def splice(body: bytes, spans: Mapping[str, Span], changes: Mapping[str, bytes |
 
 
 def pick(body: bytes, spans: Mapping[str, Span], keys: Collection[str]) -> bytes:
-    """An object of those members of `body` that are in `keys`."""
+    """An object of the members of `body` that are in `keys`."""
     return _rebuild(body, {key: span for key, span in spans.items() if key in keys}, {})
 
 
 def _rebuild(body: bytes, spans: Mapping[str, Span], changes: Mapping[str, bytes | None]) -> bytes:
-    """The same where members are left out: from the kept ones, by their names."""
+    """The same with members left out: built from the kept ones."""
     view = memoryview(body)
     parts: list[bytes | memoryview] = [b"{"]
     for key, (start, end) in spans.items():

@@ -1,7 +1,6 @@
-"""What each leg does with each parameter of a request: the form of the table, and its questions.
+"""The table of what each leg does with each parameter of a request. Pure data.
 
-The rows stand in `parameters.py`; a family that differs states its differences with
-`ParameterTable.changed`. Pure data: nothing here sends or rewrites.
+`parameters.py` has the rows; a family states its differences with `ParameterTable.changed`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _UNSET: Final = (b"null", b"false", b"[]", b'""')
 
 
 class Treatment(StrEnum):
-    """What becomes of a member on one leg."""
+    """What one leg does with a member."""
 
     KEPT = "kept"
     DROPPED = "dropped"
@@ -41,7 +40,7 @@ class Served(StrEnum):
 
 
 class Tokenize(StrEnum):
-    """What the parameter means to POST /tokenize, which tells the router a prompt's tokens."""
+    """What the parameter means to POST /tokenize, by which the router learns a prompt's tokens."""
 
     NOTHING = ""
     TAKES = "sent"
@@ -53,7 +52,7 @@ class Condition:
     """When a parameter's `Served` applies; otherwise both legs serve it.
 
     Attributes:
-        text: as the docs say it; "" where it goes without saying.
+        text: for the docs; "" for the obvious condition.
         holds: takes the raw JSON of the value.
     """
 
@@ -71,15 +70,15 @@ class Parameter:
 
     Attributes:
         name: of the member.
-        kinds: endpoints that know it; elsewhere it is passed through like any unknown member.
+        kinds: endpoints that know it; others pass it through like any unknown member.
         prefill: what the prefill leg does with it.
-        value: raw JSON, where that sets it.
+        value: raw JSON that the prefill leg sets.
         decode: what the decode leg does with it.
-        served: how the request is served, where `when` holds.
-        tokenize: `TAKES`: it changes the tokens, and /tokenize is told. `BARS`: it is not told,
-            so that the legs alone know the tokens.
-        default: raw JSON that means the same as leaving the member out, besides null and false.
-        why: the reason, as the docs say it; "" where the fate explains itself.
+        served: how the request is served if `when` holds.
+        tokenize: `TAKES`: it changes the tokens, and /tokenize accepts it. `BARS`: /tokenize does
+            not accept it, so that only the legs know the tokens.
+        default: raw JSON that means the same as no member, besides null and false.
+        why: the reason, for the docs; "" if it is obvious.
     """
 
     name: str
@@ -95,18 +94,18 @@ class Parameter:
 
 
 class ParameterTable:
-    """The rows of one family, and what its rewriting asks of them. Immutable.
+    """The rows of one family. Immutable.
 
     Args:
-        rows: of parameters; names are unique.
+        rows: with unique names.
 
     Attributes:
         rows: by name, in order.
         set_on_prefill: raw JSON that the prefill leg always carries.
-        set_if_given: raw JSON that it carries in place of what a client gave.
-        left_out_on_prefill: members that it never carries from the client.
+        set_if_given: raw JSON that replaces a client's value there.
+        left_out_on_prefill: members of the client that it never carries.
         own: members that only the router may give, on either leg.
-        tokenized: members that /tokenize takes, for each kind.
+        tokenized: members that /tokenize accepts, by kind.
     """
 
     def __init__(self, rows: Iterable[Parameter]) -> None:
@@ -123,32 +122,32 @@ class ParameterTable:
         }
         self._alone = self._named(lambda row: row.served is Served.ALONE)
         self._refused = self._named(lambda row: row.served is Served.REFUSED)
-        self._untold = self._named(lambda row: row.tokenize is Tokenize.BARS)
+        self._barred = self._named(lambda row: row.tokenize is Tokenize.BARS)
 
     def changed(self, *rows: Parameter) -> ParameterTable:
-        """The same table with these rows in place of those of their names, or added."""
+        """A table with these rows added, or in place of those of the same names."""
         return ParameterTable({**self.rows, **{row.name: row for row in rows}}.values())
 
     def alone(self, request: Request) -> str | None:
-        """The first parameter for which `request` must be served by one leg, None if none."""
-        names = self._alone
-        return None if names.isdisjoint(request.spans) else self._served(names, request)
+        """The first parameter for which one leg must serve `request`; None: none."""
+        return self._first(self._alone, request)
 
     def refused(self, request: Request) -> str | None:
-        """The first parameter with which `request` cannot be served, None if none."""
-        names = self._refused
-        return None if names.isdisjoint(request.spans) else self._served(names, request)
+        """The first parameter with which `request` cannot be served; None: none."""
+        return self._first(self._refused, request)
 
     def tokenizable(self, request: Request) -> bool:
-        """Whether /tokenize sees the prompt of `request` as its legs will."""
-        if self._untold.isdisjoint(request.spans):
+        """Whether /tokenize renders the prompt of `request` as its legs do."""
+        if self._barred.isdisjoint(request.spans):
             return True
         return not any(
             WHERE_SET.holds(raw) and raw != row.default
-            for row, raw in self._given(self._untold, request)
+            for row, raw in self._given(self._barred, request)
         )
 
-    def _served(self, names: frozenset[str], request: Request) -> str | None:
+    def _first(self, names: frozenset[str], request: Request) -> str | None:
+        if names.isdisjoint(request.spans):
+            return None
         given = self._given(names, request)
         return next((row.name for row, raw in given if row.when.holds(raw)), None)
 
@@ -163,7 +162,7 @@ class ParameterTable:
     def _named(self, chosen: Callable[[Parameter], bool]) -> frozenset[str]:
         return frozenset(name for name, row in self.rows.items() if chosen(row))
 
-    def _values(self, fate: Treatment) -> Mapping[str, bytes]:
+    def _values(self, treatment: Treatment) -> Mapping[str, bytes]:
         return MappingProxyType(
-            {name: row.value for name, row in self.rows.items() if row.prefill is fate}
+            {name: row.value for name, row in self.rows.items() if row.prefill is treatment}
         )

@@ -1,11 +1,13 @@
 """vLLM's dialect, with connectors that share KV through a store (ours, LMCache, Mooncake's).
 
-Sources: vllm/entrypoints/openai/*/protocol.py of vLLM 0.32; what each leg does with each parameter
-is the table of `parameters.py`.
+Sources: vllm/entrypoints/openai/*/protocol.py of vLLM 0.32; `parameters.py` says what each leg does
+with each parameter.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import orjson
@@ -19,12 +21,15 @@ from kvrouter.engines.families.base import (
     PendingKv,
     Rendezvous,
 )
+from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.engines.families.parameters import VLLM
 from kvrouter.engines.families.splice import splice
 from kvrouter.errors import bad_request
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
+    from kvrouter.engines.families.base import Changes
+    from kvrouter.engines.families.pages import EnginePages
     from kvrouter.engines.families.table import ParameterTable
     from kvrouter.openai.request import Request
 
@@ -33,20 +38,26 @@ MEDIA: Final = (b'"image', b'"input_audio"', b'"audio_', b'"video', b'"input_ima
 
 TRANSFER: Final = "kv_transfer_params"
 GREEDY_BELOW: Final = 1e-5
-"""Temperatures below this are 0 to vLLM (vllm/sampling_params.py)."""
+"""vLLM treats lower temperatures as 0 (vllm/sampling_params.py)."""
 IDS_KEY: Final = "prompt_token_ids"
+_BLOCK_SIZE: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bblock_size="(\d+)"', re.M)
+_NIXL: Final = re.compile(rb"^vllm:nixl_", re.M)
+_RANKS: Final = re.compile(rb'^vllm:num_requests_running\{[^}\n]*\bengine="(\d+)"', re.M)
+
+log = logging.getLogger(__name__)
 
 
 class Vllm(Family):
-    """Engines of vLLM whose connector needs no word of a request to find its KV."""
+    """Engines of vLLM whose connector finds its KV without parameters of a request."""
 
     name: ClassVar[str] = "store"
     parameters: ClassVar[ParameterTable] = VLLM
     order: ClassVar[LegOrder] = LegOrder.STORE
+    detected_by: ClassVar[tuple[str, str] | None] = ("/version", "version")
     varies_seeds: ClassVar[bool] = True  # vllm/v1/engine/parallel_sampling.py
     schedules_by_priority: ClassVar[bool] = True
     can_isolate: ClassVar[bool] = True
-    asks: ClassVar[bytes | None] = None
+    prefill_params: ClassVar[bytes | None] = None
     """`kv_transfer_params` of every prefill leg."""
 
     def unsplittable(self, request: Request) -> str | None:
@@ -54,10 +65,10 @@ class Vllm(Family):
         return self.parameters.alone(request)
 
     def needs_legs_per_sample(self, request: Request) -> bool:
-        """Where engines hand over themselves: the first sample that has fetched it frees it.
+        """Where engines hand KV over themselves: the first sample that fetches it frees it.
 
         Raises:
-            ApiError: 400, as vLLM says it: temperature 0 leaves no choice.
+            ApiError: 400, in vLLM's words: several samples at temperature 0.
         """
         if not super().needs_legs_per_sample(request):
             return False
@@ -67,15 +78,15 @@ class Vllm(Family):
         return True
 
     def reports_tokens(self, request: Request) -> bool:
-        """Completions and chats; ids stand in for the messages of a chat where there is no media.
+        """Completions and chats without media, whose messages token ids can replace.
 
-        vllm/renderers/online_renderer.py (`_reused_prompt_token_ids`), from 0.32 on: older engines
-        render the messages, and their first event says so (`prompt_token_ids`).
+        vllm/renderers/online_renderer.py (`_reused_prompt_token_ids`), from 0.32 on. Older engines
+        render the messages, which their first event shows (`prompt_token_ids`).
         """
         return self.hashable(request)
 
     def hashable(self, request: Request) -> bool:
-        """Whether block hashes follow from token ids alone (and salt and adapter): no media."""
+        """Prompts without media."""
         span = request.spans.get("messages")
         if span is None:
             return True
@@ -90,20 +101,15 @@ class Vllm(Family):
         rendezvous: Rendezvous | None = None,
         priority: int | None = None,
     ) -> bytes:
-        """One token of the client's request, which ends by nothing but its length."""
-        spans, table = request.spans, self.parameters
-        changes: dict[str, bytes | None] = dict.fromkeys(table.left_out_on_prefill & spans.keys())
-        changes.update(table.set_on_prefill)
-        for name, value in table.set_if_given.items():
-            if name in spans:
-                changes[name] = value
+        """One token of the client's request, which nothing but its length ends."""
+        changes = self._prefill_changes(request)
         if want_ids:
             changes["return_token_ids"] = b"true"
         if priority is not None:
             changes["priority"] = b"%d" % priority
-        transfer = self.asks if rendezvous is None else rendezvous.prefill[TRANSFER]
+        transfer = self.prefill_params if rendezvous is None else rendezvous.prefill[TRANSFER]
         self._put_ids(request, changes, prompt_ids, transfer)
-        return splice(request.body, spans, changes)
+        return splice(request.body, request.spans, changes)
 
     def decode_body(
         self,
@@ -115,43 +121,35 @@ class Vllm(Family):
         rendezvous: Rendezvous | None = None,
         want_ids: bool = False,
     ) -> bytes:
-        """The client's bytes themselves, where nothing is to be said of a transfer."""
+        """The client's bytes themselves if no transfer is to be named."""
         transfer = handoff.transfer_params if handoff else None
         if rendezvous is not None:
             transfer = rendezvous.decode[TRANSFER]
         if pending is not None:
-            told = {"coming_blocks": pending.blocks, "wait_s": pending.wait_s}
-            transfer = orjson.dumps({"kvstore": told})
+            params = {"coming_blocks": pending.blocks, "wait_s": pending.wait_s}
+            transfer = orjson.dumps({"kvstore": params})
         if prompt_ids is None and handoff is not None:
             prompt_ids = handoff.prompt_token_ids
-        steered = self.parameters.own & request.spans.keys()
-        if transfer is None and prompt_ids is None and not steered and not want_ids:
-            return request.body
-        changes: dict[str, bytes | None] = dict.fromkeys(steered)
+        changes = self._decode_changes(request)
         if want_ids:
             changes["return_token_ids"] = b"true"
         self._put_ids(request, changes, prompt_ids, transfer)
-        return splice(request.body, request.spans, changes)
+        return splice(request.body, request.spans, changes) if changes else request.body
 
     def isolated_body(self, request: Request, *, salt: bytes, prompt_ids: bytes | None) -> bytes:
-        """A salt makes its blocks others: neither the engine's cache nor any connector has them.
+        """A salt changes its block hashes: neither the engine's cache nor a connector has them.
 
         vllm/v1/core/kv_cache_utils.py counts `cache_salt` into the first block's hash.
         """
-        spans = request.spans
-        changes: dict[str, bytes | None] = dict.fromkeys(self.parameters.own & spans.keys())
+        changes = self._decode_changes(request)
         changes |= {"cache_salt": salt, "return_token_ids": b"true", "stream_options": None}
         if request.stream:
             changes["stream"] = b"false"
         self._put_ids(request, changes, prompt_ids, None)
-        return splice(request.body, spans, changes)
+        return splice(request.body, request.spans, changes)
 
     def _put_ids(
-        self,
-        request: Request,
-        changes: dict[str, bytes | None],
-        ids: bytes | None,
-        transfer: bytes | None,
+        self, request: Request, changes: Changes, ids: bytes | None, transfer: bytes | None
     ) -> None:
         """Set prompt and transfer parameters. A chat takes ids within the latter (vLLM 0.32 on)."""
         if ids is not None and request.kind == "completion":
@@ -165,16 +163,15 @@ class Vllm(Family):
     def release_body(self, model: str, params: bytes) -> bytes | None:
         """A request that vLLM refuses after it has read `kv_transfer_params`.
 
-        It then tells the prefill engine that nothing will be fetched
+        It then notifies the prefill engine that nothing will be fetched
         (entrypoints/generate/base/serving.py, `_with_kv_transfer_rejection_cleanup`). A request
-        that is sent and cut off would not do: where the server notices the end before it reads the
-        body, nobody hears of them.
+        that is cut off would not do: the server may notice that before it reads the body.
         """
         head = {"model": model, "prompt": [0], "max_tokens": 1, "temperature": -1}
         return orjson.dumps(head)[:-1] + b',"%b":%b}' % (TRANSFER.encode(), params)
 
     def read_prefill_answer(self, body: bytes) -> Handoff:
-        """Its usage and what the connector tells; token ids are read natively, not parsed."""
+        """Its usage and the connector's report; token ids are read natively, not parsed."""
         found = find_token_ids(body, IDS_KEY)
         rest = body
         if found is not None:
@@ -215,3 +212,43 @@ class Vllm(Family):
         """One token after one token: the smallest request that every model takes."""
         probe = {"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
         return orjson.dumps(probe if priority is None else {**probe, "priority": priority})
+
+    async def by_probe(self, handoff: Handoff, pages: EnginePages) -> str:
+        """By its connector.
+
+        Raises:
+            ProbeFailed: it has two, each of which hands KV over in its own way.
+        """
+        nixl = _NIXL.search(await pages.metrics()) is not None
+        if handoff.manifest is not None and nixl:
+            raise ProbeFailed(
+                "it has kvrouter's connector and NixlConnector (by MultiConnector), and the router "
+                "uses one of them: start it with one, or give --kv-connector store, by which its "
+                "NixlConnector is not used"
+            )
+        if nixl:
+            log.info("engine %s is vLLM with NixlConnector, by its metrics", pages.engine.address)
+            return "nixl"
+        if handoff.manifest is None:
+            log.warning(
+                "engine %s is vLLM, and neither kvrouter's connector nor NixlConnector was found "
+                "in it: the router assumes that it shares KV through a store of its own (LMCache, "
+                "MooncakeStore), or not at all. MooncakeConnector cannot be detected: give "
+                "--kv-connector mooncake",
+                pages.engine.address,
+            )
+        return self.name
+
+    async def event_ranks(self, pages: EnginePages) -> tuple[int, ...]:
+        """The labels of its metrics."""
+        found = _RANKS.findall(await pages.metrics())
+        return tuple(sorted({int(number) for number in found}))
+
+    async def block_tokens(self, pages: EnginePages) -> int:
+        """From vllm:cache_config_info."""
+        found = _BLOCK_SIZE.search(await pages.metrics())
+        return int(found.group(1)) if found else 0
+
+    async def version(self, pages: EnginePages) -> object:
+        """From /version."""
+        return (await pages.json("/version")).get("version")

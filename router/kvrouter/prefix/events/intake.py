@@ -118,7 +118,7 @@ class EventSubscriber:
 
     def engine_joined(self, engine: Engine) -> None:
         """Listen where its events come to; a port that is taken is logged, and they are lost."""
-        number = engine.number
+        number = engine.event_rank
         if number in self._numbers or self._closed or not self.endpoint.startswith("tcp:"):
             return
         self._numbers.add(number)
@@ -179,7 +179,7 @@ class EventConnector:
         socket.setsockopt(zmq.IPV6, ":" in server.host)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        socket.connect(endpoint_of(server.host, port + engine.number))
+        socket.connect(endpoint_of(server.host, port + engine.event_rank))
 
         def take(frames: Sequence[bytes]) -> None:
             self._tracker.receive_from(server, frames)

@@ -84,7 +84,7 @@ class CacheTracker:
     def engine_joined(self, engine: Engine) -> None:
         """Find out what it has told so far, where its publisher can be asked."""
         if self._with.replays is not None:
-            publisher = self._publisher(engine.server, engine.number)
+            publisher = self._publisher(engine.server, engine.event_rank)
             if publisher is not None:
                 publisher.stream.begin(self._clock())
 
@@ -212,7 +212,7 @@ class CacheTracker:
 
     def cut(self, engine: Engine) -> None:
         """The connection to the publisher of `engine` broke."""
-        publisher = self._publishers.get((engine.server, engine.number))
+        publisher = self._publishers.get((engine.server, engine.event_rank))
         if publisher is not None:
             publisher.stream.cut()
 
@@ -220,7 +220,7 @@ class CacheTracker:
         """The connection to the publisher of `engine` is there."""
         if self._with.replays is None or engine.identity is None:
             return
-        publisher = self._publisher(engine.server, engine.number)
+        publisher = self._publisher(engine.server, engine.event_rank)
         if publisher is not None:
             publisher.stream.check(self._clock())
 
@@ -245,7 +245,7 @@ class CacheTracker:
         known = self._publishers.get((server, rank))
         if known is not None:
             return known
-        engine = server.numbered(rank)
+        engine = server.rank_of_events(rank)
         source = None if engine is None else self._sources.get(engine) or self._source(engine)
         if source is None or len(source.streams) >= MAX_RANKS:
             message = "KV events of %s: it has no data-parallel rank %d"

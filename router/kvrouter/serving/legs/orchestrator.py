@@ -207,7 +207,7 @@ class Orchestrator:
         Raises:
             ApiError: 429: it is too much.
         """
-        if plan.why == "no prefill engine" and self._pool.named(Role.PREFILL):
+        if plan.why == "no prefill engine" and self._pool.has_role(Role.PREFILL):
             self._recompute(context, plan.missing_tokens)
 
     async def prefill(self, context: RequestContext, engine: Engine, inputs: RouteInputs) -> None:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from kvrouter.membership.detect import AUTO, EngineDetector, ProbeFailed
+from kvrouter.engines.families import AUTO
+from kvrouter.engines.families.pages import ProbeFailed
+from kvrouter.membership.detect import EngineDetector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -112,8 +114,8 @@ async def _introduce(setup: SetUp, facts: EngineFacts) -> None:
     async def post(engine: Engine, path: str, body: bytes) -> bytes:
         return (await asker.ask(engine, path, body, setup.deadline_s)).body
 
-    introducer = EngineDetector(
-        setup.families.named,
+    detector = EngineDetector(
+        setup.families,
         get,
         post,
         connector=settings.kv_connector,
@@ -123,7 +125,7 @@ async def _introduce(setup: SetUp, facts: EngineFacts) -> None:
     )
     engine = facts.engine
     try:
-        engine.identity = await introducer.introduce(engine)
+        engine.identity = await detector.identify(engine)
     except ProbeFailed as problem:
         facts.unknown = str(problem)
     else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from kvrouter.membership.detect import ProbeFailed
+from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.tools.doctor.store_facts import living_engines, open_client
 from kvrouter_store.errors import KVStoreError
 

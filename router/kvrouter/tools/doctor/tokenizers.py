@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from kvrouter.canary.verdict import first_difference
-from kvrouter.membership.detect import ProbeFailed
+from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.prefix.tokenize import TRIAL_TEXT, LocalTokenizer, TokenizerUnavailable
 from kvrouter.tools.doctor.base import Check, SetUp, error
 from kvrouter.tools.doctor.engines import model_groups, odd_ones

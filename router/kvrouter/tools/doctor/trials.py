@@ -19,7 +19,7 @@ from kvrouter.canary.verdict import Difference, first_difference, margin, tokens
 from kvrouter.engines.compatibility import shares
 from kvrouter.engines.engine import Role
 from kvrouter.engines.families.base import BadAnswer, Handoff, LegOrder
-from kvrouter.membership.detect import ProbeFailed
+from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.openai.request import parse
 from kvrouter.tools.doctor.links import await_links
 from kvrouter.tools.doctor.store_facts import open_client

@@ -312,7 +312,7 @@ def test_worker_keys_are_for_all_engines_or_for_one(tmp_path: Path) -> None:
 
 def test_an_engines_key_takes_the_place_of_the_clients() -> None:
     one, other = Engine("a:1", Role.DECODE), Engine("b:1", Role.DECODE)
-    one.divide([0, 1])
+    one.set_ranks([0, 1])
     sent = b"x-request-id: i\r\nauthorization: Bearer user\r\nbaggage: authorization: x\r\n"
     keys = WorkerKeys({"a:1": "A"})
     assert keys.shown(other.address, sent) == sent

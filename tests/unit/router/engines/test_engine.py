@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.router.conftest import Clock
 
-from kvrouter.engines.engine import Breaker, BreakerState, Engine, Identity, Role
+from kvrouter.engines.breaker import Breaker, BreakerState
+from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.options.addresses import parse_address
 from kvrouter_store.identity.chain import root_hash
 

@@ -3,7 +3,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.unit.router.conftest import Clock, joined
 
-from kvrouter.engines.engine import BreakerState, HashDomain, Identity, Role
+from kvrouter.engines.breaker import BreakerState
+from kvrouter.engines.engine import HashDomain, Identity, Role
 from kvrouter.engines.pool import EnginePool, Ticket
 from kvrouter.http.failure import Failure
 from kvrouter_store.identity.chain import root_hash
@@ -269,8 +270,8 @@ def test_each_rank_of_an_engine_is_a_target_of_its_own(clock: Clock) -> None:
     targets = list(pool.engines(Role.DECODE, "m"))
     assert [t.address for t in targets] == ["[::1]:80@0", "[::1]:80@1", "[::1]:80@2"]
     assert {(t.host, t.port, t.url) for t in targets} == {("::1", 80, "http://[::1]:80")}
-    assert [(t.rank, t.number, t.joins) for t in targets] == [(0, 4, 1), (1, 5, 1), (2, 6, 1)]
-    assert [engine.numbered(number) for number in (3, 4, 6)] == [None, targets[0], targets[2]]
+    assert [(t.rank, t.event_rank, t.joins) for t in targets] == [(0, 4, 1), (1, 5, 1), (2, 6, 1)]
+    assert [engine.rank_of_events(number) for number in (3, 4, 6)] == [None, targets[0], targets[2]]
     assert diary == [("joined", t.address) for t in targets]
     assert pool.all() == (engine,)
 

@@ -10,9 +10,10 @@ import pytest
 from aiohttp import web
 
 from kvrouter.engines.engine import Engine, Identity, Role
-from kvrouter.engines.families.vllm import Vllm
+from kvrouter.engines.families import Families
+from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.engines.pool import EnginePool
-from kvrouter.membership.detect import ProbeFailed, read_models
+from kvrouter.membership.detect import read_models
 from kvrouter.membership.prober import Prober
 from kvrouter_store.identity.chain import root_hash
 
@@ -94,7 +95,7 @@ class Bench:
 
     def prober(self, **options: Any) -> Prober:
         settings: dict[str, Any] = {"interval_s": 0.01, "timeout_s": 5.0} | options
-        return Prober(self.pool, lambda name: Vllm(), **settings)
+        return Prober(self.pool, Families(), **settings)
 
 
 @pytest.fixture

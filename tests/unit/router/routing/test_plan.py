@@ -100,7 +100,7 @@ def test_engines_that_have_an_adapter_from_different_paths_are_no_partners_for_i
 
 def test_ranks_of_one_engine_are_no_partners_and_the_last_to_be_asked_after_a_failure() -> None:
     divided, other = engine(1), engine(2)
-    divided.divide((0, 1))
+    divided.set_ranks((0, 1))
     first, second = divided.ranks
     assert partners([first, second, other], first) == [other]
     assert on_other_servers([second, other], [first]) == [other]

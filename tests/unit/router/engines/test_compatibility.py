@@ -4,9 +4,9 @@ import pytest
 from tests.unit.router.conftest import Clock, joined
 from tests.unit.router.prefix.test_store_view import MANIFEST, NAME, FakeStore
 
+from kvrouter.engines.compatibility import CompatibilityMonitor
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.pool import EnginePool
-from kvrouter.engines.sharing import Sharing
 from kvrouter.prefix.store_view import StoreView
 from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
 from kvrouter_store.identity.chain import root_hash
@@ -20,12 +20,12 @@ HALVES = Manifest(
 @pytest.fixture
 def pool(clock: Clock) -> EnginePool:
     made = EnginePool(clock)
-    made.on_join(Sharing(made, lambda one, other: f"{one} and {other}").engine_joined)
+    made.on_join(CompatibilityMonitor(made, lambda one, other: f"{one} and {other}").engine_joined)
     return made
 
 
 def refused(pool: EnginePool) -> list[tuple[str, str, str]]:
-    pairs = Sharing(pool, lambda one, other: f"{one} and {other}").refused()
+    pairs = CompatibilityMonitor(pool, lambda one, other: f"{one} and {other}").incompatible()
     return [(prefill.address, decode.address, reason) for prefill, decode, reason in pairs]
 
 

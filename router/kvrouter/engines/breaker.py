@@ -1,0 +1,75 @@
+"""Circuit breaker of one engine: a synchronous state machine over an injected clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class BreakerState(StrEnum):
+    """CLOSED lets all requests pass, OPEN none, HALF_OPEN one at a time."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+@dataclass(slots=True)
+class Breaker:
+    """`threshold` failures in a row open it for `cooldown_s`; then one trial at a time passes.
+
+    The pause doubles each time the trial request fails, up to `max_cooldown_s`.
+    """
+
+    clock: Callable[[], float]
+    threshold: int = 3
+    cooldown_s: float = 1.0
+    max_cooldown_s: float = 30.0
+    _failures: int = 0
+    _opened: int = 0
+    _retry_at: float = 0.0
+    _trial: bool = False
+
+    @property
+    def state(self) -> BreakerState:
+        """The state at this moment of the clock."""
+        if not self._opened:
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if self.clock() < self._retry_at else BreakerState.HALF_OPEN
+
+    def allows(self) -> bool:
+        """Whether a request may be sent now. Changes nothing."""
+        if not self._opened:
+            return True
+        return not self._trial and self.clock() >= self._retry_at
+
+    def began(self) -> None:
+        """Note that a request was sent: in HALF_OPEN it is the trial, and others wait for it."""
+        if self._opened:
+            self._trial = True
+
+    def ended(self) -> None:
+        """Note that a request ended without a verdict (its client left): a new trial may start."""
+        self._trial = False
+
+    def succeeded(self) -> None:
+        """Note a good answer: close the breaker and forget the failures."""
+        self._failures = self._opened = 0
+        self._trial = False
+
+    def failed(self) -> bool:
+        """Note a failure; returns whether it opened the breaker."""
+        self._failures += 1
+        if self._opened and not self._trial:
+            return False  # the request was sent before the breaker opened
+        if not self._opened and self._failures < self.threshold:
+            return False
+        wait_s = min(self.cooldown_s * 2.0**self._opened, self.max_cooldown_s)
+        self._retry_at = self.clock() + wait_s
+        self._opened += 1
+        self._trial = False
+        return True

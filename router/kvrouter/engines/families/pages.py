@@ -1,0 +1,98 @@
+"""What an engine's own pages report, as detection reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from kvrouter.engines.engine import Bootstrap, Engine
+
+MAX_RANKS: Final = 512
+"""Data-parallel ranks of one engine: each is a target of its own, with connections and counts."""
+_ABSENT: Final = frozenset({400, 401, 403, 404, 405, 501})
+
+
+class ProbeFailed(Exception):
+    """An engine does not answer a probe as it should; the message is a sentence.
+
+    Attributes:
+        status: of its answer; 0: no answer came.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class LegSupport:
+    """Which legs an engine can serve; see `Identity`."""
+
+    can_split: bool = True
+    can_serve_whole: bool = True
+    bootstrap: Bootstrap | None = None
+
+
+class EnginePages:
+    """The pages of one engine; each JSON page and its metrics are fetched once.
+
+    Args:
+        engine: whose pages.
+        get: returns the body of the engine's 200 for a path or a URL.
+        bootstrap_port: as configured; None: by default.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        get: Callable[[Engine, str], Awaitable[bytes]],
+        bootstrap_port: int | None = None,
+    ) -> None:
+        self.engine = engine
+        self.bootstrap_port = bootstrap_port
+        self._get = get
+        self._json: dict[str, dict[str, Any]] = {}
+        self._metrics: bytes | None = None
+
+    async def body(self, path: str) -> bytes:
+        """The page at a path or URL.
+
+        Raises:
+            ProbeFailed: the engine does not answer with a 200.
+        """
+        return await self._get(self.engine, path)
+
+    async def json(self, path: str) -> dict[str, Any]:
+        """The JSON object at `path`; empty if the engine has none there.
+
+        Raises:
+            ProbeFailed: the engine does not answer, or fails.
+        """
+        if path not in self._json:
+            self._json[path] = await self._read_json(path)
+        return self._json[path]
+
+    async def metrics(self) -> bytes:
+        """Its metrics; empty if they cannot be read."""
+        if self._metrics is None:
+            try:
+                self._metrics = await self.body("/metrics")
+            except ProbeFailed:
+                self._metrics = b""
+        return self._metrics
+
+    async def _read_json(self, path: str) -> dict[str, Any]:
+        try:
+            found = orjson.loads(await self.body(path))
+        except ProbeFailed as error:
+            if error.status not in _ABSENT:
+                raise
+            return {}
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
