@@ -13,7 +13,7 @@ from tests.tools.doctor.conftest import Rig
 from tests.tools.doctor.test_planted_faults import free_port, rdma, skewed_clock
 
 from kvrouter.cli.main import main
-from kvrouter.tools.doctor.base import Check, Finding, SetUp, Severity
+from kvrouter.tools.doctor.base import Check, Finding, Setup, Severity
 from kvrouter.tools.doctor.report import Report
 from kvrouter.tools.doctor.run import examine
 from kvrouter.tools.doctor.settings import DoctorSettings
@@ -154,11 +154,11 @@ def test_a_source_of_engines_that_cannot_be_read_or_names_none_is_told(
 
 
 async def test_a_check_that_breaks_is_a_finding_and_hides_no_other() -> None:
-    async def breaks(setup: SetUp) -> AsyncIterator[Finding]:
+    async def breaks(setup: Setup) -> AsyncIterator[Finding]:
         raise KeyError("unheard of")
         yield Finding(Severity.INFO, "x", "it is so", "let it be")
 
-    async def finds(setup: SetUp) -> AsyncIterator[Finding]:
+    async def finds(setup: Setup) -> AsyncIterator[Finding]:
         yield Finding(Severity.INFO, "x", "it is so", "let it be")
 
     checks = (Check("breaks", "", breaks), Check("finds", "", finds))
@@ -170,7 +170,7 @@ async def test_a_check_that_breaks_is_a_finding_and_hides_no_other() -> None:
 async def test_a_check_that_hangs_ends_with_its_deadline() -> None:
     import asyncio
 
-    async def hangs(setup: SetUp) -> AsyncIterator[Finding]:
+    async def hangs(setup: Setup) -> AsyncIterator[Finding]:
         await asyncio.Event().wait()
         yield Finding(Severity.INFO, "x", "it is so", "let it be")
 

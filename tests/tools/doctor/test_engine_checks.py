@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tools.doctor.conftest import learnt
 
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.families import Families
 from kvrouter.membership.probe_client import ProbeClient, ProbeResponse
-from kvrouter.tools.doctor.base import Finding, Host, Once, SetUp
+from kvrouter.tools.doctor.base import Finding, Host, Setup
 from kvrouter.tools.doctor.engine_facts import EngineFacts, lead_s, read_cache_config
 from kvrouter.tools.doctor.engines import odd_ones
 from kvrouter.tools.doctor.registry import CHECKS
@@ -31,13 +32,8 @@ def engine(address: str, role: Role, family: str = "store", **told: Any) -> Engi
 async def found(check: str, *engines: EngineFacts, **settings: Any) -> list[Finding]:
     """What one check says of these engines."""
     router = DoctorSettings(**settings)
-    setup = SetUp(router, Host(Path("/nowhere")), Families(), ProbeClient(), 1)
-    for each in engines:
-
-        async def learn(facts: EngineFacts = each) -> EngineFacts:
-            return facts
-
-        setup.engines[each.engine.address] = Once(learn)
+    setup = Setup(router, Host(Path("/nowhere")), Families(), ProbeClient(), 1)
+    setup.engines |= {each.engine.address: learnt(each) for each in engines}
     (examine,) = (each.examine for each in CHECKS if each.name == check)
     return [found async for found in examine(setup)]
 
@@ -92,13 +88,9 @@ async def test_a_full_dev_shm_matters_where_engines_run() -> None:
 
     (examine,) = (each.examine for each in CHECKS if each.name == "shared-memory")
     for address, findings in (("127.0.0.1:1", 1), ("10.0.0.1:1", 0)):
-        facts = engine(address, Role.DECODE)
-
-        async def learn(facts: EngineFacts = facts) -> EngineFacts:
-            return facts
-
-        setup = SetUp(
-            DoctorSettings(), Full(), Families(), ProbeClient(), 1, engines={address: Once(learn)}
+        facts = learnt(engine(address, Role.DECODE))
+        setup = Setup(
+            DoctorSettings(), Full(), Families(), ProbeClient(), 1, engines={address: facts}
         )
         assert len([found async for found in examine(setup)]) == findings, address
 

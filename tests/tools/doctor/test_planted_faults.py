@@ -245,7 +245,7 @@ FAULTS = {
         later(lambda rig: rig.node.stop()), "store-reachable", "Connection refused", "start it"
     ),
     "a token that is not given": Fault(
-        token_not_given, "store-token", "was shown none", "KVROUTER_STORE_TOKEN"
+        token_not_given, "store-token", "got none", "KVROUTER_STORE_TOKEN"
     ),
     "a store without TLS": Fault(
         later(plain_store), "store-tls", "TLS with it fails", "--store-ca-file"

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tools.doctor.conftest import learnt
 
 from kvrouter.engines.families import Families
 from kvrouter.membership.probe_client import ProbeClient
-from kvrouter.tools.doctor.base import Finding, Host, Once, SetUp
+from kvrouter.tools.doctor.base import Finding, Host, Setup
 from kvrouter.tools.doctor.registry import CHECKS
 from kvrouter.tools.doctor.settings import DoctorSettings
 from kvrouter.tools.doctor.store_facts import StoreFacts
@@ -19,13 +20,8 @@ GIB = 1 << 30
 
 async def found(check: str, root: Path = Path("/nowhere"), **told: Any) -> list[Finding]:
     """What one check says of a store of which so much is told."""
-
-    async def learn() -> StoreFacts:
-        return StoreFacts(URL, **told)
-
-    setup = SetUp(
-        DoctorSettings(store=URL), Host(root), Families(), ProbeClient(), 1, store=Once(learn)
-    )
+    store = learnt(StoreFacts(URL, **told))
+    setup = Setup(DoctorSettings(store=URL), Host(root), Families(), ProbeClient(), 1, store=store)
     (examine,) = (each.examine for each in CHECKS if each.name == check)
     return [found async for found in examine(setup)]
 
@@ -53,7 +49,7 @@ async def test_refused_puts_and_tenants_beyond_their_quota_are_told() -> None:
     stats = {"no_space_total": 2, "tenant_limited_total.batch": 5, "tenant_limited_total.a": 0}
     refused, limited = await found("store-pressure", stats=stats)
     assert "2 puts found no room" in refused.finding
-    assert "tenant batch was refused 5 times" in limited.finding
+    assert "tenant batch reached its quota 5 times" in limited.finding
 
 
 async def test_a_large_pool_of_small_pages_is_told_how_to_get_huge_ones(tmp_path: Path) -> None:

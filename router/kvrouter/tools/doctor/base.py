@@ -1,6 +1,6 @@
-"""The seam of the doctor's checks: what a check is, what it finds, what it looks at.
+"""What a check of the doctor is, what it finds, and what it can look at.
 
-Checks only look: what they do to an engine or a store is undone, or is what any client does.
+A check undoes what it does to an engine or a store, or does only what any client does.
 """
 
 from __future__ import annotations
@@ -13,29 +13,30 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final
 
+from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter_store.node.placement import Read, reader
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from asyncio import Future
+    from collections.abc import AsyncIterator, Callable
 
     from kvrouter.app.settings import RouterSettings
+    from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
     from kvrouter.membership.probe_client import ProbeClient
+    from kvrouter.tools.doctor.discovery import FirstMembers
     from kvrouter.tools.doctor.engine_facts import EngineFacts
-    from kvrouter.tools.doctor.sources import Sourced
     from kvrouter.tools.doctor.store_facts import StoreFacts
     from kvrouter.tools.doctor.trials import Trial
 
     Found = AsyncIterator["Finding"]
-    """What is wrong with one thing; nothing where there is nothing to look at."""
-
-T = TypeVar("T")
+    """What is wrong with one topic; empty if there is nothing to look at."""
 
 
 class Severity(StrEnum):
-    """How much a finding matters: requests fail or are wrong, are at risk, could go better."""
+    """Requests fail or are wrong; will probably fail later; could be faster."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -51,9 +52,9 @@ class Finding:
 
     Attributes:
         severity: how much it matters.
-        subject: what it is about: engines by their address, the store by its URL, or this host.
-        finding: what was seen, in a sentence.
-        remedy: what to do about it, in a sentence.
+        subject: engines by role and address, the store by its URL, or this host.
+        finding: what the doctor saw, in a sentence.
+        remedy: what the operator can do, in a sentence.
     """
 
     severity: Severity
@@ -69,45 +70,22 @@ remark: Final = partial(Finding, Severity.INFO)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check.
+    """One check: its name in findings, and what it ensures, for docs/doctor-checks.md.
 
-    Attributes:
-        name: as findings name it, also for scripts.
-        looks_at: what it sees to, for docs/doctor-checks.md.
-        examine: yields what is wrong; never raises for it.
+    `examine` yields findings and never raises for them.
     """
 
     name: str
-    looks_at: str
-    examine: Callable[[SetUp], Found]
-
-
-class Once(Generic[T]):
-    """What several checks want to know and one of them learns: a coroutine that runs once."""
-
-    def __init__(self, learn: Callable[[], Coroutine[object, object, T]]) -> None:
-        self._learn = learn
-        self._task: asyncio.Task[T] | None = None
-
-    async def get(self) -> T:
-        """What it returned or raised; who gives up waiting ends it for nobody else."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._learn())
-        return await asyncio.shield(self._task)
-
-    async def close(self) -> None:
-        """Stop it, if it was begun and has not ended."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    ensures: str
+    examine: Callable[[Setup], Found]
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The machine that the doctor runs on, through what tests can plant.
+    """The machine that the doctor runs on; tests plant faults here.
 
     Attributes:
-        root: folder under which `/proc`, `/sys` and `/dev` are looked for.
+        root: folder that contains `/proc`, `/sys` and `/dev`.
         clock: seconds since 1970.
         limit: soft limit of a resource, by its number in `resource`.
     """
@@ -123,11 +101,16 @@ class Host:
 
     @property
     def sysfs_rdma(self) -> Path:
-        """Where RDMA devices are."""
+        """The folder of RDMA devices."""
         return self.root / "sys/class/infiniband"
 
+    @property
+    def has_rdma(self) -> bool:
+        """Whether there is an RDMA device."""
+        return self.sysfs_rdma.is_dir() and any(self.sysfs_rdma.iterdir())
+
     def shm_free_bytes(self) -> int | None:
-        """What `/dev/shm` has left; None where there is none."""
+        """Free bytes of `/dev/shm`; None if there is none."""
         try:
             found = os.statvfs(self.root / "dev/shm")
         except OSError:
@@ -136,63 +119,69 @@ class Host:
 
 
 @dataclass(slots=True)
-class SetUp:
-    """What is examined. One per run of the doctor; checks share what one of them learnt.
+class Setup:
+    """What one run of the doctor examines. Checks share the facts.
 
     Attributes:
-        settings: of the router that is to run in front of it.
-        host: this machine.
-        families: every family.
-        asker: asks engines.
-        deadline_s: seconds that an engine may take for one request of the doctor's.
-        engines: what is known of each engine, by its address.
-        store: what is known of the store; None where none is named.
-        settled: the same after the trials: see `the_settled_store`.
-        sourced: what each source of engines said, beside flags.
-        trials: what became of a prompt through pairs of engines.
+        settings: of the router that is to serve these engines.
+        probe: asks engines.
+        deadline_s: seconds that an engine may take for one request of the doctor.
+        discovered: the first members that each discovery source named.
+        engines: facts of each engine, by its address.
+        store: facts of the store; None if `settings` names none.
+        later_store: the same after the trials.
+        trials: results of a prompt through pairs of engines.
     """
 
     settings: RouterSettings
     host: Host
     families: Families
-    asker: ProbeClient
+    probe: ProbeClient
     deadline_s: float
-    sourced: list[Sourced] = field(default_factory=list)
-    engines: dict[str, Once[EngineFacts]] = field(default_factory=dict)
-    store: Once[StoreFacts] | None = None
-    settled: Once[StoreFacts] | None = None
-    trials: Once[list[Trial]] | None = None
+    discovered: list[FirstMembers] = field(default_factory=list)
+    engines: dict[str, Future[EngineFacts]] = field(default_factory=dict)
+    store: Future[StoreFacts] | None = None
+    later_store: Future[StoreFacts] | None = None
+    trials: Future[list[Trial]] | None = None
+
+    async def ask(self, engine: Engine, path: str, body: bytes | None = None) -> bytes | None:
+        """The body of an engine's 200 to a GET, or with `body` to a POST; None if there is none."""
+        try:
+            return (await self.probe.ask(engine, path, body, self.patience_s(body))).body
+        except ProbeFailed:
+            return None
+
+    def patience_s(self, body: bytes | None) -> float:
+        """Seconds that an engine may take: more for a request with a body, which may wait."""
+        return self.settings.health_timeout_s if body is None else self.deadline_s
 
     async def all_engines(self) -> list[EngineFacts]:
-        """What is known of every engine, dead ones included."""
-        return list(await asyncio.gather(*(each.get() for each in self.engines.values())))
+        """Every engine, including those that do not answer."""
+        return list(await asyncio.gather(*map(asyncio.shield, self.engines.values())))
 
     async def known_engines(self) -> list[EngineFacts]:
-        """What is known of the engines that said who they are."""
+        """The engines that could be identified."""
         return [each for each in await self.all_engines() if each.engine.identity is not None]
 
     async def generating_engines(self) -> list[EngineFacts]:
-        """Those of them that generate text: the others only embed or score, and share no KV."""
+        """The identified engines that generate text. Others embed or score, and share no KV."""
         known = await self.known_engines()
         return [e for e in known if e.engine.identity is not None and e.engine.identity.generates]
 
-    async def the_store(self) -> StoreFacts | None:
-        """What is known of the store; None where none is named, or it cannot be used."""
-        return await _usable(self.store)
+    async def usable_store(self, *, after_trials: bool = False) -> StoreFacts | None:
+        """Facts of the store; None if there is none, or it cannot be used."""
+        store = self.later_store if after_trials else self.store
+        facts = await asyncio.shield(store) if store is not None else None
+        return facts if facts is not None and facts.error is None else None
 
-    async def the_settled_store(self) -> StoreFacts | None:
-        """The same after the trials, before which engines get time to connect to the store."""
-        if self.trials is not None:
-            await self.trials.get()
-        return await _usable(self.settled)
+    async def all_trials(self) -> list[Trial]:
+        """Results of all trials; empty without a store."""
+        return await asyncio.shield(self.trials) if self.trials is not None else []
 
     async def close(self) -> None:
-        """Stop what is still being learnt."""
-        for each in (*self.engines.values(), self.store, self.settled, self.trials):
-            if each is not None:
-                await each.close()
-
-
-async def _usable(store: Once[StoreFacts] | None) -> StoreFacts | None:
-    facts = await store.get() if store is not None else None
-    return facts if facts is not None and facts.error is None else None
+        """Stop what still runs."""
+        stores = (self.store, self.later_store)
+        running = [each for each in (*self.engines.values(), *stores, self.trials) if each]
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What can be learnt of one engine from outside: how it does, who it is, what its clock says."""
+"""What the doctor learns of one engine by asking it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 import re
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from kvrouter.engines.engine import Engine
     from kvrouter.membership.probe_client import ProbeResponse
-    from kvrouter.tools.doctor.base import SetUp
+    from kvrouter.tools.doctor.base import Setup
 
 _CACHE_CONFIG: Final = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -31,20 +30,19 @@ class EngineFacts:
     """What is known of one engine.
 
     Attributes:
-        engine: with its identity and family, where it said who it is.
-        away: why it cannot be asked at all, in a sentence; None where it can.
-        unknown: why it did not say who it is; None where it did, or was not asked.
-        version: as its /version tells; None where that tells none.
-        ahead_s: how far its clock is ahead of this host's at least, in seconds; negative: behind;
-            None where it does not tell.
-        cache_config: what its metrics tell of its KV cache, by vLLM's names.
+        engine: with its identity and family, if it could be identified.
+        unreachable: why it does not answer its health check; None if it does.
+        unidentified: why it could not be identified; None if it could, or was not asked.
+        version: from its /version, or None.
+        clock_ahead_s: the least that its clock is ahead of this host's; negative if behind.
+        cache_config: of its KV cache, from its metrics, by vLLM's names.
     """
 
     engine: Engine
-    away: str | None = None
-    unknown: str | None = None
+    unreachable: str | None = None
+    unidentified: str | None = None
     version: str | None = None
-    ahead_s: float | None = None
+    clock_ahead_s: float | None = None
     cache_config: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -54,66 +52,68 @@ class EngineFacts:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """What it serves."""
+        """The models that it serves."""
         identity = self.engine.identity
         return identity.models if identity is not None else ()
 
+    @property
+    def block_tokens(self) -> int | None:
+        """Tokens of one of its KV blocks, or None."""
+        identity = self.engine.identity
+        return identity.block_tokens if identity is not None else None
 
-async def learn_engine(setup: SetUp, engine: Engine) -> EngineFacts:
+
+async def learn_engine(setup: Setup, engine: Engine) -> EngineFacts:
     """Ask one engine everything. Never raises for what the engine does."""
     facts = EngineFacts(engine)
     try:
-        facts.ahead_s = await _health(setup, engine)
+        facts.clock_ahead_s = await _health(setup, engine)
     except ProbeFailed as problem:
-        facts.away = str(problem)
+        facts.unreachable = str(problem)
         return facts
-    await asyncio.gather(
-        _introduce(setup, facts), _read_version(setup, facts), _read_metrics(setup, facts)
+    _, version, metrics = await asyncio.gather(
+        _identify(setup, facts), setup.ask(engine, "/version"), setup.ask(engine, "/metrics")
     )
+    facts.version = read_version(version or b"")
+    facts.cache_config = read_cache_config((metrics or b"").decode("utf-8", "replace"))
     return facts
 
 
-async def _health(setup: SetUp, engine: Engine) -> float | None:
-    """Its clock's lead in seconds, where it tells the time.
-
-    Raises:
-        ProbeFailed: it is not well.
-    """
-    connector = setup.settings.kv_connector
+async def _health(setup: Setup, engine: Engine) -> float | None:
+    """How far the clock of a healthy engine is ahead. Raises ProbeFailed."""
+    connector, timeout_s = setup.settings.kv_connector, setup.settings.health_timeout_s
     path = "/health" if connector == AUTO else setup.families.named(connector).health_path
-    ask = partial(setup.asker.ask, engine, body=None, deadline_s=setup.settings.health_timeout_s)
     since_s = setup.host.clock()
     try:
-        answer = await ask(path=path)
+        answer = await setup.probe.ask(engine, path, None, timeout_s)
     except ProbeFailed as problem:
         if problem.status != 404:  # a plain OpenAI server may have no such page
             raise
-        answer = await ask(path="/v1/models")
+        answer = await setup.probe.ask(engine, "/v1/models", None, timeout_s)
     return lead_s(answer, since_s, setup.host.clock())
 
 
 def lead_s(answer: ProbeResponse, since_s: float, until_s: float) -> float | None:
-    """How far the engine's clock is ahead at least, by the `Date` of an answer between these times.
+    """The least that the clock of an engine is ahead, by the `Date` of an answer between two times.
 
-    0 where it may be right: a `Date` is cut to whole seconds, and an answer takes its time.
+    0 if it may be right: a `Date` has whole seconds, and an answer takes time. None without `Date`.
     """
     try:
-        told_s = parsedate_to_datetime(answer.headers["date"]).timestamp()
+        date_s = parsedate_to_datetime(answer.headers["date"]).timestamp()
     except (KeyError, ValueError):
         return None
-    least, most = told_s - until_s, told_s + 1 - since_s
+    least, most = date_s - until_s, date_s + 1 - since_s
     return least if least > 0 else min(most, 0.0)
 
 
-async def _introduce(setup: SetUp, facts: EngineFacts) -> None:
-    settings, asker = setup.settings, setup.asker
-
+async def _identify(setup: Setup, facts: EngineFacts) -> None:
     async def get(engine: Engine, path: str) -> bytes:
-        return (await asker.ask(engine, path, None, settings.health_timeout_s)).body
+        return (await setup.probe.ask(engine, path, None, setup.patience_s(None))).body
 
     async def post(engine: Engine, path: str, body: bytes) -> bytes:
-        return (await asker.ask(engine, path, body, setup.deadline_s)).body
+        return (await setup.probe.ask(engine, path, body, setup.patience_s(body))).body
 
+    settings, engine = setup.settings, facts.engine
     detector = EngineDetector(
         setup.families,
         get,
@@ -123,41 +123,24 @@ async def _introduce(setup: SetUp, facts: EngineFacts) -> None:
         bootstrap_ports=settings.bootstrap_ports,
         rank_counts=settings.rank_counts,
     )
-    engine = facts.engine
     try:
         engine.identity = await detector.identify(engine)
     except ProbeFailed as problem:
-        facts.unknown = str(problem)
+        facts.unidentified = str(problem)
     else:
         engine.family = engine.identity.family or engine.family
 
 
-async def _read_version(setup: SetUp, facts: EngineFacts) -> None:
-    found = await _json(setup, facts.engine, "/version")
-    version = found.get("version")
-    facts.version = version if isinstance(version, str) else None
-
-
-async def _read_metrics(setup: SetUp, facts: EngineFacts) -> None:
-    timeout_s = setup.settings.health_timeout_s
+def read_version(body: bytes) -> str | None:
+    """The version that an answer of /version names, or None."""
     try:
-        answer = await setup.asker.ask(facts.engine, "/metrics", None, timeout_s)
-    except ProbeFailed:
-        return
-    facts.cache_config = read_cache_config(answer.body.decode("utf-8", "replace"))
-
-
-async def _json(setup: SetUp, engine: Engine, path: str) -> dict[str, Any]:
-    """The JSON object at `path`; empty where there is none."""
-    try:
-        answer = await setup.asker.ask(engine, path, None, setup.settings.health_timeout_s)
-        found = orjson.loads(answer.body)
-    except (ProbeFailed, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        version = orjson.loads(body)["version"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return version if isinstance(version, str) else None
 
 
 def read_cache_config(exposition: str) -> dict[str, str]:
-    """The labels of vLLM's `vllm:cache_config_info`; empty where there is none."""
+    """The labels of vLLM's `vllm:cache_config_info`; empty without it."""
     found = _CACHE_CONFIG.search(exposition)
     return dict(_LABEL.findall(found[1])) if found else {}

@@ -1,4 +1,4 @@
-"""Checks of engines one by one, and of what they serve together."""
+"""Checks of engines one by one, and of the models that they serve together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvrouter.engines.engine import Role
-from kvrouter.tools.doctor.base import Check, SetUp, error, warning
+from kvrouter.tools.doctor.base import Setup, error, warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MAX_SKEW_S: Final = 1.0
+"""Less does no harm, and hosts without NTP soon have more."""
+
 
 def odd_ones(values: Mapping[str, T]) -> tuple[list[str], T, T] | None:
-    """Who differs from the most: their names, the first one's value, and the most's.
+    """The names whose value differs from the majority's, the first one's value, the majority's.
 
-    None where all agree. Of two that are as many, those named last are in the right: decode
-    engines, which have to live with what they are given.
+    None if all agree. Of two equal groups the one named last is right: decode engines, which have
+    to use what prefill engines give them.
     """
     counts = Counter(values.values())
     if len(counts) < 2:
@@ -33,7 +36,7 @@ def odd_ones(values: Mapping[str, T]) -> tuple[list[str], T, T] | None:
 
 
 def model_groups(engines: Iterable[EngineFacts]) -> Iterator[tuple[str, list[EngineFacts]]]:
-    """Each model that several engines serve, with them; a group of the same engines once."""
+    """Each model that several engines serve, with them; a group of the same engines only once."""
     by_model: dict[str, list[EngineFacts]] = {}
     for each in engines:
         for model in each.models:
@@ -46,55 +49,60 @@ def model_groups(engines: Iterable[EngineFacts]) -> Iterator[tuple[str, list[Eng
             yield model, group
 
 
-async def _reachable(setup: SetUp) -> Found:
+async def engine_reachable(setup: Setup) -> Found:
+    """Every engine answers its health check in time."""
     for each in await setup.all_engines():
-        if each.away is not None:
+        if each.unreachable is not None:
             yield error(
                 each.name,
-                f"it does not answer its health check: {each.away}",
-                "start it, or mend its address in --prefill and --decode; where it runs, look at "
+                f"it does not answer its health check: {each.unreachable}",
+                "start it, or correct its address in --prefill and --decode; if it runs, look at "
                 "its log and at firewalls between it and this host",
             )
 
 
-async def _introduced(setup: SetUp) -> Found:
+async def engine_introduction(setup: Setup) -> Found:
+    """Every engine names its models, family and ranks, and answers a request for one token."""
     for each in await setup.all_engines():
-        if each.unknown is not None:
+        if each.unidentified is not None:
             yield error(
                 each.name,
-                f"it answers its health check, but does not say who it is: {each.unknown}",
+                f"it answers its health check but cannot be identified: {each.unidentified}",
                 "no request can be routed to it: do what the sentence says, or name its kind with "
                 "--kv-connector",
             )
 
 
-async def _models(setup: SetUp) -> Found:
+async def models(setup: Setup) -> Found:
+    """Each engine's model is served by an engine of the other leg too."""
     known = await setup.generating_engines()
-    prefill = [each for each in known if each.engine.role.serves(Role.PREFILL)]
-    decode = [each for each in known if each.engine.role.serves(Role.DECODE)]
+    prefill, decode = (
+        [each for each in known if each.engine.role.serves(leg)]
+        for leg in (Role.PREFILL, Role.DECODE)
+    )
     if prefill and decode:
-        found = _alone(decode, prefill, "prefill") or _alone(prefill, decode, "decode")
-        for each in found:
-            yield each
+        for found in _alone(decode, prefill, "prefill") or _alone(prefill, decode, "decode"):
+            yield found
 
 
 def _alone(engines: list[EngineFacts], others: list[EngineFacts], leg: str) -> list[Finding]:
-    """Those of `engines` whose models none of the `others`, which do `leg`, serves."""
+    """A finding for each of `engines` that shares no model with the `others`, which do `leg`."""
     served = {model for other in others for model in other.models}
     return [
         error(
             each.name,
             f"it serves {', '.join(each.models)}, which no {leg} engine does (they serve "
             f"{', '.join(sorted(served))}): prompts are not shared with it",
-            "start it with the model of the others, or give both --served-model-name one name if "
-            "the model is the same",
+            "start it with the model of the others, or give both one --served-model-name if the "
+            "model is the same",
         )
         for each in engines
         if not served & set(each.models)
     ]
 
 
-async def _context_length(setup: SetUp) -> Found:
+async def context_length(setup: Setup) -> Found:
+    """Engines of one model have one max_model_len."""
     for model, group in model_groups(await setup.known_engines()):
         lengths = {
             each.name: each.engine.identity.max_model_len
@@ -105,13 +113,14 @@ async def _context_length(setup: SetUp) -> Found:
             names, value, others = odd
             yield warning(
                 ", ".join(names),
-                f"max_model_len of {model} is {value} there and {others} elsewhere: a request "
-                "that fits one leg is refused by the other",
+                f"max_model_len of {model} is {value} there and {others} elsewhere: one leg "
+                "refuses a request that the other accepts",
                 "start all engines of a model with the same --max-model-len",
             )
 
 
-async def _versions(setup: SetUp) -> Found:
+async def engine_version(setup: Setup) -> Found:
+    """Engines of one family run one version."""
     by_family: dict[str, dict[str, str]] = {}
     for each in await setup.generating_engines():
         if each.version is not None:
@@ -121,32 +130,33 @@ async def _versions(setup: SetUp) -> Found:
             names, value, others = odd
             yield warning(
                 ", ".join(names),
-                f"it runs version {value}, others of family {family} run {others}: KV layouts "
-                "and requests may be understood differently",
-                "run the same version on all engines that share KV; mix versions only while you "
+                f"it runs version {value}, others of family {family} run {others}: they may "
+                "understand KV layouts and requests differently",
+                "run the same version on all engines that share KV; mix versions only during an "
                 "upgrade",
             )
 
 
-async def _prefix_caching(setup: SetUp) -> Found:
+async def prefix_caching(setup: Setup) -> Found:
+    """Engines of vLLM cache prefixes."""
     for each in await setup.generating_engines():
         if each.cache_config.get("enable_prefix_caching") == "False":
             yield warning(
                 each.name,
-                "its prefix caching is off: it keeps no block to be found again, and names none",
+                "its prefix caching is off: it finds no block again, and names none",
                 "start it with --enable-prefix-caching",
             )
 
 
-CHECKS: Final = (
-    Check("engine-reachable", "every engine answers its health check in time", _reachable),
-    Check(
-        "engine-introduction",
-        "every engine says who it is: models, family, ranks, and one token when asked for one",
-        _introduced,
-    ),
-    Check("models", "each engine's model is served on the other side too", _models),
-    Check("context-length", "engines of one model have one max_model_len", _context_length),
-    Check("engine-version", "engines of one family run one version", _versions),
-    Check("prefix-caching", "vLLM engines cache prefixes", _prefix_caching),
-)
+async def clock(setup: Setup) -> Found:
+    """Clocks of engines (by their `Date` header) agree with this host's."""
+    for each in await setup.all_engines():
+        skew_s = each.clock_ahead_s
+        if skew_s is not None and abs(skew_s) > MAX_SKEW_S:
+            direction = "ahead of" if skew_s > 0 else "behind"
+            yield warning(
+                each.name,
+                f"its clock is {abs(skew_s):.0f} s or more {direction} this host's: logs, traces "
+                "and events cannot be put in order, and certificates may be invalid there",
+                "let NTP (chrony, systemd-timesyncd) set the clocks of both hosts",
+            )

@@ -3,108 +3,95 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import closing
+from contextlib import closing, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import zmq
 
 from kvrouter.prefix.events.messages import BadMessage, Stored, decode_batch
-from kvrouter.tools.doctor.base import Check, SetUp, error, warning
+from kvrouter.prefix.events.sockets import Inbox, subscriber
+from kvrouter.tools.doctor.base import Setup, error, warning
 from kvrouter.tools.doctor.links import ask_new_prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
-    from kvrouter.tools.doctor.base import Finding, Found
+    from kvrouter.tools.doctor.base import Found
     from kvrouter.tools.doctor.engine_facts import EngineFacts
 
-TOPIC: Final = "kv@"
 LISTEN_S: Final = 10.0
 """How long each engine has to connect its publisher and to publish."""
 TURN_S: Final = 0.5
-_POLL_S: Final = 0.02
 _SILENT: Final = frozenset({"openai", "sglang"})
-"""Families that are not vLLM, whose events these are."""
+"""Families that do not publish vLLM's events."""
+
+
+def _topic(facts: EngineFacts) -> str:
+    return f"kv@{facts.engine.address}"
 
 
 class _Listener:
-    """A socket in the router's place. `close` frees the address."""
+    """A subscriber in the router's place. `close` frees the address.
 
-    def __init__(self, endpoint: str) -> None:
-        """Raises zmq.ZMQError where the address cannot be bound."""
-        self._context = zmq.Context(io_threads=1)
-        self._socket = self._context.socket(zmq.SUB)
+    Attributes:
+        block_tokens: tokens of the last block stored, by topic; 0 if an event said none.
+        complete: set once events of all `awaited` topics came.
+    """
+
+    def __init__(self, endpoint: str, awaited: set[str]) -> None:
+        """Raises zmq.ZMQError if the address cannot be bound."""
         self.block_tokens: dict[str, int] = {}
+        self.complete = asyncio.Event()
+        self._awaited = awaited
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        socket = subscriber(self._context, b"")
         try:
-            self._socket.subscribe(b"")
-            self._socket.bind(endpoint)
+            socket.bind(endpoint)
         except zmq.ZMQError:
-            self.close()
+            self._context.destroy(linger=0)
             raise
+        self._inbox = Inbox(socket, self._take)
 
     def close(self) -> None:
+        self._inbox.close()
         self._context.destroy(linger=0)
 
-    def take(self) -> None:
-        """Note what has come: by topic, the tokens of a block that was stored."""
-        while self._socket.poll(0):
-            frames = self._socket.recv_multipart()
-            if len(frames) != 3:
-                continue
-            try:
-                events = decode_batch(frames[2]).events
-            except BadMessage:
-                continue
+    def _take(self, frames: Sequence[bytes]) -> None:
+        if len(frames) != 3:
+            return
+        with suppress(BadMessage):
+            events = decode_batch(frames[2]).events
             sizes = [event.block_size for event in events if isinstance(event, Stored)]
             topic = frames[0].decode("utf-8", "replace")
             self.block_tokens[topic] = sizes[-1] if sizes else self.block_tokens.get(topic, 0)
+            if self._awaited <= self.block_tokens.keys():
+                self.complete.set()
 
 
-async def _published(setup: SetUp) -> Found:
+async def kv_events(setup: Setup) -> Found:
+    """With --kv-events-bind, while no router listens there: events of every engine arrive."""
     endpoint = setup.settings.kv_events_bind
     known = [e for e in await setup.generating_engines() if e.engine.family not in _SILENT]
     if endpoint is None or not known:
         return
     try:
-        listener = _Listener(endpoint)
+        listener = _Listener(endpoint, set(map(_topic, known)))
     except zmq.ZMQError as problem:
-        if problem.errno != zmq.EADDRINUSE:  # else a router: its kvrouter:kv_index_state tells
+        if problem.errno != zmq.EADDRINUSE:  # else a router: see its kvrouter:kv_index_state
             yield error(
                 "this host",
-                f"KV events cannot be taken at {endpoint}: {problem.strerror}",
+                f"KV events cannot be received at {endpoint}: {problem.strerror}",
                 "give --kv-events-bind an address of this host and a port of your own",
             )
         return
     with closing(listener):
         await _listen(setup, known, listener)
-    for found in _findings(known, listener.block_tokens, endpoint):
-        yield found
-
-
-async def _listen(setup: SetUp, known: list[EngineFacts], listener: _Listener) -> None:
-    """Give engines something new to tell of until each has, or their time is over."""
-    until_s = monotonic() + LISTEN_S
-    silent = known
-    while silent and monotonic() < until_s:
-        turn_s = monotonic() + TURN_S
-        await asyncio.gather(*(ask_new_prompt(setup, each) for each in silent))
-        while silent and monotonic() < turn_s:
-            listener.take()
-            silent = [e for e in silent if TOPIC + e.engine.address not in listener.block_tokens]
-            await asyncio.sleep(_POLL_S)
-
-
-def _findings(
-    known: list[EngineFacts], block_tokens: dict[str, int], endpoint: str
-) -> Iterator[Finding]:
-    strange = sorted(set(block_tokens) - {TOPIC + each.engine.address for each in known})
+    strange = sorted(listener.block_tokens.keys() - set(map(_topic, known)))
     for each in known:
-        topic = TOPIC + each.engine.address
-        told = block_tokens.get(topic)
-        identity = each.engine.identity
-        needs = identity.block_tokens if identity is not None else None
-        if told is None:
+        topic = _topic(each)
+        block_tokens = listener.block_tokens.get(topic)
+        if block_tokens is None:
             seen = f"; topics that came: {', '.join(strange)}" if strange else ""
             yield warning(
                 each.name,
@@ -112,18 +99,21 @@ def _findings(
                 "start it with --kv-events-config and enable_kv_cache_events, an endpoint that "
                 f'leads here, and "topic": "{topic}"',
             )
-        elif told and needs and told != needs:
+        elif block_tokens and each.block_tokens and block_tokens != each.block_tokens:
             yield warning(
                 each.name,
-                f"its KV events are of blocks of {told} tokens, its KV of {needs}",
+                f"its KV events are of blocks of {block_tokens} tokens, its KV of "
+                f"{each.block_tokens}",
                 "give --block-size and the hash block size of the engine one value",
             )
 
 
-CHECKS: Final = (
-    Check(
-        "kv-events",
-        "with --kv-events-bind, while no router listens there: every engine's events come",
-        _published,
-    ),
-)
+async def _listen(setup: Setup, known: list[EngineFacts], listener: _Listener) -> None:
+    """Let engines compute new blocks until events of each came, or their time is over."""
+    until_s = monotonic() + LISTEN_S
+    while not listener.complete.is_set() and monotonic() < until_s:
+        silent = [each for each in known if _topic(each) not in listener.block_tokens]
+        await asyncio.gather(*(ask_new_prompt(setup, each) for each in silent))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TURN_S):
+                await listener.complete.wait()

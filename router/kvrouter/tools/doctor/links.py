@@ -12,43 +12,44 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from kvrouter.engines.families.pages import ProbeFailed
-from kvrouter.tools.doctor.store_facts import living_engines, open_client
+from kvrouter.openai.endpoints import COMPLETIONS
+from kvrouter.tools.doctor.store_facts import connected_engines, open_client
 from kvrouter_store.errors import KVStoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from kvrouter.tools.doctor.base import SetUp
+    from kvrouter.tools.doctor.base import Setup
     from kvrouter.tools.doctor.engine_facts import EngineFacts
 
 LINKS_S: Final = 5.0
 """How long all engines together may take to connect."""
 PAUSE_S: Final = 0.2
 """Between two prompts to an engine that is not connected."""
+UNKNOWN_BLOCK_TOKENS: Final = 64
 
 
 def unconnected(
-    engines: Iterable[EngineFacts], living: Mapping[str, frozenset[str]]
+    engines: Iterable[EngineFacts], connected: Mapping[str, frozenset[str]]
 ) -> Iterator[tuple[str, list[EngineFacts], list[EngineFacts]]]:
     """Each manifest that more engines need than are connected with it, and these engines.
 
     Yields:
-        the manifest's hex digest, all engines that need it, and those that are missing: all where
-        the store's names do not say which.
+        the manifest's hex digest, all engines that need it, and those that are missing: all if the
+        store's names do not say which.
     """
     needing: dict[str, list[EngineFacts]] = {}
     for each in engines:
         if each.engine.manifest is not None:
             needing.setdefault(each.engine.manifest, []).append(each)
     for manifest, group in needing.items():
-        names = living.get(manifest, frozenset())
+        names = connected.get(manifest, frozenset())
         if len(names) < len(group):
             missing = [each for each in group if each.engine.address not in names]
             yield manifest, group, missing or group
 
 
-async def await_links(setup: SetUp) -> None:
+async def await_links(setup: Setup) -> None:
     """Return when every engine that needs the store is connected to it, or after LINKS_S.
 
     Sends engines that are not connected short prompts, for which they have to ask the store.
@@ -57,8 +58,8 @@ async def await_links(setup: SetUp) -> None:
     try:
         async with asyncio.timeout(LINKS_S), open_client(setup.settings) as store:
             while True:
-                living = living_engines(await store.manifests())
-                missing = [e for _, _, some in unconnected(engines, living) for e in some]
+                connected = connected_engines(await store.manifests())
+                missing = [e for _, _, some in unconnected(engines, connected) for e in some]
                 if not missing:
                     return
                 await asyncio.gather(*(ask_new_prompt(setup, each) for each in missing))
@@ -67,13 +68,10 @@ async def await_links(setup: SetUp) -> None:
         return  # checks report a store that fails, and engines that do not connect
 
 
-async def ask_new_prompt(setup: SetUp, facts: EngineFacts) -> None:
+async def ask_new_prompt(setup: Setup, facts: EngineFacts) -> None:
     """Let an engine compute two blocks that it cannot have. Never raises for what it does."""
-    draw, identity = SystemRandom(), facts.engine.identity
-    block_tokens = (identity.block_tokens if identity else None) or 64
-    prompt = [draw.randrange(100, 1000) for _ in range(2 * block_tokens)]
+    draw = SystemRandom()
+    size = 2 * (facts.block_tokens or UNKNOWN_BLOCK_TOKENS)
+    prompt = [draw.randrange(100, 1000) for _ in range(size)]
     body = {"model": facts.models[0], "prompt": prompt, "max_tokens": 1, "temperature": 0}
-    try:
-        await setup.asker.ask(facts.engine, "/v1/completions", orjson.dumps(body), setup.deadline_s)
-    except ProbeFailed:
-        return  # other checks report it
+    await setup.ask(facts.engine, COMPLETIONS, orjson.dumps(body))

@@ -1,42 +1,88 @@
-"""Every check of the doctor, in the order in which findings of one severity are shown."""
+"""Every check of the doctor, in the order in which it prints findings of one severity."""
 
 from __future__ import annotations
 
+from inspect import getdoc
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.tools.doctor import (
-    clock,
+    discovery,
     end_to_end,
     engines,
     events,
-    limits,
-    pages,
+    host,
     rdma,
     sharing,
-    sources,
     store,
     tokenizers,
 )
+from kvrouter.tools.doctor.base import Check
 
 if TYPE_CHECKING:
-    from kvrouter.tools.doctor.base import Check
+    from collections.abc import Callable
 
-TOPICS: Final = (
-    ("Where engines come from", sources.CHECKS),
-    ("Engines", engines.CHECKS),
-    ("What engines share", sharing.CHECKS),
-    ("Tokens", tokenizers.CHECKS),
-    ("The store", store.CHECKS),
-    ("A prompt through both legs", end_to_end.CHECKS),
-    ("KV events", events.CHECKS),
-    ("Clocks", clock.CHECKS),
-    ("Limits of this host", limits.CHECKS),
-    ("Memory of a store on this host", pages.CHECKS),
-    ("RDMA on this host", rdma.CHECKS),
-)
-"""A new check is a row of its topic's CHECKS; a new topic is a row here."""
+    from kvrouter.tools.doctor.base import Found, Setup
 
-CHECKS: Final[tuple[Check, ...]] = tuple(check for _, checks in TOPICS for check in checks)
+
+def _check(examine: Callable[[Setup], Found]) -> Check:
+    """A function as a check: its name with dashes, and the first line of its docstring."""
+    ensures = (getdoc(examine) or "").partition("\n")[0].removesuffix(".")
+    return Check(examine.__name__.replace("_", "-"), ensures, examine)
+
+
+TOPICS: Final = {
+    "Discovery": (discovery.discovery,),
+    "Engines": (
+        engines.engine_reachable,
+        engines.engine_introduction,
+        engines.models,
+        engines.context_length,
+        engines.engine_version,
+        engines.prefix_caching,
+        engines.clock,
+    ),
+    "Shared KV": (
+        sharing.family,
+        sharing.connector,
+        sharing.connector_waits,
+        sharing.same_store,
+        sharing.block_size,
+        sharing.block_hashes,
+        sharing.kv_dtype,
+        sharing.weights,
+        sharing.kv_layout,
+    ),
+    "Tokens": (tokenizers.tokenizer, tokenizers.chat_template),
+    "The store": (
+        store.store_reachable,
+        store.store_token,
+        store.store_tls,
+        store.store_room,
+        store.store_pressure,
+        store.store_health,
+        store.store_disk,
+        store.store_transport,
+        store.store_rdma,
+    ),
+    "A prompt through both legs": (
+        end_to_end.connector_role,
+        end_to_end.landing,
+        end_to_end.end_to_end,
+    ),
+    "KV events": (events.kv_events,),
+    "This host": (
+        host.open_files,
+        host.locked_memory,
+        host.shared_memory,
+        host.huge_pages,
+        host.numa,
+    ),
+    "RDMA on this host": (rdma.rdma_port, rdma.rdma_gid, rdma.rdma_mtu),
+}
+"""A new check is a function here. Its docstring says what it ensures."""
+
+_CHECKS: Final = {topic: tuple(map(_check, functions)) for topic, functions in TOPICS.items()}
+CHECKS: Final = tuple(check for checks in _CHECKS.values() for check in checks)
 
 HEAD: Final = """\
 # Checks of kvrouter doctor
@@ -45,18 +91,17 @@ HEAD: Final = """\
 
 What [`kvrouter doctor`](doctor.md) checks:
 
-| Check | Makes sure that |
+| Check | What it ensures |
 |---|---|"""
 
 
 def checks_page() -> str:
     """The whole of docs/doctor-checks.md, in Markdown."""
     rows = [HEAD]
-    for topic, checks in TOPICS:
+    for topic, checks in _CHECKS.items():
         rows.append(f"| **{topic}** | |")
-        rows += [
-            f"| `{check.name}` | {check.looks_at.replace('|', chr(92) + '|')} |" for check in checks
-        ]
+        for check in checks:
+            rows.append(f"| `{check.name}` | {check.ensures.replace('|', chr(92) + '|')} |")
     return "\n".join(rows) + "\n"
 
 

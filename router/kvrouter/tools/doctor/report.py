@@ -1,11 +1,11 @@
-"""How findings are shown: as text for a terminal, as JSON for scripts. Pure."""
+"""Findings as text for a terminal and as JSON for scripts. Pure."""
 
 from __future__ import annotations
 
 import textwrap
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -23,9 +23,9 @@ class Report:
 
     Attributes:
         rows: each finding with the name of its check, the gravest first.
-        checks: how many checks were made.
-        seconds: how long it took.
-        subjects: what was looked at, in words.
+        checks: how many checks ran.
+        seconds: how long they took.
+        subjects: what they looked at, in words.
     """
 
     rows: tuple[tuple[str, Finding], ...]
@@ -34,33 +34,31 @@ class Report:
     subjects: str
 
     def exit_code(self, *, strict: bool) -> int:
-        """1 where there is an error, or with `strict` a warning; else 0."""
+        """1 if there is an error, or with `strict` a warning; else 0."""
         grave = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
         return int(any(finding.severity in grave for _, finding in self.rows))
 
     def json(self) -> bytes:
-        """An object with `findings`, and what was looked at."""
-        findings = [_row(check, finding) for check, finding in self.rows]
-        told = {
-            "findings": findings,
+        """An object with `findings`, `checks`, `subjects` and `seconds`."""
+        document = {
+            "findings": [{"check": check, **_members(finding)} for check, finding in self.rows],
             "checks": self.checks,
             "subjects": self.subjects,
             "seconds": round(self.seconds, 3),
         }
-        return orjson.dumps(told, option=orjson.OPT_INDENT_2)
+        return orjson.dumps(document, option=orjson.OPT_INDENT_2)
 
     def text(self) -> str:
-        """Lines of at most 100 characters, a blank one between findings; ends with the sum."""
+        """Paragraphs of at most 100 columns; ends with the counts."""
         parts = [_paragraph(check, finding) for check, finding in self.rows]
         counts = Counter(finding.severity for _, finding in self.rows)
-        told = ", ".join(_counted(counts[s], s) for s in GRAVEST_FIRST if counts[s])
-        took = f"{self.checks} checks of {self.subjects} in {self.seconds:.1f} s"
-        return "\n\n".join([*parts, f"{told or 'nothing found'}: {took}"]) + "\n"
+        found = ", ".join(_counted(counts[s], s) for s in GRAVEST_FIRST if counts[s])
+        ran = f"{self.checks} checks of {self.subjects} in {self.seconds:.1f} s"
+        return "\n\n".join([*parts, f"{found or 'nothing found'}: {ran}"]) + "\n"
 
 
-def _row(check: str, finding: Finding) -> dict[str, Any]:
+def _members(finding: Finding) -> dict[str, str]:
     return {
-        "check": check,
         "severity": finding.severity.value,
         "subject": finding.subject,
         "finding": finding.finding,
@@ -70,16 +68,15 @@ def _row(check: str, finding: Finding) -> dict[str, Any]:
 
 def _paragraph(check: str, finding: Finding) -> str:
     head = f"{finding.severity.value.upper()} {check}: {finding.subject}"
-    return "\n".join([head, _filled("", finding.finding), _filled("-> ", finding.remedy)])
+    return "\n".join([head, _filled("    ", finding.finding), _filled("    -> ", finding.remedy)])
 
 
 def _filled(lead: str, sentence: str) -> str:
-    indent = " " * 4
     return textwrap.fill(
         f"{sentence[:1].upper()}{sentence[1:]}.",
         WIDTH,
-        initial_indent=indent + lead,
-        subsequent_indent=indent + " " * len(lead),
+        initial_indent=lead,
+        subsequent_indent=" " * len(lead),
         break_long_words=False,
         break_on_hyphens=False,
     )

@@ -1,11 +1,10 @@
-"""Runs the doctor's checks, all at once, each with a deadline: what hangs holds nothing else up."""
+"""Runs the doctor's checks all at once, each with a deadline, so that none holds up the others."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import sys
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -18,11 +17,11 @@ from kvrouter.engines.families import Families
 from kvrouter.membership.discovery.base import both_roles
 from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.options.addresses import SECURE, bare_address
-from kvrouter.tools.doctor.base import GRAVEST_FIRST, Host, Once, SetUp, error
+from kvrouter.tools.doctor.base import GRAVEST_FIRST, Host, Setup, error
+from kvrouter.tools.doctor.discovery import read_source
 from kvrouter.tools.doctor.engine_facts import learn_engine
 from kvrouter.tools.doctor.registry import CHECKS
 from kvrouter.tools.doctor.report import Report
-from kvrouter.tools.doctor.sources import read_sources
 from kvrouter.tools.doctor.store_facts import learn_store
 from kvrouter.tools.doctor.trials import try_pairs
 
@@ -32,9 +31,10 @@ if TYPE_CHECKING:
     from kvrouter.app.settings import RouterSettings
     from kvrouter.tools.doctor.base import Check, Finding
     from kvrouter.tools.doctor.settings import DoctorSettings
+    from kvrouter.tools.doctor.store_facts import StoreFacts
 
 REQUESTS_PER_CHECK: Final = 6
-"""Requests that a check may have to wait for, one after the other, each with its own deadline."""
+"""Requests that a check may wait for, one after the other, each with its own deadline."""
 
 log = logging.getLogger(__name__)
 
@@ -46,30 +46,18 @@ async def examine(
     deadline_s: float = 20.0,
     checks: Sequence[Check] = CHECKS,
 ) -> Report:
-    """Make all `checks` of a router's set-up.
+    """Run `checks` for a router with these settings.
 
-    Args:
-        settings: of the router.
-        host: the machine that this runs on.
-        deadline_s: seconds that an engine may take for one request.
-        checks: those to make.
+    An engine may take `deadline_s` seconds for one request.
     """
     begun_s = monotonic()
     keys, trust = WorkerKeys(settings.engine_keys()), Trust(settings.engine_ca_file)
-    async with ProbeClient(keys, trust) as asker:
-        setup = SetUp(settings, host, Families(), asker, deadline_s)
-        setup.sourced = await read_sources(settings)
-        said = [*settings.engines.items()]
-        said += [one for each in setup.sourced for one in each.members.items()]
-        for address, role in both_roles(said).items():
-            engine = Engine(bare_address(address), role, tls=address.startswith(SECURE))
-            setup.engines[address] = Once(partial(learn_engine, setup, engine))
-        if settings.store is not None:
-            setup.store = Once(partial(learn_store, settings))
-            setup.settled = Once(partial(learn_store, settings))
-        setup.trials = Once(partial(try_pairs, setup))
+    async with ProbeClient(keys, trust) as probe:
+        setup = Setup(settings, host, Families(), probe, deadline_s)
+        setup.discovered = await asyncio.gather(*map(read_source, settings.discovery))
         try:
-            found = await asyncio.gather(*(_made(check, setup) for check in checks))
+            _learn(setup)
+            found = await asyncio.gather(*(_run(check, setup) for check in checks))
         finally:
             await setup.close()
     rows = [(check.name, one) for check, each in zip(checks, found, strict=True) for one in each]
@@ -77,8 +65,27 @@ async def examine(
     return Report(tuple(rows), len(checks), monotonic() - begun_s, _subjects(setup))
 
 
-async def _made(check: Check, setup: SetUp) -> list[Finding]:
-    """One check's findings; that it fails or hangs is one."""
+def _learn(setup: Setup) -> None:
+    """Begin to ask the engines and the store, and to try pairs of engines."""
+    settings = setup.settings
+    named = [*settings.engines.items()]
+    named += [one for each in setup.discovered for one in each.members.items()]
+    for address, role in both_roles(named).items():
+        engine = Engine(bare_address(address), role, tls=address.startswith(SECURE))
+        setup.engines[address] = asyncio.create_task(learn_engine(setup, engine))
+    if settings.store is not None:
+        setup.store = asyncio.create_task(learn_store(settings))
+        setup.trials = asyncio.create_task(try_pairs(setup))
+        setup.later_store = asyncio.create_task(_learn_store_later(setup))
+
+
+async def _learn_store_later(setup: Setup) -> StoreFacts:
+    await setup.all_trials()
+    return await learn_store(setup.settings)
+
+
+async def _run(check: Check, setup: Setup) -> list[Finding]:
+    """The findings of one check; if it fails or hangs, a finding that says so."""
     deadline_s = REQUESTS_PER_CHECK * setup.deadline_s
     try:
         async with asyncio.timeout(deadline_s):
@@ -86,14 +93,14 @@ async def _made(check: Check, setup: SetUp) -> list[Finding]:
     except TimeoutError:
         sentence = f"this check did not end within {deadline_s:g} s"
         remedy = "see which engine is slow, or raise --doctor-deadline"
-    except Exception as failure:  # whatever a peer answers must not hide what others answer
+    except Exception as failure:  # what one peer answers must not hide findings of others
         log.debug("check %s", check.name, exc_info=True)
         sentence = f"this check failed: {failure!r}"
         remedy = "report this sentence: it is a defect of the doctor"
     return [error("kvrouter doctor", sentence, remedy)]
 
 
-def _subjects(setup: SetUp) -> str:
+def _subjects(setup: Setup) -> str:
     settings, engines = setup.settings, len(setup.engines)
     named = [f"{engines} engine{'' if engines == 1 else 's'}"] if engines else []
     named += [f"the store at {settings.store}"] if settings.store is not None else []
@@ -101,8 +108,8 @@ def _subjects(setup: SetUp) -> str:
 
 
 def run(settings: DoctorSettings) -> int:
-    """Examine, print what was found; the exit code: 1 for errors, with --strict for warnings."""
-    logging.getLogger().addHandler(logging.NullHandler())  # findings say what matters
+    """Print the findings; exit code 1 if there is an error, with --strict also for a warning."""
+    logging.getLogger().addHandler(logging.NullHandler())  # findings replace log lines
     host = Host(settings.host_root)
     report = uvloop.run(examine(settings, host, deadline_s=settings.doctor_deadline_s))
     shown = report.json().decode() + "\n" if settings.json_output else report.text()

@@ -1,48 +1,46 @@
-"""Checks of whether engines can share KV: family, connector, all that gives blocks names."""
+"""Checks that engines can share KV: family, connector, and all that block names depend on."""
 
 from __future__ import annotations
 
-from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kvrouter.engines.engine import Role
-from kvrouter.tools.doctor.base import Check, SetUp, error, warning
+from kvrouter.tools.doctor.base import Setup, error, warning
 from kvrouter.tools.doctor.engines import model_groups, odd_ones
 from kvrouter.tools.doctor.links import unconnected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from kvrouter.tools.doctor.base import Found
     from kvrouter.tools.doctor.engine_facts import EngineFacts
     from kvrouter_store.identity.block import Manifest
 
-    Told = Callable[[EngineFacts, Manifest | None], str | None]
-    """What one engine tells of one thing, by its facts and its manifest; None: it does not."""
+    Value = Callable[[EngineFacts, Manifest | None], str | None]
+    """A property of one engine, from its facts and its manifest; None if unknown."""
+    Group = list[tuple[EngineFacts, Manifest | None]]
 
 
-async def _families(setup: SetUp) -> Found:
+async def family(setup: Setup) -> Found:
+    """Engines of one model hand KV over in one way."""
     for model, group in model_groups(await setup.generating_engines()):
         odd = odd_ones({each.name: each.engine.family for each in group})
-        if odd is not None and {"prefill", "decode"} <= _legs(group):
+        roles = {each.engine.role for each in group}
+        legs = {leg for leg in (Role.PREFILL, Role.DECODE) if any(r.serves(leg) for r in roles)}
+        if odd is not None and len(legs) > 1:
             names, value, others = odd
             yield error(
                 ", ".join(names),
                 f"it hands KV over as {value}, other engines of {model} as {others}: it gets legs "
                 "only with engines of its own kind",
-                "start it with the --kv-transfer-config of the others, or say with --kv-connector "
-                "what all of them are",
+                "start it with the --kv-transfer-config of the others, or name the kind of all of "
+                "them with --kv-connector",
             )
 
 
-def _legs(group: Iterable[EngineFacts]) -> set[str]:
-    roles = {each.engine.role for each in group}
-    return {leg.value for leg in (Role.PREFILL, Role.DECODE) for r in roles if r.serves(leg)}
-
-
-async def _connector(setup: SetUp) -> Found:
-    """KV goes through the store by a connector that tells its manifest."""
+async def connector(setup: Setup) -> Found:
+    """With a store, engines have its connector, and it shares KV."""
     for each in await setup.generating_engines():
         identity = each.engine.identity
         if identity is None or each.engine.family != "store":
@@ -63,7 +61,8 @@ async def _connector(setup: SetUp) -> Found:
             )
 
 
-async def _waits(setup: SetUp) -> Found:
+async def connector_waits(setup: Setup) -> Found:
+    """With --decode-dispatch chunk or at-once, decode engines can wait for KV."""
     if setup.settings.sent_ahead_blocks is None:
         return
     for each in await setup.generating_engines():
@@ -74,15 +73,14 @@ async def _waits(setup: SetUp) -> Found:
             yield warning(
                 each.name,
                 f"--decode-dispatch {setup.settings.decode_dispatch} is given, but its connector "
-                "does not wait for KV that is on its way: its legs go after the landing all the "
-                "same",
+                "does not wait for KV: its legs start after the landing nevertheless",
                 "install a newer kvrouter in its environment, or give --decode-dispatch landing",
             )
 
 
-async def _same_store(setup: SetUp) -> Found:
-    """As many engines are connected to the store as say that they need a manifest."""
-    store = await setup.the_settled_store()
+async def same_store(setup: Setup) -> Found:
+    """Engines' connectors use the store that the router asks."""
+    store = await setup.usable_store(after_trials=True)
     if store is None:
         return
     engines = await setup.generating_engines()
@@ -96,54 +94,76 @@ async def _same_store(setup: SetUp) -> Found:
         )
 
 
-async def _agree(
-    setup: SetUp, *, told: Told, what: str, how: str, unless: tuple[Told, ...] = ()
+def block_size(setup: Setup) -> Found:
+    """Blocks of engines of one model have equally many tokens."""
+    remedy = "start all engines of a model with the same --block-size"
+    return _differences(setup, _block_size, "blocks have", remedy)
+
+
+def block_hashes(setup: Setup) -> Found:
+    """Engines of one model name blocks by one algorithm and seed."""
+    remedy = (
+        "start all engines of a model with the same PYTHONHASHSEED (for `kvrouter sim`: "
+        "--hash-seed) and with --prefix-caching-hash-algo sha256_cbor"
+    )
+    return _differences(setup, _hashes, "blocks are named by", remedy)
+
+
+def kv_dtype(setup: Setup) -> Found:
+    """KV of engines of one model has one data type."""
+    remedy = "start all engines of a model with the same --kv-cache-dtype and --dtype"
+    return _differences(setup, _dtype, "KV is", remedy)
+
+
+def weights(setup: Setup) -> Found:
+    """Engines of one model have the same weights, revision and adapters."""
+    remedy = (
+        "start all engines with the same --model and --revision (or `revision` in the connector's "
+        "settings, if paths differ)"
+    )
+    return _differences(setup, _weights, "the weights are", remedy)
+
+
+def kv_layout(setup: Setup) -> Found:
+    """KV of engines of one model has one shape: parts, layers, heads, bytes."""
+    remedy = (
+        "start all engines with one --tensor-parallel-size and attention backend, or give their "
+        'connectors the same "parts", see docs/kv-layouts.md'
+    )
+    causes = (_block_size, _dtype, _weights)
+    return _differences(setup, _layout, "the parts of a block are", remedy, unless=causes)
+
+
+async def _differences(
+    setup: Setup, value: Value, what: str, remedy: str, *, unless: tuple[Value, ...] = ()
 ) -> Found:
-    """Whether all engines of a model tell the same of one thing.
+    """Findings for engines of one model that differ in one property.
 
-    Args:
-        setup: what is examined.
-        told: what one engine tells.
-        what: the thing, as a finding begins.
-        how: the remedy.
-        unless: other things that make this one differ: where they do, theirs is the finding.
+    `what` begins the finding. A difference in one of `unless` explains this one, and is reported
+    by its own check.
     """
-    for group in await _manifests(setup):
-        if any(_odd(group, other) is not None for other in unless):
-            continue
-        if odd := _odd(group, told):
-            names, value, others = odd
-            finding = f"{what} {value} there and {others} elsewhere: no KV is shared"
-            yield error(", ".join(names), finding, how)
+    store = await setup.usable_store(after_trials=True)
+    manifests = store.manifests if store is not None else {}
+    for _, engines in model_groups(await setup.generating_engines()):
+        group = [(each, manifests.get(each.engine.manifest or "")) for each in engines]
+        odd = _odd(group, value)
+        if odd is not None and all(_odd(group, cause) is None for cause in unless):
+            names, mine, others = odd
+            finding = f"{what} {mine} there and {others} elsewhere: no KV is shared"
+            yield error(", ".join(names), finding, remedy)
 
 
-Group = list[tuple["EngineFacts", "Manifest | None"]]
-
-
-async def _manifests(setup: SetUp) -> list[Group]:
-    """The engines of each model, each with its manifest where the store knows that."""
-    store = await setup.the_settled_store()
-    known = store.manifests if store is not None else {}
-    groups = model_groups(await setup.generating_engines())
-    return [
-        [(each, known.get(each.engine.manifest or "")) for each in group] for _, group in groups
-    ]
-
-
-def _odd(group: Group, told: Told) -> tuple[list[str], str, str] | None:
-    values = {each.name: told(each, manifest) for each, manifest in group}
-    return odd_ones({name: value for name, value in values.items() if value is not None})
+def _odd(group: Group, value: Value) -> tuple[list[str], str, str] | None:
+    values = {each.name: value(each, manifest) for each, manifest in group}
+    return odd_ones({name: known for name, known in values.items() if known is not None})
 
 
 def _block_size(facts: EngineFacts, manifest: Manifest | None) -> str | None:
-    identity = facts.engine.identity
-    if identity is None or identity.block_tokens is None:
-        return None
-    return f"{identity.block_tokens} tokens"
+    return f"{facts.block_tokens} tokens" if facts.block_tokens is not None else None
 
 
 def _hashes(facts: EngineFacts, manifest: Manifest | None) -> str | None:
-    """The algorithm, and the root of chains, which stands for the seed."""
+    """The algorithm, and the root of the hash chains, which depends on the seed."""
     identity = facts.engine.identity
     if manifest is not None:
         return f"{manifest.spec.hash_algo} from root {manifest.spec.root[:12]}"
@@ -165,76 +185,12 @@ def _weights(facts: EngineFacts, manifest: Manifest | None) -> str | None:
 
 
 def _layout(facts: EngineFacts, manifest: Manifest | None) -> str | None:
-    """Parts and their layouts, and a name for all that they say."""
+    """The parts with their layouts, and a digest of all their properties."""
     if manifest is None:
         return None
     kinds = sorted({f"{part.layout.engine} {part.layout.kind}" for part in manifest.parts})
-    all_said = (
-        b"".join(part.digest for part in manifest.parts) + repr(manifest.spec.groups).encode()
-    )
+    content = b"".join(part.digest for part in manifest.parts) + repr(manifest.spec.groups).encode()
     return (
         f"{len(manifest.parts)} of {manifest.block_bytes} bytes together "
-        f"({', '.join(kinds)}; {sha256(all_said).hexdigest()[:8]})"
+        f"({', '.join(kinds)}; {sha256(content).hexdigest()[:8]})"
     )
-
-
-CHECKS: Final = (
-    Check("family", "engines of one model hand KV over in one way", _families),
-    Check("connector", "engines before a store have its connector, and it shares KV", _connector),
-    Check("connector-waits", "with --decode-dispatch chunk or at-once, decode can wait", _waits),
-    Check("same-store", "engines' connectors use the store that the router asks", _same_store),
-    Check(
-        "block-size",
-        "blocks of engines of one model have as many tokens",
-        partial(
-            _agree,
-            told=_block_size,
-            what="blocks have",
-            how="start all engines of a model with the same --block-size",
-        ),
-    ),
-    Check(
-        "block-hashes",
-        "engines of one model name blocks by one algorithm and seed",
-        partial(
-            _agree,
-            told=_hashes,
-            what="blocks are named by",
-            how="start all engines of a model with the same PYTHONHASHSEED (for `kvrouter sim`: "
-            "--hash-seed) and with --prefix-caching-hash-algo sha256_cbor",
-        ),
-    ),
-    Check(
-        "kv-dtype",
-        "KV of engines of one model has one data type",
-        partial(
-            _agree,
-            told=_dtype,
-            what="KV is",
-            how="start all engines of a model with the same --kv-cache-dtype and --dtype",
-        ),
-    ),
-    Check(
-        "weights",
-        "engines of one model have the same weights, revision and adapters",
-        partial(
-            _agree,
-            told=_weights,
-            what="the weights are",
-            how="start all engines with the same --model and --revision (or `revision` in the "
-            "connector's settings, where paths differ)",
-        ),
-    ),
-    Check(
-        "kv-layout",
-        "KV of engines of one model has one shape: parts, layers, heads, bytes",
-        partial(
-            _agree,
-            told=_layout,
-            what="the parts of a block are",
-            how="start all engines with one --tensor-parallel-size and attention backend, or give "
-            'their connectors the same "parts", see docs/kv-layouts.md',
-            unless=(_block_size, _dtype, _weights),
-        ),
-    ),
-)

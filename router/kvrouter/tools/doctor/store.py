@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from pydantic import ByteSize
 
-from kvrouter.tools.doctor.base import Check, SetUp, error, remark, warning
-from kvrouter.tools.doctor.limits import has_rdma
+from kvrouter.tools.doctor.base import Setup, error, remark, warning
 from kvrouter.tools.doctor.trials import TRIAL_BLOCKS
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.errors import StoreRefused, Unauthorized, Untrusted
@@ -15,35 +15,35 @@ from kvrouter_store.errors import StoreRefused, Unauthorized, Untrusted
 if TYPE_CHECKING:
     from kvrouter.tools.doctor.base import Found
     from kvrouter_store.errors import KVStoreError
-    from kvrouter_store.identity.block import Manifest
 
-RARE: Final = (
+SIGNS_OF_FAULTS: Final = (
     (
         "corrupt_total",
-        "blocks came with bytes that are not those of their digest, and were not stored",
+        "blocks arrived with bytes that do not match their digest, and were not stored",
         "look at the memory (ECC log) of the hosts whose engines put them",
     ),
     (
         "disk_dropped_total",
-        "blocks could not be read from the disk, or were not what had been written",
+        "blocks could not be read from the disk, or differed from what was written",
         "look at the disk's SMART data and the kernel's log",
     ),
     (
         "bad_frames_total",
-        "connections were ended for breaking the protocol",
+        "connections were closed because they broke the protocol",
         "run one version of kvrouter in the router, the store and the engines, and see what else "
         "connects to that port",
     ),
 )
 
 
-async def _failure(setup: SetUp) -> tuple[str, KVStoreError | None]:
+async def _failure(setup: Setup) -> tuple[str, KVStoreError | None]:
     """The store's URL, and why it cannot be used."""
-    facts = await setup.store.get() if setup.store is not None else None
+    facts = await asyncio.shield(setup.store) if setup.store is not None else None
     return (facts.url, facts.error) if facts is not None else ("", None)
 
 
-async def _reachable(setup: SetUp) -> Found:
+async def store_reachable(setup: Setup) -> Found:
+    """The store answers, in this version of the protocol."""
     url, failure = await _failure(setup)
     if failure is None or isinstance(failure, Unauthorized | Untrusted):
         return
@@ -51,84 +51,87 @@ async def _reachable(setup: SetUp) -> Found:
         remedy = "run the same version of kvrouter here and on the store node"
         yield error(url, f"it refuses this client: {failure}", remedy)
     else:
-        remedy = "start it (`kvrouter store`), or mend its address and port in --store"
+        remedy = "start it (`kvrouter store`), or correct its address and port in --store"
         yield error(url, f"it does not answer: {failure}", remedy)
 
 
-async def _token(setup: SetUp) -> Found:
+async def store_token(setup: Setup) -> Found:
+    """The store accepts the token that is given."""
     url, failure = await _failure(setup)
     if isinstance(failure, Unauthorized):
         given = "another one" if setup.settings.store_token.get_secret_value() else "none"
         yield error(
             url,
-            f"it asks for a token of its tenants, and was shown {given}",
+            f"it asks for a token of its tenants, and got {given}",
             "give one of its --token-file as KVROUTER_STORE_TOKEN, here and to the engines",
         )
 
 
-async def _tls(setup: SetUp) -> Found:
+async def store_tls(setup: Setup) -> Found:
+    """TLS with the store succeeds."""
     url, failure = await _failure(setup)
     if isinstance(failure, Untrusted):
         yield error(
             url,
             f"TLS with it fails: {failure}",
-            "give the CA that signed its certificate as --store-ca-file, and see that the "
+            "give the CA that signed its certificate as --store-ca-file, and make sure that the "
             "certificate is valid now and names the host of the address"
             if parse_url(url).tls
             else "write its address as kvs://HOST:PORT",
         )
 
 
-async def _room(setup: SetUp) -> Found:
-    """What the pool holds beside one prompt of each model."""
-    store = await setup.the_settled_store()
+async def store_room(setup: Setup) -> Found:
+    """The store's pool holds the longest prompt of each model."""
+    store = await setup.usable_store(after_trials=True)
     if store is None:
         return
     pool = store.stat("pool_bytes")
-    needs: dict[str, tuple[Manifest, int]] = {}
+    needs: dict[str, tuple[int, int]] = {}
     for each in await setup.known_engines():
-        manifest = store.manifests.get(each.engine.manifest or "")
-        identity = each.engine.identity
+        manifest, identity = store.manifests.get(each.engine.manifest or ""), each.engine.identity
         if manifest is not None and identity is not None:
-            length = identity.max_model_len or 0
-            needs[manifest.spec.model] = (manifest, length // manifest.spec.block_tokens)
-    for model, (manifest, blocks) in needs.items():
-        held = pool // manifest.block_bytes
-        size = ByteSize(max(blocks, TRIAL_BLOCKS) * manifest.block_bytes).human_readable()
-        if held < max(blocks, TRIAL_BLOCKS):
-            told = error if held < TRIAL_BLOCKS else warning
-            yield told(
+            blocks = (identity.max_model_len or 0) // manifest.spec.block_tokens
+            needs[manifest.spec.model] = (blocks, manifest.block_bytes)
+    for model, (blocks, block_bytes) in needs.items():
+        held, needed = pool // block_bytes, max(blocks, TRIAL_BLOCKS)
+        if held < needed:
+            finding = error if held < TRIAL_BLOCKS else warning
+            yield finding(
                 store.url,
                 f"its pool of {ByteSize(pool).human_readable()} holds {held} blocks of {model}, "
                 f"and the longest prompt has {blocks}",
-                f"give the store node --memory of several times {size}",
+                f"give the store node --memory of several times "
+                f"{ByteSize(needed * block_bytes).human_readable()}",
             )
 
 
-async def _pressure(setup: SetUp) -> Found:
-    store = await setup.the_store()
+async def store_pressure(setup: Setup) -> Found:
+    """The store refused no blocks for lack of room."""
+    store = await setup.usable_store()
     if store is None:
         return
     if refused := store.stat("no_space_total"):
         yield warning(
             store.url,
-            f"{refused} puts found no room since it started: what could have gone was leased or "
-            "being read",
+            f"{refused} puts found no room since it started: all blocks that could be evicted "
+            "were leased or being read",
             "give it more --memory, or an SSD with --disk",
         )
     for tenant, count in store.series("tenant_limited_total."):
         yield warning(
             store.url,
-            f"tenant {tenant} was refused {count} times for having more than it may",
+            f"tenant {tenant} reached its quota {count} times, and was refused",
             "raise its --quota, or look at what its engines hold leased",
         )
 
 
-async def _health(setup: SetUp) -> Found:
-    store = await setup.the_store()
+async def store_health(setup: Setup) -> Found:
+    """The store saw no corrupt blocks, no foreign clients, and no engines that share nothing."""
+    store = await setup.usable_store()
     if store is None:
         return
-    for name, what, remedy in RARE:
+    for name, what, remedy in SIGNS_OF_FAULTS:
         if count := store.stat(name):
             yield warning(store.url, f"{count} {what}", remedy)
     for refusal in store.refusals:
@@ -139,28 +142,30 @@ async def _health(setup: SetUp) -> Found:
         )
 
 
-async def _disk(setup: SetUp) -> Found:
-    store = await setup.the_store()
+async def store_disk(setup: Setup) -> Found:
+    """The store uses its disk."""
+    store = await setup.usable_store()
     reasons = [name for name, _ in store.series("disk_bypassed.")] if store is not None else []
     if store is not None and reasons:
         yield warning(
             store.url,
             f"it does not use its disk: {', '.join(reasons)}",
-            "free room on that disk or replace it; the node's log names the error, and it tries "
-            "again by itself",
+            "free room on that disk or replace it; the node's log names the error, and the node "
+            "tries again by itself",
         )
 
 
-async def _transport(setup: SetUp) -> Found:
-    store = await setup.the_store()
+async def store_transport(setup: Setup) -> Found:
+    """Clients on the store's host map its memory."""
+    store = await setup.usable_store()
     if store is None or not store.here or store.transport == "shm":
         return
     if store.transport == "unix":
         yield remark(
             store.url,
-            "clients of this host get its Unix socket, and not its memory: it serves several "
-            "tenants, or they may not map it",
-            "run a node for each tenant where speed matters",
+            "clients on this host use its Unix socket and cannot map its memory: it serves several "
+            "tenants, or they lack the permission",
+            "run a node for each tenant if speed matters",
         )
         return
     socket = f"its Unix socket {store.socket} cannot be reached from here"
@@ -173,28 +178,15 @@ async def _transport(setup: SetUp) -> Found:
     )
 
 
-async def _no_rdma(setup: SetUp) -> Found:
-    """A host with an RDMA device whose clients would take TCP all the same."""
-    store = await setup.the_store()
-    if store is None or store.here or store.transport != "tcp" or not has_rdma(setup.host):
+async def store_rdma(setup: Setup) -> Found:
+    """KV travels over RDMA if this host has a device."""
+    store = await setup.usable_store()
+    if store is None or store.here or store.transport != "tcp" or not setup.host.has_rdma:
         return
     if parse_url(store.url).tls:
         why, remedy = "TLS excludes it", "use kv:// in a network of your own"
     else:
         why = store.no_rdma or "the node offers none"
-        remedy = "do what the sentence says, and start the node with --rdma on to hear why not"
+        remedy = "do what the sentence says, and start the node with --rdma on to see why not"
     finding = f"KV travels over TCP although this host has an RDMA device: {why}"
     yield remark(store.url, finding, remedy)
-
-
-CHECKS: Final = (
-    Check("store-reachable", "the store answers, in this version of the protocol", _reachable),
-    Check("store-token", "the store takes the token that is given", _token),
-    Check("store-tls", "TLS with the store succeeds", _tls),
-    Check("store-room", "the store's pool holds the longest prompt of each model", _room),
-    Check("store-pressure", "nobody was refused room in the store", _pressure),
-    Check("store-health", "no corrupt blocks, strangers, or engines that share nothing", _health),
-    Check("store-disk", "the store uses the disk that it was given", _disk),
-    Check("store-transport", "clients on the store's host map its memory", _transport),
-    Check("store-rdma", "where there is RDMA, it is used", _no_rdma),
-)

@@ -1,4 +1,4 @@
-"""What can be learnt of the store from here, as a client of it: in one thread, in bounded time."""
+"""What the doctor learns of the store as a client of it, in one thread and in bounded time."""
 
 from __future__ import annotations
 
@@ -34,16 +34,15 @@ class StoreFacts:
     """What is known of the store.
 
     Attributes:
-        url: as the router is given it.
-        error: why it cannot be used; None where it can.
+        error: why it cannot be used; None if it can.
         stats: the node's gauges and counters.
-        manifests: those that are registered, by their hex digest.
-        engines: names of the living engines that need each manifest, by its hex digest.
-        refusals: living engines that share nothing, and why.
+        manifests: the registered ones, by their hex digest.
+        engines: names of the connected engines that need each manifest, by its hex digest.
+        refusals: connected engines that share nothing, and why.
         transport: how KV would travel to a client on this host: shm, unix, rdma or tcp.
         here: whether it runs on this host.
-        socket: the Unix socket that it tells of; "" for none.
-        no_rdma: why RDMA cannot be had here; "" where it can.
+        socket: the Unix socket that it names; "" for none.
+        no_rdma: why RDMA is not available here; "" if it is.
     """
 
     url: str
@@ -58,11 +57,11 @@ class StoreFacts:
     no_rdma: str = ""
 
     def stat(self, name: str) -> int:
-        """One figure, 0 where the node has none of that name."""
+        """One figure, 0 if the node has none of that name."""
         return self.stats.get(name, 0)
 
     def series(self, prefix: str) -> list[tuple[str, int]]:
-        """Figures other than 0 whose names begin so, by what follows."""
+        """The figures other than 0 whose names begin with `prefix`, by the rest of the name."""
         found = self.stats.items()
         return [(name[len(prefix) :], v) for name, v in found if name.startswith(prefix) and v]
 
@@ -79,7 +78,7 @@ async def learn_store(settings: RouterSettings) -> StoreFacts:
 
 
 def _ask(settings: RouterSettings, facts: StoreFacts) -> None:
-    """Raises KVStoreError: the store cannot be used."""
+    """Raises KVStoreError if the store cannot be used."""
     address, token = parse_url(facts.url), settings.store_token.get_secret_value()
     tls = native_context(address, settings.store_tls)
     channel = open_channel(address, Deadline(DEADLINE_S), name=NAME, token=token, tls=tls)
@@ -89,29 +88,25 @@ def _ask(settings: RouterSettings, facts: StoreFacts) -> None:
         facts.socket = hello.unix_path
     finally:
         channel.discard()
-    initiator = Initiator()
+    rdma = Initiator()
     try:
-        initiator.open()
+        rdma.open()
     except RdmaUnavailable as problem:
         facts.no_rdma = str(problem)
+    tls_files = settings.store_tls
     with StoreClient(
-        facts.url,
-        name=NAME,
-        token=token,
-        tls=settings.store_tls,
-        deadline_s=DEADLINE_S,
-        rdma=initiator,
+        facts.url, name=NAME, token=token, tls=tls_files, deadline_s=DEADLINE_S, rdma=rdma
     ) as client:
         registered = client.manifests()
         facts.manifests = {each.digest.hex(): each.manifest for each in registered}
-        facts.engines = living_engines(registered)
+        facts.engines = connected_engines(registered)
         facts.refusals = tuple(client.refusals())
         facts.stats = client.stats()
         facts.transport = client.transport
 
 
-def living_engines(registered: Iterable[RegisteredManifest]) -> dict[str, frozenset[str]]:
-    """Names of the engines that need each manifest and are connected, by its hex digest.
+def connected_engines(registered: Iterable[RegisteredManifest]) -> dict[str, frozenset[str]]:
+    """Names of the connected engines that need each manifest, by its hex digest.
 
     The ranks and other connections of an engine count as one.
     """

@@ -1,6 +1,6 @@
-"""A prompt of a few blocks, taken through a prefill engine, the store and a decode engine for real.
+"""Trials: a prompt of a few blocks through a prefill engine, the store and a decode engine.
 
-It is made of random words, so that nobody holds any of its KV. Its blocks are deleted afterwards.
+A prompt consists of random words, so that no engine holds its KV. Its blocks are deleted later.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from kvrouter.engines.compatibility import shares
 from kvrouter.engines.engine import Role
 from kvrouter.engines.families.base import BadAnswer, Handoff, LegOrder
 from kvrouter.engines.families.pages import ProbeFailed
+from kvrouter.openai.endpoints import COMPLETIONS
 from kvrouter.openai.request import parse
 from kvrouter.tools.doctor.links import await_links
 from kvrouter.tools.doctor.store_facts import open_client
@@ -31,39 +32,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvrouter.engines.engine import HashDomain
-    from kvrouter.engines.families.base import Family
-    from kvrouter.tools.doctor.base import SetUp
+    from kvrouter.tools.doctor.base import Setup
     from kvrouter.tools.doctor.engine_facts import EngineFacts
     from kvrouter_store.client.asyncio_client import AsyncStoreClient
     from kvrouter_store.identity.block import Manifest
 
 TRIAL_BLOCKS: Final = 4
-"""Blocks of the trial prompt that can be handed over; a token more is computed."""
+"""Blocks of the trial prompt that can be handed over; it has one token more, to compute."""
 ANSWER_TOKENS: Final = 8
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 _HITS: Final = re.compile(rb"^vllm:external_prefix_cache_hits_total\{[^}\n]*\} (\S+)", re.M)
-_COMPLETIONS: Final = "/v1/completions"
 
 
 @dataclass(slots=True)
 class Trial:
-    """What became of the trial prompt with one prefill and one decode engine.
+    """The result of a trial with one prefill and one decode engine.
 
     Attributes:
-        prefill: computed it.
-        decode: was to load it.
-        stopped: what went wrong on the way, in a sentence; then nothing below is known but what
-            came before.
-        at_fault: the engine that it was; None: it was neither.
+        stopped: the problem that ended it, in a sentence; later attributes are then unset.
+        at_fault: the engine that caused the problem; None if neither did.
         blocks: whole blocks of the prompt.
         promised: how many of them the prefill engine said it would store.
-        landed: how many of them were in the store in time; None where that was not asked.
-        no_room: puts that the store refused meanwhile for want of room.
-        loaded_tokens: what the decode engine loaded or had; None where it does not tell.
-        difference: where its answer parts from that of the prefill engine alone; None: nowhere, or
-            they do not name their tokens.
-        margin: by how much the one token is likelier there, in logarithms; None where not told.
-        needed_tokens: of the prompt, what could be loaded.
+        landed: how many of them were in the store in time; None if not asked.
+        no_room: puts that the store refused meanwhile for lack of room.
+        loaded_tokens: what the decode engine loaded or had; None if unknown.
+        difference: where its answer differs from that of the prefill engine alone, or None.
+        margin: by how much one of both tokens is likelier there, in logarithms; None if unknown.
+        needed_tokens: tokens of the prompt that could be loaded.
     """
 
     prefill: EngineFacts
@@ -85,13 +80,13 @@ class Trial:
         return f"{self.prefill.name}, {self.decode.name}"
 
 
-async def try_pairs(setup: SetUp) -> list[Trial]:
-    """Take a prompt through as many pairs as it takes for every engine to have its turn.
+async def try_pairs(setup: Setup) -> list[Trial]:
+    """A trial of as many pairs as are needed for every engine to take part.
 
-    Engines first get time to connect to the store. Trials of prefill engines that do not connect
-    are left out: the check `same-store` reports these engines.
+    Engines first get time to connect to the store. Trials whose prefill engine's manifest the store
+    does not know are left out: the check `same-store` reports these engines.
     """
-    if await setup.the_store() is None:
+    if await setup.usable_store() is None:
         return []
     await await_links(setup)
     pairs = list(_pairs(setup, await setup.known_engines()))
@@ -103,37 +98,41 @@ async def try_pairs(setup: SetUp) -> list[Trial]:
     return [trial for trial in trials if trial is not None]
 
 
-def _pairs(setup: SetUp, known: list[EngineFacts]) -> Iterator[tuple[EngineFacts, EngineFacts]]:
-    """Engines that are to share KV through the store, each at least once where it has a partner."""
+def _pairs(setup: Setup, known: list[EngineFacts]) -> Iterator[tuple[EngineFacts, EngineFacts]]:
+    """Engines that can share KV through the store, each at least once if it has a partner."""
     able = [each for each in known if setup.families.of(each.engine).order is LegOrder.STORE]
     prefill = [each for each in able if each.engine.role.serves(Role.PREFILL)]
     decode = [each for each in able if each.engine.role.serves(Role.DECODE)]
-    if prefill and decode and prefill[0] is decode[0]:  # engines of both roles: none with itself
+    if prefill and decode and prefill[0] is decode[0]:  # both roles: no engine with itself
         decode = [*decode[1:], decode[0]]
     most = max(len(prefill), len(decode)) if prefill and decode else 0
     rows = zip(islice(cycle(prefill), most), islice(cycle(decode), most), strict=True)
     for one, other in rows:
-        common = set(one.models) & set(other.models)
-        tell = _domain(one) is not None and other.engine.manifest is not None
-        if one is not other and common and tell and shares(one.engine, other.engine):
+        models = set(one.models) & set(other.models)
+        stores = _domain(one) is not None and other.engine.manifest is not None
+        if one is not other and models and stores and shares(one.engine, other.engine):
             yield one, other
 
 
 def _domain(facts: EngineFacts) -> HashDomain | None:
-    """How the engine names the blocks that it stores; None where it stores none."""
+    """How the engine names the blocks that it stores; None if it stores none."""
     identity = facts.engine.identity
     return identity.domain if identity is not None and identity.manifest is not None else None
 
 
+class _Stopped(Exception):
+    """An engine failed its part of a trial."""
+
+    def __init__(self, facts: EngineFacts, problem: object) -> None:
+        super().__init__(str(problem))
+        self.facts = facts
+
+
 class _Attempt:
-    """One trial under way."""
+    """One trial."""
 
     def __init__(
-        self,
-        setup: SetUp,
-        store: AsyncStoreClient,
-        prefill: EngineFacts,
-        decode: EngineFacts,
+        self, setup: Setup, store: AsyncStoreClient, prefill: EngineFacts, decode: EngineFacts
     ) -> None:
         domain = _domain(prefill)
         assert domain is not None
@@ -142,39 +141,48 @@ class _Attempt:
         self._domain = domain
         self._manifest: Manifest | None = None
         self._trial = Trial(prefill, decode)
-        self._family: Family = setup.families.of(prefill.engine)
+        self._family = setup.families.of(prefill.engine)
         self._model = next(model for model in decode.models if model in prefill.models)
         self._hashes = b""
 
     async def run(self) -> Trial | None:
-        """The trial; None where its prefill engine is not connected to the store.
+        """The trial; None if the store does not know the prefill engine's manifest.
 
         Never raises for what engines and store do.
         """
         trial = self._trial
         try:
-            refused = (await self._store.stats()).get("no_space_total", 0)
-            body = await self._body()
-            handoff = await self._prefill(body)
-            if handoff is None:
-                return trial
-            self._manifest = await self._registered()
-            if self._manifest is None:
-                return None
-            trial.landed = await self._land(handoff)
-            trial.no_room = (await self._store.stats()).get("no_space_total", 0) - refused
-            decoded = await self._decode(body, handoff)
-            alone = await self._ask(trial.prefill, body) if decoded is not None else None
-            if alone is not None:
-                await self._compare(body, decoded, tokens_of(alone))
+            return trial if await self._run(trial) else None
+        except _Stopped as stopped:
+            trial.stopped, trial.at_fault = str(stopped), stopped.facts
         except KVStoreError as error:
             trial.stopped = f"the store: {error}"
         finally:
-            await self._clean_up()
+            await self._delete_blocks()
         return trial
 
+    async def _run(self, trial: Trial) -> bool:
+        refused = await self._refused_puts()
+        body = await self._body()
+        handoff = await self._prefill(body)
+        self._manifest = await self._registered()
+        if self._manifest is None:
+            return False
+        trial.landed = await self._land(self._manifest, handoff)
+        trial.no_room = await self._refused_puts() - refused
+        decoded = await self._decode(body, handoff)
+        alone = tokens_of(await self._ask(trial.prefill, body))
+        if decoded and alone:
+            trial.difference = first_difference(decoded, alone)
+        if trial.difference is not None:
+            trial.margin = await self._margin(body, trial.difference)
+        return True
+
+    async def _refused_puts(self) -> int:
+        return (await self._store.stats()).get("no_space_total", 0)
+
     async def _body(self) -> bytes:
-        """A completion of a few tokens after a prompt of so many blocks and one token."""
+        """A completion of a few tokens after a prompt of TRIAL_BLOCKS blocks and one token."""
         block_tokens = self._domain.block_tokens
         size = TRIAL_BLOCKS * block_tokens + 1
         identity = self._trial.decode.engine.identity
@@ -183,19 +191,12 @@ class _Attempt:
         ids = await self._random_ids(size)
         self._trial.blocks = (size - 1) // block_tokens
         self._hashes = hash_tokens(array("I", ids), block_tokens, root=self._domain.root).data
-        return orjson.dumps(
-            {
-                "model": self._model,
-                "prompt": ids,
-                "max_tokens": ANSWER_TOKENS,
-                "temperature": 0,
-                "ignore_eos": True,
-                "return_token_ids": True,
-            }
-        )
+        body = {"model": self._model, "prompt": ids, "max_tokens": ANSWER_TOKENS}
+        body |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        return orjson.dumps(body)
 
     async def _random_ids(self, size: int) -> list[int]:
-        """Token ids of random words; of random small numbers where no engine tokenises."""
+        """Token ids of random words, or random small numbers if the engine does not tokenize."""
         draw = SystemRandom()
         words = ("".join(draw.choices(_LETTERS, k=draw.randint(2, 9))) for _ in range(2 * size))
         body = {"model": self._model, "prompt": " ".join(words)}
@@ -204,19 +205,18 @@ class _Attempt:
             return [draw.randrange(100, 1000) for _ in range(size)]
         return list(found[:size])
 
-    async def _prefill(self, body: bytes) -> Handoff | None:
-        request = parse(body, "completion", 1)
-        leg = self._family.prefill_body(request)
-        answer = await self._ask(self._trial.prefill, leg)
-        if answer is None:
-            return None
-        try:
-            handoff = self._family.read_prefill_answer(answer)
-        except BadAnswer as error:
-            self._stop(self._trial.prefill, str(error))
-            return None
+    async def _prefill(self, body: bytes) -> Handoff:
+        leg = self._family.prefill_body(parse(body, "completion", 1))
+        handoff = self._read(self._trial.prefill, await self._ask(self._trial.prefill, leg))
         self._trial.promised = handoff.blocks
         return handoff
+
+    def _read(self, facts: EngineFacts, answer: bytes) -> Handoff:
+        """What an answer says of KV. Raises _Stopped."""
+        try:
+            return self._family.read_prefill_answer(answer)
+        except BadAnswer as error:
+            raise _Stopped(facts, error) from None
 
     async def _registered(self) -> Manifest | None:
         """The prefill engine's manifest, as the store knows it now."""
@@ -224,79 +224,55 @@ class _Attempt:
         known = await self._store.manifests()
         return next((one.manifest for one in known if one.digest.hex() == digest), None)
 
-    async def _land(self, handoff: Handoff) -> int:
-        """Blocks that are in the store when all have landed, or the landing's time is over."""
+    async def _land(self, manifest: Manifest, handoff: Handoff) -> int:
+        """Blocks in the store when all have landed, or after --landing-timeout."""
         upto = min(handoff.blocks, self._trial.blocks)
         if not upto:
             return 0
-        assert self._manifest is not None
         timeout_s = self._setup.settings.landing_timeout_s
-        landing = await self._store.wait(self._manifest, self._hashes, upto, timeout_s)
+        landing = await self._store.wait(manifest, self._hashes, upto, timeout_s)
         return upto if landing.landed else landing.blocks
 
     async def _decode(self, body: bytes, handoff: Handoff) -> list[int] | None:
-        """The tokens that the decode engine answers; None where it does not, or names none."""
-        trial, block_tokens = self._trial, self._domain.block_tokens
+        """The tokens that the decode engine answers; None if it does not name them."""
+        trial = self._trial
         request = parse(body, "completion", 1)
         before = await self._loaded(trial.decode)
         answer = await self._ask(trial.decode, self._family.decode_body(request, handoff))
-        if answer is None:
-            return None
-        trial.needed_tokens = min(trial.landed or 0, trial.blocks) * block_tokens
         after = await self._loaded(trial.decode)
-        cached = self._family.read_prefill_answer(answer).cached_tokens
-        told = [after - before] if before is not None and after is not None else []
-        told += [cached] if cached else []
-        trial.loaded_tokens = max(told, default=None)
+        cached = self._read(trial.decode, answer).cached_tokens
+        counts = [after - before] if before is not None and after is not None else []
+        counts += [cached] if cached else []
+        trial.needed_tokens = min(trial.landed or 0, trial.blocks) * self._domain.block_tokens
+        trial.loaded_tokens = max(counts, default=None)
         return tokens_of(answer)
 
-    async def _compare(
-        self, body: bytes, decoded: list[int] | None, alone: list[int] | None
-    ) -> None:
-        """Where they part, the prefill engine is asked how near a tie it was."""
-        difference = first_difference(decoded or [], alone or []) if decoded and alone else None
-        self._trial.difference = difference
-        if difference is None:
-            return
+    async def _margin(self, body: bytes, difference: Difference) -> float | None:
+        """How near a tie the two tokens were to the prefill engine; None if it does not say."""
         asked = {**orjson.loads(body), "max_tokens": difference.at + 1}
         asked |= {"logprobs": 2, "return_tokens_as_token_ids": True}
-        raw = orjson.dumps(asked)
-        try:
-            answer = await self._setup.asker.ask(
-                self._trial.prefill.engine, _COMPLETIONS, raw, self._setup.deadline_s
-            )
-        except ProbeFailed:
-            return  # it tells no log-probabilities
-        self._trial.margin = margin(answer.body, "completion", difference)
+        engine = self._trial.prefill.engine
+        answer = await self._setup.ask(engine, COMPLETIONS, orjson.dumps(asked))
+        return margin(answer, "completion", difference) if answer is not None else None
 
     async def _loaded(self, facts: EngineFacts) -> int | None:
-        """Prompt tokens that the engine ever loaded from the store, as its metrics tell."""
-        timeout_s = self._setup.settings.health_timeout_s
-        try:
-            page = await self._setup.asker.ask(facts.engine, "/metrics", None, timeout_s)
-        except ProbeFailed:
-            return None
-        found = _HITS.findall(page.body)
+        """Prompt tokens that the engine ever loaded from the store, by its metrics."""
+        found = _HITS.findall(await self._setup.ask(facts.engine, "/metrics") or b"")
         return int(sum(map(float, found))) if found else None
 
-    async def _ask(self, facts: EngineFacts, body: bytes) -> bytes | None:
-        """The answer to a completion; None where there is none, which the trial then says."""
+    async def _ask(self, facts: EngineFacts, body: bytes) -> bytes:
+        """The answer to a completion. Raises _Stopped."""
+        setup = self._setup
         try:
-            answer = await self._setup.asker.ask(
-                facts.engine, _COMPLETIONS, body, self._setup.deadline_s
-            )
+            answer = await setup.probe.ask(facts.engine, COMPLETIONS, body, setup.deadline_s)
         except ProbeFailed as problem:
-            self._stop(facts, str(problem))
-            return None
+            raise _Stopped(facts, problem) from None
         return answer.body
 
-    def _stop(self, facts: EngineFacts, why: str) -> None:
-        self._trial.stopped, self._trial.at_fault = why, facts
-
-    async def _clean_up(self) -> None:
+    async def _delete_blocks(self) -> None:
         if self._manifest is None:
             return
         try:
             await self._store.delete(self._manifest, self._hashes)
         except KVStoreError:
-            return  # what nobody asks for is evicted first
+            return  # the store evicts blocks first that no client asks for
