@@ -1,4 +1,4 @@
-"""What the store's clients raise. Nothing here does I/O.
+"""What the store's clients raise, and why the system refused. Nothing here does I/O.
 
 KVStoreError
  +- StoreUnavailable     no answer: the server is away, the link was cut, or the deadline passed
@@ -13,6 +13,10 @@ KVStoreError
  +- StoreClosed          the client (or a lease of it) was used after close()
 """
 
+import os
+import socket
+import ssl
+
 __all__ = [
     "BadDocument",
     "CorruptBlock",
@@ -25,6 +29,8 @@ __all__ = [
     "Unauthorized",
     "UnknownManifest",
     "Untrusted",
+    "cannot_listen",
+    "reason_of",
 ]
 
 
@@ -74,3 +80,17 @@ class BadDocument(KVStoreError):
 
 class StoreClosed(KVStoreError):
     """The client was closed."""
+
+
+def reason_of(error: OSError) -> str:
+    """Why the system refused, without the numbers and addresses that libraries add."""
+    if isinstance(error, ssl.SSLError):
+        return str(error.reason or error.strerror).replace("_", " ").lower()
+    if isinstance(error, socket.gaierror) or error.errno is None:
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> OSError:
+    """The same error, with a sentence that names the address."""
+    return OSError(error.errno, f"cannot listen on {host}:{port}: {reason_of(error)}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from errno import EADDRINUSE
-from typing import TYPE_CHECKING, Any
+from errno import EADDRINUSE, EADDRNOTAVAIL
+from socket import EAI_NONAME
+from typing import TYPE_CHECKING, Any, Final
 
 from kvrouter.cli.main import COMMANDS, imported
 from kvrouter.options.complaints import UsageError
@@ -14,6 +15,12 @@ from kvrouter.options.option import options
 
 if TYPE_CHECKING:
     from kvrouter.cli.main import Command
+
+_REMEDIES: Final = {
+    EADDRINUSE: "give another port",
+    EADDRNOTAVAIL: "give an address of this host",
+    EAI_NONAME: "give an address of this host",
+}
 
 
 def run_command(command: Command, args: list[str]) -> int:
@@ -64,4 +71,5 @@ def _variables() -> set[str]:
 def _sentence(error: OSError) -> str:
     text = error.strerror or str(error)
     named = f"{error.filename}: {text}" if error.filename else text
-    return f"{named}; give another port" if error.errno == EADDRINUSE else named
+    remedy = _REMEDIES.get(error.errno or 0)
+    return f"{named}; {remedy}" if remedy else named

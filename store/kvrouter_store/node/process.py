@@ -17,6 +17,7 @@ from pydantic import ByteSize
 from quart import Quart
 
 from kvrouter_store._core import EVICTION_POLICIES, StoreServer, TlsContext
+from kvrouter_store.errors import reason_of
 from kvrouter_store.log import log_to_stderr
 from kvrouter_store.node.disk_notices import check_disk, flush, refusal, telling
 from kvrouter_store.node.drain import Signals, drain
@@ -233,7 +234,8 @@ def _host_in_url(host: str) -> str:
 
 def _remedy(settings: StoreSettings, error: Exception) -> str:
     where = f"{settings.host} ports {settings.port} and {settings.http_port}"
+    why = reason_of(error) if isinstance(error, OSError) else error
     return (
-        f"cannot serve on {where}: {error}; choose a free --port, --http-port or --unix-socket, "
+        f"cannot serve on {where}: {why}; choose a free --port, --http-port or --unix-socket, "
         "or a --memory that this machine has"
     )

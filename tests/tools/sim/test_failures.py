@@ -30,5 +30,5 @@ def test_only_the_named_kinds_are_injected_at_about_the_rate() -> None:
 
 
 def test_an_unknown_kind_is_refused_by_name() -> None:
-    with pytest.raises(ValidationError, match="'meteor' is none of rate_limit"):
+    with pytest.raises(ValidationError, match="'meteor' is no failure: give rate_limit"):
         SimSettings(model="m", failure_types=["meteor"])

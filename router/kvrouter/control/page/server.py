@@ -16,6 +16,7 @@ from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
 from kvrouter.http.server.limits import Limits
+from kvrouter_store.errors import cannot_listen
 
 if TYPE_CHECKING:
     import ssl
@@ -54,7 +55,10 @@ class WebServer:
         """
         v6 = ":" in host
         family = socket.AF_INET6 if v6 else socket.AF_INET
-        self._door = socket.create_server((host, port), family=family, dualstack_ipv6=v6)
+        try:
+            self._door = socket.create_server((host, port), family=family, dualstack_ipv6=v6)
+        except OSError as error:
+            raise cannot_listen(host, port, error) from None
         self._door.setblocking(False)
         self._serving = _Serving(self._app, self._door, tls)
         return self.port

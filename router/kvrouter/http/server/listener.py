@@ -14,6 +14,7 @@ from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.http.server.connection import Connection
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.limits import Limits
+from kvrouter_store.errors import cannot_listen
 
 if TYPE_CHECKING:
     import ssl
@@ -92,7 +93,10 @@ class HttpServer:
             OSError: the address cannot be bound.
         """
         self._watch = DeadlineTimer(asyncio.get_running_loop(), self.limits.tick_s)
-        self._listening = [await self._accept(tls, host=host, port=port)]
+        try:
+            self._listening = [await self._accept(tls, host=host, port=port)]
+        except OSError as error:
+            raise cannot_listen(host, port, error) from None
         return self.port
 
     async def renew(self, tls: ssl.SSLContext) -> None:

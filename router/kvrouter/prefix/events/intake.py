@@ -6,6 +6,7 @@ Sockets only; `kvrouter.prefix.events.tracker` says what messages mean.
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Protocol
 
 import zmq
@@ -109,7 +110,9 @@ class EventSubscriber:
             self._socket.bind(endpoint.replace(":0", ":*") if endpoint.endswith(":0") else endpoint)
         except zmq.ZMQError as error:
             self._socket.close()
-            raise OSError(error.errno, f"--kv-events-bind {endpoint}: {error.strerror}") from None
+            raise OSError(
+                error.errno, f"--kv-events-bind {endpoint}: {os.strerror(error.errno)}"
+            ) from None
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._numbers = {0}
         self._closed = False

@@ -16,6 +16,7 @@ from kvrouter.options.complaints import UsageError
 from kvrouter.tools.bench import load
 from kvrouter.tools.bench.figures import WIDTH, Figures
 from kvrouter.tools.bench.legs import RouterLegs
+from kvrouter_store.errors import reason_of
 
 if TYPE_CHECKING:
     from kvrouter.tools.bench.load import Timed
@@ -70,7 +71,7 @@ async def _first_model(session: aiohttp.ClientSession, base_url: str) -> str:
             name: str = orjson.loads(await answer.read())["data"][0]["id"]
             return name
     except (aiohttp.ClientError, TimeoutError) as error:
-        problem = str(error) or "no answer"
+        problem = reason_of(error) if isinstance(error, OSError) else str(error) or "no answer"
         raise UsageError(f"{base_url} cannot be asked ({problem}); give --base-url") from None
     except (ValueError, LookupError, TypeError):
         raise UsageError(f"{base_url}/v1/models names no model; give --model") from None

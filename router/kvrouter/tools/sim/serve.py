@@ -286,10 +286,8 @@ async def _serve(settings: SimSettings) -> int:
     try:
         port = await server.start()
     except OSError as error:
-        where = f"{settings.host}:{settings.port}"
-        print(
-            f"kvrouter sim: cannot listen on {where}: {error}; pick another --port", file=sys.stderr
-        )
+        why = error.strerror or error
+        print(f"kvrouter sim: {why}; give another --host or --port", file=sys.stderr)
         await server.close()
         return 2
     except RdmaUnavailable as problem:

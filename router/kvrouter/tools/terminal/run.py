@@ -18,6 +18,7 @@ import msgspec
 from kvrouter.control.page.model import Snapshot
 from kvrouter.tools.terminal.draw import Line, screen
 from kvrouter.tools.terminal.settings import colours_wanted
+from kvrouter_store.errors import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +84,8 @@ class Client:
                 "kvrouter status of the router's own version"
             ) from None
         except (OSError, ValueError) as error:
-            why = getattr(error, "reason", error)
+            cause = getattr(error, "reason", error)  # of an URLError
+            why = reason_of(cause) if isinstance(cause, OSError) else cause
             raise Unreachable(f"{self._url} does not answer ({why}); {_CONTROL_PORT}") from None
 
     def _refused(self, status: int) -> str:

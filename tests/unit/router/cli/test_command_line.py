@@ -2,6 +2,7 @@
 
 import errno
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -384,3 +385,36 @@ def test_how_a_command_ends_is_its_exit_code(
     )
     assert run_command(command, ["--decode", "d:1"]) == code
     assert capsys.readouterr().err.endswith(told)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "serve --decode 127.0.0.1:1 --port {}",
+        "serve --decode 127.0.0.1:1 --port 0 --control-port {}",
+        "serve --decode 127.0.0.1:1 --port 0 --kv-events-bind tcp://127.0.0.1:{}",
+        "sim --model m --port {}",
+        "store --unix-socket none --port {}",
+        "store --unix-socket none --port 0 --http-port {}",
+    ],
+)
+def test_a_port_that_is_taken_is_told_by_its_address(flags: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "kvrouter", *flags.format(port).split()]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode in (1, 2)
+    (told,) = (line for line in ran.stderr.splitlines() if line.startswith("kvrouter "))
+    assert "Address already in use; " in told
+    assert str(port) in told
+    assert "Errno" not in told
+    assert "(" not in told
+
+
+def test_a_host_that_is_none_is_told_with_the_remedy() -> None:
+    flags = ["serve", "--decode", "127.0.0.1:1", "--port", "0", "--host", "host.invalid"]
+    command = [sys.executable, "-m", "kvrouter", *flags]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "cannot listen on host.invalid:0: " in ran.stderr
+    assert "; give an address of this host" in ran.stderr
