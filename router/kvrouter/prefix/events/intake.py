@@ -111,7 +111,7 @@ class EventSubscriber:
         except zmq.ZMQError as error:
             self._socket.close()
             raise OSError(
-                error.errno, f"--kv-events-bind {endpoint}: {os.strerror(error.errno)}"
+                error.errno, f"--kv-events-bind {endpoint}: {os.strerror(error.errno or 0)}"
             ) from None
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._numbers = {0}
