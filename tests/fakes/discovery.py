@@ -16,7 +16,7 @@ from kvrouter.membership.discovery import make_source
 from kvrouter.membership.discovery.base import EngineSource, Listener, RedisAccess
 from kvrouter.membership.discovery.file import FileSource
 from kvrouter.membership.discovery.flags import FlagsSource
-from kvrouter.membership.discovery.redis import EntryNames
+from kvrouter.membership.discovery.redis import EntryKeys
 from kvrouter.membership.discovery.register import EngineRegistration
 from kvrouter.redis.connection import RedisLink
 
@@ -59,7 +59,7 @@ class FlagsBackend:
         return self._source
 
     async def name(self, members: Mapping[str, Role]) -> None:
-        self._source.say(members)
+        self._source.set(members)
 
     async def fail(self) -> None:
         raise NotImplementedError
@@ -150,7 +150,7 @@ class RedisBackend:
         self._wanted = dict(members)
         if not self._up:
             return
-        link, names = RedisLink(self.server.url), EntryNames("kvrouter")
+        link, names = RedisLink(self.server.url), EntryKeys("kvrouter")
         for address, role in (self._there | self._wanted).items():
             one = EngineRegistration(link, names, address, role, TTL_S)
             await (one.renew() if address in self._wanted else one.leave())

@@ -266,8 +266,8 @@ class App:
             await asyncio.to_thread(self._exporter.close, TRACES_S)
 
     def _make_discovery(self) -> Discovery:
-        reach = RedisAccess(self._redis, self.settings.redis_prefix)
-        sources = (make_source(text, reach) for text in self.settings.discovery)
+        redis = RedisAccess(self._redis, self.settings.redis_prefix)
+        sources = (make_source(text, redis) for text in self.settings.discovery)
         return Discovery(self.fleet, (self.flags, *sources))
 
     def _make_group(self) -> Group | None:

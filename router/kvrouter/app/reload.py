@@ -96,7 +96,7 @@ def follow(app: App, after: RouterSettings, keys: AccessKeys | None = None) -> N
     app.access.follow(after, keys)
     if app.ports is not None:
         app.ports.follow(after)
-    app.flags.say(after.engines)
+    app.flags.set(after.engines)
     changed = [
         name
         for name in type(after).model_fields

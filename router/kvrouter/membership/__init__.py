@@ -1,1 +1,1 @@
-"""Which engines there are, whether they are healthy, and what they can do."""
+"""Which engines there are, whether they are well, and what they can do."""

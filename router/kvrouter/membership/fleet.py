@@ -1,7 +1,6 @@
-"""Engines that come and go while the router runs: added, given another role, drained, forgotten.
+"""Engines that come and go while the router runs: added, given another role, drained, removed.
 
-Synchronous. It says what shall be; the pool lets what is under way end (or breaks it off, where
-that was asked for), the prober finds out who is there.
+Synchronous. The pool ends what is in flight, and the prober watches the engines.
 """
 
 from __future__ import annotations
@@ -20,12 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Fleet:
-    """Changes which engines there are.
-
-    Args:
-        pool: the engines.
-        prober: watches each of them.
-    """
+    """Changes which engines there are, in `pool` and for `prober`."""
 
     def __init__(self, pool: EnginePool, prober: Prober) -> None:
         self._pool = pool
@@ -33,10 +27,7 @@ class Fleet:
         pool.on_remove(self._removed)
 
     def add(self, address: str, role: Role) -> Engine:
-        """The engine at `address` (`HOST:PORT`) may take the legs of `role`, once it has joined.
-
-        One that is known gets this role; one that was draining stays.
-        """
+        """Give the engine at `address` (`HOST:PORT`) exactly this role; it drains no longer."""
         known = self._pool.find(address)
         engine = self._pool.assign(address, role)
         if engine is not known:
@@ -45,18 +36,14 @@ class Fleet:
         return engine
 
     def remove(self, engine: Engine) -> bool:
-        """Give `engine` no more legs and forget it when those under way have ended.
-
-        Returns:
-            whether it is gone already.
-        """
-        log.info("engine %s drains: %d legs are under way", engine.address, engine.requests)
+        """Drain `engine`: it is removed after its last leg. Returns whether it is gone already."""
+        log.info("engine %s drains: %d legs are in flight", engine.address, engine.requests)
         return self._pool.drain(engine)
 
     def cut(self, engine: Engine) -> int:
-        """Forget `engine` now; returns how many legs were under way on it, all of which break off.
+        """Remove `engine` now; returns how many legs were in flight, all of which are cut off.
 
-        What the client has seen nothing of, another engine does.
+        Another engine serves those whose client has seen nothing yet.
         """
         legs = engine.requests
         log.info("engine %s is removed at once: %d legs are cut off", engine.address, legs)
@@ -64,9 +51,9 @@ class Fleet:
         return legs
 
     def follow(self, before: Mapping[str, Role], after: Mapping[str, Role]) -> None:
-        """Bring the engines from one list (roles by address) to another.
+        """Replace one list of engines (roles by address) by another.
 
-        Engines that neither list names stay as they are: they were added otherwise.
+        Engines in neither list stay as they are: they were added otherwise.
         """
         for address in before.keys() - after.keys():
             engine = self._pool.find(address)

@@ -24,7 +24,7 @@ class Heard:
         self.words = 0
         self._word = asyncio.Event()
 
-    def named(self, members: Members, *, anew: bool = False) -> None:
+    def named(self, members: Members, *, restore: bool = False) -> None:
         self.members, self.problem = dict(members), None
         self._said()
 

@@ -122,9 +122,9 @@ def record(heard: Heard, said: list[object]) -> None:
     """Note all that is named from now on."""
     real = heard.named
 
-    def named(members: object, *, anew: bool = False) -> None:
+    def named(members: object, *, restore: bool = False) -> None:
         said.append(members)
-        real(members, anew=anew)  # type: ignore[arg-type]
+        real(members, restore=restore)  # type: ignore[arg-type]
 
     heard.named = named  # type: ignore[method-assign]
 

@@ -48,7 +48,7 @@ def test_a_file_has_lists_of_engines(text: str, members: dict[str, Role]) -> Non
             b"decode: [a:1]\n\ndecod: [b:1]\n",
             "line 3: no 'decod'; there are `prefill` and `decode`",
         ),
-        (b"decode: [a:1]\ndecode: [b:1]\n", "line 2: 'decode' stands there a second time"),
+        (b"decode: [a:1]\ndecode: [b:1]\n", "line 2: 'decode' is given twice"),
         (b"decode:\n- {url: a:1}\n", "line 2: not an engine; write HOST:PORT"),
         (b"- a:1\n", "line 1: not a mapping"),
         (b"decode: [a:1]\n---\ndecode: []\n", "line 2: not YAML"),

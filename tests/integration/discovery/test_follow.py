@@ -11,7 +11,7 @@ from kvrouter.engines.pool import EnginePool
 from kvrouter.membership.discovery.base import MAX_MEMBERS
 from kvrouter.membership.discovery.flags import FlagsSource
 from kvrouter.membership.discovery.follow import Discovery
-from kvrouter.membership.discovery.merge import Membership
+from kvrouter.membership.discovery.merge import MergedSources
 from kvrouter.membership.fleet import Fleet
 
 A, B, C = "a:1", "b:1", "c:1"
@@ -26,10 +26,10 @@ class Watched:
     forget = watch
 
 
-def membership() -> tuple[EnginePool, Fleet, Membership]:
+def merged() -> tuple[EnginePool, Fleet, MergedSources]:
     pool = EnginePool()
     fleet = Fleet(pool, Watched())  # type: ignore[arg-type]
-    return pool, fleet, Membership(fleet)
+    return pool, fleet, MergedSources(fleet)
 
 
 def roles(pool: EnginePool) -> dict[str, Role]:
@@ -37,8 +37,8 @@ def roles(pool: EnginePool) -> dict[str, Role]:
 
 
 def test_an_engine_stays_while_any_source_names_it() -> None:
-    pool, _, members = membership()
-    one, other = members.voice("one"), members.voice("other")
+    pool, _, members = merged()
+    one, other = members.add("one"), members.add("other")
     one.named({A: Role.DECODE, B: Role.DECODE})
     other.named({B: Role.DECODE, C: Role.PREFILL})
     one.named({})
@@ -48,8 +48,8 @@ def test_an_engine_stays_while_any_source_names_it() -> None:
 
 
 def test_one_engine_in_two_roles_takes_both_legs() -> None:
-    pool, _, members = membership()
-    one, other = members.voice("one"), members.voice("other")
+    pool, _, members = merged()
+    one, other = members.add("one"), members.add("other")
     one.named({A: Role.DECODE})
     other.named({A: Role.PREFILL})
     assert roles(pool) == {A: Role.BOTH}
@@ -59,17 +59,17 @@ def test_one_engine_in_two_roles_takes_both_legs() -> None:
 
 def test_a_source_that_cannot_be_read_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    pool, _, members = membership()
-    voice = members.voice("dns://x")
-    assert not voice.up
-    voice.named({A: Role.DECODE})
-    assert voice.up
+    pool, _, members = merged()
+    status = members.add("dns://x")
+    assert not status.up
+    status.named({A: Role.DECODE})
+    assert status.up
     for _ in range(3):
-        voice.failed("no answer")
-    assert not voice.up
+        status.failed("no answer")
+    assert not status.up
     assert roles(pool) == {A: Role.DECODE}
-    voice.named({A: Role.DECODE})
-    assert voice.up
+    status.named({A: Role.DECODE})
+    assert status.up
     told = [r.getMessage() for r in caplog.records if "discovery" in r.getMessage()]
     assert told == [
         "discovery dns://x names 1 engines",
@@ -79,51 +79,51 @@ def test_a_source_that_cannot_be_read_changes_nothing(caplog: pytest.LogCaptureF
 
 
 def test_a_source_that_names_too_many_changes_nothing() -> None:
-    pool, _, members = membership()
-    voice = members.voice("file:x")
-    voice.named({A: Role.DECODE})
-    voice.named({f"a:{n}": Role.DECODE for n in range(1, MAX_MEMBERS + 2)})
-    assert (voice.up, roles(pool)) == (False, {A: Role.DECODE})
+    pool, _, members = merged()
+    status = members.add("file:x")
+    status.named({A: Role.DECODE})
+    status.named({f"a:{n}": Role.DECODE for n in range(1, MAX_MEMBERS + 2)})
+    assert (status.up, roles(pool)) == (False, {A: Role.DECODE})
 
 
 def test_what_an_operator_did_stays_until_the_source_says_otherwise() -> None:
-    pool, fleet, members = membership()
-    voice = members.voice("redis")
-    voice.named({A: Role.DECODE, B: Role.DECODE})
+    pool, fleet, members = merged()
+    status = members.add("redis")
+    status.named({A: Role.DECODE, B: Role.DECODE})
     fleet.add(C, Role.DECODE)
     removed = pool.find(A)
     assert removed is not None
     fleet.remove(removed)
-    voice.named({A: Role.DECODE})  # B has gone: of the others nothing is said anew
+    status.named({A: Role.DECODE})  # B has gone: of the others nothing is said anew
     assert roles(pool) == {C: Role.DECODE}
-    voice.named({})
-    voice.named({A: Role.DECODE})
+    status.named({})
+    status.named({A: Role.DECODE})
     assert roles(pool) == {A: Role.DECODE, C: Role.DECODE}
 
 
 def test_flags_read_again_bring_back_what_was_removed() -> None:
-    pool, fleet, members = membership()
-    flags = members.voice("flags")
+    pool, fleet, members = merged()
+    flags = members.add("flags")
     flags.named({A: Role.DECODE})
-    members.voice("file:x").named({B: Role.DECODE})
+    members.add("file:x").named({B: Role.DECODE})
     for address in (A, B):
         engine = pool.find(address)
         assert engine is not None
         fleet.remove(engine)
-    flags.named({A: Role.DECODE}, anew=True)
+    flags.named({A: Role.DECODE}, restore=True)
     assert roles(pool) == {A: Role.DECODE}
 
 
 def test_an_engine_that_no_source_names_any_more_ends_its_legs() -> None:
-    pool, _, members = membership()
-    voice = members.voice("redis")
+    pool, _, members = merged()
+    status = members.add("redis")
     engine = joined(pool, A, Role.DECODE)
-    voice.named({A: Role.DECODE})
+    status.named({A: Role.DECODE})
     ticket = pool.reserve(engine, 1)
-    voice.named({})
+    status.named({})
     assert engine.draining
     assert pool.all() == (engine,)
-    voice.named({A: Role.DECODE})  # and named again in time it stays
+    status.named({A: Role.DECODE})  # and named again in time it stays
     ticket.release()
     assert list(pool.engines(Role.DECODE)) == [engine]
 
@@ -146,13 +146,10 @@ class Odd:
         await asyncio.Event().wait()
 
 
-async def test_an_odd_source_is_followed_again_and_harms_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("kvrouter.membership.discovery.follow._RESTART_S", 0.01)
-    pool, fleet, _ = membership()
+async def test_an_odd_source_is_followed_again_and_harms_no_other() -> None:
+    pool, fleet, _ = merged()
     odd = Odd()
-    discovery = Discovery(fleet, [odd, FlagsSource({B: Role.DECODE})])
+    discovery = Discovery(fleet, [odd, FlagsSource({B: Role.DECODE})], restart_s=0.01)
     await discovery.start()
     async with asyncio.timeout(20):
         await odd.runs_again.wait()
@@ -167,27 +164,24 @@ async def test_an_odd_source_is_followed_again_and_harms_no_other(
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_source_that_says_nothing_does_not_keep_the_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_source_that_says_nothing_does_not_keep_the_start() -> None:
     class Mute:
         name = "mute"
 
         async def follow(self, listener: object) -> None:
             await asyncio.Event().wait()
 
-    monkeypatch.setattr("kvrouter.membership.discovery.follow.FIRST_WORD_S", 0.05)
-    _, fleet, _ = membership()
-    discovery = Discovery(fleet, [Mute()])
+    _, fleet, _ = merged()
+    discovery = Discovery(fleet, [Mute()], first_report_s=0.05)
     async with asyncio.timeout(20):
         await discovery.start()
-    assert not next(discovery.membership.voices()).up
+    assert not discovery.merged.statuses[0].up
     await discovery.close()
 
 
 def test_an_engine_that_changes_to_https_is_named_by_its_source_all_the_same() -> None:
-    pool, _, members = membership()
-    source = members.voice("file")
+    pool, _, members = merged()
+    source = members.add("file")
     source.named({A: Role.DECODE})
     plain = pool.find(A)
     source.named({f"https://{A}": Role.DECODE})

@@ -56,7 +56,7 @@ def test_an_entry_that_vanishes_is_kept_for_its_time_while_redis_can_be_read() -
 def test_no_time_passes_for_entries_while_redis_is_away() -> None:
     kept = EntryGrace()
     kept.read(0.0, {A: up()})
-    kept.away()
+    kept.unreachable()
     assert kept.read(1000.0, {}) == {A: Role.DECODE}  # it is back, and empty
     for second in range(1, 10):
         assert kept.read(1000.0 + second, {}) == {A: Role.DECODE}
@@ -263,9 +263,9 @@ async def survives(redis: RedisServer, link: RedisLink, engine: FakeEngine) -> N
 def note(heard: Heard, said: list[object]) -> None:
     real = heard.named
 
-    def named(members: Any, *, anew: bool = False) -> None:
+    def named(members: Any, *, restore: bool = False) -> None:
         said.append(members)
-        real(members, anew=anew)
+        real(members, restore=restore)
 
     heard.named = named  # type: ignore[method-assign]
 
@@ -301,7 +301,7 @@ async def test_register_that_is_killed_leaves_its_entry_to_expire(
     ("flags", "complaint"),
     [
         (("--decode", "a:1"), "no Redis to register in: give --redis redis://HOST:PORT/DB"),
-        (("--redis", "redis://a"), "no engine to register: give --prefill URL or --decode URL"),
+        (("--redis", "redis://a"), "no engine to register: give --decode URL or --prefill URL"),
         (("--redis", "http://a", "--decode", "a:1"), "give it as redis://"),
         (("--redis", "redis://a", "--decode", "a"), "engine 'a': give it as"),
     ],

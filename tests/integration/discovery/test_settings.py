@@ -48,7 +48,7 @@ def test_sources_are_given_by_flag_environment_and_file(
         ("", "give a file's path, or a URL"),
         ("file://host/engines.yaml", "give a file as its path, or as file:///PATH"),
         ("redis", "--discovery redis needs --redis redis://HOST:PORT/DB"),
-        ("redis://a:1", "discovery by Redis is --discovery redis; --redis URL says which one"),
+        ("redis://a:1", "give --discovery redis for the Redis of --redis URL"),
         ("dns://a:1", "say ?role=prefill, ?role=decode or ?role=both"),
     ],
 )

@@ -127,17 +127,17 @@ async def test_a_source_that_is_away_is_seen_in_the_metrics_and_by_no_request(
     async with neighbours(1) as made, backend_of(kind, tmp_path, made[0].port) as backend:
         await name(backend, *made)
         here = await site(0, 0, discovery=[backend.setting], **backend.more)
-        source = list(here.app.discovery.membership.voices())[1].name
+        source = list(here.app.discovery.merged.statuses)[1].name
         up = f'kvrouter:discovery_up{{source="{source}"}}'
         assert await metric(here, up) == 1
         async with Traffic(here) as traffic:
             await backend.fail()
-            await until(lambda: not list(here.app.discovery.membership.voices())[1].up)
+            await until(lambda: not list(here.app.discovery.merged.statuses)[1].up)
             assert await metric(here, up) == 0
             assert await metric(here, f'kvrouter:discovery_engines{{source="{source}"}}') == 1
             await traffic.answers()
             await backend.mend()
-            await until(lambda: list(here.app.discovery.membership.voices())[1].up)
+            await until(lambda: list(here.app.discovery.merged.statuses)[1].up)
             await traffic.answers()
         assert traffic.failed == []
 
@@ -159,7 +159,7 @@ async def test_flags_a_file_and_the_admin_api_together(site: Open, tmp_path: Pat
         await until(lambda: decoding(here) == {by_flag, made[0].address, made[1].address})
         await name(file)
         await name(dns, made[0])
-        await until(lambda: not list(here.app.discovery.membership.voices())[1].members)
+        await until(lambda: not list(here.app.discovery.merged.statuses)[1].members)
         assert decoding(here) == {by_flag, made[0].address, made[1].address}
         await name(dns)
         await until(lambda: decoding(here) == {by_flag, made[1].address})

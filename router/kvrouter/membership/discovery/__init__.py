@@ -1,48 +1,47 @@
-"""Where engines come from: flags, a watched file, DNS, Redis, behind one seam.
+"""Service discovery: engines from flags, a watched file, DNS or Redis, behind one interface.
 
-`base` is the seam, `membership` puts together what all sources say, `following` runs them.
+`base` is the interface, `merge` combines what all sources name, `follow` runs them.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.membership.discovery.base import RedisAccess
+from kvrouter.membership.discovery.dns import DnsSource
+from kvrouter.membership.discovery.file import FileSource
+from kvrouter.membership.discovery.redis import RedisSource
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from kvrouter.membership.discovery.base import EngineSource
 
-SOURCES: Final[Mapping[str, str]] = MappingProxyType(
+SOURCES: Final[Mapping[str, Callable[[str, RedisAccess], EngineSource]]] = MappingProxyType(
     {
-        "file": "kvrouter.membership.discovery.file:FileSource",
-        "dns": "kvrouter.membership.discovery.dns:DnsSource",
-        "srv": "kvrouter.membership.discovery.dns:DnsSource",
-        "redis": "kvrouter.membership.discovery.redis:RedisSource",
+        "file": lambda text, _: FileSource(text),
+        "dns": lambda text, _: DnsSource(text),
+        "srv": lambda text, _: DnsSource(text),
+        "redis": RedisSource,
     }
 )
-"""Every kind of source by the scheme of its URL; a new one is one line here. Imported when used."""
+"""Every kind of source by the scheme of its URL; a new one is one line here."""
 
 
-def make_source(text: str, reach: RedisAccess | None = None) -> EngineSource:
+def make_source(text: str, redis: RedisAccess | None = None) -> EngineSource:
     """The source that `--discovery TEXT` names; reads nothing yet.
 
     Args:
         text: a URL, or the path of a file.
-        reach: what of the router's it may use; None where it will not be followed.
+        redis: the router's Redis; None: the source will not be followed.
 
     Raises:
-        ValueError: it names none, or one that this installation cannot have; with the remedy.
+        ValueError: it names none, or this installation lacks its package; with the remedy.
     """
     scheme = text.partition(":")[0] if "://" in text or text in SOURCES else "file"
     if scheme not in SOURCES:
-        known = ", ".join(f"{name}://" for name in ("dns", "srv"))
         raise ValueError(
-            f"no discovery by {scheme}://: give a file's path, `redis`, or one of {known}"
+            f"no discovery by {scheme}://: give a file's path, `redis`, or one of dns://, srv://"
         )
-    module, _, name = SOURCES[scheme].partition(":")
-    made: EngineSource = getattr(import_module(module), name)(text, reach or RedisAccess())
-    return made
+    return SOURCES[scheme](text, redis or RedisAccess())

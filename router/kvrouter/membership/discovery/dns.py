@@ -1,7 +1,7 @@
-"""Engines named by DNS: the addresses of a name with one port, or the SRV records of a service.
+"""Engines of DNS: the addresses of a name with one port, or the SRV records of a service.
 
-dnspython, not `loop.getaddrinfo`: that knows no SRV and no TTL, takes a thread for each question,
-and tells a name that is gone from a server that is away only by luck.
+`loop.getaddrinfo` knows no SRV and no TTL, takes a thread per question, and hardly distinguishes a
+name that is gone from a server that is down. So this uses dnspython.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from dns.asyncresolver import Resolver
     from dns.resolver import Answer
 
-    from kvrouter.membership.discovery.base import Listener, RedisAccess
+    from kvrouter.membership.discovery.base import Listener
 
 T = TypeVar("T")
 
 INTERVAL_S: Final = 5.0
-"""Between two questions, where the records' TTL is not shorter."""
+"""Between two questions, unless the records' TTL is shorter."""
 SHORTEST_S: Final = 1.0
 DEADLINE_S: Final = 3.0
-"""That DNS may take for one question, whatever servers there are."""
+"""For one question, over all servers."""
 EMPTY_ANSWERS: Final = 3
-"""After so many in a row that name no engine there is none, where there were some before."""
+"""So many in a row without an engine mean that there is none any more."""
 _QUESTIONS: Final = 16
-"""At a time, for the hosts of SRV records."""
+"""In flight at a time, for the hosts of SRV records."""
 _ROLES: Final = {
     "prefill": (Role.PREFILL,),
     "decode": (Role.DECODE,),
@@ -45,30 +45,27 @@ _OPTIONS: Final = frozenset({"role", "interval", "resolver"})
 
 
 class DnsSource:
-    """Asks DNS again and again for the addresses of engines.
+    """Polls DNS for the addresses of engines.
 
-    `dns://NAME:PORT?role=decode`: every A record of NAME is an engine at that port; AAAA records
-    count where it has no A record, for with both the same engine would be two.
+    `dns://NAME:PORT?role=decode`: every A record of NAME is an engine at that port. AAAA records
+    count only without A records, because with both one engine would be two.
     `srv://NAME?role=decode`: every SRV record is an engine, at its port and its host's address.
-    Priorities and weights are not heeded: the router's policy chooses.
+    Priorities and weights are ignored: the router's policy chooses.
 
-    `role` is prefill, decode or both; `interval` are seconds; `resolver=HOST:PORT` asks that server
-    instead of those in resolv.conf.
+    `role` is prefill, decode or both; `interval` is in seconds; `resolver=HOST:PORT` replaces the
+    servers in resolv.conf.
 
-    A server that is away, or that fails, changes nothing. A name that is gone, or has no records
-    any more, names no engines; since a zone that is loaded anew may say so for a moment, it must
-    say it three times.
+    A server that is down or fails changes nothing. A name that is gone or has no records names no
+    engine; a zone that is being reloaded may look so for a moment, so it counts the third time.
 
     Args:
         text: the URL.
-        reach: not needed.
 
     Raises:
-        ValueError: it is none, or dnspython is not there.
+        ValueError: it is wrong, or dnspython is not installed.
     """
 
-    def __init__(self, text: str, reach: RedisAccess | None = None) -> None:
-        del reach
+    def __init__(self, text: str) -> None:
         parts = urlsplit(text)
         options = _options(text, parts.query)
         self._srv = parts.scheme == "srv"
@@ -82,8 +79,8 @@ class DnsSource:
         self.name = f"{parts.scheme}://{self._host}{port}?role={options['role']}"
 
     async def follow(self, listener: Listener) -> None:
-        """See `Source`. Acts within the interval, or the records' TTL where that is shorter."""
-        from dns.exception import DNSException  # noqa: PLC0415 - an extra, only where it is used
+        """See `EngineSource`. Reports within the interval or the records' TTL."""
+        from dns.exception import DNSException  # noqa: PLC0415 - an extra
 
         known, empty = False, 0
         while True:
@@ -97,15 +94,15 @@ class DnsSource:
                 empty = 0 if addresses else empty + 1
                 if addresses or not known or empty >= EMPTY_ANSWERS:
                     known = bool(addresses)
-                    said = ((parse_address(a), role) for a in addresses for role in self._roles)
-                    listener.named(both_roles(said))
+                    named = ((parse_address(a), role) for a in addresses for role in self._roles)
+                    listener.named(both_roles(named))
             await asyncio.sleep(wait_s)
 
     async def _ask(self) -> tuple[list[str], float]:
-        """`HOST:PORT` of each engine, and for how many seconds that holds.
+        """`HOST:PORT` of each engine, and the TTL in seconds.
 
         Raises:
-            DNSException: DNS did not say.
+            DNSException: DNS did not answer.
         """
         resolver = self._resolver()
         if self._srv:
@@ -123,11 +120,11 @@ class DnsSource:
             some = targets[at : at + _QUESTIONS]
             questions = (self._hosts(resolver, host) for host, _ in some)
             answers = await asyncio.gather(*questions, return_exceptions=True)
-            for (_, port), told in zip(some, answers, strict=True):
-                if isinstance(told, BaseException):
-                    raise told
-                hosts, ttl_s = told
-                # One record is one engine, whatever addresses its host has.
+            for (_, port), answered in zip(some, answers, strict=True):
+                if isinstance(answered, BaseException):
+                    raise answered
+                hosts, ttl_s = answered
+                # One record is one engine, even if its host has several addresses.
                 found += [f"{host}:{port}" for host in hosts[:1]]
                 ttls.append(ttl_s)
         return found, min(ttls)
@@ -142,7 +139,7 @@ class DnsSource:
         return [], self._interval_s
 
     async def _records(self, resolver: Resolver, name: str, kind: str) -> Answer | None:
-        """What DNS has of that kind; None where there is no such name."""
+        """The records of that kind; None: there is no such name."""
         from dns.resolver import NXDOMAIN  # noqa: PLC0415
 
         with suppress(NXDOMAIN):
@@ -152,7 +149,7 @@ class DnsSource:
         return None
 
     def _resolver(self) -> Resolver:
-        """A fresh one for each question: resolv.conf may be another than a minute ago."""
+        """A new one for each question, because resolv.conf may have changed."""
         made: Resolver = self._modules().Resolver(configure=self._servers is None)
         if self._servers is not None:
             made.nameservers = [self._servers[0]]
@@ -170,10 +167,10 @@ class DnsSource:
 
 
 async def _whole(question: Coroutine[None, None, T]) -> T:
-    """What `question` returns; it is never cut short, also where its asker is cancelled.
+    """What `question` returns; it runs to its end even if the caller is cancelled.
 
-    A question of dnspython's that was cancelled half-way was seen to keep uvloop from closing. Each
-    has a deadline, so that whoever closes waits for no longer than that.
+    A cancelled question of dnspython kept uvloop from closing. Each has a deadline, which bounds
+    the wait.
     """
     task = asyncio.create_task(question)
     try:
@@ -200,7 +197,7 @@ def _options(text: str, query: str) -> dict[str, str]:
 
 
 def _place(text: str, *, srv: bool) -> tuple[str, int]:
-    """Name and port of a URL; port 0 for SRV, whose records tell it."""
+    """Name and port of a URL; port 0 for SRV, whose records have it."""
     parts = urlsplit(text)
     try:
         port = parts.port
@@ -216,7 +213,7 @@ def _place(text: str, *, srv: bool) -> tuple[str, int]:
 
 
 def resolver_address(text: str) -> tuple[str, int]:
-    """IP address and port of a server to ask; 53 where no port is given.
+    """IP address and port of a DNS server; the default port is 53.
 
     Raises:
         ValueError: it is none.
@@ -232,8 +229,5 @@ def resolver_address(text: str) -> tuple[str, int]:
 
 
 def pause_s(*, ttl_s: float, interval_s: float) -> float:
-    """Seconds until DNS is asked again: no later than its records say, nor sooner than a second.
-
-    An interval of less than that is heeded: somebody asked for it.
-    """
+    """Seconds until the next question: by the TTL, but at least one; a shorter interval wins."""
     return min(interval_s, max(ttl_s, SHORTEST_S))

@@ -1,7 +1,7 @@
-"""Engines named by a YAML file that is watched: edited by hand, written by a tool, or mounted.
+"""Engines of a YAML file that is polled: edited by hand, written by a tool, or mounted.
 
-It is looked at, not waited for by inotify: that knows nothing of network file systems, and of a
-mounted ConfigMap only that a link two folders away has changed.
+inotify does not see network file systems, and of a mounted ConfigMap only that a link two folders
+away has changed.
 """
 
 from __future__ import annotations
@@ -22,41 +22,37 @@ from kvrouter.options.bounded_yaml import TooMuch, bounded_root
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvrouter.membership.discovery.base import Listener, Members, RedisAccess
+    from kvrouter.membership.discovery.base import Listener, Members
 
 LOOK_S: Final = 0.5
-"""Between two looks at the file; what two in a row find the same is read."""
+"""Between two looks at the file."""
 MAX_BYTES: Final = 1 << 20
-_ROLES: Final = {"prefill": (Role.PREFILL,), "decode": (Role.DECODE,)}
+_ROLES: Final = {"prefill": Role.PREFILL, "decode": Role.DECODE}
 
 Stamp = tuple[int, int, int, int]
 
 
 class FileSource:
-    """Reads a file of `prefill:` and `decode:` lists whenever it has changed and lies still.
+    """Reads a file of `prefill:` and `decode:` lists whenever it has changed.
 
-    A file that is being written is left alone until two looks in a row find the same; one that is
-    replaced is read like any other. A file that cannot be used changes nothing.
+    It waits until two looks in a row find the same, since the file may still be written. A file
+    that cannot be used changes nothing.
 
     Args:
         text: its path, or file:///PATH.
-        reach: not needed.
         look_s: between two looks.
 
     Raises:
         ValueError: `text` names no file.
     """
 
-    def __init__(
-        self, text: str, reach: RedisAccess | None = None, *, look_s: float = LOOK_S
-    ) -> None:
-        del reach
+    def __init__(self, text: str, *, look_s: float = LOOK_S) -> None:
         self.path = _path(text)
         self.name = f"file:{self.path}"
         self._look_s = look_s
 
     async def follow(self, listener: Listener) -> None:
-        """See `Source`. Acts within two looks."""
+        """See `EngineSource`. Reports within two looks."""
         seen: Stamp | None = None
         read: Stamp | None = None
         first = True
@@ -90,7 +86,7 @@ def parse_engines(content: bytes) -> Members:
     """
     if len(content) > MAX_BYTES:
         raise ValueError(f"line 1: more than {MAX_BYTES} bytes are no list of engines")
-    members = both_roles(_said(_document(content)))
+    members = both_roles(_listed(_document(content)))
     if problem := too_many(members):
         raise ValueError(f"line 1: {problem}")
     return members
@@ -115,21 +111,21 @@ def _document(content: bytes) -> yaml.MappingNode:
     return root
 
 
-def _said(root: yaml.MappingNode) -> Iterator[tuple[str, Role]]:
+def _listed(root: yaml.MappingNode) -> Iterator[tuple[str, Role]]:
     known = set()
     for key, value in root.value:
         name = key.value if isinstance(key, yaml.ScalarNode) else None
         if name not in _ROLES:
             raise _wrong(key, f"no {name or 'such key'!r}; there are `prefill` and `decode`")
         if name in known:
-            raise _wrong(key, f"{name!r} stands there a second time")
+            raise _wrong(key, f"{name!r} is given twice")
         known.add(name)
         for item in _items(value):
             try:
                 addresses = [parse_address(part) for part in item.value.replace(",", " ").split()]
             except ValueError as error:
                 raise _wrong(item, str(error)) from None
-            yield from ((address, role) for address in addresses for role in _ROLES[name])
+            yield from ((address, _ROLES[name]) for address in addresses)
 
 
 def _items(value: yaml.Node) -> list[yaml.ScalarNode]:
@@ -159,7 +155,7 @@ def _path(text: str) -> Path:
 
 
 def _stamp(path: Path) -> Stamp:
-    """What differs when the file was written or replaced."""
+    """What changes when the file is written or replaced."""
     status = os.stat(path)
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 

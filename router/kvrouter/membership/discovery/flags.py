@@ -1,4 +1,4 @@
-"""Engines named by the router's own settings: --prefill and --decode, read anew on SIGHUP."""
+"""Engines of the router's own settings, --prefill and --decode, which SIGHUP reads again."""
 
 from __future__ import annotations
 
@@ -10,28 +10,24 @@ if TYPE_CHECKING:
 
 
 class FlagsSource:
-    """Says what it was told to say, at once. It cannot fail.
-
-    Args:
-        members: to begin with.
-    """
+    """Names the members that it was given. It cannot fail."""
 
     def __init__(self, members: Members) -> None:
         self.name = "flags"
         self._members = members
         self._listener: Listener | None = None
 
-    def say(self, members: Members) -> None:
-        """From now on these are the engines. An operator said so: all of them are to be there."""
+    def set(self, members: Members) -> None:
+        """Name these engines from now on; those removed by other means come back."""
         self._members = members
         if self._listener is not None:
-            self._listener.named(members, anew=True)
+            self._listener.named(members, restore=True)
 
     async def follow(self, listener: Listener) -> None:
-        """See `Source`."""
+        """See `EngineSource`."""
         self._listener = listener
         listener.named(self._members)
         try:
-            await asyncio.Event().wait()  # flags change by `say` alone
+            await asyncio.Event().wait()  # only `set` changes them
         finally:
             self._listener = None

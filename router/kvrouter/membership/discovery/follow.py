@@ -1,4 +1,4 @@
-"""Runs the sources of one router, each in a task of its own, for as long as the router runs."""
+"""Runs the sources of one router, each in a task of its own."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.membership.discovery.merge import Membership
+from kvrouter.membership.discovery.merge import MergedSources
 from kvrouter.telemetry.metrics import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from kvrouter.membership.discovery.base import EngineSource
-    from kvrouter.membership.discovery.merge import Voice
+    from kvrouter.membership.discovery.merge import SourceStatus
     from kvrouter.membership.fleet import Fleet
-    from kvrouter.telemetry.metrics import Row
 
-FIRST_WORD_S: Final = 2.0
-"""How long the start waits for what sources say first; who is later is heard all the same."""
-_RESTART_S: Final = 1.0
+FIRST_REPORT_S: Final = 2.0
+"""How long the start waits for the sources' first reports; later ones count as well."""
+RESTART_S: Final = 1.0
+"""Between two runs of a source that failed unexpectedly."""
 
 log = logging.getLogger(__name__)
 
@@ -29,27 +29,38 @@ class Discovery:
     """Follows all sources. `start`, then `close`; both on the running loop.
 
     Args:
-        fleet: is brought to what the sources name.
-        sources: where engines come from; each is followed until `close`.
+        fleet: gets the engines that the sources name.
+        sources: each is followed until `close`.
+        first_report_s: see `FIRST_REPORT_S`.
+        restart_s: see `RESTART_S`.
     """
 
-    def __init__(self, fleet: Fleet, sources: Iterable[EngineSource]) -> None:
-        self.membership = Membership(fleet)
+    def __init__(
+        self,
+        fleet: Fleet,
+        sources: Iterable[EngineSource],
+        *,
+        first_report_s: float = FIRST_REPORT_S,
+        restart_s: float = RESTART_S,
+    ) -> None:
+        self.merged = MergedSources(fleet)
         self._sources = tuple(sources)
+        self._first_report_s = first_report_s
+        self._restart_s = restart_s
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Follow them from now on; returns when each has said something, or took too long."""
+        """Follow the sources; returns when each has reported, or after `first_report_s`."""
         for source in self._sources:
-            follow = self._follow(source, self.membership.voice(source.name))
+            follow = self._follow(source, self.merged.add(source.name))
             self._tasks.append(asyncio.create_task(follow, name=f"discovery {source.name}"))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_WORD_S):
-                for voice in self.membership.voices():
-                    await voice.heard.wait()
+            async with asyncio.timeout(self._first_report_s):
+                for status in self.merged.statuses:
+                    await status.reported.wait()
 
     async def close(self) -> None:
-        """Follow none any more; the engines stay as they are. Idempotent."""
+        """Stop following; the engines stay as they are. Idempotent."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -57,32 +68,25 @@ class Discovery:
 
     def readings(self) -> Iterator[Reading]:
         """Metrics of the sources."""
+        statuses = self.merged.statuses
         yield Reading(
             "kvrouter:discovery_up",
             "Whether the source of engines could be read when that was tried last.",
-            self._ups,
+            lambda: (((status.name,), float(status.up)) for status in statuses),
             ["source"],
         )
         yield Reading(
             "kvrouter:discovery_engines",
             "Engines that the source named last.",
-            self._engines,
+            lambda: (((status.name,), float(len(status.members))) for status in statuses),
             ["source"],
         )
 
-    async def _follow(self, source: EngineSource, voice: Voice) -> None:
+    async def _follow(self, source: EngineSource, status: SourceStatus) -> None:
         while True:
             try:
-                await source.follow(voice)
-            except Exception as error:  # one odd source must not end the others, or itself
+                await source.follow(status)
+            except Exception as error:  # a defect in one source must not end the others
                 log.exception("discovery %s", source.name)
-                voice.failed(repr(error))
-            await asyncio.sleep(_RESTART_S)
-
-    def _ups(self) -> Iterator[Row]:
-        for voice in self.membership.voices():
-            yield (voice.name,), float(voice.up)
-
-    def _engines(self) -> Iterator[Row]:
-        for voice in self.membership.voices():
-            yield (voice.name,), float(len(voice.members))
+                status.failed(repr(error))
+            await asyncio.sleep(self._restart_s)

@@ -1,7 +1,7 @@
-"""What all sources say, put together: an engine stays while any of them names it.
+"""Combines what all sources name: an engine stays while any of them names it.
 
-A synchronous state machine. It tells the fleet what differs and nothing else, so that an engine
-that was removed or added by hand stays so until a source changes its mind about it.
+A synchronous state machine. It passes only differences to the fleet: an engine that was added or
+removed by hand stays so until a source changes what it names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kvrouter.membership.discovery.base import both_roles, too_many
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from kvrouter.engines.engine import Role
     from kvrouter.membership.discovery.base import Members
@@ -22,40 +22,40 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Voice:
-    """What one source has said: its `Listener`.
+class SourceStatus:
+    """The reports of one source: its `Listener`.
 
     Attributes:
         name: of the source.
         members: the engines that it named last.
-        problem: why it could not be read, when it was tried last; None where it was.
-        heard: is set when it has said anything at all.
+        problem: why its last reading failed; None: it did not.
+        reported: set after the first report.
     """
 
     def __init__(self, name: str, changed: Callable[[Iterable[str]], None]) -> None:
         self.name = name
         self.members: Members = {}
         self.problem: str | None = None
-        self.heard = asyncio.Event()
+        self.reported = asyncio.Event()
         self._changed = changed
 
     @property
     def up(self) -> bool:
-        """Whether it was read when that was tried last."""
-        return self.heard.is_set() and self.problem is None
+        """Whether its last reading succeeded."""
+        return self.reported.is_set() and self.problem is None
 
-    def named(self, members: Members, *, anew: bool = False) -> None:
+    def named(self, members: Members, *, restore: bool = False) -> None:
         """See `Listener`."""
         if problem := too_many(members):
             self.failed(problem)
             return
-        if self.problem is not None or members != self.members or not self.heard.is_set():
+        if members != self.members or not self.up:
             log.info("discovery %s names %d engines", self.name, len(members))
         self.problem = None
-        self.heard.set()
-        if anew or members != self.members:
+        self.reported.set()
+        if restore or members != self.members:
             self.members = dict(members)
-            self._changed(members if anew else ())
+            self._changed(members if restore else ())
 
     def failed(self, problem: str) -> None:
         """See `Listener`."""
@@ -67,37 +67,33 @@ class Voice:
                 problem,
             )
         self.problem = problem
-        self.heard.set()
+        self.reported.set()
 
 
-class Membership:
-    """The engines that sources name.
+class MergedSources:
+    """The engines that sources name, brought to `fleet`.
 
-    Args:
-        fleet: is told which come, which go, and whose role is another.
+    Attributes:
+        statuses: of the sources, in the order in which they were added.
     """
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._voices: list[Voice] = []
+        self.statuses: list[SourceStatus] = []
         self._members: dict[str, Role] = {}
 
-    def voice(self, name: str) -> Voice:
+    def add(self, name: str) -> SourceStatus:
         """The listener for one more source."""
-        made = Voice(name, self._settle)
-        self._voices.append(made)
-        return made
+        status = SourceStatus(name, self._update)
+        self.statuses.append(status)
+        return status
 
-    def voices(self) -> Iterator[Voice]:
-        """What each source has said, in the order in which they were given."""
-        yield from self._voices
-
-    def _settle(self, anew: Iterable[str]) -> None:
+    def _update(self, restored: Iterable[str]) -> None:
         before = self._members
-        after = both_roles(said for voice in self._voices for said in voice.members.items())
+        after = both_roles(named for status in self.statuses for named in status.members.items())
         self._members = after
         touched = {a for a in before.keys() | after.keys() if before.get(a) is not after.get(a)}
-        touched.update(anew)
+        touched.update(restored)
         self._fleet.follow(
             {address: role for address, role in before.items() if address in touched},
             {address: role for address, role in after.items() if address in touched},

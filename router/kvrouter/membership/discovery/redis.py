@@ -1,8 +1,8 @@
-"""Engines that registered themselves in Redis, each under a time to live.
+"""Engines that registered themselves in Redis, each with a time to live.
 
-What stands in Redis, for `register` and for whoever writes it by another program:
-`PREFIX:engines`, a set of addresses; `PREFIX:engine:HOST:PORT`, an entry as JSON that expires;
-and the channel `PREFIX:engines:news`, where a message means "look again".
+The data in Redis, which `kvrouter register` and other programs write: `PREFIX:engines`, a set of
+addresses; `PREFIX:engine:HOST:PORT`, an entry as JSON that expires; and the channel
+`PREFIX:engines:news`, where a message means "look again".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kvrouter.redis.connection import RedisLink
 
 LOOK_S: Final = 1.0
-"""Between two looks at all entries, where no news asks for one sooner."""
+"""Between two looks at all entries, unless news asks for one sooner."""
 RETRY_S: Final = 0.25
 MAX_TTL_S: Final = 3600.0
 _KEYS_AT_A_TIME: Final = 256
@@ -37,12 +37,12 @@ log = logging.getLogger(__name__)
 
 
 class EngineEntry(msgspec.Struct, frozen=True):
-    """What an engine says of itself; unknown members are left to later versions.
+    """One engine's entry; unknown members are ignored.
 
     Attributes:
-        role: which legs it takes.
-        state: "leaving" for one that is to drain.
-        ttl_s: seconds for which it holds.
+        role: which legs it serves.
+        state: "leaving": it is to drain.
+        ttl_s: seconds until it expires.
     """
 
     role: Literal["prefill", "decode", "both"]
@@ -51,12 +51,12 @@ class EngineEntry(msgspec.Struct, frozen=True):
 
     @property
     def lasts_s(self) -> float:
-        """Its time to live, within reason."""
+        """Its time to live, within bounds."""
         return min(max(self.ttl_s, 0.0), MAX_TTL_S)
 
 
 @dataclass(frozen=True, slots=True)
-class EntryNames:
+class EntryKeys:
     """Keys and channel under one prefix."""
 
     prefix: str
@@ -68,7 +68,7 @@ class EntryNames:
 
     @property
     def news(self) -> str:
-        """The channel that tells of changes."""
+        """The channel of changes."""
         return f"{self.prefix}:engines:news"
 
     def entry(self, address: str) -> str:
@@ -77,11 +77,11 @@ class EntryNames:
 
 
 class EntryGrace:
-    """Entries outlast Redis's forgetting them. A synchronous state machine.
+    """Keeps entries for a while that Redis has lost. A synchronous state machine.
 
-    One that is gone without a goodbye is kept for its time to live once more, counted only while
-    Redis can be read: after a restart that lost everything, engines have that long to register
-    again. Whether such an engine is alive its health checks say meanwhile.
+    An entry that vanished without "leaving" is kept for its time to live once more, counted only
+    while Redis can be read: after a restart without data, engines have that long to register again.
+    Health checks find out meanwhile whether such an engine is alive.
     """
 
     def __init__(self) -> None:
@@ -89,12 +89,12 @@ class EntryGrace:
         self._left_s: dict[str, float] = {}
         self._read_at: float | None = None
 
-    def away(self) -> None:
-        """Redis could not be read: nobody's time passes until it can."""
+    def unreachable(self) -> None:
+        """While Redis cannot be read, times to live are frozen."""
         self._read_at = None
 
     def read(self, now: float, entries: Mapping[str, EngineEntry]) -> Members:
-        """The engines that there are, by what was read at `now` (seconds, monotonic)."""
+        """The engines that exist, by the entries read at `now` (seconds, monotonic)."""
         passed_s = min(now - self._read_at, 2 * LOOK_S) if self._read_at is not None else 0.0
         self._read_at = now
         for address in list(self._roles):
@@ -112,11 +112,11 @@ class EntryGrace:
 
 
 class RedisSource:
-    """Follows the entries: by news at once, else by a look every second.
+    """Follows the entries: at once by news, else by a look every second.
 
     Args:
-        text: "redis", for the Redis that `--redis` names.
-        reach: has the link to it.
+        text: "redis", for the Redis of `--redis`.
+        redis: that Redis.
         clock: seconds, monotonic.
 
     Raises:
@@ -124,24 +124,24 @@ class RedisSource:
     """
 
     def __init__(
-        self, text: str, reach: RedisAccess, *, clock: Callable[[], float] = time.monotonic
+        self, text: str, redis: RedisAccess, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         if text != "redis":
-            raise ValueError("discovery by Redis is --discovery redis; --redis URL says which one")
+            raise ValueError("give --discovery redis for the Redis of --redis URL")
         self.name = "redis"
-        self._link = reach.redis
-        self._names = EntryNames(reach.redis_prefix)
+        self._link = redis.link
+        self._keys = EntryKeys(redis.prefix)
         self._clock = clock
         self._odd: set[tuple[str, bytes]] = set()
 
     async def follow(self, listener: Listener) -> None:
-        """See `Source`. Acts on news at once, and within a second where these were lost."""
+        """See `EngineSource`. Reports news at once, and lost news within a second."""
         link = self._link
         if link is None:
-            raise RuntimeError("the source was made without a link to Redis")
-        look, kept, problem = asyncio.Event(), EntryGrace(), ""
+            raise RuntimeError("the source has no connection to Redis")
+        look, grace, problem = asyncio.Event(), EntryGrace(), ""
         listening = asyncio.create_task(
-            link.listen([self._names.news], lambda channel, message: look.set(), look.set),
+            link.listen([self._keys.news], lambda channel, message: look.set(), look.set),
             name="discovery redis news",
         )
         try:
@@ -150,12 +150,12 @@ class RedisSource:
                 try:
                     entries = await self._entries(link)
                 except (RedisUnavailable, RedisRefused) as error:
-                    kept.away()
-                    problem = problem or str(error)  # later ones say only when it is tried again
+                    grace.unreachable()
+                    problem = problem or str(error)  # later errors only name the next retry
                     listener.failed(problem)
                 else:
                     problem = ""
-                    listener.named(kept.read(self._clock(), entries))
+                    listener.named(grace.read(self._clock(), entries))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_S if problem else LOOK_S):
                         await look.wait()
@@ -167,23 +167,23 @@ class RedisSource:
         """All entries by address.
 
         Raises:
-            RedisUnavailable: Redis did not say.
-            RedisRefused: it said no.
+            RedisUnavailable: Redis did not answer.
+            RedisRefused: it refused.
         """
-        members: set[bytes] | list[bytes] = await link.call("SMEMBERS", self._names.engines)
+        members: set[bytes] | list[bytes] = await link.call("SMEMBERS", self._keys.engines)
         named = sorted(member.decode("utf-8", "replace") for member in members)[: MAX_MEMBERS + 1]
         entries: dict[str, EngineEntry] = {}
         for at in range(0, len(named), _KEYS_AT_A_TIME):
             some = named[at : at + _KEYS_AT_A_TIME]
-            values = await link.call("MGET", *(self._names.entry(name) for name in some))
+            values = await link.call("MGET", *(self._keys.entry(name) for name in some))
             entries |= self._read(dict(zip(some, values, strict=True)))
             if gone := [n for n, value in zip(some, values, strict=True) if value is None]:
-                # Whoever is alive puts itself in again with its next heartbeat.
-                await link.call("SREM", self._names.engines, *gone)
+                # An engine that is alive adds itself again with its next renewal.
+                await link.call("SREM", self._keys.engines, *gone)
         return entries
 
     def _read(self, values: Mapping[str, bytes | None]) -> dict[str, EngineEntry]:
-        """Entries that can be read; of others the log says it once, and they name nobody."""
+        """The entries that can be read; others are logged once and left out."""
         entries = {}
         for name, value in values.items():
             if value is None:

@@ -1,6 +1,6 @@
 """`kvrouter register`: keeps engines' entries in Redis while they are healthy.
 
-It runs beside an engine, sends it nothing but health checks, and says goodbye for it at SIGTERM.
+It runs beside an engine, sends it only health checks, and has it drained at SIGTERM.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from kvrouter.credentials.tls import Trust
-from kvrouter.membership.discovery.redis import EngineEntry, EntryNames
+from kvrouter.membership.discovery.redis import EngineEntry, EntryKeys
 from kvrouter.options.addresses import SECURE
 from kvrouter.redis.connection import RedisLink, RedisRefused, RedisUnavailable
 from kvrouter_store.log import log_to_stderr
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvrouter.membership.discovery.register_settings import RegisterSettings
 
 RETRY_S: Final = 0.5
-"""Between two tries while the engine or Redis is away."""
+"""Between two attempts while the engine or Redis is down."""
 _RENEWALS: Final = 3
 
 log = logging.getLogger(__name__)
@@ -36,20 +36,20 @@ class EngineRegistration:
 
     Args:
         link: to Redis.
-        names: of keys.
-        address: of the engine, as `parse_address` has it.
-        role: which legs it takes.
+        keys: in Redis.
+        address: of the engine, from `parse_address`.
+        role: which legs it serves.
         ttl_s: see `RegisterSettings`.
     """
 
     def __init__(
-        self, link: RedisLink, names: EntryNames, address: str, role: Role, ttl_s: float
+        self, link: RedisLink, keys: EntryKeys, address: str, role: Role, ttl_s: float
     ) -> None:
         self.address = address
         self.role = role
         self.registered = False
         self._link = link
-        self._names = names
+        self._keys = keys
         self._ttl_s = ttl_s
 
     @property
@@ -58,11 +58,11 @@ class EngineRegistration:
         return self.address if self.address.startswith(SECURE) else f"http://{self.address}"
 
     async def renew(self) -> None:
-        """Put the entry in, or make it last; who listens is told where it is another than before.
+        """Write the entry or extend its life; publish it if it changed.
 
         Raises:
-            RedisUnavailable: nothing is known of it.
-            RedisRefused: Redis said no.
+            RedisUnavailable: the outcome is unknown.
+            RedisRefused: Redis refused.
         """
         await self._put("up")
         if not self.registered:
@@ -70,48 +70,44 @@ class EngineRegistration:
             print(f"kvrouter register: {self.url} as {self.role}", flush=True)
 
     async def leave(self) -> None:
-        """Say that the engine is to drain. The entry stays for its time, so that all hear of it.
+        """Mark the engine as leaving. The entry stays until it expires, so that all routers see it.
 
         Raises:
-            RedisUnavailable: nothing is known of it.
-            RedisRefused: Redis said no.
+            RedisUnavailable: the outcome is unknown.
+            RedisRefused: Redis refused.
         """
         await self._put("leaving")
         self.registered = False
 
     async def _put(self, state: str) -> None:
         entry = EngineEntry(self.role.value, state, self._ttl_s)  # type: ignore[arg-type]
-        key, value = self._names.entry(self.address), msgspec.json.encode(entry)
+        key, value = self._keys.entry(self.address), msgspec.json.encode(entry)
         before, *_ = await self._link.batch(
             [
                 ("GET", key),
-                ("SADD", self._names.engines, self.address),
+                ("SADD", self._keys.engines, self.address),
                 ("SET", key, value, "PX", int(self._ttl_s * 1000)),
             ]
         )
         if before != value:
-            await self._link.call("PUBLISH", self._names.news, self.address)
+            await self._link.call("PUBLISH", self._keys.news, self.address)
 
 
 class Registrar:
-    """Keeps the entries of all engines of one command.
-
-    Args:
-        settings: which, and where.
-    """
+    """Keeps the entries of all engines of `settings`."""
 
     def __init__(self, settings: RegisterSettings) -> None:
         self._settings = settings
         self._trust = Trust(settings.engine_ca_file)
         self._link = RedisLink(settings.redis.get_secret_value())
-        names = EntryNames(settings.redis_prefix)
+        keys = EntryKeys(settings.redis_prefix)
         self._registrations = [
-            EngineRegistration(self._link, names, address, role, settings.ttl_s)
+            EngineRegistration(self._link, keys, address, role, settings.ttl_s)
             for address, role in settings.members.items()
         ]
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Renew until `stop` is set, then say goodbye for those that are registered."""
+        """Renew until `stop` is set, then mark the registered engines as leaving."""
         timeout = aiohttp.ClientTimeout(total=self._settings.health_timeout_s)
         async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as http:
             keeping = [asyncio.create_task(self._keep(r, http)) for r in self._registrations]
@@ -125,21 +121,21 @@ class Registrar:
         await self._link.close()
 
     async def _keep(self, registration: EngineRegistration, http: aiohttp.ClientSession) -> None:
-        told = ""
+        logged = ""
         while True:
             problem = await self._ill(http, registration.url)
             if problem is None:
                 try:
                     await registration.renew()
                 except RedisUnavailable as error:
-                    problem = told if told.startswith("Redis") else f"Redis: {error}"
+                    problem = logged if logged.startswith("Redis") else f"Redis: {error}"
                 except RedisRefused as error:
                     problem = f"Redis: {error}"
-            if problem is not None and problem != told:
-                log.warning("engine %s is not registered anew: %s", registration.address, problem)
-            elif problem is None and told:
+            if problem is not None and problem != logged:
+                log.warning("engine %s cannot be registered: %s", registration.address, problem)
+            elif problem is None and logged:
                 log.info("engine %s is registered again", registration.address)
-            told = problem or ""
+            logged = problem or ""
             renewal_s = self._settings.ttl_s / _RENEWALS
             await asyncio.sleep(renewal_s if problem is None else min(renewal_s, RETRY_S))
 
@@ -156,7 +152,7 @@ class Registrar:
             )
 
     async def _ill(self, http: aiohttp.ClientSession, url: str) -> str | None:
-        """What is wrong with an engine, in a sentence; None if nothing. A 404 is no health page."""
+        """What is wrong with an engine, in a sentence; None: nothing. A 404 is well."""
         tls = self._trust.context if url.startswith(SECURE) else True
         try:
             async with http.get(f"{url}/health", allow_redirects=False, ssl=tls) as answer:

@@ -29,7 +29,7 @@ class FirstMembers:
     problem: str | None = None
     came: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def named(self, members: Members, *, anew: bool = False) -> None:
+    def named(self, members: Members, *, restore: bool = False) -> None:
         """The source names these engines."""
         self.members = dict(members)
         self.came.set()
