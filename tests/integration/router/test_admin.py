@@ -344,7 +344,7 @@ async def test_sighup_reads_the_file_again(tmp_path: Path) -> None:
         await workers(*made)
         router.process.terminate()
         assert await router.process.wait() == 0
-        assert "nanobind" not in children.last_words(router)
+        assert "nanobind" not in children.log_tail(router)
 
 
 async def test_health_waits_until_every_engine_was_asked(site: Open) -> None:

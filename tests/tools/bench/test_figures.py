@@ -8,17 +8,18 @@ from hypothesis import strategies as st
 
 from kvrouter.tools.bench.figures import Figures, percentile
 from kvrouter.tools.bench.legs import LegFigures, RouterLegs
-from kvrouter.tools.bench.load import Timed, prompts
+from kvrouter.tools.bench.load import prompts
 from kvrouter.tools.bench.settings import BenchSettings
+from kvrouter.tools.timed_stream import TimedAnswer
 
 np = pytest.importorskip("numpy")
 SETTINGS = BenchSettings(percentile_metrics=("ttft", "tpot", "itl", "e2el"))
 
 
-def timed(start_s: float, ttft_s: float, gaps_s: Sequence[float], tokens: int) -> Timed:
+def timed(start_s: float, ttft_s: float, gaps_s: Sequence[float], tokens: int) -> TimedAnswer:
     """A request that went well."""
     latency_s = ttft_s + sum(gaps_s)
-    return Timed(start_s, 10, ttft_s, list(gaps_s), latency_s, tokens)
+    return TimedAnswer(start_s, 10, ttft_s, list(gaps_s), latency_s, tokens)
 
 
 @given(
@@ -34,7 +35,7 @@ def test_times_are_means_over_requests_and_gaps_that_went_well() -> None:
         timed(100.0, 0.5, [0.1, 0.3], 3),
         timed(100.2, 1.5, [0.2], 3),  # two tokens came in one event
         timed(100.3, 0.1, [], 1),
-        Timed(100.0, 10, error="503: full"),
+        TimedAnswer(100.0, 10, error="503: full"),
     ]
     told = Figures.of(runs, 2.0).as_json(SETTINGS)
     assert (told["completed"], told["failed"]) == (3, 1)
@@ -54,7 +55,7 @@ def test_the_peaks_count_whole_seconds_from_the_first_request() -> None:
 
 
 def test_a_run_in_which_all_failed_has_figures_too() -> None:
-    figures = Figures.of([Timed(1.0, 10, error="no token came")], 1.0)
+    figures = Figures.of([TimedAnswer(1.0, 10, error="no token came")], 1.0)
     assert figures.failed == 1
     assert "Mean TTFT (ms):                          0.00      " in figures.rows(SETTINGS)
 

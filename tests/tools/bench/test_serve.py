@@ -78,7 +78,7 @@ async def test_an_engine_alone_has_no_legs(urls: tuple[str, str]) -> None:
     [
         (("--base-url", "http://127.0.0.1:1"), "give --base-url"),
         (("--random-input-len", "100000"), "maximum context length"),
-        (("--model", "other"), "the trial request failed: 404"),
+        (("--model", "other"), "the trial request failed: status 404"),
         (("--random-token-ids", "9"), "random-token-ids"),
         (("--metric-percentiles", "0"), "a percentile is above 0"),
     ],

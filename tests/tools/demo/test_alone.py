@@ -12,8 +12,12 @@ from kvrouter.http.server.listener import HttpServer
 from kvrouter.tools.demo.alone import Alone
 from kvrouter.tools.demo.workload import CHAT, COMPLETIONS, Reply
 
-CLEAR, CLOSE = {"a": -0.1, "b": -3.0}, {"a": -0.7, "b": -0.7001}
 ASKED = {"model": "m", "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
+
+
+def tops(token: int, other: float) -> dict[str, float]:
+    """Log-probabilities of the likeliest token, and of token 9."""
+    return {f"token_id:{token}": -0.7, "token_id:9": other}
 
 
 class Engine:
@@ -22,7 +26,7 @@ class Engine:
     def __init__(self) -> None:
         self.status = 200
         self.tokens = [5, 6, 7]
-        self.tops: list[dict[str, float]] = [CLEAR, CLOSE, CLEAR]
+        self.tops = [tops(5, -3.0), tops(6, -0.7001), tops(7, -3.0)]
         self.asked: dict[str, Any] = {}
         self.server = HttpServer(self._answer)
         self.url = ""
@@ -30,7 +34,7 @@ class Engine:
     async def _answer(self, exchange: Exchange) -> None:
         self.asked = json.loads(exchange.body)
         if exchange.path == CHAT:
-            each = [[{"logprob": value} for value in top.values()] for top in self.tops]
+            each = [[{"token": t, "logprob": p} for t, p in top.items()] for top in self.tops]
             logprobs: dict[str, Any] = {"content": [{"top_logprobs": top} for top in each]}
         else:
             logprobs = {"top_logprobs": self.tops}
@@ -79,7 +83,7 @@ async def test_the_other_side_of_a_near_tie_is_counted_and_right(alone: Alone, p
 
 @pytest.mark.parametrize("tokens", [(9, 6, 7), (5, 6, 9), (5, 6), (5,), (5, 6, 7, 8), ()])
 async def test_other_tokens_are_wrong(alone: Alone, tokens: tuple[int, ...]) -> None:
-    assert "one engine alone says [5, 6, 7]" in await problem(alone, reply(tokens))
+    assert "one engine alone answers [5, 6, 7]" in await problem(alone, reply(tokens))
     assert alone.near_ties == 0
 
 

@@ -69,7 +69,7 @@ def test_without_vllm_it_says_what_to_do(running: type[Running]) -> None:
 def test_a_python_that_does_not_run_is_named(running: type[Running], tmp_path: Path) -> None:
     demo = running(*VLLM, "--vllm-python", str(tmp_path / "python"))
     assert demo.end() == 2
-    assert f"{tmp_path}/python is no python that runs" in demo.said
+    assert f"{tmp_path}/python cannot be run as Python" in demo.said
 
 
 def test_a_series_that_was_not_tested_is_refused(
@@ -94,7 +94,7 @@ def test_an_engine_that_ends_at_its_start_is_told_with_its_cause(
 ) -> None:
     demo = running(*VLLM, environment=vllm(ENDS))
     assert demo.end() == 1
-    assert "ended at its start (ConnectorRefused: it is not to its liking)" in demo.said
+    assert "ended during its start (ConnectorRefused: it is not to its liking)" in demo.said
     assert all_gone(engines(tmp_path))
 
 
@@ -103,7 +103,7 @@ def test_engines_that_take_too_long_are_given_up(
 ) -> None:
     demo = running(*VLLM, "--start-timeout", "1.5", environment=vllm(HANGS))
     assert demo.end() == 1
-    assert "prefill-0 and decode-0 took longer than 1.5 s to be ready" in demo.said
+    assert "prefill-0 and decode-0 took longer than 1.5 s to start" in demo.said
     assert "--start-timeout" in demo.said
     assert all_gone(engines(tmp_path))
 

@@ -12,7 +12,7 @@ from kvrouter.cli.run_command import load_settings
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.listener import HttpServer
 from kvrouter.tools.demo.settings import DemoSettings
-from kvrouter.tools.demo.simulated import Simulated, held_against
+from kvrouter.tools.demo.simulated import Simulated, checked_reply
 from kvrouter.tools.demo.workload import Conversation, Reply, Workload, conversations
 from kvrouter.tools.sim.oracle import Oracle
 from kvrouter.tools.sim.settings import SimSettings
@@ -45,7 +45,7 @@ def workload(session: aiohttp.ClientSession, port: int) -> Workload:
 
 
 def checked(reply: Reply) -> Reply:
-    return held_against(Oracle(MANIFEST), reply, TOKENS)
+    return checked_reply(Oracle(MANIFEST), reply, TOKENS)
 
 
 def test_conversations_share_documents_and_half_of_those_are_chats() -> None:
@@ -95,7 +95,7 @@ ERROR = b'data: {"error": {"message": "engine died"}}\n\ndata: [DONE]\n\n'
 @pytest.mark.parametrize(
     ("status", "body", "problem"),
     [
-        (200, WRONG, "said 'nonsense', which is wrong"),
+        (200, WRONG, "answered 'nonsense', which is wrong"),
         (200, MISCOUNTED, "its usage counts 0 prompt tokens"),
         (200, BROKEN, "its stream broke off"),
         (200, ERROR, "engine died"),

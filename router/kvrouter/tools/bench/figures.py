@@ -1,4 +1,4 @@
-"""The figures of a run and the block that tells them: rows and JSON names of `vllm bench serve`.
+"""The figures of a run, with the rows and JSON names of `vllm bench serve`.
 
 Source: calculate_metrics and benchmark in vllm/benchmarks/serve.py of vLLM 0.32.
 """
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kvrouter.tools.bench.load import Timed
     from kvrouter.tools.bench.settings import BenchSettings, Name
+    from kvrouter.tools.timed_stream import TimedAnswer
 
 WIDTH: Final = 50
 TITLES: Final[Mapping[Name, tuple[str, str]]] = {
@@ -27,7 +27,7 @@ TITLES: Final[Mapping[Name, tuple[str, str]]] = {
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run came to. Times are in milliseconds, rates per second."""
+    """The figures of a run. Times are in milliseconds, rates per second."""
 
     duration: float
     completed: int
@@ -39,9 +39,9 @@ class Figures:
     times_ms: Mapping[Name, Sequence[float]]
 
     @classmethod
-    def of(cls, timed: Sequence[Timed], duration_s: float) -> Figures:
-        """Of all requests of a run that took `duration_s`."""
-        well = [each for each in timed if not each.error]
+    def of(cls, answers: Sequence[TimedAnswer], duration_s: float) -> Figures:
+        """The figures of all answers of a run that took `duration_s`."""
+        well = [each for each in answers if not each.error]
         longer = [each for each in well if each.output_tokens > 1]
         per_token = [(e.latency_s - e.ttft_s) / (e.output_tokens - 1) for e in longer]
         times: dict[Name, Sequence[float]] = {
@@ -54,7 +54,7 @@ class Figures:
         return cls(
             duration=duration_s,
             completed=len(well),
-            failed=len(timed) - len(well),
+            failed=len(answers) - len(well),
             total_input_tokens=sum(each.prompt_tokens for each in well),
             total_output_tokens=sum(each.output_tokens for each in well),
             max_output_tokens_per_s=float(max(tokens, default=0)),
@@ -63,7 +63,7 @@ class Figures:
         )
 
     def as_json(self, settings: BenchSettings) -> dict[str, float | int | str | None]:
-        """Under the names that vLLM's result file has."""
+        """The figures under the names of vLLM's result file."""
         found: dict[str, float | int | str | None] = {
             "duration": self.duration,
             "completed": self.completed,
@@ -91,7 +91,7 @@ class Figures:
         return self.total_input_tokens + self.total_output_tokens
 
     def rows(self, settings: BenchSettings) -> list[str]:
-        """The block, line by line, without the line that closes it."""
+        """The printed block, without its last line."""
         lines = [
             f"{' Serving Benchmark Result ':=^{WIDTH}}",
             row("Successful requests:", self.completed),
@@ -139,8 +139,8 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return low + (high - low) * (at - floor(at))
 
 
-def _by_second(well: Sequence[Timed]) -> tuple[list[int], list[int]]:
-    """Tokens that came, and requests under way, in each second since the first was sent."""
+def _by_second(well: Sequence[TimedAnswer]) -> tuple[list[int], list[int]]:
+    """Tokens that arrived, and requests in flight, in each second since the first was sent."""
     if not well:
         return [], []
     begin_s = min(each.started_s for each in well)

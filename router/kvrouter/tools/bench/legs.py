@@ -1,4 +1,4 @@
-"""What a router's own metrics say of the legs between two scrapes."""
+"""The times of legs between two scrapes of a router's metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SAMPLE: Final = re.compile(r"^(kvrouter:\w+_(?:sum|count)) (\S+)$", re.MULTILIN
 
 @dataclass(frozen=True)
 class LegFigures:
-    """How often a part of the way was taken, and how long it took on average."""
+    """How often a part of a request occurred, and its mean time."""
 
     count: int
     mean_ms: float
@@ -25,7 +25,7 @@ class LegFigures:
 
 @dataclass(frozen=True)
 class RouterLegs:
-    """Sums and counts of the router's histograms, by series; empty where it is no router."""
+    """Sums and counts of the router's histograms, by series; empty for an engine."""
 
     samples: Mapping[str, float]
 
@@ -35,7 +35,7 @@ class RouterLegs:
         return cls({name: float(value) for name, value in _SAMPLE.findall(exposition)})
 
     def since(self, before: RouterLegs) -> dict[str, LegFigures]:
-        """Parts of the way that were taken since the scrape `before`, by what they are."""
+        """The parts of requests since the scrape `before`, by name."""
         metrics = Metrics()
         parts = {
             "coordination": metrics.overhead,
@@ -52,7 +52,7 @@ class RouterLegs:
         return found
 
     def rows(self, before: RouterLegs) -> list[str]:
-        """Lines for the block; none where nothing was counted."""
+        """Lines for the printed block; none if nothing was counted."""
         found = self.since(before)
         if not found:
             return []

@@ -1,4 +1,4 @@
-"""`kvrouter bench serve` from its first question to its last line."""
+"""`kvrouter bench serve`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from kvrouter.tools.bench.legs import RouterLegs
 from kvrouter_store.errors import reason_of
 
 if TYPE_CHECKING:
-    from kvrouter.tools.bench.load import Timed
     from kvrouter.tools.bench.settings import BenchSettings
+    from kvrouter.tools.timed_stream import TimedAnswer
 
 ASK_S: Final = 10.0
 SHOWN_ERRORS: Final = 10
 
 
 def run(settings: BenchSettings) -> int:
-    """Run it; 0 if every request was answered well, else 1.
+    """Run the benchmark and print its figures; 0 if every request succeeded, else 1.
 
     Raises:
-        UsageError: nobody answers at the URL, or not as an OpenAI server.
+        UsageError: no OpenAI server answers at the URL.
     """
     return uvloop.run(_run(settings))
 
@@ -50,11 +50,11 @@ async def _run(settings: BenchSettings) -> int:
             raise UsageError(f"the trial request failed: {problem}")
         before = await _legs(session, settings.base_url)
         begun_s = time.perf_counter()
-        timed = await load.run(session, settings, model)
+        answers = await load.run(session, settings, model)
         duration_s = time.perf_counter() - begun_s
         after = await _legs(session, settings.base_url)
-    figures = Figures.of(timed, duration_s)
-    _tell_errors(timed)
+    figures = Figures.of(answers, duration_s)
+    _print_errors(answers)
     print("\n".join([*figures.rows(settings), *after.rows(before), "=" * WIDTH]))
     if settings.save_result is not None:
         found: dict[str, object] = {"model_id": model, **figures.as_json(settings)}
@@ -78,7 +78,7 @@ async def _first_model(session: aiohttp.ClientSession, base_url: str) -> str:
 
 
 async def _legs(session: aiohttp.ClientSession, base_url: str) -> RouterLegs:
-    """Empty where there is no page of metrics."""
+    """The router's times so far; empty without a page of metrics."""
     try:
         async with asyncio.timeout(ASK_S), session.get(f"{base_url}/metrics") as answer:
             return RouterLegs.read(await answer.text() if answer.status == 200 else "")
@@ -86,7 +86,7 @@ async def _legs(session: aiohttp.ClientSession, base_url: str) -> RouterLegs:
         return RouterLegs({})
 
 
-def _tell_errors(timed: list[Timed]) -> None:
-    errors = (each.error for each in timed if each.error)
+def _print_errors(answers: list[TimedAnswer]) -> None:
+    errors = (each.error for each in answers if each.error)
     for number, error in enumerate(islice(errors, SHOWN_ERRORS)):
         print(f"Error {number}: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The processes of the demo: each is started here and ends with us, however we end. By pid only."""
+"""The processes of a demo. Each ends with the demo, in whatever way that ends. By pid only."""
 
 import asyncio
 import ctypes
@@ -29,7 +29,7 @@ class ChildFailed(Exception):
 
 @dataclass(eq=False)
 class Child:
-    """A process that said it is ready. `urls` are those it named, by their scheme."""
+    """A process that is ready. `urls` are those that it printed, by their scheme."""
 
     name: str
     process: asyncio.subprocess.Process
@@ -49,7 +49,7 @@ class Child:
 
 
 def _dies_with(parent: int, last_signal: signal.Signals) -> Callable[[], None]:
-    """For the child, before it becomes somebody else: that signal when the demo is gone."""
+    """For the child before it runs its program: the signal that it gets when the parent ends."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def tie() -> None:
@@ -76,9 +76,9 @@ class Children:
         await self.stop()
 
     async def start(self, name: str, *arguments: str, program: Sequence[str] = KVROUTER) -> Child:
-        """Run `kvrouter ARGUMENTS`, or another `program` of it, until it names its URLs.
+        """Run `kvrouter ARGUMENTS`, or another `program`, until it prints its URLs.
 
-        Raises ChildFailed where it ends before, or takes too long.
+        Raises ChildFailed if it ends before that, or takes too long.
         """
         with self._log(name).open("wb") as log:
             command = (*program, *arguments)
@@ -87,7 +87,7 @@ class Children:
             )
         try:
             async with asyncio.timeout(START_S):
-                urls = await _announced(process)
+                urls = await _printed_urls(process)
         except TimeoutError:
             urls = {}
         if not urls:
@@ -100,7 +100,7 @@ class Children:
     async def launch(
         self, name: str, url: str, command: Sequence[str], environment: Mapping[str, str]
     ) -> Child:
-        """Run any command that will serve HTTP at `url`; it may have processes of its own.
+        """Run any command that will serve HTTP at `url`, and may have processes of its own.
 
         Does not wait until it serves.
         """
@@ -137,7 +137,7 @@ class Children:
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"
 
-    def last_words(self, child: Child) -> str:
+    def log_tail(self, child: Child) -> str:
         """The end of what a process logged."""
         return _tail(self._log(child.name))
 
@@ -146,7 +146,7 @@ class Children:
         return self._log(child.name).read_text(errors="replace")
 
     def unexpected_deaths(self) -> Sequence[str]:
-        """Names of processes that are gone although nobody killed them."""
+        """Names of processes that ended although `kill` did not end them."""
         return [
             child.name
             for child in self._started
@@ -154,7 +154,7 @@ class Children:
         ]
 
     async def kill(self, child: Child) -> None:
-        """SIGKILL, as a machine that loses power; returns when the process is gone."""
+        """SIGKILL, as at a loss of power; returns when the process is gone."""
         child.killed = True
         if child.guarded:
             child.process.send_signal(signal.SIGUSR1)
@@ -162,7 +162,7 @@ class Children:
         await _end(child.process)
 
     async def stop(self) -> None:
-        """End all of them, the last one first, and wait: no process is left behind."""
+        """End all processes, the last one first, and wait until they are gone."""
         for process in reversed(self._processes):
             if process.returncode is None:
                 process.terminate()
@@ -175,21 +175,21 @@ class Children:
 
 
 async def _gone(processes: Sequence[asyncio.subprocess.Process]) -> None:
-    """Return when they have ended, or have taken too long."""
+    """Return when all have ended, or after STOP_S."""
     with suppress(TimeoutError):
         async with asyncio.timeout(STOP_S):
             await asyncio.gather(*(process.wait() for process in processes))
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """SIGKILL for whatever is left of a process and its own; returns when it is gone."""
+    """SIGKILL for what is left of a process and its session; returns when it is gone."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # it leads its session
     await process.wait()
 
 
-async def _announced(process: asyncio.subprocess.Process) -> dict[str, str]:
-    """The URLs on the first line that has any; {} where the process ended before."""
+async def _printed_urls(process: asyncio.subprocess.Process) -> dict[str, str]:
+    """The URLs on the first line that has any; {} if the process ended before."""
     assert process.stdout is not None
     while line := await process.stdout.readline():
         found = re.findall(r"\b(https?|kvs?)(://[\w.\[\]:-]+:\d+)", line.decode(errors="replace"))
@@ -206,4 +206,4 @@ async def _drain(process: asyncio.subprocess.Process) -> None:
 
 def _tail(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-    return "\n".join(f"  {line}" for line in lines) or "  (it said nothing)"
+    return "\n".join(f"  {line}" for line in lines) or "  (it logged nothing)"

@@ -1,4 +1,4 @@
-"""What the demo runs on: a store, engines of either kind, a router; and who knows right answers."""
+"""What the demo runs on: a store, engines of one kind, and a router."""
 
 import random
 import socket
@@ -13,25 +13,27 @@ import aiohttp
 from kvrouter.tools.demo.children import Child, ChildFailed, Children
 from kvrouter.tools.demo.workload import Reply
 
-__all__ = ["Cluster", "Setup", "free_port", "start_router", "start_store"]
+__all__ = ["Cluster", "DemoEngines", "free_port", "start_router", "start_store"]
 
 
 @dataclass
 class Cluster:
-    """What runs."""
+    """The running processes."""
 
     store: Child
     engines: dict[str, Child]
     router: Child
 
 
-class Setup(Protocol):
-    """A kind of engines: how they are started, asked, and held against what is right.
+class DemoEngines(Protocol):
+    """One kind of engines: how they start, and which answers are right.
 
-    `model`: the name they serve. `prefill`, `decode`: names of the engines; the first prefill
-    engine is the one that is killed. `more`: what every request says beside the question.
-    `request_s`: within which an answer must be whole. `loaded`: how it is known that what came from
-    the store is right.
+    Attributes:
+        model: the name that they serve.
+        prefill, decode: names of the engines; the demo kills the first prefill engine.
+        more: members of every request, besides the question.
+        request_s: how long a whole answer may take.
+        loaded: how loaded KV is checked, in words.
     """
 
     model: str
@@ -42,19 +44,19 @@ class Setup(Protocol):
     loaded: str
 
     def opening(self) -> str:
-        """What is about to be started."""
+        """What `start` starts, in words."""
         ...
 
     async def start(
         self, children: Children, session: aiohttp.ClientSession, folder: Path
     ) -> Cluster:
-        """Start all of it. Raises ChildFailed."""
+        """Start store, engines and router. Raises ChildFailed."""
         ...
 
     async def checked(
         self, session: aiohttp.ClientSession, cluster: Cluster, replies: Sequence[Reply]
     ) -> list[Reply]:
-        """The replies, each with what is wrong with it."""
+        """The replies, each with its problem."""
         ...
 
     def assurance(self, wrong_blocks: int) -> str:
@@ -74,7 +76,7 @@ async def start_store(children: Children, folder: Path, memory: str) -> Child:
 async def start_router(
     children: Children, port: int, store: Child, engines: Sequence[Sequence[Child]], events: str
 ) -> Child:
-    """The router before prefill and decode engines, which publish KV events to `events`."""
+    """The router in front of prefill and decode engines, which publish KV events to `events`."""
     prefill, decode = ([each.http for each in role] for role in engines)
     control = free_port()
     router = await children.start(
@@ -88,10 +90,10 @@ async def start_router(
 
 
 def free_port() -> int:
-    """A loopback port that nobody listened on just now.
+    """A loopback port on which no process listens.
 
-    Below those that Linux gives to connections as a rule: until it is listened on, none of them
-    takes it. Raises ChildFailed where none is free.
+    It is below the ports that Linux usually gives to outgoing connections, so none of these takes
+    it meanwhile. Raises ChildFailed if none is free.
     """
     for port in random.sample(range(10_000, 32_768), 1_000):
         with socket.socket() as free, suppress(OSError):

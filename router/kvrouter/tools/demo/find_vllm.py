@@ -1,4 +1,4 @@
-"""Whether an environment can run the demo's vLLM engines; it is asked, nothing is imported."""
+"""Whether a Python environment can run the demo's vLLM engines. A process of it answers that."""
 
 import subprocess
 import sys
@@ -24,24 +24,24 @@ print(json.dumps([version(named[0]) if named else None, find_spec("kvrouter_stor
 
 @dataclass(frozen=True)
 class VllmFound:
-    """A python that has vLLM of a tested series, and our connector."""
+    """A Python with a tested version of vLLM and kvrouter's connector."""
 
     python: str
     version: str
 
 
 def find_vllm(python: str) -> VllmFound:
-    """Ask a python, the one that runs this where it is "", for vLLM.
+    """The vLLM of `python`; "" is the Python that runs this.
 
-    Raises UsageError, with the remedy, where it cannot run the demo's engines.
+    Raises UsageError, with the remedy, if it cannot run the demo's engines.
     """
     python = python or sys.executable
-    version, connector = _asked(python)
+    version, connector = _probe(python)
     tested = " or ".join(facts.series for facts in VERSIONS)
     if version is None:
         raise UsageError(
             f"vLLM is not installed for {python}; install a CPU build of vLLM {tested} there, or "
-            "name the python of an environment that has one with --vllm-python"
+            "name the Python of an environment that has one with --vllm-python"
         )
     if facts_of(version) is None:
         raise UsageError(
@@ -56,21 +56,19 @@ def find_vllm(python: str) -> VllmFound:
     return VllmFound(python, version)
 
 
-def _asked(python: str) -> tuple[str | None, bool]:
-    """The version of vLLM, None where there is none, and whether kvstore is there."""
+def _probe(python: str) -> tuple[str | None, bool]:
+    """The version of vLLM, or None, and whether the connector is there."""
     try:
-        done = subprocess.run(
+        output = subprocess.check_output(
             [python, "-c", PROBE],
-            capture_output=True,
-            text=True,
+            stderr=subprocess.DEVNULL,
             timeout=PROBE_S,
             env=child_environment(),
             cwd="/",
-            check=True,
         )
-        version, connector = orjson.loads(done.stdout)
+        version, connector = orjson.loads(output)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise UsageError(
-            f"{python} is no python that runs ({error}); name one with --vllm-python"
+            f"{python} cannot be run as Python ({error}); name one with --vllm-python"
         ) from None
     return version, connector

@@ -1,16 +1,17 @@
-"""`kvrouter demo`: starts all, asks, kills an engine, prints figures. Leaves nothing behind."""
+"""`kvrouter demo`: starts a cluster, sends requests, kills an engine, prints figures, stops all."""
 
 import asyncio
 import re
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 
 from kvrouter.tools.demo.children import Child, ChildFailed, Children
-from kvrouter.tools.demo.cluster import Cluster, Setup
+from kvrouter.tools.demo.cluster import Cluster, DemoEngines
 from kvrouter.tools.demo.figures import Counted, hit_rate, source_table, speedup, ttft_line
 from kvrouter.tools.demo.find_vllm import find_vllm
 from kvrouter.tools.demo.folder import demo_folder
@@ -24,20 +25,21 @@ __all__ = ["run"]
 
 READY_S = 20.0
 BUSY_S = 0.3
+_RUNNING = re.compile(r"^vllm:num_requests_running\{.*\} [1-9]", re.MULTILINE)
 
 
 @dataclass
 class DemoOutcome:
-    """What came of it."""
+    """The measurements of one demo."""
 
     cold: list[Reply] = field(default_factory=list)
     warm: list[Reply] = field(default_factory=list)
     engines: dict[str, Counted] = field(default_factory=dict)
-    under_way_at_death: int = 0
+    in_flight_at_death: int = 0
 
     @property
     def problems(self) -> list[str]:
-        """What went wrong, in the clients' words."""
+        """The problems of all replies."""
         return [reply.problem for reply in (*self.cold, *self.warm) if reply.problem]
 
 
@@ -47,46 +49,47 @@ class Demo:
     def __init__(
         self,
         settings: DemoSettings,
-        setup: Setup,
+        engines: DemoEngines,
         children: Children,
         progress: Progress,
         session: aiohttp.ClientSession,
     ) -> None:
         self._settings = settings
-        self._setup = setup
+        self._engines = engines
         self._session = session
         self._children = children
         self._progress = progress
-        self._victim = setup.prefill[0]
         self._work = Workload(
-            *(session, setup.model, settings.answer_tokens),
-            request_s=setup.request_s,
-            more=setup.more,
+            *(session, engines.model, settings.answer_tokens),
+            request_s=engines.request_s,
+            more=engines.more,
         )
         self.outcome = DemoOutcome()
 
     async def run(self, folder: Path) -> Cluster:
-        """Start all, then the cold and the warm part of the workload; compare the answers."""
-        settings, setup, progress = self._settings, self._setup, self._progress
-        progress.step(setup.opening())
-        cluster = await setup.start(self._children, self._session, folder)
-        await _ready(self._session, cluster.router.http, setup.model)
+        """Start the cluster, send cold and then warm requests, and check the answers."""
+        settings, engines, progress = self._settings, self._engines, self._progress
+        progress.step(engines.opening())
+        cluster = await engines.start(self._children, self._session, folder)
+        self._work.url = cluster.router.http
+        await self._ready()
         urls = f"router {cluster.router.http}   page {cluster.router.urls['page']}"
         progress.line(f"{urls}   store {cluster.store.urls['kv']}")
-        self._work.url = cluster.router.http
         progress.step(f"cold: {settings.documents} documents, each for the first time")
         for done, reader in enumerate(conversations(settings.documents, settings.documents), 1):
             self.outcome.cold.append(await self._work.ask(reader, "What is it about?"))
             progress.count(done, settings.documents)
         await self._warm(cluster)
-        self.outcome.engines |= await _counted(self._session, cluster, but={self._victim})
+        for engine in cluster.engines.values():
+            if not engine.killed:
+                self.outcome.engines[engine.name] = Counted.read(await self._metrics(engine))
         progress.step("comparing every answer")
         for part in (self.outcome.cold, self.outcome.warm):
-            part[:] = await setup.checked(self._session, cluster, part)
+            part[:] = await engines.checked(self._session, cluster, part)
         return cluster
 
     async def _warm(self, cluster: Cluster) -> None:
-        """Conversations about the same documents; a prefill engine dies in their midst."""
+        """Conversations about the same documents. A prefill engine dies after a third of them."""
         settings, progress = self._settings, self._progress
         whole = settings.conversations * settings.turns
         every = conversations(settings.documents, settings.conversations)
@@ -99,65 +102,48 @@ class Demo:
             count += 1
             progress.count(count, whole)
             if count >= whole // 3 and not killed:
-                killed.append(asyncio.create_task(self._kill(cluster.engines[self._victim])))
+                victim = cluster.engines[self._engines.prefill[0]]
+                killed.append(asyncio.create_task(self._kill(victim)))
 
         self.outcome.warm = await self._work.run(every, settings.turns, settings.concurrency, done)
         await asyncio.gather(*killed)
 
     async def _kill(self, victim: Child) -> None:
-        """SIGKILL for one prefill engine while requests are under way."""
-        await _busy(self._session, victim)
-        self.outcome.engines[victim.name] = await _count(self._session, victim)
-        self.outcome.under_way_at_death = self._work.under_way
-        self._progress.line(f"killing {victim.name} (SIGKILL, pid {victim.pid}) in the midst of it")
+        """SIGKILL for one prefill engine, if possible while it works on a request."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BUSY_S):
+                await self._busy(victim)
+        self.outcome.engines[victim.name] = Counted.read(await self._metrics(victim))
+        self.outcome.in_flight_at_death = self._work.in_flight
+        self._progress.line(f"killing {victim.name} (SIGKILL, pid {victim.pid}) under load")
         await self._children.kill(victim)
 
+    async def _busy(self, engine: Child) -> None:
+        while True:
+            if _RUNNING.search(await self._metrics(engine)):
+                return
+            await asyncio.sleep(0.005)
 
-async def _ready(session: aiohttp.ClientSession, url: str, model: str) -> None:
-    """Return when the router serves the engines' model. Raises ChildFailed where it never does."""
-    try:
-        async with asyncio.timeout(READY_S):
-            while True:
-                async with session.get(f"{url}/v1/models") as answer:
-                    if answer.status == 200 and model in await answer.text():
-                        return
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise ChildFailed(f"the router did not find its engines within {READY_S:g} s") from None
+    async def _ready(self) -> None:
+        """Return when the router serves the engines' model. Raises ChildFailed."""
+        try:
+            async with asyncio.timeout(READY_S):
+                while True:
+                    async with self._session.get(f"{self._work.url}/v1/models") as answer:
+                        if answer.status == 200 and self._engines.model in await answer.text():
+                            return
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise ChildFailed(f"the router did not find its engines within {READY_S:g} s") from None
 
-
-async def _count(session: aiohttp.ClientSession, engine: Child) -> Counted:
-    async with session.get(f"{engine.http}/metrics") as answer:
-        return Counted.read(await answer.text())
-
-
-async def _busy(session: aiohttp.ClientSession, engine: Child) -> None:
-    """Return when the engine works on something, or after a moment in which it does not."""
-    running = re.compile(r"^vllm:num_requests_running\{.*\} [1-9]", re.MULTILINE)
-    try:
-        async with asyncio.timeout(BUSY_S):
-            while True:
-                async with session.get(f"{engine.http}/metrics") as answer:
-                    if running.search(await answer.text()):
-                        return
-                await asyncio.sleep(0.005)
-    except TimeoutError:
-        return
+    async def _metrics(self, engine: Child) -> str:
+        async with self._session.get(f"{engine.http}/metrics") as answer:
+            return await answer.text()
 
 
-async def _counted(
-    session: aiohttp.ClientSession, cluster: Cluster, but: set[str]
-) -> dict[str, Counted]:
-    return {
-        name: await _count(session, engine)
-        for name, engine in cluster.engines.items()
-        if name not in but
-    }
-
-
-def report(outcome: DemoOutcome, setup: Setup, progress: Progress) -> bool:
-    """Print the figures; whether all was well."""
-    every = [*outcome.cold, *outcome.warm]
+def report(outcome: DemoOutcome, engines: DemoEngines, progress: Progress) -> bool:
+    """Print the figures; whether all answers were right."""
+    requests = len(outcome.cold) + len(outcome.warm)
     whole = sum(outcome.engines.values(), Counted())
     progress.line()
     progress.line(ttft_line("cold", outcome.cold))
@@ -165,67 +151,65 @@ def report(outcome: DemoOutcome, setup: Setup, progress: Progress) -> bool:
     comparison = f"   ({sooner:.1f} times sooner)" if sooner > 1 else ""
     progress.line(ttft_line("warm", outcome.warm) + comparison)
     progress.line()
-    victim = setup.prefill[0]
-    ordered = {name: outcome.engines[name] for name in (*setup.prefill, *setup.decode)}
-    for line in source_table(ordered, {victim: "(up to its death)"}):
+    victim = engines.prefill[0]
+    ordered = {name: outcome.engines[name] for name in (*engines.prefill, *engines.decode)}
+    for line in source_table(ordered, {victim: "(until it was killed)"}):
         progress.line(line)
     progress.line(
-        f"hit rate {hit_rate(whole):.1%}: {whole.own / whole.total:.1%} held by the engines, "
-        f"{whole.store / whole.total:.1%} loaded from the store, {setup.loaded}"
+        f"hit rate {hit_rate(whole):.1%}: {whole.own / whole.total:.1%} cached by the engines, "
+        f"{whole.store / whole.total:.1%} loaded from the store, {engines.loaded}"
     )
     progress.line()
     for problem in outcome.problems:
         progress.line(f"FAILED {problem}")
-    good = len(every) - len(outcome.problems)
     progress.line(
-        f"{good} of {len(every)} answers complete and right; {victim} was killed with "
-        f"{outcome.under_way_at_death} requests under way; {setup.assurance(whole.wrong_blocks)}"
+        f"{requests - len(outcome.problems)} of {requests} answers complete and right; {victim} "
+        f"was killed with {outcome.in_flight_at_death} requests in flight; "
+        f"{engines.assurance(whole.wrong_blocks)}"
     )
     return not outcome.problems and not whole.wrong_blocks
 
 
-def _curl(url: str, model: str) -> str:
-    body = f'{{"model": "{model}", "prompt": "Once upon a time", "max_tokens": 32}}'
-    return f"curl {url}/v1/completions -H 'content-type: application/json' -d '{body}'"
-
-
 async def _demo(
-    settings: DemoSettings, setup: Setup, stop: asyncio.Event, kept: asyncio.Event
+    settings: DemoSettings, engines: DemoEngines, stop: asyncio.Event, kept: asyncio.Event
 ) -> int:
     progress = Progress()
+    connector = aiohttp.TCPConnector(limit=0)
     with demo_folder() as folder:
         async with (
             Children(folder) as children,
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+            aiohttp.ClientSession(connector=connector) as session,
         ):
-            demo = Demo(settings, setup, children, progress, session)
+            demo = Demo(settings, engines, children, progress, session)
             try:
                 cluster = await demo.run(folder)
             except (ChildFailed, aiohttp.ClientError) as error:
                 progress.line(f"kvrouter demo: {error}")
                 return 1
-            well = report(demo.outcome, setup, progress)
+            well = report(demo.outcome, engines, progress)
             for dead in children.unexpected_deaths():
                 progress.line(f"FAILED {dead} died")
                 well = False
             if not well:
-                progress.line(f"the router's last words:\n{children.last_words(cluster.router)}")
+                progress.line(f"the end of the router's log:\n{children.log_tail(cluster.router)}")
             if settings.keep:
+                body = f'{{"model": "{engines.model}", "prompt": "Hello", "max_tokens": 32}}'
                 progress.line(
-                    f"\nIt stays up until Ctrl-C. Try:\n  {_curl(cluster.router.http, setup.model)}"
+                    f"\nIt runs until Ctrl-C. Try:\n  curl {cluster.router.http}/v1/completions "
+                    f"-H 'content-type: application/json' -d '{body}'"
                 )
                 kept.set()
                 await stop.wait()
             return 0 if well else 1
 
 
-async def _until_signalled(settings: DemoSettings, setup: Setup) -> int:
-    """Run the demo; SIGINT or SIGTERM ends it, and everything that it started."""
+async def _until_signalled(settings: DemoSettings, engines: DemoEngines) -> int:
+    """Run the demo. SIGINT or SIGTERM ends it and everything that it started."""
     stop, kept = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    demo = asyncio.create_task(_demo(settings, setup, stop, kept))
+    demo = asyncio.create_task(_demo(settings, engines, stop, kept))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait([demo, stopped], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
@@ -239,13 +223,11 @@ async def _until_signalled(settings: DemoSettings, setup: Setup) -> int:
 
 
 def run(settings: DemoSettings) -> int:
-    """Run the demo; 0 where every answer was complete and right, 1 where one was not.
+    """Run the demo; 0 if every answer was complete and right, else 1.
 
-    Raises UsageError where vLLM engines are asked for and cannot be had.
+    Raises UsageError if vLLM engines are wanted and cannot run.
     """
-    setup: Setup
+    engines: DemoEngines = Simulated(settings)
     if settings.engine == "vllm":
-        setup = VllmEngines(settings, find_vllm(settings.vllm_python))
-    else:
-        setup = Simulated(settings)
-    return asyncio.run(_until_signalled(settings, setup))
+        engines = VllmEngines(settings, find_vllm(settings.vllm_python))
+    return asyncio.run(_until_signalled(settings, engines))

@@ -1,4 +1,4 @@
-"""The demo on simulated engines: what they say is a function of KV bytes, so answers are known."""
+"""The demo on simulated engines. Their answers are a function of KV bytes, so they are known."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ from kvrouter.tools.sim.settings import SimSettings
 from kvrouter.tools.sim.store_link import sim_manifest
 from kvrouter_store.identity.chain import root_hash
 
-__all__ = ["Simulated", "held_against"]
+__all__ = ["Simulated", "checked_reply"]
 
 
 class Simulated:
-    """Two prefill and two decode engines; an oracle knows what they must say."""
+    """Two prefill and two decode engines; an oracle knows their right answers."""
 
     model: str = "demo-8b"
     prefill: Sequence[str] = ("prefill-0", "prefill-1")
@@ -39,27 +39,26 @@ class Simulated:
         self._oracle = Oracle(manifest)
 
     def opening(self) -> str:
-        """What is about to be started."""
+        """What `start` starts, in words."""
         return "starting a store, 2 prefill and 2 decode engines and the router"
 
     async def start(
         self, children: Children, session: aiohttp.ClientSession, folder: Path
     ) -> Cluster:
-        """Start all of it, on free ports. Raises ChildFailed."""
-        settings = self._settings
+        """Start store, engines and router on free ports. Raises ChildFailed."""
         store = await start_store(children, folder, "256MiB")
         events = f"tcp://127.0.0.1:{free_port()}"
-        common = self.engine_flags(store.urls["kv"], events)
+        flags = self.engine_flags(store.urls["kv"], events)
         names = (*self.prefill, *self.decode)
         started = await asyncio.gather(
-            *(children.start(name, "sim", "--role", name.split("-")[0], *common) for name in names)
+            *(children.start(name, "sim", "--role", name.split("-")[0], *flags) for name in names)
         )
         roles = (started[: len(self.prefill)], started[len(self.prefill) :])
-        router = await start_router(children, settings.port, store, roles, events)
+        router = await start_router(children, self._settings.port, store, roles, events)
         return Cluster(store, dict(zip(names, started, strict=True)), router)
 
     def engine_flags(self, store: str, events: str) -> tuple[str, ...]:
-        """What all engines are started with."""
+        """The flags of every engine."""
         prefill_time = f"{self._settings.prefill_time_per_token_us}us"
         return (
             *("--port", "0", "--model", self.model, "--store", store),
@@ -70,18 +69,17 @@ class Simulated:
     async def checked(
         self, session: aiohttp.ClientSession, cluster: Cluster, replies: Sequence[Reply]
     ) -> list[Reply]:
-        """The replies, each with what is wrong with it."""
-        return [
-            held_against(self._oracle, reply, self._settings.answer_tokens) for reply in replies
-        ]
+        """The replies, each with its problem."""
+        answer_tokens = self._settings.answer_tokens
+        return [checked_reply(self._oracle, reply, answer_tokens) for reply in replies]
 
     def assurance(self, wrong_blocks: int) -> str:
         """What was compared."""
         return f"{wrong_blocks} blocks were wrong"
 
 
-def held_against(oracle: Oracle, reply: Reply, answer_tokens: int) -> Reply:
-    """The reply, with what is wrong with its text. Apart from asking, for it takes time."""
+def checked_reply(oracle: Oracle, reply: Reply, answer_tokens: int) -> Reply:
+    """The reply with its problem. This takes CPU time: do it when no request is in flight."""
     if reply.problem:
         return reply
     body, tokenizer = reply.body, oracle.tokenizer
@@ -93,5 +91,5 @@ def held_against(oracle: Oracle, reply: Reply, answer_tokens: int) -> Reply:
         wrong = f"its usage counts {reply.prompt_tokens} prompt tokens, there are {len(prompt)}"
         return replace(reply, problem=wrong)
     if reply.text != oracle.text(prompt, answer_tokens):
-        return replace(reply, problem=f"it said {reply.text!r}, which is wrong")
+        return replace(reply, problem=f"it answered {reply.text!r}, which is wrong")
     return reply

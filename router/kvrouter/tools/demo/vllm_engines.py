@@ -1,6 +1,6 @@
-"""The demo on real vLLM engines, a prefill and a decode engine that load our connector.
+"""The demo on a prefill and a decode engine of real vLLM, with kvrouter's connector.
 
-vLLM is not imported: it may live in another environment than this one.
+vLLM is not imported here: it may be in another environment.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from kvrouter.tools.demo.workload import Reply
 __all__ = ["VllmEngines"]
 
 BLOCK_TOKENS = 32
-DOCUMENT_TOKENS = 3072  # at most, of a document, where a token is two letters or more
-TURN_TOKENS = 64  # at most, of a question and what a template puts around it
+DOCUMENT_TOKENS = 3072  # at most, of a document, if a token is two letters or more
+TURN_TOKENS = 64  # at most, of a question and what a template adds
 STORE_MEMORY, KV_MEMORY = "1GiB", "1G"
 ROLES = {"prefill-0": "kv_producer", "decode-0": "kv_consumer"}
 HEALTH_S = 2.0
@@ -33,7 +33,7 @@ _CAUSE = re.compile(r"\b\w*(?:Error|Exception|Refused): (?!Engine core init).*")
 
 
 class VllmEngines:
-    """One engine of each role, on half of the processors each; one alone is held against them."""
+    """One engine of each role, on half of the processors each; one alone knows right answers."""
 
     model: str = "demo"
     prefill: Sequence[str] = ("prefill-0",)
@@ -48,7 +48,7 @@ class VllmEngines:
         self._near_ties = 0
 
     def opening(self) -> str:
-        """What is about to be started."""
+        """What `start` starts, in words."""
         return (
             f"starting a store, a prefill and a decode engine (vLLM {self._vllm.version}, "
             f"{self._settings.model}) and the router; engines take a minute or so"
@@ -57,7 +57,7 @@ class VllmEngines:
     async def start(
         self, children: Children, session: aiohttp.ClientSession, folder: Path
     ) -> Cluster:
-        """Start all of it; returns when both engines are ready. Raises ChildFailed."""
+        """Start store, engines and router; returns when all are ready. Raises ChildFailed."""
         store = await start_store(children, folder, STORE_MEMORY)
         events = f"tcp://127.0.0.1:{free_port()}"
         engines: dict[str, Child] = {}
@@ -78,7 +78,7 @@ class VllmEngines:
     async def checked(
         self, session: aiohttp.ClientSession, cluster: Cluster, replies: Sequence[Reply]
     ) -> list[Reply]:
-        """The replies, each with what is wrong with it."""
+        """The replies, each with its problem."""
         alone = Alone(session, cluster.engines[self.decode[0]].http, self.request_s)
         checked = await alone.checked(replies)
         self._near_ties += alone.near_ties
@@ -86,13 +86,13 @@ class VllmEngines:
 
     def assurance(self, wrong_blocks: int) -> str:
         """What was compared."""
-        ties = f"; {self._near_ties} took the other side of a near tie" if self._near_ties else ""
-        return f"right is what one engine alone says, token for token{ties}"
+        ties = f"; {self._near_ties} differ at a near tie" if self._near_ties else ""
+        return f"one engine alone gave the same tokens{ties}"
 
     async def _ready(
         self, session: aiohttp.ClientSession, children: Children, engines: Sequence[Child]
     ) -> None:
-        """Return when all engines serve. Raises ChildFailed where one ends, or takes too long."""
+        """Return when all engines serve. Raises ChildFailed if one ends, or takes too long."""
         waiting = list(engines)
         limit_s = self._settings.start_timeout_s
         try:
@@ -105,12 +105,12 @@ class VllmEngines:
         except TimeoutError:
             names = " and ".join(engine.name for engine in waiting)
             raise ChildFailed(
-                f"{names} took longer than {limit_s:g} s to be ready; give more with "
-                f"--start-timeout. The log ends:\n{children.last_words(waiting[0])}"
+                f"{names} took longer than {limit_s:g} s to start; raise --start-timeout. The log "
+                f"ends:\n{children.log_tail(waiting[0])}"
             ) from None
 
     def _flags(self, port: int, name: str, role: str, store: str, events: str) -> list[str]:
-        """The command line: float32, so that the same tokens come in a batch of any size."""
+        """The command line: float32, so that tokens do not depend on the size of a batch."""
         settings = self._settings
         context = DOCUMENT_TOKENS + settings.turns * (settings.answer_tokens + TURN_TOKENS)
         connector = {
@@ -141,7 +141,7 @@ def _flag(value: Mapping[str, object]) -> str:
 
 
 def _halves() -> tuple[str, str]:
-    """Our processors in two lists, as vLLM's CPU build takes them; a single one is in both."""
+    """Our processors in two lists, as vLLM's CPU build takes them; both have a single one."""
     ours = [str(number) for number in sorted(os.sched_getaffinity(0))]
     half = max(1, len(ours) // 2)
     return ",".join(ours[:half]), ",".join(ours[half:] or ours)
@@ -157,7 +157,8 @@ async def _serves(session: aiohttp.ClientSession, engine: Child) -> bool:
 
 
 def _why_it_ended(children: Children, engine: Child) -> str:
-    """The cause that an engine logged, which stands above the end of its log."""
+    """The cause that an engine logged, which is above the end of its log."""
     causes = _CAUSE.findall(children.logged(engine))
     cause = f" ({causes[-1]})" if causes else ""
-    return f"{engine.name} ended at its start{cause}; its log ends:\n{children.last_words(engine)}"
+    tail = children.log_tail(engine)
+    return f"{engine.name} ended during its start{cause}; its log ends:\n{tail}"

@@ -1,16 +1,14 @@
-"""The demo's requests: conversations over a few long documents, streamed, timed and checked."""
+"""The demo's requests: conversations about a few long documents."""
 
 import asyncio
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-import orjson
 
-from kvrouter.openai import sse
+from kvrouter.tools.timed_stream import stream
 
 __all__ = ["CHAT", "COMPLETIONS", "Conversation", "Reply", "Workload", "conversations"]
 
@@ -23,9 +21,9 @@ _OBJECTS = ("a block", "the manifest", "every part", "a slot", "its chain", "the
 
 @dataclass(frozen=True)
 class Reply:
-    """One request as its client saw it. `problem` is empty where nothing went wrong so far.
+    """One request and its answer. `problem` is empty if none is known.
 
-    `tokens`: ids, where the request asked for them.
+    `tokens`: ids, if the request asked for them.
     """
 
     ttft_s: float
@@ -67,8 +65,8 @@ class Conversation:
         return [*messages, {"role": "user", "content": question}]
 
     def _prompt(self, question: str) -> str:
-        said = "".join(f"Q: {asked}\nA: {answered}\n" for asked, answered in self.turns)
-        return f"{self.document}\n{said}Q: {question}\nA: "
+        turns = "".join(f"Q: {asked}\nA: {answered}\n" for asked, answered in self.turns)
+        return f"{self.document}\n{turns}Q: {question}\nA: "
 
 
 def conversations(documents: int, count: int, seed: int = 7) -> list[Conversation]:
@@ -89,54 +87,39 @@ def _document(draw: random.Random, index: int) -> str:
     return text[:DOCUMENT_CHARACTERS]
 
 
-@dataclass(frozen=True)
-class Streamed:
-    """What a stream held: when its first text came, the whole, and what was wrong with it."""
-
-    first_s: float
-    text: str = ""
-    usage: dict[str, Any] = field(default_factory=dict)
-    problem: str = ""
-    tokens: tuple[int, ...] = ()
-
-
 class Workload:
-    """Asks the router at `url`, in streams of `tokens` tokens; `more` is in every request."""
+    """Sends conversations to the router at `url`; `more` is in every request."""
 
     def __init__(
         self,
         session: aiohttp.ClientSession,
         model: str,
-        tokens: int,
+        answer_tokens: int,
         *,
         request_s: float = 30.0,
         more: Mapping[str, Any] | None = None,
     ) -> None:
         self.url = ""
-        self.under_way = 0
+        self.in_flight = 0
         self._session = session
         self._model = model
-        self._answer_tokens = tokens
+        self._answer_tokens = answer_tokens
         self._request_s = request_s
         self._more = dict(more or {})
 
     async def ask(self, conversation: Conversation, question: str) -> Reply:
-        """One turn; the conversation remembers it. Whether it was right is for others to say."""
+        """One turn, which the conversation remembers. Does not check the text."""
         path, body = conversation.request(question, self._model, self._answer_tokens)
         body |= self._more
-        began_s = time.monotonic()
-        self.under_way += 1
+        self.in_flight += 1
         try:
-            async with asyncio.timeout(self._request_s):
-                came = await self._stream(path, body)
-        except (TimeoutError, aiohttp.ClientError, ValueError, KeyError) as error:
-            return Reply(0.0, 0, f"{conversation.name}: {type(error).__name__} {error}")
+            answer = await stream(self._session, self.url + path, body, timeout_s=self._request_s)
         finally:
-            self.under_way -= 1
-        conversation.turns.append((question, came.text))
-        problem = came.problem and f"{conversation.name}: {came.problem}"
-        ttft_s, prompt_tokens = came.first_s - began_s, came.usage.get("prompt_tokens", 0)
-        return Reply(ttft_s, prompt_tokens, problem, path, body, came.text, came.tokens)
+            self.in_flight -= 1
+        conversation.turns.append((question, answer.text))
+        problem = answer.error and f"{conversation.name}: {answer.error}"
+        tokens = tuple(answer.token_ids)
+        return Reply(answer.ttft_s, answer.prompt_tokens, problem, path, body, answer.text, tokens)
 
     async def run(
         self,
@@ -161,29 +144,3 @@ class Workload:
             for conversation in every:
                 group.create_task(hold(conversation))
         return replies
-
-    async def _stream(self, path: str, body: dict[str, Any]) -> Streamed:
-        first_s, text, ended = 0.0, "", False
-        usage: dict[str, Any] = {}
-        tokens: list[int] = []
-        async with self._session.post(self.url + path, json=body) as answer:
-            if answer.status != 200:
-                problem = f"status {answer.status}: {(await answer.text())[:200]}"
-                return Streamed(0.0, problem=problem)
-            async for data in sse.read_data(answer.content.iter_any()):
-                if data == sse.DONE:
-                    ended = True
-                    continue
-                event = orjson.loads(data)
-                if "error" in event:
-                    problem = f"error in its stream: {event['error']}"
-                    return Streamed(first_s, text, usage, problem)
-                usage = event.get("usage") or usage
-                for choice in event["choices"]:
-                    piece = choice.get("text") or choice.get("delta", {}).get("content") or ""
-                    tokens += choice.get("token_ids") or []
-                    if piece or choice.get("token_ids"):
-                        first_s = first_s or time.monotonic()
-                    text += piece
-        problem = "" if ended else "its stream broke off"
-        return Streamed(first_s or time.monotonic(), text, usage, problem, tuple(tokens))
