@@ -129,7 +129,7 @@ class Replica:
 
     def hear(self, router: str, state: State) -> None:
         """Count what another has under way."""
-        self.peers.told(router, state)
+        self.peers.update(router, state)
         if self.world.way.expected:
             for engine in self.pool.all():
                 self._recount(engine)

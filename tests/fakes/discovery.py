@@ -18,7 +18,7 @@ from kvrouter.membership.discovery.file import FileSource
 from kvrouter.membership.discovery.flags import FlagsSource
 from kvrouter.membership.discovery.redis import EntryKeys
 from kvrouter.membership.discovery.register import EngineRegistration
-from kvrouter.redis.connection import RedisLink
+from kvrouter.redis.client import RedisClient
 
 LOOK_S = 0.02
 TTL_S = 30.0
@@ -150,7 +150,7 @@ class RedisBackend:
         self._wanted = dict(members)
         if not self._up:
             return
-        link, names = RedisLink(self.server.url), EntryKeys("kvrouter")
+        link, names = RedisClient(self.server.url), EntryKeys("kvrouter")
         for address, role in (self._there | self._wanted).items():
             one = EngineRegistration(link, names, address, role, TTL_S)
             await (one.renew() if address in self._wanted else one.leave())
@@ -176,7 +176,7 @@ class _ClosingSource:
         self._url = url
 
     async def follow(self, listener: Listener) -> None:
-        link = RedisLink(self._url)
+        link = RedisClient(self._url)
         try:
             await make_source("redis", RedisAccess(link)).follow(listener)
         finally:

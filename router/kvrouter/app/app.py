@@ -44,7 +44,7 @@ from kvrouter.prefix.in_flight import InFlightPrefixes
 from kvrouter.prefix.index import PrefixIndex
 from kvrouter.prefix.store_view import StoreView
 from kvrouter.prefix.tokenize import LocalTokenizer, TokenSource
-from kvrouter.redis.connection import RedisLink
+from kvrouter.redis.client import RedisClient
 from kvrouter.replicas.group import Group
 from kvrouter.replicas.metrics import readings as group_readings
 from kvrouter.routing.policies import make_policy
@@ -125,7 +125,7 @@ class App:
         if settings.takes_kv_events:
             self._tracker = CacheTracker(self.index, self.pool.find, lambda: self.pool.domain)
         self._client = store_client(settings)
-        self._redis = RedisLink(url) if (url := settings.redis.get_secret_value()) else None
+        self._redis = RedisClient(url) if (url := settings.redis.get_secret_value()) else None
         self._store = StoreView(self._client) if self._client is not None else None
         self.budget = RecomputeBudget(settings.recompute_budget_tokens)
         self.queue_wait = queue_wait(settings, self.metrics)
@@ -313,7 +313,7 @@ class App:
             store=self._store,
             needs_hashes=self._policy.needs_hashes,
             prefill_threshold=settings.prefill_threshold,
-            tell=self.group.holdings.tell_guess if self.group is not None else None,
+            tell=self.group.holdings.send if self.group is not None else None,
         )
         self.landing_waiter = LandingWaiter(
             self._store, chains, settings.landing_timeout_s, self.metrics

@@ -6,7 +6,7 @@ import re
 
 from pydantic import BaseModel, Field, SecretStr, field_validator
 
-from kvrouter.redis.connection import checked
+from kvrouter.redis.client import checked
 
 
 class RedisSettings(BaseModel):

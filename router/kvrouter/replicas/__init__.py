@@ -1,4 +1,4 @@
-"""What several routers of one group share over Redis: who there is, load, engines, what these hold.
+"""What routers of one group share over Redis: their list, load, engines, and cached blocks.
 
-All of it is soft: it can be lost at any time, comes again by itself, and no request waits for it.
+All of it may be lost at any time and comes back by itself. No request waits for it.
 """

@@ -1,8 +1,8 @@
-"""What administrators said of engines, agreed upon by all routers of a group.
+"""Engines that operators added or removed, agreed upon by all routers of a group.
 
-Of two sayings about one engine the later one counts, by a stamp that is larger than every stamp
-that its router knew. So the order in which they are heard makes no difference, and who tells all
-that it knows again and again needs nothing that remembers. Synchronous; bounded.
+Of two changes of one engine the one with the larger stamp wins, and a router stamps a change higher
+than every stamp that it knows. So the order in which changes arrive makes no difference, and a
+router can repeat all of them at any time. Synchronous; bounded.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from kvrouter.replicas.messages import Action
 
 MAX_AHEAD_MS: Final = 3_600_000
-"""A stamp so far ahead of this router's clock is not believed: it could never be surpassed."""
+"""A stamp further ahead of this router's clock is ignored: no change could win against it."""
 
 
 class Changes:
-    """All changes that this router knows of, by engine.
+    """The latest change of each engine.
 
     Args:
         router: id of this router.
@@ -47,15 +47,15 @@ class Changes:
         return list(self._latest.values())
 
     def record(self, address: str, action: Action) -> None:
-        """This router was told."""
+        """Record a change that an operator made on this router."""
         self._stamp = max(self._stamp + 1, self._now_ms())
         self._keep(Change(address, action, self._stamp, self._router))
 
-    def merge(self, told: Iterable[Change]) -> list[Change]:
-        """Learn what another knows; returns what is new, to be done here too."""
+    def merge(self, changes: Iterable[Change]) -> list[Change]:
+        """Take over changes of another router; returns those that this router must carry out."""
         news = []
         limit = self._now_ms() + MAX_AHEAD_MS
-        for change in told:
+        for change in changes:
             known = self._latest.get(bare_address(change.address))
             if change.stamp > limit or (
                 known is not None and (known.stamp, known.by) >= (change.stamp, change.by)
@@ -63,8 +63,8 @@ class Changes:
                 continue
             self._stamp = max(self._stamp, change.stamp)
             self._keep(change)
-            said = (change.address, change.action)
-            if known is None or (known.address, known.action) != said:
+            wanted = (change.address, change.action)
+            if known is None or (known.address, known.action) != wanted:
                 news.append(change)
         return news
 
@@ -76,12 +76,12 @@ class Changes:
 
 
 class SharedFleet:
-    """The fleet as the admin API changes it: what is said here, the other routers do too.
+    """The fleet as the admin API changes it: the other routers make each change too.
 
     Args:
         fleet: of this router.
         pool: its engines.
-        changes: takes what is said.
+        changes: records what the admin API does.
     """
 
     def __init__(self, fleet: Fleet, pool: EnginePool, changes: Changes) -> None:
@@ -90,23 +90,23 @@ class SharedFleet:
         self._changes = changes
 
     def add(self, address: str, role: Role) -> Engine:
-        """As `Fleet.add`, everywhere."""
+        """As `Fleet.add`, on all routers."""
         self._changes.record(address, role.value)
         return self._fleet.add(address, role)
 
     def remove(self, engine: Engine) -> bool:
-        """As `Fleet.remove`, everywhere; tells of this router alone."""
+        """As `Fleet.remove`, on all routers; the result is about this router alone."""
         self._changes.record(engine.address, "drain")
         return self._fleet.remove(engine)
 
     def cut(self, engine: Engine) -> int:
-        """As `Fleet.cut`, everywhere; tells of this router alone."""
+        """As `Fleet.cut`, on all routers; the result is about this router alone."""
         self._changes.record(engine.address, "cut")
         return self._fleet.cut(engine)
 
-    def follow(self, told: Iterable[Change]) -> int:
-        """Do what others were told; returns how many changes that were."""
-        news = self._changes.merge(told)
+    def follow(self, changes: Iterable[Change]) -> int:
+        """Carry out changes of other routers; returns how many were new."""
+        news = self._changes.merge(changes)
         for change in news:
             engine = self._pool.find(change.address)
             if change.action not in ("drain", "cut"):

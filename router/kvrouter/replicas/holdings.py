@@ -1,8 +1,8 @@
-"""What engines hold, told to other routers and learnt from them.
+"""Blocks that engines hold, as routers tell each other.
 
-Of engines that do not tell it by KV events each router guesses by what it sent there, and the
-guesses go on to the others. Who joins later, or has missed something, is told all of them in
-pieces. Engines that tell are left out: each router believes what it hears of them itself.
+A router guesses the blocks of an engine without KV events from the requests that it sends there,
+and shares its guesses. A router that joins later, or missed a message, gets a snapshot in pieces.
+Engines with KV events are left out: each router receives their events itself.
 """
 
 from __future__ import annotations
@@ -11,11 +11,7 @@ from array import array
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kvrouter.prefix.index import block_ids
-from kvrouter.replicas.messages import (
-    MAX_PIECE_BLOCKS,
-    Domain,
-    Guess,
-)
+from kvrouter.replicas.messages import MAX_PIECE_BLOCKS, Domain, Guess
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -32,7 +28,7 @@ _ID_BYTES: Final = 8
 _HASH_BYTES: Final = 32
 
 
-class Tell(Protocol):
+class Queue(Protocol):
     """Queues an item for one router, or for all."""
 
     def __call__(self, item: Item, router: str | None = None) -> None:
@@ -40,14 +36,14 @@ class Tell(Protocol):
 
 
 class Holdings:
-    """Both directions of it.
+    """Sends and receives guesses.
 
     Args:
-        pool: knows engines by their names.
-        index: what engines hold.
-        tracker: who tells of its own cache, or None where no events are taken.
-        tell: queues what is to be told.
-        counts: what was told and taken.
+        pool: finds engines by their addresses.
+        index: blocks that engines hold.
+        tracker: knows which engines publish KV events; None if the router receives none.
+        queue: sends items.
+        counts: of guesses, by outcome.
     """
 
     def __init__(
@@ -55,43 +51,43 @@ class Holdings:
         pool: EnginePool,
         index: PrefixIndex,
         tracker: CacheTracker | None,
-        tell: Tell,
+        queue: Queue,
         counts: Counter[str],
     ) -> None:
         self._pool = pool
         self._index = index
         self._tracker = tracker
-        self._tell = tell
+        self._queue = queue
         self._counts = counts
 
-    def tell_guess(self, engine: Engine, hashes: bytes) -> None:
-        """This router believes that `engine` holds these blocks, having sent it their tokens."""
+    def send(self, engine: Engine, hashes: bytes) -> None:
+        """This router guesses that `engine` holds these blocks, whose tokens it sent there."""
         domain = domain_of(engine)
         if domain is None:
             return
         for at in range(0, len(hashes), MAX_PIECE_BLOCKS * _HASH_BYTES):
             ids = block_ids(hashes[at : at + MAX_PIECE_BLOCKS * _HASH_BYTES])
-            self._tell(Guess(engine.address, domain, ids.tobytes()))
+            self._queue(Guess(engine.address, domain, ids.tobytes()))
 
-    def take_guess(self, guess: Guess) -> None:
-        """Another router sent these blocks there."""
+    def receive(self, guess: Guess) -> None:
+        """Another router guesses these blocks."""
         engine = self._pool.target(guess.address)
         if engine is None or domain_of(engine) != guess.domain or len(guess.ids) % _ID_BYTES:
             self._counts["guesses_refused"] += 1
-        elif not self._tells(engine):
+        elif not self._has_events(engine):
             self._counts["guesses_taken"] += 1
             self._index.stored(engine, array("Q", guess.ids))
             if self._tracker is not None:
                 self._tracker.guessed(engine)
 
     def snapshot(self) -> Iterator[Item | None]:
-        """All that this router knows, in pieces; each as it is when it is taken.
+        """All guesses of this router in pieces, each as it is when it is taken.
 
-        None where there was nothing in a step: others may have their turn then too.
+        None after a step without blocks, so that the caller can yield to others.
         """
         for engine in tuple(self._pool.targets()):
             domain = domain_of(engine)
-            if domain is not None and not self._tells(engine):
+            if domain is not None and not self._has_events(engine):
                 for ids in self._pieces(engine):
                     yield Guess(engine.address, domain, ids) if ids else None
 
@@ -102,8 +98,7 @@ class Holdings:
             for at in range(0, len(ids) or 1, MAX_PIECE_BLOCKS * _ID_BYTES):
                 yield ids[at : at + MAX_PIECE_BLOCKS * _ID_BYTES]
 
-    def _tells(self, engine: Engine) -> bool:
-        """Whether it tells by events what it holds."""
+    def _has_events(self, engine: Engine) -> bool:
         return self._tracker is not None and self._tracker.tells(engine)
 
 

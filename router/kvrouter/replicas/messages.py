@@ -1,6 +1,6 @@
-"""What routers tell each other: msgpack of known shape and bounded size; no state.
+"""Messages between routers: msgpack of known shape and bounded size.
 
-An envelope is one message of a channel: who sent it, and what, in the order in which it happened.
+An envelope is one message of a channel: its sender, and items in the order in which they happened.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 VERSION: Final = 1
 MAX_ENVELOPE_BYTES: Final = 256 << 10
-"""An envelope that has reached it is closed; one item may go beyond."""
+"""An envelope of this size takes no further item; its last item may exceed it."""
 MAX_RECEIVED_BYTES: Final = 2 << 20
 MAX_ADDRESSES: Final = 4096
 MAX_CHANGES: Final = 1024
@@ -33,13 +33,13 @@ class Domain(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
-    """What an administrator said of an engine.
+    """A change of an engine by an operator.
 
     Attributes:
         address: HOST:PORT.
-        action: the role that it was given, or how it was removed.
-        stamp: of two changes of one engine the larger one counts.
-        by: the router that was told; decides between equal stamps.
+        action: the role of the added engine, or how it was removed.
+        stamp: of two changes of one engine the larger stamp wins.
+        by: the router that took the change; decides between equal stamps.
     """
 
     address: Address
@@ -49,13 +49,13 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
 
 
 class State(msgspec.Struct, tag="s", frozen=True, array_like=True):
-    """What a router is and has under way; each replaces the one before.
+    """The state of a router; each replaces the one before.
 
     Attributes:
         name: for people.
-        epoch: another number than before: events that it had to tell were lost on the way.
-        load: tokens under way from this router, by engine or rank; others have none.
-        changes: what administrators said, as far as it knows; None where nothing is new.
+        epoch: a new number means that messages of this router were lost.
+        load: its tokens in flight by engine or rank; those left out have none.
+        changes: all changes that it knows; None if nothing is new.
     """
 
     name: Annotated[str, msgspec.Meta(max_length=300)]
@@ -65,27 +65,27 @@ class State(msgspec.Struct, tag="s", frozen=True, array_like=True):
 
 
 class Guess(msgspec.Struct, tag="g", frozen=True, array_like=True, gc=False):
-    """Blocks that an engine which tells nothing has, since the sender sent them there."""
+    """Blocks that an engine without KV events should hold, because the sender sent them there."""
 
     address: Address
     domain: Domain
     ids: Ids
 
 
-class Ask(msgspec.Struct, tag="a", frozen=True, array_like=True, gc=False):
-    """The sender wants to know what engines hold, as far as the receiver knows."""
+class SnapshotRequest(msgspec.Struct, tag="a", frozen=True, array_like=True, gc=False):
+    """The sender asks for all guesses of the receiver."""
 
 
-Item = State | Guess | Ask
+Item = State | Guess | SnapshotRequest
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
     """One message of a channel.
 
     Attributes:
-        version: of what follows; of another one nothing is understood.
-        sender: who it is from.
-        number: grows by one with each envelope that the sender tells everybody; else 0.
+        version: of the format of the rest.
+        sender: id of a router.
+        number: counts the sender's envelopes to all routers; 0 in one to a single router.
         items: oldest first.
     """
 
@@ -95,17 +95,17 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     items: list[Item]
 
 
-class _Opened(msgspec.Struct, frozen=True, array_like=True):
+class _Versioned(msgspec.Struct, frozen=True, array_like=True):
     version: int
 
 
 class BadEnvelope(ValueError):
-    """Bytes that are no envelope of this version; says why in a word: "malformed", "version"."""
+    """Bytes that are no envelope of this version; its text is "malformed" or "version"."""
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _envelopes: Final = msgspec.msgpack.Decoder(Envelope)
-_versions: Final = msgspec.msgpack.Decoder(_Opened)
+_versions: Final = msgspec.msgpack.Decoder(_Versioned)
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -114,10 +114,10 @@ def encode(envelope: Envelope) -> bytes:
 
 
 def decode(message: bytes) -> Envelope:
-    """The envelope that these bytes are.
+    """The envelope in these bytes.
 
     Raises:
-        BadEnvelope: they are none.
+        BadEnvelope: they are malformed, or of another version.
     """
     if len(message) > MAX_RECEIVED_BYTES:
         raise BadEnvelope("malformed")
@@ -130,7 +130,7 @@ def decode(message: bytes) -> Envelope:
 
 
 def cost(item: Item) -> int:
-    """About how many bytes the item is in memory and in an envelope."""
+    """About the bytes of the item, in memory and in an envelope."""
     if isinstance(item, Guess):
         return 64 + len(item.ids)
     if isinstance(item, State):

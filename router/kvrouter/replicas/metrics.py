@@ -1,4 +1,4 @@
-"""Metrics of what routers share. Changes nothing."""
+"""Metrics of the group and its Redis."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ if TYPE_CHECKING:
 
 
 def readings(group: Group | None, pool: EnginePool) -> Iterator[Reading]:
-    """All of them, none where there is no group; the series of an engine go with it."""
+    """All of them; none without a group."""
     if group is None:
         return
     redis = group.redis
     yield Reading(
         "kvrouter:replicas",
-        "Other routers of this group that were heard within the last 5 s.",
+        "Other routers of this group that sent a message within the last 5 s.",
         lambda: [((), float(len(group.peers)))],
     )
     yield Reading(
         "kvrouter:replica_lag_seconds",
-        "From a router's telling something to its hearing that itself over Redis, the last time.",
+        "Time that the last message of this router took through Redis and back.",
         lambda: [((), group.lag_s)],
     )
     yield Reading(
         "kvrouter:replica_silence_seconds",
-        "Since the state of that other router which has been silent longest.",
+        "Time since the last state of the router that has been silent longest.",
         lambda: [((), group.peers.oldest_state_s())],
     )
     yield Reading(
         "kvrouter:replica_messages",
-        "What was told to other routers and taken from them, lost and refused, by kind.",
+        "Messages to and from other routers, lost and refused ones too, by kind.",
         lambda: [((kind,), float(count)) for kind, count in group.counts.items()],
         ["kind"],
         grows=True,
     )
     yield Reading(
         "kvrouter:worker_tokens_elsewhere",
-        "Tokens that other routers of the group have under way on an engine.",
-        lambda: list(_elsewhere(pool)),
+        "Tokens in flight on an engine from other routers of the group.",
+        lambda: list(_remote_tokens(pool)),
         ["engine"],
     )
     yield Reading(
         "kvrouter:redis_connected",
-        "Whether Redis answered what it was asked last.",
+        "Whether Redis answered the last command.",
         lambda: [((), float(redis.connected))],
     )
     yield Reading(
         "kvrouter:redis",
-        "Connections to Redis that were made, operations that failed or were refused.",
+        "Connections to Redis, and commands that failed or were refused, by kind.",
         lambda: [((kind,), float(count)) for kind, count in redis.counts.items()],
         ["kind"],
         grows=True,
     )
 
 
-def _elsewhere(pool: EnginePool) -> Iterator[Row]:
+def _remote_tokens(pool: EnginePool) -> Iterator[Row]:
     for engine in pool.targets():
         yield (engine.address,), float(engine.remote_tokens)

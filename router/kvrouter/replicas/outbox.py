@@ -1,4 +1,4 @@
-"""What is still to be told to the other routers: bounded, in order, made into envelopes."""
+"""Items for the other routers: a bounded queue, packed into envelopes in order."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from kvrouter.replicas.messages import Item
 
 MAX_QUEUED_BYTES: Final = 8 << 20
-"""Beyond it the oldest are dropped, and the others ask for all of it anew."""
+"""Beyond it the oldest items are dropped, and the other routers ask for a snapshot."""
 MAX_TURN_BYTES: Final = 1 << 20
-"""Told in one turn, so that the loop gets its own."""
+"""Packed in one turn, so that it does not block the event loop for long."""
 
 
-class Letter(NamedTuple):
-    """An envelope that is ready: its channel and its bytes."""
+class OutgoingMessage(NamedTuple):
+    """An encoded envelope and its channel."""
 
     channel: str
     content: bytes
@@ -43,18 +43,18 @@ class Outbox:
 
     Args:
         sender: id of this router.
-        everybody: the channel whose envelopes are numbered.
-        max_bytes: bound of what is queued.
+        all_routers: the channel whose envelopes are numbered.
+        max_bytes: bound of the queue.
 
     Attributes:
-        number: of the last envelope for everybody.
-        epoch: grows when something was dropped or may not have arrived.
-        counts: dropped_items, envelopes, bytes: each only grows.
+        number: of the last envelope to all routers.
+        epoch: grows when items were dropped or may not have arrived.
+        counts: dropped_items, envelopes, bytes; each only grows.
     """
 
-    def __init__(self, sender: str, everybody: str, max_bytes: int = MAX_QUEUED_BYTES) -> None:
+    def __init__(self, sender: str, all_routers: str, max_bytes: int = MAX_QUEUED_BYTES) -> None:
         self._sender = sender
-        self._everybody = everybody
+        self._all_routers = all_routers
         self._max_bytes = max_bytes
         self._queued: deque[_Queued] = deque()
         self._bytes = 0
@@ -63,16 +63,16 @@ class Outbox:
         self.counts: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        """Items that wait."""
+        """Items in the queue."""
         return len(self._queued)
 
     @property
     def room(self) -> bool:
-        """Whether there is much room: what can wait, waits until then."""
+        """Whether three quarters of the queue are free: items that can wait, wait until then."""
         return self._bytes < self._max_bytes // 4
 
     def put(self, channel: str, item: Item) -> None:
-        """Queue `item`; the oldest are dropped where there is no room for it."""
+        """Queue `item`; the oldest are dropped if there is no room."""
         size = cost(item)
         self._queued.append(_Queued(channel, item, size))
         self._bytes += size
@@ -82,27 +82,27 @@ class Outbox:
                 self.counts["dropped_items"] += 1
             self.epoch += 1
 
-    def letters(self) -> Iterator[Letter]:
-        """Take what may be told in one turn, in order, as envelopes."""
-        told = 0
-        while self._queued and told < MAX_TURN_BYTES:
+    def messages(self) -> Iterator[OutgoingMessage]:
+        """Take the items of one turn, in order, as envelopes."""
+        taken = 0
+        while self._queued and taken < MAX_TURN_BYTES:
             channel, items, size = self._queued[0].channel, [], 0
             while self._queued and self._queued[0].channel == channel and size < MAX_ENVELOPE_BYTES:
                 item = self._queued.popleft()
                 items.append(item.item)
                 size += item.bytes
             self._bytes -= size
-            told += size
-            public = channel == self._everybody
+            taken += size
+            public = channel == self._all_routers
             self.number += public
             number = self.number if public else 0
             content = encode(Envelope(VERSION, self._sender, number, items))
             self.counts["envelopes"] += 1
             self.counts["bytes"] += len(content)
-            yield Letter(channel, content)
+            yield OutgoingMessage(channel, content)
 
     def lost(self) -> None:
-        """What was taken last may not have arrived, and what waits is old: drop it all."""
+        """The last messages may not have arrived: drop the queue, whose items are old."""
         self.counts["dropped_items"] += sum(not isinstance(q.item, State) for q in self._queued)
         self._queued.clear()
         self._bytes = 0

@@ -1,6 +1,6 @@
-"""The other routers, as they told of themselves: who is there, and what each has under way.
+"""The other routers of the group and their load, which the pool adds to its own.
 
-Synchronous, over an injected clock; the pool counts what they have under way with its own.
+Synchronous, over an injected clock.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from kvrouter.replicas.messages import State
 
 FADED_S: Final = 2.0
-"""A load that is older counts no more: its router tells at least every second."""
+"""An older load does not count: a router sends its state at least every second."""
 GONE_S: Final = 5.0
-"""A router that has said nothing for so long is gone."""
+"""A router that is silent for longer is gone."""
 MAX_PEERS: Final = 64
-"""Further ones are not listened to."""
+"""Messages of further routers are refused."""
 
 
 @dataclass(slots=True)
@@ -32,9 +32,9 @@ class Peer:
         id: of its process.
         name: for people.
         epoch: see `State.epoch`.
-        number: of the last envelope that came from it.
-        heard_s: when it last told its state, on the clock.
-        load: tokens under way from it, by engine or rank.
+        number: of its last envelope.
+        heard_s: when its last state arrived, on the clock.
+        load: its tokens in flight by engine or rank.
     """
 
     id: str
@@ -46,10 +46,10 @@ class Peer:
 
 
 class Peers:
-    """Keeps the others' state and has the pool count their load.
+    """The last state of each router.
 
     Args:
-        pool: is told what others have under way on its engines.
+        pool: gets their tokens in flight on its engines.
         clock: seconds, monotonic.
     """
 
@@ -59,19 +59,19 @@ class Peers:
         self._peers: dict[str, Peer] = {}
 
     def __len__(self) -> int:
-        """How many there are."""
+        """How many routers there are."""
         return len(self._peers)
 
     def __iter__(self) -> Iterator[Peer]:
-        """Each of them, the one that is known longest first."""
+        """Each router, in the order in which they joined."""
         return iter(tuple(self._peers.values()))
 
     def find(self, router: str) -> Peer | None:
-        """That router, if it has told its state."""
+        """That router, if it has sent its state."""
         return self._peers.get(router)
 
-    def told(self, router: str, state: State) -> Peer | None:
-        """`router` is there, and has this under way; None where there are too many already."""
+    def update(self, router: str, state: State) -> Peer | None:
+        """Take over the state of `router`; None if there are too many routers already."""
         peer = self._peers.get(router)
         if peer is None:
             if len(self._peers) >= MAX_PEERS:
@@ -82,7 +82,7 @@ class Peers:
         return peer
 
     def expire(self) -> list[Peer]:
-        """Forget loads that are old and routers that are gone; returns the latter."""
+        """Forget old loads, and routers that are gone; returns the latter."""
         now, gone = self._clock(), []
         for peer in self:
             age_s = now - peer.heard_s
@@ -93,13 +93,13 @@ class Peers:
         return gone
 
     def oldest_state_s(self) -> float:
-        """How long ago that router told its state which has been silent longest; 0 without any."""
+        """Age of the state of the router that has been silent longest; 0 without routers."""
         now = self._clock()
         return max((now - peer.heard_s for peer in self._peers.values()), default=0.0)
 
     def engine_joined(self, engine: Engine) -> None:
-        """What others already have under way on it counts."""
-        self._pool.set_remote_tokens(engine, self._elsewhere(engine.address))
+        """Count the tokens that others already have in flight on `engine`."""
+        self._pool.set_remote_tokens(engine, self._remote_tokens(engine.address))
 
     def _replace(self, peer: Peer, load: Mapping[str, int]) -> None:
         before, peer.load = peer.load, load
@@ -107,7 +107,7 @@ class Peers:
             if before.get(address, 0) != load.get(address, 0):
                 engine = self._pool.target(address)
                 if engine is not None:
-                    self._pool.set_remote_tokens(engine, self._elsewhere(address))
+                    self._pool.set_remote_tokens(engine, self._remote_tokens(address))
 
-    def _elsewhere(self, address: str) -> int:
+    def _remote_tokens(self, address: str) -> int:
         return sum(peer.load.get(address, 0) for peer in self._peers.values())

@@ -20,7 +20,7 @@ from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery import make_source
 from kvrouter.membership.discovery.base import RedisAccess
 from kvrouter.membership.discovery.redis import EngineEntry, EntryGrace
-from kvrouter.redis.connection import RedisLink, RedisUnavailable
+from kvrouter.redis.client import RedisClient, RedisUnavailable
 from kvrouter.tools.demo.children import Child, Children
 
 A, B = "10.0.0.1:8000", "10.0.0.2:8000"
@@ -35,8 +35,8 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @pytest_asyncio.fixture
-async def link(redis: RedisServer) -> AsyncIterator[RedisLink]:
-    made = RedisLink(redis.url)
+async def link(redis: RedisServer) -> AsyncIterator[RedisClient]:
+    made = RedisClient(redis.url)
     yield made
     await made.close()
 
@@ -88,20 +88,20 @@ def test_a_goodbye_holds_at_once_and_until_the_entry_is_up_again() -> None:
     assert kept.read(3.0, {A: up("both")}) == {A: Role.BOTH}
 
 
-async def put(link: RedisLink, address: str, value: str, prefix: str = "kvrouter") -> None:
+async def put(link: RedisClient, address: str, value: str, prefix: str = "kvrouter") -> None:
     await link.call("SADD", f"{prefix}:engines", address)
     await link.call("SET", f"{prefix}:engine:{address}", value, "PX", 60_000)
     await link.call("PUBLISH", f"{prefix}:engines:news", "")
 
 
-async def test_other_programs_may_write_entries(link: RedisLink) -> None:
+async def test_other_programs_may_write_entries(link: RedisClient) -> None:
     async with followed(make_source("redis", RedisAccess(link))) as heard:
         await put(link, A, '{"role": "prefill"}')
         await put(link, f"http://{B}", '{"role": "both", "weight": 3}')
         await heard.names({A: Role.PREFILL, B: Role.BOTH})
 
 
-async def test_routers_of_another_prefix_see_others(link: RedisLink) -> None:
+async def test_routers_of_another_prefix_see_others(link: RedisClient) -> None:
     await put(link, A, '{"role": "decode"}')
     await put(link, B, '{"role": "decode"}', "other")
     async with followed(make_source("redis", RedisAccess(link, "other"))) as heard:
@@ -109,7 +109,7 @@ async def test_routers_of_another_prefix_see_others(link: RedisLink) -> None:
 
 
 async def test_an_entry_that_cannot_be_read_is_left_out_and_told_once(
-    link: RedisLink, caplog: pytest.LogCaptureFixture
+    link: RedisClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     await put(link, A, '{"role": "decode"}')
     for name, value in ((B, "not JSON"), ("c:1", '{"role": "regular"}'), ("no port", "{}")):
@@ -123,7 +123,7 @@ async def test_an_entry_that_cannot_be_read_is_left_out_and_told_once(
     assert all(any(f"'{name}'" in each for each in told) for name in (B, "c:1", "no port"))
 
 
-async def test_addresses_whose_entry_has_gone_are_taken_out_of_the_set(link: RedisLink) -> None:
+async def test_addresses_whose_entry_has_gone_are_taken_out_of_the_set(link: RedisClient) -> None:
     await link.call("SADD", "kvrouter:engines", A)
     await put(link, B, '{"role": "decode"}')
     async with followed(make_source("redis", RedisAccess(link))) as heard:
@@ -131,14 +131,14 @@ async def test_addresses_whose_entry_has_gone_are_taken_out_of_the_set(link: Red
         await members(link, B)
 
 
-async def members(link: RedisLink, *addresses: str) -> None:
+async def members(link: RedisClient, *addresses: str) -> None:
     """Return when the set holds exactly these."""
     async with asyncio.timeout(PATIENCE_S):
         while {m.decode() for m in await link.call("SMEMBERS", "kvrouter:engines")} != {*addresses}:
             await asyncio.sleep(0.02)
 
 
-async def test_an_entry_that_is_not_renewed_goes_after_its_time(link: RedisLink) -> None:
+async def test_an_entry_that_is_not_renewed_goes_after_its_time(link: RedisClient) -> None:
     async with followed(make_source("redis", RedisAccess(link))) as heard:
         await put(link, A, '{"role": "decode", "ttl_s": 0.5}')
         await heard.names({A: Role.DECODE})
@@ -147,7 +147,7 @@ async def test_an_entry_that_is_not_renewed_goes_after_its_time(link: RedisLink)
 
 
 async def test_a_redis_that_is_named_wrongly_is_told_once(tmp_path: Path) -> None:
-    link = RedisLink("redis://127.0.0.1:1/0")
+    link = RedisClient("redis://127.0.0.1:1/0")
     async with followed(make_source("redis", RedisAccess(link))) as heard:
         said = {await heard.complains()}
         words = heard.words
@@ -181,7 +181,7 @@ async def sidecar(
         yield lambda engine: Sidecar(children, redis, engine)
 
 
-async def entry(link: RedisLink, engine: FakeEngine) -> Any:
+async def entry(link: RedisClient, engine: FakeEngine) -> Any:
     """What stands in Redis; None where nothing does, or Redis is away."""
     try:
         value = await link.call("GET", f"kvrouter:engine:{engine.address}")
@@ -197,14 +197,14 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 async def test_register_keeps_an_engine_and_says_goodbye(
-    link: RedisLink, sidecar: Callable[[FakeEngine], Sidecar]
+    link: RedisClient, sidecar: Callable[[FakeEngine], Sidecar]
 ) -> None:
     async with engines(1) as (engine,):
         child = await sidecar(engine).start()
         await says_goodbye(link, engine, child)
 
 
-async def says_goodbye(link: RedisLink, engine: FakeEngine, child: Child) -> None:
+async def says_goodbye(link: RedisClient, engine: FakeEngine, child: Child) -> None:
     async with followed(make_source("redis", RedisAccess(link))) as heard:
         await heard.names({engine.address: Role.DECODE})
         ttl_ms = await link.call("PTTL", f"kvrouter:engine:{engine.address}")
@@ -217,7 +217,7 @@ async def says_goodbye(link: RedisLink, engine: FakeEngine, child: Child) -> Non
 
 
 async def test_register_renews_only_while_the_engine_is_healthy(
-    link: RedisLink, sidecar: Callable[[FakeEngine], Sidecar]
+    link: RedisClient, sidecar: Callable[[FakeEngine], Sidecar]
 ) -> None:
     async with engines(1) as (engine,):
         await sidecar(engine).start()
@@ -236,14 +236,14 @@ async def test_register_renews_only_while_the_engine_is_healthy(
 
 
 async def test_register_puts_an_engine_in_again_when_redis_has_lost_all(
-    redis: RedisServer, link: RedisLink, sidecar: Callable[[FakeEngine], Sidecar]
+    redis: RedisServer, link: RedisClient, sidecar: Callable[[FakeEngine], Sidecar]
 ) -> None:
     async with engines(1) as (engine,):
         await sidecar(engine).start()
         await survives(redis, link, engine)
 
 
-async def survives(redis: RedisServer, link: RedisLink, engine: FakeEngine) -> None:
+async def survives(redis: RedisServer, link: RedisClient, engine: FakeEngine) -> None:
     async with followed(make_source("redis", RedisAccess(link))) as heard:
         await heard.names({engine.address: Role.DECODE})
         said: list[object] = []
@@ -271,7 +271,7 @@ def note(heard: Heard, said: list[object]) -> None:
 
 
 async def test_register_trusts_engines_behind_https_by_their_ca(
-    link: RedisLink, sidecar: Callable[[FakeEngine], Sidecar], tmp_path: Path
+    link: RedisClient, sidecar: Callable[[FakeEngine], Sidecar], tmp_path: Path
 ) -> None:
     authority, engine = Authority(tmp_path), FakeEngine()
     engine.tls = server_context(*authority.sign(), "")
@@ -287,7 +287,7 @@ async def test_register_trusts_engines_behind_https_by_their_ca(
 
 
 async def test_register_that_is_killed_leaves_its_entry_to_expire(
-    link: RedisLink, sidecar: Callable[[FakeEngine], Sidecar]
+    link: RedisClient, sidecar: Callable[[FakeEngine], Sidecar]
 ) -> None:
     async with engines(1) as (engine,):
         child = await sidecar(engine).start()

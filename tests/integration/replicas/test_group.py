@@ -15,7 +15,7 @@ from kvrouter.app.app import App
 from kvrouter.app.settings import RouterSettings
 from kvrouter.engines.engine import Role
 from kvrouter.http.server.exchange import Exchange
-from kvrouter.redis.connection import RedisLink
+from kvrouter.redis.client import RedisClient
 
 PATIENCE_S = 20.0
 JSON = {"content-type": "application/json"}
@@ -291,7 +291,7 @@ async def test_what_is_no_message_of_a_router_is_counted_and_ignored(
     async with engines(2) as (p, d):
         one, two = await replica([p], [d]), await replica([p], [d])
         await met(one, two)
-        vandal = RedisLink(redis.url)
+        vandal = RedisClient(redis.url)
         for junk in (b"", b"\xc1", b"\x94\x01\xa1x\x01\x90", b"\x94\x02\x01\x01\x01", b"x" * 9000):
             await vandal.call("PUBLISH", "kvrouter:routers", junk)
         await vandal.close()
@@ -308,7 +308,7 @@ async def test_a_router_registers_and_its_key_goes_with_it(
     async with engines(2) as (p, d):
         one = await replica([p], [d])
         assert one.app.group is not None
-        link = RedisLink(redis.url)
+        link = RedisClient(redis.url)
         key = f"kvrouter:router:{one.app.group.id}"
         async with asyncio.timeout(PATIENCE_S):
             while await link.call("GET", key) != one.app.group.name.encode():

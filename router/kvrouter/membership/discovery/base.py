@@ -15,14 +15,14 @@ from kvrouter.engines.engine import Role
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvrouter.redis.connection import RedisLink
+    from kvrouter.redis.client import RedisClient
 
 
 @dataclass(frozen=True, slots=True)
 class RedisAccess:
     """The Redis of `--redis` (None: none), which the router owns, and the prefix of its keys."""
 
-    link: RedisLink | None = None
+    link: RedisClient | None = None
     prefix: str = "kvrouter"
 
 

@@ -19,13 +19,13 @@ import msgspec
 from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery.base import MAX_MEMBERS, RedisAccess
 from kvrouter.options.addresses import parse_address
-from kvrouter.redis.connection import RedisRefused, RedisUnavailable
+from kvrouter.redis.client import RedisRefused, RedisUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kvrouter.membership.discovery.base import Listener, Members
-    from kvrouter.redis.connection import RedisLink
+    from kvrouter.redis.client import RedisClient
 
 LOOK_S: Final = 1.0
 """Between two looks at all entries, unless news asks for one sooner."""
@@ -151,7 +151,7 @@ class RedisSource:
                     entries = await self._entries(link)
                 except (RedisUnavailable, RedisRefused) as error:
                     grace.unreachable()
-                    problem = problem or str(error)  # later errors only name the next retry
+                    problem = str(error)
                     listener.failed(problem)
                 else:
                     problem = ""
@@ -163,7 +163,7 @@ class RedisSource:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
 
-    async def _entries(self, link: RedisLink) -> dict[str, EngineEntry]:
+    async def _entries(self, link: RedisClient) -> dict[str, EngineEntry]:
         """All entries by address.
 
         Raises:

@@ -17,7 +17,7 @@ import msgspec
 from kvrouter.credentials.tls import Trust
 from kvrouter.membership.discovery.redis import EngineEntry, EntryKeys
 from kvrouter.options.addresses import SECURE
-from kvrouter.redis.connection import RedisLink, RedisRefused, RedisUnavailable
+from kvrouter.redis.client import RedisClient, RedisRefused, RedisUnavailable
 from kvrouter_store.log import log_to_stderr
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class EngineRegistration:
     """
 
     def __init__(
-        self, link: RedisLink, keys: EntryKeys, address: str, role: Role, ttl_s: float
+        self, link: RedisClient, keys: EntryKeys, address: str, role: Role, ttl_s: float
     ) -> None:
         self.address = address
         self.role = role
@@ -99,7 +99,7 @@ class Registrar:
     def __init__(self, settings: RegisterSettings) -> None:
         self._settings = settings
         self._trust = Trust(settings.engine_ca_file)
-        self._link = RedisLink(settings.redis.get_secret_value())
+        self._link = RedisClient(settings.redis.get_secret_value())
         keys = EntryKeys(settings.redis_prefix)
         self._registrations = [
             EngineRegistration(self._link, keys, address, role, settings.ttl_s)
@@ -127,9 +127,7 @@ class Registrar:
             if problem is None:
                 try:
                     await registration.renew()
-                except RedisUnavailable as error:
-                    problem = logged if logged.startswith("Redis") else f"Redis: {error}"
-                except RedisRefused as error:
+                except (RedisUnavailable, RedisRefused) as error:
                     problem = f"Redis: {error}"
             if problem is not None and problem != logged:
                 log.warning("engine %s cannot be registered: %s", registration.address, problem)

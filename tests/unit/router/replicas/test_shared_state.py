@@ -14,13 +14,13 @@ from kvrouter.replicas.messages import (
     MAX_CHANGES,
     MAX_ENVELOPE_BYTES,
     VERSION,
-    Ask,
     BadEnvelope,
     Change,
     Domain,
     Envelope,
     Guess,
     Item,
+    SnapshotRequest,
     State,
     decode,
     encode,
@@ -120,10 +120,10 @@ def test_what_others_have_under_way_is_counted_with_ones_own() -> None:
     pool = EnginePool()
     engine, peers = engine_in(pool, "h:1"), Peers(pool)
     ticket = pool.reserve(engine, 10)
-    peers.told(YOU, State("", 0, {"h:1": 5, "unknown:1": 7}))
-    peers.told("2" * 16, State("", 0, {"h:1": 100}))
+    peers.update(YOU, State("", 0, {"h:1": 5, "unknown:1": 7}))
+    peers.update("2" * 16, State("", 0, {"h:1": 100}))
     assert (engine.tokens, engine.remote_tokens) == (115, 105)
-    peers.told(YOU, State("", 0, {}))
+    peers.update(YOU, State("", 0, {}))
     ticket.release()
     assert (engine.tokens, engine.remote_tokens) == (100, 100)
 
@@ -132,14 +132,14 @@ def test_an_engine_that_joins_later_has_what_others_sent_it() -> None:
     pool = EnginePool()
     peers = Peers(pool)
     pool.on_join(peers.engine_joined)
-    peers.told(YOU, State("", 0, {"h:1": 5}))
+    peers.update(YOU, State("", 0, {"h:1": 5}))
     assert engine_in(pool, "h:1").tokens == 5
 
 
 def test_the_load_of_a_silent_router_fades_and_then_it_is_gone() -> None:
     clock, pool = Clock(), EnginePool()
     engine, peers = engine_in(pool, "h:1"), Peers(pool, clock)
-    peers.told(YOU, State("", 0, {"h:1": 5}))
+    peers.update(YOU, State("", 0, {"h:1": 5}))
     clock.now += FADED_S
     assert peers.expire() == []
     assert engine.tokens == 5
@@ -153,7 +153,7 @@ def test_the_load_of_a_silent_router_fades_and_then_it_is_gone() -> None:
 
 def test_routers_are_bounded() -> None:
     peers = Peers(EnginePool())
-    told = [peers.told(f"{k:016x}", State("", 0, {})) for k in range(MAX_PEERS + 1)]
+    told = [peers.update(f"{k:016x}", State("", 0, {})) for k in range(MAX_PEERS + 1)]
     assert told[-1] is None
     assert len(peers) == MAX_PEERS
 
@@ -162,7 +162,7 @@ def test_the_ranks_of_an_engine_are_counted_apart() -> None:
     pool = EnginePool()
     engine = pool.add("h:1", Role.BOTH)
     pool.join(engine, Identity(("m",), ranks=(0, 1)))
-    Peers(pool).told(YOU, State("", 0, {"h:1@1": 5}))
+    Peers(pool).update(YOU, State("", 0, {"h:1@1": 5}))
     assert [rank.tokens for rank in engine.ranks] == [0, 5]
 
 
@@ -170,7 +170,11 @@ def test_the_ranks_of_an_engine_are_counted_apart() -> None:
 
 
 def test_an_envelope_is_what_it_was() -> None:
-    items: list[Item] = [State("n", 3, {"h:1": 4}, [Change("h:1", "cut", 5, ME)]), GUESS, Ask()]
+    items: list[Item] = [
+        State("n", 3, {"h:1": 4}, [Change("h:1", "cut", 5, ME)]),
+        GUESS,
+        SnapshotRequest(),
+    ]
     envelope = Envelope(VERSION, ME, 7, items)
     assert decode(encode(envelope)) == envelope
 
@@ -210,14 +214,14 @@ def test_items_leave_in_order_in_envelopes_of_bounded_size() -> None:
     outbox = Outbox(ME, "all")
     for _ in range(100):
         outbox.put("all", GUESS)
-    outbox.put("you", Ask())
+    outbox.put("you", SnapshotRequest())
     outbox.put("all", State("last", 0, {}))
-    letters = list(outbox.letters())
-    opened = [decode(letter.content) for letter in letters]
-    assert [letter.channel for letter in letters[-2:]] == ["you", "all"]
+    sent = list(outbox.messages())
+    opened = [decode(each.content) for each in sent]
+    assert [each.channel for each in sent[-2:]] == ["you", "all"]
     assert [e.number for e in opened] == [*range(1, len(opened) - 1), 0, len(opened) - 1]
     assert sum(len(e.items) for e in opened) == 102
-    assert all(len(letter.content) < MAX_ENVELOPE_BYTES + 9000 for letter in letters)
+    assert all(len(each.content) < MAX_ENVELOPE_BYTES + 9000 for each in sent)
     assert len(outbox) == 0
 
 
@@ -225,7 +229,7 @@ def test_one_turn_tells_no_more_than_its_share() -> None:
     outbox = Outbox(ME, "all")
     for _ in range(500):
         outbox.put("all", GUESS)
-    told = sum(len(letter.content) for letter in outbox.letters())
+    told = sum(len(each.content) for each in outbox.messages())
     assert MAX_TURN_BYTES <= told < MAX_TURN_BYTES + MAX_ENVELOPE_BYTES + 9000
     assert len(outbox) > 0
 
@@ -238,7 +242,7 @@ def test_where_there_is_no_room_the_oldest_go_and_the_epoch_says_so() -> None:
         outbox.put("all", GUESS)
     assert outbox.epoch > 0
     assert outbox.counts["dropped_items"] == 4
-    assert [len(decode(letter.content).items) for letter in outbox.letters()] == [2]
+    assert [len(decode(each.content).items) for each in outbox.messages()] == [2]
 
 
 def test_what_may_not_have_arrived_is_dropped_with_all_that_waits() -> None:

@@ -1,20 +1,19 @@
-"""One owner of a client of Redis: deadlines, back-off, and news from channels.
+"""A client of one Redis: a deadline for each operation, metrics, and subscriptions that come back.
 
-Nothing that serves a request waits for it: those who publish and read do so in tasks of their own.
-It knows no keys. `redis` is imported when a link is made, so that a start without one stays quick.
+No request waits for it: publishers and readers run in tasks of their own. It knows no keys.
+`redis` is imported when a client is made, so that a router without Redis starts quickly.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from kvrouter_store.connection.backoff import BackOff
+from kvrouter_store.errors import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,9 +24,10 @@ if TYPE_CHECKING:
     Command = Sequence[str | bytes | int | float]
 
 DEADLINE_S: Final = 1.0
-"""That one operation may take, connecting included. Redis answers in less than a millisecond."""
+"""Of one operation, connecting included. Redis answers in less than a millisecond."""
 IDLE_S: Final = 1.0
-LONGEST_PAUSE_S: Final = 1.0
+RETRY_S: Final = 0.25
+"""Pause of a subscription before it connects again."""
 MAX_COMMANDS: Final = 512
 """Commands in one batch."""
 
@@ -35,52 +35,44 @@ log = logging.getLogger(__name__)
 
 
 class RedisUnavailable(Exception):
-    """Redis is not there, does not answer in time, or is not tried again yet; says so."""
+    """Redis cannot be reached, or did not answer in time; a sentence."""
 
 
 class RedisRefused(Exception):
     """Redis answered a command with an error, in its words."""
 
 
-class RedisLink:
-    """Asks one Redis, and listens to it. Operations of several tasks take turns.
+class RedisClient:
+    """Sends commands to one Redis, and subscribes to its channels. Operations take turns.
 
-    After a failure every operation fails at once for a while (doubled up to LONGEST_PAUSE_S).
+    A failed operation is not repeated: Redis may have carried it out.
 
     Args:
         url: redis://[:PASSWORD@]HOST:PORT/DB, or rediss:// for TLS.
-        deadline_s: for each operation.
-        idle_s: of silence after which a listener asks Redis whether it is still there.
-        clock: seconds, monotonic.
+        deadline_s: of each operation.
+        idle_s: silence after which a subscription asks Redis for a sign of life.
 
     Attributes:
         connected: whether the last operation was answered.
-        counts: connects, failures, refused: each only grows.
+        counts: connects, failures, refused; each only grows.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        deadline_s: float = DEADLINE_S,
-        idle_s: float = IDLE_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, url: str, *, deadline_s: float = DEADLINE_S, idle_s: float = IDLE_S) -> None:
         from redis.asyncio import Redis  # noqa: PLC0415 - only where it is used
         from redis.asyncio.connection import ConnectionPool, parse_url  # noqa: PLC0415
+        from redis.asyncio.retry import Retry  # noqa: PLC0415
+        from redis.backoff import NoBackoff  # noqa: PLC0415
         from redis.exceptions import RedisError  # noqa: PLC0415
 
         self._url = url
         self._deadline_s = deadline_s
         self._idle_s = idle_s
-        self._clock = clock
         self._failures = (RedisError, OSError, TimeoutError)
         options: dict[str, Any] = {
             **parse_url(url),
-            # Deadlines are ours: its own use wait_for, which in Python 3.11 can swallow a
-            # cancellation.
-            "socket_timeout": None,
+            "socket_timeout": None,  # one deadline for all that an operation does, set below
             "socket_connect_timeout": None,
+            "retry": Retry(NoBackoff(), 0),
             "protocol": 2,
             "client_name": "kvrouter",
             "redis_connect_func": self._connect,
@@ -88,7 +80,6 @@ class RedisLink:
         self._redis = Redis.from_pool(ConnectionPool(**options))
         self._redis.response_callbacks.clear()  # answers stay as Redis gave them
         self._turn = asyncio.Lock()
-        self._back_off = BackOff(longest_s=LONGEST_PAUSE_S)
         self._lost = False
         self._closed = False
         self.connected = False
@@ -96,33 +87,32 @@ class RedisLink:
 
     @property
     def name(self) -> str:
-        """Its URL without what must not be shown: for logs."""
+        """Its URL without secrets, for logs."""
         return shown(self._url)
 
     async def call(self, *command: str | bytes | float) -> Any:
         """The answer to one command: bytes, int, None or a list of such.
 
         Raises:
-            RedisUnavailable: nothing is known of what became of it.
-            RedisRefused: it was answered with an error.
+            RedisUnavailable: it is unknown whether Redis carried the command out.
+            RedisRefused: Redis answered with an error.
         """
         return (await self.batch([command]))[0]
 
     async def batch(self, commands: Sequence[Command]) -> list[Any]:
-        """The answers to several commands, sent in one go and done in their order.
+        """The answers to at most MAX_COMMANDS commands, sent together and executed in their order.
 
-        Other clients' commands may come between. At most MAX_COMMANDS.
+        Commands of other clients may come between.
 
         Raises:
-            RedisUnavailable: nothing is known of what became of any of them.
-            RedisRefused: one was answered with an error; the others were done.
+            RedisUnavailable: it is unknown which commands Redis carried out.
+            RedisRefused: Redis answered one with an error, and carried out the others.
         """
         if len(commands) > MAX_COMMANDS:
             raise ValueError(f"{len(commands)} commands in one batch, more than {MAX_COMMANDS}")
         async with self._turn:
-            remaining_s = self._back_off.remaining_s(self._clock())
-            if self._closed or remaining_s:
-                raise RedisUnavailable(f"{self.name} is not tried again for {remaining_s:.2f} s")
+            if self._closed:
+                raise RedisUnavailable(f"{self.name}: the client is closed")
             pipeline = self._redis.pipeline(transaction=False)
             for command in commands:
                 pipeline.execute_command(*command)
@@ -146,36 +136,32 @@ class RedisLink:
     ) -> None:
         """Give `take` each message of `channels` with its channel's name, until cancelled.
 
-        It has a connection of its own and makes it again by itself.
+        The subscription has a connection of its own, and connects again by itself.
 
         Args:
             channels: names.
-            take: must be quick and raise nothing.
-            subscribed: called each time that listening has begun (again): what was said before is
-                lost.
+            take: must be quick, and must not raise.
+            subscribed: called at each beginning; earlier messages may be lost.
         """
-        pauses = BackOff(longest_s=LONGEST_PAUSE_S)
         while True:
             try:
-                async with self._redis.pubsub() as news:
+                async with self._redis.pubsub() as subscription:
                     async with asyncio.timeout(self._deadline_s):
-                        await news.subscribe(*channels)
+                        await subscription.subscribe(*channels)
                         for _ in channels:
-                            await news.get_message(timeout=None)  # that it is subscribed
-                    pauses.succeeded()
+                            await subscription.get_message(timeout=None)  # it is subscribed
                     subscribed()
                     while True:
-                        message = await self._next(news)
+                        message = await self._next(subscription)
                         if message["type"] == "message":
                             take(message["channel"].decode("utf-8", "replace"), message["data"])
             except self._failures as error:
                 self.counts["failures"] += 1
-                log.debug("listening to %s: %s", self.name, error or "no answer in time")
-                pauses.failed(self._clock())
-                await asyncio.sleep(pauses.remaining_s(self._clock()))
+                log.debug("subscription to %s: %s", self.name, error or "no answer in time")
+                await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
-        """Drop the connections; operations fail from now on. Idempotent."""
+        """Close the connections; operations fail from now on. Idempotent."""
         self._closed = True
         async with self._turn:
             self.connected = False
@@ -183,40 +169,40 @@ class RedisLink:
                 async with asyncio.timeout(self._deadline_s):
                     await self._redis.aclose()
 
-    async def _next(self, news: PubSub) -> Any:
-        """What Redis says next, if only that it is still there.
+    async def _next(self, subscription: PubSub) -> Any:
+        """The next message, or Redis's sign of life after silence.
 
         Raises:
-            TimeoutError: it does not say even that.
+            TimeoutError: there is none; redis-py would wait for it for ever.
         """
         async with asyncio.timeout(self._idle_s + self._deadline_s):
-            message = await news.get_message(timeout=self._idle_s)
+            message = await subscription.get_message(timeout=self._idle_s)
             if message is None:
-                await news.ping()
-                message = await news.get_message(timeout=None)
+                await subscription.ping()
+                message = await subscription.get_message(timeout=None)
         return message
 
     async def _connect(self, connection: AbstractConnection) -> None:
-        """What a connection does first, by `redis`."""
+        """Called by redis-py for each new connection."""
         await connection.on_connect()
         self.counts["connects"] += 1
 
     def _failed(self, error: Exception) -> RedisUnavailable:
         self.connected = False
-        self._back_off.failed(self._clock())
         self.counts["failures"] += 1
-        reason = str(error) or f"no answer within {self._deadline_s:g} s"
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        reason = reason_of(cause) if isinstance(cause, OSError) else str(cause)
+        reason = reason or f"no answer within {self._deadline_s:g} s"
         if not self._lost:
             self._lost = True
-            log.warning("%s is away: %s; requests do without it", self.name, reason)
+            log.warning("%s is away: %s; requests go on without it", self.name, reason)
         return RedisUnavailable(f"{self.name}: {reason}")
 
     def _succeeded(self) -> None:
         self.connected = True
-        self._back_off.succeeded()
         if self._lost:
             self._lost = False
-            log.info("%s is there again", self.name)
+            log.info("%s is back", self.name)
 
 
 def shown(url: str) -> str:
@@ -227,10 +213,10 @@ def shown(url: str) -> str:
 
 
 def checked(url: str) -> str:
-    """The URL of a Redis, as it was given.
+    """The URL of a Redis, unchanged.
 
     Raises:
-        ValueError: it is none; says how one looks, without repeating a password.
+        ValueError: it is wrong; a sentence that does not repeat a password.
     """
     remedy = "give it as redis://[:PASSWORD@]HOST:PORT/DB, or rediss:// for TLS"
     try:

@@ -1,4 +1,4 @@
-"""The link to Redis: deadlines, back-off, and news that comes again after everything failed."""
+"""The client of Redis: deadlines, no repeated commands, and subscriptions that come back."""
 
 import asyncio
 import logging
@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from tests.fakes.redis import RedisServer
 
 from kvrouter.app.settings import RouterSettings
-from kvrouter.redis.connection import (
+from kvrouter.redis.client import (
     MAX_COMMANDS,
-    RedisLink,
+    RedisClient,
     RedisRefused,
     RedisUnavailable,
     checked,
@@ -26,15 +26,15 @@ PATIENCE_S = 20.0
 @asynccontextmanager
 async def link_to(
     redis: RedisServer, *, deadline_s: float = PATIENCE_S, idle_s: float = 1.0
-) -> AsyncIterator[RedisLink]:
-    link = RedisLink(redis.url, deadline_s=deadline_s, idle_s=idle_s)
+) -> AsyncIterator[RedisClient]:
+    link = RedisClient(redis.url, deadline_s=deadline_s, idle_s=idle_s)
     try:
         yield link
     finally:
         await link.close()
 
 
-async def again(link: RedisLink) -> None:
+async def again(link: RedisClient) -> None:
     """Returns once Redis answers."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
@@ -69,7 +69,7 @@ class Heard:
 
 
 @asynccontextmanager
-async def listening(link: RedisLink, heard: Heard, *channels: str) -> AsyncIterator[None]:
+async def listening(link: RedisClient, heard: Heard, *channels: str) -> AsyncIterator[None]:
     task = asyncio.create_task(link.listen(channels, heard.take, heard.subscribed))
     try:
         await heard.until(lambda: heard.begins > 0)
@@ -103,7 +103,7 @@ async def test_what_redis_refuses_is_an_error_and_the_connection_stays(redis: Re
 
 
 async def test_options_of_the_url_change_nothing_of_how_redis_is_asked(redis: RedisServer) -> None:
-    link = RedisLink(f"{redis.url}?socket_timeout=0.000001&client_name=other&protocol=3")
+    link = RedisClient(f"{redis.url}?socket_timeout=0.000001&client_name=other&protocol=3")
     assert await link.call("CLIENT", "GETNAME") == b"kvrouter"
     assert await link.call("HGETALL", "none") == []
     await link.close()
@@ -128,24 +128,28 @@ async def test_a_redis_that_is_killed_and_back_is_used_again(
         assert not link.connected
         redis.start()
         await again(link)
-    told = [r.message for r in caplog.records if r.name == "kvrouter.redis.connection"]
+    told = [r.message for r in caplog.records if r.name == "kvrouter.redis.client"]
     assert len(told) == 2
     assert "is away" in told[0]
-    assert "is there again" in told[1]
+    assert "is back" in told[1]
 
 
-async def test_while_it_backs_off_a_call_fails_without_a_try(redis: RedisServer) -> None:
-    now = 0.0
-    link = RedisLink(redis.url, clock=lambda: now)
-    redis.kill()
-    with pytest.raises(RedisUnavailable):
+async def test_a_command_without_an_answer_is_not_sent_again(redis: RedisServer) -> None:
+    async with link_to(redis, deadline_s=0.2) as link:
         await link.call("PING")
-    redis.start()
-    with pytest.raises(RedisUnavailable, match="not tried again"):
-        await link.call("PING")
-    now = 10.0
-    assert await link.call("PING") == b"PONG"
+        redis.stall()
+        with pytest.raises(RedisUnavailable):
+            await link.call("INCR", "n")
+        redis.resume()
+        await again(link)
+        assert await link.call("GET", "n") == b"1"
+
+
+async def test_a_closed_client_sends_nothing(redis: RedisServer) -> None:
+    link = RedisClient(redis.url)
     await link.close()
+    with pytest.raises(RedisUnavailable, match="closed"):
+        await link.call("PING")
 
 
 async def test_a_stalled_redis_costs_a_call_no_more_than_its_deadline(redis: RedisServer) -> None:
@@ -215,7 +219,7 @@ async def test_a_listener_stays_while_nothing_is_said(redis: RedisServer) -> Non
         assert heard.begins == 1
 
 
-async def commands_so_far(link: RedisLink) -> dict[str, int]:
+async def commands_so_far(link: RedisClient) -> dict[str, int]:
     """How often Redis was given each command."""
     page = (await link.call("INFO", "commandstats")).decode()
     found = re.findall(r"^cmdstat_(\w+):calls=(\d+)", page, re.MULTILINE)
@@ -227,11 +231,11 @@ async def test_a_wrong_password_is_told_and_not_shown(
 ) -> None:
     async with link_to(redis) as link:
         await link.call("CONFIG", "SET", "requirepass", "right")
-    wrong = RedisLink(redis.url.replace("//", "//:very-secret@"))
+    wrong = RedisClient(redis.url.replace("//", "//:very-secret@"))
     with pytest.raises(RedisUnavailable) as refused:
         await wrong.call("PING")
     assert "very-secret" not in caplog.text + str(refused.value)
-    right = RedisLink(redis.url.replace("//", "//:right@"))
+    right = RedisClient(redis.url.replace("//", "//:right@"))
     assert await right.call("PING") == b"PONG"
     await right.close()
     await wrong.close()
