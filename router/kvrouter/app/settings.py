@@ -33,6 +33,8 @@ from kvrouter.options.types import Texts  # noqa: TC001 (pydantic reads it)
 from kvrouter.prefix.events.settings import KvEventSettings
 from kvrouter.prefix.tokenize import tokenizer_file
 from kvrouter.redis.settings import RedisSettings
+from kvrouter.routing.policies import PolicyName  # noqa: TC001 (pydantic reads it)
+from kvrouter.routing.policies.prefix import Prefix
 from kvrouter.telemetry.settings import ObservabilitySettings
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.connection.tls import ClientTls, native_context
@@ -157,8 +159,8 @@ class RouterSettings(
         description="With --decode-dispatch chunk: how many new blocks must be in the store "
         "before the router sends the decode leg.",
     )
-    policy: Literal["round_robin", "least_tokens", "prefix"] = Field(
-        default="prefix",
+    policy: PolicyName = Field(
+        default=Prefix.name,
         description="How the router chooses engines. round_robin: in turn. least_tokens: the one "
         "with the fewest tokens in flight. prefix: also by the blocks that each engine and the "
         "store already hold.",

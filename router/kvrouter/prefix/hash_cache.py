@@ -1,55 +1,49 @@
-"""Block hashes of prompts, remembering the latest chains.
-
-What a prompt shares with one of them is not hashed again, so that the next turn of a session costs
-its new tokens only.
-"""
+"""Block hashes of prompts; the next turn of a session hashes its new tokens only."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from sys import getsizeof
 from typing import TYPE_CHECKING, Final
 
 from kvrouter._native import shared_bytes
-from kvrouter.telemetry.caches import CacheUse
+from kvrouter.prefix.byte_cache import ByteCache
 from kvrouter_store import _core
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
     from kvrouter.engines.engine import HashDomain
+    from kvrouter.telemetry.caches import CacheUse
 
     Key = tuple[bytes, int, bytes, tuple[str, str] | None, str | None]
 
 ID_BYTES: Final = 4
 LEAST_BLOCKS: Final = 8
-"""A shorter chain is hashed sooner than it is looked up."""
+"""Shorter chains are hashed faster than they are looked up."""
 ENTRY_BYTES: Final = 512
-"""What a remembered chain takes beside its texts and bytes: tuples, numbers, its place."""
+"""What an entry takes besides its texts and bytes: tuples, numbers, its place."""
 
 
 class HashCache:
     """Hashes prompts as vLLM's `sha256_cbor` does (`kvrouter_store.identity.chain`).
 
-    One chain is remembered per first block (and domain, adapter, salt): the latest.
+    It keeps the latest chain per first block, domain, adapter and salt.
 
     Args:
-        max_bytes: bound of the memory that remembered chains take, with the salts and first blocks
-            by which they are found; the chains used longest ago are forgotten.
+        max_bytes: bound of the memory of kept chains.
 
     Attributes:
-        reused_blocks: hashes that were taken from memory; only grows.
+        reused_blocks: hashes taken from kept chains; only grows.
     """
 
     def __init__(self, max_bytes: int = 64 << 20) -> None:
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._known: OrderedDict[Key, tuple[bytes, bytes]] = OrderedDict()
+        self._chains: ByteCache[Key, tuple[bytes, bytes]]
+        self._chains = ByteCache(max_bytes, max_bytes // 4, _size)
         self.reused_blocks = 0
 
     @property
     def use(self) -> CacheUse:
-        """How many chains are remembered, and the memory that they take."""
-        return CacheUse(len(self._known), self._bytes, self._max_bytes)
+        """Number of kept chains, and their memory."""
+        return self._chains.use
 
     def hashes(
         self,
@@ -71,39 +65,25 @@ class HashCache:
         if blocks < LEAST_BLOCKS:
             return _hash(memoryview(ids), domain, adapter, salt)
         key = (ids[:width], domain.block_tokens, domain.root, adapter, salt)
-        known = self._known.get(key)
-        if known is not None:
+        known = self._chains.get(key)
+        if known is None:
+            hashes = _hash(memoryview(ids), domain, adapter, salt)
+        else:
             shared = shared_bytes(ids, known[0]) // width
             self.reused_blocks += shared
             hashes = known[1][: shared * HASH_BYTES]
             if shared == blocks:
-                self._known.move_to_end(key)
                 return hashes
-            ids_left = memoryview(ids)[shared * width :]
-            hashes += _hash(ids_left, domain, adapter, salt, parent=hashes[-HASH_BYTES:])
-        else:
-            hashes = _hash(memoryview(ids), domain, adapter, salt)
-        self._remember(key, ids, hashes)
+            new_ids = memoryview(ids)[shared * width :]
+            hashes += _hash(new_ids, domain, adapter, salt, parent=hashes[-HASH_BYTES:])
+        self._chains.put(key, (ids, hashes))
         return hashes
 
-    def _remember(self, key: Key, ids: bytes, hashes: bytes) -> None:
-        size = _size(key, ids, hashes)
-        if size > self._max_bytes // 4:
-            return
-        before = self._known.pop(key, None)
-        if before is not None:
-            self._bytes -= _size(key, *before)
-        self._bytes += size
-        self._known[key] = (ids, hashes)
-        while self._bytes > self._max_bytes:
-            oldest, chain = self._known.popitem(last=False)
-            self._bytes -= _size(oldest, *chain)
 
-
-def _size(key: Key, ids: bytes, hashes: bytes) -> int:
-    """Bytes of memory that a remembered chain takes; its root and adapter belong to its engine."""
+def _size(key: Key, chain: tuple[bytes, bytes]) -> int:
+    """Bytes of memory that a chain takes; its root and adapter belong to its engine."""
     first_block, _, _, _, salt = key
-    return ENTRY_BYTES + sum(map(getsizeof, (first_block, salt, ids, hashes)))
+    return ENTRY_BYTES + sum(map(getsizeof, (first_block, salt, *chain)))
 
 
 def _hash(

@@ -1,8 +1,8 @@
-"""Which engines will hold which blocks once the legs that are under way there have ended.
+"""Which engines will hold which blocks once the legs in flight there have ended.
 
-A hint to choose by: two prompts of one burst that begin alike belong on the same engine, though
-neither has been computed yet. It is never a reason to skip a prefill leg. Synchronous, one thread;
-bounded by the legs under way.
+A hint for the choice of an engine: two prompts of one burst with the same beginning belong on one
+engine, though neither is computed yet. It never justifies skipping a prefill leg. One thread;
+bounded by the legs in flight.
 """
 
 from __future__ import annotations
@@ -18,45 +18,35 @@ if TYPE_CHECKING:
 
 
 LEAST_BLOCKS: Final = 4
-"""Prompts that have fewer blocks in common go anywhere."""
+"""Prompts with fewer blocks in common may go anywhere."""
 
 
 class InFlightPrefixes:
-    """Chains of block hashes by the engines that have them under way.
+    """Chains of block hashes by the engines that have them in flight.
 
-    A chain is noted at some of its blocks, each twice as far as the one before: noting it and
-    looking it up cost the logarithm of its length, and what is found is too short by half at most.
+    A chain is marked at its 4th, 8th, 16th block and so on. That costs the logarithm of its length,
+    and a match is too short by half at most.
     """
 
     def __init__(self) -> None:
         self._engines: dict[bytes, list[Engine]] = {}
 
     def __len__(self) -> int:
-        """Blocks that are noted."""
+        """Marked blocks."""
         return len(self._engines)
 
     def add(self, engine: Engine, marks: Sequence[bytes]) -> None:
-        """A leg is under way on `engine`; `remove` must follow when it ends.
-
-        Args:
-            engine: where.
-            marks: of its prompt, by `marks_of`.
-        """
+        """A leg with a prompt of these `marks_of` is in flight, until `remove`."""
         for mark in marks:
-            engines = self._engines.get(mark)
-            if engines is None:
-                self._engines[mark] = [engine]
-            else:
-                engines.append(engine)
+            self._engines.setdefault(mark, []).append(engine)
 
     def remove(self, engine: Engine, marks: Sequence[bytes]) -> None:
-        """One such leg has ended, well or not."""
+        """One such leg has ended."""
         for mark in marks:
             engines = self._engines[mark]
-            if len(engines) == 1:
+            engines.remove(engine)
+            if not engines:
                 del self._engines[mark]
-            else:
-                engines.remove(engine)
 
     def match(self, hashes: bytes) -> Mapping[Engine, int]:
         """Leading blocks of the chain that engines will hold; engines with none are absent."""
@@ -72,11 +62,11 @@ class InFlightPrefixes:
 
 
 def marks_of(hashes: bytes) -> Sequence[bytes]:
-    """The blocks at which a chain is noted: the 4th, 8th, 16th and so on."""
-    marks, end = [], LEAST_BLOCKS * HASH_BYTES
-    while end <= len(hashes):
-        marks.append(hashes[end - HASH_BYTES : end])
-        end *= 2
+    """The blocks at which a chain is marked."""
+    marks, blocks = [], LEAST_BLOCKS
+    while blocks * HASH_BYTES <= len(hashes):
+        marks.append(_block(hashes, blocks))
+        blocks *= 2
     return marks
 
 

@@ -1,7 +1,4 @@
-"""Which engine's own cache holds which block: engines on top of the native table of blocks.
-
-Synchronous, bounded, one thread.
-"""
+"""Which engine's own cache holds which block. Bounded; one thread."""
 
 from __future__ import annotations
 
@@ -17,13 +14,13 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
 
 MAX_ENGINES: Final = 127
-"""Engines whose caches are indexed at a time, those included that left and are not swept yet."""
+"""Engines in the index at a time, with those that left and are not swept yet."""
 
 SWEPT_SLOTS: Final = 65536
-"""Slots of the table looked at in one step of a sweep: a fraction of a millisecond."""
+"""Slots of the table in one step of a sweep: a fraction of a millisecond."""
 
 HASH_WORDS: Final = 4
-WHOLE: Final = (1 << 64) - 1
+END: Final = (1 << 64) - 1
 """Beyond the last slot of any table."""
 
 
@@ -36,11 +33,10 @@ def block_ids(hashes: bytes) -> array[int]:
 
 
 class PrefixIndex:
-    """What each engine holds, as far as its KV events (or the router's own legs) told.
+    """What each engine holds, by its KV events or by the router's own legs.
 
-    It is a hint: an engine may have evicted since. Beyond `max_blocks` the blocks that were neither
-    stored nor matched lately are forgotten. `clear` forgets an engine that left at once, in
-    O(1); `sweep` takes its marks out of the table later.
+    It is a hint: an engine may have evicted since. Beyond `max_blocks` it forgets blocks that were
+    not stored or matched lately. `clear` forgets an engine in O(1); `sweep` frees its number later.
     """
 
     def __init__(self, max_blocks: int) -> None:
@@ -57,16 +53,16 @@ class PrefixIndex:
 
     @property
     def forgotten(self) -> int:
-        """Blocks that were forgotten, since it began, because `max_blocks` was reached."""
+        """Blocks forgotten so far because of `max_blocks`."""
         return self._table.evicted
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the table when it is full, however many engines there are."""
+        """Memory of the full table, for any number of engines."""
         return self._table.memory_bytes
 
     def clear(self, engine: Engine) -> None:
-        """Forget all that `engine` held; what it stores from now on counts again. O(1)."""
+        """Forget all that `engine` holds; it may store again. O(1)."""
         number = self._numbers.pop(engine, None)
         if number is not None:
             del self._engines[number]
@@ -74,53 +70,42 @@ class PrefixIndex:
             self._retired.append(number)
 
     def stored(self, engine: Engine, ids: Iterable[int]) -> None:
-        """`engine` holds these blocks now, named by the low 64 bits of their hashes."""
+        """`engine` holds these blocks now, by the low 64 bits of their hashes."""
         number = self._number(engine)
         if number is not None:
             self._table.store(number, _packed(ids))
 
     def credit(self, engine: Engine, hashes: bytes) -> None:
-        """The same for blocks named by their 32-byte hashes."""
+        """`engine` holds these blocks now, by their 32-byte hashes."""
         number = self._number(engine)
         if number is not None:
             self._table.store_hashes(number, hashes)
 
     def removed(self, engine: Engine, ids: Iterable[int]) -> None:
-        """`engine` holds these blocks no longer; blocks that it never held are ignored."""
+        """`engine` holds these blocks no longer; unknown ones are ignored."""
         number = self._numbers.get(engine)
         if number is not None:
             self._table.remove(number, _packed(ids))
 
     def match(self, hashes: bytes) -> Mapping[Engine, int]:
-        """Leading blocks of a chain that each engine holds; engines with none are absent.
-
-        Args:
-            hashes: the chain from its first block on, 32 bytes per block.
-        """
+        """Leading blocks of a chain that engines hold; engines with none are absent."""
         engines = self._engines
         return {engines[number]: blocks for number, blocks in self._table.match(hashes)}
 
     def held(self, engine: Engine, end: int | None = None) -> tuple[int, bytes]:
-        """Some of the blocks that `engine` holds, and where the next call goes on; 0: that was all.
+        """Some of the blocks that `engine` holds: (`end` of the next call, ids as native uint64).
 
-        What is stored and removed between two calls may be in it or not; nothing else is missed.
-
-        Args:
-            engine: whose.
-            end: what the call before returned.
-
-        Returns:
-            where to go on, and ids as native uint64.
+        0: no more blocks. Blocks stored or removed between two calls may be missing or not.
         """
         number = self._numbers.get(engine)
         if number is None:
             return 0, b""
-        return self._table.held(number, WHOLE if end is None else end, SWEPT_SLOTS)
+        return self._table.held(number, END if end is None else end, SWEPT_SLOTS)
 
     def sweep(self, max_slots: int = SWEPT_SLOTS) -> bool:
-        """Take marks of engines that left out of that many slots; returns whether none are left.
+        """Clean so many slots of engines that left; returns whether all are clean.
 
-        To be called now and then: only swept numbers are used again.
+        To be called regularly: only swept numbers are used again.
         """
         if not self._sweeping:
             if not self._retired:
@@ -135,7 +120,7 @@ class PrefixIndex:
         number = self._numbers.get(engine)
         if number is None:
             while not self._free and not self.sweep():
-                pass  # the numbers of engines that left are needed now
+                pass  # a number of an engine that left is needed now
             if not self._free:
                 return None
             number = self._numbers[engine] = self._free.pop()

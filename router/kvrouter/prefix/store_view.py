@@ -1,7 +1,6 @@
-"""Where KV stands in the store, as the router asks it: matches, and landings that are awaited.
+"""The store as the router sees it: matches, landings and manifests.
 
-Nothing here raises for a store that is away or slow: the answer then is "nothing is known", and the
-request goes on without reuse.
+A store that is unreachable or slow raises nothing here: the request goes on without reuse.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 LEARN_DEADLINE_S: Final = 2.0
 SHOWN_DIFFERENCES: Final = 4
 RELOAD_INTERVAL_S: Final = 0.1
-"""Least time between two questions for the store's manifests."""
+"""Least time between two requests for the store's manifests."""
 
 log = logging.getLogger(__name__)
 
@@ -41,18 +40,18 @@ class LandingOutcome(StrEnum):
 
 
 class HeldLease(Protocol):
-    """A lease, as `kvrouter_store.client.asyncio_client.AsyncLease` is one."""
+    """A lease of the store's client."""
 
     def release(self) -> None:
         """Give it back without waiting. Idempotent."""
 
 
 class Waited(Protocol):
-    """How a wait at the store ended, as `AsyncLanding` of its client says."""
+    """The result of a wait of the store's client: `AsyncLanding`."""
 
     @property
     def landed(self) -> bool:
-        """Whether all blocks waited for are there."""
+        """Whether all blocks are there."""
 
     @property
     def blocks(self) -> int:
@@ -60,14 +59,14 @@ class Waited(Protocol):
 
     @property
     def lease(self) -> HeldLease | None:
-        """The lease on them, where one was asked for and they landed."""
+        """On them, if they landed and a lease was requested."""
 
 
 class StoreOps(Protocol):
     """What the router needs of `kvrouter_store.client.asyncio_client.AsyncStoreClient`."""
 
     async def manifests(self) -> Sequence[RegisteredManifest]:
-        """Every manifest that is registered."""
+        """Every registered manifest."""
 
     async def match(self, manifest: Manifest, hashes: bytes, *, promote: bool = False) -> Match:
         """Leading blocks that are whole; with `promote` they are brought into memory."""
@@ -78,14 +77,14 @@ class StoreOps(Protocol):
         """Wait for the first `upto` blocks."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class LandingResult:
-    """The end of a wait. Nobody changes it.
+    """The end of a wait.
 
     Attributes:
         outcome: LANDED, or why not.
-        blocks: leading blocks that the store holds whole, as far as it told.
-        lease: on them, where they landed and one was asked for; its owner must release it.
+        blocks: leading blocks that are whole in the store, as far as it answered.
+        lease: on them, if they landed and a lease was requested; its owner must release it.
     """
 
     outcome: LandingOutcome
@@ -94,14 +93,14 @@ class LandingResult:
 
 
 class StoreView:
-    """The store through the router's eyes. One per router; calls may be made concurrently.
+    """Asks the store. Calls may be concurrent.
 
     Args:
-        store: a client; this object does not own it.
+        store: a client; its owner closes it.
         clock: seconds, monotonic.
 
     Attributes:
-        counts: of outcomes of waits by name, and `match_failed`; each only grows.
+        counts: outcomes of waits by name, and `match_failed`; each only grows.
     """
 
     def __init__(self, store: StoreOps, clock: Callable[[], float] = time.monotonic) -> None:
@@ -113,7 +112,7 @@ class StoreView:
         self.counts: Counter[str] = Counter()
 
     async def learn(self, manifest: str) -> None:
-        """Fetch a manifest that is not known yet, so that `difference` can speak of it."""
+        """Fetch a manifest that is not known yet, for `difference`."""
         try:
             async with asyncio.timeout(LEARN_DEADLINE_S):
                 await self._find(manifest)
@@ -121,7 +120,7 @@ class StoreView:
             log.debug("manifest %s: %s", manifest, error)
 
     def difference(self, one: str, other: str) -> str:
-        """What differs between two manifests, in a few words."""
+        """How two manifests differ, in a few words."""
         first, second = self._manifests.get(one), self._manifests.get(other)
         if first is None or second is None:
             return f"manifests {one[:12]} and {other[:12]}"
@@ -134,11 +133,10 @@ class StoreView:
         return "; ".join(_differences("", first.as_dict(), second.as_dict())[:SHOWN_DIFFERENCES])
 
     async def match(self, manifest: str, hashes: bytes) -> int:
-        """Leading blocks of the chain that are whole in the store; 0 where it does not say.
+        """Leading blocks of the chain that are whole in the store; 0 if it does not answer.
 
-        It also announces them: what of it lies on the store's disk alone is on its way into memory
-        while the request is planned. The client's own deadline bounds it: a store that hangs is
-        given up once, and then away.
+        The store brings those that are on its disk alone into memory meanwhile. The client's own
+        deadline bounds the call.
 
         Args:
             manifest: hex digest.
@@ -147,7 +145,7 @@ class StoreView:
         if not hashes:
             return 0
         try:
-            found = self._manifests.get(manifest) or await self._find(manifest)
+            found = await self._find(manifest)
             return (await self._store.match(found, hashes, promote=True)).blocks if found else 0
         except (KVStoreError, TimeoutError):
             self.counts["match_failed"] += 1
@@ -158,12 +156,12 @@ class StoreView:
     ) -> LandingResult:
         """Wait until the first `upto` blocks are whole in the store, at most `deadline_s`.
 
-        Cancelling gives the wait up at the store too. A lease in the answer must be released.
+        Cancellation ends the wait at the store too. A lease in the result must be released.
         """
         if upto <= 0:
             return self._ended(LandingOutcome.LANDED)
         try:
-            found = self._manifests.get(manifest) or await self._find(manifest)
+            found = await self._find(manifest)
             if found is None:
                 return self._ended(LandingOutcome.UNKNOWN_MANIFEST)
             landed = await self._store.wait(found, hashes, upto, deadline_s, lease)
@@ -180,11 +178,12 @@ class StoreView:
         return LandingResult(outcome, blocks, lease)
 
     async def _find(self, manifest: str) -> Manifest | None:
+        """A manifest by its digest; concurrent calls share one request for unknown ones."""
         found = self._manifests.get(manifest)
         if found is None and (self._reloading or self._clock() >= self._reload_at):
             if self._reloading is None:
                 self._reloading = asyncio.create_task(self._reload())
-                self._reloading.add_done_callback(_look_at)
+                self._reloading.add_done_callback(_consume)
             await asyncio.shield(self._reloading)
             found = self._manifests.get(manifest)
         return found
@@ -198,8 +197,8 @@ class StoreView:
             self._reloading = None
 
 
-def _look_at(task: asyncio.Task[None]) -> None:
-    """Look at how a task ended: those who awaited it may be gone, and asyncio logs what is left."""
+def _consume(task: asyncio.Task[None]) -> None:
+    """Read the task's exception: all its awaiters may be gone, and asyncio logs unread ones."""
     if not task.cancelled():
         task.exception()
 

@@ -1,6 +1,6 @@
-"""Token ids of a prompt: passed through, from a local tokenizer, or from an engine's /tokenize.
+"""Token ids of a prompt, from a local tokenizer or from an engine's /tokenize.
 
-Only asked for where a policy or a landing needs hashes before the prefill leg's answer. Never
+Used only where a policy or a landing needs hashes before the prefill leg's answer. It never
 guesses: without an answer the request goes on without hashes.
 """
 
@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from kvrouter._native import scan_object
+from kvrouter.prefix.byte_cache import ByteCache
 from kvrouter.prefix.hash_cache import ID_BYTES
-from kvrouter.telemetry.caches import CacheUse
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from kvrouter.engines.engine import Engine
+    from kvrouter.telemetry.caches import CacheUse
 
     Post = Callable[[Engine, str, bytes], Awaitable[bytes]]
 
@@ -35,10 +36,10 @@ TOKENIZE_PATH: Final = "/tokenize"
 CACHED_BYTES: Final = 64 << 20
 """Memory of the token ids in the cache: 4 bytes each, their JSON about 6."""
 ENTRY_BYTES: Final = 512
-"""What a cached prompt takes beside these: so short prompts do not add up either."""
+"""What a cached prompt takes besides these, which bounds the number of short prompts."""
 MAX_THREADS: Final = 4
 INLINE_CHARACTERS: Final = 4096
-"""A longer text is tokenised in a thread, so that the loop goes on."""
+"""Longer texts are tokenised in a thread, so that the event loop goes on."""
 TRIAL_TEXT: Final = (
     "The quick brown fox: 12,345 jumps\n\tover \u00e9t\u00e9 \u4f60\u597d <|endoftext|> end."
 )
@@ -54,25 +55,16 @@ class PromptTokens:
     json: bytes
 
     def __len__(self) -> int:
-        """How many tokens."""
+        """Number of tokens."""
         return len(self.ids) // ID_BYTES
 
 
-def _member(body: bytes, key: str) -> PromptTokens:
-    """Token ids that are a member of a JSON object, read natively."""
-    spans, ids = scan_object(body, key)
-    if ids is None:
-        raise ValueError("not token ids")
-    start, end = spans[key]
-    return PromptTokens(ids, body[start:end])
-
-
 class TokenizerUnavailable(ValueError):
-    """No local tokenizer can be loaded from where the user said; says what to do."""
+    """The configured tokenizer cannot be loaded; the message says what to do."""
 
 
 def tokenizer_file(path: str) -> Path:
-    """The `tokenizer.json` that `path` names, itself or by its directory.
+    """The `tokenizer.json` of `path`, itself or its directory.
 
     Raises:
         TokenizerUnavailable: there is no such file.
@@ -89,7 +81,7 @@ class LocalTokenizer:
     """A `tokenizer.json` in this process, for text prompts (chats need the model's template).
 
     Args:
-        path: of the file, or of the directory that holds it.
+        path: of the file, or of its directory.
 
     Raises:
         TokenizerUnavailable: the file or the `tokenizers` package is missing.
@@ -111,51 +103,52 @@ class LocalTokenizer:
             ) from None
 
     def encode(self, text: str) -> array[int]:
-        """Token ids of `text` with the special tokens that the model wants."""
+        """Token ids of `text`, with the special tokens of the model."""
         return array("I", self._tokenizer.encode(text).ids)
 
 
 class TokenSource:
-    """Finds the token ids of prompts; remembers the latest.
+    """Finds the token ids of prompts; caches the latest.
 
     Args:
         post: sends a body to an engine's path and returns the body of its 200; raises OSError,
             TimeoutError or ValueError otherwise.
-        local: tokenizer of this process, used for text once an engine agreed with it.
+        local: tokenizer for texts, used once an engine's ids were found to be the same.
+        max_bytes: bound of the cache.
 
     Attributes:
         counts: cache_hits, local, engine, failed; each only grows.
     """
 
-    def __init__(self, post: Post, local: LocalTokenizer | None = None) -> None:
+    def __init__(
+        self, post: Post, local: LocalTokenizer | None = None, max_bytes: int = CACHED_BYTES
+    ) -> None:
         self._post = post
         self._local = local
-        self._verdicts: dict[str, bool] = {}
-        self._cache: OrderedDict[bytes, PromptTokens] = OrderedDict()
-        self._cached_bytes = 0
+        self._agrees: dict[str, bool] = {}  # by model: whether the local tokenizer is the engines'
+        self._cache: ByteCache[bytes, PromptTokens] = ByteCache(max_bytes, max_bytes // 16, _size)
         self._threads: ThreadPoolExecutor | None = None
         self.counts: Counter[str] = Counter()
 
     @property
     def use(self) -> CacheUse:
-        """How many prompts are remembered, and the memory that they take."""
-        return CacheUse(len(self._cache), self._cached_bytes, CACHED_BYTES)
+        """Number of cached prompts, and their memory."""
+        return self._cache.use
 
     async def tokens(
         self, engine: Engine, model: str, body: bytes, text: str | None
     ) -> PromptTokens | None:
-        """Token ids of a prompt, or None where nobody can tell.
+        """Token ids of a prompt; None: unknown.
 
         Args:
-            engine: to be asked, one that serves `model`.
+            engine: one that serves `model`.
             model: its name.
-            body: of POST /tokenize, from the engine's family; it also is the cache's key.
-            text: the prompt, where it is a plain text with the default special tokens.
+            body: of POST /tokenize, from the engine's family; also the cache's key.
+            text: the prompt, if it is plain text with the default special tokens.
         """
         key = blake2b(body, digest_size=16).digest()
         found = self._cache.get(key)
         if found is not None:
-            self._cache.move_to_end(key)
             self.counts["cache_hits"] += 1
             return found
         if text is not None and self._local is not None and await self._trusted(engine, model):
@@ -164,38 +157,38 @@ class TokenSource:
         else:
             found = await self._ask(engine, body)
         if found is not None:
-            self._remember(key, found)
+            self._cache.put(key, found)
         return found
 
+    def close(self) -> None:
+        """End the threads; texts that wait for one are given up. Idempotent."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+
     async def _trusted(self, engine: Engine, model: str) -> bool:
-        """Whether the local tokenizer gives what the engine gives for a trial text: asked once."""
-        verdict = self._verdicts.get(model)
-        if verdict is None and self._local is not None:
+        """Whether the local tokenizer agrees with the engine's on a trial text: asked once."""
+        agrees = self._agrees.get(model)
+        if agrees is None and self._local is not None:
             theirs = await self._ask(engine, orjson.dumps({"model": model, "prompt": TRIAL_TEXT}))
             if theirs is None:
                 return False
-            verdict = theirs.ids == self._local.encode(TRIAL_TEXT).tobytes()
-            self._verdicts[model] = verdict
-            if not verdict:
+            agrees = theirs.ids == self._local.encode(TRIAL_TEXT).tobytes()
+            self._agrees[model] = agrees
+            if not agrees:
                 log.warning(
                     "--tokenizer gives other token ids than %s for model %s: not used for it; "
                     "give the tokenizer of that model",
                     engine.address,
                     model,
                 )
-        return bool(verdict)
-
-    def close(self) -> None:
-        """End the threads that tokenise; texts that still wait for one are given up. Idempotent."""
-        threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown(wait=False, cancel_futures=True)
+        return bool(agrees)
 
     async def _encode(self, local: LocalTokenizer, text: str) -> PromptTokens:
         if len(text) <= INLINE_CHARACTERS:
             return _encode(local, text)
         if self._threads is None:
-            # Fewer than cores, or tokenising would take the loop's own core from it.
+            # Fewer than cores, so that the event loop keeps one.
             workers = max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) - 1))
             self._threads = ThreadPoolExecutor(workers, thread_name_prefix="tokenise")
         loop = asyncio.get_running_loop()
@@ -203,7 +196,7 @@ class TokenSource:
 
     async def _ask(self, engine: Engine, body: bytes) -> PromptTokens | None:
         try:
-            found = _member(await self._post(engine, TOKENIZE_PATH, body), "tokens")
+            found = _read(await self._post(engine, TOKENIZE_PATH, body))
         except (OSError, TimeoutError, ValueError) as error:
             self.counts["failed"] += 1
             log.debug("%s does not tokenise: %s", engine.address, error)
@@ -211,19 +204,17 @@ class TokenSource:
         self.counts["engine"] += 1
         return found
 
-    def _remember(self, key: bytes, tokens: PromptTokens) -> None:
-        size = _size(tokens)
-        if size > CACHED_BYTES // 16:
-            return
-        replaced = self._cache.pop(key, None)
-        self._cache[key] = tokens
-        self._cached_bytes += size - (_size(replaced) if replaced else 0)
-        while self._cached_bytes > CACHED_BYTES:
-            _, oldest = self._cache.popitem(last=False)
-            self._cached_bytes -= _size(oldest)
+
+def _read(answer: bytes) -> PromptTokens:
+    """The ids in an answer of /tokenize."""
+    spans, ids = scan_object(answer, "tokens")
+    if ids is None:
+        raise ValueError("not token ids")
+    start, end = spans["tokens"]
+    return PromptTokens(ids, answer[start:end])
 
 
-def _size(tokens: PromptTokens) -> int:
+def _size(_: bytes, tokens: PromptTokens) -> int:
     """Bytes of memory that a cached prompt takes."""
     return ENTRY_BYTES + getsizeof(tokens.ids) + getsizeof(tokens.json)
 
@@ -231,6 +222,4 @@ def _size(tokens: PromptTokens) -> int:
 def _encode(local: LocalTokenizer, text: str) -> PromptTokens:
     ids = local.encode(text)
     written = orjson.dumps(ids.tolist())
-    return PromptTokens(
-        ids.tobytes(), bytes(memoryview(written))
-    )  # orjson's own takes a KiB or more
+    return PromptTokens(ids.tobytes(), bytes(memoryview(written)))  # orjson's own takes more memory

@@ -1,8 +1,8 @@
-"""The `priority` of prefill legs: engines that schedule by it begin with the shortest.
+"""The `priority` of prefill legs: engines that schedule by it begin with the shortest. Pure.
 
-Pure. vLLM begins with the lowest `priority`, among equals with the one that came first, where it
-runs with `--scheduling-policy priority` (vllm/v1/core/sched/request_queue.py). Else its V1 engine
-ignores it, and its V0 engine refuses it with 400, which `introduce` finds out.
+vLLM with `--scheduling-policy priority` begins with the lowest `priority`, among equals with the
+first that came (vllm/v1/core/sched/request_queue.py). Otherwise its V1 engine ignores it, and its
+V0 engine refuses it with 400, which detection finds out.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
     from kvrouter.openai.request import Request
 
 TOKENS_PER_MS: Final = 10.0
-"""Prompt tokens that an engine computes in a millisecond, where attention costs nothing. Only the
-order of legs depends on it, and how soon the old ones go first."""
+"""Prompt tokens that an engine computes in a millisecond without attention. Only the order of legs
+and their aging depend on it."""
 LONG_CONTEXT_TOKENS: Final = 32768
-"""Tokens before a token at which attention costs as much as all else (8B: about 30,000)."""
+"""Context at which attention costs as much as all else (8B: about 30,000)."""
 AGING: Final = 0.1
-"""Milliseconds of work that a millisecond of waiting is worth: a leg of W ms is overtaken by those
-that come within 10 W of it at most, so that a long prompt does not wait for ever."""
+"""Milliseconds of work that a millisecond of waiting is worth: only legs that come within 10 W ms
+can overtake a leg of W ms, so that a long prompt does not wait for ever."""
 STRIDE: Final = 1 << 40
-"""Between two priorities of clients: more than any leg's own."""
+"""Between two priorities of clients; more than any leg's own."""
 MAX_GIVEN: Final = 1 << 22
-"""Engines take 64 bits; what a client gives beyond is passed on as it is."""
+"""Engines take 64 bits; larger priorities of clients are passed on as they are."""
 Mode = Literal["auto", "on", "off"]
 
 
 def work_ms(computed_tokens: int, held_tokens: int) -> float:
-    """What computing so many tokens behind `held_tokens` takes, roughly, in milliseconds."""
+    """Rough time to compute so many tokens after `held_tokens`, in milliseconds."""
     context = held_tokens + computed_tokens / 2
     return computed_tokens * (1 + context / LONG_CONTEXT_TOKENS) / TOKENS_PER_MS
 
 
 class PrefillPriorities:
-    """Ranks prefill legs, so that engines of all routers compare alike.
+    """Ranks prefill legs, in the same way on all routers.
 
     Args:
-        mode: which engines are told: "auto": those that took one when they joined; "on": all.
+        mode: which engines get a priority: "auto": those that took one when they joined; "on": all.
         clock: seconds since the epoch, which routers share.
     """
 
@@ -52,9 +52,9 @@ class PrefillPriorities:
         self._clock = clock
 
     def of(self, request: Request, engine: Engine, computed_tokens: int) -> int | None:
-        """The `priority` of a leg on `engine`; None: as the client has it.
+        """The `priority` of a leg on `engine`: the client's first, then work and age.
 
-        The client's own comes first; legs of the same one go by their work and their age.
+        None: the client's is passed on.
 
         Raises:
             ApiError: 400: the client's is no integer.

@@ -1,7 +1,7 @@
-"""The places of one prompt's legs on engines: counted from the plan on, not once they are sent.
+"""Load of one prompt's legs on engines, counted from the plan on.
 
-A decode leg is sent long after its engine was chosen. What is planned meanwhile must see its load,
-and which blocks the engines of both legs will hold.
+A decode leg is sent long after its engine was chosen. Plans made meanwhile must see its load, and
+which blocks the engines of both legs will hold.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 
 class LegReservations:
-    """At most one place for each leg of one prompt. Its owner must call `release` in the end.
+    """At most one reservation per leg of one prompt. Its owner must call `release` in the end.
 
     Args:
         pool: counts the legs.
-        expected: is told which blocks are on their way to which engine.
-        hashes: of the prompt's blocks, 32 bytes each, where they are known.
+        in_flight: records which blocks engines will hold.
+        hashes: of the prompt's blocks, 32 bytes each; None: unknown.
     """
 
-    __slots__ = ("_expected", "_marks", "_pool", "_tickets")
+    __slots__ = ("_in_flight", "_marks", "_pool", "_tickets")
 
-    def __init__(self, pool: EnginePool, expected: InFlightPrefixes, hashes: bytes | None) -> None:
+    def __init__(self, pool: EnginePool, in_flight: InFlightPrefixes, hashes: bytes | None) -> None:
         self._pool = pool
-        self._expected = expected
+        self._in_flight = in_flight
         self._marks = marks_of(hashes) if hashes else ()
         self._tickets: list[Ticket | None] = [None, None]
 
     def plan(self, leg: Role, engine: Engine, tokens: int, computing_tokens: int = 0) -> Ticket:
-        """Count `leg` on `engine` from now on, and no longer where it counted before.
+        """Count `leg` on `engine` from now on, in place of where it counted before.
 
         Args:
             leg: PREFILL or DECODE.
@@ -44,31 +44,30 @@ class LegReservations:
             computing_tokens: those of the prompt that a decode leg has to compute there.
 
         Returns:
-            its ticket, which stays this object's.
+            its ticket, which this object owns.
         """
-        at = leg is Role.DECODE
-        held = self._tickets[at]
+        held = self._tickets[leg is Role.DECODE]
         if held is not None:
             same = held.tokens == tokens and held.computing_tokens == computing_tokens
             if held.engine is engine and same:
                 return held
             self.leave(leg)
         ticket = self._pool.reserve(engine, tokens, begun=False, computing_tokens=computing_tokens)
-        self._tickets[at] = ticket
-        self._expected.add(engine, self._marks)
+        self._tickets[leg is Role.DECODE] = ticket
+        self._in_flight.add(engine, self._marks)
         return ticket
 
     def begin(self, leg: Role, engine: Engine, tokens: int, computing_tokens: int = 0) -> None:
-        """The same for a leg that is sent now: it is under way until it leaves."""
+        """The same for a leg that is sent now: it is in flight until it leaves."""
         self.plan(leg, engine, tokens, computing_tokens).begin()
 
     def tokens(self, leg: Role) -> int:
-        """The load of `leg` where it counts; 0 where it does not."""
+        """The load of `leg`; 0 without a reservation."""
         ticket = self._tickets[leg is Role.DECODE]
         return ticket.tokens if ticket is not None else 0
 
     def computed(self) -> None:
-        """The answer has begun: what was to be computed of the prompt is. Idempotent."""
+        """The answer has begun: the prompt is computed. Idempotent."""
         for ticket in self._tickets:
             if ticket is not None:
                 ticket.computed()
@@ -78,7 +77,7 @@ class LegReservations:
         at = leg is Role.DECODE
         ticket, self._tickets[at] = self._tickets[at], None
         if ticket is not None:
-            self._expected.remove(ticket.engine, self._marks)
+            self._in_flight.remove(ticket.engine, self._marks)
             ticket.release()
 
     def release(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from kvrouter.routing.policies.least_tokens import LeastTokens
 from kvrouter.routing.policies.prefix import Prefix
@@ -15,19 +15,17 @@ if TYPE_CHECKING:
     from kvrouter.routing.policies.base import Policy
 
 POLICIES: Final[Mapping[str, type[Policy]]] = MappingProxyType(
-    {
-        RoundRobin.name: RoundRobin,
-        LeastTokens.name: LeastTokens,
-        Prefix.name: Prefix,
-    }
+    {policy.name: policy for policy in (RoundRobin, LeastTokens, Prefix)}
 )
-"""Every policy by its name; a new one is one line here."""
+"""Every policy by its name; a new one is a file, and a word here."""
+
+if TYPE_CHECKING:
+    PolicyName = str
+else:
+    PolicyName = Literal[tuple(POLICIES)]
+"""Values of `--policy`."""
 
 
 def make_policy(name: str) -> Policy:
-    """The policy of that name, fresh.
-
-    Raises:
-        KeyError: no such policy.
-    """
+    """A new policy of that name; KeyError: there is none."""
     return POLICIES[name]()

@@ -1,4 +1,4 @@
-"""The seam of routing policies. A policy knows no asyncio and does no I/O: simulators run it."""
+"""The interface of routing policies. They do no I/O and know no asyncio: simulators run them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ if TYPE_CHECKING:
 
 
 class Policy(Protocol):
-    """Chooses the engines of both legs.
+    """Chooses the engines of both legs, among the candidates of the inputs.
 
-    Implementations are synchronous, touch only what they are given, and must choose among the
-    candidates of the inputs. One instance serves one router; calls come from one thread.
+    One instance serves one router, in one thread.
     """
 
     name: ClassVar[str]
-    """As in `--policy`."""
+    """Value of `--policy`."""
     needs_hashes: ClassVar[bool]
-    """Whether `RouteInputs.matches` and its like change what it decides (costs a tokenising)."""
+    """Whether it uses `RouteInputs.matches`, `guesses` or `store_blocks`, which need token ids."""
 
     def plan(self, inputs: RouteInputs) -> Plan:
-        """Decide. `inputs.decode` is not empty; never raises for valid inputs."""
+        """Decide. Never raises for valid inputs."""
 
     def rebind(
         self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine, own_tokens: int
@@ -35,15 +34,15 @@ class Policy(Protocol):
         """Choose the decode engine again just before its leg: `bound`, unless another is better.
 
         Args:
-            inputs: as they were at the plan.
+            inputs: of the plan.
             decode: engines that can load the prompt's KV now.
-            bound: the engine of the plan; it is gone where it is not among them.
+            bound: the engine of the plan; it may not be among them.
             own_tokens: the load of the leg itself, which counts on `bound`.
         """
 
 
 def in_turn(candidates: Sequence[Engine], turn: int) -> Sequence[Engine]:
-    """The same engines, beginning with another one each turn: so that equals share the load."""
+    """The same engines, beginning with another one each turn, so that equals share the load."""
     first = turn % len(candidates)
     return [*candidates[first:], *candidates[:first]] if first else candidates
 
@@ -51,7 +50,7 @@ def in_turn(candidates: Sequence[Engine], turn: int) -> Sequence[Engine]:
 def rebound(
     decode: Sequence[Engine], bound: Engine, price: Callable[[Engine], float], own_tokens: int
 ) -> Engine:
-    """The engine of the lowest price, the leg itself not counted; `bound` of equals, if there."""
+    """The engine of the lowest price without the leg itself; among equals `bound`."""
     cheapest = min(decode, key=price)
     if bound in decode and price(bound) - own_tokens <= price(cheapest):
         return bound
@@ -61,11 +60,11 @@ def rebound(
 def decide(
     inputs: RouteInputs, decode: Engine, choose: Callable[[Sequence[Engine]], Engine]
 ) -> Plan:
-    """The part that all policies share: given the decode engine, prefill or not, and why.
+    """What all policies share: whether there is a prefill leg, and why.
 
     Args:
         inputs: the request.
-        decode: the engine already chosen for the decode leg.
+        decode: the chosen engine of the decode leg.
         choose: picks the prefill engine from a sequence that is not empty.
     """
     missing = missing_tokens(inputs, decode)

@@ -1,4 +1,4 @@
-"""The engine with the fewest tokens under way: size is the load, not the number of requests."""
+"""The engine with the fewest tokens in flight: tokens are the load, not requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOKENS: Final = attrgetter("tokens")
 
 
 class LeastTokens:
-    """Each leg goes to the candidate with the fewest tokens under way; equals take turns."""
+    """Each leg goes to the candidate with the fewest tokens in flight; equals take turns."""
 
     name: ClassVar[str] = "least_tokens"
     needs_hashes: ClassVar[bool] = False
@@ -27,14 +27,14 @@ class LeastTokens:
         self._turn = 0
 
     def plan(self, inputs: RouteInputs) -> Plan:
-        """Take the least loaded engine of each role."""
+        """The least loaded engine of each role."""
         self._turn += 1
         return decide(inputs, self._least(inputs.decode), self._least)
 
     def rebind(
         self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine, own_tokens: int
     ) -> Engine:
-        """The least loaded; the bound one of equals."""
+        """The least loaded; among equals the bound one."""
         return rebound(decode, bound, _TOKENS, own_tokens)
 
     def _least(self, candidates: Sequence[Engine]) -> Engine:

@@ -1,4 +1,4 @@
-"""The engine that would be done first: tokens under way plus tokens still to compute or bring.
+"""The engine that would be done first: tokens in flight plus tokens to compute or to load.
 
 A cost, not a threshold: an engine that holds the prefix wins only while its queue is shorter than
 what computing the rest elsewhere takes, so a popular prefix cannot make a hot spot.
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from kvrouter.routing.plan import Plan, RouteInputs
 
 LOAD_COST = 0.05
-"""Cost of bringing one token's KV from the store, in tokens computed (issue 2's bars: a warm
-prompt may take 1.3x of one that is in the engine's cache; loading was 1/20 of computing there)."""
+"""Cost of loading one token's KV from the store, in computed tokens (1/20 where measured)."""
 
 
 class Prefix:
@@ -33,7 +32,7 @@ class Prefix:
         self._turn = 0
 
     def plan(self, inputs: RouteInputs) -> Plan:
-        """Take the cheapest engine of each role."""
+        """The cheapest engine of each role."""
         self._turn += 1
         price = pricing(inputs)
 
@@ -47,7 +46,7 @@ class Prefix:
     def rebind(
         self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine, own_tokens: int
     ) -> Engine:
-        """The cheapest, what it holds already not being loaded; the bound one of equals."""
+        """The cheapest, since it need not load what it holds; among equals the bound one."""
         held, saved = inputs.matches, LOAD_COST * inputs.block_tokens
 
         def price(engine: Engine) -> float:
@@ -57,9 +56,9 @@ class Prefix:
 
 
 def pricing(inputs: RouteInputs) -> Callable[[Engine], float]:
-    """A function of the engine: what this prompt costs there, up to a constant of the request.
+    """The cost of this prompt on an engine, up to a constant of the request.
 
-    In tokens to compute before it is prefilled: those under way, less those that the engine holds;
+    In tokens to compute until it is prefilled: those in flight, less those that the engine holds;
     those that it would load from the store cost LOAD_COST each.
     """
     block_tokens, stored = inputs.block_tokens, inputs.store_blocks
@@ -80,7 +79,7 @@ def pricing(inputs: RouteInputs) -> Callable[[Engine], float]:
 
 
 def _believed(inputs: RouteInputs) -> Mapping[Engine, int]:
-    """Leading blocks that engines hold, as told or, where that is more, as guessed."""
+    """Leading blocks that engines hold, by events or by guesses, whichever is more."""
     held = dict(inputs.matches)
     for engine, blocks in inputs.guesses.items():
         held[engine] = max(blocks, held.get(engine, 0))

@@ -1,4 +1,4 @@
-"""Engines in turn, blind to load and caches: the baseline that others are measured against."""
+"""Engines in turn, whatever their load and caches: the baseline for other policies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RoundRobin:
         self._decodes = 0
 
     def plan(self, inputs: RouteInputs) -> Plan:
-        """Take the next engine of each role."""
+        """The next engine of each role."""
         decode = inputs.decode[self._decodes % len(inputs.decode)]
         self._decodes += 1
         return decide(inputs, decode, self._next_prefill)
@@ -32,7 +32,7 @@ class RoundRobin:
     def rebind(
         self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine, own_tokens: int
     ) -> Engine:
-        """The bound one: its turn has come. The next one only where that is gone."""
+        """The bound one; the next one if that is gone."""
         if bound in decode:
             return bound
         self._decodes += 1

@@ -7,6 +7,7 @@ other is withdrawn, and both are asked anew, with a new rendezvous.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
@@ -14,7 +15,6 @@ from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.engines.engine import Role
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.http.failure import Failure
-from kvrouter.routing.plan import without
 from kvrouter.serving.legs.leg import MAX_ATTEMPTS, NOT_TAKEN, LegFailed, Refused, decode_error
 from kvrouter.serving.legs.release import pinned
 
@@ -131,7 +131,7 @@ class ConcurrentLegs:
         prefill = tried.others(self._pool.engines(Role.PREFILL, model))
         decode = tried.others(self._pool.engines(Role.DECODE, model))
         decode = decode if prefill else [engine for engine in decode if _alone(engine)]
-        return without(inputs, prefill=prefill, decode=decode) if decode else None
+        return replace(inputs, prefill=prefill, decode=decode) if decode else None
 
     def _check(self, context: RequestContext, inputs: RouteInputs) -> None:
         """That engines which only decode can do what is asked.

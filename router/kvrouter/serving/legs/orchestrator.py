@@ -15,7 +15,7 @@ from kvrouter.engines.engine import Role
 from kvrouter.engines.families.base import LegOrder
 from kvrouter.errors import ApiError
 from kvrouter.http.failure import Failure
-from kvrouter.routing.plan import loaders, without
+from kvrouter.routing.plan import loaders
 from kvrouter.routing.reservations import LegReservations
 from kvrouter.serving.legs.concurrent import ConcurrentLegs
 from kvrouter.serving.legs.leg import MAX_ATTEMPTS, NOT_TAKEN, LegFailed, Refused, decode_error
@@ -236,7 +236,7 @@ class Orchestrator:
                 if not again:
                     raise self._over_budget() from None
             decode = inputs.decode if context.route.plan is None else (context.route.plan.decode,)
-            plan = self._policy.plan(without(inputs, prefill=others, decode=decode))
+            plan = self._policy.plan(replace(inputs, prefill=others, decode=decode))
             if plan.prefill is None:
                 self._recompute(context, plan.missing_tokens)
                 return
@@ -318,7 +318,7 @@ class Orchestrator:
                 if not others:
                     raise decode_error(failed) from None
                 taken = failed.failure not in NOT_TAKEN
-            inputs, pending = without(inputs, decode=others, prefill=()), None
+            inputs, pending = replace(inputs, decode=others, prefill=()), None
             engine = self._policy.plan(inputs).decode
             handoff = context.route.handoff
             handed = handoff is not None and handoff.transfer_params is not None
@@ -335,7 +335,7 @@ class Orchestrator:
         """
         context.route.handoff = context.held.pinned = None
         prefill = self._pool.engines(Role.PREFILL, model)
-        inputs = without(inputs, decode=(decode,), prefill=prefill)
+        inputs = replace(inputs, decode=(decode,), prefill=prefill)
         plan = context.route.plan = self._policy.plan(inputs)
         self._reserve(context, plan)
         if plan.prefill is not None:

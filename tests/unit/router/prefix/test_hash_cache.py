@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvrouter.engines.engine import HashDomain
-from kvrouter.prefix.hash_cache import LEAST_BLOCKS, HashCache, _size
+from kvrouter.prefix.hash_cache import LEAST_BLOCKS, HashCache
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 DOMAIN = HashDomain(2, root_hash(None))
@@ -41,9 +41,7 @@ def test_whatever_was_asked_before_a_chain_is_what_hashing_gives(
         tokens = LONG[:shared] + own_tokens
         direct = hash_tokens(tokens, 2, root=DOMAIN.root, lora=adapter, cache_salt=salt).data
         assert chains.hashes(packed(tokens), DOMAIN, adapter, salt) == direct
-        kept_bytes = sum(_size(key, *kept) for key, kept in chains._known.items())
-        assert chains.use == (len(chains._known), kept_bytes, size)
-        assert kept_bytes <= size
+        assert chains.use.bytes <= chains.use.max_bytes == size
 
 
 def test_what_is_remembered_takes_no_more_memory_than_its_bound_whatever_the_salts() -> None:

@@ -10,7 +10,6 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from kvrouter.engines.engine import Engine, Role
-from kvrouter.prefix import tokenize as tokens_module
 from kvrouter.prefix.tokenize import LocalTokenizer, TokenizerUnavailable, TokenSource
 
 if TYPE_CHECKING:
@@ -123,13 +122,10 @@ async def test_an_answer_that_is_no_token_ids_is_none(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("local", [None, FakeLocal()], ids=["engine", "local"])
-async def test_the_cache_is_bounded_by_its_memory(
-    local: FakeLocal | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_cache_is_bounded_by_its_memory(local: FakeLocal | None) -> None:
     bound = 1 << 20
-    monkeypatch.setattr(tokens_module, "CACHED_BYTES", bound)
     post = FakeTokenize()
-    source = TokenSource(post, local)
+    source = TokenSource(post, local, bound)
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -141,12 +137,11 @@ async def test_the_cache_is_bounded_by_its_memory(
         tracemalloc.stop()
     assert 0.5 * bound < taken < 1.1 * bound
     kept, kept_bytes, most_bytes = source.use
-    assert kept == len(source._cache)
     assert 0.9 * bound < kept_bytes <= most_bytes == bound
     await ids(source, "3999")
     assert source.counts["cache_hits"] == 1
     await ids(source, "w " * (bound // 64))  # too long to push out all others
-    assert len(source._cache) == kept
+    assert source.use.entries == kept
 
 
 def test_a_tokenizer_file_or_its_directory_is_loaded(tmp_path: Path) -> None:
