@@ -1,4 +1,4 @@
-"""The token that /workers and the status document ask for."""
+"""The token that /workers and the status document require."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 
 def ask_for_token(headers: Mapping[str, str], token: str) -> None:
-    """Let a request in that brings the token; "": every request.
-
-    How long it takes tells nothing of the token but its length.
+    """Check the token of a request, in constant time; "" needs none.
 
     Raises:
         ApiError: 401.

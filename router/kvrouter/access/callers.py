@@ -1,7 +1,7 @@
-"""Callers with their keys: who is meant by a header, what they may use, what they have used.
+"""Callers: which caller a key belongs to, what it may use, and what it has used.
 
-Synchronous, over an injected clock. A caller outlives a change of the keys as long as its name
-does, with the requests it has under way and what it has used of its rates.
+Synchronous, over an injected clock. A caller keeps its counts and rates when the keys are read
+again, as long as its name is still there.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 
 _LIMITED: Final = "rate_limit_exceeded"
 _MAX_AUTHORIZATION: Final = 2048
-"""Characters of a header that are looked at; a longer one is nobody's."""
+"""Longest header that can hold a valid key."""
 
 
 def caller_of(asked: Exchange | HttpRequest) -> Caller | None:
-    """The caller that the gate found; None where the router asks for no key."""
+    """The caller that the gate found; None if callers need no key."""
     found = asked.principal
     return found if isinstance(found, Caller) else None
 
 
 class Caller:
-    """One name of the file of keys, and what it has under way.
+    """One name of the file of keys, its limits and its usage.
+
+    Code that begins or ends a request, or uses tokens, updates the counts.
 
     Attributes:
         name: as in log, metrics and the fair queue.
         limited: whether `begin` may refuse.
-        metered: whether `admit` may refuse, and what is used must be told to `charge`.
+        metered: whether `admit` may refuse, and `charge` must be called with the used tokens.
         requests: how many have begun; only grows.
-        ended: how many of these are over; only grows.
-        tokens: tokens used, of prompts and answers; only grows.
-        refused: how many were refused, by the reason; only grows.
-
-    Whoever lets a request begin or end, or uses tokens, counts them here.
+        ended: how many of these have ended; only grows.
+        tokens: used tokens of prompts and answers; only grows.
+        refused: refused requests by reason; only grows.
     """
 
     __slots__ = ("_clock", "_key", "_models", "_most", "_rate", "_token_rate", "ended", "limited",
@@ -65,7 +65,7 @@ class Caller:
         self.follow(key)
 
     def follow(self, key: Key) -> None:
-        """From now on it may do what `key` says, which has its name."""
+        """Take over the limits of `key`, which has the same name."""
         self._key = key
         self._models = key.models
         self._most = key.max_concurrent
@@ -77,7 +77,7 @@ class Caller:
 
     @property
     def running(self) -> int:
-        """Requests under way."""
+        """Requests in flight."""
         return self.requests - self.ended
 
     def allows(self, model: str) -> bool:
@@ -85,20 +85,20 @@ class Caller:
         return self._models is None or model in self._models
 
     def begin(self) -> None:
-        """A request wants to begin.
+        """Check the limits of requests.
 
         Raises:
-            ApiError: 429: it has too many under way, or had too many in a short time.
+            ApiError: 429: it has too many in flight, or had too many in a short time.
         """
         if self._most is not None and self.running >= self._most:
-            message = f"This key may have {self._most} requests under way at a time."
+            message = f"This key may have {self._most} requests in flight at a time."
             raise self._limited("concurrency", message, 1.0)
         if self._rate is not None and (wait_s := self._rate.take(1)):
             message = f"This key may make {self._key.requests_per_s:g} requests per second."
             raise self._limited("requests", message, wait_s)
 
     def admit(self, model: str, prompt_tokens: int) -> None:
-        """The request turns out to be for `model`, with a prompt of so many tokens.
+        """Check model and tokens of a request.
 
         Raises:
             ApiError: 404, as for a model that does not exist; 429: it used too many tokens.
@@ -111,7 +111,7 @@ class Caller:
             raise self._limited("tokens", message, wait_s)
 
     def charge(self, tokens: int) -> None:
-        """So many tokens were generated for it."""
+        """Count generated tokens."""
         if self._token_rate is not None:
             self._token_rate.charge(tokens)
 
@@ -131,15 +131,14 @@ class Caller:
 class KeyRing:
     """All callers, found by the key in an Authorization header.
 
-    Keys are found by their SHA-256 in a dictionary. How long that takes tells of the hash alone,
-    and nobody can make a key whose hash begins as another one's does without trying as many keys as
-    would find the key itself.
+    A dictionary finds keys by their SHA-256. The time of the search depends on the hash alone, so
+    that it reveals nothing about a key.
 
     Args:
         clock: seconds, monotonic.
 
     Attributes:
-        unknown: requests without a key, or with one that is nobody's; only grows.
+        unknown: requests without a valid key; only grows.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -149,11 +148,11 @@ class KeyRing:
         self.unknown = 0
 
     def __len__(self) -> int:
-        """How many callers."""
+        """Number of callers."""
         return len(self._by_name)
 
     def find(self, authorization: str) -> Caller | None:
-        """The caller whose key an Authorization header of `Bearer KEY` has; None: nobody's."""
+        """The caller of an Authorization header `Bearer KEY`; None without a valid key."""
         if len(authorization) > _MAX_AUTHORIZATION:
             return None
         key = bearer_token(authorization)
@@ -165,7 +164,7 @@ class KeyRing:
             return None
 
     def follow(self, keys: Iterable[Key]) -> None:
-        """From now on these keys are good, and no others; requests under way go on."""
+        """Replace the keys; requests in flight go on."""
         before, self._by_name, self._by_digest = self._by_name, {}, {}
         for key in keys:
             caller = before.get(key.name)

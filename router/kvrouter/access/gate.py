@@ -1,8 +1,8 @@
-"""The gate before the router's endpoints: whose request it is, and whether it may begin.
+"""Authentication in front of the router's endpoints.
 
-It looks at the key when the head of a request is there, before the server reads the body. It takes
-the caller's Authorization off the request, so that nothing behind it can pass the key on, log it or
-count by it. Endpoints that it leaves open see their requests as they came.
+The gate checks the key when the head of a request has arrived, before the server reads the body. It
+removes the caller's Authorization, so that no later code can forward or log the key. Requests of
+open endpoints pass unchanged.
 """
 
 from __future__ import annotations
@@ -37,38 +37,37 @@ _OPEN: Final = frozenset(
         "/workers",
     }
 )
-"""What vLLM leaves open, and what has a token of its own."""
+"""Paths that vLLM leaves open, and those with a token of their own."""
 _OPEN_BELOW: Final = "/workers/"
 GUARDED: Final = "/v1/"
-"""What begins so is never open."""
+"""No path below this is open."""
 _OPEN_BODY_BYTES: Final = 64 * 1024
-"""What those without a key may send to an endpoint that needs none."""
+"""Largest body that an open endpoint takes from a client without a key."""
 _MISSING: Final = "This needs an API key, as Authorization: Bearer KEY."
 _WRONG: Final = "The API key is not one of this router's."
 
 
 def is_open(path: str) -> bool:
-    """Whether an endpoint asks for no key."""
+    """Whether an endpoint needs no key."""
     return not path.startswith(GUARDED) and (path in _OPEN or path.startswith(_OPEN_BELOW))
 
 
 def _is_large(headers: dict[str, str]) -> bool:
-    """Whether a body is larger than an open endpoint needs, or does not tell its length."""
+    """Whether a body is too large for an open endpoint, or of unknown length."""
     length = int(headers.get("content-length", "0"))
     return length > _OPEN_BODY_BYTES or "transfer-encoding" in headers
 
 
 class Gate:
-    """Lets requests with a good key through to `handler`.
+    """Passes requests with a valid key to `handler`; without any keys, all requests.
 
-    A server calls `at_head` for each request before `handle`. While there are no keys the gate is
-    open.
+    The server calls `at_head` for each request, then `handle`.
 
     Args:
         ring: the keys.
         handler: of all requests.
-        metrics: counts those that are refused.
-        log: takes a line for each that is refused, or None.
+        metrics: counts refused requests.
+        log: takes a line for each refused request, or None.
     """
 
     def __init__(
@@ -81,12 +80,12 @@ class Gate:
         self._ids = RequestIds()
 
     def at_head(self, exchange: Exchange) -> None:
-        """Find out whose request it is, before its body comes; answer it here if it is nobody's."""
+        """Find the caller before the body arrives; answer a request without a valid key."""
         if not len(self._ring):
             return
         if is_open(exchange.path):
             if _is_large(exchange.headers):
-                self._refuse(exchange, ApiError(413, f"{exchange.path} takes no such body."))
+                self._refuse(exchange, ApiError(413, f"The body is too large for {exchange.path}."))
             return
         given = exchange.headers.pop("authorization", "")
         exchange.principal = self._ring.find(given)
@@ -101,7 +100,7 @@ class Gate:
             self._refuse(exchange, wrong)
 
     def handle(self, exchange: Exchange) -> Awaitable[None]:
-        """What answers `exchange`, whose caller `at_head` has found; to be awaited at once."""
+        """Answer `exchange`, for which `at_head` was called; the result must be awaited at once."""
         caller = caller_of(exchange)
         if caller is None or exchange.method != "POST":
             return self._handler(exchange)
@@ -121,32 +120,32 @@ class Gate:
             caller.ended += 1
 
     def readings(self) -> Iterator[Reading]:
-        """What is known of the callers, for Prometheus; nothing is exposed of keys themselves."""
+        """Metrics of the callers. They contain names, never keys."""
         ring = self._ring
         yield Reading(
             "kvrouter:key_requests_running",
-            "Requests of a key under way.",
+            "Requests of a key in flight.",
             lambda: [((caller.name,), float(caller.running)) for caller in ring.all()],
             ["key"],
         )
         yield Reading(
             "kvrouter:key_requests",
-            "Requests of a key that have begun.",
+            "Requests of a key that were admitted.",
             lambda: [((caller.name,), float(caller.requests)) for caller in ring.all()],
             ["key"],
             grows=True,
         )
         yield Reading(
             "kvrouter:key_tokens",
-            "Tokens of a key's prompts and answers, as they count for its rate.",
+            "Tokens of a key's prompts and answers, as its rate counts them.",
             lambda: [((caller.name,), float(caller.tokens)) for caller in ring.all()],
             ["key"],
             grows=True,
         )
         yield Reading(
             "kvrouter:key_refused",
-            "Requests refused: without a good key (unknown), for another model than the key is "
-            "for (model), beyond its rates (requests, tokens) or requests at a time (concurrency).",
+            "Refused requests by reason: no valid key (unknown), a model that the key must not "
+            "use (model), its rates (requests, tokens), its requests in flight (concurrency).",
             self._refused,
             ["key", "reason"],
             grows=True,

@@ -1,4 +1,4 @@
-"""`kvrouter key new NAME`: makes a key, prints it once, and keeps its hash alone."""
+"""`kvrouter key new NAME`: makes a key, prints it once, and keeps only its hash."""
 
 from __future__ import annotations
 

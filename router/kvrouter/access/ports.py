@@ -1,4 +1,4 @@
-"""The router's ports: the public one, and one for administration and metrics where it is apart."""
+"""The router's ports: the public one, and the optional control port."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from kvrouter.http.server.respond import Row
 
 CONTROL: Final = frozenset({"/workers", "/workers/", "/metrics"})
-"""Served on the control port alone, where there is one."""
+"""Endpoints that a control port takes over."""
 BOTH: Final = frozenset({"/health", "/ready", "/ping", "/live", "/version"})
 
 log = logging.getLogger(__name__)
 
 
 def split(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
-    """Endpoints of the public port, and those of the control port."""
+    """Endpoints of the public port, and those of a control port."""
     listed = list(rows)
     public = [row for row in listed if row[1] not in CONTROL]
     return public, [row for row in listed if row[1] in CONTROL | BOTH]
@@ -36,25 +36,21 @@ class Server(Protocol):
         """The port it listens on."""
 
     async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
-        """Accept connections; returns the port. Raises OSError."""
+        """Accept connections; returns the port. Raises OSError with a sentence."""
 
     async def renew(self, tls: ssl.SSLContext) -> None:
-        """Show these certificates from now on. Raises OSError."""
+        """Use these certificates for new connections. Raises OSError."""
 
     async def close(self) -> None:
         """Stop. Idempotent."""
 
 
 class Ports:
-    """Both servers, opened and closed together.
-
-    Args:
-        public: serves those who call the model.
-        control: serves the control port, which needs no key; None: there is no such port.
+    """Opens and closes both servers.
 
     Attributes:
         public: the server of the public port.
-        control: that of the control port.
+        control: that of the control port, which needs no key; None without a control port.
     """
 
     def __init__(self, public: HttpServer, control: Server | None) -> None:
@@ -64,11 +60,7 @@ class Ports:
         self._renewing: asyncio.Task[None] | None = None
 
     async def listen(self, host: str, port: int, settings: PortSettings) -> int:
-        """Open both; returns the public port.
-
-        Raises:
-            OSError: an address cannot be bound.
-        """
+        """Open both; returns the public port. Raises OSError with a sentence."""
         self._tls = settings.port_tls()
         if self.control is not None:
             await self.control.listen(
@@ -78,32 +70,32 @@ class Ports:
 
     @property
     def scheme(self) -> str:
-        """Of the URLs of both."""
+        """Scheme of the URLs of both."""
         return "http" if self._tls is None else "https"
 
     def follow(self, settings: PortSettings) -> None:
-        """Show the certificates as their files stand now to those who connect from now on.
+        """Use the certificates as their files are now, for new connections.
 
-        What is connected stays as it is. Where they cannot be used, so does everything.
+        If they cannot be used, nothing changes.
         """
         try:
             tls = settings.port_tls()
         except ValueError as error:
-            log.error("SIGHUP: certificates stay as they are: %s", error)
+            log.error("SIGHUP: the router keeps its certificates: %s", error)
             return
         if (tls is None) != (self._tls is None):
-            log.warning("--ssl-certfile: to begin or end with TLS takes a restart")
+            log.warning("--ssl-certfile: restart the router to switch TLS on or off")
         elif tls is not None:
             before, self._tls = self._renewing, tls
             self._renewing = asyncio.create_task(self._renew(before, tls), name="certificates")
 
     async def renewed(self) -> None:
-        """Return when what `follow` began is done."""
+        """Wait until the change that `follow` began is done."""
         if self._renewing is not None:
             await asyncio.shield(self._renewing)
 
     async def close(self) -> None:
-        """Cut off requests under way; the control port answers until they have ended."""
+        """Cut off requests in flight; the control port answers until they have ended."""
         if self._renewing is not None:
             await self._renewing
         await self.public.close()
@@ -120,5 +112,5 @@ class Ports:
             try:
                 await server.renew(tls)
             except OSError as error:
-                log.error("certificates stay as they are: %s", error)
-        log.info("certificates were read again")
+                log.error("the router keeps its certificates: %s", error)
+        log.info("new connections get the certificates as they are now")

@@ -1,4 +1,4 @@
-"""Who may call one router, put together from its settings and changed by them while it runs."""
+"""Keys of callers and engines: made from the settings, and changed with them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AccessKeys:
-    """All keys, as they were read.
+    """All keys.
 
     Attributes:
-        callers: keys that callers may bring.
-        engines: keys that engines are shown, by `HOST:PORT`; under "" that of all others.
+        callers: those of callers.
+        engines: those for engines, by `HOST:PORT`; under "" that of all others.
     """
 
     callers: list[Key]
@@ -39,27 +39,27 @@ class AccessKeys:
 
     @classmethod
     def read(cls, settings: AccessSettings) -> AccessKeys:
-        """Read the files; a file of many keys takes seconds.
+        """Read the files, which takes seconds for many keys.
 
         Raises:
-            ValueError: a file cannot be used; a sentence that repeats no key.
+            ValueError: a file cannot be used; a sentence without keys.
         """
         return cls(settings.caller_keys(), settings.engine_keys())
 
 
 class Access:
-    """Keys of callers and of engines.
+    """The keys in use.
 
     Args:
-        settings: read now, and again by `follow`.
+        settings: the files to read.
 
     Raises:
-        UsageError: a file changed since the settings were read and cannot be used.
+        UsageError: a file has changed since the settings were checked and cannot be used.
 
     Attributes:
-        ring: the callers.
-        worker_keys: what engines are shown.
-        trust: whom to trust among them.
+        ring: keys of callers.
+        worker_keys: keys for engines.
+        trust: certificates of engines.
     """
 
     def __init__(self, settings: AccessSettings) -> None:
@@ -73,45 +73,45 @@ class Access:
 
     @property
     def asks(self) -> bool:
-        """Whether callers must bring a key."""
+        """Whether callers need a key."""
         return len(self.ring) > 0
 
     def gate(self, handler: Handler, metrics: Metrics, lines: RequestLog | None) -> Gate:
-        """The gate before `handler`, with its metrics exposed."""
+        """The gate in front of `handler`; its metrics are added to `metrics`."""
         gate = Gate(self.ring, handler, metrics, lines)
         for reading in gate.readings():
             metrics.add(reading)
         return gate
 
     def advise(self, host: str, *, plain: bool) -> None:
-        """Warn, once at the start, where keys would travel to other hosts as they are."""
+        """Warn if keys travel to other hosts in the clear."""
         if plain and self.asks and not is_loopback(host):
             log.warning(
-                "keys travel in the clear to %s: give --ssl-certfile and --ssl-keyfile, or keep "
-                "the wire to a network that you trust with them",
+                "API keys travel to %s in the clear: give --ssl-certfile and --ssl-keyfile, or use "
+                "a network that you trust",
                 host,
             )
 
     def follow(self, settings: AccessSettings, keys: AccessKeys | None = None) -> None:
-        """Take the keys over; where they cannot be used, all stays as it is.
+        """Take over new keys; if they cannot be used, nothing changes.
 
-        Requests under way go on, also those of a key that is gone.
+        Requests in flight go on, even if their key is gone.
 
         Args:
-            settings: that say where the keys are.
-            keys: of `settings`; None: they are read now.
+            settings: the files to read.
+            keys: of `settings`; None: read them now.
         """
         try:
             keys = keys or AccessKeys.read(settings)
             if self.asks and not keys.callers:
-                raise ValueError("that nobody is asked for a key any more takes a restart")
+                raise ValueError("restart the router to remove the last key of callers")
             self._set(keys)
         except ValueError as error:
-            log.error("SIGHUP: keys stay as they are: %s", error)
+            log.error("SIGHUP: the router keeps its keys: %s", error)
 
     def _set(self, keys: AccessKeys) -> None:
         self.ring.follow(keys.callers)
         self.worker_keys.follow(keys.engines)
         self.worker_keys.alone = self.asks
         if keys.callers:
-            log.info("callers need a key: %d names", len(keys.callers))
+            log.info("callers need a key; there are %d names", len(keys.callers))

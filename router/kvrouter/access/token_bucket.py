@@ -1,4 +1,4 @@
-"""A token bucket: so much per second, and so much at once. Synchronous, over an injected clock."""
+"""A token bucket, synchronous, over an injected clock."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _ROUNDING: Final = 1e-9
 class Bucket:
     """Fills at a steady rate up to its burst, and begins full.
 
-    What is taken may be more than was there, as where an answer turned out longer: then nothing is
-    given until the debt has been refilled, so that in the long run no more passes than the rate.
+    `charge` may leave a debt, for an answer that is longer than expected; `take` then refuses until
+    the debt is refilled. In the long run no more passes than the rate.
 
     Args:
-        rate_per_s: units that come back per second, above 0.
-        burst: units that it holds when full, above 0.
+        rate_per_s: above 0.
+        burst: size of the full bucket, above 0.
         clock: seconds, monotonic.
     """
 
@@ -32,10 +32,10 @@ class Bucket:
         self._at_s = clock()
 
     def take(self, amount: float) -> float:
-        """Take `amount` where it is there, or where the bucket is full and never holds so much.
+        """Take `amount`, if the bucket holds it or is full.
 
         Returns:
-            0.0 where it was taken; else the seconds until it can be, with nothing taken.
+            0.0 if it was taken; else the seconds until it can be, and nothing is taken.
         """
         self._fill()
         needed = min(amount, self._burst)
@@ -46,12 +46,12 @@ class Bucket:
         return 0.0
 
     def charge(self, amount: float) -> None:
-        """Take `amount` whether it is there or not: it has been used already."""
+        """Take `amount`, which has been used already, even if the bucket does not hold it."""
         self._fill()
         self._level -= amount
 
     def adjust(self, rate_per_s: float, burst: float) -> None:
-        """Go on at another rate; debts stay."""
+        """Change the rate; a debt stays."""
         self._fill()
         self._rate_per_s = rate_per_s
         self._burst = burst

@@ -1,1 +1,1 @@
-"""How many requests run at a time, and where the others wait."""
+"""How many requests run at a time, and the queue of the others."""

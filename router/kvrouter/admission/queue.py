@@ -1,9 +1,9 @@
-"""Who may begin: requests under way at a time are bounded, and those beyond wait for their turn.
+"""A bound of requests in flight, and a bounded queue of those that wait.
 
-A synchronous state machine over an injected clock; `QueueWait` awaits what it decides. The queue is
-fair between tenants: a place that becomes free goes to the tenant with the fewest requests under
-way, and within a tenant to the lowest priority, the oldest first. Where the queue is full a tenant
-that has fewer requests in it pushes out the last one of the tenant that has most.
+A synchronous state machine over an injected clock; `QueueWait` awaits its decisions. The queue is
+fair between tenants: a free place goes to the tenant with the fewest requests in flight, and within
+a tenant to the lowest priority, the oldest first. If the queue is full, a tenant with fewer waiting
+requests pushes out the last request of the tenant with most.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _SMOOTHING: Final = 0.1
 
 
 class Turn(StrEnum):
-    """What became of a request that had to wait."""
+    """The state of a request that had to wait."""
 
     WAITING = "waiting"
-    ADMITTED = "admitted"  # it counts as under way: `Admission.leave` must end it
+    ADMITTED = "admitted"  # it is in flight: `Admission.leave` must end it
     PUSHED_OUT = "pushed_out"  # its place in the queue went to another tenant
     WITHDRAWN = "withdrawn"
 
@@ -35,7 +35,7 @@ class Turn(StrEnum):
 class Waiting:
     """A request's place in the queue, from `Admission.join`.
 
-    Its owner must `withdraw` it where it is still WAITING when nobody wants it any more.
+    Its owner must `withdraw` it if it gives up.
     """
 
     __slots__ = ("number", "priority", "since_s", "tenant", "turn", "wake")
@@ -52,16 +52,16 @@ class Waiting:
 
 
 class Admission:
-    """Requests under way, bounded, and a bounded queue of those that wait to be.
+    """Admits requests, or queues them.
 
     Args:
-        limit: requests under way at a time.
-        queue_size: requests that may wait; 0: none.
+        limit: requests in flight at a time.
+        queue_size: requests that may wait.
         clock: seconds, monotonic.
 
     Attributes:
-        requests: under way now.
-        waiting: in the queue now; nobody waits while there is room.
+        requests: in flight now.
+        waiting: in the queue now; 0 while there is room.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Admission:
         self._mean_wait_s = 1.0
 
     def resize(self, limit: int | None = None, queue_size: int | None = None) -> None:
-        """Other bounds from now on; who is under way or waits already stays."""
+        """Change the bounds; requests in flight or in the queue stay."""
         self.limit = self.limit if limit is None else limit
         self.queue_size = self.queue_size if queue_size is None else queue_size
         self._fill()
 
     def enter(self, tenant: str) -> bool:
-        """Whether a request of `tenant` may begin at once; if so it must `leave` when it ends."""
+        """Whether a request of `tenant` may begin at once; if so, its owner must call `leave`."""
         if self.requests >= self.limit:
             return False
         self.requests += 1
@@ -93,15 +93,15 @@ class Admission:
         return True
 
     def widen(self, tenant: str, count: int) -> None:
-        """A request under way counts as `count` more, be that beyond the limit; they `leave` too.
+        """Count an admitted request as `count` additional ones, even above the limit.
 
-        Nobody who comes later begins before enough have ended.
+        They must `leave` too.
         """
         self.requests += count
         self._running[tenant] += count
 
     def leave(self, tenant: str, count: int = 1) -> None:
-        """So many that had entered or been admitted have ended: their places go to the next."""
+        """`count` admitted requests have ended: their places go to the next."""
         self.requests -= count
         if self._running[tenant] <= count:
             del self._running[tenant]  # tenants that are gone must not add up
@@ -110,10 +110,10 @@ class Admission:
         self._fill()
 
     def join(self, tenant: str, priority: int, wake: Callable[[], None]) -> Waiting | None:
-        """Begin to wait; None where the queue is full and nobody can be pushed out.
+        """Enter the queue; None if it is full and no other request has to go.
 
         Args:
-            tenant: whose request it is.
+            tenant: of the request.
             priority: lower goes first, among requests of the same tenant.
             wake: called once, when `Waiting.turn` is ADMITTED or PUSHED_OUT; must not raise.
         """
@@ -132,18 +132,18 @@ class Admission:
         return waiting
 
     def withdraw(self, waiting: Waiting) -> None:
-        """Nobody waits for this turn any more; does nothing where it is no longer WAITING."""
+        """Leave the queue; does nothing unless `waiting` is WAITING."""
         if waiting.turn is Turn.WAITING:
             self._remove(waiting)
             waiting.turn = Turn.WITHDRAWN
 
     def waited_s(self, waiting: Waiting) -> float:
-        """How long it has been waiting."""
+        """Seconds since it entered the queue."""
         return self._clock() - waiting.since_s
 
     @property
     def retry_after_s(self) -> int:
-        """When a refused client may try again: the mean wait of those admitted, at least 1."""
+        """Retry-After of a refused request: the mean wait of admitted ones, at least 1."""
         return max(1, ceil(self._mean_wait_s))
 
     def _fill(self) -> None:
@@ -163,7 +163,7 @@ class Admission:
         waiting.wake()
 
     def _worst(self, newcomer: Waiting) -> Waiting | None:
-        """Who goes from the full queue for `newcomer`; None: it has no better claim than they."""
+        """The request to push out for `newcomer`; None: it has no better claim than the others."""
         if not self._queues:
             return None
         longest = max(self._queues, key=lambda name: len(self._queues[name]))

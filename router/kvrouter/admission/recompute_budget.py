@@ -1,6 +1,7 @@
-"""What bounds the router's own promises: prompt tokens that decode engines compute at a time.
+"""Bounds the prompt tokens that decode engines compute at a time because their KV is missing.
 
-Synchronous; the clock is injected. It never waits: it grants or refuses.
+Without it a sick store would turn decode engines into prefill engines. Synchronous, over an
+injected clock; it grants or refuses, and never waits.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Grant:
-    """Tokens taken from a `RecomputeBudget`; its owner must release it. Idempotent."""
+    """Tokens taken from a `RecomputeBudget`; its owner must release it."""
 
     __slots__ = ("_budget", "since", "tokens")
 
@@ -24,17 +25,14 @@ class Grant:
         self.since = since
 
     def release(self) -> None:
-        """Give the tokens back; later calls do nothing."""
+        """Give the tokens back. Idempotent."""
         budget, self._budget = self._budget, None
         if budget is not None:
             budget._released(self)
 
 
 class RecomputeBudget:
-    """Prompt tokens that the fleet's decode engines may compute at a time for want of their KV.
-
-    So that a sick store cannot turn decode engines into prefill engines. A single request larger
-    than the whole budget is granted while nothing else is: it would never run otherwise.
+    """Grants tokens within a limit. A request above the limit is granted if it is alone.
 
     Args:
         limit_tokens: the budget; 0 refuses everything.
@@ -48,7 +46,7 @@ class RecomputeBudget:
         self._mean_s = 1.0
 
     def take(self, tokens: int) -> Grant | None:
-        """Take `tokens`, or None where that would exceed the budget."""
+        """Take `tokens`; None if that exceeds the budget."""
         alone = self.tokens == 0 and self.limit_tokens > 0
         if self.tokens + tokens > self.limit_tokens and not alone:
             return None
@@ -57,7 +55,7 @@ class RecomputeBudget:
 
     @property
     def retry_after_s(self) -> int:
-        """When a refused client may try again: the mean time that grants were held, at least 1."""
+        """Retry-After of a refused request: the mean time between take and release, at least 1."""
         return max(1, ceil(self._mean_s))
 
     def _released(self, grant: Grant) -> None:

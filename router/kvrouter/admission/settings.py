@@ -1,4 +1,4 @@
-"""Settings of the queue: its limits, and between whom it is fair."""
+"""Settings of the queue: its limits, and its tenants."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kvrouter.options.types import Texts  # noqa: TC001 (pydantic reads it)
 
 
 def networks(given: list[str]) -> list[IPv4Network | IPv6Network]:
-    """The networks that are written as CIDR, or as one address.
+    """The networks, each written as CIDR or as one address.
 
     Raises:
-        ValueError: one is neither; says how to write it.
+        ValueError: one is neither; a sentence with the remedy.
     """
     found = []
     for text in given:
@@ -28,7 +28,7 @@ def networks(given: list[str]) -> list[IPv4Network | IPv6Network]:
 
 
 class AdmissionSettings(BaseModel):
-    """How many requests run and wait, and how the queue tells tenants apart."""
+    """How many requests run and wait, and how the queue finds the tenant of a request."""
 
     max_concurrent_requests: int = Field(
         default=4096,

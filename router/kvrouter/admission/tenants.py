@@ -1,7 +1,7 @@
-"""Whose request it is, for the fair queue: a key's name, or else an address that nobody can choose.
+"""The tenant of a request, for the fair queue: the name of its key, or else its client's address.
 
-What a client writes into a header is its own choice: another name for each request would be
-another place in the queue for each. So headers count only where a trusted proxy sends them.
+A client could invent a new tenant for each request. So a header counts only if a trusted proxy
+sends it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 FORWARDED_FOR: Final = "x-forwarded-for"
 _IPV6_BITS: Final = 64
-"""One customer has a /64 at least, and every address in it (RFC 6177)."""
+"""A customer has at least a /64, and all of its addresses (RFC 6177)."""
 _REMEMBERED: Final = 4096
 
 
 class Tenants:
-    """Tells tenants apart.
+    """Finds the tenant of a request.
 
     Args:
-        header: name of the header, in lower case, by which trusted proxies name tenants.
-        proxies: networks of these proxies; both may change by `follow`.
+        header: in which trusted proxies name tenants, in lower case.
+        proxies: their networks. `follow` changes both.
     """
 
     def __init__(self, header: str, proxies: Sequence[Network] = ()) -> None:
         self.follow(header, proxies)
 
     def follow(self, header: str | None = None, proxies: Sequence[Network] | None = None) -> None:
-        """Another header, or other proxies, from now on."""
+        """Change the header or the proxies."""
         if header is not None:
             self._header = header
         if proxies is not None:
@@ -46,9 +46,9 @@ class Tenants:
             self._trusts = lru_cache(_REMEMBERED)(self._is_trusted)
 
     def of(self, exchange: Exchange) -> str:
-        """The tenant of a request: the name of its key, where there are keys.
+        """The name of the request's key; without keys the address of its client.
 
-        Else the address of its client; of a trusted proxy's what its header says.
+        For a request of a trusted proxy the header replaces the address.
         """
         caller = caller_of(exchange)
         if caller is not None:
@@ -62,12 +62,12 @@ class Tenants:
         return address_group(self._forwarded(exchange.headers) or host)
 
     def _forwarded(self, headers: Mapping[str, str]) -> str | None:
-        """The client that trusted proxies tell of: each adds whom it has the request from.
+        """The client that the proxies name: each appends the address that it got the request from.
 
-        What stands before the last address that is no proxy's, the client itself may have written.
+        The client itself may have written all addresses before the last one that is no proxy.
         """
-        for told in reversed(headers.get(FORWARDED_FOR, "").split(",")):
-            host = _without_port(told.strip())
+        for address in reversed(headers.get(FORWARDED_FOR, "").split(",")):
+            host = _without_port(address.strip())
             if not self._trusts(host):
                 return host if _parsed(host) is not None else None
         return None
@@ -79,7 +79,7 @@ class Tenants:
 
 @lru_cache(_REMEMBERED)
 def address_group(host: str) -> str:
-    """The tenant that an address belongs to: itself, of IPv6 its network of 64 bits."""
+    """The tenant of an address: the address itself, or the /64 of an IPv6 address."""
     address = _parsed(host)
     if isinstance(address, IPv6Address):
         return str(IPv6Network((int(address), _IPV6_BITS), strict=False))
@@ -87,7 +87,7 @@ def address_group(host: str) -> str:
 
 
 def _parsed(host: str) -> IPv4Address | IPv6Address | None:
-    """An address; an IPv4 one also where it came over an IPv6 socket."""
+    """An address; the IPv4 address of an IPv4-mapped one."""
     try:
         address = ip_address(host.strip("[]"))
     except ValueError:
@@ -95,8 +95,8 @@ def _parsed(host: str) -> IPv4Address | IPv6Address | None:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _without_port(told: str) -> str:
-    """An address as proxies write it: alone, as HOST:PORT or as [HOST]:PORT."""
-    if told.startswith("["):
-        return told[1:].partition("]")[0]
-    return told.partition(":")[0] if told.count(":") == 1 else told
+def _without_port(text: str) -> str:
+    """The address in ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT."""
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0] if text.count(":") == 1 else text

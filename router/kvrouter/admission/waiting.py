@@ -1,7 +1,6 @@
-"""Where requests wait: for their turn, and for an engine where none is there for a moment.
+"""Waits of requests: for their turn, and for an engine while none is available.
 
-Awaits what `admission` and `pool` decide. Both waits are bounded in number and time; a client that
-leaves gives its place up at once.
+Both are bounded in number and time. A client that leaves gives up its place at once.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOOK_S: Final = 0.05
-"""How often those who wait for an engine look for a breaker that lets requests pass again."""
+"""Between two looks for an engine: a breaker may have closed, which no event reports."""
 
 
 class QueueWait:
@@ -32,9 +31,9 @@ class QueueWait:
 
     Args:
         admission: decides.
-        timeout_s: that a request may wait; may change.
-        tenants: tells whose request it is.
-        metrics: times the waits.
+        timeout_s: longest wait; may change.
+        tenants: finds the tenant of a request.
+        metrics: records the waits.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class QueueWait:
         return self._admission.enter(tenant)
 
     async def turn(self, tenant: str, priority: int) -> None:
-        """Return when a request may begin; its owner must call `leave(tenant)` then.
+        """Wait until a request may begin; its owner must then call `leave(tenant)`.
 
         Raises:
             ApiError: 429: the queue is full; 503: its turn did not come in time.
@@ -79,7 +78,7 @@ class QueueWait:
                     retry_after_s=self._admission.retry_after_s,
                 ) from None
         except asyncio.CancelledError:
-            if waiting.turn is Turn.ADMITTED:  # and its client left at the same moment
+            if waiting.turn is Turn.ADMITTED:  # at the moment when its client left
                 self._admission.leave(tenant)
             raise
         finally:
@@ -91,16 +90,16 @@ class QueueWait:
     def _full(self) -> ApiError:
         return ApiError(
             429,
-            "Too many requests are under way, and as many wait as may.",
+            "Too many requests are in flight, and the queue is full.",
             retry_after_s=self._admission.retry_after_s,
         )
 
 
 class EngineWait:
-    """Requests that wait for an engine to come.
+    """Lets requests wait for an engine.
 
     Args:
-        timeout_s: that a request may wait; 0: it does not wait; may change.
+        timeout_s: longest wait; may change.
         size: requests that may wait; may change.
 
     Attributes:
@@ -114,16 +113,16 @@ class EngineWait:
         self.waiting = 0
 
     def engine_joined(self, engine: Engine) -> None:
-        """Everybody who waits looks again."""
+        """Let all waiting requests look again."""
         del engine
         joined, self._joined = self._joined, asyncio.Event()
         joined.set()
 
     async def until(self, look: Callable[[], T]) -> T:
-        """What `look` finds (anything true), or what it says last where its time is over.
+        """The first true result of `look`, or its last result after `timeout_s`.
 
         Args:
-            look: asked at once and then whenever an engine may have come.
+            look: called at once, and whenever an engine may have become available.
         """
         found = look()
         if found or self.waiting >= self.size:

@@ -1,7 +1,7 @@
-"""Keys of callers as they are written down: a YAML file of names and hashes, or flags.
+"""API keys of callers, from a YAML file of names and hashes, or from flags.
 
-A key itself is never kept: its SHA-256 is, which tells nobody the key (a key made by `kvrouter key
-new` is 256 random bits). Messages never repeat what stands in a file or a flag.
+The router keeps the SHA-256 of a key, never the key (one of `kvrouter key new` has 256 random
+bits). Messages never repeat a file or a flag, which may hold a key.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from kvrouter.options.bounded_yaml import load_bounded
 MAX_FILE_BYTES: Final = 4 << 20
 MAX_KEY_BYTES: Final = 1024
 PREFIX: Final = "kvr-"
-"""Of keys that `kvrouter key new` makes, so that one that was leaked is found."""
+"""Of keys that `kvrouter key new` makes, so that tools find leaked ones."""
 NAME: Final = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _KEY: Final = re.compile(rf"[\x21-\x7e]{{1,{MAX_KEY_BYTES}}}")
 _HASH: Final = re.compile(r"sha256:([0-9a-fA-F]{64})")
-_LINE: Final = "write `NAME: sha256:HASH` on each line, as `kvrouter key new NAME` prints it"
+_LINE: Final = "write a line `NAME: sha256:HASH`, as `kvrouter key new NAME` prints it"
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -35,17 +35,17 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One caller: a name, the keys that are theirs, and how much they may.
+    """The keys and limits of one caller. None is no limit.
 
     Attributes:
         name: as in log, metrics and the fair queue.
-        digests: SHA-256 of each key that is theirs.
-        models: names of the models that may be used; None: all.
-        requests_per_s: in the long run; None: as many as they like.
-        request_burst: requests that may come at once.
-        tokens_per_min: tokens of prompts and answers together; None: any number.
-        token_burst: tokens that may be used at once.
-        max_concurrent: requests under way at a time; None: any number.
+        digests: SHA-256 of each of its keys.
+        models: names of the models that it may use.
+        requests_per_s: in the long run.
+        request_burst: requests at once.
+        tokens_per_min: tokens of prompts and answers.
+        token_burst: tokens at once.
+        max_concurrent: requests in flight at a time.
     """
 
     name: str
@@ -69,48 +69,48 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _UniqueNames(yaml.SafeLoader):
-    """A name that stands twice is an error: the first one's limits would be lost silently."""
+    """Refuses a name that occurs twice: the limits of the first would be lost silently."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                continue  # refused below
+                continue  # `_key` refuses it
             name = self.construct_object(key)
             if name in seen:
-                raise ValueError(f"{_shown(name)} stands there twice; give it one entry")
+                raise ValueError(f"{_shown(name)} occurs twice; give it one entry")
             seen.add(name)
         return super().construct_mapping(node, deep)
 
 
 def digest(key: str) -> bytes:
-    """The SHA-256 by which a key is known."""
+    """The SHA-256 of a key."""
     return sha256(key.encode("latin-1")).digest()
 
 
 def new_key() -> str:
-    """A key that nobody has: 256 random bits."""
+    """A new key of 256 random bits."""
     return PREFIX + token_urlsafe(32)
 
 
 def file_line(name: str, key: str) -> str:
-    """What stands in the file of keys for `key`."""
+    """The line of the file of keys for `key`."""
     return f"{name}: sha256:{digest(key).hex()}"
 
 
 def check_key(key: str) -> str:
-    """The key.
+    """Return the key.
 
     Raises:
-        ValueError: it cannot stand in a header; the message does not repeat it.
+        ValueError: it cannot be sent in a header; a sentence without the key.
     """
     if not _KEY.fullmatch(key):
-        raise ValueError(f"a key is 1 to {MAX_KEY_BYTES} ASCII characters without blanks")
+        raise ValueError(f"give a key of 1 to {MAX_KEY_BYTES} ASCII characters without blanks")
     return key
 
 
 def plain_keys(given: list[str]) -> list[Key]:
-    """Keys that were given as they are, without limits, named by their place: `api-key-1`, ..."""
+    """Keys without limits, named by their place: `api-key-1`, ..."""
     return [Key(f"api-key-{place}", (digest(key),)) for place, key in enumerate(given, start=1)]
 
 
@@ -118,9 +118,9 @@ def read_keys(path: str) -> list[Key]:
     """The keys of a file.
 
     Raises:
-        ValueError: what must be changed, in a sentence.
+        ValueError: a sentence with the remedy.
     """
-    content = read_private(path, stat.S_IWOTH, "can be written by others: chmod o-w")
+    content = read_private(path, stat.S_IWOTH, "can be written by other users: chmod o-w")
     try:
         found = load_bounded(_UniqueNames(content))
     except yaml.MarkedYAMLError as error:
@@ -139,10 +139,10 @@ def read_keys(path: str) -> list[Key]:
 
 
 def read_private(path: str, forbidden: int, complaint: str) -> str:
-    """The text of a file whose permissions are none of `forbidden`.
+    """The text of a file that has none of the `forbidden` permissions.
 
     Raises:
-        ValueError: what must be changed, in a sentence.
+        ValueError: a sentence with the remedy; `complaint` for its permissions.
     """
     try:
         with Path(path).open("rb") as file:
@@ -153,18 +153,18 @@ def read_private(path: str, forbidden: int, complaint: str) -> str:
     if mode & forbidden:
         raise ValueError(f"{path} {complaint} {path}")
     if len(content) > MAX_FILE_BYTES:
-        raise ValueError(f"{path} is longer than {MAX_FILE_BYTES >> 20} MiB")
+        raise ValueError(f"{path} is longer than {MAX_FILE_BYTES >> 20} MiB; give a smaller file")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is not UTF-8") from None
+        raise ValueError(f"{path} is not UTF-8; write it as UTF-8") from None
 
 
 def joined(keys: list[Key]) -> list[Key]:
-    """The same keys, with names and hashes that are one caller's each.
+    """Return the keys.
 
     Raises:
-        ValueError: two callers have the same name, or the same key.
+        ValueError: two callers have the same name or the same key.
     """
     names: set[str] = set()
     owners: dict[bytes, str] = {}
@@ -175,23 +175,26 @@ def joined(keys: list[Key]) -> list[Key]:
         for each in key.digests:
             owner = owners.setdefault(each, key.name)
             if owner != key.name:
-                raise ValueError(f"{key.name!r} has the key of {owner!r}; make each its own")
+                raise ValueError(f"{key.name!r} has the key of {owner!r}; make a key for each")
     return keys
 
 
 def _key(name: object, entry: object) -> Key:
     if not isinstance(name, str) or not NAME.fullmatch(name) or name.startswith(PREFIX):
-        raise ValueError(f"{_shown(name)} is no name: it has letters, digits and . _ @ - (64)")
+        raise ValueError(f"{_shown(name)} is no name: use up to 64 letters, digits, . _ @ -")
     if isinstance(entry, str):
         entry = {"key": entry}
     try:
         read = msgspec.convert(entry, _Entry)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{name}: {error}; {_LINE}, or see docs/access.md") from None
+        wrong, _, member = str(error).partition(" - at `$.")
+        where = f"{name}.{member.rstrip('`')}" if member else name
+        wrong = f"{wrong[0].lower()}{wrong[1:]}"
+        raise ValueError(f"{where}: {wrong}; {_LINE}, or see docs/access.md") from None
     given = [read.key] if isinstance(read.key, str) else read.key
     hashes = [_HASH.fullmatch(one) for one in given]
     if not hashes or None in hashes:
-        raise ValueError(f"{name}: a key stands there as sha256: and 64 hex digits; {_LINE}")
+        raise ValueError(f"{name}: a key is sha256: and 64 hex digits; {_LINE}")
     return Key(
         name,
         tuple(bytes.fromhex(one[1]) for one in hashes if one is not None),
@@ -205,6 +208,6 @@ def _key(name: object, entry: object) -> Key:
 
 
 def _shown(name: object) -> str:
-    """A name as messages show it: it may be anything, also a key that stands where none belongs."""
+    """A name for messages; not an invalid one, which may be a key in the wrong place."""
     named = isinstance(name, str) and NAME.fullmatch(name) and not name.startswith(PREFIX)
     return repr(name) if named else "an entry"

@@ -1,4 +1,4 @@
-"""Keys that the router shows to engines, in place of whatever its clients brought."""
+"""API keys that the router sends to engines in place of its clients' Authorization."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 REFUSALS: Final = frozenset({401, 403})
-"""Statuses by which an engine says that it was shown no key, or a wrong one."""
+"""Statuses of an engine that misses a key, or got a wrong one."""
 _OF_ONE: Final = re.compile(r"([^=\s]+:\d{1,5})=(.+)")
 _AUTHORIZATION: Final = re.compile(rb"^authorization:[^\r\n]*\r\n", re.MULTILINE)
 
 
 class WorkerKeys:
-    """What engines are shown: a key for all, or one for each.
+    """A key for all engines, or one for each.
 
     Args:
         keys: by the engine's `HOST:PORT`; under "" that of all others.
 
     Attributes:
-        alone: whether no client's Authorization ever reaches an engine, for clients have keys of
+        alone: whether no client's Authorization reaches an engine, because clients have keys of
             the router.
     """
 
@@ -36,14 +36,14 @@ class WorkerKeys:
         self.follow(keys or {})
 
     def follow(self, keys: Mapping[str, str]) -> None:
-        """From now on engines are shown these."""
+        """Replace the keys."""
         self._lines = {
             address: f"authorization: Bearer {key}\r\n".encode("ascii")
             for address, key in keys.items()
         }
 
     def shown(self, address: str, fields: bytes) -> bytes:
-        """Header lines of a request to an engine: its key in place of the client's, if it has one.
+        """Header lines of a request to an engine, with its key in place of the client's.
 
         Args:
             address: `HOST:PORT` of the engine.
@@ -56,29 +56,29 @@ class WorkerKeys:
         return fields if line is None else _AUTHORIZATION.sub(b"", fields) + line
 
     def headers(self, address: str) -> dict[str, str]:
-        """The same for a request that is the router's own."""
+        """The headers of a request of the router itself."""
         line = self.shown(address, b"").decode("ascii")
         return {"authorization": line.partition(": ")[2].strip()} if line else {}
 
     def judged(self, address: str, status: int) -> bool:
-        """Whether `status` is the engine's word on a key that is the router's, not the client's."""
+        """Whether `status` refuses a key of the router rather than of the client."""
         if status not in REFUSALS:
             return False
         return self.alone or bool(self.shown(address, b""))
 
 
 def read_worker_keys(path: str) -> list[str]:
-    """Keys of a file, one on each line, as `KEY` or `HOST:PORT=KEY`; `#` begins a remark.
+    """Keys of a file, one per line, as `KEY` or `HOST:PORT=KEY`; `#` begins a comment.
 
     Raises:
-        ValueError: what must be changed, in a sentence.
+        ValueError: a sentence with the remedy.
     """
     forbidden = stat.S_IRWXO | stat.S_IWGRP
-    text = read_private(path, forbidden, "can be read by others: chmod 600")
+    text = read_private(path, forbidden, "can be read by other users: chmod 600")
     lines = [line.strip() for line in text.splitlines()]
     found = [line for line in lines if line and not line.startswith("#")]
     if not found:
-        raise ValueError(f"{path} holds no key; write KEY or HOST:PORT=KEY on a line")
+        raise ValueError(f"{path} has no key; write a line KEY or HOST:PORT=KEY")
     return found
 
 
@@ -86,7 +86,7 @@ def by_engine(given: Iterable[str]) -> dict[str, str]:
     """Keys by the engine's `HOST:PORT`, from `KEY` (under "") and `HOST:PORT=KEY`.
 
     Raises:
-        ValueError: one cannot be used, or two are for the same; repeats no key.
+        ValueError: one cannot be used, or two are for the same engine; a sentence without keys.
     """
     found: dict[str, str] = {}
     for item in given:

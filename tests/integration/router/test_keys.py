@@ -142,7 +142,7 @@ async def test_requests_at_a_time_are_bounded_for_each_key(site: Open, keys: Key
     await here.decode[0].next_began()
     status, headers, body = await here.post(text(), **keys.bearer("a"))
     assert (status, headers["retry-after"]) == (429, "1")
-    assert "1 requests under way" in error_of(body)["message"]
+    assert "1 requests in flight" in error_of(body)["message"]
     second = asyncio.create_task(here.post(text(), **keys.bearer("b")))
     await here.decode[0].next_began()
     assert await metric(here, 'kvrouter:key_requests_running{key="a"}') == 1
@@ -263,7 +263,7 @@ async def test_keys_that_cannot_be_used_change_nothing(
     follow(here.app, here.app.settings.model_copy(update={"api_key_file": ""}))
     assert (await here.post(text()))[0] == 401
     assert (await here.post(text(), **keys.bearer("a")))[0] == 200
-    assert caplog.text.count("keys stay as they are") == 5
+    assert caplog.text.count("the router keeps its keys") == 5
     assert secret not in caplog.text
 
 

@@ -179,10 +179,10 @@ async def test_certificates_that_cannot_be_used_change_nothing(
     follow(here.app, here.app.settings)
     await ports(here).renewed()
     assert await status_of(http, f"https://127.0.0.1:{here.port}/health") == 200
-    assert "certificates stay as they are" in caplog.text
+    assert "the router keeps its certificates" in caplog.text
     plain = here.app.settings.model_copy(update={"ssl_certfile": "", "ssl_keyfile": ""})
     follow(here.app, plain)
-    assert "takes a restart" in caplog.text
+    assert "restart the router" in caplog.text
     assert await status_of(http, f"https://127.0.0.1:{here.port}/health") == 200
 
 
@@ -236,7 +236,7 @@ def test_keys_in_the_clear_are_warned_of_where_other_hosts_see_them(
     Access(RouterSettings(decode=["d:1"])).advise("0.0.0.0", plain=True)
     assert caplog.text == ""
     access.advise("0.0.0.0", plain=True)
-    assert "keys travel in the clear to 0.0.0.0" in caplog.text
+    assert "API keys travel to 0.0.0.0 in the clear" in caplog.text
 
 
 def test_the_clients_context_trusts_this_machines_authorities_by_default() -> None:

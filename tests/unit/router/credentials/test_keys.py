@@ -52,19 +52,19 @@ def test_a_file_names_callers_by_the_hash_of_their_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "names no key; write `NAME: sha256:HASH`"),
+        ("", "names no key; write a line `NAME: sha256:HASH`"),
         ("- a\n", "names no key"),
         ("a: [\n", "is not YAML"),
-        (f"a: {SECRET}\n", "a: a key stands there as sha256: and 64 hex digits"),
+        (f"a: {SECRET}\n", "a: a key is sha256: and 64 hex digits"),
         (f"{SECRET} x: {HASH}\n", "an entry is no name"),
         ("kvr-a: sha256:0\n", "an entry is no name"),
-        ("a:\n", "Expected `object`"),
+        ("a:\n", "a: expected `object`"),
         (f"a: {{key: {HASH}, modles: [m]}}\n", "unknown field `modles`"),
-        (f"a: {{key: {HASH}, requests_per_s: 0}}\n", "> 0"),
-        (f"a: {{key: {HASH}, max_concurrent: x}}\n", "Expected `int"),
+        (f"a: {{key: {HASH}, requests_per_s: 0}}\n", "a.requests_per_s: expected `float` > 0"),
+        (f"a: {{key: {HASH}, max_concurrent: x}}\n", "a.max_concurrent: expected `int"),
         ("a: {models: [m]}\n", "missing required field `key`"),
-        ("a: {key: []}\n", "as sha256:"),
-        (f"a: {HASH}\na: {HASH}\n", "'a' stands there twice"),
+        ("a: {key: []}\n", "a: a key is sha256:"),
+        (f"a: {HASH}\na: {HASH}\n", "'a' occurs twice"),
         (f"a: &x {HASH}\nb: {{key: *x}}\n", ""),
     ],
 )
@@ -306,7 +306,7 @@ def test_worker_keys_are_for_all_engines_or_for_one(tmp_path: Path) -> None:
     )
     assert settings.engine_keys() == {**listed, "10.0.0.1:80": "flag"}
     path.chmod(0o644)
-    with pytest.raises(ValueError, match="can be read by others: chmod 600"):
+    with pytest.raises(ValueError, match="can be read by other users: chmod 600"):
         read_worker_keys(str(path))
 
 
