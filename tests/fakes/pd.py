@@ -24,20 +24,16 @@ from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from typing import Any, ClassVar
 
+from kvrouter.errors import ApiError, bad_request
 from kvrouter.http.headers import SSE_HEADERS
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.limits import Limits
 from kvrouter.http.server.listener import HttpServer
 from kvrouter.http.server.routes import Routes
+from kvrouter.openai.request import Kind
 from kvrouter.openai.sse import DONE_EVENT
-from kvrouter.tools.sim.answers import SimAnswer, Writer, error_body
-from kvrouter.tools.sim.requests import (
-    GenerateRequest,
-    Kind,
-    RequestError,
-    parse_request,
-    parse_tokenize,
-)
+from kvrouter.tools.sim.answers import SimAnswer, Writer
+from kvrouter.tools.sim.requests import GenerateRequest, parse_request, parse_tokenize
 from kvrouter.tools.sim.tokenizer import SimTokenizer
 
 Json = dict[str, Any]
@@ -146,13 +142,13 @@ class PdEngine:
         return page.encode()
 
     def rank(self, exchange: Exchange, body: Json) -> int:
-        """The data-parallel rank that a request goes to; raises RequestError where it has none."""
+        """The data-parallel rank that a request goes to; raises ApiError if there is none."""
         given = exchange.headers.get("x-data-parallel-rank", "")
         if not given.lstrip("-").isdecimal():
             return self.spread(body)
         if not 0 <= int(given) < self.ranks:
             range_ = f"[0, {self.ranks})"
-            raise RequestError(f"data_parallel_rank {given} is out of range {range_}.")
+            raise bad_request(f"data_parallel_rank {given} is out of range {range_}.")
         return int(given)
 
     def spread(self, body: Json) -> int:
@@ -172,7 +168,7 @@ class PdEngine:
         return self._rank_of[id(body)]
 
     def refuse(self, body: Json) -> None:
-        """Raise RequestError for what this family refuses beyond vLLM's rules."""
+        """Raise ApiError for what this family refuses beyond vLLM's rules."""
 
     async def refused(self, body: Json) -> None:
         """A request was refused after it had been read."""
@@ -228,9 +224,9 @@ class PdEngine:
                 request = parse_request(exchange.body, kind, self._tokenizer, (MODEL,), MAX_LEN)
                 self.refuse(body)
                 self._rank_of[id(body)] = self.rank(exchange, body)
-            except RequestError as error:
+            except ApiError as error:
                 await self.refused(body)
-                exchange.respond(error.status, error_body(error, error.status))
+                exchange.respond(error.status, error.body())
                 return
             if not probe:
                 self.requests.append(body)

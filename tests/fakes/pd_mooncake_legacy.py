@@ -26,7 +26,8 @@ from typing import ClassVar
 
 from tests.fakes.pd import GARBAGE, Json, Network, PdEngine
 
-from kvrouter.tools.sim.requests import GenerateRequest, RequestError
+from kvrouter.errors import bad_request
+from kvrouter.tools.sim.requests import GenerateRequest
 
 SIDE_CHANNEL = 8998
 PORTS = 64
@@ -89,7 +90,7 @@ class MooncakeLegacyEngine(PdEngine):
     def refuse(self, body: Json) -> None:
         name = self.id_of(body)
         if name and name in self.running:
-            raise RequestError(f"Request id {name} already running.")
+            raise bad_request(f"Request id {name} already running.")
         self.running[name] = id(body)
 
     def ended(self, body: Json) -> None:

@@ -32,12 +32,13 @@ from typing import ClassVar
 import aiohttp
 from tests.fakes.pd import Json, LoadFailed, Network, PdEngine, Routed
 
+from kvrouter.errors import bad_request
 from kvrouter.http.headers import SSE_HEADERS
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.listener import HttpServer
 from kvrouter.http.server.routes import Routes
 from kvrouter.tools.sim.answers import SimAnswer
-from kvrouter.tools.sim.requests import GenerateRequest, RequestError
+from kvrouter.tools.sim.requests import GenerateRequest
 
 _OF_LEG = ("stream", "stream_options", "return_token_ids")
 
@@ -111,9 +112,9 @@ class SglangEngine(PdEngine):
         if given is None:
             return self.spread(body)
         if not str(given).lstrip("-").isdecimal():
-            raise RequestError(f"Invalid X-Data-Parallel-Rank header: {given}")
+            raise bad_request(f"Invalid X-Data-Parallel-Rank header: {given}")
         if not 0 <= int(given) < self.ranks:
-            raise RequestError(f"routed_dp_rank={given} out of range [0, {self.ranks})")
+            raise bad_request(f"routed_dp_rank={given} out of range [0, {self.ranks})")
         return int(given)
 
     def spread(self, body: Json) -> int:
@@ -123,9 +124,9 @@ class SglangEngine(PdEngine):
 
     def refuse(self, body: Json) -> None:
         if self.role != "both" and body.get("bootstrap_room") is None:
-            raise RequestError("Disaggregated request received without bootstrap room id.")
+            raise bad_request("Disaggregated request received without bootstrap room id.")
         if body.get("messages") and body.get("stream") and body.get("return_token_ids"):
-            raise RequestError("return_token_ids is not supported with streaming on chats.")
+            raise bad_request("return_token_ids is not supported with streaming on chats.")
         if self.role == "both" and body.get("bootstrap_room") is not None:
             self.violations.append("a room for an engine that is not disaggregated")
 

@@ -84,7 +84,7 @@ def skewed_template(rig: Rig) -> None:
 
 
 def skewed_clock(rig: Rig) -> None:
-    rig.engines["prefill"].server._http.date = lambda: SKEWED_DATE  # type: ignore[method-assign]
+    rig.engines["prefill"].server.http.date = lambda: SKEWED_DATE  # type: ignore[method-assign]
 
 
 def lost_puts(rig: Rig) -> None:
@@ -104,12 +104,7 @@ def corrupt_loads(rig: Rig) -> None:
 
 
 def another_version(rig: Rig) -> None:
-    server = rig.engines["prefill"].server
-
-    async def version(exchange: object) -> None:
-        exchange.respond(200, b'{"version": "0.29.1"}')  # type: ignore[attr-defined]
-
-    server._routes["GET", "/version"] = version
+    rig.engines["prefill"].server.version = "0.29.1"
 
 
 def token_not_given(rig: Rig) -> None:

@@ -1,7 +1,7 @@
-"""LoRA adapters of a simulated engine, loaded and unloaded at run time as vLLM does it. Pure.
+"""LoRA adapters of a simulated engine, loaded and unloaded at run time as in vLLM. Pure.
 
 Rules and wording follow OpenAIServingModels of vllm/entrypoints/openai/models/serving.py. Any path
-may be loaded: an adapter is nothing but its name and path, which enter the hashes of its blocks.
+can be loaded: an adapter is only its name and path, which are part of the hashes of its blocks.
 """
 
 from collections.abc import Mapping
@@ -9,32 +9,32 @@ from typing import Any
 
 import orjson
 
-from kvrouter.tools.sim.requests import RequestError
+from kvrouter.errors import ApiError
 
 __all__ = ["Adapters"]
 
 
 class Adapters:
-    """The adapters that are loaded."""
+    """The loaded adapters."""
 
     def __init__(self) -> None:
         self._paths: dict[str, str] = {}
 
     @property
     def paths(self) -> Mapping[str, str]:
-        """Where each was loaded from, by its name, in the order of loading."""
+        """The path of each by its name, in the order of loading."""
         return self._paths
 
     def find(self, model: str) -> tuple[str, str] | None:
-        """Name and path of the adapter that `model` names; None where it names none."""
+        """Name and path of the adapter that `model` names, or None."""
         path = self._paths.get(model)
         return None if path is None else (model, path)
 
     def load(self, body: bytes) -> str:
-        """Load the adapter that a request names; returns what vLLM answers.
+        """Load the adapter that a request names; vLLM's answer.
 
         Raises:
-            RequestError: 400: it names none, or one that is loaded, without `load_inplace`.
+            ApiError: 400: it names none, or without `load_inplace` one that is loaded.
         """
         data = _object(body)
         name, path = data.get("lora_name"), data.get("lora_path")
@@ -49,17 +49,16 @@ class Adapters:
         return f"Success: LoRA adapter '{name}' added successfully."
 
     def unload(self, body: bytes) -> str:
-        """Unload the adapter that a request names; returns what vLLM answers.
+        """Unload the adapter that a request names; vLLM's answer.
 
         Raises:
-            RequestError: 400: it names none; 404: one that is not loaded.
+            ApiError: 400: it names none; 404: it is not loaded.
         """
         name = _object(body).get("lora_name")
         if not (isinstance(name, str) and name):
             raise _invalid("'lora_name' needs to be provided to unload a LoRA adapter.")
         if name not in self._paths:
-            message = f"The lora adapter '{name}' cannot be found."
-            raise RequestError(message, status=404, type="NotFoundError")
+            raise ApiError(404, f"The lora adapter '{name}' cannot be found.")
         del self._paths[name]
         return f"Success: LoRA adapter '{name}' removed successfully."
 
@@ -74,5 +73,5 @@ def _object(body: bytes) -> dict[str, Any]:
     return data
 
 
-def _invalid(message: str) -> RequestError:
-    return RequestError(message, type="InvalidUserInput")
+def _invalid(message: str) -> ApiError:
+    return ApiError(400, message, kind="InvalidUserInput")

@@ -1,4 +1,4 @@
-"""Which requests of a simulated engine run and which wait, and who is next. No clock."""
+"""Which requests of a simulated engine run, which wait, and which is next. No clock."""
 
 import asyncio
 from bisect import insort
@@ -6,13 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from kvrouter.errors import ApiError
 from kvrouter.tools.sim.block_cache import Allocation, BlockCache
 
 __all__ = ["QueueFull", "SimAdmission"]
 
 
-class QueueFull(Exception):
-    """As many requests wait as may."""
+class QueueFull(ApiError):
+    """429: the longest queue is reached."""
+
+    def __init__(self) -> None:
+        message, kind = "Too many requests wait.", "TooManyRequestsError"
+        super().__init__(429, message, kind=kind, retry_after_s=1)
 
 
 @dataclass(eq=False)
@@ -48,16 +53,15 @@ class SimAdmission:
     async def enter(self, hashes: Sequence[bytes], blocks: int, priority: int = 0) -> Allocation:
         """The slots of a request, once there is room; pair it with `leave`.
 
-        Among those that wait the lowest `priority` is next, and of equals the first that came.
-
-        Raises QueueFull at once where too many wait. A cancelled caller leaves the queue.
+        The lowest `priority` is next, and of equals the oldest. Raises QueueFull at once if too
+        many wait. A cancelled caller leaves the queue.
         """
         if not self._waiters:
             allocation = self._try(hashes, blocks)
             if allocation is not None:
                 return allocation
         if len(self._waiters) >= self._max_waiting:
-            raise QueueFull
+            raise QueueFull()
         admitted = asyncio.get_running_loop().create_future()
         waiter = _Waiter(hashes, blocks, admitted, priority)
         insort(self._waiters, waiter, key=attrgetter("priority"))
@@ -73,7 +77,7 @@ class SimAdmission:
             raise
 
     def leave(self, allocation: Allocation) -> None:
-        """A request is over: its slots are free for the next ones."""
+        """End a request: its slots are free for the next ones."""
         self._cache.release(allocation)
         self.running -= 1
         self._pump()

@@ -1,4 +1,4 @@
-"""The JSON that a simulated engine answers, in the shapes of vLLM 0.32. Pure: values to bytes."""
+"""The JSON of a simulated engine, in the shapes of vLLM 0.32. Pure: values to bytes."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,9 @@ from uuid import uuid4
 import orjson
 
 from kvrouter.openai import sse
-from kvrouter.tools.sim.failures import InjectedFailure
-from kvrouter.tools.sim.requests import GenerateRequest, RequestError
+from kvrouter.tools.sim.requests import GenerateRequest
 
-__all__ = ["SimAnswer", "Writer", "error_body", "models_body"]
-
-
-def error_body(error: RequestError | InjectedFailure, status: int) -> bytes:
-    """OpenAI's error object, with the status as `code`."""
-    message = error.message if isinstance(error, InjectedFailure) else str(error)
-    inner = {"message": message, "type": error.type, "param": error.param, "code": status}
-    return orjson.dumps({"error": inner})
+__all__ = ["SimAnswer", "Writer", "models_body"]
 
 
 def models_body(
@@ -31,36 +23,19 @@ def models_body(
     adapters: Mapping[str, str] = MappingProxyType({}),
 ) -> bytes:
     """The answer of /v1/models; `adapters` are the paths of the loaded ones by name."""
-    cards: list[dict[str, Any]] = [
-        {
-            "id": name,
-            "object": "model",
-            "created": created,
-            "owned_by": "vllm",
-            "root": root,
-            "parent": None,
-            "max_model_len": max_model_len,
-        }
-        for name in names
-    ]
-    cards += [
-        {
-            "id": name,
-            "object": "model",
-            "created": created,
-            "owned_by": "vllm",
-            "root": path,
-            "parent": names[0],
-            "max_model_len": None,
-        }
-        for name, path in adapters.items()
-    ]
+
+    def card(name: str, root: str, parent: str | None, length: int | None) -> dict[str, Any]:
+        about = {"id": name, "object": "model", "created": created, "owned_by": "vllm"}
+        return about | {"root": root, "parent": parent, "max_model_len": length}
+
+    cards = [card(name, root, None, max_model_len) for name in names]
+    cards += [card(name, path, names[0], None) for name, path in adapters.items()]
     return orjson.dumps({"object": "list", "data": cards})
 
 
 @dataclass
 class SimAnswer:
-    """What an engine produced for one choice."""
+    """The answer of an engine to one choice."""
 
     request: GenerateRequest
     cached_tokens: int
@@ -71,18 +46,16 @@ class SimAnswer:
 
 
 class Writer:
-    """The answer of one request, whole or as the server-sent events of a stream.
+    """The answer of one request, whole or as server-sent events.
 
-    Args:
-        request: as it was asked; its choices are numbered as vLLM does: those of the first prompt,
-            those of the second, and so on.
-        name: what makes the answer's id.
+    Choices are numbered as in vLLM: those of the first prompt, those of the second, and so on.
+    `name` is part of the answer's id.
     """
 
     def __init__(self, request: GenerateRequest, name: str | None = None) -> None:
         self._request = request
         self._chat = request.kind == "chat"
-        self._told_prompts: set[int] = set()
+        self._named_prompts: set[int] = set()
         whole, streamed = "chat.completion", "chat.completion.chunk"
         if not self._chat:
             whole = streamed = "text_completion"
@@ -94,7 +67,7 @@ class Writer:
         }
 
     def body(self, answers: Sequence[SimAnswer]) -> bytes:
-        """The whole answer of a request that does not stream, made of all choices."""
+        """The whole answer, with all choices."""
         whole: dict[str, Any] = {
             **self._head,
             "choices": [self._choice(index, answer) for index, answer in enumerate(answers)],
@@ -107,7 +80,7 @@ class Writer:
         return orjson.dumps(whole)
 
     def opening(self, index: int) -> bytes:
-        """What comes before a choice's first token: the role in a chat, else nothing."""
+        """The event before a choice's first token: the role in a chat, else nothing."""
         if not self._chat:
             return b""
         choice = {
@@ -119,7 +92,7 @@ class Writer:
         return self._event(choice, None)
 
     def token(self, index: int, answer: SimAnswer, token: int, text: str, last: bool) -> bytes:
-        """One token of a choice; with the last one the reason why it ended."""
+        """The event of one token of a choice; the last one has the reason why it ended."""
         reason = answer.finish_reason if last else None
         choice: dict[str, Any] = {"index": index}
         if self._chat:
@@ -132,7 +105,7 @@ class Writer:
         return self._event(choice, answer)
 
     def closing(self, answers: Sequence[SimAnswer]) -> bytes:
-        """The usage, where it was asked for, and the end mark."""
+        """The usage, if the request asks for it, and the end mark."""
         if not self._request.include_usage:
             return sse.DONE_EVENT
         whole = {**self._head, "choices": [], "usage": self._usage(answers)}
@@ -156,7 +129,7 @@ class Writer:
         return choice
 
     def _usage(self, answers: Sequence[SimAnswer]) -> dict[str, Any]:
-        """The usage of all choices; prompts count once, however many samples they have."""
+        """The usage of all choices; a prompt counts once for all its samples."""
         prompts = answers[:: self._request.n]
         usage = _usage(
             sum(len(answer.request.prompt) for answer in prompts),
@@ -169,9 +142,9 @@ class Writer:
         whole: dict[str, Any] = {**self._head, "choices": [choice]}
         request, index = self._request, choice["index"]
         prompt = request.prompts[index // request.n]
-        first = not self._told_prompts if self._chat else index not in self._told_prompts
+        first = not self._named_prompts if self._chat else index not in self._named_prompts
         if request.return_token_ids and first:
-            self._told_prompts.add(index)
+            self._named_prompts.add(index)
             target = whole if self._chat else choice
             target["prompt_token_ids"] = prompt
         if request.continuous_usage:

@@ -1,44 +1,31 @@
-"""Failures that a simulated engine makes on purpose. Pure: it says which, the server answers so.
+"""Failures that a simulated engine makes on purpose. Pure: it says which; the server answers them.
 
-Kinds and rate are llm-d-inference-sim's (docs/configuration.md, "Failure injection").
+Kinds and rate are those of llm-d-inference-sim (docs/configuration.md, "Failure injection").
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
 from types import MappingProxyType
 
-__all__ = ["FAILURES", "FailureInjection", "InjectedFailure"]
+from kvrouter.errors import ApiError
 
+__all__ = ["FAILURES", "FailureInjection"]
 
-@dataclass(frozen=True)
-class InjectedFailure:
-    """One kind of failure, as the client sees it."""
-
-    status: int
-    type: str
-    message: str
-    param: str | None = None
-
-
-FAILURES: Mapping[str, InjectedFailure] = MappingProxyType(
+FAILURES: Mapping[str, Callable[[], ApiError]] = MappingProxyType(
     {
-        "rate_limit": InjectedFailure(429, "RateLimitError", "Rate limit reached (injected)."),
-        "invalid_api_key": InjectedFailure(
-            401, "AuthenticationError", "Incorrect API key (injected)."
-        ),
-        "context_length": InjectedFailure(
+        "rate_limit": partial(ApiError, 429, "Rate limit reached (injected)."),
+        "invalid_api_key": partial(ApiError, 401, "Incorrect API key (injected)."),
+        "context_length": partial(
+            ApiError,
             400,
-            "BadRequestError",
             "This model's maximum context length is exceeded (injected).",
-            "messages",
+            param="messages",
         ),
-        "server_error": InjectedFailure(
-            500, "InternalServerError", "The server had an error (injected)."
-        ),
-        "invalid_request": InjectedFailure(400, "BadRequestError", "Invalid request (injected)."),
-        "model_not_found": InjectedFailure(
-            404, "NotFoundError", "The model does not exist (injected).", "model"
+        "server_error": partial(ApiError, 500, "The server had an error (injected)."),
+        "invalid_request": partial(ApiError, 400, "Invalid request (injected)."),
+        "model_not_found": partial(
+            ApiError, 404, "The model does not exist (injected).", param="model"
         ),
     }
 )
@@ -52,8 +39,8 @@ class FailureInjection:
         self._kinds = tuple(kinds) or tuple(FAILURES)
         self._random = random
 
-    def draw(self) -> InjectedFailure | None:
-        """The failure of the next request; None where it shall go well."""
+    def draw(self) -> ApiError | None:
+        """The failure of the next request; None if it shall succeed."""
         if self._rate == 0 or self._random.random() * 100 >= self._rate:
             return None
-        return FAILURES[self._random.choice(self._kinds)]
+        return FAILURES[self._random.choice(self._kinds)]()

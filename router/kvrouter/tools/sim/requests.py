@@ -7,49 +7,36 @@ vllm/sampling_params.py; tests/fakes/openai_cases.py holds them, for this engine
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 import orjson
 
+from kvrouter.errors import ApiError, bad_request
+from kvrouter.openai.request import Kind
 from kvrouter.tools.sim.tokenizer import SimTokenizer
 
-__all__ = ["GenerateRequest", "RequestError", "parse_request", "parse_tokenize"]
+__all__ = ["GenerateRequest", "parse_request", "parse_tokenize"]
 
-Kind = Literal["completion", "chat"]
+T = TypeVar("T", bool, int, float)
 _DEFAULT_COMPLETION_TOKENS = 16
 _MAX_TOKEN_ID = 2**32 - 1
 _MAX_PROMPTS = 1024
 _GREEDY_BELOW = 1e-5
 _NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
-
-
-class RequestError(Exception):
-    """A request that is refused, as its client sees it."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 400,
-        type: str = "BadRequestError",
-        param: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.type = type
-        self.param = param
+_NOUNS: Mapping[type, str] = {bool: "boolean", int: "integer", float: "number"}
 
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """A valid request. `max_tokens` None means: until the model would stop by itself.
+    """A valid request.
 
     Attributes:
         prompts: token ids of each prompt.
-        n: choices per prompt.
-        seed: of the first choice of each prompt; None: the most likely tokens.
-        adapter: name and path of the LoRA adapter that `model` names; None: it names none.
-        priority: lower goes first, where the engine schedules by it.
+        n: choices for each prompt.
+        seed: of the first choice of each prompt; None for the likeliest tokens.
+        max_tokens: None until the model would stop by itself.
+        adapter: name and path of the LoRA adapter that `model` names, or None.
+        priority: lower goes first, if the engine schedules by it.
     """
 
     kind: Kind
@@ -69,7 +56,7 @@ class GenerateRequest:
 
     @property
     def prompt(self) -> list[int]:
-        """The only prompt of one choice."""
+        """The prompt of a request for one choice."""
         (prompt,) = self.prompts
         return prompt
 
@@ -89,7 +76,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class SimLimits:
-    """What one engine serves: the names of its model and the longest context."""
+    """The names of an engine's model, and its longest context."""
 
     names: tuple[str, ...]
     max_model_len: int
@@ -98,7 +85,7 @@ class SimLimits:
 def parse_request(
     body: bytes, kind: Kind, tokenizer: SimTokenizer, names: tuple[str, ...], max_model_len: int
 ) -> GenerateRequest:
-    """Read, check and tokenise a request. Raises RequestError with vLLM's status and wording."""
+    """Read, check and tokenize a request. Raises ApiError with vLLM's status and wording."""
     data = _object(body)
     limits = SimLimits(names, max_model_len)
     _check_stream_options(data)
@@ -117,6 +104,7 @@ def parse_request(
     for prompt in prompts:
         _check_room(len(prompt), limits, reused=reused is not None)
     options = data.get("stream_options") or {}
+    include_usage = _flag(options, "include_usage")
     return GenerateRequest(
         kind=kind,
         model=model,
@@ -125,13 +113,12 @@ def parse_request(
         seed=seed,
         max_tokens=max_tokens,
         stream=_flag(data, "stream"),
-        include_usage=_flag(options, "include_usage"),
-        continuous_usage=_flag(options, "include_usage")
-        and _flag(options, "continuous_usage_stats"),
+        include_usage=include_usage,
+        continuous_usage=include_usage and _flag(options, "continuous_usage_stats"),
         return_token_ids=_flag(data, "return_token_ids"),
         ignore_eos=_flag(data, "ignore_eos"),
         cache_salt=salt,
-        priority=_integer(data, "priority") or 0,
+        priority=_value(data, "priority", int) or 0,
     )
 
 
@@ -143,7 +130,7 @@ def parse_tokenize(body: bytes, tokenizer: SimTokenizer, names: tuple[str, ...])
         return _chat(data, tokenizer)
     prompt = data.get("prompt")
     if not isinstance(prompt, str):
-        raise RequestError("prompt: Input should be a valid string", param="prompt")
+        raise bad_request("prompt: Input should be a valid string", "prompt")
     return tokenizer.encode(prompt)
 
 
@@ -151,63 +138,48 @@ def _object(body: bytes) -> dict[str, Any]:
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise RequestError(
-            f"1 validation error:\n  JSON decode error: {error}", type="Bad Request"
-        ) from None
+        raise _no_request(f"JSON decode error: {error}") from None
     if not isinstance(data, dict):
-        raise RequestError(
-            "1 validation error:\n  Input should be a valid dictionary", type="Bad Request"
-        )
+        raise _no_request("Input should be a valid dictionary")
     return data
 
 
+def _no_request(problem: str) -> ApiError:
+    return ApiError(400, f"1 validation error:\n  {problem}", kind="Bad Request")
+
+
+def _value(data: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
+    """A member of the type `kind`, or None; an integer is a number too."""
+    value = data.get(name)
+    if value is None:
+        return None
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise bad_request(f"{name}: Input should be a valid {_NOUNS[kind]}", name)
+    return kind(value)
+
+
 def _flag(data: Mapping[str, Any], name: str) -> bool:
-    value = data.get(name)
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise RequestError(f"{name}: Input should be a valid boolean", param=name)
-    return value
-
-
-def _integer(data: Mapping[str, Any], name: str) -> int | None:
-    value = data.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name}: Input should be a valid integer", param=name)
-    return value
-
-
-def _number(data: Mapping[str, Any], name: str) -> float | None:
-    value = data.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RequestError(f"{name}: Input should be a valid number", param=name)
-    return float(value)
+    return _value(data, name, bool) or False
 
 
 def _check_stream_options(data: Mapping[str, Any]) -> None:
     options = data.get("stream_options")
     if options and not data.get("stream"):
-        raise RequestError(
-            "Stream options can only be defined when `stream=True`.", param="stream_options"
+        raise bad_request(
+            "Stream options can only be defined when `stream=True`.", "stream_options"
         )
     if options is not None and not isinstance(options, dict):
-        raise RequestError(
-            "stream_options: Input should be a valid dictionary", param="stream_options"
-        )
+        raise bad_request("stream_options: Input should be a valid dictionary", "stream_options")
 
 
 def _check_unsupported(data: Mapping[str, Any]) -> None:
-    """Real engines do these; the simulator says so instead of answering something else."""
+    """Refuse what real engines do and the simulator does not."""
     for name in ("echo", "use_beam_search"):
         if _flag(data, name):
-            raise RequestError(f"The simulator has no {name}.", param=name)
+            raise bad_request(f"The simulator has no {name}.", name)
     for name in ("logprobs", "prompt_logprobs", "top_logprobs"):
         if data.get(name):
-            raise RequestError(f"The simulator has no {name}.", param=name)
+            raise bad_request(f"The simulator has no {name}.", name)
 
 
 def _model(data: Mapping[str, Any], limits: SimLimits) -> str:
@@ -215,31 +187,29 @@ def _model(data: Mapping[str, Any], limits: SimLimits) -> str:
     if model is None or model == "":
         return limits.names[0]
     if not isinstance(model, str):
-        raise RequestError("model: Input should be a valid string", param="model")
+        raise bad_request("model: Input should be a valid string", "model")
     if model not in limits.names:
-        raise RequestError(
-            f"The model `{model}` does not exist.", status=404, type="NotFoundError", param="model"
-        )
+        raise ApiError(404, f"The model `{model}` does not exist.", param="model")
     return model
 
 
 def _max_tokens(data: Mapping[str, Any], kind: Kind, limits: SimLimits) -> int | None:
     name = "max_tokens"
-    value = _integer(data, "max_tokens")
+    value = _value(data, "max_tokens", int)
     if kind == "completion":
         value = _DEFAULT_COMPLETION_TOKENS if value is None else value
     elif data.get("max_completion_tokens") is not None:
         name = "max_completion_tokens"
-        value = _integer(data, name)
+        value = _value(data, name, int)
     if value is None:
         return None
     if value < 1:
-        raise RequestError(f"max_tokens must be at least 1, got {value}.", param="max_tokens")
+        raise bad_request(f"max_tokens must be at least 1, got {value}.", "max_tokens")
     if value > limits.max_model_len:
-        raise RequestError(
+        raise bad_request(
             f"{name}={value} cannot be greater than max_model_len={limits.max_model_len}. "
             "Please request fewer output tokens.",
-            param=name,
+            name,
         )
     return value
 
@@ -254,31 +224,31 @@ _RANGES: tuple[tuple[str, float, float, str], ...] = (
 
 def _check_sampling(data: Mapping[str, Any], max_tokens: int | None) -> None:
     for name, least, most, message in _RANGES:
-        value = _number(data, name)
+        value = _value(data, name, float)
         if value is not None and not (math.isfinite(value) and least <= value <= most):
-            raise RequestError(f"{message}, got {value}.", param=name)
-    top_p = _number(data, "top_p")
+            raise bad_request(f"{message}, got {value}.", name)
+    top_p = _value(data, "top_p", float)
     if top_p is not None and not 0.0 < top_p <= 1.0:
-        raise RequestError(f"top_p must be in (0, 1], got {top_p}.", param="top_p")
-    min_tokens = _integer(data, "min_tokens") or 0
+        raise bad_request(f"top_p must be in (0, 1], got {top_p}.", "top_p")
+    min_tokens = _value(data, "min_tokens", int) or 0
     if min_tokens < 0:
-        raise RequestError(f"min_tokens must be greater than or equal to 0, got {min_tokens}.")
+        raise bad_request(f"min_tokens must be greater than or equal to 0, got {min_tokens}.")
     if max_tokens is not None and min_tokens > max_tokens:
-        raise RequestError(
+        raise bad_request(
             f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}."
         )
 
 
 def _samples(data: Mapping[str, Any]) -> tuple[int, int | None]:
-    """How many choices per prompt, and their seed where they are drawn at random."""
-    given, seed = _integer(data, "n"), _integer(data, "seed")
+    """How many choices for each prompt, and their seed if they are drawn at random."""
+    given, seed = _value(data, "n", int), _value(data, "seed", int)
     n = 1 if given is None else given
     if n < 1:
-        raise RequestError(f"n must be at least 1, got {n}.", param="n")
-    temperature = _number(data, "temperature")
+        raise bad_request(f"n must be at least 1, got {n}.", "n")
+    temperature = _value(data, "temperature", float)
     if temperature is not None and temperature < _GREEDY_BELOW:
         if n > 1:
-            raise RequestError(f"n must be 1 when using greedy sampling, got {n}.")
+            raise bad_request(f"n must be 1 when using greedy sampling, got {n}.")
         seed = None
     return n, seed
 
@@ -288,55 +258,53 @@ def _cache_salt(data: Mapping[str, Any]) -> str | None:
     if salt is None:
         return None
     if not isinstance(salt, str) or not 1 <= len(salt) <= 1024:
-        raise RequestError(
-            "cache_salt must be a string of 1 to 1024 characters.", param="cache_salt"
-        )
+        raise bad_request("cache_salt must be a string of 1 to 1024 characters.", "cache_salt")
     return salt
 
 
 def _completion_prompts(data: Mapping[str, Any], tokenizer: SimTokenizer) -> list[list[int]]:
     prompt = data.get("prompt")
     if prompt is None or prompt in ("", []):
-        raise RequestError(_NO_PROMPT, param="prompt")
+        raise bad_request(_NO_PROMPT, "prompt")
     if not isinstance(prompt, str | list):
-        raise RequestError("prompt: Input should be a valid list or string", param="prompt")
+        raise bad_request("prompt: Input should be a valid list or string", "prompt")
     if isinstance(prompt, str) or not isinstance(prompt[0], str | list):
         return [_one_prompt(prompt, tokenizer)]
     if len(prompt) > _MAX_PROMPTS:
-        raise RequestError(
+        raise bad_request(
             f"prompt list length {len(prompt)} exceeds the maximum allowed count of "
             f"{_MAX_PROMPTS}. To increase this limit, set the VLLM_MAX_COMPLETION_PROMPTS "
             "environment variable.",
-            param="prompt",
+            "prompt",
         )
     if any(type(one) is not type(prompt[0]) for one in prompt):
-        raise RequestError("prompt.0: Input should be a valid integer", param="prompt")
+        raise bad_request("prompt.0: Input should be a valid integer", "prompt")
     return [_one_prompt(one, tokenizer) for one in prompt]
 
 
 def _one_prompt(prompt: str | list[Any], tokenizer: SimTokenizer) -> list[int]:
     if not prompt:
-        raise RequestError(_NO_PROMPT, param="prompt")
+        raise bad_request(_NO_PROMPT, "prompt")
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
     if not all(type(token) is int and 0 <= token <= _MAX_TOKEN_ID for token in prompt):
-        raise RequestError("prompt: token ids are integers of 0 to 2**32 - 1", param="prompt")
+        raise bad_request("prompt: token ids are integers of 0 to 2**32 - 1", "prompt")
     return prompt
 
 
 def _chat(data: Mapping[str, Any], tokenizer: SimTokenizer) -> list[int]:
     messages = data.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise RequestError("messages: Field required, a list that is not empty", param="messages")
+        raise bad_request("messages: Field required, a list that is not empty", "messages")
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise RequestError("messages: each one has a role", param="messages")
+            raise bad_request("messages: each one has a role", "messages")
         if not isinstance(message.get("content"), str | list | None):
-            raise RequestError("messages: content is text or a list of parts", param="messages")
+            raise bad_request("messages: content is text or a list of parts", "messages")
     again = _flag(data, "continue_final_message")
     generate = data.get("add_generation_prompt")
     if again and generate:
-        raise RequestError(
+        raise bad_request(
             "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
         )
     return tokenizer.render_chat(
@@ -347,16 +315,16 @@ def _chat(data: Mapping[str, Any], tokenizer: SimTokenizer) -> list[int]:
 
 
 def _reused_ids(data: Mapping[str, Any]) -> list[int] | None:
-    """Token ids that a chat is to be taken to have (vllm/renderers/online_renderer.py)."""
+    """Token ids given for a chat, used instead of its text (vllm/renderers/online_renderer.py)."""
     params = data.get("kv_transfer_params")
     ids = params.get("prompt_token_ids") if isinstance(params, dict) else None
     if ids is None or not all(_is_text(message.get("content")) for message in data["messages"]):
         return None
     if not isinstance(ids, list) or not ids or any(type(x) is not int or x < 0 for x in ids):
-        raise RequestError(
+        raise bad_request(
             "`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative "
             "integers.",
-            param="kv_transfer_params.prompt_token_ids",
+            "kv_transfer_params.prompt_token_ids",
         )
     return ids
 
@@ -370,21 +338,21 @@ def _is_text(content: object) -> bool:
 def _check_room(prompt_tokens: int, limits: SimLimits, *, reused: bool) -> None:
     """A prompt needs room for one token; as in vLLM an answer is cut at the context's end.
 
-    vllm/renderers/params.py: a prompt that is rendered is tokenised up to one token beyond the
-    context. vllm/entrypoints/serve/utils/api_utils.py: ids that are reused are counted only there.
+    vllm/renderers/params.py tokenizes a rendered prompt up to one token beyond the context;
+    vllm/entrypoints/serve/utils/api_utils.py counts ids that are reused.
     """
     most = limits.max_model_len
     if reused and prompt_tokens > most:
-        raise RequestError(
+        raise bad_request(
             f"Input length ({prompt_tokens}) exceeds model's maximum context length ({most})."
         )
     if prompt_tokens > most:
         least = "at least " if prompt_tokens == most + 1 else ""
-        raise RequestError(
+        raise bad_request(
             f"This model's maximum context length is {most} tokens. However, your prompt contains "
             f"{least}{prompt_tokens} input tokens, which exceeds this limit even without any "
             "output tokens. Please reduce the length of the input prompt.",
-            param="input_tokens",
+            "input_tokens",
         )
     if prompt_tokens == most:
-        raise RequestError("max_tokens must be at least 1, got 0.", param="max_tokens")
+        raise bad_request("max_tokens must be at least 1, got 0.", "max_tokens")

@@ -1,6 +1,6 @@
 """HTTP side of a simulated engine: vLLM's endpoints over the router's own HTTP server.
 
-Every request is one task; a client that leaves cancels it, and its slots are free at once.
+Every request is one task. If its client leaves, the task is cancelled and its slots are free.
 """
 
 import asyncio
@@ -15,23 +15,19 @@ from random import Random
 import orjson
 import uvloop
 
+from kvrouter.errors import ApiError
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.listener import HttpServer
+from kvrouter.http.server.routes import RouteTable
+from kvrouter.openai.request import Kind
 from kvrouter.tools.sim.adapters import Adapters
-from kvrouter.tools.sim.admission import QueueFull
-from kvrouter.tools.sim.answers import SimAnswer, Writer, error_body, models_body
+from kvrouter.tools.sim.answers import SimAnswer, Writer, models_body
 from kvrouter.tools.sim.block_cache import Event
 from kvrouter.tools.sim.engine import SimEngine
 from kvrouter.tools.sim.events import EventPublisher, Faults
-from kvrouter.tools.sim.failures import FailureInjection, InjectedFailure
+from kvrouter.tools.sim.failures import FailureInjection
 from kvrouter.tools.sim.generation import Generation
-from kvrouter.tools.sim.requests import (
-    GenerateRequest,
-    Kind,
-    RequestError,
-    parse_request,
-    parse_tokenize,
-)
+from kvrouter.tools.sim.requests import GenerateRequest, parse_request, parse_tokenize
 from kvrouter.tools.sim.settings import SimSettings
 from kvrouter_store.rdma.base import RdmaUnavailable
 
@@ -44,15 +40,21 @@ _PLAIN_TYPE = "text/plain; charset=utf-8"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GRACE_S = 1.0
 
-Route = Callable[[Exchange], Awaitable[None]]
+Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class SimServer:
-    """One engine behind one port. `start`, then `close`."""
+    """One engine behind one port. `start`, then `close`.
+
+    Attributes:
+        http: its HTTP server.
+        version: of vLLM, as /version names it.
+    """
 
     def __init__(self, settings: SimSettings) -> None:
         self.settings = settings
-        self._http = HttpServer(self._handle)
+        self.http = HttpServer(self._handle)
+        self.version = VLLM_VERSION
         self._engine: SimEngine | None = None
         self._publisher: EventPublisher | None = None
         self._adapters = Adapters()
@@ -61,19 +63,21 @@ class SimServer:
         self._failures = FailureInjection(
             settings.failure_injection_rate, settings.failure_types, Random(seed)
         )
-        self._routes: dict[tuple[str, str], Route] = {
-            ("GET", "/health"): self._health,
-            ("GET", "/ping"): self._health,
-            ("GET", "/version"): self._version,
-            ("GET", "/metrics"): self._metrics,
-            ("GET", "/v1/models"): self._models,
-            ("POST", "/tokenize"): self._tokenize,
-            ("POST", "/reset_prefix_cache"): self._reset,
-            ("POST", "/v1/load_lora_adapter"): self._load_adapter,
-            ("POST", "/v1/unload_lora_adapter"): self._unload_adapter,
-            ("POST", "/v1/completions"): self._completions,
-            ("POST", "/v1/chat/completions"): self._chat,
-        }
+        self._handlers = RouteTable[Handler](
+            (
+                ("GET", "/health", self._health),
+                ("GET", "/ping", self._health),
+                ("GET", "/version", self._version),
+                ("GET", "/metrics", self._metrics),
+                ("GET", "/v1/models", self._models),
+                ("POST", "/tokenize", self._tokenize),
+                ("POST", "/reset_prefix_cache", self._reset),
+                ("POST", "/v1/load_lora_adapter", self._load_adapter),
+                ("POST", "/v1/unload_lora_adapter", self._unload_adapter),
+                ("POST", "/v1/completions", self._completions),
+                ("POST", "/v1/chat/completions", self._chat),
+            )
+        )
 
     @property
     def engine(self) -> SimEngine:
@@ -83,25 +87,25 @@ class SimServer:
         return self._engine
 
     async def start(self) -> int:
-        """Listen, and tell the store and the router about this engine; returns the port.
+        """Listen, and register the engine with the store; returns the port.
 
-        Raises OSError where the address is taken.
+        Raises OSError if the address is taken.
         """
-        port = await self._http.listen(self.settings.host, self.settings.port)
-        name = self.settings.advertise or f"{self.settings.host}:{port}"
-        endpoint = self.settings.events_endpoint
-        if endpoint is not None:
-            topic = self.settings.kv_events_config.topic or f"kv@{name}"
+        settings = self.settings
+        port = await self.http.listen(settings.host, settings.port)
+        name = settings.advertise or f"{settings.host}:{port}"
+        if settings.events_endpoint is not None:
             if name.startswith(("0.0.0.0:", ":::")):
                 log.warning("no router knows an engine as %s: give --advertise HOST:PORT", name)
-            self._publisher = self._make_publisher(endpoint, topic)
-        self._engine = SimEngine(self.settings, name=name, publish=self._publish)
+            topic = settings.kv_events_config.topic or f"kv@{name}"
+            self._publisher = _publisher(settings, settings.events_endpoint, topic)
+        self._engine = SimEngine(settings, name=name, publish=self._publish)
         await self._engine.start()
         return port
 
     async def close(self) -> None:
-        """Stop listening, cut what still streams after a moment, give everything back."""
-        await self._http.close(_GRACE_S)
+        """Stop listening, cut off streams after a moment, and free all resources."""
+        await self.http.close(_GRACE_S)
         if self._engine is not None:
             await self._engine.close()
         if self._publisher is not None:
@@ -109,77 +113,46 @@ class SimServer:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """What a request may name as its model."""
+        """The names that a request may have as its model."""
         return (*self.settings.served_names, *self._adapters.paths)
 
     @property
     def kv_event_ports(self) -> tuple[int, int | None]:
-        """Where its events and their replays are bound, once it has started."""
+        """The bound ports of its events and their replays, after `start`."""
         assert self._publisher is not None
         return self._publisher.ports
-
-    def _make_publisher(self, endpoint: str, topic: str) -> EventPublisher:
-        settings, config = self.settings, self.settings.kv_events_config
-        lost, repeated = settings.kv_events_lost, settings.kv_events_repeated
-        faults = Faults(lost, repeated, settings.kv_events_late)
-        return EventPublisher(
-            endpoint,
-            topic,
-            settings.block_size,
-            replay_endpoint=config.replay_endpoint,
-            buffer_steps=config.buffer_steps,
-            faults=faults if faults != Faults() else None,
-            seed=settings.seed,
-        )
 
     def _publish(self, events: list[Event]) -> None:
         if self._publisher is not None:
             self._publisher.publish(events)
 
     async def _handle(self, exchange: Exchange) -> None:
-        route = self._routes.get((exchange.method, exchange.path))
-        if route is None or self._engine is None:
-            known = any(path == exchange.path for _, path in self._routes)
-            status, kind = (405, "Method Not Allowed") if known else (404, "Not Found")
-            refusal = RequestError(kind, status=status, type=kind)
-            exchange.respond(status, error_body(refusal, status))
-            return
         try:
-            await route(exchange)
-        except RequestError as error:
-            exchange.respond(error.status, error_body(error, error.status))
-        except QueueFull:
-            busy = RequestError("Too many requests wait.", status=429, type="TooManyRequestsError")
-            exchange.respond(429, error_body(busy, 429), headers=[("retry-after", "1")])
+            if self._engine is None:
+                raise ApiError(503, "The engine starts.")
+            await self._handlers.find(exchange.method, exchange.path)(exchange)
+        except ApiError as error:
+            exchange.respond(error.status, error.body(), headers=error.headers())
 
     async def _health(self, exchange: Exchange) -> None:
         exchange.respond(200)
 
     async def _version(self, exchange: Exchange) -> None:
-        exchange.respond(200, orjson.dumps({"version": VLLM_VERSION, "simulator": "kvrouter"}))
+        exchange.respond(200, orjson.dumps({"version": self.version, "simulator": "kvrouter"}))
 
     async def _metrics(self, exchange: Exchange) -> None:
         exchange.respond(200, self.engine.metrics.exposition(), content_type=_METRICS_TYPE)
 
     async def _models(self, exchange: Exchange) -> None:
         settings = self.settings
-        body = models_body(
-            settings.served_names,
-            settings.model,
-            settings.context_tokens,
-            self._started_s,
-            self._adapters.paths,
-        )
+        names, length = settings.served_names, settings.context_tokens
+        body = models_body(names, settings.model, length, self._started_s, self._adapters.paths)
         exchange.respond(200, body)
 
     async def _tokenize(self, exchange: Exchange) -> None:
         tokens = parse_tokenize(exchange.body, self.engine.tokenizer, self._names)
-        answer = {
-            "count": len(tokens),
-            "max_model_len": self.settings.context_tokens,
-            "tokens": tokens,
-            "token_strs": None,
-        }
+        answer = {"count": len(tokens), "tokens": tokens, "token_strs": None}
+        answer["max_model_len"] = self.settings.context_tokens
         exchange.respond(200, orjson.dumps(answer))
 
     async def _reset(self, exchange: Exchange) -> None:
@@ -187,12 +160,12 @@ class SimServer:
         exchange.respond(200)
 
     async def _load_adapter(self, exchange: Exchange) -> None:
-        told = self._adapters.load(exchange.body)
-        exchange.respond(200, told.encode(), content_type=_PLAIN_TYPE)
+        answer = self._adapters.load(exchange.body)
+        exchange.respond(200, answer.encode(), content_type=_PLAIN_TYPE)
 
     async def _unload_adapter(self, exchange: Exchange) -> None:
-        told = self._adapters.unload(exchange.body)
-        exchange.respond(200, told.encode(), content_type=_PLAIN_TYPE)
+        answer = self._adapters.unload(exchange.body)
+        exchange.respond(200, answer.encode(), content_type=_PLAIN_TYPE)
 
     async def _completions(self, exchange: Exchange) -> None:
         await self._generate(exchange, "completion")
@@ -208,60 +181,71 @@ class SimServer:
         request = replace(request, adapter=self._adapters.find(request.model))
         failure = self._failures.draw()
         if failure is not None:
-            self._fail(exchange, failure)
-            return
+            engine.metrics.injected.inc()
+            raise failure
         writer = Writer(request, exchange.headers.get("x-request-id"))
-        tell = _Stream(exchange, writer) if request.stream else None
+        stream = _Stream(exchange, writer) if request.stream else None
         answers = await _together(
-            [self._choice(one, at, tell) for at, one in enumerate(request.choices())]
+            [self._choice(one, at, stream) for at, one in enumerate(request.choices())]
         )
-        if tell is None:
+        if stream is None:
             exchange.respond(200, writer.body(answers))
         else:
             exchange.write(writer.closing(answers))
             exchange.end()
 
     async def _choice(
-        self, request: GenerateRequest, index: int, tell: "_Stream | None"
+        self, request: GenerateRequest, index: int, stream: "_Stream | None"
     ) -> SimAnswer:
         """One choice of a request, from its slots to its last token."""
         generation = await self.engine.admit(request)
         try:
             await generation.prefill()
-            if tell is not None:
-                tell.open(index)
+            if stream is not None:
+                stream.open(index)
             while not generation.done:
                 token, text = await generation.next_token()
-                if tell is not None:
-                    await tell.token(index, generation, token, text)
+                if stream is not None:
+                    await stream.token(index, generation, token, text)
         finally:
             generation.close()
         return generation.answer
 
-    def _fail(self, exchange: Exchange, failure: InjectedFailure) -> None:
-        self.engine.metrics.injected.inc()
-        exchange.respond(failure.status, error_body(failure, failure.status))
-
 
 class _Stream:
-    """Writes the tokens of all choices into one stream, as they come."""
+    """Writes the tokens of all choices into one stream, as they are generated."""
 
     def __init__(self, exchange: Exchange, writer: Writer) -> None:
         self._exchange = exchange
         self._writer = writer
 
     def open(self, index: int) -> None:
-        """The prompt of a choice is computed."""
+        """Begin a choice, whose prompt is computed."""
         if not self._exchange.started:
             self._exchange.start(200, [_EVENT_STREAM])
         self._exchange.write(self._writer.opening(index))
 
     async def token(self, index: int, generation: Generation, token: int, text: str) -> None:
-        """The next token of a choice; waits for a client that reads too slowly."""
+        """Write the next token of a choice; waits for a client that reads too slowly."""
         event = self._writer.token(index, generation.answer, token, text, generation.done)
         self._exchange.write(event)
         if self._exchange.paused:
             await self._exchange.drain()
+
+
+def _publisher(settings: SimSettings, endpoint: str, topic: str) -> EventPublisher:
+    config = settings.kv_events_config
+    lost, repeated = settings.kv_events_lost, settings.kv_events_repeated
+    faults = Faults(lost, repeated, settings.kv_events_late)
+    return EventPublisher(
+        endpoint,
+        topic,
+        settings.block_size,
+        replay_endpoint=config.replay_endpoint,
+        buffer_steps=config.buffer_steps,
+        faults=faults if faults != Faults() else None,
+        seed=settings.seed,
+    )
 
 
 async def _together(runs: Sequence[Coroutine[None, None, SimAnswer]]) -> list[SimAnswer]:
@@ -285,23 +269,21 @@ async def _serve(settings: SimSettings) -> int:
         loop.add_signal_handler(number, stop.set)
     try:
         port = await server.start()
+        print(
+            f"kvrouter sim: {settings.role} engine of {settings.model} "
+            f"listening on http://{settings.host}:{port}",
+            flush=True,
+        )
+        await stop.wait()
+        return 0
     except OSError as error:
-        why = error.strerror or error
-        print(f"kvrouter sim: {why}; give another --host or --port", file=sys.stderr)
-        await server.close()
-        return 2
+        why = f"{error.strerror or error}; give another --host or --port"
     except RdmaUnavailable as problem:
-        print(f"kvrouter sim: --store-transport rdma: {problem}", file=sys.stderr)
+        why = f"--store-transport rdma: {problem}"
+    finally:
         await server.close()
-        return 2
-    print(
-        f"kvrouter sim: {settings.role} engine of {settings.model} "
-        f"listening on http://{settings.host}:{port}",
-        flush=True,
-    )
-    await stop.wait()
-    await server.close()
-    return 0
+    print(f"kvrouter sim: {why}", file=sys.stderr)
+    return 2
 
 
 def run(settings: SimSettings) -> int:
