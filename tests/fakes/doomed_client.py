@@ -20,7 +20,7 @@ from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.transports.stream import StreamTransport
 from kvrouter_store.connection import channel as connection
 from kvrouter_store.connection.channel import Channel
-from kvrouter_store.connection.handshake import greet
+from kvrouter_store.connection.handshake import exchange_hello
 from kvrouter_store.rdma.initiator import Initiator, RemotePool
 
 BLOCK = 64 << 10
@@ -74,9 +74,9 @@ def main() -> None:
     url, transport, operation, stop_at = sys.argv[1:]
     steps = Steps(int(stop_at))
     names: Any = Channel
-    names.call = steps.around("message", Channel.call)
+    names.ask = steps.around("message", Channel.ask)
     module: Any = connection
-    module.greet = steps.around("greeting", greet)
+    module.exchange_hello = steps.around("handshake", exchange_hello)
     stream: Any = StreamTransport
     stream.put = steps.during("payload", StreamTransport.put)
     stream.get_into = steps.during("payload", StreamTransport.get_into)

@@ -69,6 +69,12 @@ class RawLink:
 
     def register(self, manifest: Manifest, parts: Sequence[int] | None = None) -> int:
         """The id of the manifest, or of one like it that has only these of its parts."""
+        return self.registered(manifest, parts).manifest_id
+
+    def registered(
+        self, manifest: Manifest, parts: Sequence[int] | None = None
+    ) -> _core.RegisterReply:
+        """All its ids."""
         chosen = range(len(manifest.parts)) if parts is None else parts
         name = manifest.digest if parts is None else bytes([*parts, 255]) + bytes(31 - len(parts))
         reply = self.ask(
@@ -83,7 +89,7 @@ class RawLink:
             )
         ).reply
         assert isinstance(reply, _core.RegisterReply)
-        return reply.manifest_id
+        return reply
 
     @property
     def unread(self) -> int:

@@ -13,7 +13,7 @@ from tests.fakes.store import PATIENCE_S, StoreProcess, eventually
 from kvrouter_store import _core
 from kvrouter_store._core import AcquireReply, Segments, StoreServer
 from kvrouter_store.client.blocking import StoreClient
-from kvrouter_store.connection.channel import Access, Deadline
+from kvrouter_store.connection.channel import Deadline
 from kvrouter_store.errors import StoreUnavailable
 from kvrouter_store.identity.block import Manifest
 from kvrouter_store.node.process import run
@@ -74,11 +74,10 @@ def overwrite_over_rdma(
     rdma, deadline = Initiator(opens=opens), Deadline(PATIENCE_S)
     with StoreClient(url, transport="rdma", rdma=rdma, deadline_s=PATIENCE_S) as client:
         manifest_id = client.register(manifest).manifest_id
-        channel = client._session._lanes[Access.NONE]._channels[0]
-        remote = channel.remote
+        (channel,) = client.channels()
+        remote, names = channel.remote, (manifest_id, 0, hashes)
         assert isinstance(remote, RemotePool)
-        frame = _core.encode_acquire(channel.next_id(), manifest_id, 0, hashes)
-        held = channel.ask(AcquireReply, frame, deadline)
+        held = channel.ask(AcquireReply, deadline, _core.encode_acquire, *names)
         source = Segments.over(bytearray(data), len(data))
         with remote.memory.held(source, [0]) as keys:
             remote.write(keys, source, [0], [held.offsets[0]], deadline)

@@ -15,7 +15,7 @@ from kvrouter_store import _core
 from kvrouter_store._core import Segments
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connection.address import parse_url
-from kvrouter_store.connection.channel import Access, Channel, Deadline
+from kvrouter_store.connection.channel import Access, Channel, Credentials, Deadline
 from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
 
 HASH_BYTES = 32
@@ -79,12 +79,11 @@ def overwrite_stored(unix_path: str, manifest: Manifest, hashes: bytes, data: by
     """Change the bytes of the first block where they lie in the pool, behind the store's back."""
     deadline = Deadline(PATIENCE_S)
     address = parse_url(f"kv+unix://{unix_path}")
-    channel = Channel(address, deadline, name="vandal", access=Access.WRITE)
+    channel = Channel(address, Credentials("vandal"), deadline, Access.WRITE)
     with StoreClient(f"kv+unix://{unix_path}", transport="unix") as client:
         manifest_id = client.register(manifest).manifest_id
-        frame = _core.encode_acquire(channel.next_id(), manifest_id, 0, hashes)
-        held = channel.call(frame, deadline)
-        assert isinstance(held, _core.AcquireReply)
+        names = manifest_id, 0, hashes
+        held = channel.ask(_core.AcquireReply, deadline, _core.encode_acquire, *names)
         assert channel.pool is not None
         source = Segments.over(data, len(data))
         _core.gather(channel.pool, source, [0], [held.offsets[0]], False)

@@ -13,10 +13,9 @@ from tests.fakes.raw import RawLink
 from tests.fakes.store import HASH_BYTES, Memory, chain_of, content_of, manifest_of
 
 from kvrouter_store import _core
-from kvrouter_store._core import PostState, StoreServer
+from kvrouter_store._core import BlockNames, PostState, RegisterReply, StoreServer
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.lease import Lease, Reservation
-from kvrouter_store.connection.channel import Access
 from kvrouter_store.errors import LeaseLost, StoreRefused, StoreUnavailable
 
 Kind = Literal["shm", "unix", "tcp"]
@@ -72,21 +71,21 @@ class Guest:
 
     def lent(self) -> int:
         """Slots of a node that lives, which it may write without a request."""
-        lane = self.client._session._lanes[Access.WRITE]
-        writers = [channel.writer for channel in lane._channels if channel.alive()]
+        writers = [channel.writer for channel in self.client.channels() if channel.alive()]
         return sum(writer.stock(BLOCK) for writer in writers if writer is not None)
 
-    def post(self, seed: str, part: int, span: range, version: int) -> list[PostState]:
-        """Put without a request on every connection that has slots, whether it stands or not."""
-        client = self.client
-        known = client._session.registry._known[MANIFEST.digest]
-        memory, hashes = memory_of(seed, part, version), hashes_of(seed, span)
+    def post(self, ids: RegisterReply, key: Key, span: range) -> list[PostState]:
+        """Put without a request on every connection that has slots, whether it stands or not.
+
+        key: the seed of the chain, its first block, and the part.
+        """
+        seed, _, part = key
+        memory, hashes = memory_of(seed, part, 0), hashes_of(seed, span)
         parent = hash_of(seed, span.start - 1) if span.start else None
-        name = known.names, known.manifest_id, part, parent, hashes
-        lane = client._session._lanes[Access.WRITE]
+        name = BlockNames(ids.spec_id, ids.part_ids), ids.manifest_id, part, parent, hashes
         return [
             channel.writer.put(channel.pool, *name, memory.segments, span, True)[1]
-            for channel in lane._channels
+            for channel in self.client.channels()
             if channel.writer is not None and channel.pool is not None
         ]
 
@@ -155,7 +154,8 @@ class Node:
         server.start()
         self.port = server.port
         self.witness = RawLink(self.path)
-        self.manifest_id = self.witness.register(MANIFEST)
+        self.ids = self.witness.registered(MANIFEST)
+        self.manifest_id = self.ids.manifest_id
         self._part_ids = [self.witness.register(MANIFEST, [part]) for part in range(PARTS)]
         return server
 

@@ -281,7 +281,7 @@ def test_a_slot_outside_of_the_pool_is_not_written(
 ) -> None:
     client = connect("rdma")
     client.stats()
-    channel = client._session._lanes[_core.PoolAccess.NONE]._channels[0]
+    (channel,) = client.channels()
     remote = channel.remote
     assert isinstance(remote, RemotePool)
     memory = Memory(1, BLOCK)

@@ -11,7 +11,7 @@ from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus, MatchReply, RegisterReply, Segments
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.blocking import StoreClient, TransportName
-from kvrouter_store.client.manifest_ids import register_frame
+from kvrouter_store.client.manifest_ids import encode_register
 from kvrouter_store.client.results import PutResult
 from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
 
@@ -170,7 +170,7 @@ class Pipelined(Kvstore):
         self._link = socket.socket(socket.AF_UNIX)
         self._link.connect(seat.server["path"])
         self._ask(_core.encode_hello(1))
-        registered = self._ask(register_frame(2, self.manifest, "", ""))
+        registered = self._ask(encode_register(2, self.manifest, "", ""))
         assert isinstance(registered, RegisterReply)
         self._manifest_id = registered.manifest_id
         self._frames = b"".join(self._match(number) for number in range(self._window))

@@ -8,8 +8,9 @@ import asyncio
 import contextlib
 import logging
 import ssl
+from collections.abc import Callable
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
 from kvrouter_store import _core
 from kvrouter_store._core import (
@@ -22,13 +23,13 @@ from kvrouter_store._core import (
     WaitReply,
 )
 from kvrouter_store.client.asyncio_link import AsyncLink
-from kvrouter_store.client.manifest_ids import register_frame
-from kvrouter_store.client.ranges import check_upto
-from kvrouter_store.client.results import Match, Place, RegisteredManifest, understood
+from kvrouter_store.client.batches import check_upto
+from kvrouter_store.client.manifest_ids import encode_register
+from kvrouter_store.client.results import Match, RegisteredManifest, understood
 from kvrouter_store.connection.address import Address, nearer_path, parse_url
-from kvrouter_store.connection.asyncio_tls import asyncio_context, why
-from kvrouter_store.connection.backoff import BackOff
-from kvrouter_store.connection.registration import Registration
+from kvrouter_store.connection.asyncio_tls import asyncio_context, tls_reason
+from kvrouter_store.connection.channel import Registration
+from kvrouter_store.connection.reconnect import BackOff
 from kvrouter_store.connection.tls import ClientTls, sentence
 from kvrouter_store.connection.tokens import check_token
 from kvrouter_store.errors import (
@@ -43,6 +44,8 @@ from kvrouter_store.identity.block import Manifest
 __all__ = ["AsyncLanding", "AsyncLease", "AsyncStoreClient"]
 
 log = logging.getLogger(__name__)
+P = ParamSpec("P")
+R = TypeVar("R")
 MAX_WAIT_S = _core.MAX_DEADLINE_MS / 1000
 
 
@@ -59,9 +62,8 @@ class AsyncLease:
     def release(self) -> None:
         """Give the lease back within moments, without waiting for the node. Idempotent."""
         link, self._link = self._link, None
-        if link is not None and link.standing:
-            request_id = link.next_id()
-            link.tell_soon(request_id, _core.encode_release(request_id, self.lease_id))
+        if link is not None:
+            link.release_soon(self.lease_id)
 
 
 class AsyncLanding(NamedTuple):
@@ -76,7 +78,7 @@ class AsyncStoreClient:
     """A client of one store node. `async with` starts it and ends it.
 
     Operations raise StoreUnavailable (at once while there is no connection, else within
-    `deadline_s`; Untrusted while TLS fails), StoreRefused where the node says no (Unauthorized
+    `deadline_s`; Untrusted while TLS fails), StoreRefused where the node refuses (Unauthorized
     while it wants another `token`), StoreClosed after `close`. A cancelled operation leaves nothing
     behind at the node. A `token`, or `tls` (files of a client of kvs://), that cannot be used is a
     ValueError.
@@ -97,7 +99,7 @@ class AsyncStoreClient:
         self._tls = asyncio_context(self._address, tls)
         self._name = name
         self._token = check_token(token)
-        self._hopeless: StoreRefused | Untrusted | None = None
+        self._refusal: StoreRefused | Untrusted | None = None
         self._link: AsyncLink | None = None
         self._remembered: dict[bytes, tuple[Manifest, str, str]] = {}
         self._keeper: asyncio.Task[None] | None = None
@@ -160,43 +162,30 @@ class AsyncStoreClient:
 
     async def manifests(self) -> list[RegisteredManifest]:
         """What is registered with the node, and by which living engines."""
-        link = self._standing()
         found: list[RegisteredManifest] = []
-        after, more = 0, True
-        while more:
-            request_id = link.next_id()
-            frame = _core.encode_manifests(request_id, after)
-            reply = await link.ask(request_id, frame, self.deadline_s)
-            assert isinstance(reply, ManifestsReply)
-            infos = reply.manifests
-            found += understood(infos)
-            more = reply.more and bool(infos)
-            after = infos[-1].manifest_id if infos else after
-        return found
+        page = await self._ask(ManifestsReply, _core.encode_manifests)
+        while page.more and page.manifests:
+            found += understood(page.manifests)
+            after = page.manifests[-1].manifest_id
+            page = await self._ask(ManifestsReply, _core.encode_manifests, after)
+        return found + understood(page.manifests)
 
     async def match(self, manifest: Manifest, hashes: bytes, *, promote: bool = False) -> Match:
         """How many leading blocks the node has in full, and where.
 
-        With `promote`, what lies on its disk alone is brought into memory: somebody will read it.
+        With `promote` the node brings what is on its disk alone into memory, for a reader to come.
         """
-        link = self._standing()
-        manifest_id = link.ids.get(manifest.digest) or await self._id_of(link, manifest)
-        request_id = link.next_id()
-        frame = _core.encode_match(request_id, manifest_id, hashes, promote)
-        reply = await link.ask(request_id, frame, self.deadline_s)
-        assert isinstance(reply, MatchReply)
-        return Match(reply.blocks, tuple(map(Place._make, reply.places)))
+        link, manifest_id = await self._known(manifest)
+        names = manifest_id, hashes, promote
+        return Match.of(await link.ask(MatchReply, self.deadline_s, _core.encode_match, *names))
 
     async def acquire(
         self, manifest: Manifest, hashes: bytes, part: int | None = None
     ) -> AsyncLease:
         """A lease on the leading blocks that the node has: of one part, or of all."""
-        link = self._standing()
-        manifest_id = link.ids.get(manifest.digest) or await self._id_of(link, manifest)
-        request_id = link.next_id()
-        frame = _core.encode_acquire(request_id, manifest_id, part, hashes)
-        reply = await link.ask(request_id, frame, self.deadline_s)
-        assert isinstance(reply, AcquireReply)
+        link, manifest_id = await self._known(manifest)
+        names = manifest_id, part, hashes
+        reply = await link.ask(AcquireReply, self.deadline_s, _core.encode_acquire, *names)
         return AsyncLease(link, reply.lease_id, reply.blocks)
 
     async def wait(
@@ -207,39 +196,26 @@ class AsyncStoreClient:
         With `lease`, a landing takes a lease on them in the same step.
         """
         check_upto(hashes, upto)
-        link = self._standing()
-        manifest_id = link.ids.get(manifest.digest) or await self._id_of(link, manifest)
+        link, manifest_id = await self._known(manifest)
         wait_s = max(0.0, min(deadline_s, MAX_WAIT_S))
-        request_id = link.next_id()
-        wait_ms = round(wait_s * 1000)
-        frame = _core.encode_wait(request_id, manifest_id, hashes, upto, wait_ms, lease)
-        reply = await link.ask(request_id, frame, wait_s + self.deadline_s)
-        assert isinstance(reply, WaitReply)
+        wanted = manifest_id, hashes, upto, round(wait_s * 1000), lease
+        reply = await link.ask(WaitReply, wait_s + self.deadline_s, _core.encode_wait, *wanted)
         held = AsyncLease(link, reply.lease_id, upto) if reply.landed and lease else None
         return AsyncLanding(reply.landed, reply.blocks, held)
 
     async def delete(self, manifest: Manifest, hashes: bytes) -> int:
         """Forget blocks (all their parts); how many the node had."""
-        link = self._standing()
-        manifest_id = link.ids.get(manifest.digest) or await self._id_of(link, manifest)
-        request_id = link.next_id()
-        return await self._count(
-            link, request_id, _core.encode_delete(request_id, manifest_id, hashes)
-        )
+        link, manifest_id = await self._known(manifest)
+        names = manifest_id, hashes
+        return (await link.ask(CountReply, self.deadline_s, _core.encode_delete, *names)).count
 
     async def purge(self) -> int:
         """Forget all blocks; how many there were."""
-        link = self._standing()
-        request_id = link.next_id()
-        return await self._count(link, request_id, _core.encode_purge(request_id))
+        return (await self._ask(CountReply, _core.encode_purge)).count
 
     async def stats(self) -> dict[str, int]:
         """The node's gauges, and its counters (names in _total)."""
-        link = self._standing()
-        request_id = link.next_id()
-        reply = await link.ask(request_id, _core.encode_stats(request_id), self.deadline_s)
-        assert isinstance(reply, StatsReply)
-        return reply.values
+        return (await self._ask(StatsReply, _core.encode_stats)).values
 
     def _standing(self) -> AsyncLink:
         link = self._link
@@ -247,33 +223,40 @@ class AsyncStoreClient:
             return link
         if self._closed:
             raise StoreClosed("the store client is closed")
-        if isinstance(self._hopeless, StoreRefused):
-            raise type(self._hopeless)(str(self._hopeless), self._hopeless.status)
-        if self._hopeless is not None:
-            raise Untrusted(str(self._hopeless))
+        if isinstance(self._refusal, StoreRefused):
+            raise type(self._refusal)(str(self._refusal), self._refusal.status)
+        if self._refusal is not None:
+            raise Untrusted(str(self._refusal))
         raise StoreUnavailable(f"there is no connection to the store at {self.url}")
 
-    async def _count(self, link: AsyncLink, request_id: int, frame: bytes) -> int:
-        reply = await link.ask(request_id, frame, self.deadline_s)
-        assert isinstance(reply, CountReply)
-        return reply.count
+    async def _ask(
+        self,
+        kind: type[R],
+        encode: Callable[Concatenate[int, P], bytes],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> R:
+        return await self._standing().ask(kind, self.deadline_s, encode, *arguments, **options)
 
-    async def _id_of(self, link: AsyncLink, manifest: Manifest) -> int:
-        return (await self._announce(link, manifest, "", "")).manifest_id
+    async def _known(self, manifest: Manifest) -> tuple[AsyncLink, int]:
+        """The connection, and the id that the node behind it gave to the manifest."""
+        link = self._standing()
+        known = link.ids.get(manifest.digest)
+        if known is None:
+            known = (await self._announce(link, manifest)).manifest_id
+        return link, known
 
     async def _announce(
-        self, link: AsyncLink, manifest: Manifest, engine: str, refusal: str
+        self, link: AsyncLink, manifest: Manifest, engine: str = "", refusal: str = ""
     ) -> Registration:
-        request_id = link.next_id()
-        frame = register_frame(request_id, manifest, engine, refusal)
-        reply = await link.ask(request_id, frame, self.deadline_s)
-        assert isinstance(reply, RegisterReply)
+        names = manifest, engine, refusal
+        reply = await link.ask(RegisterReply, self.deadline_s, encode_register, *names)
         if not refusal:
             link.ids[manifest.digest] = reply.manifest_id
         return Registration(link.epoch, reply.manifest_id, reply.spec_id, tuple(reply.part_ids))
 
     async def _keep(self) -> None:
-        """Hold a connection up; between failures, pause."""
+        """Keep a connection up, with pauses after failures."""
         loop = asyncio.get_running_loop()
         backoff = BackOff()
         while True:
@@ -286,7 +269,7 @@ class AsyncStoreClient:
                 await asyncio.sleep(backoff.remaining_s(loop.time()))
                 continue
             backoff.succeeded()
-            self._hopeless = None
+            self._refusal = None
             self._link = link
             self._up.set()
             try:
@@ -296,18 +279,18 @@ class AsyncStoreClient:
                 link.close()
 
     def _note(self, error: BaseException) -> None:
-        """Remember, and log once, a refusal (a token, a certificate): trying again mends none."""
-        hopeless = error if isinstance(error, StoreRefused | Untrusted) else None
-        if hopeless is not None and self._hopeless is None:
-            log.warning("%s: %s", self.url, hopeless)
-        self._hopeless = hopeless
+        """Remember, and log once, a refusal (a token, a certificate): retries do not help."""
+        refusal = error if isinstance(error, StoreRefused | Untrusted) else None
+        if refusal is not None and self._refusal is None:
+            log.warning("%s: %s", self.url, refusal)
+        self._refusal = refusal
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> AsyncLink:
-        link = await self._reach(loop, self._address)
+        link = await self._open(loop, self._address)
         try:
-            hello = await link.greet(self._name, self._token, self.deadline_s)
+            hello = await link.shake_hands(self._name, self._token, self.deadline_s)
             path = nearer_path(hello.unix_path, hello.boot_id) if self._address.host else ""
-            nearer = await self._reach_socket(loop, path, hello.epoch) if path else None
+            nearer = await self._open_socket(loop, path, hello.epoch) if path else None
             if nearer is not None:
                 link.close()
                 link = nearer
@@ -318,27 +301,28 @@ class AsyncStoreClient:
             raise
         return link
 
-    async def _reach_socket(
+    async def _open_socket(
         self, loop: asyncio.AbstractEventLoop, path: str, epoch: int
     ) -> AsyncLink | None:
-        """The Unix socket, if it leads to the node of this epoch (containers have paths alike)."""
+        """The Unix socket, if it leads to the node of this epoch (not so in every container)."""
         try:
-            link = await self._reach(loop, Address(path=path))
+            link = await self._open(loop, Address(path=path))
         except OSError:
             return None
         try:
-            hello = await link.greet(self._name, self._token, self.deadline_s)
-        except BaseException as error:
+            hello = await link.shake_hands(self._name, self._token, self.deadline_s)
+        except KVStoreError:
             link.close()
-            if isinstance(error, KVStoreError):
-                return None
+            return None
+        except BaseException:
+            link.close()
             raise
         if hello.epoch == epoch:
             return link
         link.close()
         return None
 
-    async def _reach(self, loop: asyncio.AbstractEventLoop, address: Address) -> AsyncLink:
+    async def _open(self, loop: asyncio.AbstractEventLoop, address: Address) -> AsyncLink:
         if address.path:
             made = await loop.create_unix_connection(lambda: AsyncLink(loop), address.path)
             return made[1]
@@ -347,5 +331,5 @@ class AsyncStoreClient:
                 lambda: AsyncLink(loop), address.host, address.port, ssl=self._tls
             )
         except ssl.SSLError as error:
-            raise Untrusted(sentence(why(error), address)) from error
+            raise Untrusted(sentence(tls_reason(error), address)) from error
         return made[1]

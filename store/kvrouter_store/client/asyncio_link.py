@@ -1,17 +1,18 @@
 """One pipelined connection of the asyncio client: requests by id, replies in any order.
 
-Lives in one event loop and is not safe in threads. Nobody's reply is lost: what a cancelled caller
-would have held (a lease) is given back when its reply comes.
+Lives in one event loop and is not safe in threads. No reply is lost: what a cancelled caller would
+have held (a lease) is given back when its reply comes.
 """
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 
 from kvrouter_store import _core
 from kvrouter_store._core import AcquireReply, ErrorReply, Header, HelloReply, Op, WaitReply
-from kvrouter_store.connection.asyncio_tls import why
+from kvrouter_store.connection.asyncio_tls import tls_reason
 from kvrouter_store.connection.channel import LinkLost, refused
 from kvrouter_store.connection.tls import sentence
 from kvrouter_store.errors import DeadlineExceeded, StoreUnavailable, Untrusted
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncLink"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 HEADER_BYTES = _core.HEADER_BYTES
 MAX_BUFFERED_BYTES = 1 << 20
-TELL_SOON_S = 0.02
+RELEASE_SOON_S = 0.02
 TICK_S = 0.05
 
 
@@ -34,7 +37,7 @@ class _Pending:
 
 
 class AsyncLink(asyncio.Protocol):
-    """A connection after `greet`. `lost` is done when it broke; `ids` are manifests known to it."""
+    """A connection. `lost` is done when it broke; `ids` are the manifests that it knows."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.lost: asyncio.Future[None] = loop.create_future()
@@ -57,25 +60,24 @@ class AsyncLink(asyncio.Protocol):
         """Whether requests can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def next_id(self) -> int:
-        """A request id that this connection has not used."""
-        self._request_id += 1
-        return self._request_id
-
-    async def greet(self, name: str, token: str, deadline_s: float) -> HelloReply:
+    async def shake_hands(self, name: str, token: str, deadline_s: float) -> HelloReply:
         """Say HELLO."""
-        request_id = self.next_id()
-        frame = _core.encode_hello(request_id, name=name, token=token)
-        hello = await self.ask(request_id, frame, deadline_s)
-        assert isinstance(hello, HelloReply)
+        hello = await self.ask(HelloReply, deadline_s, _core.encode_hello, name=name, token=token)
         self.epoch = hello.epoch
         return hello
 
-    async def ask(self, request_id: int, frame: bytes, deadline_s: float) -> "Reply":
-        """Send a request and wait for its reply.
+    async def ask(
+        self,
+        kind: type[R],
+        deadline_s: float,
+        encode: Callable[Concatenate[int, P], bytes],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> R:
+        """Send a request, which `encode` makes of a request id and the arguments; its reply.
 
         LinkLost where the connection breaks first; DeadlineExceeded where nothing came in time (the
-        connection is then given up); StoreRefused where the node says no. Cancelling a WAIT cancels
+        connection is then given up); StoreRefused where the node refuses. Cancelling a WAIT cancels
         it at the node.
         """
         transport = self._transport
@@ -83,56 +85,37 @@ class AsyncLink(asyncio.Protocol):
             raise LinkLost("the link to the store broke")
         if transport.get_write_buffer_size() > MAX_BUFFERED_BYTES:
             raise DeadlineExceeded("the store does not take requests as fast as they come")
-        loop = self._loop
+        loop, request_id = self._loop, self._next_id()
+        frame = encode(request_id, *arguments, **options)
         answer: asyncio.Future[Reply] = loop.create_future()
         self._pending[request_id] = _Pending(answer, loop.time() + deadline_s)
         if self._tick is None:
-            self._tick = loop.call_later(TICK_S, self._look)
+            self._tick = loop.call_later(TICK_S, self._check_deadlines)
         self._send(frame)
         try:
-            return await answer
+            reply = await answer
         except asyncio.CancelledError:
             self._abandon(request_id, answer)
             raise
+        if not isinstance(reply, kind):
+            self.close()
+            raise LinkLost("the link to the store broke: a reply came that was not asked for")
+        return reply
 
-    def tell(self, request_id: int, frame: bytes) -> None:
-        """Send a request whose reply nobody waits for."""
-        if self.standing:
-            self._orphans.add(request_id)
-            self._send(frame)
-
-    def tell_soon(self, request_id: int, frame: bytes) -> None:
-        """As `tell`, but with the next request, or within TELL_SOON_S if none comes.
+    def release_soon(self, lease_id: int) -> None:
+        """Give a lease back with the next request, or within RELEASE_SOON_S if none comes.
 
         Its reply then comes with that request's reply: neither costs a system call of its own.
         """
         if self.standing:
+            request_id = self._next_id()
             self._orphans.add(request_id)
-            self._unsent.append(frame)
+            self._unsent.append(_core.encode_release(request_id, lease_id))
             if self._unsent_timer is None:
-                self._unsent_timer = self._loop.call_later(TELL_SOON_S, self._tell_unsent)
-
-    def _tell_unsent(self) -> None:
-        self._unsent_timer = None
-        if self._unsent:
-            self._flush()
-
-    def _send(self, frame: bytes) -> None:
-        """Send a frame, in one write with whatever else this turn of the loop sends."""
-        self._unsent.append(frame)
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flushing = False
-        frames, self._unsent = self._unsent, []
-        if frames and self.standing:
-            assert self._transport is not None
-            self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+                self._unsent_timer = self._loop.call_later(RELEASE_SOON_S, self._send_unsent)
 
     def close(self) -> None:
-        """Give the connection up; whoever waits gets LinkLost."""
+        """Give the connection up; pending requests raise LinkLost."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -151,12 +134,7 @@ class AsyncLink(asyncio.Protocol):
                 timer.cancel()
         for one in pending.values():
             if not one.answer.done():
-                one.answer.set_exception(self._why_lost(error))
-
-    def _why_lost(self, error: Exception | None) -> StoreUnavailable:
-        if isinstance(error, ssl.SSLError):
-            return Untrusted(sentence(why(error)))
-        return LinkLost(f"the link to the store broke: {error}")
+                one.answer.set_exception(_why_lost(error))
 
     def data_received(self, data: bytes) -> None:
         """Take in replies (called by the loop)."""
@@ -182,10 +160,40 @@ class AsyncLink(asyncio.Protocol):
             return
         self._rest = data[offset:] if offset < size else b""
 
+    def _next_id(self) -> int:
+        self._request_id += 1
+        return self._request_id
+
+    def _send(self, frame: bytes) -> None:
+        """Send a frame, in one write with whatever else this turn of the loop sends."""
+        self._unsent.append(frame)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _send_unsent(self) -> None:
+        self._unsent_timer = None
+        if self._unsent:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._flushing = False
+        frames, self._unsent = self._unsent, []
+        if frames and self.standing:
+            assert self._transport is not None
+            self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+
+    def _tell(self, encode: Callable[[int, int], bytes], number: int) -> None:
+        """Send a request and drop its reply."""
+        if self.standing:
+            request_id = self._next_id()
+            self._orphans.add(request_id)
+            self._send(encode(request_id, number))
+
     def _deliver(self, header: Header, reply: "Reply") -> None:
         pending = self._pending.pop(header.request_id, None)
         if pending is None:
-            self._give_back(header, reply)
+            self._take_orphan(header, reply)
         elif pending.answer.done():  # its caller is cancelled and has not run since
             self._give_up(reply)
         elif isinstance(reply, ErrorReply):
@@ -203,10 +211,9 @@ class AsyncLink(asyncio.Protocol):
                 self._give_up(answer.result())
             return
         self._orphans.add(request_id)
-        cancel_id = self.next_id()
-        self.tell(cancel_id, _core.encode_cancel(cancel_id, request_id))
+        self._tell(_core.encode_cancel, request_id)
 
-    def _give_back(self, header: Header, reply: "Reply") -> None:
+    def _take_orphan(self, header: Header, reply: "Reply") -> None:
         if header.request_id not in self._orphans:
             raise ValueError(f"reply to request {header.request_id} was not asked for")
         self._orphans.discard(header.request_id)
@@ -215,13 +222,12 @@ class AsyncLink(asyncio.Protocol):
         self._give_up(reply)
 
     def _give_up(self, reply: "Reply") -> None:
-        """Give back the lease of a reply that nobody takes."""
+        """Give back the lease of a reply that has no caller any more."""
         if isinstance(reply, AcquireReply | WaitReply) and reply.lease_id:
-            release_id = self.next_id()
-            self.tell(release_id, _core.encode_release(release_id, reply.lease_id))
+            self._tell(_core.encode_release, reply.lease_id)
 
-    def _look(self) -> None:
-        """Give the connection up if a reply is late. One timer for all: they are many and short."""
+    def _check_deadlines(self) -> None:
+        """Give the connection up if a reply is late. One timer serves all requests."""
         self._tick = None
         now_s = self._loop.time()
         late = [one for one in self._pending.values() if one.due_s <= now_s]
@@ -232,4 +238,10 @@ class AsyncLink(asyncio.Protocol):
         if late:
             self.close()
         elif self._pending:
-            self._tick = self._loop.call_later(TICK_S, self._look)
+            self._tick = self._loop.call_later(TICK_S, self._check_deadlines)
+
+
+def _why_lost(error: Exception | None) -> StoreUnavailable:
+    if isinstance(error, ssl.SSLError):
+        return Untrusted(sentence(tls_reason(error)))
+    return LinkLost(f"the link to the store broke: {error}")

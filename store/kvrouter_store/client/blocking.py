@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from kvrouter_store import _core
 from kvrouter_store._core import (
@@ -18,17 +18,17 @@ from kvrouter_store._core import (
     StatsReply,
     WaitReply,
 )
-from kvrouter_store.client.executor import Executor
-from kvrouter_store.client.lease import Landing, Lease, Reservation
-from kvrouter_store.client.leased_blocks import LeasedBlocks
-from kvrouter_store.client.ranges import (
-    HASH_BYTES,
+from kvrouter_store.client.batches import (
     batches,
-    check_span,
+    check_range,
     check_upto,
     hashes_of,
     parent_of,
 )
+from kvrouter_store.client.dialer import Dialer, TransportName
+from kvrouter_store.client.executor import Executor
+from kvrouter_store.client.lease import Landing, Lease, Reservation
+from kvrouter_store.client.manifest_ids import ManifestIds
 from kvrouter_store.client.results import (
     Match,
     Place,
@@ -37,21 +37,22 @@ from kvrouter_store.client.results import (
     SharingRefusal,
     understood,
 )
-from kvrouter_store.client.transport_choice import TransportName
 from kvrouter_store.client.transports import transport_of
-from kvrouter_store.client.transports.base import Read, Target, Write
-from kvrouter_store.client.transports.slots import acquire, reserve
+from kvrouter_store.client.transports.base import Target, Transfer
+from kvrouter_store.client.transports.slots import acquire, chosen_hashes, reserve
 from kvrouter_store.connection.address import parse_url
-from kvrouter_store.connection.channel import Access, Channel, Deadline
-from kvrouter_store.connection.registration import Registration
+from kvrouter_store.connection.channel import Access, Channel, Credentials, Deadline, Registration
 from kvrouter_store.connection.tls import ClientTls, native_context
 from kvrouter_store.connection.tokens import check_token
 from kvrouter_store.errors import StoreRefused
 from kvrouter_store.identity.block import Manifest
+from kvrouter_store.identity.chain import HASH_BYTES
 from kvrouter_store.rdma.initiator import Initiator
 
 __all__ = ["GONE_DIGEST_SETTINGS", "StoreClient", "TransportName"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 MAX_WAIT_S = _core.MAX_DEADLINE_MS / 1000
 GONE_DIGEST_SETTINGS = (
     "check_puts and digest_puts are deprecated and have no effect; digests are a setting of the "
@@ -99,65 +100,65 @@ class StoreClient:
         if check_puts is not None or digest_puts is not None:
             warnings.warn(GONE_DIGEST_SETTINGS, DeprecationWarning, stacklevel=2)
         self.url = url
-        self._verify = verify
         self.deadline_s = deadline_s
+        self._verify = verify
+        self._ids = ManifestIds()
         address = parse_url(url)
-        context = native_context(address, tls)
-        self._session = Executor(
-            address,
-            transport,
-            name,
-            check_token(token),
-            context,
-            rdma=rdma or Initiator(),
-        )
+        credentials = Credentials(name, check_token(token), native_context(address, tls))
+        prepare = self._ids.announce_all
+        self._dialer = Dialer(address, transport, credentials, rdma or Initiator(), prepare)
+        self._executor = Executor(self._dialer, self._ids)
 
     @property
     def transport(self) -> str:
         """'shm', 'unix', 'tcp' or 'rdma': how bytes travel; '' before the first operation."""
-        way = self._session.route.known
-        return way.kind if way else ""
+        chosen = self._dialer.chosen
+        return chosen.kind if chosen else ""
 
     def register(self, manifest: Manifest, engine: str = "", refusal: str = "") -> Registration:
-        """Tell the node what an engine needs; with `refusal`, why it shares nothing.
+        """Register what an engine needs; with `refusal`, why it shares nothing.
 
-        It is told again to a restarted node. The engine is listed while this client is connected.
+        The client registers it again with a restarted node. The engine is listed while this client
+        is connected.
         """
         deadline = Deadline(self.deadline_s)
-        self._session.registry.remember(manifest, engine, refusal)
-        return self._session.operate(
-            Access.READ, deadline, lambda c: self._session.registry.announce(c, manifest, deadline)
+        self._ids.remember(manifest, engine, refusal)
+        return self._executor.run(
+            Access.READ, deadline, lambda c: self._ids.announce(c, manifest, deadline)
         )
 
     def manifests(self) -> list[RegisteredManifest]:
         """What is registered with the node, and by which living engines."""
         deadline = Deadline(self.deadline_s)
-        return self._session.operate(Access.READ, deadline, lambda c: _manifests(c, deadline))
+
+        def action(channel: Channel) -> list[RegisteredManifest]:
+            found: list[RegisteredManifest] = []
+            page = channel.ask(ManifestsReply, deadline, _core.encode_manifests)
+            while page.more and page.manifests:
+                found += understood(page.manifests)
+                after = page.manifests[-1].manifest_id
+                page = channel.ask(ManifestsReply, deadline, _core.encode_manifests, after)
+            return found + understood(page.manifests)
+
+        return self._executor.run(Access.READ, deadline, action)
 
     def refusals(self) -> list[SharingRefusal]:
         """Which living engines share nothing, and why."""
-        deadline = Deadline(self.deadline_s)
-
-        def action(channel: Channel) -> list[SharingRefusal]:
-            reply = channel.ask(ManifestsReply, _core.encode_manifests(channel.next_id()), deadline)
-            return [SharingRefusal(engine, reason) for engine, reason in reply.refusals]
-
-        return self._session.operate(Access.READ, deadline, action)
+        reply = self._ask(ManifestsReply, _core.encode_manifests)
+        return [SharingRefusal(engine, reason) for engine, reason in reply.refusals]
 
     def match(self, manifest: Manifest, hashes: bytes) -> Match:
         """How many leading blocks the node has in full, and where."""
         deadline = Deadline(self.deadline_s)
 
         def action(channel: Channel) -> Match:
-            known = self._session.registry.known(channel, manifest, deadline)
-            blocks = len(hashes) // HASH_BYTES
+            known, blocks = self._ids.of(channel, manifest, deadline), len(hashes) // HASH_BYTES
             if channel.directory is not None and channel.directory.has_all(known.names, hashes):
                 return Match(blocks, (Place(blocks, channel.hello.node, 0),) if blocks else ())
-            frame = _core.encode_match(channel.next_id(), known.manifest_id, hashes)
-            reply = channel.ask(MatchReply, frame, deadline)
-            return Match(reply.blocks, tuple(map(Place._make, reply.places)))
+            names = known.manifest_id, hashes
+            return Match.of(channel.ask(MatchReply, deadline, _core.encode_match, *names))
 
-        return self._session.operate(Access.READ, deadline, action)
+        return self._executor.run(Access.READ, deadline, action)
 
     def put(  # noqa: PLR0917
         self,
@@ -173,20 +174,8 @@ class StoreClient:
         Blocks become visible when they are whole. What exists is left as it is. After the first
         block without space the rest is not tried.
         """
-        check_span(manifest, part, hashes, span, segments, indices)
-        deadline = Deadline(self.deadline_s, segments.block_bytes * len(span))
-
-        def move(batch: range, channel: Channel) -> list[BlockStatus]:
-            known = self._session.registry.known(channel, manifest, deadline)
-            parent, moved = parent_of(hashes, batch), hashes_of(hashes, batch)
-            chosen = indices[batch.start - span.start : batch.stop - span.start]
-            write = Write(known.manifest_id, part, parent, moved, known.names, segments, chosen)
-            return transport_of(channel).put(channel, write, deadline)
-
-        def put(batch: range) -> list[BlockStatus]:
-            return self._session.operate(Access.WRITE, deadline, partial(move, batch))
-
-        return PutResult(tuple(_moved(put, span, segments.block_bytes, BlockStatus.NO_SPACE)))
+        wanted = manifest, part, hashes, span, segments, indices
+        return PutResult(tuple(self._move(Access.WRITE, _put, BlockStatus.NO_SPACE, *wanted)))
 
     def get_into(  # noqa: PLR0917
         self,
@@ -203,23 +192,8 @@ class StoreClient:
         after the first missing block all are. A corrupt one is also deleted from the node. The
         memory of a block that is not OK holds anything.
         """
-        check_span(manifest, part, hashes, span, segments, indices)
-        deadline = Deadline(self.deadline_s, segments.block_bytes * len(span))
-
-        def move(batch: range, channel: Channel) -> list[BlockStatus]:
-            known = self._session.registry.known(channel, manifest, deadline)
-            chosen = indices[batch.start - span.start : batch.stop - span.start]
-            moved, verify = hashes_of(hashes, batch), self._verify and channel.hello.digests
-            read = Read(known.manifest_id, known.names, part, moved, segments, chosen, verify)
-            statuses = transport_of(channel).get_into(channel, read, deadline)
-            if BlockStatus.CORRUPT in statuses:
-                _forget_corrupt(channel, read, statuses, deadline)
-            return statuses
-
-        def get(batch: range) -> list[BlockStatus]:
-            return self._session.operate(Access.READ, deadline, partial(move, batch))
-
-        return _moved(get, span, segments.block_bytes, BlockStatus.MISSING)
+        wanted = manifest, part, hashes, span, segments, indices
+        return self._move(Access.READ, _get, BlockStatus.MISSING, *wanted)
 
     def reserve(self, manifest: Manifest, part: int, hashes: bytes, span: range) -> Reservation:
         """Ask for slots of one part of the blocks in `span`, to fill and commit. 'shm' only."""
@@ -228,14 +202,12 @@ class StoreClient:
         def action(channel: Channel) -> Reservation:
             if channel.pool is None:
                 raise StoreRefused("slots are reserved over shared memory only", "NOT_ALLOWED")
-            manifest_id = self._session.registry.id_of(channel, manifest, deadline)
-            chosen, parent = hashes_of(hashes, span), parent_of(hashes, span)
-            target = Target(manifest_id, part, parent, chosen)
+            manifest_id = self._ids.of(channel, manifest, deadline).manifest_id
+            target = Target(manifest_id, part, parent_of(hashes, span), hashes_of(hashes, span))
             reply = reserve(channel, target, deadline)
-            lane = self._session.lane_of(channel)
-            return Reservation(lane, channel, target, reply, self.deadline_s)
+            return Reservation(self._executor, channel, target, reply, self.deadline_s)
 
-        return self._session.operate(Access.WRITE, deadline, action)
+        return self._executor.run(Access.WRITE, deadline, action)
 
     def acquire(self, manifest: Manifest, hashes: bytes, part: int | None = None) -> Lease:
         """A lease on the leading blocks that the node has: of one part, or of all."""
@@ -243,19 +215,18 @@ class StoreClient:
         parts = range(len(manifest.parts)) if part is None else (part,)
 
         def action(channel: Channel) -> Lease:
-            known = self._session.registry.known(channel, manifest, deadline)
+            known = self._ids.of(channel, manifest, deadline)
             if channel.directory is not None:
                 pinned = channel.directory.acquire(known.names, part, hashes)
                 if pinned is not None:
-                    lease = self._lease(
-                        channel, manifest, hashes, len(hashes) // HASH_BYTES, pinned
-                    )
+                    blocks = len(hashes) // HASH_BYTES
+                    lease = self._lease(channel, manifest, hashes, blocks, pinned)
                     return lease.at(pinned.offsets, pinned.crcs, parts)
-            reply = acquire(channel, known.manifest_id, part, hashes, len(parts), deadline=deadline)
+            reply = acquire(channel, known.manifest_id, part, hashes, len(parts), deadline)
             lease = self._lease(channel, manifest, hashes, reply.blocks, reply.lease_id)
             return lease.at(reply.offsets, reply.crcs, parts)
 
-        return self._session.operate(Access.READ, deadline, action)
+        return self._executor.run(Access.READ, deadline, action)
 
     def wait(
         self, manifest: Manifest, hashes: bytes, upto: int, deadline_s: float, lease: bool = False
@@ -265,55 +236,46 @@ class StoreClient:
         With `lease`, a landing takes a lease on them in the same step.
         """
         check_upto(hashes, upto)
-        wait_s = min(deadline_s, MAX_WAIT_S)
-        deadline = Deadline(self.deadline_s + wait_s)
+        deadline = Deadline(self.deadline_s + min(deadline_s, MAX_WAIT_S))
         end = deadline.at - self.deadline_s
 
         def action(channel: Channel) -> Landing:
-            manifest_id = self._session.registry.id_of(channel, manifest, deadline)
+            manifest_id = self._ids.of(channel, manifest, deadline).manifest_id
             wait_ms = max(0, round((end - time.monotonic()) * 1000))
-            frame = _core.encode_wait(channel.next_id(), manifest_id, hashes, upto, wait_ms, lease)
-            reply = channel.ask(WaitReply, frame, deadline)
+            wanted = manifest_id, hashes, upto, wait_ms, lease
+            reply = channel.ask(WaitReply, deadline, _core.encode_wait, *wanted)
             if not (reply.landed and lease):
                 return Landing(reply.landed, reply.blocks)
             taken = self._lease(channel, manifest, hashes, upto, reply.lease_id)
             return Landing(True, reply.blocks, taken)
 
-        return self._session.operate(Access.READ, deadline, action, without_leases=True)
+        return self._executor.run(Access.READ, deadline, action, without_leases=True)
 
     def delete(self, manifest: Manifest, hashes: bytes) -> int:
         """Forget blocks (all their parts); how many the node had."""
         deadline = Deadline(self.deadline_s)
 
         def action(channel: Channel) -> int:
-            manifest_id = self._session.registry.id_of(channel, manifest, deadline)
-            frame = _core.encode_delete(channel.next_id(), manifest_id, hashes)
-            return _count(channel, frame, deadline)
+            manifest_id = self._ids.of(channel, manifest, deadline).manifest_id
+            return channel.ask(CountReply, deadline, _core.encode_delete, manifest_id, hashes).count
 
-        return self._session.operate(Access.READ, deadline, action)
+        return self._executor.run(Access.READ, deadline, action)
 
     def purge(self) -> int:
         """Forget all blocks; how many there were."""
-        deadline = Deadline(self.deadline_s)
-        return self._session.operate(
-            Access.READ,
-            deadline,
-            lambda c: _count(c, _core.encode_purge(c.next_id()), deadline),
-        )
+        return self._ask(CountReply, _core.encode_purge).count
 
     def stats(self) -> dict[str, int]:
         """The node's gauges, and its counters (names in _total)."""
-        deadline = Deadline(self.deadline_s)
+        return self._ask(StatsReply, _core.encode_stats).values
 
-        def action(channel: Channel) -> dict[str, int]:
-            reply = channel.ask(StatsReply, _core.encode_stats(channel.next_id()), deadline)
-            return reply.values
-
-        return self._session.operate(Access.READ, deadline, action)
+    def channels(self) -> list[Channel]:
+        """The connections that the client has now."""
+        return self._executor.channels()
 
     def close(self) -> None:
         """End all connections, and with them leases and reservations. Wakes threads that wait."""
-        self._session.close()
+        self._executor.close()
 
     def __enter__(self) -> Self:
         return self
@@ -326,6 +288,56 @@ class StoreClient:
     ) -> None:
         self.close()
 
+    def _ask(
+        self,
+        kind: type[R],
+        encode: Callable[Concatenate[int, P], bytes],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> R:
+        """The reply to one request, over any connection."""
+        deadline = Deadline(self.deadline_s)
+        return self._executor.run(
+            Access.READ, deadline, lambda c: c.ask(kind, deadline, encode, *arguments, **options)
+        )
+
+    def _move(  # noqa: PLR0917
+        self,
+        access: Access,
+        move: Callable[[Channel, Transfer, Deadline], list[BlockStatus]],
+        last: BlockStatus,
+        manifest: Manifest,
+        part: int,
+        hashes: bytes,
+        span: range,
+        segments: Segments,
+        indices: Sequence[int],
+    ) -> list[BlockStatus]:
+        """Put or get by batches: a status for each block, `last` for all after the first `last`."""
+        check_range(manifest, part, hashes, span, segments, indices)
+        deadline = Deadline(self.deadline_s, segments.block_bytes * len(span))
+
+        def action(batch: range, channel: Channel) -> list[BlockStatus]:
+            known = self._ids.of(channel, manifest, deadline)
+            transfer = Transfer(
+                known.manifest_id,
+                part,
+                parent_of(hashes, batch),
+                hashes_of(hashes, batch),
+                known.names,
+                segments,
+                indices[batch.start - span.start : batch.stop - span.start],
+                self._verify and channel.hello.digests,
+            )
+            return move(channel, transfer, deadline)
+
+        statuses: list[BlockStatus] = []
+        for batch in batches(span, segments.block_bytes):
+            statuses += self._executor.run(access, deadline, partial(action, batch))
+            if statuses[-1] is last:
+                break
+        return statuses + [last] * (len(span) - len(statuses))
+
     def _lease(
         self,
         channel: Channel,
@@ -334,44 +346,18 @@ class StoreClient:
         blocks: int,
         held: int | LocalLease,
     ) -> Lease:
-        source = LeasedBlocks(self, manifest, hashes)
-        return Lease(blocks, held, source, self._session.lane_of(channel), channel)
+        return Lease(self, self._executor, channel, manifest, hashes, blocks=blocks, held=held)
 
 
-def _count(channel: Channel, frame: bytes, deadline: Deadline) -> int:
-    reply = channel.ask(CountReply, frame, deadline)
-    return reply.count
+def _put(channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:
+    return transport_of(channel).put(channel, transfer, deadline)
 
 
-def _manifests(channel: Channel, deadline: Deadline) -> list[RegisteredManifest]:
-    found: list[RegisteredManifest] = []
-    after, more = 0, True
-    while more:
-        frame = _core.encode_manifests(channel.next_id(), after)
-        reply = channel.ask(ManifestsReply, frame, deadline)
-        infos = reply.manifests
-        found += understood(infos)
-        more = reply.more and bool(infos)
-        after = infos[-1].manifest_id if infos else after
-    return found
-
-
-def _moved(
-    move: Callable[[range], list[BlockStatus]], span: range, block_bytes: int, last: BlockStatus
-) -> list[BlockStatus]:
-    """Let `move` do the span, batch by batch: what follows a status `last` is alike."""
-    statuses: list[BlockStatus] = []
-    for batch in batches(span, block_bytes):
-        statuses += move(batch)
-        if statuses[-1] is last:
-            break
-    return statuses + [last] * (len(span) - len(statuses))
-
-
-def _forget_corrupt(
-    channel: Channel, read: Read, statuses: list[BlockStatus], deadline: Deadline
-) -> None:
-    corrupt = [k for k, status in enumerate(statuses) if status is BlockStatus.CORRUPT]
-    doomed = b"".join(hashes_of(read.hashes, range(k, k + 1)) for k in corrupt)
-    frame = _core.encode_delete(channel.next_id(), read.manifest_id, doomed)
-    channel.ask(CountReply, frame, deadline)
+def _get(channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:
+    """Get, and delete from the node what turned out corrupt."""
+    statuses = transport_of(channel).get_into(channel, transfer, deadline)
+    if BlockStatus.CORRUPT in statuses:
+        corrupt = [k for k, status in enumerate(statuses) if status is BlockStatus.CORRUPT]
+        names = transfer.manifest_id, chosen_hashes(transfer.hashes, corrupt)
+        channel.ask(CountReply, deadline, _core.encode_delete, *names)
+    return statuses

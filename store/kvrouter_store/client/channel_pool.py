@@ -1,16 +1,14 @@
-"""The connections of a blocking client that ask for the same access to the pool.
+"""The connection pool of a blocking client, one for each access to the node's memory.
 
-Each operation takes a channel for itself; threads that operate at once have one each, up to a
-limit. A server that cannot be reached is left alone for a while (back-off) and then tried again.
+Each operation takes a channel for itself: threads that operate at once have one each, up to a
+limit.
 """
 
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 
-from kvrouter_store.connection.backoff import BackOff
 from kvrouter_store.connection.channel import Channel, Deadline
 from kvrouter_store.errors import DeadlineExceeded, StoreClosed, StoreUnavailable
 
@@ -20,7 +18,7 @@ MAX_CHANNELS = 16
 
 
 class ChannelPool:
-    """Channels made by `connect`, handed to one thread at a time. Safe in threads."""
+    """Channels made by `connect`, each for one thread at a time. Safe in threads."""
 
     def __init__(self, connect: Callable[[Deadline], Channel]) -> None:
         self._connect = connect
@@ -29,7 +27,6 @@ class ChannelPool:
         self._changed = threading.Condition(self._lock)
         self._waiting = 0
         self._connecting = 0
-        self._backoff = BackOff()
         self._closed = False
         self._owner_pid = os.getpid()
 
@@ -40,7 +37,7 @@ class ChannelPool:
 
         `without_leases` asks for one on which nothing else waits to be released. One that is not
         `proven` may turn out to be broken when it is asked something, unless it maps the pool.
-        Raises StoreUnavailable (at once during a back-off), StoreClosed.
+        Raises StoreUnavailable, StoreClosed.
         """
         while True:
             with self._lock:
@@ -50,7 +47,6 @@ class ChannelPool:
                     if channel is None:
                         continue
                 if channel is None:
-                    self._may_connect()
                     self._connecting += 1
             if channel is None:
                 return self._open(deadline)
@@ -67,13 +63,13 @@ class ChannelPool:
                 self._channels.remove(channel)
             channel.discard()
         channel.lock.release()
-        if self._waiting:  # who is not counted yet finds this channel free
+        if self._waiting:  # a thread that is not counted yet finds this channel free
             with self._lock:
                 self._changed.notify()
 
     @contextlib.contextmanager
-    def this(self, channel: Channel, deadline: Deadline) -> Iterator[Channel]:
-        """The very channel that a lease is bound to, when it is free."""
+    def borrow(self, channel: Channel, deadline: Deadline) -> Iterator[Channel]:
+        """This channel, once it is free. Raises StoreUnavailable."""
         if not channel.lock.acquire(timeout=deadline.left_s()):
             raise StoreUnavailable("the connection of the lease is busy")
         try:
@@ -81,13 +77,13 @@ class ChannelPool:
         finally:
             self.give(channel)
 
-    def owns(self, channel: Channel) -> bool:
-        """Whether the channel was made here and still stands."""
+    def channels(self) -> list[Channel]:
+        """All channels, those in use too."""
         with self._lock:
-            return channel in self._channels
+            return list(self._channels)
 
     def close(self) -> None:
-        """End every connection; threads that wait on one are woken and raise."""
+        """End every connection; threads that wait for one wake up and raise."""
         with self._lock:
             self._closed = True
             channels, self._channels = self._channels, []
@@ -99,7 +95,7 @@ class ChannelPool:
                 channel.lock.release()
 
     def _wait_for_one(self, deadline: Deadline, without_leases: bool) -> Channel | None:
-        """One that came free before `give` could know that somebody waits; else None, later."""
+        """One that came free before `give` could see that this thread waits; else None, later."""
         self._waiting += 1
         try:
             channel = self._idle(without_leases)
@@ -124,25 +120,17 @@ class ChannelPool:
                 return channel
         return None
 
-    def _may_connect(self) -> None:
-        pause_s = self._backoff.remaining_s(time.monotonic())
-        if pause_s:
-            raise StoreUnavailable(f"the store cannot be reached; next try in {pause_s:.2f} s")
-
     def _open(self, deadline: Deadline) -> Channel:
         try:
             channel = self._connect(deadline)
-        except BaseException as error:
+        except BaseException:
             with self._lock:
                 self._connecting -= 1
-                if isinstance(error, StoreUnavailable):
-                    self._backoff.failed(time.monotonic())
                 self._changed.notify()
             raise
         channel.lock.acquire()
         with self._lock:
             self._connecting -= 1
-            self._backoff.succeeded()
             if not self._closed:
                 self._channels.append(channel)
                 return channel

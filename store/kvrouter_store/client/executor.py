@@ -1,66 +1,44 @@
-"""What stands behind a blocking client: the way to the node, its connections, and one retry."""
+"""Runs the operations of a blocking client on its connections, with one retry."""
 
+import contextlib
 import functools
-import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from kvrouter_store._core import TlsContext
 from kvrouter_store.client.channel_pool import ChannelPool
-from kvrouter_store.client.circuit import Circuit, CircuitPass
+from kvrouter_store.client.dialer import Dialer
 from kvrouter_store.client.manifest_ids import ManifestIds
-from kvrouter_store.client.transport_choice import TransportChoice, TransportName, Way
-from kvrouter_store.connection.address import Address
 from kvrouter_store.connection.channel import Access, Channel, Deadline, LinkLost
-from kvrouter_store.connection.tls_channel import open_channel
+from kvrouter_store.connection.reconnect import Circuit, CircuitPass
 from kvrouter_store.errors import (
     DeadlineExceeded,
-    StoreClosed,
     StoreRefused,
     StoreUnavailable,
     UnknownManifest,
 )
-from kvrouter_store.rdma.initiator import Initiator
 
 __all__ = ["Executor"]
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 PROBE_S = 0.25
 """How long a node that did not answer in time may take to greet a new connection."""
 
 
 class Executor:
-    """Runs actions on connections to one node, whichever life of it. Safe in threads."""
+    """Runs actions on connections to one node, also after a restart of it. Safe in threads."""
 
-    def __init__(
-        self,
-        address: Address,
-        wish: TransportName,
-        name: str,
-        token: str,
-        tls: TlsContext | None = None,
-        *,
-        rdma: Initiator,
-    ) -> None:
-        self._rdma = rdma
-        if wish == "rdma":
-            rdma.open()  # who demands it hears at once that it cannot be had here
-        self.route = TransportChoice(address, wish, name, token, tls, rdma=rdma)
-        self.registry = ManifestIds()
-        self._name = name
-        self._token = token
-        self._tls = tls
-        self._told_of_digests = False
+    def __init__(self, dialer: Dialer, manifest_ids: ManifestIds) -> None:
+        self._dialer = dialer
+        self._manifest_ids = manifest_ids
         self._circuit = Circuit()
         self._lock = threading.Lock()
-        self._lanes = {
-            access: ChannelPool(functools.partial(self._connect, access)) for access in Access
+        self._pools = {
+            access: ChannelPool(functools.partial(dialer.open, access)) for access in Access
         }
 
-    def operate(
+    def run(
         self,
         access: Access,
         deadline: Deadline,
@@ -68,31 +46,37 @@ class Executor:
         *,
         without_leases: bool = False,
     ) -> T:
-        """Run `action` on a connection with that access to the pool (none needed without a pool).
+        """Run `action` on a connection with that access to the pool (if it can be mapped).
 
-        A link that turns out broken and a node that has forgotten the manifest are met by one more
-        try, on a link that was looked at before: every action may be done twice.
+        After a broken link, and where the node does not know the manifest any more, it runs once
+        more, on a link that was checked before: every action may be done twice.
         """
         try:
             return self._try(access, deadline, action, without_leases, proven=False)
         except UnknownManifest:
-            self.registry.forget_ids()
+            self._manifest_ids.forget_ids()
         except LinkLost:
             deadline.left_s()
         return self._try(access, deadline, action, without_leases, proven=True)
 
-    def lane_of(self, channel: Channel) -> ChannelPool:
-        """The lane that the channel belongs to."""
-        for lane in self._lanes.values():
-            if lane.owns(channel):
-                return lane
-        raise StoreClosed("the store client was closed")
+    def borrow(
+        self, channel: Channel, deadline: Deadline
+    ) -> contextlib.AbstractContextManager[Channel]:
+        """The very channel that a lease is bound to, once it is free. Raises StoreUnavailable."""
+        for pool in self._pools.values():
+            if channel in pool.channels():
+                return pool.borrow(channel, deadline)
+        raise LinkLost("the connection of the lease was given up")
+
+    def channels(self) -> list[Channel]:
+        """All connections."""
+        return [channel for pool in self._pools.values() for channel in pool.channels()]
 
     def close(self) -> None:
         """End every connection."""
-        for lane in self._lanes.values():
-            lane.close()
-        self._rdma.close()
+        for pool in self._pools.values():
+            pool.close()
+        self._dialer.close()
 
     def _try(
         self,
@@ -103,34 +87,29 @@ class Executor:
         *,
         proven: bool,
     ) -> T:
-        self._pass_circuit(deadline)
+        if self._circuit.is_open:
+            self._check_circuit(deadline)
         try:
-            way = self.route.find(deadline)
-            lane = self._lanes[access if way.kind == "shm" else Access.NONE]
-            channel = lane.take(deadline, without_leases=without_leases, proven=proven)
+            shared = self._dialer.choose(deadline).kind == "shm"
+            pool = self._pools[access if shared else Access.NONE]
+            channel = pool.take(deadline, without_leases=without_leases, proven=proven)
             try:
                 return action(channel)
             except UnknownManifest:
                 channel.announced.clear()
                 raise
             finally:
-                lane.give(channel)
+                pool.give(channel)
         except DeadlineExceeded:
-            self._timed_out()
+            with self._lock:
+                self._circuit.timed_out(time.monotonic())
             raise
 
-    def _timed_out(self) -> None:
-        """The node did not answer in time: later operations fail at once until it does."""
-        with self._lock:
-            self._circuit.timed_out(time.monotonic())
-
-    def _pass_circuit(self, deadline: Deadline) -> None:
+    def _check_circuit(self, deadline: Deadline) -> None:
         """Return where the node may be asked; probe it first where a probe is due.
 
         Raises StoreUnavailable, within PROBE_S.
         """
-        if not self._circuit.is_open:
-            return
         with self._lock:
             now = time.monotonic()
             admission = self._circuit.admit(now)
@@ -143,11 +122,7 @@ class Executor:
     def _probe(self, deadline: Deadline) -> None:
         answered = False
         try:
-            limit = Deadline(min(PROBE_S, deadline.left_s()))
-            address = self.route.find(limit).address
-            open_channel(
-                address, limit, name=self._name, token=self._token, tls=self._tls
-            ).discard()
+            self._dialer.probe(Deadline(min(PROBE_S, deadline.left_s())))
             answered = True
         except StoreRefused:
             answered = True
@@ -155,46 +130,3 @@ class Executor:
         finally:
             with self._lock:
                 self._circuit.probed(time.monotonic(), answered=answered)
-
-    def _connect(self, access: Access, deadline: Deadline) -> Channel:
-        """Connect along the known way; where it leads nowhere any more, look for another, once."""
-        way = self.route.find(deadline)
-        try:
-            channel = self._channel(way, deadline, access)
-        except DeadlineExceeded:
-            raise
-        except StoreUnavailable:
-            self.route.forget(way)
-            way = self.route.find(deadline)
-            access = access if way.kind == "shm" else Access.NONE
-            channel = self._channel(way, deadline, access)
-        try:
-            self.registry.announce_all(channel, deadline)
-        except BaseException:
-            channel.discard()
-            raise
-        return channel
-
-    def _channel(self, way: Way, deadline: Deadline, access: Access) -> Channel:
-        channel = open_channel(
-            way.address,
-            deadline,
-            name=self._name,
-            token=self._token,
-            tls=self._tls,
-            access=access,
-        )
-        self._tell_of_digests(channel)
-        if way.kind == "rdma":
-            try:
-                self.route.attach(channel, deadline)
-            except BaseException:
-                channel.discard()
-                raise
-        return channel
-
-    def _tell_of_digests(self, channel: Channel) -> None:
-        with self._lock:
-            told, self._told_of_digests = self._told_of_digests, not channel.hello.digests
-        if self._told_of_digests and not told:
-            log.info("the store has digests off: nothing that is read from it is checked")

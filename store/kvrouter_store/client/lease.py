@@ -1,47 +1,32 @@
-"""What a client holds at the server: leases on blocks, and reserved slots. Bound to a connection.
+"""What a client holds at the node: leases on blocks, and reserved slots. Bound to a connection.
 
-Whatever is held ends when it is released, when its connection breaks, or when its process dies.
+It ends when it is released, when its connection breaks, or when the process of the client ends.
 """
 
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus, FlagReply, LocalLease, ReserveReply, Segments
-from kvrouter_store.client.channel_pool import ChannelPool
+from kvrouter_store.client.batches import hashes_of
+from kvrouter_store.client.executor import Executor
 from kvrouter_store.client.transports.base import Target
-from kvrouter_store.client.transports.slots import abort, commit
+from kvrouter_store.client.transports.slots import abort, chosen_hashes, commit
 from kvrouter_store.connection.channel import Channel, Deadline
 from kvrouter_store.errors import CorruptBlock, LeaseLost, StoreUnavailable
+from kvrouter_store.identity.block import Manifest
 
-__all__ = ["Landing", "Lease", "LeaseSource", "Reservation"]
+if TYPE_CHECKING:
+    from kvrouter_store.client.blocking import StoreClient
 
-HASH_BYTES = 32
-
-
-class LeaseSource(Protocol):
-    """What a lease asks of the client that took it."""
-
-    deadline_s: float
-
-    def part_bytes(self, part: int) -> int:
-        """Bytes of one part of a block."""
-        ...
-
-    def fetch(self, part: int, index: int) -> memoryview:
-        """The bytes of one leased block by a get: where there is no mapped pool."""
-        ...
-
-    def discard(self, index: int) -> None:
-        """Delete a block that turned out corrupt."""
-        ...
+__all__ = ["Landing", "Lease", "Reservation"]
 
 
 class Lease:
-    """The first `blocks` blocks will not be evicted while this is held. Use as a context manager.
+    """The first `blocks` blocks are not evicted while this is held. Use as a context manager.
 
     After `release` (or a lost connection) views of it may show other bytes: use none of them
     before the release has returned True.
@@ -49,25 +34,30 @@ class Lease:
 
     def __init__(
         self,
+        client: "StoreClient",
+        executor: Executor,
+        channel: Channel,
+        manifest: Manifest,
+        hashes: bytes,
+        *,
         blocks: int,
         held: int | LocalLease,
-        source: LeaseSource,
-        lane: ChannelPool,
-        channel: Channel,
-    ):
+    ) -> None:
         self.blocks = blocks
+        self._client = client
+        self._executor = executor
+        self._channel = channel
+        self._manifest = manifest
+        self._hashes = hashes
         self._pins = held if isinstance(held, LocalLease) else None
         self._lease_id = held if isinstance(held, int) else 0
-        self._source = source
-        self._lane = lane
-        self._channel = channel
         self._slots: dict[int, list[tuple[int, int]]] = {}
         self._released = held == 0
         if self._lease_id:
             channel.leases += 1
 
     def at(self, offsets: Sequence[int], crcs: Sequence[int], parts: Sequence[int]) -> Self:
-        """Remember where these parts of each block lie in the pool, block by block."""
+        """Remember where these parts of each block are in the pool, block by block."""
         if self._channel.pool is not None and self.blocks:
             step = len(parts)
             for k, part in enumerate(parts):
@@ -83,21 +73,21 @@ class Lease:
     def view(self, index: int, part: int = 0, *, verify: bool = False) -> memoryview:
         """Read-only bytes of one part of block `index`: the pool itself where it is mapped.
 
-        Its digest was computed of these very bytes when they came, and nobody changes them since;
-        with `verify` they are read through and checked again (not where the node has digests off).
-        CorruptBlock where they do not match (the block is then deleted). LeaseLost after the
-        release or a lost connection.
+        The node checked these bytes against their digest when they came, and nothing changes them
+        since; `verify` checks them again (not where the node has digests off). CorruptBlock where
+        they do not match: the block is then deleted. LeaseLost after the release or a lost
+        connection.
         """
         if not 0 <= index < self.blocks:
             raise IndexError(f"the lease is on {self.blocks} blocks, not on block {index}")
         if self._released or not self._channel.usable:
             raise LeaseLost("the lease is no longer held")
         if self._channel.pool is None or part not in self._slots:
-            return self._source.fetch(part, index)
+            return self._fetch(part, index)
         offset, crc = self._slots[part][index]
-        view = memoryview(self._channel.pool.slice(offset, self._source.part_bytes(part)))
+        view = memoryview(self._channel.pool.slice(offset, self._manifest.parts[part].block_bytes))
         if verify and self._channel.hello.digests and _core.crc32c(view) != crc:
-            self._source.discard(index)
+            self._client.delete(self._manifest, hashes_of(self._hashes, range(index, index + 1)))
             raise CorruptBlock(f"block {index} does not match its digest; it was deleted")
         return view
 
@@ -113,13 +103,23 @@ class Lease:
         self._channel.leases -= 1
         if not self._channel.usable:
             return False
-        deadline = Deadline(self._source.deadline_s)
+        deadline = Deadline(self._client.deadline_s)
         try:
-            with self._lane.this(self._channel, deadline) as channel:
-                frame = _core.encode_release(channel.next_id(), self._lease_id)
-                return channel.ask(FlagReply, frame, deadline).flag
+            with self._executor.borrow(self._channel, deadline) as channel:
+                return channel.ask(FlagReply, deadline, _core.encode_release, self._lease_id).flag
         except StoreUnavailable:
             return False
+
+    def _fetch(self, part: int, index: int) -> memoryview:
+        """A copy of one part of a block, where there is no mapped pool."""
+        size = self._manifest.parts[part].block_bytes
+        buffer = bytearray(size)
+        segments = Segments.over(buffer, size, writable=True)
+        span = range(index, index + 1)
+        status = self._client.get_into(self._manifest, part, self._hashes, span, segments, [0])
+        if status != [BlockStatus.OK]:
+            raise CorruptBlock(f"block {index} could not be read back: {status[0].name}")
+        return memoryview(buffer).toreadonly()
 
     def __enter__(self) -> Self:
         return self
@@ -137,7 +137,7 @@ class Lease:
 class Landing:
     """The outcome of a wait. `landed` is False after a time-out; `blocks` are matched now.
 
-    `lease` is held on the blocks that were waited for, where it was asked for and they landed.
+    `lease` is held on the awaited blocks, where it was asked for and they landed.
     """
 
     landed: bool
@@ -154,21 +154,19 @@ class Reservation:
 
     def __init__(
         self,
-        lane: ChannelPool,
+        executor: Executor,
         channel: Channel,
         target: Target,
         reply: ReserveReply,
         deadline_s: float,
     ) -> None:
         self.statuses = [BlockStatus(code) for code in reply.statuses]
-        self._lane = lane
+        self._executor = executor
         self._channel = channel
         self._target = target
         self._deadline_s = deadline_s
         granted = [k for k, status in enumerate(self.statuses) if status == BlockStatus.GRANTED]
-        self._hashes = b"".join(
-            target.hashes[k * HASH_BYTES : (k + 1) * HASH_BYTES] for k in granted
-        )
+        self._hashes = chosen_hashes(target.hashes, granted)
         self._offsets = [reply.offsets[k] for k in granted]
         self._generations = [reply.generations[k] for k in granted]
         self._open = True
@@ -190,14 +188,12 @@ class Reservation:
     def commit(self, crcs: Sequence[int]) -> list[BlockStatus]:
         """Make the granted blocks visible: OK for each, or GONE where the reservation has ended.
 
-        `crcs` as `fill` returned them. The node ends it when nothing was asked on its connection
-        for the node's --reserve-timeout.
+        `crcs` as `fill` returned them. The node ends a reservation when its connection has asked
+        nothing for the node's --reserve-timeout.
         """
         deadline = self._close()
-        with self._lane.this(self._channel, deadline) as channel:
-            reply = commit(
-                channel, self._target, self._hashes, self._generations, crcs, deadline=deadline
-            )
+        with self._executor.borrow(self._channel, deadline) as channel:
+            reply = commit(channel, self._target, deadline, self._hashes, self._generations, crcs)
         return [BlockStatus(code) for code in reply.statuses]
 
     def abort(self) -> None:
@@ -207,8 +203,8 @@ class Reservation:
         deadline = self._close()
         if not self._channel.usable or not self._offsets:
             return
-        with self._lane.this(self._channel, deadline) as channel:
-            abort(channel, self._target, self._hashes, self._generations, deadline)
+        with self._executor.borrow(self._channel, deadline) as channel:
+            abort(channel, self._target, deadline, self._hashes, self._generations)
 
     def _close(self) -> Deadline:
         if not self._open:
@@ -226,5 +222,5 @@ class Reservation:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        with contextlib.suppress(StoreUnavailable):  # with the connection went the reservation
+        with contextlib.suppress(StoreUnavailable):  # the reservation ended with its connection
             self.abort()

@@ -1,17 +1,16 @@
-"""Manifests that a client registered, and the ids that the node gave them in its present epoch."""
+"""Manifests that a client registered, and the ids that the node gave them in its present life."""
 
 import threading
 
 from kvrouter_store import _core
 from kvrouter_store._core import RegisterReply
-from kvrouter_store.connection.channel import Channel, Deadline
-from kvrouter_store.connection.registration import Registration
+from kvrouter_store.connection.channel import Channel, Deadline, Registration
 from kvrouter_store.identity.block import Manifest
 
-__all__ = ["ManifestIds", "register_frame"]
+__all__ = ["ManifestIds", "encode_register"]
 
 
-def register_frame(request_id: int, manifest: Manifest, engine: str, refusal: str) -> bytes:
+def encode_register(request_id: int, manifest: Manifest, engine: str, refusal: str) -> bytes:
     """The REGISTER of a manifest."""
     return _core.encode_register(
         request_id,
@@ -44,14 +43,14 @@ class ManifestIds:
         known = channel.announced.get((manifest.digest, engine, refusal))
         if known is not None:
             return known
-        frame = register_frame(channel.next_id(), manifest, engine, refusal)
-        reply = channel.ask(RegisterReply, frame, deadline)
-        epoch = channel.hello.epoch
-        parts = tuple(reply.part_ids)
+        reply = channel.ask(RegisterReply, deadline, encode_register, manifest, engine, refusal)
+        epoch, parts = channel.hello.epoch, tuple(reply.part_ids)
         registration = Registration(epoch, reply.manifest_id, reply.spec_id, parts)
         if not refusal:
             with self._lock:
-                self._enter(epoch)
+                if epoch != self._epoch:
+                    self._known.clear()
+                    self._epoch = epoch
                 self._known[manifest.digest] = registration
         channel.announced[manifest.digest, engine, refusal] = registration
         return registration
@@ -63,23 +62,14 @@ class ManifestIds:
         for manifest in remembered:
             self.announce(channel, manifest, deadline)
 
-    def known(self, channel: Channel, manifest: Manifest, deadline: Deadline) -> Registration:
+    def of(self, channel: Channel, manifest: Manifest, deadline: Deadline) -> Registration:
         """The manifest at the node behind this connection; registers it if need be."""
         registration = self._known.get(manifest.digest)
         if registration is not None and registration.epoch == channel.hello.epoch:
             return registration
         return self.announce(channel, manifest, deadline)
 
-    def id_of(self, channel: Channel, manifest: Manifest, deadline: Deadline) -> int:
-        """The id of the manifest at the node behind this connection; registers it if need be."""
-        return self.known(channel, manifest, deadline).manifest_id
-
     def forget_ids(self) -> None:
         """The node does not know an id: ask for all of them again."""
         with self._lock:
             self._known.clear()
-
-    def _enter(self, epoch: int) -> None:
-        if epoch != self._epoch:
-            self._known.clear()
-            self._epoch = epoch

@@ -1,11 +1,11 @@
-"""What the store's operations return. Plain values: nothing here holds a connection."""
+"""What the operations on the store return. Plain values: nothing here holds a connection."""
 
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvrouter_store._core import BlockStatus, ManifestInfo
+from kvrouter_store._core import BlockStatus, ManifestInfo, MatchReply
 from kvrouter_store.errors import BadDocument
 from kvrouter_store.identity.block import Manifest
 
@@ -39,7 +39,7 @@ class SharingRefusal:
 
 
 class Place(NamedTuple):
-    """The first `blocks` blocks lie on node `node` in tier `tier` (0 memory, 1 disk, 2 remote)."""
+    """The first `blocks` blocks are on node `node` in tier `tier` (0 memory, 1 disk, 2 remote)."""
 
     blocks: int
     node: int
@@ -47,18 +47,23 @@ class Place(NamedTuple):
 
 
 class Match(NamedTuple):
-    """The longest leading run of blocks whose full manifest is committed, and where it lies."""
+    """The longest leading run of blocks whose full manifest is committed, and where it is."""
 
     blocks: int
     places: tuple[Place, ...] = ()
+
+    @classmethod
+    def of(cls, reply: MatchReply) -> "Match":
+        """The match that a reply of the node means."""
+        return cls(reply.blocks, tuple(map(Place._make, reply.places)))
 
 
 class PutResult(NamedTuple):
     """Counts over the blocks of one put, and the status of each in order.
 
-    A status is STORED, EXISTS, BUSY (another writer is at it), NO_SPACE (what could make room is
-    leased, the part exceeds the pool, or this client has as much of the pool reserved as it may),
-    CORRUPT (the bytes changed on their way) or GONE (the writer took longer than the node's
+    A status is STORED, EXISTS, BUSY (another client writes it now), NO_SPACE (what could make room
+    is leased, the part exceeds the pool, or this client has as much of the pool reserved as it
+    may), CORRUPT (the bytes changed on their way) or GONE (the writer took longer than the node's
     --reserve-timeout).
     """
 
@@ -81,7 +86,7 @@ class PutResult(NamedTuple):
 
 
 def understood(infos: Iterable[ManifestInfo]) -> list[RegisteredManifest]:
-    """Manifests as a page of MANIFESTS lists them, but for documents of another version."""
+    """The manifests of a page of MANIFESTS, without documents of another version."""
     found = []
     for info in infos:
         with contextlib.suppress(BadDocument):

@@ -1,4 +1,4 @@
-"""Where a store is: its URL, and what its HELLO says of shorter ways to it. Opens nothing."""
+"""Where a node is: its URL, and the Unix socket that its HELLO names. Opens nothing."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +28,9 @@ class Address:
 
 
 def parse_url(url: str) -> Address:
-    """The address that kv://HOST:PORT, kvs://HOST:PORT (TLS) or kv+unix:///PATH names.
+    """The address of kv://HOST:PORT, kvs://HOST:PORT (TLS) or kv+unix:///PATH.
 
-    ValueError tells the remedy.
-
-    No URL holds a token: URLs stand in logs, and in the list of processes.
+    ValueError names the remedy. No URL holds a token: logs and process lists show URLs.
     """
     if "@" in url:
         raise ValueError(
@@ -57,7 +55,7 @@ def parse_url(url: str) -> Address:
 
 
 def local_boot_id() -> str:
-    """What names this running kernel; a server that says the same runs on this host."""
+    """The id of the running kernel: a node that reports the same runs on this host."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:

@@ -1,19 +1,22 @@
-"""TLS of the asyncio client: Python's own ssl, with the meaning and words of the native one."""
+"""TLS of the asyncio client: Python's own ssl, which reports the same as the native one.
+
+A module of its own: the blocking client works with a Python that has no ssl.
+"""
 
 import ssl
 
 from kvrouter_store.connection.address import Address
 from kvrouter_store.connection.tls import ASKS, OTHER_HOST, PLAIN, UNTRUSTED, ClientTls, is_wanted
 
-__all__ = ["asyncio_context", "why"]
+__all__ = ["asyncio_context", "tls_reason"]
 
 # openssl/x509_vfy.h: not yet valid, expired; another name, another address.
-VALIDITY, ANOTHER_HOST = frozenset({9, 10}), frozenset({62, 64})
+VALIDITY_CODES, OTHER_HOST_CODES = frozenset({9, 10}), frozenset({62, 64})
 NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 
 
 def asyncio_context(address: Address, tls: ClientTls) -> ssl.SSLContext | None:
-    """What the asyncio client needs; None, and ValueError, as `native_context`."""
+    """The context of an asyncio client; None, and ValueError, as `native_context`."""
     if not is_wanted(address, tls):
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -35,12 +38,12 @@ def asyncio_context(address: Address, tls: ClientTls) -> ssl.SSLContext | None:
     return context
 
 
-def why(error: ssl.SSLError) -> str:
-    """What an error of Python's ssl says, in the words of csrc/net/tls.cpp."""
+def tls_reason(error: ssl.SSLError) -> str:
+    """Why Python's ssl failed, in the words of the native client."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        if error.verify_code in ANOTHER_HOST:
+        if error.verify_code in OTHER_HOST_CODES:
             return OTHER_HOST
-        if error.verify_code in VALIDITY:
+        if error.verify_code in VALIDITY_CODES:
             return f"the other end's {error.verify_message}"
         return f"{UNTRUSTED}: {error.verify_message}"
     if error.reason in NOT_TLS:

@@ -1,4 +1,4 @@
-"""How long an operation may take. Reads the monotonic clock; waits for nothing."""
+"""How long an operation may take. Reads the monotonic clock and never waits."""
 
 import time
 
@@ -10,18 +10,12 @@ MIN_RATE_BYTES_S = 64 << 20
 
 
 class Deadline:
-    """A point in time: `deadline_s` from now, and one second more for each 64 MiB of payload.
-
-    `began`: what time.monotonic() was when it was set, where that is not now.
-    """
+    """A point in time (`at`): `deadline_s` from now, and one second more per 64 MiB of payload."""
 
     __slots__ = ("at",)
 
-    def __init__(
-        self, deadline_s: float, payload_bytes: int = 0, began: float | None = None
-    ) -> None:
-        set_at = time.monotonic() if began is None else began
-        self.at = set_at + deadline_s + payload_bytes / MIN_RATE_BYTES_S
+    def __init__(self, deadline_s: float, payload_bytes: int = 0) -> None:
+        self.at = time.monotonic() + deadline_s + payload_bytes / MIN_RATE_BYTES_S
 
     def left_s(self) -> float:
         """Seconds that remain. Raises DeadlineExceeded where none does."""

@@ -1,6 +1,6 @@
-"""HELLO over a Unix socket, with the descriptors that go along: the fence out, the pool in.
+"""The HELLO over a Unix socket and the descriptors that pass with it: the fence, and the pool.
 
-What comes is mapped here; no descriptor of it stays open.
+What the node sends is mapped here; none of its descriptors stays open.
 """
 
 import os
@@ -19,7 +19,7 @@ from kvrouter_store._core import (
 )
 from kvrouter_store.connection.deadline import Deadline
 
-__all__ = ["Handshake", "greet"]
+__all__ = ["Handshake", "exchange_hello"]
 
 READ_BYTES = 1 << 16
 SHARED_FDS = 3  # pool, directory, notes
@@ -27,7 +27,7 @@ SHARED_FDS = 3  # pool, directory, notes
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """What the server answered, and what it gave: None where it gives none."""
+    """What the node answered, and what it shares: None where it shares nothing."""
 
     reply: HelloReply | ErrorReply
     pool: PoolView | None = None
@@ -35,55 +35,38 @@ class Handshake:
     writer: LocalWriter | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """A pipe that tells the server when this client can no longer write the pool."""
+def exchange_hello(
+    link: socket.socket, frame: bytes, deadline: Deadline, *, writes: bool
+) -> Handshake:
+    """Send a HELLO that asks for the pool, and map what comes.
 
-    read_fd: int
-    write_fd: int
-
-    @classmethod
-    def open(cls) -> "Fence":
-        """Make the pipe. The write end goes to a PoolView, the read end to the server."""
-        return cls(*os.pipe2(os.O_CLOEXEC))
-
-
-def greet(link: socket.socket, frame: bytes, *, writes: bool, deadline: Deadline) -> Handshake:
-    """Send a HELLO that wants the pool (with a fence if it `writes` there), map what comes.
-
-    Raises OSError where the link breaks, ValueError where what comes is no reply to it.
+    A client that `writes` sends a fence along: the read end of a pipe, which shows the node when
+    this client can no longer write the pool. Raises OSError where the link breaks, ValueError where
+    something else comes than a reply to HELLO.
     """
-    fence = Fence.open() if writes else None
+    fence_read, fence_write = os.pipe2(os.O_CLOEXEC) if writes else (None, None)
     fds: list[int] = []
     try:
-        socket.send_fds(link, [frame], [fence.read_fd] if fence else [])
+        socket.send_fds(link, [frame], [] if fence_read is None else [fence_read])
         _await(link, deadline)
         data, fds, _, _ = socket.recv_fds(link, READ_BYTES, 4)
         reply = _understood(link, frame, data, deadline)
     except BaseException:
-        _close(fds, fence.write_fd if fence else None)
+        _close(*fds, fence_write)
         raise
     finally:
-        if fence:
-            os.close(fence.read_fd)
-    return _mapped(reply, fds, fence)
+        _close(fence_read)
+    return _mapped(reply, fds, fence_write)
 
 
 def _understood(
     link: socket.socket, frame: bytes, data: bytes, deadline: Deadline
 ) -> HelloReply | ErrorReply:
-    header, missing = None, _core.HEADER_BYTES - len(data)
-    while missing > 0 or header is None:
-        while missing > 0:
-            _await(link, deadline)
-            data += (piece := link.recv(missing))
-            if not piece:
-                raise ConnectionError("the store closed the connection")
-            missing -= len(piece)
-        if header is None:
-            header = _core.decode_header(data)
-            missing = _core.HEADER_BYTES + header.body_bytes - len(data)
-    if missing or header.request_id != _core.decode_header(frame).request_id:
+    data = _filled(link, data, _core.HEADER_BYTES, deadline)
+    header = _core.decode_header(data)
+    size = _core.HEADER_BYTES + header.body_bytes
+    data = _filled(link, data, size, deadline)
+    if len(data) > size or header.request_id != _core.decode_header(frame).request_id:
         raise ValueError("a reply came that was not asked for")
     reply = _core.decode_reply(header, data, _core.HEADER_BYTES)
     if not isinstance(reply, HelloReply | ErrorReply):
@@ -91,20 +74,32 @@ def _understood(
     return reply
 
 
-def _mapped(reply: HelloReply | ErrorReply, fds: list[int], fence: Fence | None) -> Handshake:
-    write_fd = fence.write_fd if fence else None
+def _filled(link: socket.socket, data: bytes, size: int, deadline: Deadline) -> bytes:
+    """The data, and what comes until there are at least `size` bytes of it."""
+    while len(data) < size:
+        _await(link, deadline)
+        piece = link.recv(size - len(data))
+        if not piece:
+            raise ConnectionError("the store closed the connection")
+        data += piece
+    return data
+
+
+def _mapped(reply: HelloReply | ErrorReply, fds: list[int], fence_write: int | None) -> Handshake:
+    """Takes ownership of the descriptors."""
     try:
         if not fds or isinstance(reply, ErrorReply) or reply.access == PoolAccess.NONE:
-            _close([], write_fd)
+            _close(fence_write)
             return Handshake(reply)
         writable = reply.access == PoolAccess.WRITE
-        pool = PoolView(fds[0], reply.pool_bytes, writable, write_fd, page_bytes=reply.page_bytes)
+        page_bytes = reply.page_bytes
+        pool = PoolView(fds[0], reply.pool_bytes, writable, fence_write, page_bytes=page_bytes)
         if not reply.directory_bytes or len(fds) != SHARED_FDS:
             return Handshake(reply, pool)
         directory = DirectoryReader(fds[1], reply.directory_bytes, fds[2])
         return Handshake(reply, pool, directory, directory.writer() if writable else None)
     finally:
-        _close(fds, None)
+        _close(*fds)
 
 
 def _await(link: socket.socket, deadline: Deadline) -> None:
@@ -114,6 +109,7 @@ def _await(link: socket.socket, deadline: Deadline) -> None:
         raise TimeoutError
 
 
-def _close(fds: list[int], write_fd: int | None) -> None:
-    for fd in fds if write_fd is None else [*fds, write_fd]:
-        os.close(fd)
+def _close(*fds: int | None) -> None:
+    for fd in fds:
+        if fd is not None:
+            os.close(fd)

@@ -1,6 +1,6 @@
-"""TLS of the store's clients: what they show and whom they trust, and what they say where it fails.
+"""TLS of the store's clients: the files they use, and what they report where TLS fails.
 
-The node's side is `node_tls`.
+`kvrouter_store.node.tls` is the node's side.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ __all__ = [
     "sentence",
 ]
 
+# As csrc/net/tls.cpp words them.
 PLAIN = "the other end does not speak TLS"
 ASKS = "the other end asks for a certificate"
 UNTRUSTED = "the other end's certificate is not trusted"
@@ -35,8 +36,8 @@ REMEDIES = {
 class ClientTls:
     """Paths of PEM files for a client of kvs://HOST:PORT; all may be left out.
 
-    ca_file: who has signed the node's certificate (or that certificate itself); left out: whom this
-        machine trusts. cert_file, key_file: shown to a node that asks for them; both or none.
+    ca_file: the CA of the node's certificate, or that certificate itself; left out: the CAs that
+        this machine trusts. cert_file, key_file: shown to a node that asks for them; both or none.
     check_host: whether the certificate must name the host; False only where `ca_file` is the very
         certificate of the node.
     """
@@ -48,7 +49,7 @@ class ClientTls:
 
 
 def native_context(address: Address, tls: ClientTls) -> TlsContext | None:
-    """What the blocking client needs; None where the address is plain.
+    """The context of a blocking client; None where the address is plain.
 
     ValueError in one sentence: a file cannot be used, libssl is missing, or files are given for an
     address that would not use them.
@@ -63,6 +64,13 @@ def native_context(address: Address, tls: ClientTls) -> TlsContext | None:
     )
 
 
+def sentence(reason: str, address: Address | None = None) -> str:
+    """What a client reports where TLS failed, with the remedy if there is one."""
+    where = f" at {address}" if address else ""
+    remedies = [f"; {text}" for start, text in REMEDIES.items() if reason.startswith(start)]
+    return f"no TLS with the store{where}: {reason}{''.join(remedies)}"
+
+
 def is_wanted(address: Address, tls: ClientTls) -> bool:
     """Whether the address asks for TLS. ValueError where the files do not fit that."""
     if bool(tls.cert_file) != bool(tls.key_file):
@@ -73,10 +81,3 @@ def is_wanted(address: Address, tls: ClientTls) -> bool:
             f"{address} is plain and would not use {given}: write kvs://, or give no file"
         )
     return address.tls
-
-
-def sentence(reason: str, address: Address | None = None) -> str:
-    """What a client says where TLS failed, with the remedy if there is one."""
-    where = f" at {address}" if address else ""
-    remedies = [f"; {text}" for start, text in REMEDIES.items() if reason.startswith(start)]
-    return f"no TLS with the store{where}: {reason}{''.join(remedies)}"

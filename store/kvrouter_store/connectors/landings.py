@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from kvrouter_store.client.ranges import HASH_BYTES
 from kvrouter_store.errors import KVStoreError
 from kvrouter_store.identity.block import Manifest
+from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -176,9 +176,8 @@ class Initiator:
             queue_pair = device.queue_pair()
             undo.callback(queue_pair.close)
             card = queue_pair.endpoint.to_bytes()
-            frame = _core.encode_attach(channel.next_id(), card, self._rank)
             try:
-                reply = channel.ask(AttachReply, frame, deadline)
+                reply = channel.ask(AttachReply, deadline, _core.encode_attach, card, self._rank)
             except StoreRefused as refusal:
                 raise NotAttached(str(refusal)) from refusal
             try:

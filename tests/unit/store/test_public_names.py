@@ -42,3 +42,18 @@ def test_importing_the_package_loads_none_of_its_modules() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_clients_need_nothing_but_the_standard_library_and_the_core() -> None:
+    """An engine's environment has its own versions of everything else."""
+    script = (
+        "import sys; before = set(sys.modules);"
+        "import kvrouter_store.client.blocking, kvrouter_store.client.asyncio_client;"
+        "import kvrouter_store.identity.chain;"
+        "print(*{name.split('.')[0] for name in set(sys.modules) - before})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    foreign = set(done.stdout.split()) - sys.stdlib_module_names - {"kvrouter_store"}
+    assert foreign == set()

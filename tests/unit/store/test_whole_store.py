@@ -240,7 +240,7 @@ class WholeStore(PutsThatStop):
     ) -> None:
         """Nothing of what it writes can be seen; when it notices, its slots are free again."""
         guest = data.draw(st.sampled_from([guest for guest in self.guests if guest.unaware]))
-        assert set(guest.post(seed, part, span, 0)) <= {PostState.CLOSED}
+        assert set(guest.post(self.node.ids, (seed, span.start, part), span)) <= {PostState.CLOSED}
         for reservation, keys, _ in guest.reservations:
             if keys:
                 with contextlib.suppress(LeaseLost):

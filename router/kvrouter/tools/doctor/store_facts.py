@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connection.address import local_boot_id, parse_url
+from kvrouter_store.connection.channel import Channel, Credentials
 from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.connection.tls import native_context
-from kvrouter_store.connection.tls_channel import open_channel
 from kvrouter_store.errors import KVStoreError
 from kvrouter_store.rdma.base import RdmaUnavailable
 from kvrouter_store.rdma.initiator import Initiator
@@ -80,8 +80,8 @@ async def learn_store(settings: RouterSettings) -> StoreFacts:
 def _ask(settings: RouterSettings, facts: StoreFacts) -> None:
     """Raises KVStoreError if the store cannot be used."""
     address, token = parse_url(facts.url), settings.store_token.get_secret_value()
-    tls = native_context(address, settings.store_tls)
-    channel = open_channel(address, Deadline(DEADLINE_S), name=NAME, token=token, tls=tls)
+    credentials = Credentials(NAME, token, native_context(address, settings.store_tls))
+    channel = Channel(address, credentials, Deadline(DEADLINE_S))
     try:
         hello = channel.hello
         facts.here = hello.boot_id != "" and hello.boot_id == local_boot_id()

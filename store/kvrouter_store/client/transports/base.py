@@ -1,4 +1,4 @@
-"""The seam between the client and the ways that bytes travel. Nothing here does I/O."""
+"""The seam between the client and the transports. Nothing here does I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Protocol
 from kvrouter_store._core import BlockNames, BlockStatus, Segments
 from kvrouter_store.connection.channel import Channel, Deadline
 
-__all__ = ["STATUSES", "Read", "Target", "Transport", "Write"]
+__all__ = ["STATUSES", "Target", "Transfer", "Transport"]
 
 STATUSES = {int(status): status for status in BlockStatus}
 
@@ -23,22 +23,13 @@ class Target:
 
 
 @dataclass(slots=True)
-class Write(Target):
-    """What is to be stored there: read from `segments` at `indices`."""
+class Transfer(Target):
+    """These blocks, to be put from `segments` at `indices` or got into them.
+
+    `verify`: whether a get checks digests.
+    """
 
     names: BlockNames
-    segments: Segments
-    indices: Sequence[int]
-
-
-@dataclass(slots=True)
-class Read:
-    """One part of consecutive blocks `hashes`, to be written to `segments` at `indices`."""
-
-    manifest_id: int
-    names: BlockNames
-    part: int
-    hashes: bytes
     segments: Segments
     indices: Sequence[int]
     verify: bool
@@ -48,14 +39,16 @@ class Transport(Protocol):
     """Moves bytes over a channel.
 
     Both calls take the channel for themselves, end by the deadline and leave nothing reserved or
-    leased at the server. LinkLost, DeadlineExceeded: the channel is of no more use.
+    leased at the node. LinkLost, DeadlineExceeded: the channel is of no more use.
     """
 
-    def put(self, channel: Channel, write: Write, deadline: Deadline) -> list[BlockStatus]:
+    def put(self, channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:
         """Store the blocks; a status for each (see PutResult). Nothing is visible half-written."""
         ...
 
-    def get_into(self, channel: Channel, read: Read, deadline: Deadline) -> list[BlockStatus]:
+    def get_into(
+        self, channel: Channel, transfer: Transfer, deadline: Deadline
+    ) -> list[BlockStatus]:
         """Read the leading run of blocks that the store has: OK, CORRUPT or MISSING for each.
 
         The caller's memory of a block that is not OK holds anything.

@@ -3,16 +3,16 @@
 A put is RESERVE, one-sided writes out of the caller's memory, COMMIT; a get is ACQUIRE, one-sided
 reads into the caller's memory, RELEASE. Digests, unless the node has them off, are computed here,
 of the caller's memory: before the commit, and after the read. A transfer that failed ends the
-connection, so that the node fences what it may still do there; this side is fenced before
-anything is raised.
+connection, so that the node fences what it may still do there; this side is fenced before anything
+is raised.
 """
 
 import logging
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
-from kvrouter_store._core import BlockStatus, Segments
-from kvrouter_store.client.transports.base import Read, Write
+from kvrouter_store._core import BlockStatus
+from kvrouter_store.client.transports.base import Transfer
 from kvrouter_store.client.transports.slots import get_leased, put_reserved
 from kvrouter_store.client.transports.stream import StreamTransport
 from kvrouter_store.connection.channel import Channel, Deadline
@@ -30,62 +30,66 @@ STREAM = StreamTransport()
 class Rdma:
     """Transport over an attached connection. Memory that cannot be registered is streamed."""
 
-    def put(self, channel: Channel, write: Write, deadline: Deadline) -> list[BlockStatus]:
+    def put(self, channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:
         """Reserve slots, write them, commit them when all of it was acknowledged."""
-        remote, segments = _remote(channel), write.segments
-        segments.pieces(write.indices)  # an index outside of them is found before anything is asked
-        with ExitStack() as stack:
-            keys = _keys(stack, remote, segments, write.indices)
+        with _registered(channel, transfer) as (remote, keys):
             if keys is None:
-                return STREAM.put(channel, write, deadline)
+                return STREAM.put(channel, transfer, deadline)
+            segments = transfer.segments
 
             def copy_in(indices: Sequence[int], offsets: Sequence[int]) -> Sequence[int]:
-                try:
+                with _ending(channel):
                     remote.write(keys, segments, indices, offsets, deadline)
-                except (TransferFailed, DeadlineExceeded) as error:
-                    channel.lost(error)
                 return segments.digests(indices) if channel.hello.digests else [0] * len(indices)
 
-            return put_reserved(channel, write, deadline, copy_in)
+            return put_reserved(channel, transfer, deadline, copy_in)
 
-    def get_into(self, channel: Channel, read: Read, deadline: Deadline) -> list[BlockStatus]:
+    def get_into(
+        self, channel: Channel, transfer: Transfer, deadline: Deadline
+    ) -> list[BlockStatus]:
         """Lease the leading run, read it, and check its digests where it has come to."""
-        remote, segments = _remote(channel), read.segments
-        if not segments.writable:
+        if not transfer.segments.writable:
             raise ValueError("the segments are not writable")
-        segments.pieces(read.indices)
-        with ExitStack() as stack:
-            keys = _keys(stack, remote, segments, read.indices)
+        with _registered(channel, transfer) as (remote, keys):
             if keys is None:
-                return STREAM.get_into(channel, read, deadline)
+                return STREAM.get_into(channel, transfer, deadline)
+            segments = transfer.segments
 
             def copy_out(
                 indices: Sequence[int], offsets: Sequence[int], crcs: Sequence[int] | None
             ) -> Sequence[bool]:
-                try:
+                with _ending(channel):
                     remote.read(keys, segments, indices, offsets, deadline)
-                except (TransferFailed, DeadlineExceeded) as error:
-                    channel.lost(error)
                 if crcs is None:
                     return [True] * len(indices)
                 found = segments.digests(indices)
                 return [one == wanted for one, wanted in zip(found, crcs, strict=True)]
 
-            return get_leased(channel, read, deadline, copy_out)
+            return get_leased(channel, transfer, deadline, copy_out)
 
 
-def _remote(channel: Channel) -> RemotePool:
+@contextmanager
+def _registered(
+    channel: Channel, transfer: Transfer
+) -> Iterator[tuple[RemotePool, MemoryKeys | None]]:
+    """The node's pool, and the keys of the caller's memory; None where it may not be registered."""
     if not isinstance(channel.remote, RemotePool) or channel.broken:
         channel.lost(ConnectionError("the queue pair was given up"))
-    return channel.remote
+    remote, segments = channel.remote, transfer.segments
+    segments.pieces(transfer.indices)  # finds an index outside of them before anything is asked
+    keys = None
+    with ExitStack() as stack:
+        try:
+            keys = stack.enter_context(remote.memory.held(segments, transfer.indices))
+        except RdmaUnavailable as error:
+            log.warning("these blocks go over the connection itself: %s", error)
+        yield remote, keys
 
 
-def _keys(
-    stack: ExitStack, remote: RemotePool, segments: Segments, indices: Sequence[int]
-) -> MemoryKeys | None:
-    """The keys of this memory until the stack ends; None where it may not be registered."""
+@contextmanager
+def _ending(channel: Channel) -> Iterator[None]:
+    """A transfer that fails ends the connection."""
     try:
-        return stack.enter_context(remote.memory.held(segments, indices))
-    except RdmaUnavailable as error:
-        log.warning("these blocks go over the connection itself: %s", error)
-        return None
+        yield
+    except (TransferFailed, DeadlineExceeded) as error:
+        channel.lost(error)

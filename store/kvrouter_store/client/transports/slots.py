@@ -1,8 +1,8 @@
-"""Slots of the pool that a client fills and reads by itself: what shared memory and RDMA share.
+"""Slots of the pool that a client fills and reads itself: shared by shared memory and RDMA.
 
-A put is RESERVE, the copy, COMMIT; a get ACQUIRE, the copy, RELEASE. How bytes are copied is the
-caller's. A copy that broke the link leaves its slots as they are: the server fences them. Requests
-raise as `Channel.ask`; a reply about other blocks than were named is LinkLost too.
+A put is RESERVE, the copy, COMMIT; a get is ACQUIRE, the copy, RELEASE. The caller supplies the
+copy. One that broke the link leaves its slots as they are: the node fences them. Requests raise as
+`Channel.ask`; a reply about other blocks than were named is LinkLost too.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,15 +11,16 @@ from typing import TypeVar
 
 from kvrouter_store import _core
 from kvrouter_store._core import AcquireReply, BlockStatus, FlagReply, ReserveReply, StatusesReply
-from kvrouter_store.client.transports.base import STATUSES, Read, Target, Write
+from kvrouter_store.client.transports.base import STATUSES, Target, Transfer
 from kvrouter_store.connection.channel import Channel, Deadline
+from kvrouter_store.identity.chain import HASH_BYTES
 
 __all__ = [
-    "HASH_BYTES",
     "CopyIn",
     "CopyOut",
     "abort",
     "acquire",
+    "chosen_hashes",
     "commit",
     "get_leased",
     "put_reserved",
@@ -27,7 +28,6 @@ __all__ = [
     "rest_of",
 ]
 
-HASH_BYTES = 32
 CopyIn = Callable[[Sequence[int], Sequence[int]], Sequence[int]]
 """Copies blocks of these indices to these offsets of the pool; the CRC32C of each."""
 CopyOut = Callable[[Sequence[int], Sequence[int], Sequence[int] | None], Sequence[bool]]
@@ -36,52 +36,57 @@ Answered = TypeVar("Answered", ReserveReply, StatusesReply)
 
 
 def put_reserved(
-    channel: Channel, write: Write, deadline: Deadline, copy_in: CopyIn
+    channel: Channel, transfer: Transfer, deadline: Deadline, copy_in: CopyIn
 ) -> list[BlockStatus]:
     """Reserve slots, copy into them, commit. After ValueError or IndexError nothing is kept.
 
-    The store bounds what a client has reserved at a time: what found no room is asked for again
-    while each time some of it is stored.
+    The node bounds what a client has reserved at a time: blocks that found no room are asked for
+    again, as long as some of the others are stored.
     """
     statuses: list[BlockStatus] = []
     while True:
-        now = _put_once(channel, rest_of(write, len(statuses)), deadline, copy_in)
+        now = _put_once(channel, rest_of(transfer, len(statuses)), deadline, copy_in)
         done = now.index(BlockStatus.NO_SPACE) if BlockStatus.NO_SPACE in now else len(now)
         if done == len(now) or BlockStatus.STORED not in now:
             return statuses + now
         statuses += now[:done]
 
 
-def rest_of(write: Write, done: int) -> Write:
-    """What is left of it when so many blocks, fewer than all, are done."""
+def rest_of(transfer: Transfer, done: int) -> Transfer:
+    """What is left of it when `done` blocks, fewer than all, are done."""
     if not done:
-        return write
+        return transfer
     at = done * HASH_BYTES
-    parent, hashes = write.hashes[at - HASH_BYTES : at], write.hashes[at:]
-    return replace(write, parent=parent, hashes=hashes, indices=write.indices[done:])
+    parent, hashes = transfer.hashes[at - HASH_BYTES : at], transfer.hashes[at:]
+    return replace(transfer, parent=parent, hashes=hashes, indices=transfer.indices[done:])
+
+
+def chosen_hashes(hashes: bytes, chosen: Sequence[int]) -> bytes:
+    """The hashes of these blocks."""
+    return b"".join(hashes[k * HASH_BYTES : (k + 1) * HASH_BYTES] for k in chosen)
 
 
 def _put_once(
-    channel: Channel, write: Write, deadline: Deadline, copy_in: CopyIn
+    channel: Channel, transfer: Transfer, deadline: Deadline, copy_in: CopyIn
 ) -> list[BlockStatus]:
-    reserved = reserve(channel, write, deadline)
+    reserved = reserve(channel, transfer, deadline)
     statuses = [STATUSES[code] for code in reserved.statuses]
     chosen = [k for k, status in enumerate(statuses) if status is BlockStatus.GRANTED]
     if not chosen:
         return statuses
-    hashes, generations = write.hashes, reserved.generations
-    offsets, indices = reserved.offsets, write.indices
+    hashes, generations = transfer.hashes, reserved.generations
+    offsets, indices = reserved.offsets, transfer.indices
     if len(chosen) < len(statuses):
-        hashes = b"".join(hashes[k * HASH_BYTES : (k + 1) * HASH_BYTES] for k in chosen)
+        hashes = chosen_hashes(hashes, chosen)
         generations = [generations[k] for k in chosen]
         offsets = [offsets[k] for k in chosen]
         indices = [indices[k] for k in chosen]
     try:
         crcs = copy_in(indices, offsets)
     except (ValueError, IndexError):
-        abort(channel, write, hashes, generations, deadline)
+        abort(channel, transfer, deadline, hashes, generations)
         raise
-    committed = commit(channel, write, hashes, generations, crcs, deadline=deadline)
+    committed = commit(channel, transfer, deadline, hashes, generations, crcs)
     for k, code in zip(chosen, committed.statuses, strict=True):
         status = STATUSES[code]
         statuses[k] = BlockStatus.STORED if status is BlockStatus.OK else status
@@ -89,22 +94,22 @@ def _put_once(
 
 
 def get_leased(
-    channel: Channel, read: Read, deadline: Deadline, copy_out: CopyOut
+    channel: Channel, transfer: Transfer, deadline: Deadline, copy_out: CopyOut
 ) -> list[BlockStatus]:
     """Take a lease on the leading run, copy it out, give the lease back."""
-    held = acquire(channel, read.manifest_id, read.part, read.hashes, 1, deadline=deadline)
-    statuses = [BlockStatus.MISSING] * len(read.indices)
+    part, hashes = transfer.part, transfer.hashes
+    held = acquire(channel, transfer.manifest_id, part, hashes, 1, deadline)
+    statuses = [BlockStatus.MISSING] * len(transfer.indices)
     if not held.blocks:
         return statuses
-    crcs = held.crcs if read.verify else None
-    indices = read.indices[: held.blocks]
+    crcs = held.crcs if transfer.verify else None
+    indices = transfer.indices[: held.blocks]
     released = False
     try:
         intact = copy_out(indices, held.offsets, crcs)
     finally:
-        if channel.usable:  # else the lease went with the link
-            frame = _core.encode_release(channel.next_id(), held.lease_id)
-            released = channel.ask(FlagReply, frame, deadline).flag
+        if channel.usable:  # else the lease ended with the link
+            released = channel.ask(FlagReply, deadline, _core.encode_release, held.lease_id).flag
     if released:
         statuses[: held.blocks] = [
             BlockStatus.OK if good else BlockStatus.CORRUPT for good in intact
@@ -114,56 +119,57 @@ def get_leased(
 
 def reserve(channel: Channel, target: Target, deadline: Deadline) -> ReserveReply:
     """Ask for slots to write `target.hashes` into."""
-    frame = _core.encode_reserve(
-        channel.next_id(), target.manifest_id, target.part, target.parent, target.hashes
+    reply = channel.ask(
+        ReserveReply,
+        deadline,
+        _core.encode_reserve,
+        target.manifest_id,
+        target.part,
+        target.parent,
+        target.hashes,
     )
-    return _of_each(channel, channel.ask(ReserveReply, frame, deadline), target.hashes)
+    return _about(channel, reply, target.hashes)
 
 
-def commit(
+def commit(  # noqa: PLR0917
     channel: Channel,
     target: Target,
+    deadline: Deadline,
     hashes: bytes,
     generations: Sequence[int],
     crcs: Sequence[int],
-    *,
-    deadline: Deadline,
 ) -> StatusesReply:
     """Make written slots visible."""
-    frame = _core.encode_commit(
-        channel.next_id(), target.manifest_id, target.part, hashes, generations, crcs
-    )
-    return _of_each(channel, channel.ask(StatusesReply, frame, deadline), hashes)
+    names = target.manifest_id, target.part, hashes
+    reply = channel.ask(StatusesReply, deadline, _core.encode_commit, *names, generations, crcs)
+    return _about(channel, reply, hashes)
 
 
 def abort(
-    channel: Channel, target: Target, hashes: bytes, generations: Sequence[int], deadline: Deadline
+    channel: Channel, target: Target, deadline: Deadline, hashes: bytes, generations: Sequence[int]
 ) -> StatusesReply:
-    """Give reserved slots back, to which nothing is on its way."""
-    frame = _core.encode_abort(
-        channel.next_id(), target.manifest_id, target.part, hashes, generations
-    )
-    return _of_each(channel, channel.ask(StatusesReply, frame, deadline), hashes)
+    """Give reserved slots back that nothing writes any more."""
+    names = target.manifest_id, target.part, hashes
+    reply = channel.ask(StatusesReply, deadline, _core.encode_abort, *names, generations)
+    return _about(channel, reply, hashes)
 
 
-def acquire(
+def acquire(  # noqa: PLR0917
     channel: Channel,
     manifest_id: int,
     part: int | None,
     hashes: bytes,
     parts: int,
-    *,
     deadline: Deadline,
 ) -> AcquireReply:
     """Take a lease on the leading blocks that the node has: of a part, or of all `parts`."""
-    frame = _core.encode_acquire(channel.next_id(), manifest_id, part, hashes)
-    held = channel.ask(AcquireReply, frame, deadline)
+    held = channel.ask(AcquireReply, deadline, _core.encode_acquire, manifest_id, part, hashes)
     if held.blocks > len(hashes) // HASH_BYTES or (held.blocks and len(held.part_bytes) != parts):
         channel.lost(ValueError("a lease came on other blocks than were asked for"))
     return held
 
 
-def _of_each(channel: Channel, reply: Answered, hashes: bytes) -> Answered:
+def _about(channel: Channel, reply: Answered, hashes: bytes) -> Answered:
     if len(reply.statuses) != len(hashes) // HASH_BYTES:
         channel.lost(ValueError("a reply came about other blocks than were asked about"))
     return reply

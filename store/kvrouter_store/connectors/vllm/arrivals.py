@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kvrouter_store.client.ranges import HASH_BYTES
 from kvrouter_store.connectors.landings import AwaitedPrefix, Landings
 from kvrouter_store.connectors.vllm.plan import LoadOrder
+from kvrouter_store.identity.chain import HASH_BYTES
 
 __all__ = ["Announced", "Arrivals", "announced"]
 

@@ -8,7 +8,7 @@ from vllm.v1.kv_offload.base import OffloadKey, get_offload_block_hash, get_offl
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 
 from kvrouter_store.connectors.link import StoreLink
-from kvrouter_store.connectors.vllm_tier.runs import HASH_BYTES
+from kvrouter_store.identity.chain import HASH_BYTES
 
 __all__ = ["ChunkLookups"]
 

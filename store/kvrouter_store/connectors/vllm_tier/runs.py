@@ -6,9 +6,9 @@ from typing import Any
 
 from vllm.v1.kv_offload.base import OffloadKey, get_offload_block_hash, get_offload_group_idx
 
-__all__ = ["HASH_BYTES", "Run", "runs_of"]
+from kvrouter_store.identity.chain import HASH_BYTES
 
-HASH_BYTES = 32  # of a name in the store; vLLM's weak hashes are shorter and name nothing here
+__all__ = ["Run", "runs_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ def runs_of(job: Any, *, remember: bool = False) -> list[Run]:
     context = job.req_context
     places = {key: context.get_offload_key_position(key) for key in job.keys}
     slots = dict(zip(job.keys, map(int, job.chunk_ids), strict=True))
+    # vLLM's weak hashes are shorter, and no names for the store.
     named = [key for key in job.keys if len(get_offload_block_hash(key)) == HASH_BYTES]
     if None in places.values():
         return [_run([key], slots, b"") for key in named]

@@ -8,7 +8,7 @@ import pytest
 from tests.fakes.link import Link
 from tests.fakes.store import chain_of, manifest_of, put_chain
 
-from kvrouter_store._core import Header, StoreServer, WaitReply
+from kvrouter_store._core import StoreServer
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.asyncio_link import AsyncLink
 from kvrouter_store.client.blocking import StoreClient
@@ -119,17 +119,16 @@ async def test_a_wait_cancelled_in_the_turn_of_its_reply_leaves_no_lease(
     waiting = asyncio.create_task(aio.wait(MANIFEST, chain_of(2), 2, 60, lease=True))
     other = asyncio.create_task(aio.wait(MANIFEST, chain_of(2, "b"), 2, 60))
     await until(lambda: server.stats()["waits"] == 2)
-    deliver = AsyncLink._deliver
+    take_in = AsyncLink.data_received
 
-    def cancelling(link: AsyncLink, header: Header, reply: object) -> None:
-        landed = isinstance(reply, WaitReply) and not waiting.done()
-        if landed and not reply_first:
+    def cancelling(link: AsyncLink, data: bytes) -> None:
+        if not reply_first:
             waiting.cancel()
-        deliver(link, header, reply)  # type: ignore[arg-type]
-        if landed and reply_first:
+        take_in(link, data)
+        if reply_first:
             waiting.cancel()
 
-    monkeypatch.setattr(AsyncLink, "_deliver", cancelling)
+    monkeypatch.setattr(AsyncLink, "data_received", cancelling)
     await asyncio.to_thread(put_chain, client, MANIFEST, chain_of(2))
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -192,19 +191,19 @@ async def test_a_link_that_stalls_is_given_up_and_replaced(server: StoreServer) 
             assert (await client.match(MANIFEST, chain_of(1))).blocks == 0
 
 
-async def test_a_reply_in_pieces_is_put_together(server: StoreServer, client: StoreClient) -> None:
+async def test_a_reply_in_pieces_is_put_together(
+    server: StoreServer, client: StoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for k in range(20):
         client.register(manifest_of(4096, model=f"model {k}"), engine="e")
+    take_in = AsyncLink.data_received
+
+    def in_pieces(link: AsyncLink, data: bytes) -> None:
+        for at in range(0, len(data), 7):
+            take_in(link, data[at : at + 7])
+
+    monkeypatch.setattr(AsyncLink, "data_received", in_pieces)
     async with AsyncStoreClient(f"kv+unix://{server.unix_path}") as aio:
-        link = aio._link
-        assert link is not None
-        whole = link.data_received
-
-        def in_pieces(data: bytes) -> None:
-            for at in range(0, len(data), 7):
-                whole(data[at : at + 7])
-
-        link.data_received = in_pieces  # type: ignore[method-assign]
         assert len(await aio.manifests()) == 20
 
 

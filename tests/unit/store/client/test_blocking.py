@@ -23,7 +23,7 @@ from kvrouter_store._core import BlockStatus, StoreServer, gather
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.lease import Lease
 from kvrouter_store.connection.address import parse_url
-from kvrouter_store.connection.channel import Access, Channel, Deadline
+from kvrouter_store.connection.channel import Access, Channel, Credentials, Deadline
 from kvrouter_store.errors import (
     CorruptBlock,
     DeadlineExceeded,
@@ -148,7 +148,7 @@ def test_a_view_of_a_corrupt_block_is_refused(client: StoreClient, server: Store
 
 def test_a_reader_cannot_write_the_pool(server: StoreServer) -> None:
     address = parse_url(f"kv+unix://{server.unix_path}")
-    reader = Channel(address, Deadline(5), name="reader", access=Access.READ)
+    reader = Channel(address, Credentials("reader"), Deadline(5), Access.READ)
     assert reader.pool is not None
     assert not reader.pool.writable
     with pytest.raises(ValueError, match="read-only"):

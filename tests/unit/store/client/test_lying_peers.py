@@ -19,7 +19,7 @@ from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.transports import slots
 from kvrouter_store.client.transports.base import Target
 from kvrouter_store.connection.address import parse_url
-from kvrouter_store.connection.channel import Access, Channel, Deadline, LinkLost
+from kvrouter_store.connection.channel import Access, Channel, Credentials, Deadline, LinkLost
 from kvrouter_store.errors import StoreRefused
 
 BLOCK = 4096
@@ -216,10 +216,10 @@ def leased(found: int, parts: int) -> Callable[[int], bytes]:
 TARGET, THREE = Target(1, 0, None, CHAIN), [0, 0, 0]
 SLOTS: dict[Op, Callable[[Channel, Deadline], object]] = {
     Op.RESERVE: lambda c, d: slots.reserve(c, TARGET, d),
-    Op.COMMIT: lambda c, d: slots.commit(c, TARGET, CHAIN, THREE, THREE, deadline=d),
-    Op.ABORT: lambda c, d: slots.abort(c, TARGET, CHAIN, THREE, d),
-    Op.ACQUIRE: lambda c, d: slots.acquire(c, 1, 0, CHAIN, 1, deadline=d),
-    Op.LEND: lambda c, d: c.ask(LendReply, _core.encode_lend(c.next_id(), 1, 0, None), d),
+    Op.COMMIT: lambda c, d: slots.commit(c, TARGET, d, CHAIN, THREE, THREE),
+    Op.ABORT: lambda c, d: slots.abort(c, TARGET, d, CHAIN, THREE),
+    Op.ACQUIRE: lambda c, d: slots.acquire(c, 1, 0, CHAIN, 1, d),
+    Op.LEND: lambda c, d: c.ask(LendReply, d, _core.encode_lend, 1, 0, None),
 }
 
 
@@ -242,7 +242,7 @@ def test_a_reply_about_other_slots_than_were_asked_about_ends_the_link(
 ) -> None:
     deadline = Deadline(5)
     with contextlib.closing(Liar({op: answer})) as liar:
-        channel = Channel(parse_url(liar.url), deadline, name="client", access=Access.READ)
+        channel = Channel(parse_url(liar.url), Credentials("client"), deadline, Access.READ)
         with pytest.raises(LinkLost, match=r"other blocks|differ in length|does not parse"):
             SLOTS[op](channel, deadline)
         assert not channel.usable

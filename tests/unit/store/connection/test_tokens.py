@@ -16,7 +16,7 @@ from kvrouter_store._core import StoreServer
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.blocking import StoreClient, TransportName
 from kvrouter_store.connection.address import parse_url
-from kvrouter_store.connection.channel import Channel, Deadline
+from kvrouter_store.connection.channel import Channel, Credentials, Deadline
 from kvrouter_store.connection.tokens import TOKEN, check_token
 from kvrouter_store.errors import StoreRefused, Unauthorized
 from kvrouter_store.node.settings import StoreSettings
@@ -72,7 +72,7 @@ def test_the_refusal_ends_the_connection_and_tells_missing_from_wrong_by_nothing
     def refusal(token: str) -> str:
         address = parse_url(f"kv://127.0.0.1:{guarded.port}")
         with pytest.raises(Unauthorized) as refused:
-            Channel(address, Deadline(5), name="x", token=token)
+            Channel(address, Credentials("x", token), Deadline(5))
         return str(refused.value)
 
     assert refusal("") == refusal(WRONG) == refusal(GOOD[1:])

@@ -1,15 +1,10 @@
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from kvrouter.options.load import load
-from kvrouter_store.client.ranges import BATCH_BLOCKS, batches
-from kvrouter_store.connection.address import Address, parse_url
-from kvrouter_store.connection.backoff import BackOff
 from kvrouter_store.node.settings import StoreSettings
 
 
@@ -79,74 +74,3 @@ def test_a_run_time_folder_that_is_not_there_is_not_used(
     assert StoreSettings().unix_path() == tmp_path / "kvstore-7400.sock"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
     assert StoreSettings().unix_path() == Path(f"/tmp/kvstore-{os.getuid()}/kvstore-7400.sock")
-
-
-@pytest.mark.parametrize(
-    ("url", "address"),
-    [
-        ("kv://127.0.0.1:7400", Address("127.0.0.1", 7400)),
-        ("kv://store.example:1/", Address("store.example", 1)),
-        ("kv://[::1]:7400", Address("::1", 7400)),
-        ("kvs://store.example:7400", Address("store.example", 7400, tls=True)),
-        ("kvs://[::1]:7400", Address("::1", 7400, tls=True)),
-        ("kv+unix:///run/kv.sock", Address(path="/run/kv.sock")),
-    ],
-)
-def test_store_urls_are_read(url: str, address: Address) -> None:
-    assert parse_url(url) == address
-    assert parse_url(str(address)) == address
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "127.0.0.1:7400",
-        "kv://host",
-        "http://h:1",
-        "kv://h:x",
-        "kv://h:1/p",
-        "kv+unix://h/p",
-        "kvs://h",
-    ],
-)
-def test_what_is_no_store_url_is_refused_with_the_remedy(url: str) -> None:
-    with pytest.raises(ValueError, match="write kv://HOST:PORT"):
-        parse_url(url)
-
-
-def test_a_back_off_doubles_up_to_its_limit_and_ends_with_a_success() -> None:
-    backoff = BackOff(first_s=0.1, longest_s=0.5)
-    pauses = []
-    for now in (10.0, 20.0, 30.0, 40.0):
-        backoff.failed(now)
-        pauses.append(round(backoff.remaining_s(now), 6))
-    assert pauses == [0.1, 0.2, 0.4, 0.5]
-    assert backoff.remaining_s(40.25) == pytest.approx(0.25)
-    assert backoff.remaining_s(41.0) == 0
-    backoff.succeeded()
-    backoff.failed(50.0)
-    assert backoff.remaining_s(50.0) == pytest.approx(0.1)
-
-
-def test_long_spans_are_cut_by_blocks_and_by_bytes() -> None:
-    assert list(batches(range(3, 3 + BATCH_BLOCKS + 1), 1)) == [
-        range(3, 3 + BATCH_BLOCKS),
-        range(3 + BATCH_BLOCKS, 4 + BATCH_BLOCKS),
-    ]
-    assert list(batches(range(3), 48 << 20)) == [range(1), range(1, 2), range(2, 3)]
-
-
-def test_clients_need_nothing_but_the_standard_library_and_the_core() -> None:
-    """An engine's environment has its own versions of everything else."""
-    script = (
-        "import sys; before = set(sys.modules);"
-        "import kvrouter_store.client.blocking, kvrouter_store.client.asyncio_client;"
-        "import kvrouter_store.identity.chain;"
-        "print(*{name.split('.')[0] for name in set(sys.modules) - before})"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    foreign = set(done.stdout.split()) - sys.stdlib_module_names - {"kvrouter_store"}
-    assert foreign == set()

@@ -1,27 +1,22 @@
-"""Spans of a chain of blocks: what is checked before a request, and how long ones are cut up."""
+"""How puts and gets of many blocks are cut into requests, and what is checked before.
+
+A chain is 32 bytes of hash for each block, from block 0 on; a range names the blocks meant.
+"""
 
 from collections.abc import Sequence
 
 from kvrouter_store._core import Segments
 from kvrouter_store.identity.block import Manifest
+from kvrouter_store.identity.chain import HASH_BYTES
 
-__all__ = [
-    "BATCH_BLOCKS",
-    "BATCH_BYTES",
-    "HASH_BYTES",
-    "batches",
-    "check_span",
-    "check_upto",
-    "hashes_of",
-    "parent_of",
-]
+__all__ = ["batches", "check_range", "check_upto", "hashes_of", "parent_of"]
 
-HASH_BYTES = 32
 BATCH_BYTES = 64 << 20
+"""What one request of a put or get moves at most: so much of the pool it may hold at a time."""
 BATCH_BLOCKS = 1024
 
 
-def check_span(  # noqa: PLR0917
+def check_range(  # noqa: PLR0917
     manifest: Manifest,
     part: int,
     hashes: bytes,
@@ -54,19 +49,17 @@ def check_upto(hashes: bytes, upto: int) -> None:
 
 
 def hashes_of(hashes: bytes, span: range) -> bytes:
-    """The hashes of the blocks in the span."""
+    """The hashes of the blocks in the range."""
     return hashes[span.start * HASH_BYTES : span.stop * HASH_BYTES]
 
 
 def parent_of(hashes: bytes, span: range) -> bytes | None:
-    """The hash before the span; None where it begins the chain."""
-    if span.start == 0:
-        return None
-    return hashes[(span.start - 1) * HASH_BYTES : span.start * HASH_BYTES]
+    """The hash before the range; None where it begins the chain."""
+    return hashes_of(hashes, range(span.start - 1, span.start)) if span.start else None
 
 
 def batches(span: range, block_bytes: int) -> list[range]:
-    """Cut a span so that one request holds a bounded piece of the pool."""
+    """The range, cut so that each request moves at most BATCH_BYTES, or one block."""
     if len(span) == 1:
         return [span]
     step = max(1, min(BATCH_BLOCKS, BATCH_BYTES // max(1, block_bytes)))
