@@ -32,7 +32,7 @@ tools
 cli
 """.strip().splitlines()
 STORE = """
-errors log
+errors log system_errors
 identity
 connection
 rdma

@@ -1,21 +1,17 @@
-"""What the store's clients raise, and why the system refused. Nothing here does I/O.
+"""What the store's clients raise. Nothing here does I/O.
 
 KVStoreError
- +- StoreUnavailable     no answer: the server is away, the link was cut, or the deadline passed
- |   +- DeadlineExceeded   the server is there, but did not answer in time
+ +- StoreUnavailable     no answer: the node is away, the link broke, or the deadline passed
+ |   +- DeadlineExceeded   the node is there, but did not answer in time
  |   +- Untrusted          TLS failed: a certificate is wrong, or one end does not speak TLS
- +- StoreRefused         the server answered, and said no
- |   +- Unauthorized       the server asks for a token, and was shown none of its
- |   +- UnknownManifest    the manifest was never registered with this server
+ +- StoreRefused         the node answered with a refusal
+ |   +- Unauthorized       the node asks for a token, and the client showed none of its tokens
+ |   +- UnknownManifest    the manifest was never registered with this node
  +- CorruptBlock         the bytes of a block do not match their digest
  +- LeaseLost            a lease or reservation is not held any more
- +- BadDocument          a cache spec or manifest that does not say what it must
+ +- BadDocument          a cache spec or manifest is malformed
  +- StoreClosed          the client (or a lease of it) was used after close()
 """
-
-import os
-import socket
-import ssl
 
 __all__ = [
     "BadDocument",
@@ -29,13 +25,11 @@ __all__ = [
     "Unauthorized",
     "UnknownManifest",
     "Untrusted",
-    "cannot_listen",
-    "reason_of",
 ]
 
 
 class KVStoreError(Exception):
-    """Anything that the store's client reports."""
+    """Anything that a client of the store raises."""
 
 
 class StoreUnavailable(KVStoreError):
@@ -47,11 +41,11 @@ class DeadlineExceeded(StoreUnavailable):
 
 
 class Untrusted(StoreUnavailable):
-    """TLS with the server failed: a certificate is not what it must be, or one end is plain."""
+    """TLS with the node failed: a certificate is wrong, or one end is plain."""
 
 
 class StoreRefused(KVStoreError):
-    """The server understood the request and refused it; asking again changes nothing."""
+    """The node understood the request and refused it; a retry changes nothing."""
 
     def __init__(self, message: str, status: str = "") -> None:
         super().__init__(message)
@@ -59,11 +53,11 @@ class StoreRefused(KVStoreError):
 
 
 class Unauthorized(StoreRefused):
-    """The server serves only clients with a token, and this one has none of its."""
+    """The node serves only clients with one of its tokens."""
 
 
 class UnknownManifest(StoreRefused):
-    """The manifest is not registered with this server (perhaps it restarted)."""
+    """The manifest is not registered with this node (it may have restarted)."""
 
 
 class CorruptBlock(KVStoreError):
@@ -80,17 +74,3 @@ class BadDocument(KVStoreError):
 
 class StoreClosed(KVStoreError):
     """The client was closed."""
-
-
-def reason_of(error: OSError) -> str:
-    """Why the system refused, without the numbers and addresses that libraries add."""
-    if isinstance(error, ssl.SSLError):
-        return str(error.reason or error.strerror).replace("_", " ").lower()
-    if isinstance(error, socket.gaierror) or error.errno is None:
-        return error.strerror or str(error)
-    return os.strerror(error.errno)
-
-
-def cannot_listen(host: str, port: int, error: OSError) -> OSError:
-    """The same error, with a sentence that names the address."""
-    return OSError(error.errno, f"cannot listen on {host}:{port}: {reason_of(error)}")

@@ -10,7 +10,7 @@ import stat
 from functools import cached_property
 from pathlib import Path
 
-from kvrouter_store.errors import reason_of
+from kvrouter_store.system_errors import reason_of
 
 
 def server_context(certificate: str, key: str, clients: str) -> ssl.SSLContext:

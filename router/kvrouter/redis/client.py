@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from kvrouter_store.errors import reason_of
+from kvrouter_store.system_errors import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

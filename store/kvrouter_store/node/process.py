@@ -17,7 +17,6 @@ from pydantic import ByteSize
 from quart import Quart
 
 from kvrouter_store._core import EVICTION_POLICIES, StoreServer, TlsContext
-from kvrouter_store.errors import reason_of
 from kvrouter_store.log import log_to_stderr
 from kvrouter_store.node.disk_notices import check_disk, flush, refusal, telling
 from kvrouter_store.node.drain import Signals, drain
@@ -33,6 +32,7 @@ from kvrouter_store.node.start_checks import StartRefused, TenantToken, quotas_o
 from kvrouter_store.node.tls import advice_on_the_wire, own_client, tls_of
 from kvrouter_store.rdma.device import open_device
 from kvrouter_store.rdma.initiator import Opens
+from kvrouter_store.system_errors import reason_of
 
 __all__ = ["run"]
 

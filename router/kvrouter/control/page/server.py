@@ -16,7 +16,7 @@ from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
 from kvrouter.http.server.limits import Limits
-from kvrouter_store.errors import cannot_listen
+from kvrouter_store.system_errors import cannot_listen
 
 if TYPE_CHECKING:
     import ssl

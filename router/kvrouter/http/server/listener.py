@@ -14,7 +14,7 @@ from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.http.server.connection import Connection
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.limits import Limits
-from kvrouter_store.errors import cannot_listen
+from kvrouter_store.system_errors import cannot_listen
 
 if TYPE_CHECKING:
     import ssl

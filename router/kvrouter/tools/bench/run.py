@@ -16,7 +16,7 @@ from kvrouter.options.complaints import UsageError
 from kvrouter.tools.bench import load
 from kvrouter.tools.bench.figures import WIDTH, Figures
 from kvrouter.tools.bench.legs import RouterLegs
-from kvrouter_store.errors import reason_of
+from kvrouter_store.system_errors import reason_of
 
 if TYPE_CHECKING:
     from kvrouter.tools.bench.settings import BenchSettings

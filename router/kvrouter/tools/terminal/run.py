@@ -18,7 +18,7 @@ import msgspec
 from kvrouter.control.page.model import Snapshot
 from kvrouter.tools.terminal.draw import Line, screen
 from kvrouter.tools.terminal.settings import colours_wanted
-from kvrouter_store.errors import reason_of
+from kvrouter_store.system_errors import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
