@@ -330,7 +330,7 @@ class PdEngine:
         if answer.request.seed is not None:
             seen += b"%d" % answer.request.seed
         number = int.from_bytes(sha256(seen).digest()[:4])
-        token = self._tokenizer.spoken(number)
+        token = self._tokenizer.syllable(number)
         text = self._tokenizer.decode((token,))
         answer.tokens.append(token)
         answer.text += text

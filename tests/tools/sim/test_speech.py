@@ -79,4 +79,4 @@ def test_the_next_token_depends_on_every_byte_held_and_on_the_tail() -> None:
 
 @given(st.integers(0, 2**64 - 1))
 def test_whatever_is_spoken_is_plain_text(number: int) -> None:
-    assert TOKENIZER.decode([TOKENIZER.spoken(number)]).isprintable()
+    assert TOKENIZER.decode([TOKENIZER.syllable(number)]).isprintable()

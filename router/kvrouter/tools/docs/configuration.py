@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the settings models, so that it cannot go stale."""
+"""Writes docs/configuration.md from the settings models."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from kvrouter.app.reload import ENGINES, KEYS, RELOADED
 from kvrouter.options.option import options
+from kvrouter.tools.docs.markdown import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +41,7 @@ stream ([Operations](operations.md#the-settings-file)).
 """
 
 
-_COLUMNS: Final = "| Flag | Environment | Default | What it does |\n|---|---|---|---|"
+_COLUMNS: Final = ("Flag", "Environment", "Default", "What it does")
 
 
 def configuration_page(commands: Iterable[tuple[str, str, type[BaseModel]]]) -> str:
@@ -55,22 +56,21 @@ def configuration_page(commands: Iterable[tuple[str, str, type[BaseModel]]]) -> 
         before.append((name, model))
         more = f" It takes all settings of `kvrouter {base}`, and:" if base else ""
         parts.append(f"\n## kvrouter {name}\n\n{text[0].upper()}{text[1:]}.{more}\n")
-        sections: dict[str, list[str]] = {}
+        sections: dict[str, list[tuple[str, ...]]] = {}
         for option in options(model):
             if option.name not in shown.model_fields:
                 row = _row(option, option.name in live)
                 sections.setdefault(option.section, []).append(row)
         for title, rows in sections.items():
-            parts.append(f"\n### {title}\n\n{_COLUMNS}\n" + "\n".join(rows) + "\n")
+            parts.append(f"\n### {title}\n\n{table(_COLUMNS, rows)}\n")
     return "".join(parts)
 
 
-def _row(option: Option, live: bool) -> str:
+def _row(option: Option, live: bool) -> tuple[str, ...]:
     value = "" if option.choices or option.kind == "switch" else f" {option.metavar}"
     flags = ", ".join(f"`{flag}{value}`" for flag in option.flags)
     meaning = option.help
     if option.choices:
         meaning += " One of " + ", ".join(f"`{choice}`" for choice in option.choices) + "."
     default = f"`{option.default}`" if option.default else ""
-    cells = (flags + " ↻" * live, f"`{option.env}`", default, meaning)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return (flags + " ↻" * live, f"`{option.env}`", default, meaning)

@@ -1,8 +1,7 @@
 """Writes docs/metrics.md from the metrics that the router, a store node and a simulator register.
 
-`python -m kvrouter.tools.docs.metrics > docs/metrics.md`. The router is one that runs with every
-option
-by which it has more metrics.
+`python -m kvrouter.tools.docs.metrics > docs/metrics.md`. The router runs with every option that
+adds metrics.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvrouter.app.app import App
 from kvrouter.app.settings import RouterSettings
+from kvrouter.tools.docs.markdown import table
 from kvrouter.tools.sim.metrics import SimMetrics
 from kvrouter_store.node.metrics import FAMILIES, SHARING_REFUSED, TENANT_FAMILIES
 
@@ -26,11 +26,10 @@ HEAD: Final = """\
 
 <!-- Written by `python -m kvrouter.tools.docs.metrics`; do not edit. -->
 
-Every metric of the router, of a store node and of a simulated engine, as Prometheus scrapes them at
-`/metrics`. A histogram has `_bucket`, `_sum` and `_count`. Where vLLM has a metric of the same
-meaning, the name behind the colon and the buckets are vLLM's, so that panels made for it fit.
-Series of an engine go with the engine. What to look at first: [what is to be
-seen](observability.md).
+All metrics of the router, of a store node and of a simulated engine, as Prometheus scrapes them at
+`/metrics`. A histogram has `_bucket`, `_sum` and `_count`. If vLLM has a metric of the same
+meaning, the name after the colon and the buckets are those of vLLM, so that its dashboards fit. The
+series of an engine end when the engine leaves. Start with [observability](observability.md).
 """
 EVERYTHING: Final[dict[str, Any]] = {
     "decode": ["127.0.0.1:1"],
@@ -42,21 +41,21 @@ EVERYTHING: Final[dict[str, Any]] = {
     "canary_sample_rate": 1,
     "port": 0,
 }
-"""Settings of a router that has every metric; nobody answers it."""
+"""Settings of a router that has every metric. Its peers do not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One metric: its name as it is scraped, type, labels and help."""
+    """One metric: its name in a scrape, type, labels and help."""
 
     name: str
     kind: str
     labels: tuple[str, ...]
-    tells: str
+    help: str
 
 
 async def router_rows() -> list[Row]:
-    """The metrics of a router with every option; it runs for a moment, before nobody."""
+    """The metrics of a router with every option, which runs for a moment."""
     app = App(RouterSettings(**EVERYTHING))
     try:
         await app.start()
@@ -83,7 +82,7 @@ def rows_of(families: Iterable[Metric]) -> list[Row]:
     rows = []
     for family in families:
         labels = getattr(family, "_labelnames", None)
-        if labels is None:  # of prometheus_client's own counters: those of a series
+        if labels is None:  # counters of prometheus_client itself
             labels = family.samples[0].labels if family.samples else ()
         suffix = "_total" if family.type == "counter" else ""
         shown = tuple(label for label in labels if label != "le")
@@ -99,12 +98,12 @@ def metrics_page(router: Iterable[Row]) -> str:
         ("A store node", store_rows()),
         ("A simulated engine", simulator_rows()),
     ):
-        lines = [f"\n## {title}\n", "| Metric | Type | Labels | Tells |", "|---|---|---|---|"]
-        for row in rows:
-            labels = ", ".join(f"`{label}`" for label in row.labels)
-            tells = row.tells.replace("|", "\\|")
-            lines.append(f"| `{row.name}` | {row.kind} | {labels} | {tells} |")
-        sections.append("\n".join(lines) + "\n")
+        cells = [
+            (f"`{row.name}`", row.kind, ", ".join(f"`{label}`" for label in row.labels), row.help)
+            for row in rows
+        ]
+        body = table(("Metric", "Type", "Labels", "Meaning"), cells)
+        sections.append(f"\n## {title}\n\n{body}\n")
     return "".join(sections)
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/parameters.md from the tables of all families, so that it cannot go stale.
+"""Writes docs/parameters.md from the tables of all families.
 
 `python -m kvrouter.tools.docs.parameters > docs/parameters.md`.
 """
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final
 from kvrouter.engines.families import FAMILIES
 from kvrouter.engines.families.base import LegOrder
 from kvrouter.engines.families.table import BOTH, WHERE_SET, Served, Treatment
+from kvrouter.tools.docs.markdown import table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from kvrouter.engines.families.base import Family
     from kvrouter.engines.families.table import Parameter
@@ -22,17 +23,17 @@ HEAD: Final = """\
 
 <!-- Written by `python -m kvrouter.tools.docs.parameters`; do not edit. -->
 
-What becomes of each member of a completion or chat on each leg, for each family of engines. A
-member that is not named is kept on both legs: engines judge it. Where a cell says 400, the error
-names the parameter. `/tokenize`: what is *sent* changes the prompt's tokens, and an engine's
-`/tokenize` is told of it where the router asks that; with *not asked* given the router does not
-ask, and learns the tokens from the prefill leg.
+What the router does with each member of a completion or chat on each leg, for each family of
+engines. It keeps members that are not listed on both legs, and the engine checks them. A 400 names
+the parameter. `/tokenize`: a *sent* member changes the prompt's tokens, so the router sends it when
+it asks an engine to tokenize; with *not asked*, the router does not ask, and reads the tokens from
+the answer of the prefill leg.
 """
 _COLUMNS: Final = ("Parameter", "Served by", "Prefill leg", "Decode leg", "/tokenize", "Why")
 
 
 def parameters_page(families: Mapping[str, type[Family]]) -> str:
-    """The whole page, in Markdown: the first family in full, of others what differs."""
+    """The whole page, in Markdown: the first family in full, then differences of the others."""
     sections, first = [HEAD], None
     for name, family in families.items():
         rows = family.parameters.rows
@@ -42,23 +43,17 @@ def parameters_page(families: Mapping[str, type[Family]]) -> str:
             base_name, base = first
             shown = [row for row in shown if base.get(row.name) != row]
             gone = ", ".join(f"`{key}`" for key in base if key not in rows)
-            told = f" Unknown here: {gone}." if gone else ""
-            title += f"\nAs {base_name}, but for these.{told}\n" if shown else ""
-            title += "" if shown else f"\nAs {base_name}.{told}\n"
+            unknown = f" Unknown here: {gone}." if gone else ""
+            title += f"\nAs {base_name}, except for these.{unknown}\n" if shown else ""
+            title += "" if shown else f"\nAs {base_name}.{unknown}\n"
             if family.order is LegOrder.SINGLE:
-                title += "There is no prefill leg: all is decoded alone.\n"
+                title += "There is no prefill leg.\n"
         else:
             first = (name, rows)
         sections.append(title)
         if shown:
-            sections.append(f"\n{_table(shown)}\n")
+            sections.append(f"\n{table(_COLUMNS, map(_cells, shown))}\n")
     return "".join(sections)
-
-
-def _table(rows: Iterable[Parameter]) -> str:
-    lines = [_line(_COLUMNS), _line("---" for _ in _COLUMNS)]
-    lines += [_line(_cells(row)) for row in rows]
-    return "\n".join(lines)
 
 
 def _cells(row: Parameter) -> tuple[str, ...]:
@@ -74,10 +69,6 @@ def _cells(row: Parameter) -> tuple[str, ...]:
     else:
         prefill, decode = row.prefill.value, row.decode.value
     return (name, served, prefill, decode, row.tokenize.value, row.why)
-
-
-def _line(texts: Iterable[str]) -> str:
-    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
 
 
 if __name__ == "__main__":

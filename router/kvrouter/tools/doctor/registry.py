@@ -5,6 +5,7 @@ from __future__ import annotations
 from inspect import getdoc
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.tools.docs.markdown import table
 from kvrouter.tools.doctor import (
     discovery,
     end_to_end,
@@ -91,18 +92,16 @@ HEAD: Final = """\
 
 What [`kvrouter doctor`](doctor.md) checks:
 
-| Check | What it ensures |
-|---|---|"""
+"""
 
 
 def checks_page() -> str:
     """The whole of docs/doctor-checks.md, in Markdown."""
-    rows = [HEAD]
+    rows = []
     for topic, checks in _CHECKS.items():
-        rows.append(f"| **{topic}** | |")
-        for check in checks:
-            rows.append(f"| `{check.name}` | {check.ensures.replace('|', chr(92) + '|')} |")
-    return "\n".join(rows) + "\n"
+        rows.append((f"**{topic}**", ""))
+        rows += [(f"`{check.name}`", check.ensures) for check in checks]
+    return f"{HEAD}{table(('Check', 'What it ensures'), rows)}\n"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Which blocks an engine holds, and in which slots. Pure: it moves no bytes and knows no clock.
+"""Which blocks an engine holds, and in which slots. Pure: it moves no bytes and has no clock.
 
-As in vLLM: a request gets all its slots when it is admitted, those of its cached prefix shared with
-others; a slot gets a name when its block is full and computed; a named slot that no request uses
-stays until its place is needed, the least recently used first and a block before its parent.
+As in vLLM: a request gets all its slots when it is admitted, and shares those of its cached prefix.
+A slot gets a name when its block is full and computed. A named slot that no request uses stays
+until it is needed: the least recently used goes first, and a block before its parent.
 """
 
 from collections import OrderedDict
@@ -14,7 +14,7 @@ __all__ = ["Allocation", "BlockCache", "Cleared", "Event", "Removed", "Stored"]
 
 @dataclass(frozen=True)
 class Stored:
-    """Blocks became available, one the child of the other."""
+    """Blocks became available, each the child of the one before."""
 
     parent: bytes | None
     hashes: tuple[bytes, ...]
@@ -25,7 +25,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Removed:
-    """Blocks are gone."""
+    """Blocks were evicted."""
 
     hashes: tuple[bytes, ...]
 
@@ -65,7 +65,7 @@ class BlockCache:
         return len(self._users)
 
     def matched(self, hashes: Sequence[bytes]) -> int:
-        """How many leading blocks are here."""
+        """How many leading blocks are cached."""
         for index, block_hash in enumerate(hashes):
             if block_hash not in self._slot_of:
                 return index
@@ -74,7 +74,7 @@ class BlockCache:
     def allocate(self, hashes: Sequence[bytes], blocks: int) -> Allocation | None:
         """Slots for a request of `blocks` blocks, of which the leading `hashes` may be cached.
 
-        None where there is no room now; then nothing has changed.
+        None if there is no room now; nothing has changed then.
         """
         cached = self.matched(hashes[:blocks])
         slots = [self._slot_of[block_hash] for block_hash in hashes[:cached]]
@@ -90,9 +90,9 @@ class BlockCache:
         return Allocation(slots, cached)
 
     def name(self, allocation: Allocation, index: int, block_hash: bytes) -> bool:
-        """Block `index` of a request is full: others may use it. False where one is here already.
+        """Let others use block `index` of a request, which is full.
 
-        The request keeps its own copy either way.
+        False if there is one already. The request keeps its own copy in any case.
         """
         slot = allocation.slots[index]
         if block_hash in self._slot_of:
@@ -102,7 +102,7 @@ class BlockCache:
         return True
 
     def release(self, allocation: Allocation) -> None:
-        """A request is over. Its named blocks stay cached, the last one the first to go."""
+        """End a request. Its named blocks stay cached; the last one is evicted first."""
         if allocation.released:
             raise ValueError("an allocation is released once")
         allocation.released = True
@@ -117,14 +117,14 @@ class BlockCache:
                 self._free.append(slot)
 
     def clear(self) -> int:
-        """Forget every block that no request holds; says how many."""
+        """Forget every block that no request holds; how many."""
         gone = len(self._idle)
         while self._idle:
             self._free.append(self._evict())
         return gone
 
     def take_removed(self) -> tuple[bytes, ...]:
-        """The blocks that were evicted since the last call."""
+        """The blocks evicted since the last call."""
         removed = tuple(self._removed)
         self._removed.clear()
         return removed

@@ -1,13 +1,12 @@
 """One simulated engine: its cache, its memory, its queue. Serves no HTTP.
 
-A request is admitted here (own cache looked up, slots reserved) and lives on as a `Generation`.
+`admit` looks up the cache, reserves slots, and returns a `Generation`.
 """
 
 import time
 from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from hashlib import sha256
 from random import Random
 
@@ -33,27 +32,20 @@ Publish = Callable[[list[Event]], None]
 _COPY_THREADS = 4
 
 
-@dataclass(frozen=True)
-class Roles:
-    """What an engine of a role does with the store besides loading from it."""
-
-    saves_prompts: bool
-    saves_answers: bool
-
-    @classmethod
-    def of(cls, role: str) -> "Roles":
-        """As vLLM's kv_producer, kv_consumer and kv_both."""
-        return cls(saves_prompts=role != "decode", saves_answers=role == "both")
-
-
 class SimEngine:
-    """Owns the slots and whoever moves bytes in them. `close` after the last request."""
+    """Owns the slots and the threads that copy to and from them. `close` after the last request.
+
+    Attributes:
+        saves_prompts, saves_answers: which KV it saves in the store: both as vLLM's kv_both, only
+            prompts as kv_producer, none as kv_consumer.
+    """
 
     def __init__(
         self, settings: SimSettings, *, name: str = "", publish: Publish = lambda events: None
     ) -> None:
         self.settings = settings
-        self.roles = Roles.of(settings.role)
+        self.saves_prompts = settings.role != "decode"
+        self.saves_answers = settings.role == "both"
         self.root = root_hash(settings.hash_seed)
         self.manifest = sim_manifest(
             settings.model,
@@ -83,18 +75,18 @@ class SimEngine:
 
     @property
     def running(self) -> int:
-        """Requests that run."""
+        """How many requests run."""
         return self._admission.running
 
     async def start(self) -> None:
-        """Tell the store about this engine, so that routers find it there."""
+        """Register this engine with the store."""
         if self.link is not None:
             await self.link.register()
 
     async def admit(self, request: GenerateRequest) -> Generation:
-        """Wait for room, then hand one choice its slots. The caller closes the generation.
+        """Wait for room, then give one choice its slots. The caller closes the generation.
 
-        Raises QueueFull where too many wait already.
+        Raises QueueFull if too many requests wait.
         """
         arrived_s = time.monotonic()
         block_tokens = self.settings.block_size
@@ -123,11 +115,11 @@ class SimEngine:
         )
 
     def leave(self, generation: Generation) -> None:
-        """A generation is over: for the generation to call."""
+        """End a generation; only the generation calls this."""
         self._admission.leave(generation.allocation)
 
     def publish(self, events: list[Event]) -> None:
-        """Tell the router what the cache gained, and what was evicted for it."""
+        """Publish what the cache gained, and what it evicted for that."""
         removed = self.cache.take_removed()
         if removed:
             events = [Removed(removed), *events]
@@ -145,7 +137,7 @@ class SimEngine:
         return gone
 
     async def close(self) -> None:
-        """Give the store's connection and the threads back."""
+        """Close the connection to the store and the threads."""
         if self.link is not None:
             await self.link.close()
         self.executor.shutdown()
@@ -175,7 +167,7 @@ class SimEngine:
         )
 
     def _answer_tokens(self, request: GenerateRequest) -> int:
-        """Exactly what was asked for; else what a model that stops by itself might say."""
+        """The number asked for; else one that a model which stops by itself might have."""
         room = self.settings.context_tokens - len(request.prompt)
         if request.max_tokens is not None:
             return min(request.max_tokens, room)

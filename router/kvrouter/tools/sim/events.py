@@ -1,7 +1,7 @@
-"""KV events as vLLM 0.32 publishes them: three ZMQ frames, the last msgpack. Never blocks.
+"""KV events as vLLM 0.32 publishes them: three ZMQ frames, the last one msgpack. Never blocks.
 
-Shapes: vllm/distributed/kv_events.py. A block's id is the low 64 bits of its hash. As in vLLM, a
-concrete address is connected to; only `*`, `::`, ipc and inproc addresses are bound.
+Shapes: vllm/distributed/kv_events.py. A block's id is the low 64 bits of its hash. As in vLLM, the
+publisher binds only `*`, `::`, ipc and inproc addresses, and connects to others.
 """
 
 import time
@@ -27,7 +27,7 @@ def _low64(block_hash: bytes) -> int:
 
 
 class EventEncoder:
-    """Events to payloads, and a sequence number to each, from 0. Knows no socket."""
+    """Encodes events, with sequence numbers from 0. Has no socket."""
 
     def __init__(self, block_tokens: int, clock: Callable[[], float] = time.time) -> None:
         self._block_tokens = block_tokens
@@ -74,14 +74,14 @@ class EventEncoder:
 
 @dataclass(frozen=True)
 class Faults:
-    """What happens to messages on their way, in percent of them; replays are not touched."""
+    """What happens to messages on their way, in percent of them; not to replays."""
 
     lost: int = 0
     repeated: int = 0
     late: int = 0  # overtaken by the next one
 
     def wire(self, messages: list[list[bytes]], random: Random) -> list[list[bytes]]:
-        """What arrives of `messages`."""
+        """The messages that arrive."""
         arrives: list[list[bytes]] = []
         for message in messages:
             if random.randrange(100) >= self.lost:
@@ -94,17 +94,15 @@ class Faults:
 
 
 class EventPublisher:
-    """A PUB socket and its encoder. Events that nobody takes are dropped, as ZMQ does.
+    """A PUB socket and its encoder. ZMQ drops events without a subscriber.
 
     Args:
         endpoint: where messages go.
         topic: of each message.
-        block_tokens: tokens per block.
-        replay_endpoint: where the last `buffer_steps` messages are repeated on request, as vLLM
-            does it; needs a running loop. None: nowhere.
-        buffer_steps: messages kept for that.
-        faults: what happens to messages on their way.
-        seed: of these.
+        block_tokens: tokens of a block.
+        replay_endpoint: repeats the last `buffer_steps` messages on request, as in vLLM; needs a
+            running loop. None for no replays.
+        faults: what happens to messages on their way, drawn with `seed`.
     """
 
     def __init__(
@@ -140,12 +138,12 @@ class EventPublisher:
 
     @property
     def ports(self) -> tuple[int, int | None]:
-        """Of the messages and of the replays, where those are bound."""
+        """The port of the messages, and that of the replays, if bound."""
         replays = None if self._replays is None else _port(self._replays.socket)
         return _port(self._socket), replays
 
     def publish(self, events: list[Event]) -> None:
-        """Send a batch; nothing happens for an empty one."""
+        """Send a batch, unless it is empty."""
         if not events:
             return
         message = self._encoder.frames(self._topic, events)
@@ -160,14 +158,14 @@ class EventPublisher:
                 self._socket.send_multipart(each, zmq.NOBLOCK)
 
     def close(self) -> None:
-        """Give the sockets and their thread back. Unsent events are dropped."""
+        """Close the sockets and their thread. Unsent events are dropped."""
         if self._replays is not None:
             self._replays.close()
         self._socket.close(linger=0)
         self._context.term()
 
     def _replay(self, frames: Sequence[bytes]) -> None:
-        """Answer as `ZmqEventPublisher._service_replay` does."""
+        """Answer like vLLM's `ZmqEventPublisher._service_replay`."""
         if self._replays is None or len(frames) != 3:
             return
         client, _, start = frames

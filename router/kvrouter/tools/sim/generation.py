@@ -1,7 +1,7 @@
 """One request of a simulated engine, from its slots to its last token. Knows no HTTP.
 
-The order is vLLM's with a KV connector: what the engine holds, what the store holds, then computing
-in steps whose blocks are saved as they are ready, then one token after the other.
+The order is that of vLLM with a KV connector: use the engine's own blocks, load blocks of the
+store, compute the rest in steps and save their blocks, then generate one token after the other.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ __all__ = ["Generation", "Prompt"]
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt and its names. `usable` blocks may come from a cache: a token is always computed.
+    """A prompt and its names. `usable` blocks can come from a cache: one token is always computed.
 
-    `contents` are the names without the salt: what KV is does not depend on who may share it.
+    `contents` are the names without the salt, on which the KV does not depend.
     """
 
     tokens: list[int]
@@ -38,11 +38,11 @@ class Prompt:
 
 
 class Generation:
-    """`prefill` once, `next_token` until `done`, `close` in any case; a cancelled one only `close`.
+    """Call `prefill` once, `next_token` until `done`, and `close` in any case.
 
     Attributes:
         answer: grows with each token.
-        allocation: the slots; the engine gets them back with `close`.
+        allocation: the slots, until `close`.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Generation:
         self._arrived_s = arrived_s
         self._admitted_s = time.monotonic()
         self._first_token_s = 0.0
-        self._spoken_s = 0.0
+        self._last_token_s = 0.0
         self._due_s = 0.0
         self._context = KVContext(engine.spec_digest)
         self._block_tokens = engine.settings.block_size
@@ -77,11 +77,11 @@ class Generation:
 
     @property
     def done(self) -> bool:
-        """Whether the last token was given."""
+        """Whether the last token was generated."""
         return self._left == 0
 
     async def prefill(self) -> None:
-        """Bring or compute the KV of the prompt, and save what was computed."""
+        """Load or compute the KV of the prompt, and save what was computed."""
         engine = self._engine
         local = self.allocation.cached_blocks
         loaded = await self._load(local)
@@ -112,14 +112,14 @@ class Generation:
                 due_s = engine.steps.token_at(due_s)
                 await _until(due_s)
             now_s = time.monotonic()
-            engine.metrics.between_tokens.observe(now_s - self._spoken_s)
+            engine.metrics.between_tokens.observe(now_s - self._last_token_s)
             self._due_s = max(due_s, now_s - pause_s)
         else:
             self._first_token_s = self._due_s = now_s = time.monotonic()
             engine.metrics.first_token.observe(now_s - self._arrived_s)
-        self._spoken_s = now_s
+        self._last_token_s = now_s
         number = self._context.next_number(self._tail, self.answer.request.seed)
-        token = engine.tokenizer.spoken(number)
+        token = engine.tokenizer.syllable(number)
         text = engine.tokenizer.decode((token,))
         self.answer.tokens.append(token)
         self.answer.text += text
@@ -132,15 +132,15 @@ class Generation:
         return token, text
 
     def close(self) -> None:
-        """Give the slots back; counts as aborted where tokens are left."""
+        """Free the slots; counts as aborted if tokens are left."""
         if not self._finished:
             self._finish("abort")
         self._engine.leave(self)
 
     async def _load(self, local: int) -> int:
-        """How many blocks after the `local` ones came from the store."""
+        """Load blocks after the `local` ones from the store; how many."""
         engine, usable = self._engine, self._prompt.usable
-        if engine.link is None or not (usable > local or engine.roles.saves_prompts):
+        if engine.link is None or not (usable > local or engine.saves_prompts):
             return 0
         engine.metrics.external_queries.inc((usable - local) * self._block_tokens)
         hashes = self._prompt.hashes[:usable]
@@ -159,14 +159,14 @@ class Generation:
     async def _compute(self, held: int, loaded: int) -> None:
         """Compute the prompt from block `held` on, step by step, and save each step's blocks.
 
-        What the engine held and the store did not (it may have evicted it) is saved as well.
+        Also saves blocks that the engine held and the store did not.
         """
         engine, size = self._engine, self._block_tokens
         first, end = held * size, len(self._prompt.tokens)
         seconds = engine.latency.prefill(end - first, loaded * size, engine.running)
         began_s = time.monotonic()
         step = max(engine.settings.max_num_batched_tokens, size)
-        done, saving = held, engine.roles.saves_prompts
+        done, saving = held, engine.saves_prompts
         for begin in range(first, end, step):
             stop = min(begin + step, end)
             ready = stop // size
@@ -189,9 +189,9 @@ class Generation:
         self._name(first, end)
 
     async def _save(self, end: int) -> bool:
-        """Put what the store lacks of the first `end` blocks; False where it would not take them.
+        """Put what the store lacks of the first `end` blocks; False if it did not take all.
 
-        A gap would make whatever comes after it useless.
+        Blocks after a gap would be useless.
         """
         link, first = self._engine.link, self._stored_blocks
         if link is None:
@@ -201,7 +201,7 @@ class Generation:
         return self._stored_blocks == end
 
     def _name(self, first: int, end: int) -> None:
-        """Blocks first..end are in place: later requests may use them, and the router hears it."""
+        """Let later requests use blocks first..end, and publish them."""
         prompt, size = self._prompt, self._block_tokens
         names = list(prompt.hashes[first:end])
         new = [
@@ -223,12 +223,12 @@ class Generation:
         )
 
     def _attend(self) -> None:
-        """Read the KV of every full block of the prompt as it is held."""
+        """Read the KV of every full block of the prompt as the engine holds it."""
         for slot in self.allocation.slots[: len(self._prompt.hashes)]:
             self._context.add_block(self._engine.memory.slot(slot))
 
     async def _extend(self, token: int) -> None:
-        """The answer's own KV: a block of it is computed when it is full."""
+        """Add a token of the answer; computes the KV of a block when that is full."""
         self._tail.append(token)
         if len(self._tail) < self._block_tokens:
             return
@@ -259,7 +259,7 @@ class Generation:
         self._chain = BlockHashes(self._chain.data + name.data)
         self._parent, self._content = name[0], content[0]
         self._tail = []
-        if engine.link is not None and engine.roles.saves_answers:
+        if engine.link is not None and engine.saves_answers:
             await engine.link.save(self._chain, index, [slot])
 
     def _count_prompt(self, local: int, loaded: int) -> None:
@@ -284,5 +284,5 @@ class Generation:
 
 
 async def _until(due_s: float) -> None:
-    """Wait until `due_s` of the monotonic clock; let others run in any case."""
+    """Wait until `due_s` of the monotonic clock; other tasks run in any case."""
     await asyncio.sleep(max(due_s - time.monotonic(), 0.0))

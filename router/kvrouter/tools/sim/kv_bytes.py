@@ -1,8 +1,8 @@
-"""What stands in for attention: KV bytes from a block's name, and text from KV bytes. Does no I/O.
+"""A substitute for attention: KV bytes from a block's name, and tokens from KV bytes. Does no I/O.
 
-The KV of a block is a function of its cache spec and its hash, so an engine can tell every wrong
-byte. The next token is a function of the bytes that the engine holds for the full blocks before it
-and of the tokens after them, so wrong KV makes wrong text, and right KV the same text anywhere.
+The KV of a block is a function of its cache spec and its hash, so an engine detects every wrong
+byte. The next token is a function of the bytes that the engine holds for the full blocks and of the
+tokens after them: wrong KV gives a wrong text, right KV gives the same text on every engine.
 """
 
 from array import array
@@ -24,8 +24,8 @@ _STRIDE = 61
 def kv_of_block(spec_digest: bytes, block_hash: bytes, block_bytes: int) -> bytes:
     """The KV of a block, `block_bytes` long.
 
-    A page is drawn from SHAKE-128 and laid down again and again, each time turned by a little, so
-    that it is cheap (about 20 us for 64 KiB) and still no two places look alike.
+    A page of SHAKE-128 is repeated, each time rotated: that is fast (about 20 us for 64 KiB), and
+    no two places have the same bytes.
     """
     page_bytes = min(_PAGE_BYTES, block_bytes)
     page = shake_128(spec_digest + block_hash).digest(page_bytes)
@@ -37,7 +37,7 @@ def kv_of_block(spec_digest: bytes, block_hash: bytes, block_bytes: int) -> byte
 
 
 class KVContext:
-    """What an engine has in front of it: blocks of KV, then tokens that fill no block yet."""
+    """The state of a request: blocks of KV; tokens that fill no block yet come on top."""
 
     __slots__ = ("_state", "blocks")
 
@@ -46,15 +46,15 @@ class KVContext:
         self.blocks = 0
 
     def add_block(self, kv: "Buffer") -> None:
-        """Take in the next block's bytes as they are held, right or wrong."""
+        """Add the next block's bytes as the engine holds them, right or wrong."""
         digest = _core.crc32c(kv)
         self._state = sha256(self._state + digest.to_bytes(4, "little")).digest()
         self.blocks += 1
 
     def next_number(self, tail: Sequence[int], seed: int | None = None) -> int:
-        """A number that stands for the next token after the blocks and the `tail` of tokens.
+        """A number for the next token after the blocks and the `tail` of tokens.
 
-        With a seed it stands for a token drawn at random.
+        With a seed it is a token drawn at random.
         """
         drawn = b"" if seed is None else b"%d" % seed
         seen = sha256(self._state + array("I", tail).tobytes() + drawn).digest()

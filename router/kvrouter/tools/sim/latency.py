@@ -1,8 +1,8 @@
-"""How long a simulated engine takes. Pure: it returns seconds, the engine waits.
+"""How long a simulated engine takes. Pure: it returns seconds, and the engine waits.
 
-The model is llm-d-inference-sim's (docs/latency-simulation.md): a constant per prefill or a sum
-over its tokens, a separate time for KV that is brought from elsewhere, a normal spread that never
-leaves 70 % of the mean, and a factor that grows with the number of running requests.
+The model is that of llm-d-inference-sim (docs/latency-simulation.md): a constant for a prefill or a
+sum over its tokens, a separate time for loaded KV, a normal distribution within 70 % of the mean,
+and a factor that grows with the number of running requests.
 """
 
 import time
@@ -16,45 +16,45 @@ _WIDEST = 0.7
 
 
 class LatencyModel:
-    """Times in seconds, as the flags describe them. What is drawn at random is the only state."""
+    """Times in seconds, from the flags. The random generator is the only state."""
 
     def __init__(self, settings: SimSettings) -> None:
-        self._told = settings
+        self._settings = settings
         self._random = Random(time.time_ns() if settings.seed is None else settings.seed)
 
     def transfer(self, loaded_tokens: int, running: int) -> float:
-        """Seconds that bringing `loaded_tokens` from the store takes."""
+        """Seconds that a load of `loaded_tokens` from the store takes."""
         if loaded_tokens == 0:
             return 0.0
-        told = self._told
-        constant_s = told.kv_cache_transfer_latency
+        settings = self._settings
+        constant_s = settings.kv_cache_transfer_latency
         if constant_s > 0:
-            return self._drawn(constant_s, told.kv_cache_transfer_latency_std_dev, running)
-        mean_s = told.kv_cache_transfer_time_per_token * loaded_tokens
-        return self._drawn(mean_s, told.kv_cache_transfer_time_std_dev, running)
+            return self._drawn(constant_s, settings.kv_cache_transfer_latency_std_dev, running)
+        mean_s = settings.kv_cache_transfer_time_per_token * loaded_tokens
+        return self._drawn(mean_s, settings.kv_cache_transfer_time_std_dev, running)
 
     def prefill(self, computed_tokens: int, loaded_tokens: int, running: int) -> float:
         """Seconds that computing `computed_tokens` takes.
 
-        A constant --time-to-first-token is replaced by the transfer's time where KV was loaded; a
-        time per token counts what is computed after all.
+        If KV was loaded, the time of the load replaces a constant --time-to-first-token. A time per
+        token counts what is computed nevertheless.
         """
-        told = self._told
-        constant_s = told.time_to_first_token
+        settings = self._settings
+        constant_s = settings.time_to_first_token
         if constant_s > 0:
-            spread_s = told.time_to_first_token_std_dev
+            spread_s = settings.time_to_first_token_std_dev
             return 0.0 if loaded_tokens else self._drawn(constant_s, spread_s, running)
-        mean_s = told.prefill_overhead + told.prefill_time_per_token * computed_tokens
-        return self._drawn(mean_s, told.prefill_time_std_dev, running)
+        mean_s = settings.prefill_overhead + settings.prefill_time_per_token * computed_tokens
+        return self._drawn(mean_s, settings.prefill_time_std_dev, running)
 
     def next_token(self, running: int) -> float:
         """Seconds until the next token of an answer."""
-        told = self._told
-        return self._drawn(told.inter_token_latency, told.inter_token_latency_std_dev, running)
+        mean_s = self._settings.inter_token_latency
+        return self._drawn(mean_s, self._settings.inter_token_latency_std_dev, running)
 
     def load_factor(self, running: int) -> float:
-        """1 with a single request, --time-factor-under-load with as many as may run."""
-        most, factor = self._told.max_num_seqs, self._told.time_factor_under_load
+        """1 with a single request, --time-factor-under-load with --max-num-seqs requests."""
+        most, factor = self._settings.max_num_seqs, self._settings.time_factor_under_load
         if factor == 1.0 or most < 2:
             return 1.0
         share = (min(running, most) - 1) / (most - 1)

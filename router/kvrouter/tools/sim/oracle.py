@@ -1,7 +1,7 @@
-"""What any simulated engine must say to a prompt, worked out without one. Pure.
+"""The right answer of every simulated engine to a prompt, computed without an engine. Pure.
 
-Shares only the functions from names to bytes and from bytes to tokens with the engines: no cache,
-no store and no router stand between a prompt and this answer.
+It shares only the functions from names to bytes and from bytes to tokens with the engines: no
+cache, store or router can change this answer.
 """
 
 from array import array
@@ -30,7 +30,7 @@ class Oracle:
         for _ in range(answer_tokens):
             self._attend(context, tokens)
             tail = tokens[context.blocks * self._spec.block_tokens :]
-            tokens.append(self.tokenizer.spoken(context.next_number(tail)))
+            tokens.append(self.tokenizer.syllable(context.next_number(tail)))
         return self.tokenizer.decode(tokens[len(prompt) :])
 
     def _attend(self, context: KVContext, tokens: list[int]) -> None:

@@ -74,24 +74,15 @@ class GenerateRequest:
         ]
 
 
-@dataclass(frozen=True)
-class SimLimits:
-    """The names of an engine's model, and its longest context."""
-
-    names: tuple[str, ...]
-    max_model_len: int
-
-
 def parse_request(
     body: bytes, kind: Kind, tokenizer: SimTokenizer, names: tuple[str, ...], max_model_len: int
 ) -> GenerateRequest:
     """Read, check and tokenize a request. Raises ApiError with vLLM's status and wording."""
     data = _object(body)
-    limits = SimLimits(names, max_model_len)
     _check_stream_options(data)
     _check_unsupported(data)
-    model = _model(data, limits)
-    max_tokens = _max_tokens(data, kind, limits)
+    model = _model(data, names)
+    max_tokens = _max_tokens(data, kind, max_model_len)
     _check_sampling(data, max_tokens)
     n, seed = _samples(data)
     salt = _cache_salt(data)
@@ -102,7 +93,7 @@ def parse_request(
         rendered, reused = _chat(data, tokenizer), _reused_ids(data)
         prompts = [reused or rendered]
     for prompt in prompts:
-        _check_room(len(prompt), limits, reused=reused is not None)
+        _check_room(len(prompt), max_model_len, reused=reused is not None)
     options = data.get("stream_options") or {}
     include_usage = _flag(options, "include_usage")
     return GenerateRequest(
@@ -125,7 +116,7 @@ def parse_request(
 def parse_tokenize(body: bytes, tokenizer: SimTokenizer, names: tuple[str, ...]) -> list[int]:
     """The token ids that /tokenize answers for a prompt or a conversation."""
     data = _object(body)
-    _model(data, SimLimits(names, 0))
+    _model(data, names)
     if "messages" in data:
         return _chat(data, tokenizer)
     prompt = data.get("prompt")
@@ -182,18 +173,18 @@ def _check_unsupported(data: Mapping[str, Any]) -> None:
             raise bad_request(f"The simulator has no {name}.", name)
 
 
-def _model(data: Mapping[str, Any], limits: SimLimits) -> str:
+def _model(data: Mapping[str, Any], names: tuple[str, ...]) -> str:
     model = data.get("model")
     if model is None or model == "":
-        return limits.names[0]
+        return names[0]
     if not isinstance(model, str):
         raise bad_request("model: Input should be a valid string", "model")
-    if model not in limits.names:
+    if model not in names:
         raise ApiError(404, f"The model `{model}` does not exist.", param="model")
     return model
 
 
-def _max_tokens(data: Mapping[str, Any], kind: Kind, limits: SimLimits) -> int | None:
+def _max_tokens(data: Mapping[str, Any], kind: Kind, max_model_len: int) -> int | None:
     name = "max_tokens"
     value = _value(data, "max_tokens", int)
     if kind == "completion":
@@ -205,9 +196,9 @@ def _max_tokens(data: Mapping[str, Any], kind: Kind, limits: SimLimits) -> int |
         return None
     if value < 1:
         raise bad_request(f"max_tokens must be at least 1, got {value}.", "max_tokens")
-    if value > limits.max_model_len:
+    if value > max_model_len:
         raise bad_request(
-            f"{name}={value} cannot be greater than max_model_len={limits.max_model_len}. "
+            f"{name}={value} cannot be greater than max_model_len={max_model_len}. "
             "Please request fewer output tokens.",
             name,
         )
@@ -335,13 +326,12 @@ def _is_text(content: object) -> bool:
     return all(isinstance(part, str) or part.get("type") == "text" for part in content)
 
 
-def _check_room(prompt_tokens: int, limits: SimLimits, *, reused: bool) -> None:
+def _check_room(prompt_tokens: int, most: int, *, reused: bool) -> None:
     """A prompt needs room for one token; as in vLLM an answer is cut at the context's end.
 
     vllm/renderers/params.py tokenizes a rendered prompt up to one token beyond the context;
     vllm/entrypoints/serve/utils/api_utils.py counts ids that are reused.
     """
-    most = limits.max_model_len
     if reused and prompt_tokens > most:
         raise bad_request(
             f"Input length ({prompt_tokens}) exceeds model's maximum context length ({most})."

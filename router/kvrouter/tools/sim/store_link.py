@@ -1,7 +1,7 @@
-"""The KV store as a simulated engine uses it: in threads, and never in a request's way.
+"""A simulated engine's connection to the KV store. It works in threads.
 
-Whatever the store fails is a miss: the engine computes. Only wrong bytes are worse than that, and
-they are counted, deleted and computed again.
+If an operation of the store fails, the engine computes. Wrong bytes are counted, deleted from the
+store, and computed again.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _KEPT = (BlockStatus.STORED, BlockStatus.EXISTS, BlockStatus.BUSY)
 def sim_manifest(
     model: str, weights_revision: str, block_tokens: int, block_bytes: int, root: bytes
 ) -> Manifest:
-    """The manifest of a simulated engine: one opaque part per block."""
+    """The manifest of a simulated engine: one opaque part for each block."""
     spec = CacheSpec(
         model=model,
         weights_revision=weights_revision,
@@ -41,10 +41,10 @@ def sim_manifest(
 
 
 async def in_thread(executor: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
-    """Run `work` off the event loop; returns only when it is over, even when cancelled.
+    """Run `work` in a thread; returns only when it has ended, also when cancelled.
 
-    The caller owns the memory that `work` copies from or to: it must not be given to another
-    request while a thread still moves bytes.
+    The caller owns the memory that `work` copies from or to. Another request must not get it while
+    a thread still copies.
     """
     future = asyncio.get_running_loop().run_in_executor(executor, work)
     try:
@@ -55,7 +55,7 @@ async def in_thread(executor: ThreadPoolExecutor, work: Callable[[], Result]) ->
                 await asyncio.wait([future])
             except asyncio.CancelledError:
                 continue
-        future.exception()  # looked at, or asyncio logs it as an error that nobody handled
+        future.exception()  # retrieved, or asyncio logs it as an unhandled error
         raise
 
 
@@ -85,31 +85,30 @@ class SimStoreLink:
         self._registered = False
 
     async def register(self) -> None:
-        """Tell the store who the engine is. A store that is away is told by the next operation."""
+        """Register the engine. If the store is away, the next operation does it."""
         await self._guarded(lambda: None, None)
 
     async def match(self, hashes: BlockHashes) -> int:
-        """How many leading blocks the store has; 0 where it is away."""
+        """How many leading blocks the store has; 0 if it is away."""
         return await self._guarded(lambda: self._client.match(self.manifest, hashes.data).blocks, 0)
 
     async def load(
         self, hashes: BlockHashes, first: int, slots: list[int], contents: BlockHashes
     ) -> int:
-        """Bring blocks first, first+1, ... into `slots`; how many leading ones are there and right.
+        """Load blocks first, first+1, ... into `slots`; how many leading ones are right.
 
-        `contents` name what their bytes must be. With verification off, whatever came is called
-        right.
+        `contents` names their right bytes. Without verification all bytes count as right.
         """
         span = range(first, first + len(slots))
         return await self._guarded(lambda: self._load(hashes, span, slots, contents), 0)
 
     async def save(self, hashes: BlockHashes, first: int, slots: list[int]) -> int:
-        """Put the blocks in `slots` into the store; how many leading ones it has or is getting."""
+        """Put the blocks in `slots` into the store; how many leading ones it has or receives."""
         span = range(first, first + len(slots))
         return await self._guarded(lambda: self._save(hashes, span, slots), 0)
 
     async def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         await in_thread(self._executor, self._client.close)
 
     def _load(
@@ -146,7 +145,7 @@ class SimStoreLink:
             (at for at, status in enumerate(statuses) if status not in _KEPT), len(statuses)
         )
 
-    async def _guarded(self, work: Callable[[], Result], otherwise: Result) -> Result:
+    async def _guarded(self, work: Callable[[], Result], default: Result) -> Result:
         def registered() -> Result:
             if not self._registered:
                 self._client.register(self.manifest, engine=self._engine)
@@ -157,6 +156,6 @@ class SimStoreLink:
             return await in_thread(self._executor, registered)
         except KVStoreError:
             self._metrics.store_errors.inc()
-            return otherwise
+            return default
         finally:
             self._metrics.use_transport(self._client.transport)

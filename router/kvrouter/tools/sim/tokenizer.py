@@ -1,7 +1,7 @@
-"""The simulator's tokenizer: reversible, without a vocabulary file. Never claims to be a model's.
+"""The simulator's tokenizer: reversible, without a vocabulary file. No model uses it.
 
-Token ids: three specials, the 256 bytes, then every pair of printable ASCII characters, taken from
-left to right: about half as many tokens as characters, and a prefix of a text has a prefix's ids.
+Token ids: three special ones, the 256 bytes, then every pair of printable ASCII characters. A text
+has about half as many tokens as characters, and a prefix of a text has a prefix of its ids.
 """
 
 import re
@@ -36,7 +36,7 @@ class SimTokenizer:
         pairs = [bytes([c, v]) for c in _CONSONANTS for v in _VOWELS]
         pairs += [bytes([v, c]) for c in _CONSONANTS for v in _VOWELS]
         pairs += [bytes([letter, 0x20]) for letter in _VOWELS + b"nrst"] * 5
-        self._spoken = tuple(_ID_OF[pair] for pair in pairs)
+        self._syllables = tuple(_ID_OF[pair] for pair in pairs)
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text (lone surrogates become question marks)."""
@@ -48,9 +48,9 @@ class SimTokenizer:
         pieces = (_BYTES_OF[token] if token < VOCABULARY else b"\xef\xbf\xbd" for token in tokens)
         return b"".join(pieces).decode(errors="replace")
 
-    def spoken(self, number: int) -> int:
-        """A token that reads like speech, picked by an arbitrary number."""
-        return self._spoken[number % len(self._spoken)]
+    def syllable(self, number: int) -> int:
+        """A token of a readable syllable, chosen by any number."""
+        return self._syllables[number % len(self._syllables)]
 
     def render_chat(
         self,
@@ -59,7 +59,7 @@ class SimTokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> list[int]:
-        """The prompt of a conversation in ChatML; what was said before keeps its token ids."""
+        """The prompt of a conversation in ChatML; earlier messages keep their token ids."""
         tokens: list[int] = []
         for index, message in enumerate(messages):
             head = f"{message.get('role', 'user')}\n"

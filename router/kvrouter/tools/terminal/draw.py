@@ -127,12 +127,12 @@ def _ttft_parts(series: dict[str, list[float | None]]) -> str:
     whole = sum(begun)
     if not whole:
         return "-"
-    said = []
+    parts = []
     for part in _PARTS:
         values = series[f"ttft_{part}_s"][-_BUCKETS:]
         mean_s = sum(n * (v or 0.0) for n, v in zip(begun, values, strict=True)) / whole
-        said.append(f"{part} {seconds(mean_s)}")
-    return ", ".join(said)
+        parts.append(f"{part} {seconds(mean_s)}")
+    return ", ".join(parts)
 
 
 def _engines(engines: Sequence[EngineCard]) -> Iterator[Line]:

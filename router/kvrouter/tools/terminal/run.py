@@ -34,7 +34,7 @@ _CONTROL_PORT: Final = "give the URL of the router's control port (kvrouter serv
 
 
 class Unreachable(Exception):
-    """The router's status cannot be had; the reason and the remedy, in a sentence."""
+    """The router does not give its status; the reason and the remedy, in a sentence."""
 
 
 def run(settings: StatusSettings) -> int:

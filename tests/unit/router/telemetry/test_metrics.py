@@ -118,4 +118,4 @@ async def test_a_name_stands_once_and_says_its_unit() -> None:
     assert len({row.name for row in rows}) == len(rows)
     times = [row.name for row in rows if row.kind == "histogram"]
     assert [name for name in times if not name.endswith(("_seconds", "_tokens"))] == []
-    assert [row.name for row in rows if not row.tells] == []
+    assert [row.name for row in rows if not row.help] == []
