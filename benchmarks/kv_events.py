@@ -236,7 +236,7 @@ def storm(blocks: int, random: Random) -> dict[str, Any]:
         router.receive(engine, message)
         router.tick()
     counts += router.tracker.counts
-    states = {str(router.tracker.standing(engine)) for engine in router.pool.all()}
+    states = {str(router.tracker.confidence(engine)) for engine in router.pool.all()}
     return {
         **happened,
         **{kind: counts[kind] for kind in ("gaps", "replayed", "duplicates")},
@@ -269,7 +269,7 @@ def pace(blocks: int, random: Random) -> dict[str, Any]:
         "blocks_per_s": round(moved / took_s),
         "us_per_message": round(took_s / len(frames) * 1e6, 2),
         "bytes_per_block": round(router.index.memory_bytes / blocks, 1),
-        "exact": router.tracker.standing(router.pool.all()[0]) is Reason.COMPLETE,
+        "exact": router.tracker.confidence(router.pool.all()[0]) is Reason.COMPLETE,
     }
 
 

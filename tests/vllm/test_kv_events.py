@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.router.prefix.events.test_replay import Ports, Router, free_port
+from tests.unit.router.prefix.events.test_replay import Router, free_port, ports
 
 from kvrouter.prefix.events.confidence import Reason
 
@@ -24,7 +24,7 @@ class Publisher:
 
     def __init__(self, process: asyncio.subprocess.Process, port: int, replay_port: int) -> None:
         self._process = process
-        self.ports = Ports(None, {"": port}, {"": replay_port})
+        self.ports = ports(None, port, replay_port)
 
     async def tell(self, **told: Any) -> None:
         """Publish one batch, or restart."""

@@ -31,11 +31,13 @@ from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.http.server.limits import Limits
 from kvrouter.http.server.listener import HttpServer
 from kvrouter.http.server.routes import Routes, on_exchange, on_path
+from kvrouter.membership.detect import EngineDetector
 from kvrouter.membership.discovery import make_source
 from kvrouter.membership.discovery.base import RedisAccess
 from kvrouter.membership.discovery.flags import FlagsSource
 from kvrouter.membership.discovery.follow import Discovery
 from kvrouter.membership.fleet import Fleet
+from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.membership.prober import Prober
 from kvrouter.prefix.events.intake import EventIntake
 from kvrouter.prefix.events.tracker import CacheTracker
@@ -191,7 +193,8 @@ class App:
         ]
         port = await self._listen(routes)
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
-        self.prober.begin(self.pool.all())
+        for engine in self.pool.all():
+            self.prober.watch(engine)
         await self.discovery.start()
         await self.prober.probed()
         self._asked = True
@@ -285,20 +288,20 @@ class App:
 
     def _make_prober(self) -> Prober:
         settings = self.settings
-        return Prober(
-            self.pool,
+        keys, trust = self.access.worker_keys, self.access.trust
+        client = ProbeClient(keys, trust, settings.health_timeout_s)
+        detector = EngineDetector(
             self._families,
+            client.body,
             connector=settings.kv_connector,
+            model=settings.model,
             bootstrap_ports=settings.bootstrap_ports,
             rank_counts=settings.rank_counts,
             try_priority=settings.prefill_priority == "auto",
-            interval_s=settings.health_interval_s,
-            timeout_s=settings.health_timeout_s,
-            model=settings.model,
-            worker_keys=self.access.worker_keys,
-            trust=self.access.trust,
-            learn=self._store.learn if self._store is not None else None,
         )
+        learn = self._store.learn if self._store is not None else None
+        interval_s = settings.health_interval_s
+        return Prober(self.pool, client, detector, interval_s=interval_s, learn=learn)
 
     def _orchestrator(self, legs: Legs, tokens: TokenSource) -> Orchestrator:
         settings, expected = self.settings, InFlightPrefixes()

@@ -165,7 +165,7 @@ def _health_interval(app: App, value: float) -> None:
 
 
 def _health_timeout(app: App, value: float) -> None:
-    app.prober.timeout_s = value
+    app.prober.client.timeout_s = value
 
 
 def _at_the_end(app: App, value: float) -> None:

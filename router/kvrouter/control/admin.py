@@ -158,7 +158,7 @@ class Admin:
 
     def _index(self, engine: Engine) -> dict[str, Any]:
         """How well its cache is known."""
-        reason = self._tracker.standing(engine) if self._tracker else Reason.NO_EVENTS
+        reason = self._tracker.confidence(engine) if self._tracker else Reason.NO_EVENTS
         naming = self._tracker.naming(engine) if self._tracker else None
         return {"state": reason.state, "reason": reason, "naming": naming}
 

@@ -156,7 +156,7 @@ class Gauges:
 
     def _index_states(self) -> Iterator[Row]:
         for engine in self._pool.targets():
-            reason = self._tracker.standing(engine) if self._tracker else Reason.NO_EVENTS
+            reason = self._tracker.confidence(engine) if self._tracker else Reason.NO_EVENTS
             yield (engine.address, reason.state.value, reason.value), 1.0
 
     def _index_namings(self) -> Iterator[Row]:
@@ -178,7 +178,7 @@ class Gauges:
 
 def index_state(tracker: CacheTracker | None, engine: Engine) -> str:
     """How well the router knows what `engine` holds, in a word."""
-    reason = tracker.standing(engine) if tracker is not None else Reason.NO_EVENTS
+    reason = tracker.confidence(engine) if tracker is not None else Reason.NO_EVENTS
     return reason.state.value
 
 

@@ -15,15 +15,12 @@ from kvrouter.engines.families.pages import MAX_RANKS, EnginePages, LegSupport, 
 from kvrouter.openai.endpoints import COMPLETIONS, GENERATION, KNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Mapping
 
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
     from kvrouter.engines.families.base import Family
-
-    Get = Callable[[Engine, str], Awaitable[bytes]]
-    """The body of the engine's 200 to a GET of a path or URL; raises ProbeFailed."""
-    Post = Callable[[Engine, str, bytes], Awaitable[bytes]]
+    from kvrouter.engines.families.pages import Ask
 
 MODELS_PATH: Final = "/v1/models"
 _NOT_THERE: Final = frozenset({404, 405, 501})
@@ -50,8 +47,7 @@ class EngineDetector:
 
     Args:
         families: the dialects.
-        get: sends an engine a GET.
-        post: sends an engine a request, which may wait its turn among the engine's others.
+        ask: sends requests; a POST may wait its turn among the engine's other requests.
         connector: the family of all engines, or "auto".
         model: the one model to serve; None: every model of the engines.
         bootstrap_ports: by the engine's address; under "" that of all others.
@@ -62,8 +58,7 @@ class EngineDetector:
     def __init__(
         self,
         families: Families,
-        get: Get,
-        post: Post,
+        ask: Ask,
         *,
         connector: str = "store",
         model: str | None = None,
@@ -72,8 +67,7 @@ class EngineDetector:
         try_priority: bool = False,
     ) -> None:
         self._families = families
-        self._get = get
-        self._post = post
+        self._ask = ask
         self._connector = connector
         self._model = model
         self._ports = bootstrap_ports or {}
@@ -87,7 +81,7 @@ class EngineDetector:
             ProbeFailed: it does not answer, or not as its family does.
         """
         served = await self.served(engine)
-        pages = EnginePages(engine, self._get, _of(self._ports, engine))
+        pages = EnginePages(engine, self._ask, _of(self._ports, engine))
         endpoints = await _endpoints(pages)
         family = await self._family(pages)
         probe = None
@@ -122,13 +116,31 @@ class EngineDetector:
             takes_priority=takes_priority,
         )
 
+    async def check_health(self, engine: Engine) -> None:
+        """Ask for its health page, unless `served` asks the same page.
+
+        Raises:
+            ProbeFailed: it is not well.
+        """
+        family = self._connector
+        if family == AUTO and engine.identity is not None:
+            family = engine.family
+        path = "/health" if family == AUTO else self._families.named(family).health_path
+        if path == MODELS_PATH:
+            return
+        try:
+            await self._ask(engine, path, None)
+        except ProbeFailed as error:
+            if family != AUTO or error.status != 404:  # a plain OpenAI server may have no such page
+                raise
+
     async def served(self, engine: Engine) -> DetectedModels:
         """The models that `engine` serves now: adapters come and go while it runs.
 
         Raises:
             ProbeFailed: it does not answer, or does not serve the one model that it should.
         """
-        cards = read_models(await self._get(engine, MODELS_PATH))
+        cards = read_models(await self._ask(engine, MODELS_PATH, None))
         models = tuple(dict.fromkeys(card.id for card in cards))
         if self._model is not None:
             if self._model not in models:
@@ -155,20 +167,20 @@ class EngineDetector:
         try:
             if ranks and engine.role.serves(Role.PREFILL):
                 ranked = family.probe_body(model, priority=PROBE_PRIORITY)
-                if ranked and (answer := await self._post_priority(engine, ranked)):
+                if ranked and (answer := await self._ask_priority(engine, ranked)):
                     return _read(family, answer), True
             if probe is not None:
-                handoff = _read(family, await self._post(engine, COMPLETIONS, probe))
+                handoff = _read(family, await self._ask(engine, COMPLETIONS, probe))
         except ProbeFailed as error:
             if error.status in _NOT_THERE or NO_COMPLETIONS in str(error):
                 return None
             raise
         return handoff, False
 
-    async def _post_priority(self, engine: Engine, probe: bytes) -> bytes | None:
+    async def _ask_priority(self, engine: Engine, probe: bytes) -> bytes | None:
         """The answer to a request with a `priority`; None: the engine takes none."""
         try:
-            return await self._post(engine, COMPLETIONS, probe)
+            return await self._ask(engine, COMPLETIONS, probe)
         except ProbeFailed as error:
             if error.status != 400 or NO_COMPLETIONS in str(error):
                 raise

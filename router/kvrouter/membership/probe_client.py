@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
 
 MAX_ANSWER_BYTES: Final = 4 << 20
+GENERATION_S: Final = 60.0
+"""For a request of one token: it waits its turn among the engine's other requests."""
 _SHOWN_BYTES: Final = 200
 
 
@@ -34,9 +36,16 @@ class ProbeClient:
     Args:
         worker_keys: API keys of engines; None: none.
         trust: certificate authorities of engines with HTTPS; None: those of this machine.
+        timeout_s: for one GET by `body`; may change.
     """
 
-    def __init__(self, worker_keys: WorkerKeys | None = None, trust: Trust | None = None) -> None:
+    def __init__(
+        self,
+        worker_keys: WorkerKeys | None = None,
+        trust: Trust | None = None,
+        timeout_s: float = 5.0,
+    ) -> None:
+        self.timeout_s = timeout_s
         self._trust = trust or Trust()
         self._worker_keys = worker_keys or WorkerKeys()
         self._session: aiohttp.ClientSession | None = None
@@ -51,6 +60,11 @@ class ProbeClient:
         """Close the session. Idempotent."""
         if self._session is not None:
             await self._session.close()
+
+    async def body(self, engine: Engine, path: str, sent: bytes | None) -> bytes:
+        """The body of the engine's 200; see `ask`."""
+        deadline_s = self.timeout_s if sent is None else GENERATION_S
+        return (await self.ask(engine, path, sent, deadline_s)).body
 
     async def ask(
         self, engine: Engine, path: str, body: bytes | None, deadline_s: float

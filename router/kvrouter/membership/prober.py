@@ -8,22 +8,16 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.engines.families import AUTO
 from kvrouter.engines.families.pages import ProbeFailed
-from kvrouter.membership.detect import MODELS_PATH, EngineDetector
-from kvrouter.membership.probe_client import ProbeClient
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable
 
-    from kvrouter.credentials.engine_keys import WorkerKeys
-    from kvrouter.credentials.tls import Trust
     from kvrouter.engines.engine import Engine
-    from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
+    from kvrouter.membership.detect import EngineDetector
+    from kvrouter.membership.probe_client import ProbeClient
 
-IDENTIFICATION_S: Final = 60.0
-"""Time for the request of one token: it waits its turn among the engine's other requests."""
 FAILED_CHECKS: Final = 2
 """Failed health checks in a row after which an engine leaves the pool."""
 
@@ -35,70 +29,34 @@ class Prober:
 
     Args:
         pool: of the engines.
-        families: the dialects.
-        connector: the family of all engines, or "auto".
+        client: sends the requests of `detector`; the prober closes it.
+        detector: identifies engines and checks their health.
         interval_s: between two health checks of one engine; may change.
-        timeout_s: for one answer of an engine; may change.
-        model: see `EngineDetector`, as for `bootstrap_ports`, `rank_counts` and `try_priority`.
-        bootstrap_ports: see above.
-        rank_counts: see above.
-        try_priority: see above.
-        worker_keys: API keys of engines; None: none.
-        trust: certificate authorities of engines with HTTPS; None: those of this machine.
         learn: is awaited with the manifest of an engine before it joins.
     """
 
     def __init__(
         self,
         pool: EnginePool,
-        families: Families,
+        client: ProbeClient,
+        detector: EngineDetector,
         *,
-        connector: str = "store",
         interval_s: float = 2.0,
-        timeout_s: float = 5.0,
-        model: str | None = None,
-        bootstrap_ports: Mapping[str, int] | None = None,
-        rank_counts: Mapping[str, int] | None = None,
-        try_priority: bool = False,
-        worker_keys: WorkerKeys | None = None,
-        trust: Trust | None = None,
         learn: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        self._pool = pool
-        self._families = families
+        self.client = client
         self.interval_s = interval_s
-        self.timeout_s = timeout_s
-        self._detector = EngineDetector(
-            families,
-            self._get,
-            self._post,
-            connector=connector,
-            model=model,
-            bootstrap_ports=bootstrap_ports,
-            rank_counts=rank_counts,
-            try_priority=try_priority,
-        )
-        self._connector = connector
+        self._pool = pool
+        self._detector = detector
         self._learn = learn
-        self._client = ProbeClient(worker_keys, trust)
         self._tasks: dict[Engine, asyncio.Task[None]] = {}
         self._probed: dict[Engine, asyncio.Event] = {}
         self._problems: dict[Engine, str] = {}
 
-    async def start(self, engines: Iterable[Engine]) -> None:
-        """Watch `engines`; returns when each was probed once, or after `timeout_s`."""
-        self.begin(engines)
-        await self.probed()
-
-    def begin(self, engines: Iterable[Engine]) -> None:
-        """Watch `engines` from now on."""
-        for engine in engines:
-            self.watch(engine)
-
     async def probed(self) -> None:
-        """Return when each watched engine was probed once, or after `timeout_s`."""
+        """Return when each watched engine was probed once, or after the client's `timeout_s`."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.timeout_s):
+            async with asyncio.timeout(self.client.timeout_s):
                 await asyncio.gather(*(probed.wait() for probed in self._probed.values()))
 
     def watch(self, engine: Engine) -> None:
@@ -127,7 +85,7 @@ class Prober:
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
-        await self._client.close()
+        await self.client.close()
 
     async def check(self, engine: Engine) -> str | None:
         """Check its health; then identify it if it is not in the pool, else refresh its models.
@@ -136,7 +94,7 @@ class Prober:
             what is wrong with it, in a sentence; None: nothing.
         """
         try:
-            await self._health(engine)
+            await self._detector.check_health(engine)
             if engine.identity is None:
                 await self._identify(engine)
             else:
@@ -190,23 +148,3 @@ class Prober:
                 log.warning("engine %s is not available: %s", engine.address, problem)
                 logged = problem
             await asyncio.sleep(self.interval_s)
-
-    async def _health(self, engine: Engine) -> None:
-        """Check its health page; a page that detection or the list of models asks is not needed."""
-        family = self._connector
-        if family == AUTO and engine.identity is not None:
-            family = engine.family
-        path = "/health" if family == AUTO else self._families.named(family).health_path
-        if path == MODELS_PATH:
-            return
-        try:
-            await self._get(engine, path)
-        except ProbeFailed as error:
-            if family != AUTO or error.status != 404:  # a plain OpenAI server may have no such page
-                raise
-
-    async def _get(self, engine: Engine, path: str) -> bytes:
-        return (await self._client.ask(engine, path, None, self.timeout_s)).body
-
-    async def _post(self, engine: Engine, path: str, body: bytes) -> bytes:
-        return (await self._client.ask(engine, path, body, IDENTIFICATION_S)).body

@@ -99,7 +99,7 @@ class Holdings:
                 yield ids[at : at + MAX_PIECE_BLOCKS * _ID_BYTES]
 
     def _has_events(self, engine: Engine) -> bool:
-        return self._tracker is not None and self._tracker.tells(engine)
+        return self._tracker is not None and self._tracker.reports(engine)
 
 
 def domain_of(engine: Engine) -> Domain | None:

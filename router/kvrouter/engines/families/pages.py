@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 
     from kvrouter.engines.engine import Bootstrap, Engine
 
+    Ask = Callable[[Engine, str, bytes | None], Awaitable[bytes]]
+    """Sends an engine a GET of a path or URL, or a POST of a body; returns the body of its 200.
+
+    Raises ProbeFailed.
+    """
+
 MAX_RANKS: Final = 512
 """Data-parallel ranks of one engine: each is a target of its own, with connections and counts."""
 _ABSENT: Final = frozenset({400, 401, 403, 404, 405, 501})
@@ -43,19 +49,14 @@ class EnginePages:
 
     Args:
         engine: whose pages.
-        get: returns the body of the engine's 200 for a path or a URL.
+        ask: sends a request.
         bootstrap_port: as configured; None: by default.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        get: Callable[[Engine, str], Awaitable[bytes]],
-        bootstrap_port: int | None = None,
-    ) -> None:
+    def __init__(self, engine: Engine, ask: Ask, bootstrap_port: int | None = None) -> None:
         self.engine = engine
         self.bootstrap_port = bootstrap_port
-        self._get = get
+        self._ask = ask
         self._json: dict[str, dict[str, Any]] = {}
         self._metrics: bytes | None = None
 
@@ -65,7 +66,7 @@ class EnginePages:
         Raises:
             ProbeFailed: the engine does not answer with a 200.
         """
-        return await self._get(self.engine, path)
+        return await self._ask(self.engine, path, None)
 
     async def json(self, path: str) -> dict[str, Any]:
         """The JSON object at `path`; empty if the engine has none there.

@@ -1,13 +1,10 @@
-"""Where KV events come from: publishers that connect to the router, publishers that it connects to.
-
-Sockets only; `kvrouter.prefix.events.tracker` says what messages mean.
-"""
+"""The sockets of KV events: publishers that connect to the router, and those it connects to."""
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -21,38 +18,25 @@ if TYPE_CHECKING:
 
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
+    from kvrouter.prefix.events.settings import KvEventSettings
     from kvrouter.prefix.events.tracker import CacheTracker
 
 log = logging.getLogger(__name__)
 
 
-class EventSettings(Protocol):
-    """What `EventIntake` needs to be told; `RouterSettings` is one."""
-
-    kv_events_bind: str | None
-
-    @property
-    def kv_events_ports(self) -> Mapping[str, int]:
-        """Ports of publishers, by the engine's address; under "" that of all others."""
-
-    @property
-    def kv_replay_ports(self) -> Mapping[str, int]:
-        """The same of the ports at which they repeat messages."""
-
-
 class EventIntake:
-    """All sockets of KV events, on the running loop; close it.
+    """All sockets of KV events, on the running loop; its owner calls `close`.
 
     Args:
         settings: where publishers are.
-        tracker: is given every message.
-        pool: tells which engines join.
+        tracker: gets every message.
+        pool: of the engines.
 
     Raises:
         OSError: the address cannot be bound.
     """
 
-    def __init__(self, settings: EventSettings, tracker: CacheTracker, pool: EnginePool) -> None:
+    def __init__(self, settings: KvEventSettings, tracker: CacheTracker, pool: EnginePool) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._replayer: Replayer | None = None
         self._connector: EventConnector | None = None
@@ -86,15 +70,15 @@ class EventIntake:
 
 
 class EventSubscriber:
-    """A bound SUB socket on the running loop; engines connect their publishers to it.
+    """A bound SUB socket, to which engines connect their publishers.
 
-    Data-parallel ranks publish each to a port of its own, the endpoint's
-    plus their number (`ZmqEventPublisher.offset_endpoint_port` of vLLM and SGLang). Those ports are
-    bound when an engine that has them joins, and stay.
+    Each data-parallel rank publishes to the endpoint's port plus its number
+    (`ZmqEventPublisher.offset_endpoint_port` of vLLM and SGLang). Those ports are bound when an
+    engine with such ranks joins, and stay bound.
 
     Args:
         endpoint: tcp://HOST:PORT (port 0 takes a free one) or ipc:///PATH.
-        tracker: is given every message.
+        tracker: gets every message.
         context: of the socket.
 
     Raises:
@@ -114,51 +98,46 @@ class EventSubscriber:
                 error.errno, f"--kv-events-bind {endpoint}: {os.strerror(error.errno or 0)}"
             ) from None
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._numbers = {0}
+        self._event_ranks = {0}
         self._closed = False
-        self._tracker = tracker
-        self._inbox = Inbox(self._socket, self._take)
+        self._inbox = Inbox(self._socket, tracker.receive)
 
     def engine_joined(self, engine: Engine) -> None:
-        """Listen where its events come to; a port that is taken is logged, and they are lost."""
-        number = engine.event_rank
-        if number in self._numbers or self._closed or not self.endpoint.startswith("tcp:"):
+        """Bind the port of its rank. If it is in use, that is logged, and its events are lost."""
+        rank = engine.event_rank
+        if rank in self._event_ranks or self._closed or not self.endpoint.startswith("tcp:"):
             return
-        self._numbers.add(number)
+        self._event_ranks.add(rank)
         host, _, port = self.endpoint.rpartition(":")
-        endpoint = f"{host}:{int(port) + number}"
+        endpoint = f"{host}:{int(port) + rank}"
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
             log.error(
                 "KV events of data-parallel ranks %d cannot be taken at %s: %s; give "
                 "--kv-events-bind a port behind which as many are free as there are ranks",
-                number,
+                rank,
                 endpoint,
-                error.strerror,
+                os.strerror(error.errno or 0),
             )
 
     def close(self) -> None:
-        """Stop receiving and free the socket. Idempotent."""
+        """Close the socket. Idempotent."""
         self._closed = True
         self._inbox.close()
-
-    def _take(self, frames: Sequence[bytes]) -> None:
-        self._tracker.receive(frames)
 
 
 class EventConnector:
     """A SUB socket for each engine whose publisher is bound, as vLLM's is by default.
 
-    It connects when an engine joins, to its host and the port of its publisher, plus the number of
-    a data-parallel rank. When the engine leaves, its publisher may come back: the connection is
-    tried until the engine is forgotten. A connection that breaks is made again, and what may have
-    been lost meanwhile is found out. Who is connected to is who sent it: topics are not looked at.
+    It connects when an engine joins, to its host and the port of its publisher plus the number of a
+    data-parallel rank, and reconnects until the engine is forgotten. The tracker finds out what was
+    lost meanwhile. The connection shows who sent a message: topics are ignored.
 
     Args:
         context: of the sockets.
         ports: of publishers, by the engine's address; under "" that of all others.
-        tracker: is given every message.
+        tracker: gets every message.
     """
 
     def __init__(
@@ -173,7 +152,7 @@ class EventConnector:
         self._inboxes: dict[Engine, tuple[Inbox, Inbox]] = {}
 
     def engine_joined(self, engine: Engine) -> None:
-        """Connect to its publisher, if that has not been done."""
+        """Connect to its publisher, unless that was done before."""
         server = engine.server
         port = self._ports.get(server.address, self._ports.get("", 0))
         if not port or engine in self._inboxes:
@@ -187,13 +166,13 @@ class EventConnector:
         def take(frames: Sequence[bytes]) -> None:
             self._tracker.receive_from(server, frames)
 
-        def look(frames: Sequence[bytes]) -> None:
+        def note(frames: Sequence[bytes]) -> None:
             if parse_monitor_message(list(frames))["event"] == zmq.EVENT_DISCONNECTED:
-                self._tracker.cut(engine)
+                self._tracker.disconnected(engine)
             else:
-                self._tracker.linked(engine)
+                self._tracker.connected(engine)
 
-        self._inboxes[engine] = (Inbox(socket, take), Inbox(monitor, look))
+        self._inboxes[engine] = (Inbox(socket, take), Inbox(monitor, note))
 
     def forget(self, engine: Engine) -> None:
         """`engine` will not come back."""

@@ -2,7 +2,7 @@
 
 Source: vllm/distributed/kv_events.py of vLLM 0.32 (map-encoded events) and its versions before
 (array-encoded ones). A message is three frames: topic, sequence number (8 bytes big-endian), and
-msgpack `[ts, [event...], data_parallel_rank]`. Fields that came later have defaults.
+msgpack `[ts, [event...], data_parallel_rank]`. Fields of later versions have defaults.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ class BadMessage(ValueError):
     """Frames that are no KV event message."""
 
 
-class _Stored(msgspec.Struct, tag="BlockStored", gc=False):
+class BlockStored(msgspec.Struct, tag="BlockStored", gc=False):
+    """Blocks that an engine's cache holds from now on."""
+
     block_hashes: list[Id]
     parent_block_hash: Id | None
     token_ids: msgspec.Raw
@@ -34,26 +36,25 @@ class _Stored(msgspec.Struct, tag="BlockStored", gc=False):
     kv_cache_spec_kind: str | None = None
 
 
-class _Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
+class BlockRemoved(msgspec.Struct, tag="BlockRemoved", gc=False):
+    """Blocks that it holds no longer."""
+
     block_hashes: list[Id]
     medium: str | None = None
     group_idx: int | None = None
 
 
-class _Cleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
-    pass
+class AllBlocksCleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
+    """It holds nothing any more."""
 
 
-class _StoredArray(_Stored, tag="BlockStored", array_like=True, gc=False):
-    pass
+class _StoredArray(BlockStored, tag="BlockStored", array_like=True, gc=False): ...
 
 
-class _RemovedArray(_Removed, tag="BlockRemoved", array_like=True, gc=False):
-    pass
+class _RemovedArray(BlockRemoved, tag="BlockRemoved", array_like=True, gc=False): ...
 
 
-class _ClearedArray(_Cleared, tag="AllBlocksCleared", array_like=True, gc=False):
-    pass
+class _ClearedArray(AllBlocksCleared, tag="AllBlocksCleared", array_like=True, gc=False): ...
 
 
 class _Batch(msgspec.Struct, array_like=True, gc=False):
@@ -62,22 +63,16 @@ class _Batch(msgspec.Struct, array_like=True, gc=False):
     data_parallel_rank: int | None = None
 
 
-Stored = _Stored
-Removed = _Removed
-Cleared = _Cleared
-Event = Stored | Removed | Cleared
+Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 _batches: Final = msgspec.msgpack.Decoder(_Batch)
-_maps: Final = msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared)
+_maps: Final = msgspec.msgpack.Decoder(BlockStored | BlockRemoved | AllBlocksCleared)
 _arrays: Final = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
 _tokens: Final = msgspec.msgpack.Decoder(list[int])
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
-    """One message: its events in order, and how many of it were of unknown kinds.
-
-    `ts` is the publisher's clock in seconds.
-    """
+    """One message: its events in order, the number of unknown ones, the publisher's clock (s)."""
 
     rank: int
     events: list[Event]
@@ -86,22 +81,14 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
 
 def decode_sequence(frame: bytes) -> int:
-    """The sequence number of a message.
-
-    Raises:
-        BadMessage: not 8 bytes.
-    """
+    """The sequence number of a message; BadMessage: not 8 bytes."""
     if len(frame) != 8:
         raise BadMessage(f"sequence number of {len(frame)} bytes")
     return int.from_bytes(frame, "big")
 
 
 def decode_batch(payload: bytes) -> Batch:
-    """The events of a message, whichever of the two encodings each has.
-
-    Raises:
-        BadMessage: the payload is no such array.
-    """
+    """The events of a message, in either encoding; BadMessage: the payload is no such array."""
     try:
         batch = _batches.decode(payload)
     except msgspec.DecodeError as error:
@@ -116,12 +103,8 @@ def decode_batch(payload: bytes) -> Batch:
     return Batch(batch.data_parallel_rank or 0, events, unknown, batch.ts)
 
 
-def decode_tokens(event: Stored) -> list[int]:
-    """The token ids of a stored event, decoded only where they are needed.
-
-    Raises:
-        BadMessage: not a list of integers.
-    """
+def decode_tokens(event: BlockStored) -> list[int]:
+    """The token ids of a stored event; BadMessage: not a list of integers."""
     try:
         return _tokens.decode(event.token_ids)
     except msgspec.DecodeError as error:
@@ -129,7 +112,7 @@ def decode_tokens(event: Stored) -> list[int]:
 
 
 def low_ids(names: list[Id]) -> array[int]:
-    """`low_id` of each, quickly where all are integers as vLLM publishes them."""
+    """`low_id` of each; fast for integers, which vLLM publishes."""
     try:
         return array("Q", names)  # type: ignore[arg-type]
     except (TypeError, OverflowError):
@@ -137,7 +120,7 @@ def low_ids(names: list[Id]) -> array[int]:
 
 
 def low_id(block: Id) -> int:
-    """Low 64 bits of a block's name: the name itself where the engine publishes integers."""
+    """Low 64 bits of a block's name, an integer or bytes."""
     return block & LOW64 if isinstance(block, int) else int.from_bytes(block[-8:], "big")
 
 

@@ -1,7 +1,8 @@
-"""Messages of publishers that wait until those before them have come; bounded."""
+"""Messages of publishers that wait for earlier ones; bounded."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -16,35 +17,26 @@ _MARKED_BYTES: Final = 96
 
 
 class Message(NamedTuple):
-    """One message of a publisher.
-
-    Attributes:
-        sequence: its number.
-        payload: as it was sent.
-        batch: the same, decoded.
-    """
+    """One message of a publisher: its number, its payload as sent, and decoded."""
 
     sequence: int
     payload: bytes
     batch: Batch
 
 
+@dataclass(slots=True)
 class Budget:
-    """Bytes of messages that all publishers together may have kept; what is beyond is dropped.
+    """Bytes of kept messages of all publishers; those beyond it are dropped, and count as lost."""
 
-    A message that is dropped is missed like one that was lost, and asked for.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
+    limit_bytes: int
+    used_bytes: int = 0
 
 
 class ReorderBuffer:
-    """Messages of one publisher by their numbers.
+    """Messages of one publisher by number.
 
     Attributes:
-        highest: number of the last message that is known to have been sent, kept or not; -1: none.
+        highest: number of the last message that was sent, kept or not; -1: none.
     """
 
     __slots__ = ("_budget", "_messages", "highest")
@@ -63,34 +55,34 @@ class ReorderBuffer:
         self.highest = max(self.highest, number)
         known = self._messages.get(number)
         if known is not None and known.batch.ts < message.batch.ts:
-            self.take(number)  # a publisher before this one had sent it
+            self.take(number)  # it was of an earlier publisher
         room = self._budget.used_bytes + size <= self._budget.limit_bytes
         if room and number not in self._messages and len(self._messages) < HELD_MESSAGES:
             self._messages[number] = message
             self._budget.used_bytes += size
 
     def take(self, number: int) -> Message | None:
-        """The message of that number, kept no longer; None where it is not there."""
+        """Remove and return the message of that number."""
         message = self._messages.pop(number, None)
         if message is not None:
             self._budget.used_bytes -= len(message.payload)
         return message
 
     def first(self) -> Message:
-        """The one with the lowest number; KeyError where none is kept."""
+        """The message with the lowest number; KeyError: none is kept."""
         return self._messages[min(self._messages, default=-1)]
 
     def any_before(self, ts: float) -> bool:
-        """Whether a message is kept that was sent before `ts`, by its publisher's clock."""
+        """Whether a kept message was sent before `ts`, by its publisher's clock."""
         return any(message.batch.ts < ts for message in self._messages.values())
 
     def discard(self, unwanted: Callable[[Message], bool]) -> None:
-        """Keep those that are `unwanted` no longer, and know only of the others."""
+        """Drop the `unwanted` messages, and know only of the others."""
         for number in [n for n, message in self._messages.items() if unwanted(message)]:
             self.take(number)
         self.highest = max(self._messages, default=-1)
 
 
 def fingerprint(payload: bytes) -> int:
-    """Tells messages of one number apart; a payload begins with the publisher's clock."""
+    """Distinguishes messages of one number; a payload begins with the publisher's clock."""
     return hash((len(payload), payload[:_MARKED_BYTES]))

@@ -1,10 +1,9 @@
-"""Asks publishers of KV events to repeat messages, as vLLM and SGLang answer it.
+"""Asks publishers of KV events to repeat messages, in the protocol of vLLM and SGLang.
 
 The publisher binds a ROUTER. A request is an empty frame and the first number wanted (8 bytes
-big-endian); answers are an empty frame, topic, number and payload, in order, and last the number
+big-endian). Answers are an empty frame, topic, number and payload, in order, and last the number
 -1. vLLM before 0.20 sends no topic. Sources: `ZmqEventPublisher._service_replay` of vLLM 0.32 and
-SGLang 0.5. What goes beyond 1,000 queued answers ZMQ drops, the last one too: whoever asks must
-expect holes.
+SGLang 0.5. ZMQ drops answers beyond 1,000 queued ones, even the last one: answers may have holes.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import zmq
 
 from kvrouter.prefix.events.messages import BadMessage, decode_sequence
-from kvrouter.prefix.events.sockets import MAX_MESSAGE_BYTES, QUEUED_MESSAGES, Inbox, endpoint_of
+from kvrouter.prefix.events.sockets import Inbox, endpoint_of, open_socket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,21 +23,19 @@ if TYPE_CHECKING:
     from kvrouter.prefix.events.tracker import CacheTracker
 
 ANSWER_S: Final = 2.0
-"""A publisher that sends nothing for so long is not answering; vLLM looks ten times a second."""
+"""Silence of a publisher after which a replay has failed; vLLM polls ten times a second."""
 END: Final = (1 << 64) - 1
 """The number of the last answer: -1."""
 
 
 class Replayer:
-    """Asks, one replay per publisher at a time.
-
-    Each has a socket of its own: what is answered too late cannot be taken for another's answer.
+    """Runs one replay per publisher at a time, each on a socket of its own.
 
     Args:
         context: of the sockets.
-        ports: at which publishers repeat messages, by the engine's address; under "" that of all
-            others. A data-parallel rank's is that plus its number.
-        tracker: is given the answers.
+        ports: of replays, by the engine's address; under "" that of all others. A data-parallel
+            rank adds its number.
+        tracker: gets the answers.
         answer_s: see `ANSWER_S`.
     """
 
@@ -49,31 +46,32 @@ class Replayer:
         tracker: CacheTracker,
         answer_s: float = ANSWER_S,
     ) -> None:
-        self._context = context
+        self.context = context
+        self.tracker = tracker
+        self.answer_s = answer_s
         self._ports = ports
-        self._tracker = tracker
-        self._answer_s = answer_s
-        self._asked: dict[tuple[Engine, int], _Replay] = {}
+        self._replays: dict[tuple[Engine, int], _Replay] = {}
 
     def ask(self, server: Engine, rank: int, start: int) -> bool:
-        """Have the messages of a rank from `start` on repeated; False where no port is known."""
+        """Request the messages of a rank from `start` on; False: no port is known."""
         port = self._ports.get(server.address, self._ports.get("", 0))
         if not port:
             return False
-        self._end(server, rank)
+        self.end(server, rank)
         endpoint = endpoint_of(server.host, port + rank)
-        self._asked[server, rank] = _Replay(self, server, rank, endpoint, start)
+        self._replays[server, rank] = _Replay(self, server, rank, endpoint, start)
         return True
 
-    def close(self) -> None:
-        """Ask no more. Idempotent."""
-        for server, rank in list(self._asked):
-            self._end(server, rank)
-
-    def _end(self, server: Engine, rank: int) -> None:
-        replay = self._asked.pop((server, rank), None)
+    def end(self, server: Engine, rank: int) -> None:
+        """End the replay of a rank, if there is one."""
+        replay = self._replays.pop((server, rank), None)
         if replay is not None:
             replay.close()
+
+    def close(self) -> None:
+        """End all replays. Idempotent."""
+        for server, rank in list(self._replays):
+            self.end(server, rank)
 
 
 class _Replay:
@@ -87,18 +85,15 @@ class _Replay:
         self._rank = rank
         self._loop = asyncio.get_running_loop()
         self._heard_s = self._loop.time()
-        socket = owner._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        socket = open_socket(owner.context, zmq.DEALER)
         socket.setsockopt(zmq.IPV6, "[" in endpoint)
         socket.connect(endpoint)
         socket.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
         self._inbox = Inbox(socket, self._take)
-        self._timer = self._loop.call_later(owner._answer_s, self._look)
+        self._timer = self._loop.call_later(owner.answer_s, self._check)
 
     def close(self) -> None:
-        """Wait for no more answers."""
+        """Close the socket."""
         self._timer.cancel()
         self._inbox.close()
 
@@ -108,16 +103,16 @@ class _Replay:
             raise BadMessage(f"a replay of {len(frames)} frames")
         sequence = decode_sequence(frames[-2])
         if sequence != END:
-            self._owner._tracker.replayed(self._server, self._rank, sequence, frames[-1])
+            self._owner.tracker.replayed(self._server, self._rank, sequence, frames[-1])
             return
-        self._owner._end(self._server, self._rank)
-        self._owner._tracker.replay_ended(self._server, self._rank)
+        self._owner.end(self._server, self._rank)
+        self._owner.tracker.replay_ended(self._server, self._rank)
 
-    def _look(self) -> None:
-        """Give up when nothing has come for a while."""
-        left_s = self._heard_s + self._owner._answer_s - self._loop.time()
+    def _check(self) -> None:
+        """Give up after a silence."""
+        left_s = self._heard_s + self._owner.answer_s - self._loop.time()
         if left_s > 0:
-            self._timer = self._loop.call_later(left_s, self._look)
+            self._timer = self._loop.call_later(left_s, self._check)
             return
-        self._owner._end(self._server, self._rank)
-        self._owner._tracker.replay_failed(self._server, self._rank)
+        self._owner.end(self._server, self._rank)
+        self._owner.tracker.replay_failed(self._server, self._rank)

@@ -1,10 +1,9 @@
 """The messages of one publisher, put in order: duplicates, gaps, restarts, replays.
 
-A synchronous state machine: it takes messages and the time, and says through `StreamEnds` what is
-to be applied, what is void, and from where a replay is wanted. It knows no socket and no event.
+A synchronous state machine over an injected clock. It knows no socket and no event.
 
 The publishers of vLLM and SGLang number messages from 0 and keep the last of them for replays, but
-a number says nothing of who sent it: after a restart they begin anew. So a replay begins one
+a number does not say who sent it: after a restart they begin at 0 again. So a replay begins one
 message before what is missing, and that one must be the one that was applied.
 """
 
@@ -19,63 +18,65 @@ from kvrouter.prefix.events.confidence import Reason
 from kvrouter.prefix.events.reorder import ReorderBuffer, fingerprint
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvrouter.prefix.events.reorder import Budget, Message
 
 REORDER_S: Final = 0.25
-"""Where nobody replays: how long missing messages may still come by themselves."""
+"""Without replays: how long missing messages may still come by themselves."""
 REMEMBERED: Final = 512
 """Messages whose fingerprints are kept, to tell a duplicate from another publisher's message."""
 TRIES: Final = 3
-"""Replays in a row that brought nothing, after which what is missing is given up."""
+"""Replays in a row without a new message, after which what is missing is given up."""
 RETRY_S: Final = 1.0
 """Between two replays that were not answered; doubled each time."""
 CERTAIN_ANSWERS: Final = 900
-"""Of more answers than these the last but one may be dropped: ZMQ queues 1,000."""
+"""Beyond so many answers the last but one may be dropped: ZMQ queues 1,000."""
 CHECK_S: Final = 30.0
-"""A publisher that says nothing for so long is asked whether it has."""
+"""After so long without a message the publisher is asked for what may be missing."""
 
 
-class StreamEnds(Protocol):
-    """What a stream has done."""
+class SequencerOutput(Protocol):
+    """What a sequencer acts on."""
 
     def apply(self, message: Message) -> None:
-        """`message` is the next one."""
+        """Apply the next message."""
 
     def forget(self) -> None:
-        """What was known from the messages before is void."""
+        """Forget what the messages so far established."""
 
     def ask(self, start: int) -> bool:
-        """Have the messages from `start` on replayed, in place of any replay under way.
+        """Request a replay from `start` on, in place of one in flight; False: nobody to ask.
 
-        Returns:
-            whether there is anyone to ask: then `replayed`, `replay_ended` or `replay_failed` of
-            the stream are called, never from within this call.
+        `replayed`, `replay_ended` or `replay_failed` follow, never from within this call.
         """
 
     def count(self, kind: str, first: int, last: int) -> None:
-        """`duplicates`, `gaps`, `restarts`, `lost` (first to last number) or `unanswered`."""
+        """Count `duplicates`, `gaps`, `restarts`, `lost` (first to last number) or `unanswered`."""
 
     def changed(self) -> None:
-        """`Sequencer.reason` may be another one now."""
+        """`Sequencer.reason` may have changed."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequencer:
-    """One publisher.
+    """The message order of one publisher.
 
     Attributes:
-        ends: see `StreamEnds`.
+        output: acts on the messages.
         budget: shared with the other publishers.
+        clock: seconds, monotonic.
         next: number of the message to be applied next; None while nothing is known.
         complete: whether all of its messages were applied, from 0 or an emptied cache on.
-        missing: what is missing where it is not complete.
+        missing: the reason while it is not complete.
         gap: whether messages before those kept are missing.
-        unverified: whether something may have come that nobody heard.
-        asking: whether a replay is under way.
+        unverified: whether messages may have been lost unnoticed.
+        asking: whether a replay is in flight.
     """
 
-    ends: StreamEnds
+    output: SequencerOutput
     budget: Budget
+    clock: Callable[[], float]
     next: int | None = None
     complete: bool = False
     missing: Reason = Reason.LATE
@@ -85,13 +86,12 @@ class Sequencer:
     _held: ReorderBuffer = field(init=False)
     _marks: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     _last_ts: float = 0.0
-    _now: float = 0.0
-    _start: int = 0  # of the replay under way
+    _start: int = 0  # of the replay in flight
     _answers: int = 0  # messages that it brought
-    _progress: int | None = None  # `next` when it was asked for
+    _progress: int | None = None  # `next` when it was requested
     _tries: int = 0
     _short: bool = False  # whether a replay has shown that the first messages are no longer kept
-    _whole: bool = False  # whether the replay under way is for what was before, and not needed
+    _whole: bool = False  # whether the replay in flight is for older messages, and optional
     _whole_at: float = 0.0
     _retry_at: float | None = None
     _give_up_at: float | None = None
@@ -103,7 +103,7 @@ class Sequencer:
 
     @property
     def reason(self) -> Reason:
-        """How well this publisher is known."""
+        """How far the messages of this publisher are known."""
         if self.gap:
             return Reason.GAP
         if self.unverified:
@@ -112,14 +112,13 @@ class Sequencer:
             return Reason.NO_EVENTS
         return Reason.COMPLETE if self.complete else self.missing
 
-    def begin(self, now: float) -> None:
-        """Find out what the publisher has said so far, where it can be asked."""
-        self._now = now
+    def begin(self) -> None:
+        """Request what the publisher has sent so far."""
         if self.next is None and not self.asking:
             self._ask()
 
     def receive(self, message: Message) -> None:
-        """A message came; in whichever order, and however often."""
+        """Take a message, in any order and any number of times."""
         if message.sequence == self.next:
             if self._held.any_before(message.batch.ts):
                 self._restarted(message, replayed=False)
@@ -135,14 +134,14 @@ class Sequencer:
             self._ahead(message)
 
     def seen(self, sequence: int, payload: bytes) -> bool:
-        """Whether exactly this message was applied lately."""
+        """Whether exactly this message was applied recently."""
         if self.next is None or sequence >= self.next:
             return False
         place = len(self._marks) - (self.next - sequence)
         return place >= 0 and self._marks[place] == fingerprint(payload)
 
     def replayed(self, message: Message) -> None:
-        """The publisher repeats a message, as it was asked to."""
+        """Take a message of the replay in flight."""
         if not self.asking:
             return
         number, first = message.sequence, self._answers == 0
@@ -152,13 +151,13 @@ class Sequencer:
         if first and number == 0 and self.next is not None and not self.complete:
             same = message.batch.ts <= self._last_ts
             known = max(self._held.highest, self.next - 1) if same else -1
-            self._begin_anew(message)  # it has all that it ever said
+            self._begin_anew(message)  # the publisher still has all of its messages
             self._held.highest = max(self._held.highest, known)
             return
         if number == self.next and self._held.any_before(message.batch.ts):
             self._restarted(message, replayed=True)
         elif number == self.next:
-            self.gap = True  # until all is repeated: a block told of here may be removed there
+            self.gap = True  # until the replay ends: a later message may remove these blocks
             self._advance(message)
             self._release()
         elif self.next is None:
@@ -172,14 +171,14 @@ class Sequencer:
             self.gap = True  # an answer was dropped
             self._held.add(message)
 
-    def replay_ended(self, now: float) -> None:
-        """The publisher has repeated all that it has."""
+    def replay_ended(self) -> None:
+        """The publisher has repeated all that it keeps."""
         if not self.asking:
             return
-        self._now = self._quiet_since = now
+        now = self._quiet_since = self.clock()
         self.asking = False
         if not self._answers and self._start and self._ask(0):
-            return  # it has nothing so late: was it restarted, or does it keep nothing?
+            return  # it has nothing that late: it was restarted, or it keeps nothing
         if self._answers > CERTAIN_ANSWERS and self._ask():
             return
         if self._answers or not self.next:
@@ -188,18 +187,18 @@ class Sequencer:
         else:
             self._tries = TRIES  # it keeps nothing
         if self.next is None and self._held.highest < 0:
-            self.next, self.complete = 0, True  # it has said nothing yet
+            self.next, self.complete = 0, True  # it has sent nothing yet
         elif self.next is None or self.next <= self._held.highest:
             self._again()
         else:
             self._closed()
-        self.ends.changed()
+        self.output.changed()
 
-    def replay_failed(self, now: float) -> None:
+    def replay_failed(self) -> None:
         """The publisher did not answer, or not to the end."""
         if not self.asking:
             return
-        self._now, self.asking = now, False
+        now, self.asking = self.clock(), False
         if self.next != self._progress:
             self._tries = 0
             self._pursue()
@@ -208,52 +207,50 @@ class Sequencer:
             self._tries += 1
         else:
             self._tries, self._quiet_since = 0, now
-            self.ends.count("unanswered", self._start, self._start)
+            self.output.count("unanswered", self._start, self._start)
             if self.next is not None and not (self.gap or self._whole):
                 self.unverified, self._seen = True, self.next
             self._give_up()
             self._whole_at = now + 10 * CHECK_S
-        self.ends.changed()
+        self.output.changed()
 
     def cut(self) -> None:
-        """The connection on which its messages come is broken: some may be lost."""
+        """Its connection broke: messages may be lost."""
         if self.next is not None:
             self.unverified, self._seen = True, self.next
-            self.ends.changed()
+            self.output.changed()
 
-    def check(self, now: float) -> bool:
-        """Find out whether anything was lost; returns whether there is anyone to ask."""
-        self._now = now
+    def check(self) -> bool:
+        """Request what may have been lost; returns whether there is anyone to ask."""
         return self.asking or self._retry_at is not None or self._ask()
 
     def reset(self, since_ts: float = inf) -> None:
-        """Nothing is known of the publisher but what it sent from `since_ts` on, by its clock."""
+        """Forget the publisher, except kept messages from `since_ts` of its clock on."""
         self._held.discard(lambda held: held.batch.ts < since_ts)
         self._marks.clear()
         self.next = self._give_up_at = self._retry_at = self._seen = None
         self.complete = self.gap = self.unverified = self.asking = False
         self.missing, self._last_ts, self._tries = Reason.LATE, 0.0, 0
-        self._short, self._whole_at = False, self._now + CHECK_S
+        self._short, self._whole_at = False, self.clock() + CHECK_S
 
-    def relearn(self, now: float) -> None:
-        """What was known is void though nothing was lost: have it repeated from the start."""
-        self._now = now
+    def relearn(self) -> None:
+        """Request all messages again: what they established is void, though none was lost."""
         self.complete, self.missing = False, Reason.LATE
         self._ask(0)
-        self.ends.changed()
+        self.output.changed()
 
-    def tick(self, now: float) -> None:
+    def tick(self) -> None:
         """Do what is due."""
-        self._now = now
+        now = self.clock()
         if self.next != self._seen:
             self._seen, self._quiet_since = self.next, now
             if self.unverified and not self.asking:
-                self.unverified = False  # it went on where it was cut: nothing is missing
-                self.ends.changed()
+                self.unverified = False  # it goes on where the connection broke: nothing is lost
+                self.output.changed()
         if self._give_up_at is not None:
             if now >= self._give_up_at:
                 self._give_up()
-                self.ends.changed()
+                self.output.changed()
         elif self._retry_at is not None:
             if now >= self._retry_at:
                 self._pursue()
@@ -268,23 +265,23 @@ class Sequencer:
         self.next = message.sequence + 1
         self._marks.append(fingerprint(message.payload))
         self._last_ts = message.batch.ts
-        self.ends.apply(message)
+        self.output.apply(message)
 
     def _release(self) -> None:
-        """Apply what was kept, as far as nothing is missing."""
+        """Apply kept messages up to the next gap."""
         assert self.next is not None
         kept = self._held.take(self.next - 1)
         if kept is not None and fingerprint(kept.payload) != self._marks[-1]:
-            self._old(kept, replayed=False)  # it was replayed by one who is gone
+            self._old(kept, replayed=False)  # the replay was of a publisher that is gone
             return
         while (message := self._held.take(self.next)) is not None:
             self._advance(message)
         if self.next > self._held.highest and not self.asking:
             self._closed()
-            self.ends.changed()
+            self.output.changed()
 
     def _closed(self) -> None:
-        """Nothing is missing between the messages that are known of."""
+        """Nothing is missing between the known messages."""
         self.gap, self._give_up_at, self._retry_at, self._tries = False, None, None, 0
 
     def _first(self, message: Message) -> None:
@@ -296,51 +293,51 @@ class Sequencer:
             self._start_at(message, Reason.LATE)
 
     def _start_at(self, message: Message, missing: Reason) -> None:
-        """Whatever came before `message` is not known."""
+        """Begin at `message`; what came before is unknown."""
         self.complete, self.missing = message.sequence == 0, missing
         self._marks.clear()
-        number, ts = message.sequence, message.batch.ts  # (the clock tells who was there before)
+        number, ts = message.sequence, message.batch.ts
         self._held.discard(lambda held: held.sequence < number or held.batch.ts < ts)
         self._advance(message)
         self.gap = True
         self._release()
         if self.gap and self._retry_at is None:
             self._pursue()
-        self.ends.changed()
+        self.output.changed()
 
     def _old(self, message: Message, *, replayed: bool) -> None:
-        """A number that was had: the same message again, or one of a publisher that began anew."""
+        """A number from before: a duplicate, or a message of a publisher that restarted."""
         assert self.next is not None
         number = message.sequence
         place = len(self._marks) - (self.next - number)
         if place >= 0:
             same = self._marks[place] == fingerprint(message.payload)
-        else:  # so late that only the publisher's clock can tell
+        else:  # too old for fingerprints: the publisher's clock decides
             same = message.batch.ts <= self._last_ts
         if same:
-            self.ends.count("duplicates", number, number)
+            self.output.count("duplicates", number, number)
             return
         self._restarted(message, replayed=replayed)
 
     def _restarted(self, message: Message, *, replayed: bool) -> None:
-        """`message` is of a publisher that began again at 0.
+        """`message` is of a publisher that began at 0 again.
 
-        Its number may be the one that is missing from the publisher before it. The clock tells
-        them apart: what is held has higher numbers, and a publisher sends these later.
+        Its number may be one that is missing from the publisher before it. The clock distinguishes
+        them: held messages have higher numbers, and a publisher sends these later.
         """
         assert self.next is not None
-        self.ends.count("restarts", message.sequence, self.next)
+        self.output.count("restarts", message.sequence, self.next)
         if replayed and self._start == 0:
             self._begin_anew(message)
         else:
-            self.ends.forget()
+            self.output.forget()
             self.reset(message.batch.ts)
             self.receive(message)
-            self.ends.changed()
+            self.output.changed()
 
     def _begin_anew(self, message: Message) -> None:
-        """Go on with the answers to a replay, of which this is the first that counts."""
-        self.ends.forget()
+        """Forget everything, and begin with this answer of the replay in flight."""
+        self.output.forget()
         self.reset(message.batch.ts)
         self.asking = True
         self._start_at(message, Reason.LATE)
@@ -350,25 +347,25 @@ class Sequencer:
         self._held.add(message)
         if not self.gap:
             self.gap = True
-            self.ends.count("gaps", self.next, message.sequence - 1)
+            self.output.count("gaps", self.next, message.sequence - 1)
             self._pursue()
-            self.ends.changed()
+            self.output.changed()
 
     def _pursue(self) -> None:
-        """Get what is missing: from the publisher, or by waiting a moment."""
+        """Get what is missing, by a replay or by waiting for a moment."""
         if not self.asking and not self._ask():
-            self._retry_at, self._give_up_at = None, self._now + REORDER_S
+            self._retry_at, self._give_up_at = None, self.clock() + REORDER_S
 
     def _lose(self, message: Message) -> None:
-        """Go on at `message`: what is between is gone for good, and with it what was known."""
+        """Go on at `message`: the messages before it are lost, and what was known is void."""
         assert self.next is not None
-        self.ends.count("lost", self.next, message.sequence - 1)
-        self.ends.forget()
+        self.output.count("lost", self.next, message.sequence - 1)
+        self.output.forget()
         self._give_up_at, self._tries = None, 0
         self._start_at(message, Reason.LOST)
 
     def _give_up(self) -> None:
-        """Nobody can say what is missing: go on at the first message that is there."""
+        """Nobody can repeat what is missing: go on at the first kept message."""
         self._give_up_at = self._retry_at = None
         if self.next is not None and not self.gap:
             return
@@ -379,13 +376,13 @@ class Sequencer:
             else:
                 self._lose(message)
         elif self.next is not None and self.next <= self._held.highest:
-            self.ends.forget()
-            self.reset()  # there was no room to keep any: the next one to come is the first
+            self.output.forget()
+            self.reset()  # there was no room to keep any: the next message is the first
         else:
             self._closed()
 
     def _again(self) -> None:
-        """A replay has not closed the gap: ask for the rest, unless it brings nothing."""
+        """A replay has not closed the gap: request the rest, unless it brought nothing."""
         self._tries = 0 if self.next != self._progress else self._tries + 1
         if self._tries >= TRIES:
             self._tries = 0
@@ -394,16 +391,12 @@ class Sequencer:
             self._pursue()
 
     def _ask(self, start: int | None = None) -> bool:
-        """Have everything replayed from the last applied message on, or from `start`."""
+        """Request a replay from the last applied message on, or from `start`."""
         if start is None:
             start = 0 if self.next is None else max(self.next - 1, 0)
-        if not self.ends.ask(start):
+        if not self.output.ask(start):
             return False
-        self._asked(start)
-        return True
-
-    def _asked(self, start: int) -> None:
         self._start, self._answers, self._progress = start, 0, self.next
-        self._whole = False
         self._retry_at = self._give_up_at = None
-        self.asking = True
+        self._whole, self.asking = False, True
+        return True

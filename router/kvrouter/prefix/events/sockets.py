@@ -1,4 +1,4 @@
-"""A ZMQ socket on the running loop: whoever owns it is called with each message that comes."""
+"""A ZMQ socket on the running loop, whose messages go to a callback."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MAX_MESSAGE_BYTES: Final = 64 << 20
 QUEUED_MESSAGES: Final = 100_000
 """vLLM's own bound; ZMQ's default drops beyond 1,000."""
 GATHER_S: Final = 0.005
-"""Messages that come within this time are taken in one go: engines send one per step."""
+"""Messages that come within this time are taken together: engines send one per step."""
 MESSAGES_PER_TURN: Final = 64
-"""Messages taken before the loop gets its turn again."""
+"""Messages taken before other callbacks of the loop run."""
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +28,11 @@ def endpoint_of(host: str, port: int) -> str:
 
 
 class Inbox:
-    """Takes a socket's messages as they come, a few at a time. It owns the socket.
+    """Takes a socket's messages as they come. It owns the socket.
 
     Args:
-        socket: bound, connected, or not yet either.
-        take: is called with each message; what it raises is logged.
+        socket: it may be bound or connected later.
+        take: gets each message; its exceptions are logged.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], take: Callable[[Sequence[bytes]], None]) -> None:
@@ -45,7 +45,7 @@ class Inbox:
         self._drain()
 
     def close(self) -> None:
-        """Take no more and close the socket. Idempotent."""
+        """Close the socket. Idempotent."""
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._fd)
@@ -54,12 +54,12 @@ class Inbox:
             self.socket.close(linger=0)
 
     def _wake(self) -> None:
-        """Something came: take it a little later, together with what comes until then."""
+        """A message came: take it soon, with those that come until then."""
         self._loop.remove_reader(self._fd)
         self._timer = self._loop.call_later(GATHER_S, self._drain)
 
     def _drain(self) -> None:
-        """Take what has come, until nothing is left: only then is ZMQ's descriptor quiet."""
+        """Take messages until none is left: only then is ZMQ's descriptor quiet."""
         for _ in range(MESSAGES_PER_TURN):
             if self._closed:
                 return
@@ -69,16 +69,22 @@ class Inbox:
             frames = self.socket.recv_multipart(zmq.NOBLOCK)
             try:
                 self._take(frames)
-            except Exception:  # a stop here would leave what is queued until the next message
+            except Exception:  # to stop here would leave queued messages until the next one comes
                 log.exception("KV events: a message could not be applied")
         self._timer = self._loop.call_later(0, self._drain)
 
 
-def subscriber(context: zmq.Context[zmq.Socket[bytes]], prefix: bytes) -> zmq.Socket[bytes]:
-    """A SUB socket for topics that begin with `prefix`."""
-    socket = context.socket(zmq.SUB)
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    """A socket of a ZMQ kind with our bounds."""
+    socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    return socket
+
+
+def subscriber(context: zmq.Context[zmq.Socket[bytes]], prefix: bytes) -> zmq.Socket[bytes]:
+    """A SUB socket for topics that begin with `prefix`."""
+    socket = open_socket(context, zmq.SUB)
     socket.setsockopt(zmq.SUBSCRIBE, prefix)
     return socket

@@ -107,17 +107,13 @@ def lead_s(answer: ProbeResponse, since_s: float, until_s: float) -> float | Non
 
 
 async def _identify(setup: Setup, facts: EngineFacts) -> None:
-    async def get(engine: Engine, path: str) -> bytes:
-        return (await setup.probe.ask(engine, path, None, setup.patience_s(None))).body
-
-    async def post(engine: Engine, path: str, body: bytes) -> bytes:
+    async def ask(engine: Engine, path: str, body: bytes | None) -> bytes:
         return (await setup.probe.ask(engine, path, body, setup.patience_s(body))).body
 
     settings, engine = setup.settings, facts.engine
     detector = EngineDetector(
         setup.families,
-        get,
-        post,
+        ask,
         connector=settings.kv_connector,
         model=settings.model,
         bootstrap_ports=settings.bootstrap_ports,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
-from kvrouter.prefix.events.messages import BadMessage, Stored, decode_batch
+from kvrouter.prefix.events.messages import BadMessage, BlockStored, decode_batch
 from kvrouter.prefix.events.sockets import Inbox, subscriber
 from kvrouter.tools.doctor.base import Setup, error, warning
 from kvrouter.tools.doctor.links import ask_new_prompt
@@ -62,7 +62,7 @@ class _Listener:
             return
         with suppress(BadMessage):
             events = decode_batch(frames[2]).events
-            sizes = [event.block_size for event in events if isinstance(event, Stored)]
+            sizes = [event.block_size for event in events if isinstance(event, BlockStored)]
             topic = frames[0].decode("utf-8", "replace")
             self.block_tokens[topic] = sizes[-1] if sizes else self.block_tokens.get(topic, 0)
             if self._awaited <= self.block_tokens.keys():

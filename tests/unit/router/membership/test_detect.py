@@ -28,20 +28,19 @@ class Pages:
         self.pages = {"/v1/models": MODELS, **pages}
         self.asked: list[str] = []
 
-    async def get(self, engine: Engine, path: str) -> bytes:
+    async def ask(self, engine: Engine, path: str, body: bytes | None) -> bytes:
         self.asked.append(path)
+        if body is not None:
+            return ANSWER
         if path not in self.pages:
             raise ProbeFailed(f"{path} answers 404", 404)
         return self.pages[path]
-
-    async def post(self, engine: Engine, path: str, body: bytes) -> bytes:
-        return ANSWER
 
 
 async def found(pages: Pages) -> str | None:
     """The family by `auto`."""
     families = Families({**FAMILIES, Newcomer.name: Newcomer})
-    detector = EngineDetector(families, pages.get, pages.post, connector=AUTO)
+    detector = EngineDetector(families, pages.ask, connector=AUTO)
     return (await detector.identify(Engine("e:1", Role.DECODE))).family
 
 
@@ -69,7 +68,7 @@ async def test_each_page_is_fetched_once() -> None:
 
 
 async def test_a_page_that_fails_is_no_page_that_is_absent() -> None:
-    async def fail(engine: Engine, path: str) -> bytes:
+    async def fail(engine: Engine, path: str, body: bytes | None) -> bytes:
         raise ProbeFailed(f"{path} answers 500", 500)
 
     with pytest.raises(ProbeFailed, match="500"):

@@ -13,7 +13,8 @@ from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.families import Families
 from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.engines.pool import EnginePool
-from kvrouter.membership.detect import read_models
+from kvrouter.membership.detect import EngineDetector, read_models
+from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.membership.prober import Prober
 from kvrouter_store.identity.chain import root_hash
 
@@ -93,9 +94,10 @@ class Bench:
     engine: Engine
     runner: web.AppRunner
 
-    def prober(self, **options: Any) -> Prober:
-        settings: dict[str, Any] = {"interval_s": 0.01, "timeout_s": 5.0} | options
-        return Prober(self.pool, Families(), **settings)
+    def prober(self, timeout_s: float = 5.0, learn: Any = None, **options: Any) -> Prober:
+        client = ProbeClient(timeout_s=timeout_s)
+        detector = EngineDetector(Families(), client.body, **options)
+        return Prober(self.pool, client, detector, interval_s=0.01, learn=learn)
 
 
 @pytest.fixture
@@ -109,15 +111,20 @@ async def bench() -> AsyncIterator[Bench]:
     await runner.cleanup()
 
 
+async def first_probe(prober: Prober, engine: Engine) -> None:
+    prober.watch(engine)
+    await prober.probed()
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.005)
 
 
-async def test_an_engine_introduces_itself_when_it_joins(bench: Bench) -> None:
+async def test_an_engine_is_identified_when_it_joins(bench: Bench) -> None:
     prober = bench.prober()
-    await prober.start([bench.engine])
+    await first_probe(prober, bench.engine)
     await prober.close()
     assert bench.engine.identity == Identity(
         ("m", "lora"), 4096, 32, "cd" * 32, ROOT, (("lora", "/adapters/l"),), family="store"
@@ -133,7 +140,7 @@ async def test_a_manifest_is_learnt_before_its_engine_joins(bench: Bench) -> Non
 
     bench.fake.params["kvstore"]["refusal"] = "two groups"
     prober = bench.prober(learn=learn)
-    await prober.start([bench.engine])
+    await first_probe(prober, bench.engine)
     await prober.close()
     assert learnt == [("cd" * 32, False)]
     assert bench.engine.identity is not None
@@ -147,7 +154,7 @@ async def test_without_our_connector_the_block_size_is_read_from_metrics(bench: 
         'vllm:cache_config_info{block_size="64",cache_dtype="auto",engine="0"} 1.0\n'
     )
     prober = bench.prober()
-    await prober.start([bench.engine])
+    await first_probe(prober, bench.engine)
     await prober.close()
     assert bench.engine.identity == Identity(
         ("m", "lora"), 4096, 64, adapters=(("lora", "/adapters/l"),), family="store"
@@ -157,7 +164,7 @@ async def test_without_our_connector_the_block_size_is_read_from_metrics(bench: 
 async def test_an_engine_that_tells_nothing_of_blocks_joins_all_the_same(bench: Bench) -> None:
     bench.fake.params, bench.fake.models = None, [{"id": "m"}]
     prober = bench.prober()
-    await prober.start([bench.engine])
+    await first_probe(prober, bench.engine)
     await prober.close()
     assert bench.engine.identity == Identity(("m",), family="store")
 
@@ -165,7 +172,7 @@ async def test_an_engine_that_tells_nothing_of_blocks_joins_all_the_same(bench: 
 async def test_an_engine_that_is_down_at_the_start_may_come_later(bench: Bench) -> None:
     bench.fake.healthy = False
     prober = bench.prober()
-    await prober.start([bench.engine])
+    await first_probe(prober, bench.engine)
     assert list(bench.pool.engines(Role.DECODE)) == []
     bench.fake.healthy = True
     await until(lambda: list(bench.pool.engines(Role.DECODE)) == [bench.engine])
@@ -176,7 +183,7 @@ async def test_an_engine_that_falls_ill_leaves_and_comes_back_when_it_is_well(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     prober = bench.prober()
-    await prober.start([bench.engine])
+    await first_probe(prober, bench.engine)
     bench.fake.healthy = False
     await until(lambda: bench.engine.identity is None)
     bench.fake.healthy = True
@@ -192,7 +199,7 @@ async def test_an_engine_whose_port_is_closed_is_told_of_once(
 ) -> None:
     await bench.runner.cleanup()
     prober = bench.prober()
-    await prober.start([bench.engine])
+    await first_probe(prober, bench.engine)
     problems = [await prober.check(bench.engine) for _ in range(3)]
     await prober.close()
     assert all(problem and "/health" in problem for problem in problems)
@@ -215,7 +222,6 @@ async def test_what_is_wrong_with_an_engine_is_told(
     for name, value in change.items():
         setattr(bench.fake, name, value)
     prober = bench.prober()
-    await prober.start([])
     told = await prober.check(bench.engine)
     await prober.close()
     assert told is not None
@@ -227,7 +233,6 @@ async def test_what_is_wrong_with_an_engine_is_told(
 async def test_an_engine_that_hangs_is_given_up_after_the_deadline(bench: Bench) -> None:
     bench.fake.hang = True
     prober = bench.prober(timeout_s=0.05)
-    await prober.start([])
     told = await prober.check(bench.engine)
     await prober.close()
     assert told == "/health does not answer within 0.05 s"
@@ -237,7 +242,7 @@ async def test_the_start_does_not_wait_for_an_engine_that_hangs(bench: Bench) ->
     bench.fake.hang_completion = True
     prober = bench.prober(timeout_s=0.05)
     async with asyncio.timeout(5):
-        await prober.start([bench.engine])
+        await first_probe(prober, bench.engine)
     assert bench.engine.identity is None
     bench.fake.may_complete.set()
     await until(lambda: bench.engine.identity is not None)
@@ -248,7 +253,7 @@ async def test_an_answer_without_end_is_not_read_to_its_end(bench: Bench) -> Non
     bench.fake.params = None
     bench.fake.metrics = "x" * (5 << 20)
     prober = bench.prober()
-    await prober.start([bench.engine])
+    await first_probe(prober, bench.engine)
     await prober.close()
     assert bench.engine.identity is not None
     assert bench.engine.identity.block_tokens is None
@@ -256,19 +261,18 @@ async def test_an_answer_without_end_is_not_read_to_its_end(bench: Bench) -> Non
 
 async def test_with_one_model_named_others_are_not_served(bench: Bench) -> None:
     prober = bench.prober(model="lora")
-    await prober.start([bench.engine])
+    await first_probe(prober, bench.engine)
     assert bench.pool.models() == ("lora",)
     await prober.close()
     prober = bench.prober(model="gpt")
     bench.pool.leave(bench.engine)
-    await prober.start([])
     assert await prober.check(bench.engine) == "it serves m, lora, not --model gpt"
     await prober.close()
 
 
 async def test_the_probe_names_the_model_it_serves(bench: Bench) -> None:
     prober = bench.prober(model="lora")
-    await prober.start([bench.engine])
+    await first_probe(prober, bench.engine)
     await prober.close()
     assert json.dumps(bench.fake.probes[0]["model"]) == '"lora"'
 
@@ -280,7 +284,7 @@ async def test_a_prefill_engine_is_asked_whether_it_takes_a_priority(
     bench.fake.takes_priority = takes
     engine = bench.pool.assign(bench.engine.address, Role.PREFILL)
     prober = bench.prober(try_priority=True)
-    await prober.start([engine])
+    await first_probe(prober, engine)
     await prober.close()
     assert engine.identity is not None
     assert engine.identity.takes_priority is takes
@@ -294,7 +298,7 @@ async def test_nobody_is_asked_for_a_priority_who_will_get_none(
 ) -> None:
     engine = bench.pool.assign(bench.engine.address, role)
     prober = bench.prober(try_priority=asks)
-    await prober.start([engine])
+    await first_probe(prober, engine)
     await prober.close()
     assert engine.identity is not None
     assert not engine.identity.takes_priority
@@ -303,7 +307,7 @@ async def test_nobody_is_asked_for_a_priority_who_will_get_none(
 
 async def test_an_adapter_that_is_loaded_or_unloaded_later_is_noticed(bench: Bench) -> None:
     prober = bench.prober()
-    await prober.start([bench.engine])
+    await first_probe(prober, bench.engine)
     bench.fake.models.append({"id": "late", "root": "/adapters/late", "parent": "m"})
     assert await prober.check(bench.engine) is None
     assert bench.pool.models() == ("m", "lora", "late")
@@ -321,7 +325,7 @@ async def test_an_adapter_that_is_reloaded_from_another_path_names_its_blocks_ot
     bench: Bench,
 ) -> None:
     prober = bench.prober()
-    await prober.start([bench.engine])
+    await first_probe(prober, bench.engine)
     bench.fake.models[1]["root"] = "/adapters/l2"
     assert await prober.check(bench.engine) is None
     await prober.close()
@@ -334,7 +338,7 @@ async def test_an_engine_that_serves_other_models_is_not_taken_for_a_new_one(ben
     bench.pool.on_join(lambda _: told.append("joined"))
     bench.pool.on_leave(lambda _: told.append("left"))
     prober = bench.prober()
-    await prober.start([bench.engine])
+    await first_probe(prober, bench.engine)
     bench.fake.models.append({"id": "late", "root": "/adapters/late", "parent": "m"})
     assert await prober.check(bench.engine) is None
     await prober.close()
@@ -344,7 +348,7 @@ async def test_an_engine_that_serves_other_models_is_not_taken_for_a_new_one(ben
 
 async def test_an_engine_that_no_longer_serves_the_one_model_leaves(bench: Bench) -> None:
     prober = bench.prober(model="lora")
-    await prober.start([bench.engine])
+    await first_probe(prober, bench.engine)
     del bench.fake.models[1]
     await until(lambda: bench.engine.identity is None)
     assert prober.problem(bench.engine) == "it serves m, not --model lora"
@@ -378,7 +382,7 @@ async def test_an_engine_that_lists_no_generation_joins_without_being_asked_for_
 ) -> None:
     bench.fake.openapi = listing("/v1/embeddings", "/v1/score", "/tokenize", "/pooling")
     prober = bench.prober()
-    await prober.start([bench.engine])
+    await first_probe(prober, bench.engine)
     await prober.close()
     identity = bench.engine.identity
     assert identity is not None
@@ -403,7 +407,6 @@ async def test_an_engine_that_refuses_completions_as_such_joins_for_the_other_en
 ) -> None:
     bench.fake.completion_status, bench.fake.completion_error = status, message
     prober = bench.prober()
-    await prober.start([])
     assert await prober.check(bench.engine) is None
     await prober.close()
     assert bench.pool.engines(Role.DECODE) == ()
@@ -417,7 +420,6 @@ async def test_an_engine_that_does_not_list_its_endpoints_is_taken_to_have_them_
 ) -> None:
     bench.fake.openapi = document
     prober = bench.prober()
-    await prober.start([])
     assert await prober.check(bench.engine) is None
     await prober.close()
     assert bench.engine.identity is not None

@@ -82,24 +82,29 @@ async def test_an_address_in_use_is_an_os_error_that_names_the_flag(
     subscriber.close()
 
 
-async def test_a_message_that_cannot_be_applied_does_not_stop_those_behind_it(
-    wire: Wire, subscriber: EventSubscriber, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Sequence[bytes]] = []
+class OddTracker:
+    """Fails at every message."""
 
-    def receive(frames: Sequence[bytes]) -> None:
-        seen.append(frames)
+    def __init__(self) -> None:
+        self.seen: list[Sequence[bytes]] = []
+
+    def receive(self, frames: Sequence[bytes]) -> None:
+        self.seen.append(frames)
         raise RuntimeError("odd")
 
-    monkeypatch.setattr(wire.tracker, "receive", receive)
-    context = zmq.Context()
+
+async def test_a_message_that_cannot_be_applied_does_not_stop_those_behind_it() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    tracker = OddTracker()
+    subscriber = EventSubscriber("tcp://127.0.0.1:0", tracker, context)  # type: ignore[arg-type]
     try:
         publisher = context.socket(zmq.PUB)
         publisher.connect(subscriber.endpoint)
-        while len(seen) < 3:
+        while len(tracker.seen) < 3:
             publisher.send_multipart([b"kv@e:1", bytes(8), payload()])
             await asyncio.sleep(0.005)
     finally:
+        subscriber.close()
         context.destroy(linger=0)
 
 

@@ -15,6 +15,7 @@ from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.pool import EnginePool
 from kvrouter.prefix.events.confidence import Reason
 from kvrouter.prefix.events.intake import EventIntake
+from kvrouter.prefix.events.settings import KvEventSettings
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.index import PrefixIndex
 from kvrouter.tools.sim.block_cache import Cleared, Event, Removed, Stored
@@ -43,26 +44,26 @@ def removed(*numbers: int) -> Removed:
     return Removed(tuple(block(number) for number in numbers))
 
 
-@dataclass
-class Ports:
-    """Settings of one router."""
-
-    kv_events_bind: str | None = None
-    kv_events_ports: dict[str, int] = field(default_factory=dict)
-    kv_replay_ports: dict[str, int] = field(default_factory=dict)
+def ports(bind: str | None = None, connect: int = 0, replay: int = 0) -> KvEventSettings:
+    """Settings of one router, whose engines have these ports; 0: none."""
+    return KvEventSettings(
+        kv_events_bind=bind,
+        kv_events_connect=[str(connect)] if connect else [],
+        kv_events_replay=[str(replay)] if replay else [],
+    )
 
 
 class Router:
     """The part of a router that hears events; its ledger's `tick` runs as in the real one."""
 
-    def __init__(self, ports: Ports) -> None:
+    def __init__(self, settings: KvEventSettings) -> None:
         self.pool = EnginePool()
         self.index = PrefixIndex(100_000)
         self.tracker = CacheTracker(self.index, self.pool.find, lambda: self.pool.domain)
         self.pool.on_leave(self.index.clear)
         self.pool.on_join(self.tracker.engine_joined)
         self.pool.on_leave(self.tracker.engine_left)
-        self.intake = EventIntake(ports, self.tracker, self.pool)
+        self.intake = EventIntake(settings, self.tracker, self.pool)
         self.engine = self.pool.add("127.0.0.1:1", Role.PREFILL)
         self._ticks = asyncio.create_task(self._tick())
 
@@ -80,7 +81,7 @@ class Router:
 
     @property
     def reason(self) -> Reason:
-        return self.tracker.standing(self.engine)
+        return self.tracker.confidence(self.engine)
 
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -93,7 +94,7 @@ class Router:
         self.intake.close()
 
 
-Start = Callable[[Ports], Router]
+Start = Callable[[KvEventSettings], Router]
 
 
 @pytest.fixture
@@ -101,8 +102,8 @@ async def start() -> AsyncIterator[Start]:
     """Starts routers; they end with the test."""
     made: list[Router] = []
 
-    def begin(ports: Ports) -> Router:
-        made.append(Router(ports))
+    def begin(settings: KvEventSettings) -> Router:
+        made.append(Router(settings))
         return made[-1]
 
     yield begin
@@ -141,8 +142,8 @@ class Engines:
         self.publisher.publish(list(events))
         return False
 
-    def ports(self) -> Ports:
-        return Ports(None, {"": self.port}, {"": self.replay_port})
+    def ports(self) -> KvEventSettings:
+        return ports(None, self.port, self.replay_port)
 
 
 @pytest.fixture
@@ -237,7 +238,7 @@ async def test_an_engine_that_restarts_is_learnt_anew(start: Start, engine: Engi
 async def test_a_cut_connection_takes_the_trust_until_the_publisher_is_heard_again(
     start: Start, engine: Engines
 ) -> None:
-    router = start(Ports(None, {"": engine.port}))  # nobody to ask
+    router = start(ports(None, engine.port))  # nobody to ask
     router.join()
     await router.until(lambda: router.holds(1) or engine.tell(stored(1)))
     assert router.tracker.trusts(router.engine)
@@ -255,7 +256,7 @@ async def test_a_publisher_that_does_not_answer_is_said_to(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     bind = f"tcp://127.0.0.1:{free_port()}"
-    router = start(Ports(bind, {}, {"": free_port()}))
+    router = start(ports(bind, 0, free_port()))
     router.join()
     publisher = EventPublisher(bind, "kv@127.0.0.1:1", 16)
     try:
@@ -287,7 +288,7 @@ async def test_answers_without_a_topic_are_read(
     start: Start, old_publisher: tuple[int, zmq.Socket[bytes]]
 ) -> None:
     port, publisher = old_publisher
-    router = start(Ports("tcp://127.0.0.1:0", {}, {"": port}))
+    router = start(ports("tcp://127.0.0.1:0", 0, port))
     router.join()
     asked = await asyncio.to_thread(publisher.recv_multipart)
     assert asked[1:] == [b"", bytes(8)]

@@ -1,187 +1,344 @@
-"""What the router says of an engine's cache: exact, degraded or fallback, why, and what follows."""
+"""The index against the truth: one publisher, and everything that can happen to its messages.
 
-import logging
+The model is the engine: what it holds after each message, in each of its lives. The wire loses,
+repeats and reorders; replays are cut short; both sides restart. What the router claims and trusts
+must have been true after the message that it applied last, and all must be well again at the end.
+"""
 
-import pytest
-from tests.unit.router.prefix.events.test_tracker import (
-    IDS,
-    TOKENS,
-    Wire,
-    chain_of,
-    make_wire,
-    payload,
-    removed,
-    stored,
-)
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.unit.router.conftest import Clock, joined
+from tests.unit.router.prefix.events.test_tracker import chain_of, payload, removed, stored
+
+from kvrouter.engines.engine import Engine, Role
+from kvrouter.engines.pool import EnginePool
 from kvrouter.prefix.events.confidence import IndexState, Reason
-from kvrouter.prefix.events.reorder import HELD_MESSAGES
-from kvrouter.prefix.events.sequencer import REORDER_S
-from kvrouter.prefix.events.tracker import DEAD_S, SILENT_S, UNSURE_PROMPTS
+from kvrouter.prefix.events.sequencer import CHECK_S, TRIES
+from kvrouter.prefix.events.tracker import CacheTracker
+from kvrouter.prefix.index import PrefixIndex
+
+BLOCKS = range(1, 5)
+CLEARED = {"type": "AllBlocksCleared"}
 
 
-@pytest.fixture
-def wire() -> Wire:
-    return make_wire()
+@dataclass
+class Life:
+    """An engine from one start to the next: its messages, and what it held after each."""
+
+    messages: list[bytes] = field(default_factory=list)
+    held: list[frozenset[int]] = field(default_factory=list)
+
+    def now(self) -> frozenset[int]:
+        return self.held[-1] if self.held else frozenset()
 
 
-def standing(wire: Wire) -> Reason:
-    return wire.tracker.standing(wire.engine)
+@dataclass
+class Asked:
+    """Stands for the sockets of replays: remembers what is asked."""
+
+    possible: bool
+    start: int | None = None
+    answering: bool = False
+
+    def ask(self, server: Engine, rank: int, start: int) -> bool:
+        if self.possible:
+            self.start, self.answering = start, False
+        return self.possible
 
 
-def test_an_engine_that_never_told_is_guessed(wire: Wire) -> None:
-    assert standing(wire) is Reason.NO_EVENTS
-    assert standing(wire).state is IndexState.FALLBACK
-    wire.tracker.computed(wire.engine, chain_of(5))
-    assert wire.matched(chain_of(5)) == 1
-    assert not wire.tracker.trusts(wire.engine)
+class Truth(RuleBasedStateMachine):
+    clock: Clock
+
+    @initialize(replays=st.booleans(), kept=st.sampled_from([0, 2, 5, 1000]))
+    def begin(self, replays: bool, kept: int) -> None:
+        self.clock, self.kept = Clock(), kept
+        self.lives = [Life()]
+        self.wire: list[tuple[int, int]] = []  # (life, number) under way
+        self.asked = Asked(replays)
+        self.broken = False  # who answered is gone
+        self.answers: list[tuple[int, int]] = []
+        self.time = 0.0
+        self.start_router()
+
+    def start_router(self) -> None:
+        self.asked.start, self.asked.answering = None, False
+        self.heard = (-1, -1)
+        self.index = PrefixIndex(1000)
+        self.pool = EnginePool(self.clock)
+        self.tracker = CacheTracker(
+            self.index, self.pool.find, lambda: self.pool.domain, clock=self.clock
+        )
+        self.tracker.replay_with(self.asked)
+        self.pool.on_leave(self.index.clear)
+        self.pool.on_join(self.tracker.engine_joined)
+        self.pool.on_leave(self.tracker.engine_left)
+        self.engine = joined(self.pool, "e:1", Role.PREFILL, block_tokens=16)
+
+    @property
+    def life(self) -> Life:
+        return self.lives[-1]
+
+    def publish(self, events: Sequence[object], held: frozenset[int]) -> None:
+        self.time += 1.0
+        ts = struct.pack(">d", self.time)
+        self.life.messages.append(payload(*events).replace(struct.pack(">d", 1.5), ts, 1))
+        self.life.held.append(held)
+        self.wire.append((len(self.lives) - 1, len(self.life.messages) - 1))
+
+    # -- the engine
+
+    @rule(blocks=st.sets(st.sampled_from(BLOCKS), min_size=1, max_size=3))
+    def stores(self, blocks: set[int]) -> None:
+        named = sorted(blocks)
+        event = stored(named, [0] * 16 * len(named), parent=4711)
+        self.publish([event], self.life.now() | blocks)
+
+    @rule(blocks=st.sets(st.sampled_from(BLOCKS), min_size=1, max_size=3))
+    def removes(self, blocks: set[int]) -> None:
+        self.publish([removed(sorted(blocks))], self.life.now() - blocks)
+
+    @rule(blocks=st.sets(st.sampled_from(BLOCKS), min_size=1, max_size=3), lost=st.integers(0, 2))
+    def turns_over(self, blocks: set[int], lost: int) -> None:
+        """Stores, removes and stores again; of the last three messages some are lost."""
+        self.stores(blocks)
+        self.arrive(count=len(self.wire), twice=False)
+        self.removes(blocks)
+        self.stores(set(BLOCKS) - blocks)
+        del self.wire[:lost]
+
+    @precondition(lambda self: len(self.life.messages) > 6)
+    @rule()
+    def clears(self) -> None:
+        self.publish([CLEARED], frozenset())
+
+    @precondition(lambda self: len(self.life.messages) > 6)
+    @rule(noticed=st.booleans())
+    def restarts(self, noticed: bool) -> None:
+        self.lives.append(Life())
+        self.broken = self.asked.answering
+        if noticed:  # the health check saw it go and come
+            self.pool.leave(self.engine)
+            self.wire.clear()
+            self.heard = (-1, -1)
+            joined(self.pool, "e:1", Role.PREFILL, block_tokens=16)
+
+    # -- the wire
+
+    def deliver(self, life: int, number: int) -> None:
+        if number and life > self.heard[0] >= 0 and number == self.following():
+            return  # the one case that numbers cannot tell: as if it were lost, too
+        self.heard = max(self.heard, (life, number))
+        sequence = struct.pack(">Q", number)
+        self.tracker.receive([b"kv@e:1", sequence, self.lives[life].messages[number]])
+
+    @precondition(lambda self: self.wire)
+    @rule(count=st.integers(1, 4), twice=st.booleans())
+    def arrive(self, count: int, twice: bool) -> None:
+        for each in self.wire[:count]:
+            for _ in range(1 + twice):
+                self.deliver(*each)
+        del self.wire[:count]
+
+    @precondition(lambda self: len(self.wire) > 1)
+    @rule(first=st.integers(1, 3))
+    def overtakes(self, first: int) -> None:
+        one = self.wire[min(first, len(self.wire) - 1)]
+        if one[0] == self.wire[0][0]:  # (one connection ends before the next one begins)
+            self.wire.remove(one)
+            self.deliver(*one)
+
+    @precondition(lambda self: self.wire)
+    @rule(count=st.integers(1, 4))
+    def loses(self, count: int) -> None:
+        del self.wire[:count]
+
+    # -- replays
+
+    @precondition(lambda self: self.asked.start is not None)
+    @rule()
+    def replay_begins(self) -> None:
+        start, self.asked.start = self.asked.start, None
+        assert start is not None
+        last, life = len(self.life.messages), len(self.lives) - 1
+        self.wire = [each for each in self.wire if each[0] == life]  # the rest went with its sender
+        self.answers = [(life, each) for each in range(max(start, last - self.kept), last)]
+        self.asked.answering, self.broken = True, False
+
+    @precondition(lambda self: self.asked.answering)
+    @rule(count=st.integers(1, 8), dropped=st.booleans())
+    def replay_goes_on(self, count: int, dropped: bool) -> None:
+        """`dropped`: ZMQ's queue was full, as it can be after the first answers."""
+        for each in range(count):
+            if not self.asked.answering:
+                return  # it was asked anew: the rest goes to a socket that is closed
+            if self.broken:
+                self.replay_breaks()
+                return
+            if not self.answers:
+                self.asked.answering = False
+                self.tracker.replay_ended(self.engine, 0)
+                return
+            life, number = self.answers.pop(0)
+            if not (dropped and each == 1 and self.answers):
+                if self.listens():  # (it hears nothing of what it no longer wants to know)
+                    self.heard = max(self.heard, (life, number))
+                self.tracker.replayed(self.engine, 0, number, self.lives[life].messages[number])
+
+    @precondition(lambda self: self.asked.answering)
+    @rule()
+    def replay_breaks(self) -> None:
+        self.asked.answering = False
+        self.tracker.replay_failed(self.engine, 0)
+
+    @precondition(lambda self: self.asked.start is not None)
+    @rule()
+    def is_not_answered(self) -> None:
+        self.asked.start = None
+        self.tracker.replay_failed(self.engine, 0)
+
+    # -- the router
+
+    @rule(seconds=st.sampled_from([0.1, 0.3, 2.0, 40.0]))
+    def waits(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.tracker.tick()
+
+    @precondition(lambda self: len(self.life.messages) > 6)
+    @rule()
+    def router_restarts(self) -> None:
+        self.start_router()
+
+    @rule()
+    def connection_breaks(self) -> None:
+        self.wire.clear()
+        self.tracker.disconnected(self.engine)
+        self.tracker.connected(self.engine)
+
+    # -- what must hold
+
+    def claims(self) -> frozenset[int]:
+        return frozenset(block for block in BLOCKS if self.index.match(chain_of(block)))
+
+    def following(self) -> int | None:
+        stream = self.tracker.stream(self.engine, 0)
+        return stream.next if stream else None
+
+    def listens(self) -> bool:
+        stream = self.tracker.stream(self.engine, 0)
+        return stream is not None and stream.asking
+
+    @invariant()
+    def what_is_trusted_is_true(self) -> None:
+        if not self.tracker.trusts(self.engine):
+            return
+        following, claims = self.following(), self.claims()
+        assert following is not None
+        if following == 0:
+            assert not claims
+            return
+        life, heard = self.heard  # nobody may be trusted to hold what this message removed
+        assert following == heard + 1
+        held = self.lives[life].held[heard]
+        exact = self.tracker.confidence(self.engine) is Reason.COMPLETE
+        assert claims == held if exact else claims <= held
+
+    def heal(self) -> None:
+        while self.wire:
+            self.arrive(count=4, twice=False)
+        for _ in range(20):
+            for _ in range(200):
+                if self.asked.start is not None:
+                    self.replay_begins()
+                if self.asked.answering:
+                    self.replay_goes_on(count=8, dropped=False)
+            self.waits(1.0)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "lives"):
+            return
+        self.heal()
+        for block in (1, 2):  # what is lost is noticed by what follows
+            self.publish([stored([block], [0] * 16, parent=4711)], self.life.now() | {block})
+            self.heal()
+        for _ in range(2):  # it is asked what is new, and as it answers, for all that was before
+            self.waits(CHECK_S)
+            self.heal()
+        reason = self.tracker.confidence(self.engine)
+        assert reason.trusted, reason
+        if self.asked.possible and self.kept >= len(self.life.messages):
+            assert reason.state is IndexState.EXACT, reason
+        assert self.claims() <= self.life.now()
+        if reason.state is not IndexState.EXACT:
+            self.publish([CLEARED], frozenset())
+            self.publish([stored([2, 3], [0] * 32, parent=4711)], frozenset({2, 3}))
+            self.heal()
+        assert self.tracker.confidence(self.engine) is Reason.COMPLETE
+        assert self.claims() == self.life.now()
+        assert self.tracker.budget.used_bytes == 0
 
 
-def test_guesses_are_forgotten_when_an_engine_begins_to_tell(wire: Wire) -> None:
-    wire.tracker.computed(wire.engine, chain_of(5))
-    wire.send(stored(IDS, TOKENS))
-    assert wire.matched(chain_of(5)) == 0
-    assert wire.matched() == 4
-    assert standing(wire) is Reason.COMPLETE
+Truth.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+test_what_is_claimed_is_true_whatever_happens_to_messages = Truth.TestCase
 
 
-def test_a_publisher_heard_from_the_middle_on_is_degraded_until_its_cache_is_emptied(
-    wire: Wire,
-) -> None:
-    wire.send(stored(IDS, TOKENS), sequence=77)
-    assert standing(wire) is Reason.LATE
-    assert standing(wire).state is IndexState.DEGRADED
-    assert wire.tracker.trusts(wire.engine)  # what it told since is held for certain
-    wire.send({"type": "AllBlocksCleared"})
-    assert standing(wire) is Reason.COMPLETE
+def test_a_publisher_that_answers_again_is_soon_asked_for_what_it_was_not_heard_to_say() -> None:
+    truth = Truth()
+    truth.begin(replays=True, kept=1000)
+    truth.stores({1})
+    truth.loses(count=1)
+    truth.stores({2})
+    truth.arrive(count=1, twice=False)
+    for _ in range(TRIES):
+        truth.is_not_answered()
+        truth.waits(2.0)
+    assert truth.tracker.confidence(truth.engine) is Reason.LATE
+    assert truth.claims() == {2}
+    for _ in range(2):  # when it has been quiet; half a minute after it has answered that
+        truth.waits(CHECK_S)
+        truth.heal()
+        truth.what_is_trusted_is_true()
+    assert truth.tracker.confidence(truth.engine) is Reason.COMPLETE
+    assert truth.claims() == {1, 2}
 
 
-def test_nothing_is_trusted_while_messages_are_missing(wire: Wire) -> None:
-    wire.send(stored(IDS, TOKENS))
-    wire.send(sequence=2)
-    assert standing(wire) is Reason.GAP
-    assert not wire.tracker.trusts(wire.engine)
-    wire.send(removed(IDS[1:]), sequence=1)
-    assert standing(wire) is Reason.COMPLETE
-    assert wire.matched() == 1
+def test_a_message_of_a_new_publisher_is_not_taken_for_one_that_the_old_one_lost() -> None:
+    truth = Truth()
+    truth.begin(replays=True, kept=0)
+    truth.replay_begins()
+    truth.replay_goes_on(count=1, dropped=False)
+    for blocks in ({1}, {2}, {3}):
+        truth.stores(blocks)
+    truth.loses(count=2)
+    truth.arrive(count=1, twice=False)
+    truth.is_not_answered()
+    truth.restarts(noticed=False)
+    for blocks in ({1}, {2}):
+        truth.stores(blocks)
+        truth.arrive(count=1, twice=False)
+        truth.what_is_trusted_is_true()
+    assert truth.tracker.confidence(truth.engine) is Reason.COMPLETE
+    assert truth.claims() == {1, 2}
 
 
-def test_what_was_known_before_lost_messages_is_forgotten(wire: Wire) -> None:
-    wire.send(stored(IDS, TOKENS))
-    wire.send(stored([9], [0] * 16, parent=4711), sequence=3)
-    wire.wait(REORDER_S)
-    assert standing(wire) is Reason.LOST
-    assert wire.matched() == 0
-    assert wire.matched(chain_of(9)) == 1
-    assert wire.tracker.counts["lost"] == 2
-
-
-def test_duplicates_and_stragglers_change_nothing(wire: Wire) -> None:
-    for _ in range(3):
-        wire.send(stored(IDS, TOKENS), sequence=0)
-    wire.send(removed(IDS[1:]))
-    wire.send(stored(IDS, TOKENS), sequence=0)
-    assert wire.matched() == 1
-    assert wire.tracker.counts["duplicates"] == 3
-    assert wire.tracker.counts["restarts"] == 0
-
-
-def test_messages_kept_for_a_gap_are_bounded(wire: Wire) -> None:
-    wire.send(stored(IDS, TOKENS))
-    for number in range(2, HELD_MESSAGES + 100):
-        wire.send(sequence=number)
-    used = wire.tracker.budget.used_bytes
-    assert used == HELD_MESSAGES * len(payload())
-    wire.tracker.budget.limit_bytes = used  # as if other engines had taken the rest
-    wire.send(sequence=HELD_MESSAGES + 200)
-    assert wire.tracker.budget.used_bytes == used
-    wire.pool.leave(wire.engine)
-    assert wire.tracker.budget.used_bytes == 0
-
-
-def test_without_any_room_to_keep_messages_the_engine_is_learnt_anew(wire: Wire) -> None:
-    wire.tracker.budget.limit_bytes = 0
-    wire.send(stored(IDS, TOKENS))
-    wire.send(sequence=2)
-    wire.wait(REORDER_S)
-    assert wire.matched() == 0
-    wire.send(stored(IDS, TOKENS), sequence=4)
-    assert standing(wire) is Reason.LATE
-    assert wire.matched() == 4
-
-
-def test_an_engine_that_computes_and_tells_nothing_is_no_longer_believed(wire: Wire) -> None:
-    wire.send(stored(IDS, TOKENS))
-    wire.tracker.computed(wire.engine, chain_of(5))
-    wire.wait(SILENT_S - 1)
-    assert standing(wire) is Reason.COMPLETE
-    wire.wait(2)
-    assert standing(wire) is Reason.SILENT
-    assert not wire.tracker.trusts(wire.engine)
-    assert wire.matched() == 4  # still good enough to choose by
-    wire.send(stored([5], [0] * 16, parent=4711))
-    wire.wait(0)
-    assert standing(wire) is Reason.COMPLETE
-    assert wire.matched() == 4
-
-
-def test_an_engine_silent_for_long_is_guessed_and_learnt_anew_when_it_tells_again(
-    wire: Wire,
-) -> None:
-    wire.send(stored(IDS, TOKENS))
-    wire.tracker.computed(wire.engine, chain_of(5))
-    for _ in range(int(DEAD_S) + 1):
-        wire.wait(1)
-    assert standing(wire) is Reason.DEAD
-    assert standing(wire).state is IndexState.FALLBACK
-    wire.tracker.computed(wire.engine, chain_of(6))
-    assert wire.matched(chain_of(6)) == 1
-    wire.send(stored([7], [0] * 16, parent=4711))
-    wire.wait(0)
-    assert standing(wire) is Reason.LATE
-    assert [wire.matched(chain_of(each)) for each in (IDS[0], 6, 7)] == [0, 0, 1]
-
-
-def test_blocks_that_the_engine_told_of_are_not_owed(wire: Wire) -> None:
-    wire.send(stored([5], [0] * 16, parent=4711))
-    wire.tracker.computed(wire.engine, chain_of(5))
-    wire.wait(SILENT_S + 1)
-    assert standing(wire) is Reason.COMPLETE
-
-
-def test_where_not_all_is_known_one_silent_prompt_proves_nothing(wire: Wire) -> None:
-    wire.send(stored(IDS, TOKENS), sequence=77)
-    for number in range(UNSURE_PROMPTS):
-        assert standing(wire) is Reason.LATE
-        wire.tracker.computed(wire.engine, chain_of(100 + number))
-        wire.wait(SILENT_S)
-    assert standing(wire) is Reason.SILENT
-
-
-def test_names_that_are_no_longer_kept_are_no_longer_claimed() -> None:
-    wire = make_wire(max_names=2)
-    wire.send(stored([71, 72], TOKENS[:32]))
-    wire.send(stored([73], TOKENS[32:48], parent=72))
-    assert wire.matched() == 0  # the first block's name is gone: its removal could not be read
-    wire.wait(0)
-    assert standing(wire) is Reason.UNNAMED
-
-
-def test_what_the_index_forgot_for_want_of_room_is_said() -> None:
-    wire = make_wire(blocks=4)
-    wire.send(stored(IDS, TOKENS))
-    assert standing(wire) is Reason.COMPLETE
-    wire.send(stored([8], [0] * 16, parent=4711))
-    assert standing(wire) is Reason.FULL
-    assert wire.tracker.trusts(wire.engine)
-    assert len(wire.index) == 4
-    wire.send({"type": "AllBlocksCleared"})
-    assert standing(wire) is Reason.COMPLETE
-
-
-def test_a_change_is_logged_once(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        wire.send(stored(IDS, TOKENS), sequence=5)
-        wire.send(sequence=6)
-        wire.wait(1)
-    assert caplog.text.count("DEGRADED (late), was FALLBACK (no events)") == 1
+def test_answers_to_what_a_restart_has_made_void_change_nothing() -> None:
+    truth = Truth()
+    truth.begin(replays=True, kept=1000)
+    truth.stores({1})
+    truth.stores({2})
+    truth.arrive(count=2, twice=False)
+    truth.restarts(noticed=False)
+    truth.stores({3})
+    truth.arrive(count=1, twice=False)
+    truth.removes({3})
+    truth.replay_begins()
+    truth.replay_goes_on(count=8, dropped=False)
+    truth.what_is_trusted_is_true()
+    assert truth.claims() == {3}
+    truth.arrive(count=1, twice=False)
+    assert truth.tracker.confidence(truth.engine) is Reason.COMPLETE
+    assert not truth.claims()

@@ -17,10 +17,10 @@ from kvrouter.engines.pool import EnginePool
 from kvrouter.prefix.events.confidence import Reason
 from kvrouter.prefix.events.mapping import Naming
 from kvrouter.prefix.events.messages import (
+    AllBlocksCleared,
     BadMessage,
-    Cleared,
-    Removed,
-    Stored,
+    BlockRemoved,
+    BlockStored,
     decode_batch,
     decode_tokens,
     low_id,
@@ -144,10 +144,10 @@ def test_clearing_the_cache_forgets_everything(wire: Wire) -> None:
 def test_a_lost_message_makes_the_engines_part_start_anew(wire: Wire) -> None:
     wire.send(stored(IDS, TOKENS))
     wire.send(stored([1], [0] * BLOCK, parent=IDS[3]), sequence=5)
-    assert wire.tracker.standing(wire.engine) is Reason.GAP
+    assert wire.tracker.confidence(wire.engine) is Reason.GAP
     wire.wait(REORDER_S)
     assert wire.matched() == 0
-    assert wire.tracker.standing(wire.engine) is Reason.LOST
+    assert wire.tracker.confidence(wire.engine) is Reason.LOST
     assert wire.tracker.counts["gaps"] == 1
     assert len(wire.index.match(chain_of(1))) == 1
 
@@ -239,7 +239,7 @@ def test_an_engine_that_left_is_learnt_anew(wire: Wire) -> None:
     wire.send(stored([71], TOKENS[:BLOCK]))
     wire.pool.leave(wire.engine)
     assert wire.tracker.naming(wire.engine) is None
-    assert wire.tracker.standing(wire.engine) is Reason.NO_EVENTS
+    assert wire.tracker.confidence(wire.engine) is Reason.NO_EVENTS
     assert wire.matched() == 0
 
 
@@ -311,21 +311,21 @@ def test_what_vllm_encodes_itself_is_read() -> None:
     batch = decode_batch(PUBLISHED)
     first, second, third, fourth = batch.events
     assert (batch.rank, batch.unknown) == (1, 0)
-    assert isinstance(first, Stored)
+    assert isinstance(first, BlockStored)
     assert first.block_hashes == [15123096740558076633, 1]
     assert (decode_tokens(first), first.block_size) == (list(range(8)), 4)
     assert (first.group_idx, first.kv_cache_spec_kind) == (0, "full_attention")
-    assert isinstance(second, Stored)
+    assert isinstance(second, BlockStored)
     assert (second.block_hashes, second.parent_block_hash) == ([b"x" * 8], b"y" * 8)
     assert (second.medium, second.lora_name, second.extra_keys) == ("CPU", "l", [["l"]])
-    assert isinstance(third, Removed)
+    assert isinstance(third, BlockRemoved)
     assert third.block_hashes == [1]
-    assert isinstance(fourth, Cleared)
+    assert isinstance(fourth, AllBlocksCleared)
 
 
 def test_tokens_that_are_no_numbers_are_no_tokens(wire: Wire) -> None:
     event = decode_batch(payload(stored(IDS, TOKENS, token_ids=["x"]))).events[0]
-    assert isinstance(event, Stored)
+    assert isinstance(event, BlockStored)
     with pytest.raises(BadMessage):
         decode_tokens(event)
     wire.send(stored(IDS, TOKENS, token_ids=["x"]))
