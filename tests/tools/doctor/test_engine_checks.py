@@ -121,7 +121,4 @@ async def test_an_engine_that_only_embeds_is_not_held_to_what_engines_share(chec
     identity = Identity(("e",), family="store", can_split=False, generates=False, version="0.31.0")
     config = {"enable_prefix_caching": "False", "cache_dtype": "fp8"}
     embeds = EngineFacts(Engine("c:1", Role.DECODE, identity=identity), cache_config=config)
-    for each in generating:
-        each.version = "0.32.0"
-    embeds.version = "0.31.0"
     assert not await found(check, *generating, embeds, store="kv://127.0.0.1:1")

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Final
 
-import orjson
-
 from kvrouter.engines.families import AUTO
 from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.membership.detect import EngineDetector
@@ -33,7 +31,6 @@ class EngineFacts:
         engine: with its identity and family, if it could be identified.
         unreachable: why it does not answer its health check; None if it does.
         unidentified: why it could not be identified; None if it could, or was not asked.
-        version: from its /version, or None.
         clock_ahead_s: the least that its clock is ahead of this host's; negative if behind.
         cache_config: of its KV cache, from its metrics, by vLLM's names.
     """
@@ -41,7 +38,6 @@ class EngineFacts:
     engine: Engine
     unreachable: str | None = None
     unidentified: str | None = None
-    version: str | None = None
     clock_ahead_s: float | None = None
     cache_config: Mapping[str, str] = field(default_factory=dict)
 
@@ -71,10 +67,7 @@ async def learn_engine(setup: Setup, engine: Engine) -> EngineFacts:
     except ProbeFailed as problem:
         facts.unreachable = str(problem)
         return facts
-    _, version, metrics = await asyncio.gather(
-        _identify(setup, facts), setup.ask(engine, "/version"), setup.ask(engine, "/metrics")
-    )
-    facts.version = read_version(version or b"")
+    _, metrics = await asyncio.gather(_identify(setup, facts), setup.ask(engine, "/metrics"))
     facts.cache_config = read_cache_config((metrics or b"").decode("utf-8", "replace"))
     return facts
 
@@ -125,15 +118,6 @@ async def _identify(setup: Setup, facts: EngineFacts) -> None:
         facts.unidentified = str(problem)
     else:
         engine.family = engine.identity.family or engine.family
-
-
-def read_version(body: bytes) -> str | None:
-    """The version that an answer of /version names, or None."""
-    try:
-        version = orjson.loads(body)["version"]
-    except (ValueError, TypeError, KeyError):
-        return None
-    return version if isinstance(version, str) else None
 
 
 def read_cache_config(exposition: str) -> dict[str, str]:

@@ -123,8 +123,9 @@ async def engine_version(setup: Setup) -> Found:
     """Engines of one family run one version."""
     by_family: dict[str, dict[str, str]] = {}
     for each in await setup.generating_engines():
-        if each.version is not None:
-            by_family.setdefault(each.engine.family, {})[each.name] = each.version
+        identity = each.engine.identity
+        if identity is not None and identity.version is not None:
+            by_family.setdefault(each.engine.family, {})[each.name] = identity.version
     for family, versions in by_family.items():
         if odd := odd_ones(versions):
             names, value, others = odd

@@ -78,6 +78,10 @@ class Duration(float):
         )
 
 
+Percent = Annotated[int, Field(ge=0, le=100, json_schema_extra={"metavar": "PERCENT"})]
+Tokens = Annotated[int, Field(ge=1, json_schema_extra={"metavar": "TOKENS"})]
+
+
 class KVEventsConfig(BaseModel):
     """vLLM's `--kv-events-config`, as far as the simulator has it. Unknown keys are refused."""
 
@@ -126,13 +130,7 @@ class SimSettings(BaseModel):
         description="Names under which the engine serves the model, instead of --model.",
         json_schema_extra={"metavar": "NAME"},
     )
-    block_size: int = Field(
-        default=64,
-        ge=1,
-        le=1024,
-        description="Tokens in a block.",
-        json_schema_extra={"metavar": "TOKENS"},
-    )
+    block_size: Tokens = Field(default=64, le=1024, description="Tokens in a block.")
     kv_cache_size: int = Field(
         default=1024,
         ge=1,
@@ -173,11 +171,9 @@ class SimSettings(BaseModel):
         description="Which waiting request runs next. fcfs: the oldest. priority: the one with "
         "the lowest `priority`, and the oldest of equals.",
     )
-    max_num_batched_tokens: int = Field(
+    max_num_batched_tokens: Tokens = Field(
         default=2048,
-        ge=1,
         description="Prompt tokens of one step; the engine saves blocks after each step.",
-        json_schema_extra={"metavar": "TOKENS"},
     )
     shared_steps: bool = Field(
         default=False,
@@ -290,13 +286,10 @@ class SimSettings(BaseModel):
         description=f"Kinds of failure to inject, of {', '.join(FAILURES)}. By default all.",
         json_schema_extra={"metavar": "KIND"},
     )
-    kv_corruption_rate: int = Field(
+    kv_corruption_rate: Percent = Field(
         default=0,
-        ge=0,
-        le=100,
         description="Share of the loads from the store that change one byte of the KV, as a "
         "broken transport does. With --no-verify-kv the engine answers from it.",
-        json_schema_extra={"metavar": "PERCENT"},
     )
 
     kv_events_config: Annotated[KVEventsConfig, BeforeValidator(_events_config)] = Field(
@@ -316,26 +309,17 @@ class SimSettings(BaseModel):
         "the address where it listens.",
         json_schema_extra={"metavar": "HOST:PORT"},
     )
-    kv_events_lost: int = Field(
+    kv_events_lost: Percent = Field(
         default=0,
-        ge=0,
-        le=100,
         description="Share of the messages that get lost.",
-        json_schema_extra={"metavar": "PERCENT"},
     )
-    kv_events_repeated: int = Field(
+    kv_events_repeated: Percent = Field(
         default=0,
-        ge=0,
-        le=100,
         description="Share of the messages that arrive twice.",
-        json_schema_extra={"metavar": "PERCENT"},
     )
-    kv_events_late: int = Field(
+    kv_events_late: Percent = Field(
         default=0,
-        ge=0,
-        le=100,
         description="Share of the messages that the next message overtakes.",
-        json_schema_extra={"metavar": "PERCENT"},
     )
 
     @field_validator("store")
