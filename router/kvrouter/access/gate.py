@@ -13,7 +13,7 @@ from kvrouter.access.callers import caller_of
 from kvrouter.errors import ApiError
 from kvrouter.http.request_id import RequestIds
 from kvrouter.telemetry.metrics import Reading
-from kvrouter.telemetry.request_log import Line
+from kvrouter.telemetry.request_log import RequestLine
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
@@ -159,7 +159,7 @@ class Gate:
         if self._log is None:
             return
         caller = caller_of(exchange)
-        line = Line(
+        line = RequestLine(
             request_id=request_id,
             status=error.status,
             outcome="error",

@@ -14,9 +14,15 @@ from kvrouter.access.setup import Access
 from kvrouter.admission.recompute_budget import RecomputeBudget
 from kvrouter.admission.waiting import EngineWait
 from kvrouter.app.parts import queue_wait, store_client
-from kvrouter.canary.sample import make_canary
+from kvrouter.canary.sample import Canary
 from kvrouter.control.admin import Admin
-from kvrouter.control.gauges import Gauges, index_state
+from kvrouter.control.gauges import (
+    counters,
+    engine_gauges,
+    index_gauges,
+    index_state,
+    request_gauges,
+)
 from kvrouter.control.page.board import Board
 from kvrouter.control.page.model import Load
 from kvrouter.control.page.snapshot import Snapshots, Sources
@@ -71,7 +77,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvrouter.app.settings import RouterSettings
-    from kvrouter.canary.sample import Canary
     from kvrouter.control.page.server import WebServer
     from kvrouter.engines.engine import Engine
     from kvrouter.http.server.listener import Handler
@@ -350,17 +355,18 @@ class App:
         resumption = (
             Resumption(orchestrator, legs, self.metrics) if settings.resume_streams else None
         )
-        self._canary = make_canary(
-            settings,
-            pool=self.pool,
-            families=self._families,
-            legs=legs,
-            metrics=self.metrics,
-            orchestrator=orchestrator,
-            resumption=resumption,
-            queue_wait=self.queue_wait,
-            engine_wait=self.engine_wait,
-        )
+        if settings.canary_sample_rate:
+            self._canary = Canary(
+                settings,
+                pool=self.pool,
+                families=self._families,
+                legs=legs,
+                metrics=self.metrics,
+                orchestrator=orchestrator,
+                resumption=resumption,
+                queue_wait=self.queue_wait,
+                engine_wait=self.engine_wait,
+            )
         return RequestHandler(
             orchestrator=orchestrator,
             fanout=Fanout(orchestrator, legs, self.metrics, resumption),
@@ -459,33 +465,32 @@ class App:
             "capacity": lambda: self.queue_wait.waiting,
             "engine": lambda: self.engine_wait.waiting,
         }
-        readings = Gauges(
-            self.pool, self.index, self.budget, self._compatibility, self._tracker, waiting=waiting
-        )
         tasks = Reading(
             "kvrouter:tasks",
-            "Tasks of the event loop: one per request under way, one per engine, and a few.",
+            "Tasks of the event loop: one per request in flight, one per engine, and a few.",
             lambda: [((), float(len(asyncio.all_tasks())))],
         )
         draining = Reading(
             "kvrouter:draining",
-            "1 while the router lets requests under way end before it stops, else 0.",
+            "1 while the router lets requests in flight end before it stops, else 0.",
             lambda: [((), float(self.draining))],
         )
         incoming = Reading(
             "kvrouter:incoming_body_bytes",
-            "Bytes of request bodies of which a part has come; --max-body-memory bounds them.",
+            "Bytes of bodies that have not arrived completely; --max-body-memory bounds them.",
             lambda: [((), float(self.server.half_in_bytes if self.server is not None else 0))],
         )
         dropped = Reading(
             "kvrouter:log_lines_dropped",
-            "Lines of the log that were dropped because nothing reads stderr fast enough.",
+            "Lines of the log that were dropped because stderr is not read fast enough.",
             lambda: [((), float(self._writer.dropped if self._writer is not None else 0))],
             grows=True,
         )
         for reading in (
-            *readings.all(),
-            *readings.counters(counts),
+            *counters(counts),
+            *request_gauges(waiting, self.budget),
+            *engine_gauges(self.pool, self._compatibility),
+            *index_gauges(self.pool, self.index, self._tracker),
             *cache_readings({"tokens": tokens, "block_hashes": self.chains}),
             *self.discovery.readings(),
             *group_readings(self.group, self.pool),

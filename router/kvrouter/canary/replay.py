@@ -1,4 +1,4 @@
-"""Computes samples again, one at a time and only while that disturbs nobody, and judges them."""
+"""Computes samples again, one at a time and on idle engines, and compares the answers."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from kvrouter.serving.legs.leg import Legs
 
 MAX_SAMPLES: Final = 32
-"""Samples that wait; what comes when there are so many is skipped."""
+"""Samples that may wait; further ones are skipped."""
 PATIENCE_S: Final = 60.0
-"""How long a sample waits for a quiet moment of its engine."""
+"""Longest wait of a sample for an idle moment of its engine."""
 LOOK_S: Final = 0.25
 
 log = logging.getLogger(__name__)
@@ -42,16 +42,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """An answer that was given, and what it was given to.
+    """A request and its answer.
 
     Attributes:
         request_id: of the client's request.
-        request: as it came.
+        request: as it arrived.
         model: as it was resolved.
-        engine: decoded it.
-        prefill: address of the engine that computed its prompt; None where there was none.
+        engine: of the decode leg.
+        prefill: address of the engine of the prefill leg; None without one.
         fields: header lines of its legs.
-        prompt_ids: JSON array of the prompt's tokens, where the decode leg was given it.
+        prompt_ids: JSON array of the prompt's tokens, if the decode leg got one.
         tokens: ids of the answer.
         at_s: when it ended, on the monotonic clock.
     """
@@ -68,24 +68,24 @@ class Sample:
 
 
 class CanaryReplays:
-    """Takes samples and has each computed again by the engine that decoded it, all by itself.
+    """Has the decode engine of each sample compute the whole answer again, alone.
 
-    A salt of its own keeps the replay's blocks apart from all others: no cache and no store has
-    KV of that name. A replay begins only while nobody waits in the router's queue and fewer than
-    `below_requests` requests are under way on its engine; one at a time.
+    A random salt gives the replay's blocks new hashes, so that no cache and no store has them.
+    Replays run one at a time. Each begins while no request waits in the router and its engine has
+    fewer than `below_requests` requests in flight.
 
     Args:
         pool: the engines.
-        families: spell the replay.
-        legs: asks them.
-        waiting: how many requests wait in the router.
+        families: write the body of a replay.
+        legs: sends replays.
+        waiting: counts the requests that wait in the router.
         below_requests: see above.
-        near_tie: difference of log-probabilities up to which two tokens are as likely.
+        near_tie: difference of log-probabilities up to which either token is right.
         clock: seconds, monotonic.
-        pause: waits so many seconds.
+        pause: sleeps for a number of seconds.
 
     Attributes:
-        outcomes: how many samples ended how.
+        outcomes: counts samples by outcome.
     """
 
     def __init__(
@@ -112,13 +112,13 @@ class CanaryReplays:
         self._task: asyncio.Task[None] | None = None
         self.outcomes = Tally(
             "kvrouter:canary",
-            "Sampled answers that were computed again by one engine alone: equal, near tie, "
-            "diverged (an alarm), failed, or skipped.",
+            "Sampled answers that one engine computed again alone: equal, near tie, diverged (an "
+            "alarm), failed, or skipped.",
             ["outcome"],
         )
 
     def offer(self, sample: Sample) -> None:
-        """Have `sample` judged some time; too many at a time are skipped."""
+        """Queue `sample`; it is skipped if too many wait."""
         if len(self._samples) >= MAX_SAMPLES:
             self._count(CanaryOutcome.SKIPPED)
             return
@@ -127,7 +127,7 @@ class CanaryReplays:
             self._task = asyncio.create_task(self._work(), name="canary")
 
     async def close(self) -> None:
-        """Forget what waits, and break off the replay under way. Idempotent."""
+        """Forget the waiting samples, and cancel the running replay. Idempotent."""
         self._samples.clear()
         if self._task is not None:
             self._task.cancel()
@@ -138,14 +138,14 @@ class CanaryReplays:
         while self._samples:
             sample = self._samples.popleft()
             try:
-                quiet = await self._quiet(sample)
-                self._count(await self._judged(sample) if quiet else CanaryOutcome.SKIPPED)
+                idle = await self._idle(sample)
+                self._count(await self._outcome(sample) if idle else CanaryOutcome.SKIPPED)
             except Exception:  # one sample must not end the canary
-                log.exception("canary: request %s", sample.request_id)
+                log.exception("canary: the replay of request %s failed", sample.request_id)
                 self._count(CanaryOutcome.FAILED)
 
-    async def _quiet(self, sample: Sample) -> bool:
-        """Wait until its engine has room to spare; False where it is gone, or never has."""
+    async def _idle(self, sample: Sample) -> bool:
+        """Wait until its engine is idle enough; False if it is gone, or after PATIENCE_S."""
         engine = sample.engine
         while engine in self._pool.engines(Role.DECODE, sample.model):
             if engine.requests < self._below and not self._waiting():
@@ -155,7 +155,7 @@ class CanaryReplays:
             await self._pause(LOOK_S)
         return False
 
-    async def _judged(self, sample: Sample) -> CanaryOutcome:
+    async def _outcome(self, sample: Sample) -> CanaryOutcome:
         answer = await self._ask(sample, sample.request)
         alone = tokens_of(answer) if answer is not None else None
         if alone is None:
@@ -167,20 +167,20 @@ class CanaryReplays:
         if by is not None and by <= self._near_tie:
             return CanaryOutcome.NEAR_TIE
         log.error(
-            "canary: an answer is not what its engine says alone: request %s, prefill %s, decode "
-            "%s, token %d: %s was sent, %s computed alone, %s",
+            "canary: an answer differs from what its engine computes alone: request %s, prefill "
+            "%s, decode %s, token %d: %s was sent, %s was computed alone, %s",
             sample.request_id,
             sample.prefill,
             sample.engine.address,
             difference.at,
             difference.served,
             difference.alone,
-            "which is no near tie" if by is None else f"likelier by {by:.2f} in logarithms",
+            "which is no near tie" if by is None else f"their log-probabilities differ by {by:.2f}",
         )
         return CanaryOutcome.DIVERGED
 
     async def _margin(self, sample: Sample, difference: Difference) -> float | None:
-        """How near a tie it was; None where one of the tokens ended the answer, or none tells."""
+        """Difference of the two log-probabilities; None if one answer ended, or it is unknown."""
         if difference.served is None or difference.alone is None:
             return None
         request, count = sample.request, difference.at + 1
@@ -198,7 +198,7 @@ class CanaryReplays:
         return margin(answer, request.kind, difference) if answer is not None else None
 
     async def _ask(self, sample: Sample, request: Request) -> bytes | None:
-        """The engine's whole answer to `request`; None where it gives none, which is logged."""
+        """The engine's whole answer to `request`; None, with a line in the log, without one."""
         engine, legs = sample.engine, self._legs
         salt = orjson.dumps(f"canary-{token_hex(16)}")
         family = self._families.of(engine)
@@ -209,14 +209,14 @@ class CanaryReplays:
             answer = await legs.forward(engine, PATHS[request.kind], fields, body)
             content = await answer.read(MAX_ANSWER_BYTES, legs.deadlines.idle_s)
         except (LegFailed, UpstreamError) as error:
-            log.info("canary: no replay of request %s: %s", sample.request_id, error)
+            log.info("canary: the replay of request %s failed: %s", sample.request_id, error)
             return None
         finally:
             ticket.release()
         if answer.status == 200:
             return content
         log.info(
-            "canary: %s refuses a replay of request %s with %d: %s",
+            "canary: %s refused the replay of request %s with %d: %s",
             engine.address,
             sample.request_id,
             answer.status,

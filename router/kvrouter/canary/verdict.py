@@ -1,4 +1,4 @@
-"""What a replay says of an answer: where they differ, and by how little. Pure."""
+"""Compares an answer with its replay: where they differ, and by how much. Pure."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 
 class CanaryOutcome(StrEnum):
-    """What became of one sample."""
+    """The outcome of one sample."""
 
     EQUAL = "equal"
-    NEAR_TIE = "near tie"  # they differ first where two tokens were about as likely
+    NEAR_TIE = "near tie"  # at the first difference both tokens were about as likely
     DIVERGED = "diverged"
     FAILED = "failed"  # the engine did not answer the replay, or named no tokens
-    SKIPPED = "skipped"  # no quiet moment, too many samples, or the engine is gone
+    SKIPPED = "skipped"  # its engine was never idle, too many samples, or the engine is gone
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two answers part.
+    """The first difference of two answers.
 
     Attributes:
-        at: number of the token, from 0.
-        served: what the client was sent there; None: nothing any more.
-        alone: what the engine says that computes all by itself; None likewise.
+        at: place of the token, from 0.
+        served: token of the client's answer; None: it had ended.
+        alone: token of the replay; None: it had ended.
     """
 
     at: int
@@ -40,7 +40,7 @@ class Difference:
 
 
 def first_difference(served: Sequence[int], alone: Sequence[int]) -> Difference | None:
-    """Where two answers part; None where they are equal."""
+    """The first difference of two answers; None if they are equal."""
     for at, (one, other) in enumerate(zip(served, alone, strict=False)):
         if one != other:
             return Difference(at, one, other)
@@ -53,7 +53,7 @@ def first_difference(served: Sequence[int], alone: Sequence[int]) -> Difference 
 
 
 def tokens_of(answer: bytes) -> list[int] | None:
-    """The token ids of the only choice of a whole answer; None where it does not name them."""
+    """The token ids of the only choice of a whole answer; None without them."""
     try:
         return list(map(int, orjson.loads(answer)["choices"][0]["token_ids"]))
     except (ValueError, TypeError, KeyError, IndexError):
@@ -61,27 +61,26 @@ def tokens_of(answer: bytes) -> list[int] | None:
 
 
 def margin(answer: bytes, kind: Kind, difference: Difference) -> float | None:
-    """By how much the one token is likelier than the other at their place, in logarithms.
+    """Difference of the log-probabilities of the two tokens.
 
     Args:
-        answer: whole, of a request for the log-probabilities of the two likeliest tokens, named as
-            `token_id:N`.
+        answer: to a request for the two likeliest tokens, named as `token_id:N`.
         kind: of that request.
         difference: the place and the tokens.
 
     Returns:
-        None where the answer does not tell of both tokens: then it was no tie.
+        None if the answer lacks one of the tokens: then it was no tie.
     """
     try:
-        told = orjson.loads(answer)["choices"][0]["logprobs"]
-        found = _likeliest(told, kind, difference.at)
+        logprobs = orjson.loads(answer)["choices"][0]["logprobs"]
+        found = _likeliest(logprobs, kind, difference.at)
         return abs(found[f"token_id:{difference.served}"] - found[f"token_id:{difference.alone}"])
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         return None
 
 
-def _likeliest(told: dict[str, Any], kind: Kind, at: int) -> dict[str, float]:
+def _likeliest(logprobs: dict[str, Any], kind: Kind, at: int) -> dict[str, float]:
     if kind == "completion":
-        found: dict[str, float] = told["top_logprobs"][at]
+        found: dict[str, float] = logprobs["top_logprobs"][at]
         return found
-    return {each["token"]: each["logprob"] for each in told["content"][at]["top_logprobs"]}
+    return {each["token"]: each["logprob"] for each in logprobs["content"][at]["top_logprobs"]}

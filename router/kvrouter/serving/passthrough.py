@@ -43,7 +43,7 @@ from kvrouter.serving.request.forwarded_headers import leg_fields
 from kvrouter.serving.request.request_metrics import ms
 from kvrouter.serving.streaming.relay import Relay
 from kvrouter.serving.streaming.sinks import SSE_FIELDS
-from kvrouter.telemetry.request_log import Line
+from kvrouter.telemetry.request_log import RequestLine
 
 if TYPE_CHECKING:
     from kvrouter.admission.recompute_budget import RecomputeBudget
@@ -102,10 +102,10 @@ class PassthroughContext:
             lines += f"x-kvrouter-decode: {self.engine}\r\n"
         return lines.encode("latin-1")
 
-    def line(self, status: int, now_s: float) -> Line:
+    def line(self, status: int, now_s: float) -> RequestLine:
         """What the request's line in the log says, at its end."""
         caller = caller_of(self.exchange)
-        return Line(
+        return RequestLine(
             request_id=self.request_id,
             key=caller.name if caller is not None else None,
             trace_id=self.trace.hex_id if self.trace is not None else None,

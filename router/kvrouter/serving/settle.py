@@ -15,7 +15,7 @@ from kvrouter.access.callers import caller_of
 from kvrouter.serving.request.request_metrics import ms, parts_of
 from kvrouter.serving.request.trace_attributes import end_request
 from kvrouter.telemetry.metrics import FINISH_REASONS, NOT_WELL
-from kvrouter.telemetry.request_log import FLUSH_S, Line
+from kvrouter.telemetry.request_log import FLUSH_S, RequestLine
 
 if TYPE_CHECKING:
     from kvrouter.serving.request.context import RequestContext
@@ -89,12 +89,14 @@ class Settler:
         metrics.ttft_parts.observe(parts)
 
 
-def line_of(context: RequestContext, status: int, parts: Parts, now_s: float, at_s: float) -> Line:
+def line_of(
+    context: RequestContext, status: int, parts: Parts, now_s: float, at_s: float
+) -> RequestLine:
     """The log line of a request that ended at `now_s` (monotonic), `at_s` (since 1970)."""
     exchange, request, plan = context.exchange, context.request, context.route.plan
     caller = caller_of(exchange)
     queue_s, tokenise_s, plan_s, prefill_s, landing_s, decode_s = parts
-    return Line(
+    return RequestLine(
         request_id=context.request_id,
         key=caller.name if caller is not None else None,
         trace_id=context.trace.hex_id if context.trace is not None else None,

@@ -1,1 +1,1 @@
-"""What the router tells of itself: metrics, request log, traces."""
+"""Metrics, request log, traces."""

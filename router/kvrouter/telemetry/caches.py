@@ -1,4 +1,4 @@
-"""How full bounded caches are, and the metrics that tell it."""
+"""Metrics of bounded caches."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 __all__ = ["BoundedCache", "CacheUse", "cache_readings"]
 
 _TEXTS: Final = {
-    "entries": "Entries of a cache: prompts whose token ids (tokens) or block hashes "
-    "(block_hashes) are remembered.",
-    "bytes": "Memory that the entries of a cache take.",
-    "max_bytes": "Memory that the entries of a cache may take; the oldest make room.",
+    "entries": "Entries of a cache: prompts with their token ids (tokens) or block hashes "
+    "(block_hashes).",
+    "bytes": "Memory of the entries of a cache.",
+    "max_bytes": "Limit of the memory of a cache; the oldest entries make room.",
 }
 
 
 class CacheUse(NamedTuple):
-    """Entries of a cache, the bytes of memory that they take, and how many these may be."""
+    """Entries of a cache, their memory, and its limit."""
 
     entries: int
     bytes: int
@@ -31,15 +31,15 @@ class CacheUse(NamedTuple):
 
 
 class BoundedCache(Protocol):
-    """What remembers things in a bounded memory."""
+    """A cache with bounded memory."""
 
     @property
     def use(self) -> CacheUse:
-        """How full it is now."""
+        """Its entries and memory now."""
 
 
 def cache_readings(caches: Mapping[str, BoundedCache]) -> Iterator[Reading]:
-    """A gauge for each field of CacheUse, with a row for each cache by its name."""
+    """A gauge for each field of CacheUse, with a row for each cache."""
     for field, text in _TEXTS.items():
         yield Reading(f"kvrouter:cache_{field}", text, partial(_rows, field, caches), ["cache"])
 

@@ -1,7 +1,7 @@
-"""What the router counts and times, and how Prometheus reads it. Costs next to nothing per event.
+"""Counters and histograms of the router, for Prometheus.
 
-prometheus_client's own counters take a lock and a label lookup each; one loop needs neither, so
-values are plain numbers here and become its metric families only when somebody scrapes.
+A counter of prometheus_client takes a lock and a label lookup for each event. One event loop needs
+neither, so values are plain numbers here and become metric families at each scrape.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Histogram:
     """A histogram without labels, observed from one thread.
 
     Attributes:
-        buckets: what is counted, also natively where streams pass.
-        observe: counts a value; the native method itself, which costs less than one around it.
+        buckets: the counts; native code adds to them for the events of streams.
+        observe: counts a value; the native method itself.
     """
 
     __slots__ = ("_bounds", "buckets", "help", "name", "observe")
@@ -65,11 +65,11 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Values so far."""
+        """Number of values."""
         return sum(self.buckets.counts)
 
     def rows(self) -> list[tuple[str, float]]:
-        """As Prometheus has them: cumulative."""
+        """Cumulative counts, for Prometheus."""
         return list(zip(self._bounds, map(float, accumulate(self.buckets.counts)), strict=True))
 
     def family(self) -> Metric:
@@ -105,11 +105,10 @@ class Histograms:
 
 
 class Tally(defaultdict[tuple[str, ...] | str, int]):
-    """A counter with labels: what was counted, by their values, which must be bounded.
+    """A counter by the values of its labels, which must be bounded.
 
-    `tally["stop"] += 1` where there is one label, `tally["decode", "full"] += 1` where there are
-    several, `tally[()] += 1` where there is none: a method would cost more than the counting, and
-    `collections.Counter` does, whose `__delitem__` in Python makes every store a call.
+    `tally["stop"] += 1` with one label, `tally["decode", "full"] += 1` with several,
+    `tally[()] += 1` without labels. No `collections.Counter`: its stores are slower.
     """
 
     def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
@@ -133,10 +132,7 @@ Row = tuple[tuple[str, ...], float]
 
 
 class Reading:
-    """A gauge, or a counter that another object keeps, read when scraped.
-
-    Series of what is gone disappear by themselves.
-    """
+    """A gauge, or with `grows` a counter, whose rows `read` returns at each scrape."""
 
     def __init__(
         self,
@@ -167,8 +163,8 @@ class Metrics(Collector):
     """All metrics of one router. Names follow vLLM's (`vllm:` -> `kvrouter:`) where it has them.
 
     Attributes:
-        running: requests under way.
-        settle: counts what has happened and is not counted yet; called before a scrape.
+        running: requests in flight.
+        settle: counts requests that have ended since the last call; called before a scrape.
     """
 
     def __init__(self) -> None:
@@ -183,12 +179,12 @@ class Metrics(Collector):
         self._more: list[Reading | Tally] = [
             Reading(
                 "kvrouter:num_requests_running",
-                "Requests under way.",
+                "Requests in flight.",
                 lambda: [((), float(self.running))],
             ),
             Reading(
                 "kvrouter:build_info",
-                "1; which kvrouter runs on which Python.",
+                "Always 1; the labels are the versions of kvrouter and Python.",
                 lambda: [(build, 1.0)],
                 ["version", "python"],
             ),
@@ -205,15 +201,17 @@ class Metrics(Collector):
         )
         self.ttft_parts = Histograms(
             "kvrouter:time_to_first_token_part_seconds",
-            "Parts of the time to the first token, which add up to it: queue (for its turn, or for "
-            "an engine), tokenise, plan (parsing, hashing, asking the store, choosing), prefill "
+            "Parts of the time to the first token, which add up to it: queue (wait for its turn or "
+            "for an engine), tokenise, plan (parse, hash, look up the store, choose), prefill "
             "(leg), landing (of its KV), decode (leg, until its first byte).",
             TTFT_BUCKETS,
             "part",
             PARTS,
         )
         self.gaps = Histogram(
-            "kvrouter:inter_token_latency_seconds", "Between two events of a stream.", GAP_BUCKETS
+            "kvrouter:inter_token_latency_seconds",
+            "Time between two events of a stream.",
+            GAP_BUCKETS,
         )
         self.e2e = Histogram(
             "kvrouter:e2e_request_latency_seconds",
@@ -222,12 +220,12 @@ class Metrics(Collector):
         )
         self.prefill = Histogram(
             "kvrouter:request_prefill_time_seconds",
-            "Prefill legs that did their part, from sending to the whole answer.",
+            "Successful prefill legs, from sending to the whole answer.",
             REQUEST_BUCKETS,
         )
         self.decode = Histogram(
             "kvrouter:request_decode_time_seconds",
-            "Decode legs that did their part, from sending to the end of the answer.",
+            "Successful decode legs, from sending to the end of the answer.",
             REQUEST_BUCKETS,
         )
         self.handoff = Histogram(
@@ -237,7 +235,7 @@ class Metrics(Collector):
         )
         self.queue = Histogram(
             "kvrouter:request_queue_time_seconds",
-            "Waits of requests that could not begin at once.",
+            "Time in the queue of requests that could not begin at once.",
             REQUEST_BUCKETS,
         )
         self.overhead = Histogram(
@@ -249,48 +247,50 @@ class Metrics(Collector):
     def _name_ends(self) -> None:
         self.success = Tally(
             "kvrouter:request_success",
-            "Requests answered well, by the reason for which generation ended; other: none that "
-            "OpenAI or vLLM know, unknown: none was told.",
+            "Successful requests, by the reason for which generation ended; other: a reason that "
+            "neither OpenAI nor vLLM have, unknown: the engine gave none.",
             ["finished_reason"],
         )
         self.errors = Tally(
             "kvrouter:request_errors",
-            "Requests not answered well, by the status that clients got; 499: the client left.",
+            "Failed requests, by the status that clients got; 499: the client left.",
             ["code"],
         )
         self.cut_off = Tally(
             "kvrouter:requests_cut_off",
-            "Requests that the router cut off because it stopped, by how far their answer was: "
-            "stream (begun; it ended with an error event) or none (answered 503).",
+            "Requests that the router cut off because it stopped: stream (the answer had begun and "
+            "ended with an error event) or none (answered 503).",
             ["answer"],
         )
         self.passed_through = Tally(
             "kvrouter:passed_through",
-            "Requests of endpoints that one engine answers, by the status that clients got.",
+            "Requests to endpoints that one engine answers, by the status that clients got.",
             ["path", "code"],
         )
 
     def _name_counts(self) -> None:
         self.upstream_errors = Tally(
             "kvrouter:upstream_errors",
-            "Legs that failed, and how: the connection was refused or broke, a status, a "
-            "time-out, an answer that cannot be used, a full engine.",
+            "Failed legs by reason: a refused or broken connection, a status, a time-out, an "
+            "unusable answer, a full engine.",
             ["leg", "reason"],
         )
         self.plans = Tally(
-            "kvrouter:plans", "Plans by their reason; prefill: both legs, others: one.", ["why"]
+            "kvrouter:plans",
+            "Plans by reason; prefill: both legs, other reasons: one leg.",
+            ["why"],
         )
         self.resumed = Tally(
             "kvrouter:streams_broken",
-            "Streams whose engine broke off, of those that could be resumed (--resume-streams): "
-            "resumed or given up.",
+            "Streams whose engine broke off, among those that --resume-streams covers: resumed or "
+            "given up.",
             ["outcome"],
         )
 
     def _name_handovers(self) -> None:
         self.landings = Tally(
             "kvrouter:landings",
-            "Awaited landings: landed, timeout, store_away or unknown_manifest.",
+            "Landings that requests waited for: landed, timeout, store_away or unknown_manifest.",
             ["outcome"],
         )
         self.ahead = Tally(
@@ -301,16 +301,15 @@ class Metrics(Collector):
         )
         self.handoff_missing = Tally(
             "kvrouter:handoff_missing",
-            "Prefill legs whose answer named no KV, on engines that are known to hand it over.",
+            "Prefill legs whose answer named no KV although the engine transfers KV.",
         )
         self.rebound = Tally(
             "kvrouter:decode_rebound",
-            "Decode legs that went to another engine than planned, chosen when the KV had landed.",
+            "Decode legs for which the router chose another engine when the KV had landed.",
         )
         self.releases = Tally(
             "kvrouter:stranded_release",
-            "Hand-offs that no decode leg fetched: released at once, or stranded until a lease "
-            "ends.",
+            "KV that no decode leg fetched: released at once, or stranded until its lease ends.",
             ["outcome"],
         )
 
@@ -318,19 +317,18 @@ class Metrics(Collector):
         self.prompt_tokens = Tally("kvrouter:prompt_tokens", "Prompt tokens of plans.")
         self.generation_tokens = Tally(
             "kvrouter:generation_tokens",
-            "Tokens that clients got, also of answers that broke off; events of streams where "
-            "usage is not told.",
+            "Tokens that clients got, also of answers that broke off; events of streams without "
+            "usage.",
         )
         self.hit_tokens = Tally(
             "kvrouter:prefix_hit_tokens",
-            "Prompt tokens by where their KV was when the request was planned: with the decode "
-            "engine (engine), in the store beyond that (store), nowhere known (none). The three "
-            "add up to the prompt tokens.",
+            "Prompt tokens by the place of their KV at the plan: in the decode engine (engine), "
+            "otherwise in the store (store), unknown (none). They add up to the prompt tokens.",
             ["source"],
         )
         self.cached_tokens = Tally(
             "kvrouter:prefill_cached_tokens",
-            "Prompt tokens that prefill engines did not compute, as their answers tell.",
+            "Prompt tokens that prefill engines did not compute, according to their answers.",
         )
         self.usage_mismatch = Tally(
             "kvrouter:usage_mismatch", "Answers whose legs counted different prompt tokens."
@@ -341,18 +339,18 @@ class Metrics(Collector):
         self._more.append(metric)
 
     def collect(self) -> Iterator[Metric]:
-        """For Prometheus' registry."""
+        """All metrics, for the registry of prometheus_client."""
         self.settle()
         for metric in (*vars(self).values(), *self._more):
             if isinstance(metric, Histogram | Histograms | Tally | Reading):
                 yield metric.family()
 
     def families(self) -> list[Metric]:
-        """All that a scrape shows, those of the process too."""
+        """All metrics of a scrape, also those of the process."""
         return list(self._registry.collect())
 
     def page(self) -> bytes:
-        """The text that a scrape gets."""
+        """The text of a scrape."""
         return generate_latest(self._registry)
 
 
@@ -360,13 +358,13 @@ PARTS: Final = ("queue", "tokenise", "plan", "prefill", "landing", "decode")
 """Parts of the time to the first token, in their order."""
 
 NOT_WELL: Final = frozenset({"broken", "client_left", "cut_off", "error", "refused"})
-"""Outcomes of requests that were not answered well."""
+"""Outcomes of failed requests."""
 
 FINISH_REASONS: Final = frozenset(
     {
         *("stop", "length", "abort", "repetition"),  # vLLM, vllm/v1/engine/__init__.py
         *("tool_calls", "function_call", "content_filter"),  # OpenAI
-        "unknown",  # none was told
+        "unknown",  # the engine gave none
     }
 )
-"""Finish reasons that are counted by their name; what else engines say counts as "other"."""
+"""Finish reasons that are counted by name; all others count as "other"."""

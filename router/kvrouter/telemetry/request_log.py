@@ -1,7 +1,7 @@
-"""One line per request, JSON in a pipe and plain on a terminal, as `kvrouter_store.log` writes.
+"""One log line per request: JSON in a pipe, plain text on a terminal.
 
-Lines are gathered, then encoded and written together a few times a second: no request costs a
-system call. A slow reader of the log stops no request (`kvrouter_store.log.LogWriter`).
+Lines are encoded and written together a few times per second, so that a request costs no system
+call. A slow reader of the log delays no request (`kvrouter_store.log.LogWriter`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _HELD_LINES: Final = 128
 _ENCODE: Final = Encoder().encode_lines
 
 
-class Line(Struct, omit_defaults=True, gc=False):
-    """What became of one request; fields without a value are left out of its line.
+class RequestLine(Struct, omit_defaults=True, gc=False):
+    """The outcome of one request; its line leaves out fields without a value.
 
-    docs/observability.md says what each tells. Times are in ms, but for `time`.
+    docs/observability.md explains the fields.
     """
 
     request_id: str
@@ -66,28 +66,28 @@ class Line(Struct, omit_defaults=True, gc=False):
 
 
 class Output(Protocol):
-    """What takes encoded lines, without blocking."""
+    """Takes encoded lines without blocking."""
 
     def write(self, lines: bytes, /) -> object:
         """Take whole lines."""
 
 
 class RequestLog:
-    """Writes what became of each request.
+    """Writes the lines of requests.
 
     Args:
-        output: where to; its owner closes it.
-        plain: `key=value` instead of JSON.
+        output: takes the lines; not closed here.
+        plain: write `key=value` instead of JSON.
     """
 
     def __init__(self, output: Output, *, plain: bool) -> None:
         self._output = output
         self._encode = _plain if plain else _json
-        self._held: list[Line] = []
+        self._held: list[RequestLine] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def write(self, line: Line) -> None:
-        """Write `line` soon, with the time put in where it has none."""
+    def write(self, line: RequestLine) -> None:
+        """Write `line` soon; sets its time if it has none."""
         if line.time is None:
             line.time = round(time(), 3)
         self._held.append(line)
@@ -97,7 +97,7 @@ class RequestLog:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
 
     def flush(self) -> None:
-        """Encode what is held and give it to the output."""
+        """Encode the waiting lines and write them."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -106,19 +106,19 @@ class RequestLog:
             self._output.write(self._encode(held))
 
     def close(self) -> None:
-        """Give what is held to the output, which its owner closes."""
+        """Write the waiting lines."""
         self.flush()
 
 
-def _json(lines: Sequence[Line]) -> bytes:
+def _json(lines: Sequence[RequestLine]) -> bytes:
     try:
         return _ENCODE(lines)
-    except UnicodeEncodeError:  # a lone surrogate, which UTF-8 cannot say
-        return _ENCODE([_sayable(line) for line in lines])
+    except UnicodeEncodeError:  # a lone surrogate
+        return _ENCODE([_encodable(line) for line in lines])
 
 
-def _sayable(line: Line) -> Line:
-    """`line` with `?` where a text has what UTF-8 cannot say."""
+def _encodable(line: RequestLine) -> RequestLine:
+    """`line` with `?` in place of characters that UTF-8 cannot encode."""
     texts = {
         name: value.encode("utf-8", "replace").decode()
         for name, value in asdict(line).items()
@@ -127,10 +127,10 @@ def _sayable(line: Line) -> Line:
     return replace(line, **texts)
 
 
-def _plain(lines: Sequence[Line]) -> bytes:
+def _plain(lines: Sequence[RequestLine]) -> bytes:
     """`lines` as `key=value`, for people."""
-    told = (asdict(line).items() for line in lines)
-    text = (" ".join(f"{k}={v}" for k, v in pairs if v is not None) for pairs in told)
+    fields = (asdict(line).items() for line in lines)
+    text = (" ".join(f"{k}={v}" for k, v in pairs if v is not None) for pairs in fields)
     return "".join(f"{line}\n" for line in text).encode("utf-8", "replace")
 
 
@@ -138,7 +138,7 @@ def set_up(level: str) -> tuple[RequestLog | None, LogWriter]:
     """Configure `logging` for this process, to stderr.
 
     Returns:
-        the log of requests, or None where `level` is above info; and what writes both logs.
+        the log of requests, None if `level` is above info; and the writer of both logs.
     """
     writer, plain = log_to_stderr(level)
     wanted = logging.getLogger().isEnabledFor(logging.INFO)

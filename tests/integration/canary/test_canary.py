@@ -203,7 +203,7 @@ async def test_tokens_that_differ_are_an_alarm_unless_they_were_about_as_likely(
         assert await here.outcomes(1) == {outcome: 1}
     alarms = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(alarms) == (outcome == "diverged")
-    assert all("token 2: 3 was sent, 9 computed alone" in alarm for alarm in alarms)
+    assert all("token 2: 3 was sent, 9 was computed alone" in alarm for alarm in alarms)
 
 
 async def test_how_near_a_tie_must_be_is_a_setting() -> None:

@@ -21,7 +21,7 @@ from kvrouter.credentials.caller_keys import Key
 from kvrouter.serving.request.context import RequestContext, Timing
 from kvrouter.serving.settle import Settler
 from kvrouter.telemetry.metrics import PARTS, Metrics
-from kvrouter.telemetry.request_log import Line, RequestLog
+from kvrouter.telemetry.request_log import RequestLine, RequestLog
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "observability.md"
 PART = "kvrouter:time_to_first_token_part_seconds"
@@ -258,7 +258,7 @@ async def test_every_field_of_a_line_is_documented_and_there(site: Open) -> None
     await here.post(text(stream=True))
     await here.post({"model": "m", "prompt": "a"}, "/tokenize")
     lines = {line["path"]: set(line) for line in await lines_of(here, written)}
-    assert set(Line.__struct_fields__) == documented_fields()
+    assert set(RequestLine.__struct_fields__) == documented_fields()
     without = {"key", "trace_id", "shares", "landed_blocks", "error"}
     assert lines["/v1/completions"] == documented_fields() - without
     assert lines["/tokenize"] <= documented_fields()
@@ -312,15 +312,15 @@ async def test_each_value_of_a_line_has_its_own_name() -> None:
     assert before_s - 0.001 <= line.pop("time") <= time() + 0.001
     assert line.pop("total_ms") > 500
     assert line == NAMED.line
-    fields = [name for name in Line.__struct_fields__ if name not in ("total_ms", "time")]
+    fields = [name for name in RequestLine.__struct_fields__ if name not in ("total_ms", "time")]
     assert list(NAMED.line) == fields
 
 
 async def test_lines_for_people_leave_out_what_has_no_value() -> None:
     written = BytesIO()
     lines = RequestLog(written, plain=True)
-    lines.write(Line(request_id="one", status=200))
-    lines.write(Line(request_id="two", error="it broke"))
+    lines.write(RequestLine(request_id="one", status=200))
+    lines.write(RequestLine(request_id="two", error="it broke"))
     lines.flush()
     first, second = written.getvalue().decode().splitlines()
     assert re.fullmatch(r"request_id=one status=200 time=[\d.]+", first)
@@ -331,7 +331,7 @@ async def test_lines_are_written_soon_and_in_their_order(site: Open) -> None:
     written = BytesIO()
     lines = RequestLog(written, plain=False)
     for number in range(300):
-        lines.write(Line(request_id=str(number), error="e" * 400))
+        lines.write(RequestLine(request_id=str(number), error="e" * 400))
     assert 100 < written.getvalue().count(b"\n") < 300  # what is held is bounded
     await until(lambda: written.getvalue().count(b"\n") == 300)
     found = [json.loads(line)["request_id"] for line in written.getvalue().splitlines()]

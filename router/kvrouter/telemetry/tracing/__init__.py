@@ -1,1 +1,1 @@
-"""Traces of requests across both legs; OpenTelemetry is known to `otlp` alone."""
+"""Traces of requests across both legs; only `otlp` imports OpenTelemetry."""

@@ -1,6 +1,6 @@
-"""W3C trace context: what a client's headers say, and what engines are told. Pure.
+"""W3C trace context: reads the headers of clients, and writes those for engines. Pure.
 
-https://www.w3.org/TR/trace-context/. Bounded: what breaks the rules is as if it were not there.
+https://www.w3.org/TR/trace-context/. Headers that break its rules or limits are ignored.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _MEMBER: Final = re.compile(f"{_KEY}={_VALUE}")
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The span that a request comes from.
+    """The client's span of a request.
 
     Attributes:
-        trace_id: of the trace, not 0.
-        span_id: of the span, not 0.
-        sampled: whether whoever sent it records the trace.
-        state: its `tracestate` as it goes on; "" where there is none that is valid.
+        trace_id: not 0.
+        span_id: not 0.
+        sampled: whether the client records the trace.
+        state: its `tracestate`; "" without a valid one.
     """
 
     trace_id: int
@@ -41,7 +41,7 @@ class Parent:
 
 
 def read_parent(headers: Mapping[str, str]) -> Parent | None:
-    """The parent that a request's headers name; None where they name none that is valid."""
+    """The parent in the headers of a request; None without a valid one."""
     given = headers.get("traceparent")
     if given is None:
         return None
@@ -56,13 +56,13 @@ def read_parent(headers: Mapping[str, str]) -> Parent | None:
 
 
 def context_lines(trace_id: int, span_id: int, state: str, *, sampled: bool) -> bytes:
-    """Header lines by which an engine's spans hang below `span_id`, or are not recorded."""
+    """Header lines that make `span_id` the parent of an engine's spans, or switch them off."""
     line = b"traceparent: 00-%032x-%016x-%02x\r\n" % (trace_id, span_id, sampled)
     return line + b"tracestate: %b\r\n" % state.encode("ascii") if state else line
 
 
 def _state(given: str | None) -> str:
-    """A `tracestate` that keeps the rules and is no longer than everybody must take; else ""."""
+    """A valid `tracestate` within the least length that all must support; else ""."""
     if not given or len(given) > MAX_STATE_CHARS:
         return ""
     members = [member.strip(" \t") for member in given.split(",")]

@@ -1,8 +1,8 @@
-"""Traces on their way to a collector, through OpenTelemetry's SDK: its batches, its OTLP over HTTP.
+"""Sends traces to a collector with OpenTelemetry's SDK: its batch processor, its OTLP over HTTP.
 
-OpenTelemetry is known to this module alone, which is imported in the process of a router that
-traces. What the SDK reads of the environment holds: OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS,
-OTEL_BSP_SCHEDULE_DELAY and the rest. No request waits for the collector.
+Imported only by a router that traces. The SDK's environment variables apply: OTEL_SERVICE_NAME,
+OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_SCHEDULE_DELAY and the others. No request waits for the
+collector.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvrouter.telemetry.tracing.trace import Trace
 
 MAX_SPANS: Final = 20_480
-"""Spans that wait to be sent, or are being sent, at most; about 2 KiB each."""
+"""Most spans that wait or are being sent; each takes about 2 KiB."""
 _NS: Final = 1_000_000_000
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _UNSET: Final = Status(StatusCode.UNSET)
@@ -40,25 +40,25 @@ log = logging.getLogger(__name__)
 
 
 class Exporter:
-    """Hands traces to the SDK, whose thread sends them. `close` ends it.
+    """Gives traces to the SDK, whose thread sends them.
 
     Args:
-        resource: what the router is.
+        resource: describes the router.
         exporter: sends spans.
-        where: the collector, as the log names it.
+        where: the collector, for the log.
     """
 
     def __init__(self, resource: Resource, exporter: SpanExporter, where: str) -> None:
         self._resource = resource
         self._scope = InstrumentationScope("kvrouter", version("kvrouter"))
-        self._counted = _Counted(exporter, where)
+        self._counted = _CountingExporter(exporter, where)
         self._processor = BatchSpanProcessor(self._counted, max_queue_size=MAX_SPANS)
-        self._taken = 0  # counted by the loop; what becomes of them by the thread
+        self._taken = 0  # by the event loop; the SDK's thread counts their outcomes
         self._overflowed = 0
         self._closed = False
 
     def take(self, trace: Trace) -> None:
-        """Have `trace` sent; dropped where too many spans wait."""
+        """Send `trace` soon; it is dropped if too many spans wait."""
         count = len(trace.spans)
         if self._closed or self._taken + count - self._counted.ended > MAX_SPANS:
             self._overflowed += count
@@ -68,76 +68,79 @@ class Exporter:
             self._processor.on_end(span)
 
     def counts(self) -> Iterator[tuple[tuple[str, ...], float]]:
-        """Spans by outcome, for a metric."""
+        """Rows of a metric: spans by outcome."""
         yield ("exported",), float(self._counted.exported)
         yield ("dropped",), float(self._overflowed + self._counted.refused)
 
     def close(self, timeout_s: float) -> None:
-        """Send what waits, within `timeout_s`; blocks as long. Idempotent."""
+        """Send the waiting spans; blocks for at most `timeout_s`. Idempotent."""
         self._closed = True
         ending = threading.Thread(target=self._processor.shutdown, name="traces end", daemon=True)
         ending.start()
         ending.join(timeout_s)
 
 
-class _Counted(SpanExporter):
-    """Counts what an exporter sends, and tells of a collector once; for the SDK's thread."""
+class _CountingExporter(SpanExporter):
+    """Counts the spans of an exporter, and logs when the collector fails or recovers.
+
+    Only the SDK's thread calls it.
+    """
 
     def __init__(self, exporter: SpanExporter, where: str) -> None:
         self._exporter = exporter
         self._where = where
-        self._takes = True
+        self._accepts = True
         self.exported = 0
         self.refused = 0
 
     @property
     def ended(self) -> int:
-        """Spans that do not wait any more."""
+        """Spans that no longer wait."""
         return self.exported + self.refused
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send them."""
+        """Send `spans`."""
         try:
             result = self._exporter.export(spans)
-        except Exception:  # whatever the library or a proxy does
-            log.debug("traces: they could not be sent", exc_info=True)
+        except Exception:  # of the library
+            log.debug("traces: an export failed", exc_info=True)
             result = SpanExportResult.FAILURE
-        takes = result is SpanExportResult.SUCCESS
-        if takes:
+        accepts = result is SpanExportResult.SUCCESS
+        if accepts:
             self.exported += len(spans)
         else:
             self.refused += len(spans)
-        if takes != self._takes:
-            self._takes = takes
-            self._tell()
+        if accepts != self._accepts:
+            self._accepts = accepts
+            self._log_change()
         return result
 
     def shutdown(self) -> None:
-        """Send nothing any more."""
+        """Close the exporter."""
         self._exporter.shutdown()
 
-    def _tell(self) -> None:
-        if self._takes:
-            log.info("traces: %s takes spans again", self._where)
+    def _log_change(self) -> None:
+        if self._accepts:
+            log.info("traces: %s accepts spans again", self._where)
         else:
             log.warning(
-                "traces: %s takes no spans; they are dropped and counted "
+                "traces: %s accepts no spans; the router drops and counts them "
                 "(kvrouter:trace_spans_total)",
                 self._where,
             )
 
 
 def otlp_exporter(endpoint: str, instance: str) -> Exporter:
-    """Sends to the collector at `endpoint`, http://HOST:4318/v1/traces, what `instance` traces."""
+    """Sends the traces of the router `instance` to `endpoint`, http://HOST:4318/v1/traces."""
     release = version("kvrouter")
     sends = OTLPSpanExporter(endpoint=endpoint, headers={"user-agent": f"kvrouter/{release}"})
-    # What it read of the environment it has told of; of a collector that is away `_Counted` tells.
+    # From here on `_CountingExporter` logs what matters; the SDK would log each failed batch.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     return Exporter(resource_of(instance, release), sends, endpoint)
 
 
 def resource_of(instance: str, release: str) -> Resource:
-    """What the router `instance` is, with what the environment says of it."""
+    """The description of the router `instance`; the environment may add to it."""
     named = Resource.create({SERVICE_VERSION: release})
     if str(named.attributes.get(SERVICE_NAME, _UNNAMED)).startswith(_UNNAMED):
         named = named.merge(Resource({SERVICE_NAME: "kvrouter"}))
@@ -147,7 +150,7 @@ def resource_of(instance: str, release: str) -> Resource:
 def spans_of(
     trace: Trace, resource: Resource, scope: InstrumentationScope
 ) -> Iterator[ReadableSpan]:
-    """A trace as the SDK's spans."""
+    """The SDK's spans of a trace."""
     parent, request = trace.parent, trace.request
     state = TraceState.from_header([parent.state]) if parent and parent.state else TraceState()
     own = SpanContext(trace.trace_id, request.span_id, False, _SAMPLED, state)
@@ -171,5 +174,5 @@ def spans_of(
 
 
 def _failed(error: str) -> Status:
-    """Of a text that UTF-8 can say: another would cost its whole batch."""
+    """The status of an error, as UTF-8: another text would cost its whole batch."""
     return Status(StatusCode.ERROR, error.encode("utf-8", "replace").decode())

@@ -1,4 +1,4 @@
-"""Starts the traces of a router, where its settings ask for them."""
+"""Starts tracing, if the settings of the router ask for it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 SWITCH_S: Final = 0.0005
-"""How long the exporter's thread may keep the interpreter from the loop: a tenth of the default."""
+"""Longest time that the SDK's thread keeps the interpreter; a tenth of Python's default."""
 
 
 def start_traces(
     settings: ObservabilitySettings, service: str, metrics: Metrics
 ) -> tuple[Tracing, Exporter] | tuple[None, None]:
-    """What decides and what sends, which its owner must close; None where nothing is traced.
+    """The sampler and the exporter, which its owner must close; None without tracing.
 
     Args:
-        settings: where traces go, and which.
+        settings: the collector, and which requests to trace.
         service: the instance id of this router, HOST:PORT.
         metrics: gets the counters of spans.
     """
@@ -37,7 +37,7 @@ def start_traces(
     exporter = otlp_exporter(endpoint, service)
     reading = Reading(
         "kvrouter:trace_spans",
-        "Spans of traces: exported, or dropped since the collector refused them or was too slow.",
+        "Spans of traces: exported, or dropped because the collector refused them or was slow.",
         exporter.counts,
         ["outcome"],
         grows=True,

@@ -1,6 +1,6 @@
-"""Which requests are traced, and what is noted of one that is. No I/O, no OpenTelemetry.
+"""Chooses the requests to trace, and records their spans. No I/O, no OpenTelemetry.
 
-A request that is not traced costs the decision and a header line: nothing is made for it.
+A request without a trace costs only the decision and a header line.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _TRACE_BITS: Final = 128
 
 @dataclass(slots=True)
 class Span:
-    """One part of a request's way.
+    """One part of a request.
 
     Attributes:
-        name: what it is.
-        kind: as OpenTelemetry has it; legs are calls to others (client).
+        name: of the part.
+        kind: as in OpenTelemetry; a leg is "client".
         span_id: not 0.
-        begun_s: when, on the monotonic clock.
-        ended_s: when; 0: not yet.
-        attributes: what else is known of it.
-        error: what went wrong, where it did.
+        begun_s: on the monotonic clock.
+        ended_s: on the monotonic clock; 0 until it ends.
+        attributes: OpenTelemetry attributes.
+        error: message of a failed part.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Span:
     error: str | None = None
 
     def end(self) -> None:
-        """It is over, well or by the exception that is under way."""
+        """End the span, with the exception that is being handled, if any."""
         self.ended_s = monotonic()
         raised = sys.exception()
         if isinstance(raised, CancelledError):
@@ -61,16 +61,16 @@ class Span:
 
 
 class Trace:
-    """What is noted of one request that is traced; its first span is the request itself.
+    """The spans of one request; the first span is the request itself.
 
     Args:
-        parent: where it comes from, or None.
+        parent: the client's span, or None.
         trace_id: of the trace.
         random: makes ids.
 
     Attributes:
-        spans: the request's own, then its parts in the order in which they began.
-        began_s: seconds since 1970 at which the monotonic clock was `spans[0].begun_s`.
+        spans: the request, then its parts in the order in which they began.
+        began_s: Unix time of `spans[0].begun_s`.
     """
 
     __slots__ = ("_random", "began_s", "parent", "spans", "trace_id")
@@ -84,7 +84,7 @@ class Trace:
 
     @property
     def hex_id(self) -> str:
-        """The trace's id, as headers have it."""
+        """The trace's id, as in headers."""
         return f"{self.trace_id:032x}"
 
     @property
@@ -95,13 +95,13 @@ class Trace:
     def note(
         self, name: str, begun_s: float, ended_s: float, attributes: Mapping[str, Value]
     ) -> None:
-        """A part of the way within the router that is over."""
+        """Add a part within the router that has ended."""
         span = Span(name, "internal", self._id(), begun_s, ended_s)
         span.attributes.update(attributes)
         self.spans.append(span)
 
     def leg(self, name: str, *, host: str, port: int, engine: str) -> Span:
-        """A leg to `engine` (its address) on `host` begins; its owner must `end` it."""
+        """Begin the span of a leg to `engine` (its address) on `host`; its owner must `end` it."""
         span = Span(name, "client", self._id(), monotonic())
         span.attributes = {
             "server.address": host,
@@ -112,7 +112,7 @@ class Trace:
         return span
 
     def lines(self, span: Span) -> bytes:
-        """Header lines by which an engine's own spans hang below `span`."""
+        """Header lines that make `span` the parent of an engine's spans."""
         state = self.parent.state if self.parent is not None else ""
         return context_lines(self.trace_id, span.span_id, state, sampled=True)
 
@@ -121,14 +121,13 @@ class Trace:
 
 
 class Tracing:
-    """Decides which requests are traced, and takes the traces of those that are.
+    """Decides which requests are traced, and takes their traces.
 
     Args:
         ratio: share of the requests without a parent that are traced, 0 to 1.
-        client: what a client's `traceparent` decides. follow: its trace goes on, and is recorded
-            where the client records it; join: its trace goes on, recorded by `ratio`; ignore:
-            nothing.
-        take: takes each trace at its end, without waiting.
+        client: what a client's `traceparent` decides. follow: continue its trace, and record it if
+            the client does; join: continue its trace, and record it by `ratio`; ignore: nothing.
+        take: called with each trace at its end; must not wait.
         random: makes ids and draws.
     """
 
@@ -147,11 +146,10 @@ class Tracing:
         self.take = take
 
     def begin(self, headers: Mapping[str, str]) -> tuple[Trace | None, bytes]:
-        """A request came: its trace, or None where it is not traced.
+        """The trace of a new request, or None, and header lines for its legs.
 
-        The header lines tell engines of a request that is not traced not to trace it either; they
-        are empty for one that is, whose legs have lines of their own. Those not traced share one
-        id: nobody records it.
+        The lines switch off the tracing of engines. They are empty with a trace, whose legs have
+        lines of their own. All requests without a trace share one id, which is never recorded.
         """
         sampled = self._draw() < self._ratio
         if not sampled and "traceparent" not in headers:

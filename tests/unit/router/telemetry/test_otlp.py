@@ -130,7 +130,7 @@ def test_what_is_refused_is_counted_and_told_once(caplog: pytest.LogCaptureFixtu
     assert len(sends.batches) > 1
     assert counts(exporter) == {"exported": 0, "dropped": 2 * BATCH}
     assert [record.getMessage().split(";")[0] for record in caplog.records] == [
-        "traces: http://c takes no spans"
+        "traces: http://c accepts no spans"
     ]
     exporter.take(new_trace())
     assert counts(exporter)["dropped"] == 2 * BATCH + 2  # it is closed
