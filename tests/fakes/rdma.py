@@ -21,8 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kvrouter_store._core import StoreServer
 from kvrouter_store.connection.deadline import Deadline
-from kvrouter_store.node.rdma_responder import AttachableNode, Responder
+from kvrouter_store.node.rdma_host import RdmaHost
 from kvrouter_store.rdma.base import (
     Copy,
     Device,
@@ -113,16 +114,16 @@ def opens_of(where: str) -> Opens:
 
 @contextlib.contextmanager
 def attachable(
-    node: AttachableNode, opens: Opens, options: RdmaOptions = ANY, most: int = 64
-) -> Iterator[Responder]:
+    node: StoreServer, opens: Opens, options: RdmaOptions = ANY, most: int = 64
+) -> Iterator[RdmaHost]:
     """While this holds, connections of a started node may attach."""
     devices = [opens(options, rank) for rank in range(max(1, len(options.devices())))]
-    responder = Responder(node, devices, most)
+    host = RdmaHost(node, devices, most)
     try:
-        responder.start()
-        yield responder
+        host.start()
+        yield host
     finally:
-        responder.close()
+        host.close()
 
 
 class Table:

@@ -24,7 +24,7 @@ from tests.fakes.store import Memory, chain_of, eventually, manifest_of, put_cha
 from kvrouter_store._core import BlockStatus, StoreServer
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.errors import DeadlineExceeded, StoreUnavailable
-from kvrouter_store.node.rdma_responder import Responder
+from kvrouter_store.node.rdma_host import RdmaHost
 from kvrouter_store.rdma.base import Copy
 from kvrouter_store.rdma.device import open_device
 from kvrouter_store.rdma.initiator import Initiator, Opens, RemotePool
@@ -74,7 +74,7 @@ def node(where: str) -> Iterator[Node]:
 
 
 @pytest.fixture
-def responder(node: Node, opens: Opens) -> Iterator[Responder]:
+def host(node: Node, opens: Opens) -> Iterator[RdmaHost]:
     assert isinstance(node, StoreServer)
     with attachable(node, opens) as made:
         yield made
@@ -85,7 +85,7 @@ def connect(
     request: pytest.FixtureRequest, where: str, node: Node, opens: Opens
 ) -> Iterator[Connect]:
     if where != "beside":
-        request.getfixturevalue("responder")
+        request.getfixturevalue("host")
     with contextlib.ExitStack() as made:
 
         def connect(transport: Any = "rdma", deadline_s: float = PATIENCE_S) -> StoreClient:
@@ -99,7 +99,7 @@ def connect(
 @pytest.fixture
 def bend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Bend], None]:
     """Changes the copies of the next transfer, and of no other."""
-    real = RemotePool._copies
+    real = RemotePool.copies
 
     def bend(change: Bend) -> None:
         bends = [change]
@@ -108,7 +108,7 @@ def bend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Bend], None]:
             copies = real(self, *arguments)
             return bends.pop()(copies) if bends else copies
 
-        monkeypatch.setattr(RemotePool, "_copies", bent)
+        monkeypatch.setattr(RemotePool, "copies", bent)
 
     return bend
 
@@ -153,12 +153,12 @@ def test_a_transfer_that_the_node_refuses_is_done_again_on_another_connection(
 
 
 def test_memory_of_the_pool_that_is_not_registered_any_more_is_an_error_in_bounded_time(
-    connect: Connect, node: Node, responder: Responder
+    connect: Connect, node: Node, host: RdmaHost
 ) -> None:
     client = connect()
     client.stats()
     before = held(node)
-    responder._pools[0][0].close()
+    host.pools[0][0].close()
     started = time.monotonic()
     with pytest.raises(StoreUnavailable):
         put_chain(client, MANIFEST, chain_of(4))
@@ -169,13 +169,13 @@ def test_memory_of_the_pool_that_is_not_registered_any_more_is_an_error_in_bound
 
 
 def test_a_node_that_falls_silent_amid_a_put_does_not_hold_it_past_its_deadline(
-    connect: Connect, node: Node, responder: Responder, bend: Callable[[Bend], None]
+    connect: Connect, node: Node, host: RdmaHost, bend: Callable[[Bend], None]
 ) -> None:
     client = connect(deadline_s=1.0)
     client.stats()
 
     def falls_silent(copies: list[Copy]) -> list[Copy]:
-        for pair in tuple(responder._pairs.values()):
+        for pair in tuple(host.queue_pairs.values()):
             pair.fence()
         return copies
 
@@ -195,15 +195,15 @@ def test_a_node_that_falls_silent_amid_a_put_does_not_hold_it_past_its_deadline(
 def test_slots_of_a_put_that_failed_are_nobodys_until_its_queue_pair_has_ended(
     connect: Connect,
     node: Node,
-    responder: Responder,
+    host: RdmaHost,
     bend: Callable[[Bend], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = connect()
     client.stats()
     ended: list[int] = []
-    real = responder._end
-    monkeypatch.setattr(responder, "_end", ended.append)
+    real = host.end
+    monkeypatch.setattr(host, "end", ended.append)
     bend(wrong_key)
     assert put_chain(client, MANIFEST, chain_of(8)) == 8
     assert eventually(lambda: ended != [] and node.stats()["fenced_blocks"] == 8)

@@ -13,8 +13,7 @@ from tests.fakes.verbs import FakeDevice, FakeVerbs
 from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.errors import DeadlineExceeded
 from kvrouter_store.rdma.base import Copy, TransferFailed
-from kvrouter_store.rdma.pieces import lists_of
-from kvrouter_store.rdma.queue_pair import LIST_LENGTH, LISTS_POSTED
+from kvrouter_store.rdma.queue_pair import LIST_LENGTH, LISTS_POSTED, lists_of
 
 SOON_S = 0.05
 PATIENCE_S = 20.0

@@ -18,7 +18,7 @@ from kvrouter_store._core import StoreServer
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connectors.vllm.settings import ConnectorRefused, ConnectorSettings
 from kvrouter_store.errors import StoreUnavailable
-from kvrouter_store.node.rdma_serving import serving_rdma
+from kvrouter_store.node.rdma_host import serving_rdma
 from kvrouter_store.node.settings import StoreSettings
 from kvrouter_store.node.start_checks import StartRefused
 from kvrouter_store.rdma.base import RdmaUnavailable

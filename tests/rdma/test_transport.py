@@ -16,9 +16,15 @@ from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus, Segments, StoreServer
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.errors import StoreRefused, StoreUnavailable
-from kvrouter_store.node.rdma_responder import Responder
-from kvrouter_store.rdma.base import RdmaEndpoint, RdmaUnavailable, Region, TransferFailed
-from kvrouter_store.rdma.cards import read_card, write_card
+from kvrouter_store.node.rdma_host import RdmaHost
+from kvrouter_store.rdma.base import (
+    RdmaEndpoint,
+    RdmaUnavailable,
+    Region,
+    TransferFailed,
+    read_card,
+    write_card,
+)
 from kvrouter_store.rdma.initiator import Initiator, RemotePool
 from kvrouter_store.rdma.memory import RegisteredMemory
 from kvrouter_store.rdma.options import RdmaOptions
@@ -44,7 +50,7 @@ def node() -> Iterator[StoreServer]:
 
 
 @pytest.fixture
-def responder(node: StoreServer, stand_in: StandIn) -> Iterator[Responder]:
+def host(node: StoreServer, stand_in: StandIn) -> Iterator[RdmaHost]:
     with attachable(node, stand_in.open) as made:
         yield made
 
@@ -75,7 +81,7 @@ def got_back(client: StoreClient, hashes: bytes) -> bool:
 
 
 def test_auto_takes_rdma_where_both_sides_have_it(
-    responder: Responder, connect: Connect, node: StoreServer
+    host: RdmaHost, connect: Connect, node: StoreServer
 ) -> None:
     client, hashes = connect("auto"), chain_of(3)
     put_chain(client, MANIFEST, hashes)
@@ -87,7 +93,7 @@ def test_auto_takes_rdma_where_both_sides_have_it(
 
 
 def test_auto_without_a_device_says_so_once_and_takes_tcp(
-    responder: Responder, connect: Connect, caplog: pytest.LogCaptureFixture
+    host: RdmaHost, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         client = connect("auto", rdma=Initiator(opens=no_device))
@@ -116,7 +122,7 @@ def test_rdma_that_is_demanded_and_cannot_be_had_is_an_error(connect: Connect) -
 
 
 def test_a_device_that_the_node_cannot_reach_is_found_out_at_the_start(
-    responder: Responder, connect: Connect, tmp_path: Path, node: StoreServer
+    host: RdmaHost, connect: Connect, tmp_path: Path, node: StoreServer
 ) -> None:
     elsewhere = tmp_path / "another fabric"
     elsewhere.mkdir()
@@ -129,10 +135,10 @@ def test_a_device_that_the_node_cannot_reach_is_found_out_at_the_start(
 
 
 def test_a_connection_over_which_no_byte_comes_is_not_used(
-    responder: Responder, connect: Connect, stand_in: StandIn, node: StoreServer
+    host: RdmaHost, connect: Connect, stand_in: StandIn, node: StoreServer
 ) -> None:
     def node_falls_silent(_: int) -> None:
-        for pair in tuple(responder._pairs.values()):
+        for pair in tuple(host.queue_pairs.values()):
             pair.fence()
 
     stand_in.before_copy = node_falls_silent
@@ -183,18 +189,18 @@ def test_ranks_take_turns_on_several_devices_on_both_sides(
     node: StoreServer, connect: Connect, stand_in: StandIn
 ) -> None:
     options = RdmaOptions("one:3,two:4")
-    with attachable(node, stand_in.open, options) as responder:
+    with attachable(node, stand_in.open, options) as host:
         for rank in range(3):
             client = connect(rdma=Initiator(options, rank, stand_in.open))
             assert put_chain(client, MANIFEST, chain_of(2, str(rank))) == 2
         names = [device.name for device in stand_in.opened]
         assert names == ["one", "two", "one", "two", "one"]
         assert [len(device.pairs) for device in stand_in.opened[:2]] == [2, 1]
-        assert len(responder._pairs) == 3
+        assert len(host.queue_pairs) == 3
 
 
 def test_memory_that_may_not_be_registered_is_streamed(
-    responder: Responder, connect: Connect, stand_in: StandIn, node: StoreServer
+    host: RdmaHost, connect: Connect, stand_in: StandIn, node: StoreServer
 ) -> None:
     stand_in.refuses = lambda length: length > 4096
     client, hashes = connect("rdma"), chain_of(3)
@@ -204,12 +210,12 @@ def test_memory_that_may_not_be_registered_is_streamed(
     assert (stats["bytes_in_total.rdma"], stats["bytes_in_total.tcp"]) == (0, 3 * BLOCK)
 
 
-def test_slots_are_reserved_over_shared_memory_only(responder: Responder, connect: Connect) -> None:
+def test_slots_are_reserved_over_shared_memory_only(host: RdmaHost, connect: Connect) -> None:
     with pytest.raises(StoreRefused, match="over shared memory only"):
         connect("rdma").reserve(MANIFEST, 0, chain_of(1), range(1))
 
 
-def test_read_only_memory_is_put_and_not_read_into(responder: Responder, connect: Connect) -> None:
+def test_read_only_memory_is_put_and_not_read_into(host: RdmaHost, connect: Connect) -> None:
     client, hashes = connect("rdma"), chain_of(1)
     content = content_of(hashes, BLOCK)
     frozen = Segments.over(content, BLOCK)
@@ -221,10 +227,10 @@ def test_read_only_memory_is_put_and_not_read_into(responder: Responder, connect
 def test_a_host_that_ends_ends_its_connections(
     connect: Connect, node: StoreServer, stand_in: StandIn
 ) -> None:
-    with attachable(node, stand_in.open) as responder:
+    with attachable(node, stand_in.open) as host:
         client = connect("rdma")
         put_chain(client, MANIFEST, chain_of(2))
-        responder.close()
+        host.close()
         assert node.stats()["queue_pairs"] == 0
         assert eventually(lambda: node.stats()["connections"] == 0)
         with pytest.raises(StoreUnavailable):
@@ -232,7 +238,7 @@ def test_a_host_that_ends_ends_its_connections(
 
 
 def test_a_node_that_drains_lets_an_attached_client_finish(
-    responder: Responder, connect: Connect, node: StoreServer
+    host: RdmaHost, connect: Connect, node: StoreServer
 ) -> None:
     client, hashes = connect("rdma"), chain_of(2)
     put_chain(client, MANIFEST, hashes)
@@ -244,7 +250,7 @@ def test_a_node_that_drains_lets_an_attached_client_finish(
 
 
 def test_a_client_that_is_closed_leaves_nothing(
-    responder: Responder, connect: Connect, node: StoreServer, stand_in: StandIn
+    host: RdmaHost, connect: Connect, node: StoreServer, stand_in: StandIn
 ) -> None:
     before = held(node)
     client = connect("rdma")
@@ -256,7 +262,7 @@ def test_a_client_that_is_closed_leaves_nothing(
     assert stand_in.opened[-1].registrations == set()
 
 
-def test_a_card_of_another_kind_is_refused(responder: Responder, node: StoreServer) -> None:
+def test_a_card_of_another_kind_is_refused(host: RdmaHost, node: StoreServer) -> None:
     with socket.create_connection(("127.0.0.1", node.port)) as link:
         link.sendall(_core.encode_hello(1) + _core.encode_attach(2, b"no card"))
         data = b""
@@ -277,7 +283,7 @@ def test_a_card_is_an_endpoint_and_a_region() -> None:
 
 
 def test_a_slot_outside_of_the_pool_is_not_written(
-    responder: Responder, connect: Connect, stand_in: StandIn
+    host: RdmaHost, connect: Connect, stand_in: StandIn
 ) -> None:
     client = connect("rdma")
     client.stats()
@@ -288,7 +294,7 @@ def test_a_slot_outside_of_the_pool_is_not_written(
     with remote.memory.held(memory.segments, [0]) as keys:
         for offset in (-1, (1 << 20) - BLOCK + 1, 1 << 40):
             with pytest.raises(TransferFailed, match="outside of its pool"):
-                remote._copies(keys, memory.segments, [0], [offset])
+                remote.copies(keys, memory.segments, [0], [offset])
 
 
 def test_memory_is_registered_once_and_given_back_with_its_segments(stand_in: StandIn) -> None:

@@ -15,7 +15,7 @@ from kvrouter.app.drain import drain
 from kvrouter.app.reload import Reload
 from kvrouter.prefix.tokenize import TokenizerUnavailable
 from kvrouter.telemetry import request_log
-from kvrouter_store.node.drain import Signals
+from kvrouter_store.node.signals import Signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,6 +1,6 @@
 """What the host lacks for a pool, in sentences of advice; `advice` is a function of files alone.
 
-Of pages and NUMA nodes placement.py tells, which does something about them.
+Pages and NUMA nodes are a matter of placement.py.
 """
 
 import logging
@@ -46,8 +46,8 @@ def read_files(root: Path = Path("/")) -> dict[str, str]:
 def advice(files: Mapping[str, str], pool_bytes: int, *, set_aside: bool = False) -> list[Advice]:
     """What to do about memory and its pinning for a pool of this size.
 
-    A file that is not there is no evidence of a lack. `set_aside`: the pool takes memory that the
-    host has kept for huge pages, which is none of what is free.
+    A missing file is no evidence of a lack. `set_aside`: the pool takes huge pages that the host
+    has set aside, and no free memory.
     """
     return [*([] if set_aside else _memory(files, pool_bytes)), *_pinning(files, pool_bytes)]
 

@@ -1,117 +1,120 @@
 """The HTTP side of a store node (Quart): health, metrics, stats, purge, self-test. Moves no KV.
 
 Errors have OpenAI's shape. InfiniStore's paths are kept: POST /purge, GET /kvmap_len, /selftest.
+A node with tokens serves only requests with one of them as `Authorization: Bearer`. Pages of other
+sites in a browser can change nothing.
 """
 
 import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from quart import Quart, Response, jsonify
+from quart import Quart, Response, has_request_context, jsonify, request
 from werkzeug.exceptions import HTTPException
 
-from kvrouter_store.client.results import RegisteredManifest, SharingRefusal
+from kvrouter_store._core import StoreServer
+from kvrouter_store.client.results import RegisteredManifest
+from kvrouter_store.connection.cross_origin import cross_origin_refusal
+from kvrouter_store.connection.tokens import bearer_token
 from kvrouter_store.errors import KVStoreError
-from kvrouter_store.node.http_auth import error_answer, refuse_cross_origin
 from kvrouter_store.node.metrics import SHARING_REFUSED, node_metrics
+from kvrouter_store.node.own_client import OwnClient
 
-__all__ = ["StatsCollector", "StoreNode", "Visitor", "create_app"]
+__all__ = ["StatsCollector", "bearer", "create_app"]
 
+# These show only that the process serves; a supervisor has no token.
+OPEN_PATHS = frozenset({"/healthz"})
 SELFTEST_DEADLINE_S = 10.0
 FLUSH_DEADLINE_S = 60.0
 FLUSH_LATE = "the deadline passed"
-
-
-class StoreNode(Protocol):
-    """What the HTTP side needs of the server."""
-
-    @property
-    def draining(self) -> bool:
-        """Whether it lets what is under way end before it leaves."""
-        ...
-
-    def stats(self) -> dict[str, int]:
-        """Gauges, counters and times, named as csrc/wire/replies.h says."""
-        ...
-
-    def purge(self) -> int:
-        """Drop every block that is not leased; how many went."""
-        ...
-
-    def flush_disk(self, timeout_s: float) -> tuple[str, int, int]:
-        """Wait until what is committed is durable: why not, durable blocks, parts skipped."""
-        ...
-
-
-class Visitor(Protocol):
-    """What a client of the node sees and can do. Each call takes a connection of its own."""
-
-    def selftest(self) -> None:
-        """Put, get and delete a block; raises where something is wrong."""
-        ...
-
-    def manifests(self) -> list[RegisteredManifest]:
-        """What is registered, and by which living engines."""
-        ...
-
-    def refusals(self) -> list[SharingRefusal]:
-        """Which living engines share nothing, and why."""
-        ...
+Answer = Response | tuple[Response, int]
 
 
 class StatsCollector:
-    """What `/metrics` says: the node's stats, and which engines share nothing."""
+    """What `/metrics` shows: the node's stats, and which engines share nothing."""
 
-    def __init__(self, node: StoreNode, visitor: Visitor) -> None:
-        self._node = node
-        self._visitor = visitor
+    def __init__(self, server: StoreServer, client: OwnClient) -> None:
+        self._server = server
+        self._client = client
 
     def collect(self) -> Iterator[Metric]:
         """Every family of kvrouter_store.node.metrics; read when scraped."""
-        yield from node_metrics(self._node.stats())
+        yield from node_metrics(self._server.stats())
         refused = GaugeMetricFamily(
             SHARING_REFUSED.name, SHARING_REFUSED.help, labels=SHARING_REFUSED.labels
         )
         with contextlib.suppress(KVStoreError):  # the other figures do not depend on it
-            for refusal in self._visitor.refusals():
+            for refusal in self._client.refusals():
                 refused.add_metric([refusal.engine, refusal.reason], 1)
         yield refused
 
 
-def create_app(node: StoreNode, visitor: Visitor) -> Quart:
-    """The app of one node."""
-    app = Quart(__name__)
-    registry = CollectorRegistry()
-    registry.register(StatsCollector(node, visitor))
+def bearer() -> str:
+    """The token that came with the HTTP request being served; '' without one."""
+    if not has_request_context():
+        return ""
+    return bearer_token(request.headers.get("Authorization", ""))
 
-    @app.get("/healthz")
-    async def healthz() -> tuple[Response, int]:
-        if node.draining:
-            return jsonify(status="draining"), 503
-        return jsonify(status="ok"), 200
+
+def create_app(server: StoreServer, client: OwnClient, *, tenants: bool = False) -> Quart:
+    """The app of one running node; with `tenants`, a purge is of the caller's own blocks."""
+    app = Quart(__name__)
+    _guard(app, server)
+    _observe(app, server, client)
+    _ask_the_node(app, client)
+    _act_on_blocks(app, server, tenants)
+    _answer_errors(app)
+    return app
+
+
+def _guard(app: Quart, server: StoreServer) -> None:
+    @app.before_request
+    async def check() -> Answer | None:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        why = cross_origin_refusal(request.method, headers)
+        if why:
+            return _error(403, why, "forbidden")
+        if request.path in OPEN_PATHS or server.admits(bearer()):
+            return None
+        message = "this node needs a token: send it as Authorization: Bearer TOKEN"
+        answer, status = _error(401, message, "unauthorized")
+        answer.headers["WWW-Authenticate"] = 'Bearer realm="kvstore"'
+        return answer, status
+
+
+def _observe(app: Quart, server: StoreServer, client: OwnClient) -> None:
+    registry = CollectorRegistry()
+    registry.register(StatsCollector(server, client))
 
     @app.get("/metrics")
     async def metrics() -> Response:
         text = await asyncio.to_thread(generate_latest, registry)
         return Response(text, content_type=CONTENT_TYPE_LATEST)
 
+    @app.get("/healthz")
+    async def healthz() -> Answer:
+        if server.draining:
+            return jsonify(status="draining"), 503
+        return jsonify(status="ok"), 200
+
     @app.get("/stats")
     async def stats() -> Response:
-        return jsonify(node.stats())
+        return jsonify(server.stats())
 
     @app.get("/kvmap_len")
     async def kvmap_len() -> Response:
-        return jsonify(len=node.stats()["blocks"])
+        return jsonify(len=server.stats()["blocks"])
 
+
+def _ask_the_node(app: Quart, client: OwnClient) -> None:
     @app.get("/engines")
     async def engines() -> Response:
-        manifests = await asyncio.to_thread(visitor.manifests)
-        refusals = await asyncio.to_thread(visitor.refusals)
+        manifests = await asyncio.to_thread(client.manifests)
+        refusals = await asyncio.to_thread(client.refusals)
         return jsonify(
             manifests=[_described(one) for one in manifests],
             refusals=[{"engine": one.engine, "reason": one.reason} for one in refusals],
@@ -119,47 +122,46 @@ def create_app(node: StoreNode, visitor: Visitor) -> Quart:
 
     @app.get("/selftest")
     @app.get("/selftest/<int:number>")
-    async def run_selftest(number: int = 1) -> Response | tuple[Response, int]:
+    async def selftest(number: int = 1) -> Answer:
         started = time.perf_counter()
         try:
             async with asyncio.timeout(SELFTEST_DEADLINE_S):
-                await asyncio.to_thread(visitor.selftest)
+                await asyncio.to_thread(client.selftest)
         except Exception as error:
-            return error_answer(500, f"self-test failed: {error}", "selftest_failed")
+            return _error(500, f"self-test failed: {error}", "selftest_failed")
         return jsonify(status="ok", number=number, seconds=time.perf_counter() - started)
 
-    refuse_cross_origin(app)
-    _act_on_blocks(app, node)
-    _answer_errors(app)
-    return app
 
-
-def _act_on_blocks(app: Quart, node: StoreNode) -> None:
+def _act_on_blocks(app: Quart, server: StoreServer, tenants: bool) -> None:
     @app.post("/purge")
     async def purge() -> Response:
-        return jsonify(status="ok", num=node.purge())
+        return jsonify(status="ok", num=server.purge(bearer() if tenants else None))
 
     @app.post("/flush")
-    async def flush() -> Response | tuple[Response, int]:
+    async def flush() -> Answer:
         started = time.perf_counter()
-        why, durable, skipped = await asyncio.to_thread(node.flush_disk, FLUSH_DEADLINE_S)
+        why, durable, skipped = await asyncio.to_thread(server.flush_disk, FLUSH_DEADLINE_S)
         if why:
             status = 504 if why == FLUSH_LATE else 503
-            return error_answer(status, f"not everything is durable: {why}", "flush_failed")
+            return _error(status, f"not everything is durable: {why}", "flush_failed")
         seconds = time.perf_counter() - started
         return jsonify(durable_blocks=durable, skipped_parts=skipped, seconds=seconds)
 
 
 def _answer_errors(app: Quart) -> None:
     @app.errorhandler(KVStoreError)
-    async def store_error(error: KVStoreError) -> tuple[Response, int]:
-        return error_answer(503, str(error), "store_error")
+    async def store_error(error: KVStoreError) -> Answer:
+        return _error(503, str(error), "store_error")
 
     @app.errorhandler(HTTPException)
-    async def http_error(error: HTTPException) -> tuple[Response, int]:
-        return error_answer(
-            error.code or 500, error.description or error.name, "invalid_request_error"
-        )
+    async def http_error(error: HTTPException) -> Answer:
+        return _error(error.code or 500, error.description or error.name, "invalid_request_error")
+
+
+def _error(status: int, message: str, kind: str) -> tuple[Response, int]:
+    """An error in OpenAI's shape."""
+    error = {"message": message, "type": kind, "param": None, "code": status}
+    return jsonify(error=error), status
 
 
 def _described(one: RegisteredManifest) -> dict[str, object]:

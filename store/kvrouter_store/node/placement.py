@@ -1,6 +1,6 @@
 """Which pages and NUMA nodes a pool is to have on this host, and what the log says of it.
 
-`plan` is a function of files alone (a made-up tree of them will do), `told` of what the node got.
+`plan` is a function of files alone, `placement_notes` of the plan and what the node got.
 """
 
 import errno
@@ -17,7 +17,15 @@ from pydantic import ByteSize
 from kvrouter_store._core import Placed, Placement
 from kvrouter_store.node.host_advice import Advice
 
-__all__ = ["HugePages", "Numa", "PlacementPlan", "memory_nodes", "plan", "reader", "told"]
+__all__ = [
+    "HugePages",
+    "Numa",
+    "PlacementPlan",
+    "memory_nodes",
+    "placement_notes",
+    "plan",
+    "reader",
+]
 
 HugePages = Literal["auto", "on", "off"]
 Numa = Literal["auto", "off"]
@@ -100,8 +108,8 @@ def plan(
     return PlacementPlan(placed, lack="" if huge or not lack else f"{lack}, {why}: {remedy}")
 
 
-def told(plan: PlacementPlan, placed: Placed) -> Iterator[Advice]:
-    """What the log says of the pages that the pool got, and whose memory it is."""
+def placement_notes(plan: PlacementPlan, placed: Placed) -> Iterator[Advice]:
+    """What the log says of the pages that the pool got, and of its NUMA nodes."""
     size = _size(placed.page_bytes)
     if placed.pages == "explicit":
         pages = f"the pool has huge pages of {size} that this host had set aside"
@@ -119,10 +127,10 @@ def told(plan: PlacementPlan, placed: Placed) -> Iterator[Advice]:
         elif placed.huge_error:
             pages += f": the kernel refuses huge ones ({_why(placed.huge_error)})"
     yield Advice(logging.INFO, pages)
-    yield from _told_of_nodes(plan.placement.numa_nodes, placed.numa_error, placed.numa_regions)
+    yield from _numa_notes(plan.placement.numa_nodes, placed.numa_error, placed.numa_regions)
 
 
-def _told_of_nodes(nodes: list[int], error: int, regions: int) -> Iterator[Advice]:
+def _numa_notes(nodes: list[int], error: int, regions: int) -> Iterator[Advice]:
     if not nodes:
         return
     if regions:
@@ -142,7 +150,7 @@ def _told_of_nodes(nodes: list[int], error: int, regions: int) -> Iterator[Advic
 
 
 def memory_nodes(read: Read) -> list[int]:
-    """The NUMA nodes that have memory which this process may use; none where nothing says so."""
+    """The NUMA nodes with memory that this process may use; none where the kernel lists none."""
     allowed = re.search(r"^Mems_allowed_list:\s*(\S+)", read(STATUS), re.MULTILINE)
     nodes = _numbers(read(NODES))
     return sorted(nodes & _numbers(allowed[1]) if allowed else nodes)
@@ -174,7 +182,7 @@ def _explicit_pages(
 
 
 def _free_pages(read: Read, kib: int, nodes: list[int]) -> tuple[int, int]:
-    """Huge pages that nobody has or has reserved, where this process may; all that there are."""
+    """Huge pages that are free for this process, and all that there are."""
     folder = HUGETLB.format(kib=kib)
 
     def number(name: str) -> int:
@@ -189,7 +197,7 @@ def _free_pages(read: Read, kib: int, nodes: list[int]) -> tuple[int, int]:
 
 
 def _cgroup_rooms(read: Read, page: int) -> Iterator[int]:
-    """What each limit on huge pages leaves, in pages: to touch one beyond it is a SIGBUS."""
+    """How many huge pages each limit leaves: touching one beyond it is a SIGBUS."""
     name = _cgroup_name(page)
     for folder in _cgroup_folders(read):
         for limit, usage in LIMITS:
@@ -200,7 +208,7 @@ def _cgroup_rooms(read: Read, page: int) -> Iterator[int]:
 
 
 def _cgroup_folders(read: Read) -> Iterator[str]:
-    """This process's cgroups with a hand in huge pages, and those they are in."""
+    """The cgroups of this process that limit huge pages, and their parents."""
     for line in read(CGROUPS).splitlines():
         _, kinds, path = line.split(":", 2)
         if kinds not in {"", "hugetlb"}:
@@ -212,7 +220,7 @@ def _cgroup_folders(read: Read) -> Iterator[str]:
 
 
 def _transparent_pages(read: Read) -> tuple[int, bool, str]:
-    """Their size (0: none); whether shared memory gets them by touch; why it does not."""
+    """Their size (0: none), whether shared memory gets them by touch, and why not."""
     size = _number(read(THP + "hpage_pmd_size"))
     mode = _chosen(read(SHMEM_MODE))
     if not size or not mode:

@@ -2,14 +2,13 @@
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 from hypercorn.asyncio import serve as serve_http
@@ -18,18 +17,22 @@ from quart import Quart
 
 from kvrouter_store._core import EVICTION_POLICIES, StoreServer, TlsContext
 from kvrouter_store.log import log_to_stderr
-from kvrouter_store.node.disk_notices import check_disk, flush, refusal, telling
-from kvrouter_store.node.drain import Signals, drain
+from kvrouter_store.node.disk import flush, logging_notices, refusal
 from kvrouter_store.node.host_advice import Advice, advice, read_files
-from kvrouter_store.node.http_api import create_app
-from kvrouter_store.node.http_auth import TenantsNode, bearer, require_token
-from kvrouter_store.node.placement import plan, reader, told
-from kvrouter_store.node.rdma_serving import serving_rdma
-from kvrouter_store.node.renewal import HttpConfig, on_hangup
-from kvrouter_store.node.selftest import SelfTest
+from kvrouter_store.node.http_api import bearer, create_app
+from kvrouter_store.node.own_client import OwnClient, own_address
+from kvrouter_store.node.placement import placement_notes, plan, reader
+from kvrouter_store.node.rdma_host import serving_rdma
 from kvrouter_store.node.settings import GONE_POLICY, StoreSettings
-from kvrouter_store.node.start_checks import StartRefused, TenantToken, quotas_of, tokens_of
-from kvrouter_store.node.tls import advice_on_the_wire, own_client, tls_of
+from kvrouter_store.node.signals import HttpConfig, Signals, drain, reload_on_hangup
+from kvrouter_store.node.start_checks import (
+    StartRefused,
+    TenantToken,
+    check_disk,
+    quotas_of,
+    tokens_of,
+)
+from kvrouter_store.node.tls import plain_wire_warning, tls_of
 from kvrouter_store.rdma.device import open_device
 from kvrouter_store.rdma.initiator import Opens
 from kvrouter_store.system_errors import reason_of
@@ -43,16 +46,13 @@ LEAST_FLUSH_S = 0.5
 
 
 def run(settings: StoreSettings, opens: Opens = open_device) -> int:
-    """Serve until told to stop. Returns the exit code: 0, or 2 where it could not start.
+    """Serve until a signal ends that. Returns the exit code: 0, or 2 where it could not start.
 
     opens: opens the devices for RDMA.
     """
     log_to_stderr(settings.log_level)
     try:
-        tenants = tokens_of(settings)
-        rdma = functools.partial(serving_rdma, settings=settings, tenants=tenants, opens=opens)
-        quotas, tls = quotas_of(settings, tenants), tls_of(settings)
-        asyncio.run(_serve(settings, tenants, quotas, tls, rdma))
+        asyncio.run(_serve(settings, opens))
     except StartRefused as error:
         print(f"kvrouter store: {error}", file=sys.stderr)
         return 2
@@ -63,34 +63,26 @@ def run(settings: StoreSettings, opens: Opens = open_device) -> int:
     return 0
 
 
-async def _serve(
-    settings: StoreSettings,
-    tenants: list[TenantToken],
-    quotas: dict[str, int],
-    tls: TlsContext | None,
-    rdma: Callable[[StoreServer], AbstractContextManager[None]],
-) -> None:
+async def _serve(settings: StoreSettings, opens: Opens) -> None:
+    tenants = tokens_of(settings)
+    tls = tls_of(settings)
     signals = Signals()
-    door = _listen(settings.host, settings.http_port)
-    try:
-        server = _start_store(settings, tenants, quotas, tls)
-    except BaseException:
-        door.close()
-        raise
     with ExitStack() as stack:
+        listener = _listen(settings.host, settings.http_port)
+        stack.callback(listener.close)
+        server = _start_store(settings, tenants, tls)
         stack.callback(server.stop)
-        stack.enter_context(rdma(server))
+        stack.enter_context(serving_rdma(server, settings, tenants, opens))
         host = _host_in_url(settings.host)
         url = f"{'kvs' if tls else 'kv'}://{host}:{server.port}"
-        http_port = door.getsockname()[1]
-        own_url = url.replace(settings.host, ANY_ADDRESS.get(settings.host, settings.host))
-        node = TenantsNode(server) if tenants else server
-        visited, own_tls = own_client(settings, own_url, server.unix_path)
-        app = create_app(node, SelfTest(visited, bearer if tenants else str, own_tls))
-        require_token(app, server.admits)
-        config = _http_config(settings, door.detach())
-        stack.enter_context(telling(server))
-        on_hangup(settings, server, config)  # before somebody is told that it can be asked
+        http_port = listener.getsockname()[1]
+        near = url.replace(settings.host, ANY_ADDRESS.get(settings.host, settings.host))
+        own_url, own_tls = own_address(settings, near, server.unix_path)
+        client = OwnClient(own_url, bearer if tenants else str, own_tls)
+        app = create_app(server, client, tenants=bool(tenants))
+        config = _http_config(settings, listener.detach())
+        stack.enter_context(logging_notices(server))
+        reload_on_hangup(settings, server, config)  # before the line that invites signals
         print(
             f"kvstore ready: {url} {'https' if tls else 'http'}://{host}:{http_port} "
             f"unix:{server.unix_path or 'none'} "
@@ -100,12 +92,12 @@ async def _serve(
         await _serve_until_left(app, config, server, settings, signals)
 
 
-def _http_config(settings: StoreSettings, door: int) -> HttpConfig:
+def _http_config(settings: StoreSettings, listener: int) -> HttpConfig:
     config = HttpConfig()
-    config.bind = [f"fd://{door}"]
+    config.bind = [f"fd://{listener}"]
     config.certfile = settings.tls_cert_file or None
     config.keyfile = settings.tls_key_file or None
-    config.create_ssl_context()  # of the same files as the node's, whatever becomes of them
+    config.create_ssl_context()  # now: of the same files as the node's
     config.graceful_timeout = HTTP_GRACE_S
     config.errorlog = logging.getLogger("kvrouter_store.node.http_api")
     return config
@@ -121,7 +113,7 @@ async def _serve_until_left(
         end = time.monotonic() + settings.drain_timeout
         await drain(server, settings.drain_timeout, signals.at_once)
         if settings.disk and not signals.at_once.is_set():
-            # What stands in memory is written while clients end; little is left for the last.
+            # Blocks are written while clients end; little is left for the last flush.
             await flush(server, max(end - time.monotonic(), LEAST_FLUSH_S))
 
     http = asyncio.ensure_future(serve_http(app, config, shutdown_trigger=left))
@@ -137,21 +129,14 @@ async def _serve_until_left(
 
 
 def _start_store(
-    settings: StoreSettings,
-    tenants: list[TenantToken],
-    quotas: dict[str, int],
-    tls: TlsContext | None,
+    settings: StoreSettings, tenants: list[TenantToken], tls: TlsContext | None
 ) -> StoreServer:
+    quotas = quotas_of(settings, tenants)
     check_disk(settings)
     path = _own_unix_path(settings)
     _check_memory(settings)
-    placing = plan(
-        reader(),
-        int(settings.memory),
-        settings.huge_pages,
-        settings.numa,
-        prefault=settings.prefault,
-    )
+    pages, prefault = settings.huge_pages, settings.prefault
+    placing = plan(reader(), int(settings.memory), pages, settings.numa, prefault=prefault)
     if placing.refusal:
         raise StartRefused(placing.refusal)
     server = StoreServer(
@@ -175,14 +160,14 @@ def _start_store(
         reserve_timeout_s=settings.reserve_timeout,
         digests=settings.digests == "checked",
     )
-    if danger := advice_on_the_wire(settings):
+    if danger := plain_wire_warning(settings):
         log.warning("%s", danger)
-    # Read before the pool takes its part; what may end the process is said before it does.
+    # Read before the pool takes its memory, and warnings first: the kernel may end the process.
     lacks = advice(read_files(), int(settings.memory), set_aside=placing.explicit)
-    _tell(one for one in lacks if one.level >= logging.WARNING)
+    _log(one for one in lacks if one.level >= logging.WARNING)
     server.start()
-    _tell(one for one in lacks if one.level < logging.WARNING)
-    _tell(told(placing, server.placed))
+    _log(one for one in lacks if one.level < logging.WARNING)
+    _log(placement_notes(placing, server.placed))
     return server
 
 
@@ -210,22 +195,22 @@ def _own_unix_path(settings: StoreSettings) -> Path | None:
     return path
 
 
-def _tell(lacks: Iterable[Advice]) -> None:
-    for one in lacks:
+def _log(advice: Iterable[Advice]) -> None:
+    for one in advice:
         log.log(one.level, "%s", one.sentence)
 
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    door = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind((host, port))
-        door.listen()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen()
     except BaseException:
-        door.close()
+        listener.close()
         raise
-    return door
+    return listener
 
 
 def _host_in_url(host: str) -> str:

@@ -1,4 +1,4 @@
-"""What a node refuses to start with: open doors, tokens that others can read, quotas of nobody."""
+"""What a node does not start with: open to other hosts, readable tokens, wrong quotas, no disk."""
 
 import ipaddress
 import os
@@ -11,40 +11,47 @@ from kvrouter_store.connection.tokens import check_token
 from kvrouter_store.node.quotas import MIN_QUOTA_BYTES, quota_bytes
 from kvrouter_store.node.settings import StoreSettings
 
-__all__ = ["StartRefused", "TenantToken", "is_loopback", "quotas_of", "tokens_of"]
+__all__ = [
+    "StartRefused",
+    "TenantToken",
+    "check_disk",
+    "is_loopback",
+    "quotas_of",
+    "tokens_of",
+]
 
 TenantToken = tuple[str, str]
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 LINE = "write TENANT:TOKEN on each line"
 MAX_FILE_BYTES = 1 << 20
+MIN_DISK_BYTES = 16 << 20
 MAX_TENANTS = 1024
 
 
 class StartRefused(Exception):
-    """The node must not be started so; the message is one sentence with the remedy."""
+    """The node does not start so; the message is one sentence with the remedy."""
 
 
 def tokens_of(settings: StoreSettings) -> list[TenantToken]:
     """The tenants of a node that may start, with their tokens; none where it asks for none.
 
-    Raises StartRefused where the file of tokens cannot be used, or where others than this host
-    would be served without a token and nobody said that they shall be.
+    Raises StartRefused where the file of tokens cannot be used, or where the node would serve other
+    hosts without a token and without --insecure.
     """
     if settings.token_file:
         return _read(Path(settings.token_file))
     if settings.insecure or is_loopback(settings.host):
         return []
     raise StartRefused(
-        f"whoever reaches {settings.host} could read and write KV: give --token-file FILE, "
+        f"anyone who reaches {settings.host} could read and write KV: give --token-file FILE, "
         "or listen on --host 127.0.0.1, or say --insecure where the network is trusted"
     )
 
 
 def quotas_of(settings: StoreSettings, tenants: list[TenantToken]) -> dict[str, int]:
-    """The bytes of the pool that tenants can count on.
+    """The bytes of the pool that each tenant with a quota can count on.
 
-    Raises StartRefused where a quota is of none of the tenants, or where nothing is left for those
-    who have none.
+    Raises StartRefused where a quota is of no tenant, or leaves nothing for tenants without one.
     """
     quotas = quota_bytes(settings.quota, settings.memory)
     names = [name for name, _ in tenants]
@@ -61,6 +68,24 @@ def quotas_of(settings: StoreSettings, tenants: list[TenantToken]) -> dict[str, 
             "give it one, lower them, or raise --memory"
         )
     return quotas
+
+
+def check_disk(settings: StoreSettings) -> None:
+    """StartRefused where the settings of the SSD tier cannot work."""
+    if not settings.disk:
+        return
+    folder = Path(settings.disk)
+    if settings.disk_size < MIN_DISK_BYTES:
+        raise StartRefused(
+            f"--disk {folder} needs --disk-size, at least 16MiB: how much of that disk it may have"
+        )
+    if not folder.is_dir():
+        raise StartRefused(f"--disk {folder} is not a folder: make it with mkdir -p {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StartRefused(
+            f"--disk {folder} cannot be written by this user: give another folder, or this one to "
+            "the user"
+        )
 
 
 def _read(path: Path) -> list[TenantToken]:
@@ -105,7 +130,7 @@ def _parse(text: str) -> list[TenantToken]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this host reaches it. A name that does not resolve serves nobody at all."""
+    """Whether only this host reaches it, or no host (a name that does not resolve)."""
     try:
         found = socket.getaddrinfo(host or None, 0, flags=socket.AI_PASSIVE)
     except OSError:

@@ -1,19 +1,17 @@
 """TLS of a store node: the files it is started with."""
 
-import os
 import stat
 from pathlib import Path
 
 from kvrouter_store._core import TlsContext
-from kvrouter_store.connection.tls import ClientTls
 from kvrouter_store.node.settings import StoreSettings
 from kvrouter_store.node.start_checks import StartRefused, is_loopback
 
-__all__ = ["advice_on_the_wire", "own_client", "tls_of"]
+__all__ = ["plain_wire_warning", "tls_of"]
 
 
 def tls_of(settings: StoreSettings) -> TlsContext | None:
-    """What clients are shown over TCP; None where the node is to be plain.
+    """The context for clients over TCP; None where the node is to be plain.
 
     Raises StartRefused where a file cannot be used, a key can be read by others, or libssl is
     missing.
@@ -40,27 +38,11 @@ def _check_key(path: Path) -> None:
         raise StartRefused(f"--tls-key-file {path} can be read by others: chmod 600 {path}")
 
 
-def advice_on_the_wire(settings: StoreSettings) -> str | None:
-    """A sentence for who serves other hosts with tokens and without TLS."""
+def plain_wire_warning(settings: StoreSettings) -> str | None:
+    """A sentence for a node that serves other hosts with tokens and without TLS."""
     if settings.tls_cert_file or not settings.token_file or is_loopback(settings.host):
         return None
     return (
         f"tokens and KV travel in the clear to and from {settings.host}: give --tls-cert-file and "
         "--tls-key-file, or keep the wire to a network that you trust with them"
-    )
-
-
-def own_client(settings: StoreSettings, url: str, unix_path: str | None) -> tuple[str, ClientTls]:
-    """How the node's HTTP side reaches the node: an address, and what to show and trust there.
-
-    By its own certificate, whatever names stand in it. Where clients must show one, by the Unix
-    socket, if there is one: the node's certificate need not be one for clients.
-    """
-    if not settings.tls_cert_file:
-        return url, ClientTls()
-    if settings.tls_ca_file and unix_path:
-        return f"kv+unix://{os.path.abspath(unix_path)}", ClientTls()
-    own = settings.tls_cert_file
-    return url, ClientTls(
-        ca_file=own, cert_file=own, key_file=settings.tls_key_file, check_host=False
     )

@@ -1,6 +1,6 @@
-"""The seam between the RDMA transport and the verbs, and what two sides tell each other.
+"""The seam between the RDMA transport and the verbs, and what the two sides exchange.
 
-Nothing here does I/O, and nothing here imports pyverbs.
+Nothing here does I/O or imports pyverbs.
 """
 
 import struct
@@ -22,6 +22,8 @@ __all__ = [
     "RdmaUnavailable",
     "Region",
     "TransferFailed",
+    "read_card",
+    "write_card",
 ]
 
 VERSION = 1
@@ -51,7 +53,7 @@ class TransferFailed(StoreUnavailable):
 
 
 class LinkType(IntEnum):
-    """What a port speaks: it decides how a path to the peer is addressed."""
+    """The link layer of a port: it decides how the peer is addressed."""
 
     INFINIBAND = 1
     ETHERNET = 2
@@ -59,10 +61,10 @@ class LinkType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RdmaEndpoint:
-    """What one side of a queue pair tells the other, so that they can be connected.
+    """What each side of a queue pair sends the other, so that they can be connected.
 
     `mtu_code` is the largest path MTU as the verbs count it (1: 256 bytes ... 5: 4096), `reads` how
-    many reads of the peer this side answers at a time. Raises ValueError for what no port has.
+    many reads of the peer this side answers at a time. Raises ValueError for impossible values.
     """
 
     qp_number: int
@@ -141,8 +143,7 @@ class Region:
 class Copy(NamedTuple):
     """One run of bytes between local and remote memory; `length` in bytes, not 0.
 
-    The direction is the call's: `write` copies to the remote address, `read` from it. A tuple, for
-    there is one for each block moved.
+    `write` copies to the remote address, `read` from it.
     """
 
     local_address: int
@@ -153,107 +154,73 @@ class Copy(NamedTuple):
 
 
 class MemoryRegistration(Protocol):
-    """Memory that the device may use.
+    """Memory that the device may use: `length` bytes at `address`, as this process sees it.
 
     Keeps the pages in place, not the memory alive: its owner frees it after `close`, never before.
+    `lkey` is the key of this side's copies; `rkey` that of the peer's copies, of use only where the
+    memory was registered as `remote`.
     """
 
-    @property
-    def address(self) -> int:
-        """Where it begins, as this process sees it."""
-        ...
-
-    @property
-    def length(self) -> int:
-        """In bytes."""
-        ...
-
-    @property
-    def lkey(self) -> int:
-        """The key of this side's copies from and to it."""
-        ...
-
-    @property
-    def rkey(self) -> int:
-        """The key of the peer's copies. Of use only where it was registered as `remote`."""
-        ...
+    address: int
+    length: int
+    lkey: int
+    rkey: int
 
     def close(self) -> None:
-        """Give the memory back; the device touches it no more. Again: does nothing."""
-        ...
+        """Give the memory back; the device touches it no more. Idempotent."""
 
 
 class QueuePair(Protocol):
-    """One end of a reliable connection. Used by one thread at a time.
+    """One end of a reliable connection. One thread uses it at a time.
 
-    Whatever `write` or `read` raises, the queue pair is of no more use but for `fence` and `close`.
+    Whatever `write` or `read` raises, only `fence` and `close` may follow. `endpoint` is what the
+    peer needs to know, from the beginning. `work_requests`: copies posted so far, with
+    `posted_bytes` of payload; `signalled_completions`: those that asked for a completion, one for
+    each list posted.
     """
 
-    @property
-    def endpoint(self) -> RdmaEndpoint:
-        """What the peer needs to know, from the beginning."""
-        ...
-
-    @property
-    def work_requests(self) -> int:
-        """Copies posted so far."""
-        ...
-
-    @property
-    def signalled_completions(self) -> int:
-        """Posted copies that asked for a completion: one for each list posted."""
-        ...
-
-    @property
-    def posted_bytes(self) -> int:
-        """Payload of the copies posted so far."""
-        ...
+    endpoint: RdmaEndpoint
+    work_requests: int
+    signalled_completions: int
+    posted_bytes: int
 
     def connect(self, peer: RdmaEndpoint) -> None:
         """Make it ready to send and to be written.
 
-        Over Ethernet the kernel looks for the peer, up to a second where nobody has its GID, and
-        the GIL is held. Raises TransferFailed where it cannot be reached from this port.
+        Over Ethernet the kernel looks for the peer, up to a second if no host has its GID, and the
+        GIL is held. Raises TransferFailed where it cannot be reached from this port.
         """
-        ...
 
     def write(self, copies: Sequence[Copy], deadline: Deadline, cut: int) -> None:
         """Copy to the peer's memory; returns when the peer's side has acknowledged all of it.
 
-        `cut` is a descriptor of the control channel to the same peer: its hang-up is failure too,
+        `cut` is a descriptor of the control channel to the same peer: its hang-up is a failure too,
         since a silent peer is given up only after several retries. The copies take effect in any
         order, and not at all, or in part, where this raises TransferFailed or DeadlineExceeded; it
         is then fenced before it raises, so that the local memory is not read any more.
         """
-        ...
 
     def read(self, copies: Sequence[Copy], deadline: Deadline, cut: int) -> None:
         """Copy from the peer's memory; returns when all of it is here.
 
         Otherwise as `write`: where it raises, the local memory is not written any more.
         """
-        ...
 
     def fence(self) -> None:
         """End it: from here on nothing reads or writes this side's memory through it.
 
         What this side had posted is flushed and reaped; what is on its way to the peer is the
-        peer's to fence. Never raises. Again: does nothing.
+        peer's to fence. Never raises. Idempotent.
         """
-        ...
 
     def close(self) -> None:
-        """Fence it and free it. Again: does nothing."""
-        ...
+        """Fence it and free it. Idempotent."""
 
 
 class Device(Protocol):
-    """An open RDMA device at one port and GID."""
+    """An open RDMA device at one port and GID; `name` as the system calls it (mlx5_0, rxe0)."""
 
-    @property
-    def name(self) -> str:
-        """As the system calls it (mlx5_0, rxe0)."""
-        ...
+    name: str
 
     def register(self, address: int, length: int, remote: bool) -> MemoryRegistration:
         """Let the device use memory that stays the caller's; the peer too, where it is `remote`.
@@ -261,15 +228,23 @@ class Device(Protocol):
         Pins every page of it (0.5 s for 256 MiB were seen) and holds the GIL meanwhile: not for the
         request path, and a thread does not help. Raises RdmaUnavailable where it may not be pinned.
         """
-        ...
 
     def queue_pair(self) -> QueuePair:
         """A new queue pair, not yet connected. Raises RdmaUnavailable where the device has none."""
-        ...
 
     def close(self) -> None:
-        """Close what was made of it, queue pairs first, then itself. Again: does nothing."""
-        ...
+        """Close what was made of it, queue pairs first, then itself. Idempotent."""
+
+
+def write_card(endpoint: RdmaEndpoint, pool: Region) -> bytes:
+    """What a node answers to ATTACH: its end of the connection, and where its pool is."""
+    return endpoint.to_bytes() + pool.to_bytes()
+
+
+def read_card(card: bytes) -> tuple[RdmaEndpoint, Region]:
+    """What `write_card` made. Raises ValueError for anything else."""
+    endpoint = RdmaEndpoint.from_bytes(card[: RdmaEndpoint.SIZE])
+    return endpoint, Region.from_bytes(card[RdmaEndpoint.SIZE :])
 
 
 def _in_range(what: str, value: int, low: int, high: int) -> None:

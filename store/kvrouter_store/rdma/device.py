@@ -1,4 +1,4 @@
-"""RDMA devices over pyverbs: opened, memory registered, queue pairs made."""
+"""RDMA devices over pyverbs: opening them, registering memory, making queue pairs."""
 
 import contextlib
 import errno
@@ -35,7 +35,7 @@ def open_device(options: RdmaOptions, rank: int = 0, sysfs: Path = SYSFS) -> Dev
 
 
 class VerbsRegistration:
-    """Memory registered with a device: see base.Registration."""
+    """Memory registered with a device: see base.MemoryRegistration."""
 
     def __init__(self, device: "VerbsDevice", native: Any, address: int, length: int) -> None:
         self.address = address
@@ -46,7 +46,7 @@ class VerbsRegistration:
         self._device = device
 
     def close(self) -> None:
-        """Give the memory back; the device touches it no more. Again: does nothing."""
+        """See base.MemoryRegistration."""
         native, self._native = self._native, None
         if native is not None:
             native.close()
@@ -58,6 +58,7 @@ class VerbsDevice:
 
     def __init__(self, names: ModuleType, port: Port) -> None:
         self._names = names
+        self.name = port.device
         self.port = port
         self.registrations: set[VerbsRegistration] = set()
         self.queue_pairs: set[VerbsQueuePair] = set()
@@ -69,13 +70,8 @@ class VerbsDevice:
         except names.PyverbsError as error:
             raise _not_opened(port, names.error_number(error), error) from error
 
-    @property
-    def name(self) -> str:
-        """As the system calls it (mlx5_0, rxe0)."""
-        return self.port.device
-
     def register(self, address: int, length: int, remote: bool) -> MemoryRegistration:
-        """See base.Device. Raises RdmaUnavailable where the memory may not be pinned."""
+        """See base.Device."""
         if address < 1 or length < 1:
             raise ValueError(f"there is no memory of {length} bytes at {address:#x}")
         access = self._names.ACCESS_REMOTE if remote else self._names.ACCESS_LOCAL
@@ -89,7 +85,7 @@ class VerbsDevice:
         return made
 
     def queue_pair(self) -> QueuePair:
-        """See base.Device. Raises RdmaUnavailable where the device has none left."""
+        """See base.Device."""
         try:
             made = VerbsQueuePair(self._names, self, self.queue_pairs.discard)
         except self._names.PyverbsError as error:
@@ -98,7 +94,7 @@ class VerbsDevice:
         return made
 
     def close(self) -> None:
-        """Close what was made of it, queue pairs first, then itself. Again: does nothing."""
+        """See base.Device."""
         for queue_pair in tuple(self.queue_pairs):
             queue_pair.close()
         for registration in tuple(self.registrations):
@@ -109,9 +105,9 @@ class VerbsDevice:
 
 
 def load_pyverbs() -> ModuleType:
-    """Pyverbs under the names of `pyverbs_names`. Raises RdmaUnavailable where it is not there.
+    """Pyverbs under the names of `pyverbs_names`. Raises RdmaUnavailable where it is missing.
 
-    It sets up the root logger when it is imported, which is not its business: that is undone.
+    Importing pyverbs sets up the root logger; that is undone.
     """
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
@@ -142,12 +138,11 @@ def _not_opened(port: Port, number: int, error: Exception) -> RdmaUnavailable:
 
 def _not_registered(name: str, length: int, number: int, error: Exception) -> RdmaUnavailable:
     asked = f"{name} does not register {length} bytes of memory"
-    if number in (errno.ENOMEM, errno.EPERM):
-        limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-        if limit != resource.RLIM_INFINITY:
-            return RdmaUnavailable(
-                f"{asked}: this process may lock {limit} in all; raise that {MAX_PINNED}"
-            )
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if number in (errno.ENOMEM, errno.EPERM) and limit != resource.RLIM_INFINITY:
+        return RdmaUnavailable(
+            f"{asked}: this process may lock {limit} in all; raise that {MAX_PINNED}"
+        )
     if number == errno.EFAULT:
         return RdmaUnavailable(f"{asked}: not all of it is mapped and writable")
     return RdmaUnavailable(f"{asked} ({error})")

@@ -11,8 +11,14 @@ from kvrouter_store import _core
 from kvrouter_store._core import AttachReply, Segments
 from kvrouter_store.connection.channel import Channel, Deadline
 from kvrouter_store.errors import StoreClosed, StoreRefused, StoreUnavailable
-from kvrouter_store.rdma.base import Copy, Device, QueuePair, Region, TransferFailed
-from kvrouter_store.rdma.cards import read_card
+from kvrouter_store.rdma.base import (
+    Copy,
+    Device,
+    QueuePair,
+    Region,
+    TransferFailed,
+    read_card,
+)
 from kvrouter_store.rdma.device import open_device
 from kvrouter_store.rdma.memory import MemoryKeys, RegisteredMemory
 from kvrouter_store.rdma.options import RdmaOptions
@@ -24,13 +30,13 @@ Opens = Callable[[RdmaOptions, int], Device]
 
 
 class NotAttached(StoreUnavailable):
-    """A connection gets no RDMA: the node has none for it, or no byte comes through."""
+    """A connection gets no RDMA: the node has none for it, or no byte gets through."""
 
 
 class RemotePool:
     """A node's pool, as one connection reaches it over its queue pair. For the channel's thread.
 
-    Whatever `write` or `read` raises, its queue pair is of no more use.
+    After an exception of `write` or `read` its queue pair is of no more use.
     """
 
     def __init__(
@@ -57,7 +63,7 @@ class RemotePool:
         deadline: Deadline,
     ) -> None:
         """Copy blocks to these offsets of the pool. Raises TransferFailed, DeadlineExceeded."""
-        copies = self._copies(keys, segments, indices, offsets)
+        copies = self.copies(keys, segments, indices, offsets)
         self.queue_pair.write(copies, deadline, self._cut)
 
     def read(
@@ -69,19 +75,13 @@ class RemotePool:
         deadline: Deadline,
     ) -> None:
         """Copy to blocks from these offsets of the pool. Raises as `write`."""
-        copies = self._copies(keys, segments, indices, offsets)
+        copies = self.copies(keys, segments, indices, offsets)
         self.queue_pair.read(copies, deadline, self._cut)
 
-    def close(self) -> None:
-        """End the queue pair: nothing touches the callers' memory through it any more."""
-        if not self._closed:
-            self._closed = True
-            self.queue_pair.close()
-            self._initiator.released()
-
-    def _copies(
+    def copies(
         self, keys: MemoryKeys, segments: Segments, indices: Sequence[int], offsets: Sequence[int]
     ) -> list[Copy]:
+        """The copies between blocks and these offsets. Raises TransferFailed beyond the pool."""
         region, most = self._region, self._region.length - segments.block_bytes
         copies: list[Copy] = []
         for runs, offset in zip(segments.pieces(indices), offsets, strict=True):
@@ -93,12 +93,19 @@ class RemotePool:
                 there += size
         return copies
 
+    def close(self) -> None:
+        """End the queue pair: nothing touches the callers' memory through it any more."""
+        if not self._closed:
+            self._closed = True
+            self.queue_pair.close()
+            self._initiator.released()
+
 
 class Initiator:
-    """What one client has of RDMA. Safe in threads.
+    """The RDMA device of one client, and the memory registered with it. Safe in threads.
 
     rank: of the engine; with several devices the ranks take turns, here and at the node.
-    opens: opens the device, when it is first needed.
+    opens: opens the device when it is first needed.
     """
 
     def __init__(
@@ -146,7 +153,7 @@ class Initiator:
         self._close_unused()
 
     def released(self) -> None:
-        """One user of the device less: for RemotePool to say."""
+        """One user of the device less (RemotePool calls it)."""
         with self._lock:
             self._users -= 1
         self._close_unused()

@@ -1,6 +1,6 @@
 """The memory of a client's callers, registered with its device: kept for the next time, bounded.
 
-What is registered is known by the Segments object that describes it, and given back when that goes.
+A registration belongs to the Segments object that describes the memory, and ends with it.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ class RegisteredMemory:
         self._most = most
         self._lock = threading.Lock()
         self._entries: OrderedDict[int, MemoryEntry] = OrderedDict()
-        self._gone: deque[tuple[int, MemoryEntry]] = deque()  # whose Segments are
+        self._gone: deque[tuple[int, MemoryEntry]] = deque()  # to be given back
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -105,8 +105,8 @@ class RegisteredMemory:
         key = id(segments)
         with self._lock:
             entry = self._entries.get(key)
-            # Another object may have got the id of one that is gone; one that is too small goes
-            # when nobody uses it.
+            # Another object may have the id of one that is gone; one that is too small goes when
+            # its last user has left.
             if entry is None or not entry.describes(segments) or entry.blocks < needed:
                 entry = self._enter(key, segments, needed)
             self._entries.move_to_end(key)
@@ -122,7 +122,7 @@ class RegisteredMemory:
         self._entries[key] = entry
 
         def forget(_: weakref.ref[Segments]) -> None:
-            # In whatever thread, also in one that holds the lock: it only takes note then.
+            # Runs in any thread, also in one that holds the lock: then it only takes note.
             self._gone.append((key, entry))
             self._reap()
 
@@ -134,7 +134,7 @@ class RegisteredMemory:
         return entry
 
     def _reap(self) -> None:
-        """Give back what is not wanted any more and not in use, unless another thread is at it."""
+        """Give back what is neither wanted nor in use, unless another thread does so now."""
         if not self._gone or not self._lock.acquire(blocking=False):
             return
         doomed = []

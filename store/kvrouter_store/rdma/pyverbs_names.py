@@ -1,10 +1,10 @@
 """pyverbs under one set of names: Debian's python3-pyverbs 44 and PyPI's pyverbs 57 and later.
 
-The only module that imports pyverbs; it is itself imported only when a device is opened. What
-differs: 44 has flat enumerations, later ones have the members within classes of another module; 44
-does not tell a completion channel's descriptor. What is alike and bites: SGE and SendWR free
-nothing by themselves (`WorkRequests` does), a work request holds no reference to the next one, MR
-none to the memory, and every call holds the GIL.
+The only module that imports pyverbs; it is itself imported only when a device is opened.
+Differences: 44 has flat enumerations, later versions have the members in classes of another module;
+44 does not give the descriptor of a completion channel. Pitfalls of all versions: SGE and SendWR
+free nothing by themselves (`WorkRequests` does), a work request holds no reference to the next one,
+MR none to the memory, and every call holds the GIL.
 """
 
 import os
@@ -52,32 +52,13 @@ __all__ = [
 
 CHANNEL_TRIES = 20
 # Of enum ibv_wc_status, in its order, which the ABI keeps.
-STATUSES = (
-    "SUCCESS",
-    "LOC_LEN_ERR",
-    "LOC_QP_OP_ERR",
-    "LOC_EEC_OP_ERR",
-    "LOC_PROT_ERR",
-    "WR_FLUSH_ERR",
-    "MW_BIND_ERR",
-    "BAD_RESP_ERR",
-    "LOC_ACCESS_ERR",
-    "REM_INV_REQ_ERR",
-    "REM_ACCESS_ERR",
-    "REM_OP_ERR",
-    "RETRY_EXC_ERR",
-    "RNR_RETRY_EXC_ERR",
-    "LOC_RDD_VIOL_ERR",
-    "REM_INV_RD_REQ_ERR",
-    "REM_ABORT_ERR",
-    "INV_EECN_ERR",
-    "INV_EEC_STATE_ERR",
-    "FATAL_ERR",
-    "RESP_TIMEOUT_ERR",
-    "GENERAL_ERR",
-    "TM_ERR",
-    "TM_RNDV_INCOMPLETE",
+STATUS_NAMES = (
+    "SUCCESS LOC_LEN_ERR LOC_QP_OP_ERR LOC_EEC_OP_ERR LOC_PROT_ERR WR_FLUSH_ERR MW_BIND_ERR "
+    "BAD_RESP_ERR LOC_ACCESS_ERR REM_INV_REQ_ERR REM_ACCESS_ERR REM_OP_ERR RETRY_EXC_ERR "
+    "RNR_RETRY_EXC_ERR LOC_RDD_VIOL_ERR REM_INV_RD_REQ_ERR REM_ABORT_ERR INV_EECN_ERR "
+    "INV_EEC_STATE_ERR FATAL_ERR RESP_TIMEOUT_ERR GENERAL_ERR TM_ERR TM_RNDV_INCOMPLETE"
 )
+STATUSES = STATUS_NAMES.split()
 
 
 def _member(enumeration: str, name: str) -> int:
@@ -117,7 +98,7 @@ def queue_pair(pd: PD, cq: CQ, depth: int) -> QP:
 
 
 def change_state(qp: QP, state: int) -> None:
-    """To STATE_ERROR or STATE_RESET, which need nothing but their name. Raises PyverbsError."""
+    """To STATE_ERROR or STATE_RESET, which need no other attributes. Raises PyverbsError."""
     qp.modify(QPAttr(qp_state=state), STATE)
 
 

@@ -5,18 +5,17 @@ import math
 import secrets
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Protocol, cast
 
 from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.rdma.base import Copy, LinkType, RdmaEndpoint, TransferFailed
-from kvrouter_store.rdma.pieces import lists_of
 from kvrouter_store.rdma.ports import Port
 
-__all__ = ["LISTS_POSTED", "LIST_LENGTH", "VerbsQueuePair"]
+__all__ = ["LISTS_POSTED", "LIST_LENGTH", "VerbsQueuePair", "lists_of"]
 
-# Copies in a list, of which only the last asks for a completion, and lists under way at a time: the
+# Copies in a list, of which only the last asks for a completion, and lists in flight at a time: the
 # next one is loaded while the device works.
 LIST_LENGTH = 64
 LISTS_POSTED = 4
@@ -46,7 +45,7 @@ class Opened(Protocol):
 class VerbsQueuePair:
     """See base.QueuePair. Raises the PyverbsError of `names` where the device has none left.
 
-    `gone` is told when it was closed.
+    gone: is called when it was closed.
     """
 
     def __init__(
@@ -179,12 +178,12 @@ class VerbsQueuePair:
         self.posted_bytes += sum(copy.length for copy in copies)
 
     def _await_room(self, posted: int, deadline: Deadline, cut: int) -> None:
-        """Return when at most so many lists are under way."""
+        """Return when at most `posted` lists are in flight."""
         while self.signalled_completions - self._completed > posted:
             if self._reap():
                 continue
             self._cq.req_notify()
-            if self._reap():  # one may have come before it was asked to be told
+            if self._reap():  # one may have come before the request to notify
                 continue
             self._wait(deadline, cut)
 
@@ -217,7 +216,7 @@ class VerbsQueuePair:
         return cast("Sequence[Any]", completions)
 
     def _reap_flushed(self, until: float) -> None:
-        """Wait for the last list that was posted: whatever its outcome, the device is done then."""
+        """Wait for the last list posted: whatever its outcome, the device is done then."""
         while self._completed < self.signalled_completions:
             self._cq.req_notify()
             if self._take_completions():
@@ -229,3 +228,32 @@ class VerbsQueuePair:
             waits.register(self._channel.fd, select.POLLIN)
             waits.poll(math.ceil(left_s * 1000))
             self._channel.take(self._cq)
+
+
+def lists_of(copies: Sequence[Copy], size: int, longest: int) -> Iterator[Sequence[Copy]]:
+    """Lists of at most `size` copies, each of at most `longest` bytes, in their order.
+
+    Raises ValueError for a copy of no bytes, which a device would take for one of 2 GiB.
+    """
+    short = copies if all(0 < copy.length <= longest for copy in copies) else _cut(copies, longest)
+    for first in range(0, len(short), size):
+        yield short[first : first + size]
+
+
+def _cut(copies: Sequence[Copy], longest: int) -> list[Copy]:
+    """The same bytes in copies of at most `longest`."""
+    short: list[Copy] = []
+    for copy in copies:
+        if copy.length < 1:
+            raise ValueError(f"a copy has at least one byte, not {copy.length}")
+        for done in range(0, copy.length, longest):
+            short.append(
+                Copy(
+                    copy.local_address + done,
+                    copy.lkey,
+                    copy.remote_address + done,
+                    copy.rkey,
+                    min(longest, copy.length - done),
+                )
+            )
+    return short

@@ -18,7 +18,7 @@ from kvrouter.app.reload import RELOADED, Reload, follow
 from kvrouter.app.settings import RouterSettings
 from kvrouter.engines.engine import Role
 from kvrouter.options.complaints import UsageError
-from kvrouter_store.node.drain import Signals
+from kvrouter_store.node.signals import Signals
 
 F = TypeVar("F", bound=Callable[..., Any])
 IDS = list(range(100, 100 + 3 * BLOCK_TOKENS + 5))

@@ -52,9 +52,9 @@ def test_a_node_in_a_pipe_writes_json_lines_from_its_start_to_its_end(tmp_path: 
     assert any(line["message"].startswith("drained in") for line in lines)
     assert {line["logger"] for line in lines} <= {
         "kvstore",
-        "kvrouter_store.node.drain",
+        "kvrouter_store.node.signals",
         "kvrouter_store.node.http_api",
-        "kvrouter_store.node.rdma_serving",
+        "kvrouter_store.node.rdma_host",
     }
 
 
@@ -78,7 +78,7 @@ def test_a_node_on_a_terminal_writes_plain_lines_of_its_level(tmp_path: Path, le
     os.close(ours)
     os.close(terminal)
     assert "{" not in written
-    assert ("INFO kvrouter_store.node.drain: drained in" in written) == (level == "info")
+    assert ("INFO kvrouter_store.node.signals: drained in" in written) == (level == "info")
 
 
 @pytest.fixture

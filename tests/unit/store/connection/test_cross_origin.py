@@ -10,7 +10,7 @@ from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connection.cross_origin import cross_origin_refusal
 from kvrouter_store.connection.tokens import bearer_token
 from kvrouter_store.node.http_api import create_app
-from kvrouter_store.node.selftest import SelfTest
+from kvrouter_store.node.own_client import OwnClient
 
 OWN = {"host": "127.0.0.1:7480"}
 MANIFEST = manifest_of(4096)
@@ -65,7 +65,7 @@ def test_what_changes_nothing_is_not_looked_at(method: str) -> None:
 async def test_a_page_of_another_site_cannot_purge_a_node_without_tokens(
     server: StoreServer,
 ) -> None:
-    http = create_app(server, SelfTest("kv://127.0.0.1:1")).test_client()
+    http = create_app(server, OwnClient("kv://127.0.0.1:1")).test_client()
     with StoreClient(f"kv://127.0.0.1:{server.port}") as client:
         put_chain(client, MANIFEST, chain_of(3))
         for path in ("/purge", "/flush"):

@@ -11,7 +11,7 @@ from kvrouter_store._core import StoreServer
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.blocking import StoreClient, TransportName
 from kvrouter_store.node.http_api import create_app
-from kvrouter_store.node.selftest import SelfTest
+from kvrouter_store.node.own_client import OwnClient
 
 Start = Callable[..., DiskNode]
 
@@ -138,7 +138,7 @@ def test_a_full_disk_is_bypassed_and_used_again(start_over_disk: Start) -> None:
 
 
 async def test_a_node_without_a_disk_cannot_flush(server: StoreServer) -> None:
-    client = create_app(server, SelfTest("kv://127.0.0.1:1")).test_client()
+    client = create_app(server, OwnClient("kv://127.0.0.1:1")).test_client()
     answer = await client.post("/flush")
     assert answer.status_code == 503
     assert "there is no disk" in (await answer.get_json())["error"]["message"]

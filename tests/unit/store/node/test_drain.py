@@ -175,7 +175,7 @@ def test_a_second_signal_ends_it_at_once(start: Leaving, second: signal.Signals)
         assert node.end(second) == 0
         assert time.monotonic() - started < float(LONG_S) / 4
         assert not lease.held
-    assert "told to at once" in node.log
+    assert "at the second signal" in node.log
 
 
 def test_an_open_http_connection_does_not_keep_it(start: Leaving) -> None:

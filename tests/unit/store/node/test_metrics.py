@@ -12,7 +12,7 @@ from kvrouter_store._core import StoreServer
 from kvrouter_store.client.blocking import StoreClient, TransportName
 from kvrouter_store.node.http_api import StatsCollector
 from kvrouter_store.node.metrics import FAMILIES, SHARING_REFUSED, node_metrics
-from kvrouter_store.node.selftest import SelfTest
+from kvrouter_store.node.own_client import OwnClient
 
 BLOCK = 4096
 MANIFEST = manifest_of(BLOCK)
@@ -22,7 +22,7 @@ Connect = Callable[..., StoreClient]
 def scraped(server: StoreServer) -> dict[str, float]:
     """Every sample of a scrape, by its name with its labels."""
     registry = CollectorRegistry()
-    registry.register(StatsCollector(server, SelfTest(f"kv://127.0.0.1:{server.port}")))
+    registry.register(StatsCollector(server, OwnClient(f"kv://127.0.0.1:{server.port}")))
     return {
         _spelled(sample.name, sample.labels): sample.value
         for family in text_string_to_metric_families(generate_latest(registry).decode())

@@ -17,7 +17,7 @@ from kvrouter_store._core import StoreServer
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.results import SharingRefusal
 from kvrouter_store.node.http_api import create_app
-from kvrouter_store.node.selftest import SelfTest
+from kvrouter_store.node.own_client import OwnClient
 
 MANIFEST = manifest_of(4096)
 
@@ -103,7 +103,7 @@ def test_errors_have_the_shape_of_openai(node: StoreProcess) -> None:
 
 
 async def test_a_self_test_that_fails_is_an_error_with_its_reason(server: StoreServer) -> None:
-    class Broken(SelfTest):
+    class Broken(OwnClient):
         def selftest(self) -> None:
             raise RuntimeError("block 1 came back wrong")
 

@@ -12,9 +12,9 @@ from kvrouter_store.node.placement import (
     Numa,
     PlacementPlan,
     memory_nodes,
+    placement_notes,
     plan,
     reader,
-    told,
 )
 from kvrouter_store.node.settings import StoreSettings
 
@@ -232,7 +232,7 @@ def test_a_node_says_what_it_got(made_up: Host) -> None:
     found = made_up.plan()
     server = StoreServer(pool_bytes=MIB, placement=found.placement)
     server.start()
-    (pages,) = told(found, server.placed)
+    (pages,) = placement_notes(found, server.placed)
     assert pages.sentence.startswith("the pool has pages of 4.0KiB: a pool of this size takes")
     assert ". " not in pages.sentence
     assert "\n" not in pages.sentence
@@ -247,7 +247,7 @@ def test_nodes_that_this_host_has_not_leave_the_pool_unbound_and_it_says_so(made
     server.start()
     assert server.placed.numa_error in {errno.EINVAL, errno.EPERM}
     assert server.stats()["numa_used_bytes.any"] == 0
-    sentence = [one.sentence for one in told(found, server.placed)][-1]
+    sentence = [one.sentence for one in placement_notes(found, server.placed)][-1]
     assert "2 NUMA nodes" in sentence
     assert "bound to none (mbind: " in sentence
     server.stop()
@@ -260,7 +260,7 @@ def test_a_divided_pool_tells_its_nodes() -> None:
     if server.placed.numa_error:
         pytest.skip(f"mbind is not allowed here: errno {server.placed.numa_error}")
     assert server.placed.numa_regions == 2
-    *_, nodes = told(PlacementPlan(placement), server.placed)
+    *_, nodes = placement_notes(PlacementPlan(placement), server.placed)
     assert nodes.sentence == "the pool is divided among the NUMA nodes 0, 0"
     assert "numa_used_bytes.any" not in server.stats()
     server.stop()

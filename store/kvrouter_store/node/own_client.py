@@ -1,4 +1,4 @@
-"""What the HTTP side asks of its node as a client does. Leaves no block behind."""
+"""The client by which a node's HTTP side uses the node itself. Leaves no block behind."""
 
 import os
 from collections.abc import Callable
@@ -10,19 +10,35 @@ from kvrouter_store.client.results import RegisteredManifest, SharingRefusal
 from kvrouter_store.connection.tls import ClientTls
 from kvrouter_store.errors import KVStoreError
 from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.node.settings import StoreSettings
 
-__all__ = ["SelfTest"]
+__all__ = ["OwnClient", "own_address"]
 
 BLOCK_BYTES = 64 << 10
 BLOCKS = 2
 DEADLINE_S = 4.0
 
 
-class SelfTest:
-    """Visits the node at `url`, each time on a connection of its own.
+def own_address(settings: StoreSettings, url: str, unix_path: str | None) -> tuple[str, ClientTls]:
+    """Where the node reaches itself, and by which files.
 
-    tls: what to show and trust there. token: gives the token of whoever a visit is made for, at
-        the time of the visit.
+    It trusts its own certificate, whatever hosts that names. If clients must show a certificate,
+    it uses the Unix socket where there is one: the node's certificate need not be one for clients.
+    """
+    if not settings.tls_cert_file:
+        return url, ClientTls()
+    if settings.tls_ca_file and unix_path:
+        return f"kv+unix://{os.path.abspath(unix_path)}", ClientTls()
+    own = settings.tls_cert_file
+    return url, ClientTls(
+        ca_file=own, cert_file=own, key_file=settings.tls_key_file, check_host=False
+    )
+
+
+class OwnClient:
+    """Uses the node at `url`, each time on a connection of its own.
+
+    token: gives the token of the caller for whom the node is used now.
     """
 
     def __init__(
@@ -74,13 +90,6 @@ class SelfTest:
 
 
 def _manifest() -> Manifest:
-    spec = CacheSpec(
-        model="kvstore-selftest",
-        weights_revision="",
-        kv_dtype="uint8",
-        block_tokens=1,
-        hash_algo="sha256_cbor",
-        root="00" * 32,
-    )
+    spec = CacheSpec("kvstore-selftest", "", "uint8", 1, "sha256_cbor", root="00" * 32)
     layout = Layout.opaque("kvstore-selftest")
     return Manifest(spec, (Part((0, 1), (0, 1), 0, BLOCK_BYTES, layout),))
