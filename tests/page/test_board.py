@@ -91,8 +91,8 @@ def test_a_flow_is_counted_once_be_it_seen_under_way_or_at_its_end(
     for one in (long, short):
         board.enter(one)
     decoded(long, "p:1", "d:1", 99.9)
-    board.look()
-    board.look()
+    board.update()
+    board.update()
     decoded(short, "p:1", "d:1", 99.9)
     board.leave(long)
     board.leave(short)
@@ -135,7 +135,7 @@ def test_prompts_of_one_request_flow_each_to_its_engine(board: Board) -> None:
     whole = context()
     board.enter(whole)
     whole.shares = [decoded(context(), "p:1", "d:1", 0.2), context()]
-    board.look()
+    board.update()
     decoded(whole.shares[1], None, "d:2", 0.3)
     board.leave(whole)
     assert sorted(flow.decode for flow in board.flows()) == ["d:1", "d:2"]
@@ -165,13 +165,13 @@ def test_tokens_that_clients_got_only_grow_and_are_counted_once(board: Board) ->
     counts = []
     for events in (3, 9):
         stream.events = events
-        board.look()
+        board.update()
         counts.append(board.output_tokens)
     one.outcome.generated = 10
     board.leave(one)
-    board.look()
+    board.update()
     counts.append(board.output_tokens)
-    board.look()
+    board.update()
     assert [*counts, board.output_tokens] == [3, 9, 10, 10]
 
 
@@ -181,7 +181,7 @@ def test_tokens_of_a_client_that_left_count_too(board: Board) -> None:
     decoded(one, None, "d:1", 0.5).tap = stream
     stream.events = 5
     board.leave(one)
-    board.look()
+    board.update()
     assert board.output_tokens == 5
 
 
@@ -190,5 +190,5 @@ def test_answers_that_come_whole_count_their_tokens_at_their_end(board: Board) -
     board.enter(one)
     decoded(one, None, "d:1", 0.5).outcome.generated = 17
     board.leave(one)
-    board.look()
+    board.update()
     assert board.output_tokens == 17

@@ -41,11 +41,11 @@ async def test_before_it_has_said_anything_there_are_no_tiers() -> None:
 async def test_counters_are_shown_as_what_they_grew_by_in_a_minute() -> None:
     client, clock = FakeClient(), Clock()
     watch = StoreWatch(client, clock)
-    await watch.ask()
+    await watch.poll()
     clock.now_s = 2.0
     assert client.told is not None
     client.told = {**client.told, "hits_total.memory": 25, "bytes_in_total.shm": 90}
-    await watch.ask()
+    await watch.poll()
     clock.now_s = 3.5
     card = watch.card()
     assert card.tiers == [TierCard("memory", 1000, 400, 7, 15, 0, 0, None)]
@@ -57,7 +57,7 @@ async def test_a_disk_that_is_bypassed_says_why() -> None:
     client = FakeClient()
     client.told = {**MEMORY, **DISK, "disk_bypassed.slow": 1}
     watch = StoreWatch(client, Clock())
-    await watch.ask()
+    await watch.poll()
     assert [tier.name for tier in watch.card().tiers] == ["memory", "disk"]
     assert watch.card().tiers[1].note == "not used for now: slow"
 
@@ -65,9 +65,9 @@ async def test_a_disk_that_is_bypassed_says_why() -> None:
 async def test_a_store_that_is_away_keeps_what_it_said_last_and_says_what_is_wrong() -> None:
     client = FakeClient()
     watch = StoreWatch(client, Clock())
-    await watch.ask()
+    await watch.poll()
     client.told = None
-    await watch.ask()
+    await watch.poll()
     card = watch.card()
     assert card.problem == "there is no connection"
     assert len(card.tiers) == 1

@@ -1,6 +1,6 @@
-"""The admin API: which engines there are, one more, one less. Knows no requests of clients.
+"""The admin API: lists, adds and removes engines.
 
-Paths and words are those that users of sglang-router and vllm-router know (`/workers`).
+Paths and words (`/workers`) are those of sglang-router and vllm-router.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Admin:
 
     Args:
         pool: the engines.
-        fleet: changes which there are.
-        prober: says what is wrong with one.
-        token: that each call must bring as `Authorization: Bearer`; "" for none.
-        tracker: knows how well each engine's cache is known; None where no events are taken.
+        fleet: adds and removes engines.
+        prober: knows the problem of an engine.
+        token: required as `Authorization: Bearer`; "" for none.
+        tracker: how well the router knows each engine's cache; None without KV events.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Admin:
         self._tracker = tracker
 
     def rows(self) -> list[Row]:
-        """The calls."""
+        """The endpoints."""
         calls = (
             ("GET", PATH, self._list),
             ("POST", PATH, self._add),
@@ -80,7 +80,7 @@ class Admin:
         ask_for_token(request.headers, self._token)
         kind = request.headers.get("content-type", "").partition(";")[0].strip()
         if request.method == "POST" and kind != "application/json":
-            # A page in a browser can post anything else to a port on this host unasked.
+            # A web page could post any other type to a port of this host without a preflight.
             raise ApiError(415, "Send the body as content-type: application/json.")
         return call(request)
 
@@ -94,7 +94,7 @@ class Admin:
     def _add(self, request: HttpRequest) -> HttpResponse:
         try:
             wanted = msgspec.json.decode(request.body, type=_Worker)
-        except (ValueError, RecursionError) as error:  # msgspec raises more than its own
+        except (ValueError, RecursionError) as error:
             raise bad_request(
                 f'The body must be {{"url": ..., "worker_type": ...}}: {error}.'
             ) from None
@@ -157,17 +157,17 @@ class Admin:
         }
 
     def _index(self, engine: Engine) -> dict[str, Any]:
-        """How well its cache is known."""
+        """How well the router knows its cache."""
         reason = self._tracker.confidence(engine) if self._tracker else Reason.NO_EVENTS
         naming = self._tracker.naming(engine) if self._tracker else None
         return {"state": reason.state, "reason": reason, "naming": naming}
 
 
 def _flag(query: str, name: str) -> bool:
-    """The value of a flag in a query, the last where it is given more than once.
+    """The value of a flag in a query; the last one counts.
 
     Raises:
-        ApiError: 400: it is none.
+        ApiError: 400: it is neither true nor false.
     """
     given = parse_qs(query, keep_blank_values=True).get(name, ["false"])[-1]
     if given not in ("true", "false"):

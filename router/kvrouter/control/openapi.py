@@ -1,7 +1,7 @@
-"""The OpenAPI document that the router publishes: its endpoints, and what it knows of parameters.
+"""The OpenAPI document of the router: its endpoints, and the parameters that it knows.
 
-Made from the table of parameters and the list of endpoints passed through; engines know more of
-each than stands here, and judge what the router does not read.
+Made from the table of parameters and the list of passed-through endpoints. Engines take more
+parameters, and check those that the router does not read.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ ERRORS: Final[dict[int, str]] = {
     405: "The method is not allowed.",
     408: "The request did not arrive in time.",
     413: "The body is too large.",
-    415: "The body is not said to be JSON.",
-    429: "The router, its engines or the key's rate are full; `Retry-After` says for how long.",
+    415: "The content-type is not application/json.",
+    429: "Too many requests for the router, its engines or the key; see `Retry-After`.",
     431: "The head is too large.",
-    501: "Engines do not do this.",
+    501: "The engines do not support this.",
     502: "An engine's answer broke off.",
-    503: "No engine is there.",
+    503: "No engine is available.",
     504: "An engine did not answer in time.",
 }
 _ADMINS: Final = frozenset({401, 403, 415})
-"""Those that the admin API alone answers, where callers need no key."""
+"""Statuses of the admin API alone, unless callers need a key."""
 _GENERATION: Final[tuple[tuple[str, Kind, str, str], ...]] = (
     ("/v1/completions", "completion", "prompt", "Complete a prompt."),
     ("/v1/chat/completions", "chat", "messages", "Answer a conversation."),
 )
 _OWN: Final[tuple[tuple[str, str, str, str], ...]] = (
-    ("get", "/v1/models", "Models of the engines that are there.", "application/json"),
-    ("get", "/health", "Whether requests can be served.", "application/json"),
+    ("get", "/v1/models", "Models of the available engines.", "application/json"),
+    ("get", "/health", "Whether the router serves requests.", "application/json"),
     ("get", "/ready", "The same as /health.", "application/json"),
     ("get", "/ping", "The same as /health.", "application/json"),
     ("post", "/ping", "The same as /health.", "application/json"),
-    ("get", "/healthcheck", "Engines that are there, as vLLM's toy proxy.", "application/json"),
+    ("get", "/healthcheck", "Numbers of engines, as vLLM's toy proxy.", "application/json"),
     ("get", "/live", "Whether the process answers.", "application/json"),
     ("get", "/version", "The router's version.", "application/json"),
     ("get", "/metrics", "Metrics, for Prometheus.", "text/plain"),
@@ -81,7 +81,7 @@ def document(version: str, *, admin: bool = False, keys: bool = False, apart: bo
         version: the router's.
         admin: whether there is the admin API.
         keys: whether callers need a key.
-        apart: whether administration and metrics are on another port.
+        apart: whether there is a control port.
     """
     paths: dict[str, Json] = {}
     for path, kind, needed, about in _GENERATION:
@@ -94,7 +94,7 @@ def document(version: str, *, admin: bool = False, keys: bool = False, apart: bo
         answer = {"description": about, "content": {content: {}}}
         answers = {"200": answer, **_errors(405, 408, 431)}
         if path in ("/health", "/ready", "/ping", "/healthcheck"):
-            answers["503"] = {"description": "No engine is there.", "content": {content: {}}}
+            answers["503"] = {"description": ERRORS[503], "content": {content: {}}}
         paths.setdefault(path, {})[method] = {"summary": about, "responses": answers}
     paths["/v1/models/{model}"] = {"get": _MODEL}
     if apart:
@@ -114,7 +114,7 @@ def document(version: str, *, admin: bool = False, keys: bool = False, apart: bo
 
 
 def _ask_for_keys(paths: dict[str, Json]) -> None:
-    """Say of each path behind the gate that it needs a key."""
+    """Mark each path behind the gate as one that needs a key."""
     for path, methods in paths.items():
         if is_open(path):
             continue
@@ -148,7 +148,7 @@ def _posted(about: str, members: Json, *needed: str) -> Json:
 
 
 def _admin() -> Json:
-    """Paths of the admin API."""
+    """The admin API."""
     url = {"type": "string", "description": "http://HOST:PORT or HOST:PORT"}
     kind = {"enum": ["prefill", "decode", "regular"], "default": "regular"}
     schema: Json = {"type": "object", "properties": {"url": url, "worker_type": kind}}
@@ -156,10 +156,10 @@ def _admin() -> Json:
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     worker = {"name": "worker", "in": "path", "required": True, "schema": {"type": "string"}}
     force: Json = {"name": "force", "in": "query", "schema": {"type": "boolean", "default": False}}
-    force["description"] = "Remove it now: legs under way on it break off."
+    force["description"] = "Remove it now; legs in flight on it break off."
     listed, shown = {200: "Every engine."}, {200: "The engine."}
-    added = {202: "The engine; it takes legs when it has answered its introduction."}
-    gone = {200: "It is gone.", 202: "It drains: legs are under way on it."}
+    added = {202: "The engine; it takes legs after a successful probe."}
+    gone = {200: "It is gone.", 202: "It drains: legs are in flight on it."}
     return {
         "/workers": {
             "get": _called("Every engine.", listed),
@@ -176,12 +176,12 @@ def _admin() -> Json:
 
 
 def _called(about: str, answers: dict[int, str], *errors: int) -> Json:
-    """A call of the admin API."""
-    said = {
-        str(status): {"description": what, "content": {"application/json": {}}}
-        for status, what in answers.items()
+    """One operation of the admin API."""
+    successes = {
+        str(status): {"description": text, "content": {"application/json": {}}}
+        for status, text in answers.items()
     }
-    return {"summary": about, "responses": {**said, **_errors(401, 405, 408, 431, *errors)}}
+    return {"summary": about, "responses": {**successes, **_errors(401, 405, 408, 431, *errors)}}
 
 
 def _errors(*statuses: int) -> Json:

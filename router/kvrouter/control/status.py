@@ -1,4 +1,4 @@
-"""What the router says of itself: health, readiness, version, models, metrics, its own API."""
+"""Endpoints about the router itself: health, readiness, version, models, metrics, OpenAPI."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from kvrouter.telemetry.metrics import Metrics
 
 _NOT_READY: Final = frozenset({"starting", "unavailable", "draining"})
-"""What /health answers with a 503."""
+"""States that /health answers with 503."""
 
 
 class Status:
-    """Answers of its own; asks no engine.
+    """The endpoints; none of them asks an engine.
 
     Args:
         pool: the engines.
-        metrics: shown at /metrics.
-        asked: whether every engine has been asked once, so that it is known who is there.
-        store_connected: whether the store is there; True where there is none.
+        metrics: for /metrics.
+        asked: whether every engine has been probed once.
+        store_connected: whether the store is connected; True without a store.
         draining: whether the router is about to stop.
         admin: whether the admin API is served.
         keys: whether callers need a key.
-        apart: whether administration and metrics are on a port of their own.
+        apart: whether there is a control port.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class Status:
         ]
 
     def models(self, request: HttpRequest) -> HttpResponse:
-        """Models of the engines that are there."""
+        """Models of the available engines."""
         return as_json(200, {"object": "list", "data": list(self._cards(request).values())})
 
     def model(self, request: HttpRequest) -> HttpResponse:
-        """One of them, by its name in the path."""
+        """The model that the path names."""
         name = unquote(request.path.removeprefix("/v1/models/"))
         cards = self._cards(request)
         if name not in cards:
@@ -95,28 +95,28 @@ class Status:
         return as_json(200, cards[name])
 
     def _cards(self, request: HttpRequest) -> dict[str, dict[str, object]]:
-        """Models that are there, as far as the caller may use them."""
+        """Available models that the caller may use."""
         cards, caller = model_cards(self._pool.all(), self._started_s), caller_of(request)
         if caller is None:
             return cards
         return {name: card for name, card in cards.items() if caller.allows(name)}
 
     def health(self, _: HttpRequest) -> HttpResponse:
-        """200 while new requests should come here, also where they are served without reuse."""
-        return _told(*self.condition())
+        """200 while load balancers should send requests, also if prefixes are not reused."""
+        return _health_answer(*self.condition())
 
     def ping(self, _: HttpRequest) -> HttpResponse:
-        """200 while requests can be served, so also while the router drains."""
-        return _told(*self._fitness())
+        """200 while the router serves requests, also while it drains."""
+        return _health_answer(*self._fitness())
 
     def condition(self) -> tuple[str, list[str]]:
-        """`status` of /health, and what is lacking, in sentences."""
+        """`status` of /health, and sentences about what is lacking."""
         if self._draining():
             return "draining", ["the router is about to stop"]
         return self._fitness()
 
     def _fitness(self) -> tuple[str, list[str]]:
-        """The same, whether or not the router is about to stop."""
+        """The same without draining."""
         if not self._asked():
             return "starting", ["not every engine has been asked yet"]
         lacking = []
@@ -124,7 +124,7 @@ class Status:
             engines = self._pool.all()
             if not any(e.role.serves(Role.DECODE) and e.identity is not None for e in engines):
                 return "unavailable", ["no decode engine is available"]
-            if any(e.identity is None for e in engines):  # else it is a fleet that only embeds
+            if any(e.identity is None for e in engines):  # else the fleet only embeds
                 lacking.append("no engine that generates text is available")
         if self._pool.has_role(Role.PREFILL) and not self._pool.engines(Role.PREFILL):
             lacking.append("no prefill engine is available: decode engines compute prompts")
@@ -133,26 +133,26 @@ class Status:
         return "degraded" if lacking else "ok", lacking
 
     def healthcheck(self, _: HttpRequest) -> HttpResponse:
-        """How many engines there are, as vLLM's toy proxy says it; 503 as /health."""
+        """Numbers of engines, as vLLM's toy proxy reports them; 503 as /health."""
         prefill, decode = self._pool.engines(Role.PREFILL), self._pool.engines(Role.DECODE)
         counts = {"prefill_instances": len(prefill), "decode_instances": len(decode)}
         status = "draining" if self._draining() else "ok" if decode else "unavailable"
         return as_json(200 if status == "ok" else 503, {"status": status, **counts})
 
     def live(self, _: HttpRequest) -> HttpResponse:
-        """200 while the process answers at all."""
+        """200 while the process answers."""
         return as_json(200, {"status": "ok"})
 
     def version(self, _: HttpRequest) -> HttpResponse:
-        """The router's version, in the words of vLLM's endpoint."""
+        """The router's version, in the form of vLLM's endpoint."""
         return as_json(200, {"version": self._version, "server": "kvrouter"})
 
     def metrics_page(self, _: HttpRequest) -> HttpResponse:
-        """For Prometheus."""
+        """Metrics for Prometheus."""
         return HttpResponse(200, self._metrics.page(), CONTENT_TYPE)
 
     def api(self, _: HttpRequest) -> HttpResponse:
-        """The OpenAPI document of what the router serves."""
+        """The OpenAPI document."""
         keys = self._keys()
         if keys not in self._documents:
             made = document(self._version, admin=self._admin, keys=keys, apart=self._apart)
@@ -160,8 +160,8 @@ class Status:
         return HttpResponse(200, self._documents[keys])
 
 
-def _told(status: str, lacking: list[str]) -> HttpResponse:
+def _health_answer(status: str, lacking: list[str]) -> HttpResponse:
     if status in _NOT_READY:
-        said = {"status": status, "reason": lacking[0]}
-        return as_json(503, said, (("retry-after", "1"),))
+        body = {"status": status, "reason": lacking[0]}
+        return as_json(503, body, (("retry-after", "1"),))
     return as_json(200, {"status": status, "lacking": lacking})

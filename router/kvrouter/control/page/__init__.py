@@ -1,1 +1,1 @@
-"""What the router knows at this moment, for people: one document, and the page that shows it."""
+"""The status page: one document with the present state of the router, and the page around it."""

@@ -1,6 +1,6 @@
-"""Requests under way, and where answers began of late. Costs a request two entries in a table.
+"""Requests in flight, and recent answers, for the status page.
 
-It sends nothing and waits for nothing; it holds a request only while it is in flight.
+It holds a request only while it is in flight; that costs the request two updates of a table.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from kvrouter.serving.request.context import RequestContext
 
 SHOWN_REQUESTS: Final = 50
-"""Requests that are listed, the oldest; the others are counted."""
+"""Listed requests, the oldest; the others are only counted."""
 
 Pair = tuple[str | None, str]
-"""Where a prompt was computed before its decode leg (None: nowhere), and where it was decoded."""
+"""Prefill engine (None: no prefill leg) and decode engine."""
 
 
 class Board:
-    """What the status page tells of requests.
+    """Requests for the status page.
 
     Args:
-        clock: seconds, monotonic: that of the contexts.
+        clock: seconds, monotonic; the clock of the contexts.
 
     Attributes:
-        ttft: times to the first byte of the last minute, in seconds.
-        output_tokens: tokens, or events of streams, that clients got until the last look; only
+        ttft: times to the first byte within the last minute, in seconds.
+        output_tokens: tokens, or events of streams, that clients got until the last `update`; only
             grows.
     """
 
@@ -53,12 +53,12 @@ class Board:
         self._ended_tokens = 0
 
     def enter(self, context: RequestContext) -> None:
-        """A request has come; its owner calls `leave` when it has ended, however it did."""
+        """Add a request; its owner must call `leave` when it has ended."""
         self._number += 1
         self._live[id(context)] = self._number, context
 
     def leave(self, context: RequestContext) -> None:
-        """It has ended."""
+        """Remove a request that has ended."""
         self._live.pop(id(context), None)
         for unit in context.shares or (context,):
             if unit.timing.first_s and id(unit) not in self._noted:
@@ -66,8 +66,8 @@ class Board:
             self._noted.discard(id(unit))
             self._ended_tokens += _tokens(unit)
 
-    def look(self) -> None:
-        """Note whose answers have begun since the last look; to be called about once a second."""
+    def update(self) -> None:
+        """Record the answers that have begun; must be called about once per second."""
         tokens = self._ended_tokens
         for _, context in self._live.values():
             for unit in context.shares or (context,):
@@ -80,13 +80,13 @@ class Board:
         self.output_tokens = max(self.output_tokens, tokens)
 
     def take_parts(self) -> tuple[int, list[float]]:
-        """Answers begun since the last call, and the sum of each part of their times in seconds."""
+        """Answers that began since the last call, and the sum of each part of their TTFT in s."""
         taken = self._begun, self._parts_s
         self._begun, self._parts_s = 0, [0.0] * len(PARTS)
         return taken
 
     def flows(self) -> list[FlowCard]:
-        """Answers begun in the last minute, by their engines."""
+        """Answers that began within the last minute, by their engines."""
         self._forget_flows()
         sums: dict[Pair, list[int]] = {}
         for _, pairs in self._flows:
@@ -100,14 +100,14 @@ class Board:
         ]
 
     def requests(self) -> RequestList:
-        """The oldest requests under way."""
+        """The oldest requests in flight."""
         now_s = self._clock()
         oldest = islice(self._live.values(), SHOWN_REQUESTS)
         cards = [_card(number, context, now_s) for number, context in oldest]
         return RequestList(len(self._live), cards)
 
     def _note(self, unit: RequestContext) -> None:
-        """One prompt's answer has begun."""
+        """Record the beginning of one prompt's answer."""
         request = unit.request
         assert request is not None
         self._begun += 1
@@ -140,7 +140,7 @@ def _server(target: str | None) -> str | None:
 def _card(number: int, context: RequestContext, now_s: float) -> RequestCard:
     request = context.request
     units = context.shares or [context]
-    last = units[-1]  # of several prompts it tells how far all of it is
+    last = units[-1]  # with several prompts the last one is the slowest
     return RequestCard(
         key=number,
         id=context.request_id,
@@ -155,12 +155,12 @@ def _card(number: int, context: RequestContext, now_s: float) -> RequestCard:
 
 
 def _tokens(unit: RequestContext) -> int:
-    """What its client got of one answer so far."""
+    """Tokens of one answer that the client got so far."""
     return unit.outcome.generated or (unit.tap.events if unit.tap is not None else 0)
 
 
 def phase(context: RequestContext) -> str:
-    """What a request is at, in a word: `RequestCard.phase`."""
+    """The phase of a request, as in `RequestCard`."""
     if context.timing.first_s:
         return "stream"
     if context.route.decode_engine is not None:

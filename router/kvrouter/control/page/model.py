@@ -1,7 +1,7 @@
 """The document of /status.json, for the page, for `kvrouter status` and for scripts.
 
-Prompts and answers are never in it. Counts are of the last minute where nothing else is said, times
-are seconds; what is unknown is null. Members are added, not renamed.
+It contains no prompts and no answers. Counts are of the last minute unless their member says
+otherwise, times are seconds, and unknown values are null. Members are added, never renamed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 SCHEMA: Final = 1
-"""Grows when a member is renamed or goes."""
+"""Grows when a member changes its meaning or is removed."""
 
 
 class RouterCard(msgspec.Struct):
@@ -19,9 +19,9 @@ class RouterCard(msgspec.Struct):
 
     Attributes:
         state: "starting", "ok", "degraded", "unavailable" (no decode engine) or "draining", as
-            /health has it.
-        lacking: what is wrong, in sentences.
-        policy: how engines are chosen.
+            in /health.
+        lacking: sentences about what is wrong.
+        policy: that chooses engines.
         started_s: Unix time.
     """
 
@@ -38,11 +38,11 @@ class Load(msgspec.Struct):
     """Requests at this moment.
 
     Attributes:
-        running: under way.
-        limit: as many may be under way at a time.
+        running: in flight.
+        limit: most requests in flight.
         waiting: for their turn.
-        waiting_for_engine: for a decode engine to come.
-        queue_size: as many may wait.
+        waiting_for_engine: for a decode engine.
+        queue_size: most requests that may wait.
     """
 
     running: int
@@ -53,13 +53,13 @@ class Load(msgspec.Struct):
 
 
 class Minute(msgspec.Struct):
-    """The last minute, or as much of it as there was.
+    """The last minute, or the time since the start of the router.
 
     Attributes:
-        span_s: how long that is.
-        ok: requests answered well; failed: the others.
-        prompt_tokens: of plans; engine_tokens and store_tokens of them were held by the decode
-            engine itself, and by the store.
+        span_s: length of that time.
+        ok, failed: successful and failed requests.
+        prompt_tokens: of plans; the decode engine held engine_tokens of them, and the store
+            store_tokens.
         output_tokens: tokens, or events of streams, that clients got.
         ttft_p50_s, ttft_p95_s: from arrival to the first byte; null without requests.
     """
@@ -93,12 +93,12 @@ class EngineCard(msgspec.Struct):
         role: "prefill", "decode" or "both".
         state: "up", "away" or "draining".
         breaker: "closed", "open" or "half_open"; null while it is away.
-        requests: legs under way on it from this router; tokens: of these and of planned ones.
-        index: how exactly its cache is known, as `kvrouter:kv_index_state` says.
-        family: the dialect that it speaks.
-        version: as it tells.
+        requests: legs of this router in flight on it; tokens: of these and of planned ones.
+        index: how well the router knows its cache, as in `kvrouter:kv_index_state`.
+        family: its kind of API.
+        version: as it reports it.
         block_tokens: tokens of one KV block.
-        problem: what was wrong when it was asked last, in a sentence.
+        problem: a sentence about the result of the last probe.
     """
 
     id: str
@@ -117,10 +117,10 @@ class EngineCard(msgspec.Struct):
 
 
 class FlowCard(msgspec.Struct):
-    """Requests whose answers began, by where their prompts were computed and decoded.
+    """Requests whose answers began, by their engines.
 
     Attributes:
-        prefill: null where there was no prefill leg.
+        prefill: null without a prefill leg.
         tokens: of their prompts.
     """
 
@@ -131,11 +131,11 @@ class FlowCard(msgspec.Struct):
 
 
 class History(msgspec.Struct):
-    """What happened, in buckets of `bucket_s`, the oldest first.
+    """Series of buckets of `bucket_s`, the oldest first.
 
     Attributes:
         end_s: Unix time of the end of the last bucket.
-        series: of equal length; a bucket in which nothing was measured has null.
+        series: of equal length; null in a bucket without a measurement.
     """
 
     bucket_s: float
@@ -144,10 +144,10 @@ class History(msgspec.Struct):
 
 
 class RequestCard(msgspec.Struct):
-    """One request under way.
+    """One request in flight.
 
     Attributes:
-        key: its number, for ids are the clients' own and need not differ.
+        key: its number; ids come from clients and may repeat.
         phase: "queue", "plan", "prefill", "landing", "decode" (no byte yet) or "stream".
         tokens: events that its client got so far.
     """
@@ -164,7 +164,7 @@ class RequestCard(msgspec.Struct):
 
 
 class RequestList(msgspec.Struct):
-    """The oldest requests under way, and how many there are in all."""
+    """The oldest requests in flight, and the number of all."""
 
     total: int
     shown: list[RequestCard]
@@ -175,7 +175,7 @@ class TierCard(msgspec.Struct):
 
     Attributes:
         hits, misses, evictions: blocks in the last minute.
-        note: why it is not used, where it is not.
+        note: why it is not used; null if it is used.
     """
 
     name: str
@@ -189,7 +189,7 @@ class TierCard(msgspec.Struct):
 
 
 class StoreCard(msgspec.Struct):
-    """The store, as it told `age_s` ago; without tiers while it has told nothing.
+    """The store `age_s` ago; without tiers before its first answer.
 
     Attributes:
         connections: by transport.
@@ -208,7 +208,7 @@ class StoreCard(msgspec.Struct):
 
 
 class Snapshot(msgspec.Struct):
-    """All of it. `time_s` is Unix time."""
+    """The document. `time_s` is Unix time."""
 
     schema: int
     time_s: float

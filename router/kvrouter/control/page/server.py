@@ -1,6 +1,6 @@
-"""Serves a Quart app on a port of its own, on the running loop; ends with the router.
+"""Serves a Quart app on a port of its own, on the running event loop.
 
-Imported only where the port is open: Quart and hypercorn take a quarter of a second to import.
+Imported only with a control port, because Quart and hypercorn take a quarter of a second to import.
 """
 
 from __future__ import annotations
@@ -25,15 +25,11 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE_S: Final = 30.0
 GRACE_S: Final = 2.0
-"""For answers under way when it closes; idle connections close at once."""
+"""For answers in flight when it closes; idle connections close at once."""
 
 
 class WebServer:
-    """One app on one address: what `HttpServer` is to handlers. `listen`, then `close`.
-
-    Args:
-        app: what is served.
-    """
+    """Serves one app on one address, as `HttpServer` serves handlers."""
 
     def __init__(self, app: Quart) -> None:
         self._app = app
@@ -48,7 +44,7 @@ class WebServer:
         return int(self._door.getsockname()[1])
 
     async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
-        """Serve on `host` and `port` (0: any free one) from now on; returns the port.
+        """Serve on `host` and `port` (0: any free one); returns the port.
 
         Raises:
             OSError: the address cannot be bound.
@@ -64,13 +60,13 @@ class WebServer:
         return self.port
 
     async def renew(self, tls: ssl.SSLContext) -> None:
-        """Show these certificates to those who connect from now on.
+        """Use these certificates for new connections.
 
-        The one who served before stops when its answers have ended; its idle connections close.
-        No session that it gave out is resumed. Nobody is refused meanwhile: the socket stays open.
+        The socket stays open, so that no client is refused. The previous server closes its idle
+        connections and ends when its answers have ended; its TLS sessions are not resumed.
 
         Raises:
-            OSError: the socket cannot be listened on once more.
+            OSError: there are no descriptors left.
         """
         before = self._serving
         if self._door is None or before is None:
@@ -79,7 +75,7 @@ class WebServer:
         await before.end()
 
     async def close(self) -> None:
-        """Stop listening; what is answered then gets a moment to end. Idempotent."""
+        """Stop listening; answers in flight get GRACE_S to end. Idempotent."""
         door, self._door = self._door, None
         serving, self._serving = self._serving, None
         if serving is not None:
@@ -89,7 +85,7 @@ class WebServer:
 
 
 class _Serving:
-    """Hypercorn at work on a copy of a listening socket."""
+    """One hypercorn on a copy of a listening socket."""
 
     def __init__(self, app: Quart, door: socket.socket, tls: ssl.SSLContext | None) -> None:
         config = _Config(tls)
@@ -99,7 +95,7 @@ class _Serving:
         self._task = asyncio.create_task(serving, name="control port")
 
     async def end(self) -> None:
-        """Return when it has ended."""
+        """Stop it, and wait until it has ended."""
         self._stop.set()
         await asyncio.wait({self._task}, timeout=2 * GRACE_S)
         self._task.cancel()
@@ -108,7 +104,7 @@ class _Serving:
 
 
 class _Config(Config):
-    """Hypercorn's settings, with a TLS context that is there already."""
+    """Hypercorn's settings, with a given TLS context."""
 
     def __init__(self, tls: ssl.SSLContext | None) -> None:
         super().__init__()

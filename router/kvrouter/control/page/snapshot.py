@@ -1,6 +1,6 @@
-"""Puts the document of /status.json together, and keeps what of it is history.
+"""Makes the document of /status.json, and keeps its history.
 
-Reads counters and states that are there anyway, once a second; the request path knows none of it.
+It reads existing counters and states once per second; the request path does not know it.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ if TYPE_CHECKING:
 
 TICK_S: Final = 1.0
 FRESH_S: Final = 0.25
-"""A document serves all who ask within so long."""
+"""All requests within this time get the same document."""
 _COUNTERS: Final = (
     "ok", "failed", "prompt_tokens", "engine_tokens", "store_tokens", "output_tokens",
 )  # fmt: skip
 _GAUGES: Final = ("running", "waiting", "engines_up")
 _TIMES: Final = tuple(f"ttft_{part}_s" for part in PARTS)
 SERIES: Final = (*_COUNTERS, *_GAUGES, "missing_tokens", "begun", "ttft_mean_s", *_TIMES)
-"""Names in `History.series`: counts of a bucket, gauges at its end, means of what began in it."""
+"""Names in `History.series`: counts of a bucket, gauges at its end, means of its new answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where the document's contents are read.
+    """Sources of the document.
 
     Attributes:
-        condition: state of the router and what it lacks, as `RouterCard`.
-        index_state: how exactly an engine's cache is known; None where nobody looks.
-        problem: what was wrong with an engine when it was asked last.
+        condition: `state` and `lacking` of `RouterCard`.
+        index_state: how well the router knows an engine's cache; None if it is unknown.
+        problem: result of an engine's last probe.
         load: requests at this moment.
-        store: None where there is none.
+        store: None without a store.
         policy: its name.
     """
 
@@ -73,10 +73,10 @@ class Sources:
 
 
 class Snapshots:
-    """Makes the document. `start`, then `close`, both on the running loop.
+    """Makes the document; its owner must `close` it after `start`.
 
     Args:
-        sources: what is read.
+        sources: of the document.
         clock: seconds, monotonic.
         wall: Unix time.
     """
@@ -102,14 +102,14 @@ class Snapshots:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to look."""
-        self._tasks.append(asyncio.create_task(self._keep_looking(), name="status history"))
+        """Begin to record the history."""
+        self._tasks.append(asyncio.create_task(self._keep_recording(), name="status history"))
         if self._sources.store is not None:
-            asking = self._sources.store.keep_asking()
+            asking = self._sources.store.keep_polling()
             self._tasks.append(asyncio.create_task(asking, name="status store"))
 
     async def close(self) -> None:
-        """Stop looking. Idempotent."""
+        """Stop recording. Idempotent."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -125,7 +125,7 @@ class Snapshots:
     def snapshot(self) -> Snapshot:
         """The document."""
         sources = self._sources
-        sources.board.look()
+        sources.board.update()
         self._growth.note(self._clock(), self._totals())
         return Snapshot(
             schema=SCHEMA,
@@ -141,18 +141,18 @@ class Snapshots:
         )
 
     def tick(self) -> None:
-        """Look once; to be called about once a second."""
-        self._sources.board.look()
+        """Record the history; must be called about once per second."""
+        self._sources.board.update()
         now_s, totals = self._clock(), self._totals()
         self._growth.note(now_s, totals)
         if now_s >= self._bucket_end_s:
             self._close_bucket(totals)
             late_s = now_s - self._bucket_end_s
-            for _ in range(min(int(late_s / BUCKET_S), 3 * int(BUCKET_S))):  # the loop hung
+            for _ in range(min(int(late_s / BUCKET_S), 3 * int(BUCKET_S))):  # the event loop hung
                 self._ring.push({})
             self._bucket_end_s = now_s - late_s % BUCKET_S + BUCKET_S
 
-    async def _keep_looking(self) -> None:
+    async def _keep_recording(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             self.tick()
@@ -239,7 +239,7 @@ class Snapshots:
 
 
 def _worst(states: set[BreakerState | None]) -> str | None:
-    """Of a server's ranks' breakers: open where one is, closed where all are."""
+    """The state of a server by the breakers of its ranks: open if one is open."""
     for state in (BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.CLOSED):
         if state in states:
             return state.value

@@ -1,7 +1,4 @@
-"""The store's tiers, as its node tells them: asked in the background, within the client's deadline.
-
-The request path never waits for it.
-"""
+"""Polls the store for the state of its tiers, in the background."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from kvrouter_store.errors import KVStoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-ASK_S: Final = 2.0
+POLL_S: Final = 2.0
 
 
-class Told(Protocol):
-    """What is needed of `kvrouter_store.client.asyncio_client.AsyncStoreClient`."""
+class StatsClient(Protocol):
+    """The part of `kvrouter_store.client.asyncio_client.AsyncStoreClient` that is used here."""
 
     url: str
 
@@ -33,46 +30,46 @@ class Told(Protocol):
 
 
 class StoreWatch:
-    """Asks the store now and then, and keeps what it said last.
+    """Keeps the last answer of the store.
 
     Args:
-        client: its owner closes it.
+        client: not closed here.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, client: Told, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, client: StatsClient, clock: Callable[[], float] = monotonic) -> None:
         self._client = client
         self._clock = clock
         self._stats: Mapping[str, int] = {}
         self._growth = Growth()
-        self._told_s: float | None = None
+        self._answered_s: float | None = None
         self._problem: str | None = None
 
-    async def keep_asking(self) -> None:
-        """Ask every `ASK_S` seconds, until cancelled."""
+    async def keep_polling(self) -> None:
+        """Poll every `POLL_S` seconds, until cancelled."""
         while True:
-            await self.ask()
-            await asyncio.sleep(ASK_S)
+            await self.poll()
+            await asyncio.sleep(POLL_S)
 
-    async def ask(self) -> None:
-        """Ask once. Never raises for a store that is away or slow."""
+    async def poll(self) -> None:
+        """Poll once. Does not raise if the store is away or slow."""
         try:
             stats = await self._client.stats()
         except (KVStoreError, TimeoutError) as error:
             self._problem = str(error)
             return
-        self._problem, self._stats, self._told_s = None, stats, self._clock()
+        self._problem, self._stats, self._answered_s = None, stats, self._clock()
         counters = {name: float(v) for name, v in stats.items() if "_total" in name}
-        self._growth.note(self._told_s, counters)
+        self._growth.note(self._answered_s, counters)
 
     def card(self) -> StoreCard:
-        """What it said last."""
+        """Its last answer."""
         stats, grown = self._stats, self._growth.of
         transports = _series(stats, "connections.")
         return StoreCard(
             url=self._client.url,
             connected=self._client.connected,
-            age_s=None if self._told_s is None else round(self._clock() - self._told_s, 3),
+            age_s=None if self._answered_s is None else round(self._clock() - self._answered_s, 3),
             problem=self._problem,
             tiers=self._tiers(),
             leases=stats.get("leases", 0),
@@ -85,7 +82,7 @@ class StoreWatch:
         stats, tiers = self._stats, []
         if stats:
             used = stats.get("used_bytes", 0) + stats.get("lent_bytes", 0)
-            note = "the node drains: it is about to leave" if stats.get("draining") else None
+            note = "the node drains: it is about to stop" if stats.get("draining") else None
             tiers.append(self._tier("memory", stats.get("pool_bytes", 0), used, "", note))
         if stats.get("disk_bytes"):
             reasons = [name for name, on in _series(stats, "disk_bypassed.").items() if on]

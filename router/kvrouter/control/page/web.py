@@ -1,7 +1,7 @@
-"""The control side as a Quart app: the page, its document, and the rows of other control paths.
+"""The control port as a Quart app, and the endpoints of the status page.
 
-The page's files come from the package; they hold nothing of the router and need no token. What it
-shows comes from /status.json, which asks for the admin token where there is one.
+The page's files contain no data of the router and need no token. The data is in /status.json, which
+requires the admin token if there is one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ POLICY: Final = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for "
     "'script'; trusted-types 'none'"
 )
-"""Nothing from elsewhere, nothing inline, and no text that becomes HTML or code."""
+"""No foreign and no inline content, and no text that becomes HTML or code."""
 EVERYWHERE: Final = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -49,7 +49,7 @@ EVERYWHERE: Final = {
 
 
 def control_app(respond: Respond) -> Quart:
-    """The app that lets `respond` answer every request."""
+    """An app in which `respond` answers every request."""
     app = Quart("kvrouter", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
 
@@ -78,17 +78,18 @@ def control_app(respond: Respond) -> Quart:
     return app
 
 
-def _sent(said: HttpResponse) -> quart.Response:
-    headers = Headers(said.headers)
-    return quart.Response(said.body, said.status, headers, content_type=said.content_type)
+def _sent(response: HttpResponse) -> quart.Response:
+    headers = Headers(response.headers)
+    body, status, kind = response.body, response.status, response.content_type
+    return quart.Response(body, status, headers, content_type=kind)
 
 
 def page_rows(document: Callable[[], bytes], token: str) -> Iterator[Row]:
-    """The page.
+    """Endpoints of the status page.
 
     Args:
         document: makes /status.json.
-        token: that /status.json asks for, as Authorization: Bearer; "" for none.
+        token: that /status.json requires, as Authorization: Bearer; "" for none.
     """
     yield "GET", "/status.json", partial(_status, document, token)
     for each in (files("kvrouter.control.page") / "static").iterdir():

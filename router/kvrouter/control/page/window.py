@@ -1,4 +1,4 @@
-"""Numbers over time: sums of the last minute, and a bounded ring of buckets. Pure, with a clock."""
+"""Numbers over time: sums of the last minute, and a bounded ring of buckets. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MINUTE_S: Final = 60.0
 
 
 class Growth:
-    """How much counters grew within the last `span_s`, from readings taken now and then.
+    """Growth of counters within the last `span_s`, from readings at any times.
 
     Args:
         span_s: seconds.
@@ -25,7 +25,7 @@ class Growth:
         self._readings: deque[tuple[float, Mapping[str, float]]] = deque()
 
     def note(self, now_s: float, totals: Mapping[str, float]) -> None:
-        """Counters stand at `totals` now; one that fell was begun anew, and so is all of it."""
+        """Add a reading; a counter that fell was reset, which discards earlier readings."""
         if self._readings and any(
             value < self._readings[-1][1].get(name, 0) for name, value in totals.items()
         ):
@@ -35,7 +35,7 @@ class Growth:
             self._readings.popleft()
 
     def of(self, name: str) -> float:
-        """By how much `name` grew."""
+        """Growth of the counter `name`."""
         if not self._readings:
             return 0.0
         first, last = self._readings[0][1], self._readings[-1][1]
@@ -43,7 +43,7 @@ class Growth:
 
     @property
     def covered_s(self) -> float:
-        """From the first reading that counts to the last."""
+        """Time between the oldest and the newest reading."""
         return self._readings[-1][0] - self._readings[0][0] if self._readings else 0.0
 
 
@@ -53,7 +53,7 @@ class Ring:
     Args:
         names: of the series.
         bucket_s: seconds of a bucket.
-        buckets: how many are kept.
+        buckets: number of kept buckets.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Ring:
         }
 
     def push(self, bucket: Mapping[str, float | None]) -> None:
-        """One more bucket is over; a series that it does not name has null."""
+        """Add a bucket; series that it does not name get null."""
         for name, series in self._series.items():
             value = bucket.get(name)
             series.append(None if value is None else round(value, 5))
@@ -79,12 +79,12 @@ class Ring:
 
 
 class Recent:
-    """The latest values of something, no older than `span_s` and no more than `limit`.
+    """The latest values, no older than `span_s` and at most `limit`.
 
     Args:
         clock: seconds, monotonic.
         span_s: seconds.
-        limit: values that are kept at most: beyond it the oldest go.
+        limit: most values; beyond it the oldest go.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class Recent:
         self._values: deque[tuple[float, float]] = deque(maxlen=limit)
 
     def add(self, value: float) -> None:
-        """One more."""
+        """Add a value."""
         self._values.append((self._clock(), value))
 
     def quantiles(self, *shares: float) -> list[float | None]:
-        """The value below which each of `shares` (0 to 1) of them lie; None without any."""
+        """The quantiles for `shares` (0 to 1); None without values."""
         since_s = self._clock() - self._span_s
         while self._values and self._values[0][0] < since_s:
             self._values.popleft()
