@@ -1,4 +1,4 @@
-"""The JSON schema of a file of settings, for editors and for checks before a roll-out."""
+"""The JSON schema of a file of settings, for editors and deployment checks."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def json_schema(command: str, model: type[BaseModel]) -> dict[str, Any]:
 
 class _Generator(GenerateJsonSchema):
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
-        """Types of our own are read from text."""
+        """Our own types are read from text."""
         return {"type": "string"}
 
 
 def _member(schema: dict[str, Any], info: FieldInfo, text: str) -> dict[str, Any]:
-    """One setting's schema; `text` is its default as help shows it."""
+    """The schema of one setting; `text` is its default in help."""
     rest = {key: value for key, value in schema.items() if key not in _NOT_OF_FILES}
     default = rest.pop("default", None)
     kind = info.annotation
@@ -70,7 +70,7 @@ _NOT_OF_FILES: Final = frozenset(
 
 
 def _read_from_text(info: FieldInfo) -> bool:
-    """Whether a value may also be written as one text: `8GiB`, `a,b`, `100ms`."""
+    """Whether a value may also be a text: `8GiB`, `a,b`, `100ms`."""
     if any(isinstance(each, BeforeValidator) for each in info.metadata):
         return True
     kind = info.annotation

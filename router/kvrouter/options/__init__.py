@@ -1,1 +1,1 @@
-"""What settings are made of: flags, files, and types that several groups of settings share."""
+"""Settings: flags, environment, YAML files, and types that several packages share."""

@@ -1,4 +1,4 @@
-"""Addresses of engines, as users write them and as the router compares them."""
+"""Addresses of engines: read from URLs or HOST:PORT, and compared in one form."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from typing import Final
 from urllib.parse import urlsplit
 
 SECURE: Final = "https://"
-"""Begins the address of an engine that is reached by HTTPS, where addresses are given."""
+"""Prefix of the address of an engine with HTTPS."""
 
 
 def parse_address(text: str) -> str:
-    """Bring an engine as users write it (URL or HOST:PORT) to its one form.
-
-    That is `HOST:PORT`, or `https://HOST:PORT` of one that is reached by HTTPS.
+    """The one form of an engine's URL or HOST:PORT: `HOST:PORT`, or `https://HOST:PORT`.
 
     Raises:
-        ValueError: with a sentence that names the remedy.
+        ValueError: a sentence with the remedy.
     """
     text = text.strip()
     parts = urlsplit(text if "://" in text else f"http://{text}")
@@ -34,11 +32,11 @@ def parse_address(text: str) -> str:
 
 
 def bare_address(address: str) -> str:
-    """`HOST:PORT` of what `parse_address` returned: an engine's name, however it is reached."""
+    """`HOST:PORT` of a result of `parse_address`: the name of an engine, with or without HTTPS."""
     return address.removeprefix(SECURE)
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split `HOST:PORT`, `[V6]:PORT` or a rank of it into host without brackets and port."""
+    """Host without brackets and port of `HOST:PORT`, `[V6]:PORT`, or a rank of it."""
     host, _, port = address.partition("@")[0].rpartition(":")
     return host.strip("[]"), int(port)

@@ -1,7 +1,7 @@
-"""YAML documents whose aliases and nesting are bounded, so that a small file is little work.
+"""YAML documents with bounded aliases and nesting.
 
-An alias costs three bytes and stands for all that its anchor holds. A few lines of them can stand
-for billions of values.
+An alias of three bytes stands for all values of its anchor, so that a few lines could stand for
+billions of values.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_VALUES: Final = 200_000
-"""Values in a document with all aliases written out."""
+"""Values in a document with its aliases expanded."""
 MAX_DEPTH: Final = 32
-"""Lists and mappings within each other."""
+"""Nested lists and mappings."""
 
 
 class TooMuch(ValueError):
-    """The document holds too much; a sentence."""
+    """The document has too many values or levels; a sentence."""
 
 
 def bounded_root(loader: yaml.SafeLoader) -> yaml.Node | None:
-    """The root of the one document of `loader`; None where it is empty.
+    """The root of the document of `loader`; None if it is empty.
 
     Raises:
-        TooMuch: it has too many values, or is nested too deep.
+        TooMuch: it has too many values or levels.
         yaml.YAMLError: it is not YAML.
     """
     try:
@@ -40,22 +40,22 @@ def bounded_root(loader: yaml.SafeLoader) -> yaml.Node | None:
 
 
 def load_bounded(loader: yaml.SafeLoader) -> Any:
-    """What the document says.
+    """The value of the document of `loader`.
 
     Raises:
         TooMuch: as above.
-        yaml.YAMLError: as above, or its values cannot be made.
+        yaml.YAMLError: as above, or its values are wrong.
     """
     root = bounded_root(loader)
     return loader.construct_document(root) if root is not None else None
 
 
 def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """Values in `node` and its depth; `known` are those of nodes that were measured before."""
+    """Values and levels of `node`; `known` has those of nodes that were measured before."""
     found = known.get(id(node))
     if found is not None:
         return found
-    known[id(node)] = (0, MAX_DEPTH + 1)  # what a node finds that holds itself
+    known[id(node)] = (0, MAX_DEPTH + 1)  # for a node that contains itself
     values, depth = 1, 0
     for child in _children(node):
         more, below = _measure(child, known)
@@ -63,7 +63,7 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, i
     if depth > MAX_DEPTH:
         raise _too_deep()
     if values > MAX_VALUES:
-        raise TooMuch(f"more than {MAX_VALUES} values, with its aliases written out")
+        raise TooMuch(f"more than {MAX_VALUES} values with its aliases expanded")
     known[id(node)] = (values, depth)
     return values, depth
 
@@ -75,4 +75,4 @@ def _children(node: yaml.Node) -> Iterable[yaml.Node]:
 
 
 def _too_deep() -> TooMuch:
-    return TooMuch(f"lists or mappings within each other, more than {MAX_DEPTH} deep")
+    return TooMuch(f"more than {MAX_DEPTH} levels of lists or mappings")

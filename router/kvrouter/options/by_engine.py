@@ -1,4 +1,4 @@
-"""Numbers that are given for all engines, or for one of them."""
+"""Numbers for all engines, or for one of them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from kvrouter.options.addresses import bare_address, parse_address
 
 
 def by_engine(items: list[str], highest: int = 65535, remedy: str = "{}") -> dict[str, int]:
-    """Numbers by engine, from `NUMBER` (under "") and `HOST:PORT=NUMBER`.
+    """Numbers by engine, from `NUMBER` (stored under "") and `HOST:PORT=NUMBER`.
 
     Raises:
-        ValueError: one is not from 1 to `highest`: `remedy`, with it filled in.
+        ValueError: one is not from 1 to `highest`; `remedy` with the item filled in.
     """
     found: dict[str, int] = {}
     for item in items:

@@ -1,4 +1,4 @@
-"""Says in a sentence what a user did wrong and how to mend it, in our own words."""
+"""Sentences about wrong use, with the remedy, in our own words."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from kvrouter.options.option import Option
 
 _NEAR: Final = 0.6
-"""Likeness, as difflib counts it, from which on a name is taken for another one misspelt."""
+"""Similarity (difflib) from which on a name counts as a misspelt other name."""
 _SHOWN: Final = 400
-"""Characters of a value, and of what is wrong with it, that a message repeats at most."""
+"""Most characters of a value, and of a remedy, in a message."""
 _REMEDIES: Final = {
     "bool_parsing": "give true or false",
     "bool_type": "give true or false",

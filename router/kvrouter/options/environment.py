@@ -1,4 +1,4 @@
-"""The environment's variables that set something; those that Kubernetes adds are left out.
+"""Reads settings from the environment, without the variables that Kubernetes adds.
 
 For a Service `kvrouter-decode` every Pod of the namespace gets `KVROUTER_DECODE_PORT`,
 `KVROUTER_DECODE_SERVICE_HOST`, `KVROUTER_DECODE_PORT_8000_TCP_ADDR` and others

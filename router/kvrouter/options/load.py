@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=BaseModel)
 
 _MISSPELT: Final = 0.85
-"""Likeness from which on a variable that no command reads is taken for a setting's own."""
+"""Similarity from which on a variable that no command reads counts as a misspelt setting."""
 
 
 @dataclass(frozen=True, slots=True)

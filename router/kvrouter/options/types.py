@@ -1,4 +1,4 @@
-"""Types of settings that several groups of settings share."""
+"""Types that several settings models share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BeforeValidator
 
 
 def split(value: Any) -> Any:
-    """A list may be written `a,b` or `a b` (environment), or as a list (flags, YAML)."""
+    """Split the texts of a list; `a,b` and `a b` are lists too."""
     if isinstance(value, str):
         return value.replace(",", " ").split()
     if isinstance(value, list):

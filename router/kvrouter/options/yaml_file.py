@@ -1,6 +1,6 @@
-"""A YAML file of settings: what it sets, on which line, and what is wrong with it.
+"""Reads a YAML file of settings: values with their lines, and wrong names.
 
-Knows no setting by name; validates no value.
+It knows no setting by name, and validates no value.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """What was read.
+    """The contents of a file.
 
     Attributes:
-        values: by the setting's name, as YAML has them.
+        values: by the setting's name.
         places: `FILE:LINE` of each.
-        problems: what is wrong with its names, a sentence each.
+        problems: sentences about wrong names.
     """
 
     values: Mapping[str, Any]
@@ -36,16 +36,16 @@ class SettingsFile:
 
 
 class UnreadableFile(Exception):
-    """The file cannot be read, or is no mapping; one sentence."""
+    """The file cannot be read, or is no mapping; a sentence with the remedy."""
 
 
 def read_settings_file(path: str, known: Collection[str]) -> SettingsFile:
-    """Read `path`, in which a setting may be written with dashes or underscores.
+    """Read `path`, in which names may have dashes or underscores.
 
-    A name that is not in `known`, or stands twice, is a problem and not among the values.
+    A name that is not in `known`, or occurs twice, is a problem and has no value.
 
     Raises:
-        UnreadableFile: there is nothing to look at.
+        UnreadableFile: see there.
     """
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
@@ -56,7 +56,7 @@ def read_settings_file(path: str, known: Collection[str]) -> SettingsFile:
             problems.append(f"{place}: no setting {written!r}{did_you_mean(name, known)}")
         elif name in values:
             before = places[name].rpartition(":")[2]
-            problems.append(f"{place}: {written!r} stands on line {before} already; give it once")
+            problems.append(f"{place}: {written!r} is already on line {before}; give it once")
         else:
             values[name], places[name] = value, place
     return SettingsFile(values, places, tuple(problems))
@@ -87,8 +87,8 @@ def _members(path: str) -> list[tuple[str, int, Any]]:
     except OSError as error:
         raise UnreadableFile(f"{path}: {error.strerror}; give a readable file") from None
     except TooMuch as error:
-        raise UnreadableFile(f"{path}: {error}; no settings need so much") from None
+        raise UnreadableFile(f"{path}: {error}; give a smaller file") from None
     except (yaml.YAMLError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)  # what stands there may be a secret
+        mark = getattr(error, "problem_mark", None)  # its text may be a secret
         line = f" (line {mark.line + 1})" if mark is not None else ""
         raise UnreadableFile(f"{path}: not YAML{line}; write `name: value` lines") from None

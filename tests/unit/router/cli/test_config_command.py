@@ -53,7 +53,7 @@ def test_all_that_is_wrong_with_a_file_is_told_at_once_with_its_lines(
     written.write_text("decode: [d:1]\nque-size: 5\nport: x\n\nport: 7\nlog_level: loud\n")
     assert told(capsys, "check", str(written)) == [
         f"{written}:2: no setting 'que-size'; did you mean queue_size?",
-        f"{written}:5: 'port' stands on line 3 already; give it once",
+        f"{written}:5: 'port' is already on line 3; give it once",
         f"port (file {written}:3) 'x': give a whole number",
         f"log_level (file {written}:6) 'loud': give 'debug', 'info', 'warning' or 'error'",
     ]
