@@ -1,4 +1,4 @@
-"""Chain hashes of one long prompt beside OpenSSL's SHA-256 over the same bytes.
+"""Chain hashes of one long prompt, compared with OpenSSL's SHA-256 of the same bytes.
 
 `python -m benchmarks.chain_hash [--quick] [--json FILE]`. Bar `chain_hash`: 131,072 token ids at
 block 64 take at most 1.3 times as long as hashlib.sha256 over the encoded blocks as one stream.
@@ -26,7 +26,7 @@ HEADS = ((24, b"", 1), (1 << 8, b"\x18", 1), (1 << 16, b"\x19", 2), (1 << 32, b"
 
 
 def encoded_blocks(tokens: "array[int]", root: bytes) -> list[bytes]:
-    """Return the canonical CBOR of each block: what the chain hashes, byte by byte."""
+    """The canonical CBOR of each block, which the chain hashes."""
     names = _core.chain_hashes(tokens, BLOCK_TOKENS, root=root)
     blocks = []
     for index, start in enumerate(range(0, len(tokens), BLOCK_TOKENS)):
@@ -39,20 +39,20 @@ def encoded_blocks(tokens: "array[int]", root: bytes) -> list[bytes]:
 
 
 def encoded(token: int) -> bytes:
-    """Return one token id as a CBOR unsigned integer."""
+    """One token id as a CBOR unsigned integer."""
     head, size = next((head, size) for limit, head, size in HEADS if token < limit)
     return head + token.to_bytes(size, "big")
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """Return how long one call takes."""
+    """Seconds of one call."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
 def measure(rounds: int) -> dict[str, float]:
-    """Return the figures. The contenders take turns, so that a busy machine slows all of them."""
+    """The figures. The contenders take turns, so that a busy machine slows all of them."""
     chance = random.Random(1)
     tokens = array("I", [chance.randrange(VOCABULARY) for _ in range(TOKENS)])
     root = _core.root_hash()
@@ -79,7 +79,7 @@ def measure(rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print, and write the figures where asked."""
+    """Measure, print, and write the figures to --json."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chain_hash", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds (default: 200)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here")

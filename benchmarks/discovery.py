@@ -1,12 +1,12 @@
-"""How soon a router acts on each kind of discovery, while requests are under way.
+"""How soon a router acts on each kind of discovery, under load.
 
     python -m benchmarks.discovery [--rounds 6] [--json FILE]
 
-One `kvrouter serve` per kind, with default intervals, before three small engines; 50 requests a
-second, every other one a stream. One of the engines is taken away and named again, round after
-round; timed is from the change of the source (for Redis: from the SIGTERM of `kvrouter register`,
-and from when that has registered) until GET /workers shows the engine drained or up. Redis is
-killed and started again, empty, once more. Exit status 1 where any request failed.
+One `kvrouter serve` for each kind, with default intervals, in front of three small engines. It gets
+50 requests a second, every second one a stream. In each round one engine is removed from the source
+and added again. The time begins with the change of the source (for Redis: with the SIGTERM of
+`kvrouter register`, and with its registration) and ends when GET /workers shows the engine drained
+or up. At the end Redis is killed and started again without data. Exit status 1 if a request failed.
 """
 
 import argparse
@@ -39,7 +39,7 @@ Change = Callable[[bool], Awaitable[None]]
 
 @dataclass
 class Figures:
-    """Of one kind: seconds until the router acted, and what became of the requests."""
+    """One kind of discovery: seconds until the router acted, and results of the requests."""
 
     kind: str
     added_s: list[float] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Traffic:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until cancelled; those under way end."""
+        """Run until cancelled; requests in flight still end."""
         number = 0
         try:
             while True:
@@ -92,7 +92,7 @@ class Traffic:
 
 
 async def shown(http: aiohttp.ClientSession, url: str, address: str, *, up: bool) -> float:
-    """Seconds until the router shows the engine as up, or as none that takes legs."""
+    """Seconds until the router shows the engine as up, or as one that gets no legs."""
     begun = time.monotonic()
     async with asyncio.timeout(PATIENCE_S):
         while True:
@@ -105,7 +105,7 @@ async def shown(http: aiohttp.ClientSession, url: str, address: str, *, up: bool
 
 @asynccontextmanager
 async def small_engines(count: int) -> AsyncIterator[list[FakeEngine]]:
-    """Engines at one port, each on a loopback address of its own, as A records name them."""
+    """Engines at one port, each on its own loopback address, as for A records."""
     made: list[FakeEngine] = []
     try:
         for number in range(count):
@@ -123,7 +123,7 @@ async def small_engines(count: int) -> AsyncIterator[list[FakeEngine]]:
 async def changing(
     kind: str, folder: Path, engines: list[FakeEngine], children: Children
 ) -> AsyncIterator[tuple[list[str], Change, RedisServer | None]]:
-    """Flags of the router, and what names all engines (True) or all but the last (False)."""
+    """Flags of the router, and a function that names all engines (True) or all but the last."""
     if kind == "file":
         backend = FileBackend(folder)
 
@@ -195,7 +195,7 @@ async def measure(kind: str, rounds: int, folder: Path) -> Figures:
 
 
 async def outage(http: aiohttp.ClientSession, url: str, redis: RedisServer, engines: int) -> str:
-    """Kill Redis for three seconds and start it, empty; what the router then has."""
+    """Kill Redis, start it empty after three seconds; the engines of the router then."""
     redis.kill()
     least, begun, back = engines, time.monotonic(), False
     while (passed_s := time.monotonic() - begun) < 12.0:
@@ -221,7 +221,7 @@ async def _main(kinds: list[str], rounds: int) -> list[Figures]:
 
 
 def main() -> int:
-    """Print the table; exit status 1 where a request failed."""
+    """Print the table; exit status 1 if a request failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.discovery", description=__doc__)
     parser.add_argument("kinds", nargs="*", default=[], metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--rounds", type=int, default=6)

@@ -64,7 +64,7 @@ def first_token(address: str, prompt: list[int], salt: str) -> tuple[float, list
 
 
 def cpu_s(engine: Engine) -> float:
-    """Seconds of CPU that all processes of an engine have taken so far."""
+    """CPU seconds of all processes of an engine so far."""
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -79,7 +79,7 @@ def cpu_s(engine: Engine) -> float:
 def measure(
     routers: dict[str, Service], decode: Engine, sizes: Sequence[int], rounds: int
 ) -> list[dict[str, Any]]:
-    """A row for each prompt and mode, printed as it is known."""
+    """A row for each prompt and mode, printed at once."""
     draw, rows = random.Random(11), list[dict[str, Any]]()
     for number in range(rounds):
         for size in sizes:

@@ -1,10 +1,10 @@
-"""Eviction policies judged on traces of real requests: `python -m benchmarks.eviction TRACE...`.
+"""Eviction policies on traces of real requests: `python -m benchmarks.eviction TRACE...`.
 
     python -m benchmarks.eviction conversation.jsonl.gz agents.npz [--json FILE]
 
 The store's own table and policies, without bytes, with pools of 1 to 40 % of a trace's distinct
-blocks, beside Belady's MIN, which knows the future. A request hits the leading blocks of its chain
-that are there; the others are put. Saved prefill: computing a token costs more the later it stands
+blocks, compared with Belady's MIN, which knows the future. A request hits the leading blocks of its
+chain that are there, and puts the others. Saved prefill: a later token costs more to compute
 (attention), relative to the first one: 1 + position / QUADRATIC_TOKENS.
 
 TRACE: Mooncake's `*.jsonl.gz` (timestamp in ms, hash_ids), or an npz of arrays t (s), hoff, hid.
@@ -48,7 +48,7 @@ Request = tuple[float, Sequence[int]]  # seconds, names of its chain of blocks
 
 @dataclass(frozen=True)
 class Cell:
-    """One policy with one pool on one trace: shares of the tokens and of the prefill's cost."""
+    """One policy with one pool on one trace: saved shares of tokens and of the prefill's cost."""
 
     trace: str
     percent: int
@@ -74,7 +74,7 @@ def read_requests(path: Path) -> list[Request]:
 
 
 def write_binary(requests: Iterable[Request], path: Path) -> None:
-    """As native/eviction.cpp reads them."""
+    """Write the requests in the format of native/eviction.cpp."""
     requests = list(requests)
     with path.open("wb") as out:
         out.write(struct.pack("=Q", len(requests)))
@@ -96,7 +96,7 @@ def compile_replay(folder: Path) -> Path:
 
 
 def replay(program: Path, trace: Path, policy: str, blocks: int) -> dict[str, Any]:
-    """What the program prints."""
+    """The program's output."""
     done = subprocess.run(
         [program, trace, policy, str(blocks)], check=True, capture_output=True, text=True
     )
@@ -105,7 +105,7 @@ def replay(program: Path, trace: Path, policy: str, blocks: int) -> dict[str, An
 
 
 def measure(program: Path, name: str, trace: Path) -> list[Cell]:
-    """Every policy with every pool."""
+    """Measure every policy with every pool."""
     distinct = int(replay(program, trace, EVICTION_POLICIES[0], 1)["distinct"])
     per_block = BLOCK_TOKENS / QUADRATIC_TOKENS
 
@@ -123,7 +123,7 @@ def measure(program: Path, name: str, trace: Path) -> list[Cell]:
 
 
 def judge(cells: list[Cell], figure: str) -> tuple[float, float]:
-    """Our least lead over the other, and the share of its gap to MIN we close."""
+    """The smallest lead over the other policy, and the closed share of its gap to MIN."""
     values = {(c.trace, c.percent, c.policy): float(getattr(c, figure)) for c in cells}
     pools = sorted({(c.trace, c.percent) for c in cells})
     leads = [values[(*pool, OURS)] - values[(*pool, OTHER)] for pool in pools]
@@ -144,7 +144,7 @@ def _print(cells: list[Cell]) -> None:
 
 
 def main() -> int:
-    """Exit status: 0 when the figures were taken, whatever they say."""
+    """Exit status: 0 if the figures could be measured."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.eviction")
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE")
     parser.add_argument("--json", type=Path, help="write every figure and the bars there")

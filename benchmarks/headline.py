@@ -1,14 +1,14 @@
-"""The seed's headline on one machine: TTFT of long random prompts, cold and warm, in one sitting.
+"""TTFT of long random prompts, cold and warm, compared with the proxy that kvrouter grew from.
 
     python -m benchmarks.headline --vllm-python PYTHON [--json FILE]
 
-Real vLLM engines on a CPU (29M parameters, float32), one core each; the load is vLLM's own
-`bench serve`: prompts sent at once, twice with the same seed. Three set-ups with the same engine
-flags: `seed` (its own proxy, a file connector), `ours` (kvrouter serve and store; the decode engine
-is restarted between the runs, so that what is warm is the store alone) and `floor` (the decode
-engine alone, the second run from its own cache). Every engine first answers a burst of short,
-unrelated prompts: a process's first batches cost it seconds wherever the KV lies, and only the
-restarted engine would pay them in a warm run. Ten minutes on two cores.
+Real vLLM engines on a CPU (29M parameters, float32), one core each. The load is vLLM's own
+`bench serve`: all prompts at once, twice with the same seed. There are three set-ups with the same
+engine flags: `seed` (the old proxy, a file connector), `ours` (kvrouter serve and store; the decode
+engine restarts between the runs, so that only the store is warm) and `floor` (the decode engine
+alone; the second run uses its own cache). Every engine first answers a burst of short, unrelated
+prompts: the first batches of a process take seconds, and in a warm run only the restarted engine
+would pay for them. Ten minutes on two cores.
 """
 
 import argparse
@@ -39,7 +39,7 @@ COLD_BAR, WARM_BAR, STORE_BAR = 1.05, 1.3, 0.98
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of each set-up."""
+    """The load of each set-up."""
 
     prompts: int
     prompt_tokens: int
@@ -48,10 +48,10 @@ class Load:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the load: seconds to the first token, and where the decode engine's KV came from.
+    """One run of the load: seconds to the first token, and the source of the decode engine's KV.
 
     `sources`: prompt tokens of this run by vllm:prompt_tokens_by_source_total. `plans`: requests by
-    what kvrouter planned for them.
+    kvrouter's plan.
     """
 
     mean_ttft_s: float
@@ -69,7 +69,7 @@ class Run:
 
 
 class Sitting:
-    """Starts engines and runs the load; everything it started ends with `stack`."""
+    """Starts engines and runs the load; all processes end with `stack`."""
 
     def __init__(self, python: Path, load: Load, folder: Path, stack: ExitStack) -> None:
         self._python = python
@@ -97,7 +97,7 @@ class Sitting:
         return engine
 
     def ready(self, *engines: Engine) -> None:
-        """Wait for engines; have each compute its first batches (see the module's docstring)."""
+        """Wait for engines, and let each compute its first batches."""
         for engine in engines:
             engine.wait_ready()
             draw = random.Random(engine.options.name)
@@ -106,7 +106,7 @@ class Sitting:
                 list(pool.map(partial(_short_answer, engine), short))
 
     def run(self, address: str, decode: Engine) -> Run:
-        """Send the load to `address` and read what the decode engine did for it."""
+        """Send the load to `address`, and read the decode engine's metrics of it."""
         before = decode.prompt_tokens()
         result = self._folder / "result.json"
         host, _, port = address.partition(":")
@@ -143,7 +143,7 @@ def _short_answer(engine: Engine, prompt: list[int]) -> None:
 
 
 def seed(sitting: Sitting, folder: Path, stack: ExitStack) -> list[Run]:
-    """The seed's proxy before two engines that share blocks through files."""
+    """The old proxy in front of two engines that share blocks through files."""
     blocks = folder / "blocks"
     blocks.mkdir()
     transfer = {
@@ -166,7 +166,7 @@ def seed(sitting: Sitting, folder: Path, stack: ExitStack) -> list[Run]:
 
 
 def ours(sitting: Sitting, folder: Path, stack: ExitStack) -> list[Run]:
-    """Kvrouter before the same engines; the decode engine forgets everything between the runs."""
+    """Kvrouter in front of the same engines; the decode engine restarts between the runs."""
     store = start_store(folder, memory="2GiB")
     stack.callback(store.stop)
     consumer = transfer_config(store.url, "kv_consumer")
@@ -196,7 +196,7 @@ def _through_router(
 
 
 def floor(sitting: Sitting, folder: Path, stack: ExitStack) -> list[Run]:
-    """The decode engine alone; its own cache holds everything in the second run."""
+    """The decode engine alone; its cache holds all prompts in the second run."""
     decode = sitting.engine("alone", "1", None)
     sitting.ready(decode)
     return [sitting.run(decode.address, decode) for _ in range(2)]
@@ -250,7 +250,7 @@ def judge(runs: dict[str, list[Run]]) -> tuple[dict[str, float], dict[str, bool]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, print, and exit with 0 where every bar is met."""
+    """Run and print; exit status 0 if every bar is met."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--vllm-python", type=Path, required=True, help="of tests/vllm/make_env.sh")
     parser.add_argument("--json", type=Path, help="write every figure there")

@@ -1,4 +1,4 @@
-"""vLLM's own `vllm bench serve`, whose command does not start in the CPU package.
+"""vLLM's own `vllm bench serve`: its command does not start in the CPU package.
 
 headline_client.py FLAGS OF vllm bench serve...   (run by the vLLM environment's python)
 """

@@ -1,7 +1,7 @@
-"""The least a vLLM connector can be: a file per KV block, all layers in it. For headline.py alone.
+"""The simplest vLLM connector: one file for each KV block, with all layers. Only for headline.py.
 
-It stands for what the seed's proxy was used with. Saves and loads happen inside the step, nothing
-is verified, nothing is ever removed.
+It represents the connector that the old proxy was used with. It saves and loads within the step,
+verifies nothing and removes nothing.
 """
 
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ class FileConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._caches: list[Any] = []
 
     def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
-        """Blocks whose files exist; loaded at once."""
+        """Tokens of the blocks whose files exist; they load within the step."""
         first = computed // self._block_tokens
         last = min(len(request.block_hashes), (request.num_tokens - 1) // self._block_tokens)
         end = first
@@ -89,13 +89,13 @@ class FileConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 offset += target.numel()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: loads are done before the step."""
+        """Do nothing: loads end before the step."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, metadata: Any, **kwargs: Any) -> None:
-        """Nothing: blocks are written whole."""
+        """Do nothing: blocks are written as a whole."""
 
     def wait_for_save(self) -> None:
-        """Write this step's blocks; a rename makes a file visible when it is whole."""
+        """Write this step's blocks; a rename makes each file visible when it is complete."""
         for name, block in self._get_connector_metadata().save:
             path = self._file(name)
             if not path.exists():

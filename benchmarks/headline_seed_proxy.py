@@ -1,8 +1,7 @@
-"""The seed's own proxy, as its document lists it: prefill leg to its end, then the decode leg.
+"""The proxy that kvrouter grew from: the prefill leg to its end, then the decode leg.
 
-headline_seed_proxy.py PORT PREFILL_URL DECODE_URL. Kept as it was (a session per request, chunks
-of 1 KiB, no error handling worth the name) but for the addresses: it is what headline.py measures
-against.
+headline_seed_proxy.py PORT PREFILL_URL DECODE_URL. Unchanged except for the addresses (a session
+for each request, chunks of 1 KiB, little error handling): headline.py compares with it.
 """
 
 import os
@@ -17,7 +16,7 @@ TIMEOUT = aiohttp.ClientTimeout(total=6 * 60 * 60)
 
 
 async def forward(url: str, data: dict[str, Any]) -> AsyncIterator[bytes]:
-    """POST `data` to `url` and yield the answer's bytes, where it is a good one."""
+    """POST `data` to `url`, and yield the bytes of a 200."""
     async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
         headers = {"Authorization": f"Bearer {os.environ.get('OPENAI_API_KEY')}"}
         async with session.post(url=url, json=data, headers=headers) as response:

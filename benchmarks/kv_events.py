@@ -1,14 +1,14 @@
-"""A million blocks of KV events, with everything that goes wrong on the way, against the truth.
+"""The router's index after a million blocks of faulty KV events, compared with the engines' caches.
 
     python -m benchmarks.kv_events [--quick] [--blocks N] [--json FILE]
 
-Engines as vLLM's scheduler behaves: prompts share prefixes, a cache of fixed size, the oldest
-leaves go first; their messages have vLLM's format. On the way messages are lost, repeated and
-overtaken; engines and the router restart; replays have holes. Afterwards the index must hold
-exactly what the engines hold: a router that restarted after more messages than publishers keep
-says "late", since it cannot know that, and is right once what was stored before has gone. Then the
-same messages again with nothing wrong, for speed. The exit status is 1 where the index is not equal
-to the truth.
+Engines behave like vLLM's scheduler: prompts share prefixes, the cache has a fixed size, the oldest
+leaves are evicted first; messages have vLLM's format. Messages get lost, are repeated, and overtake
+each other; engines and the router restart; replays have gaps. At the end the index must hold
+exactly the blocks of the engines. A router that restarted after more messages than publishers keep
+reports "late", because it cannot know these; it is right once the older blocks are evicted. Then
+the same messages are sent without faults, to measure the speed. Exit status 1 if the index is
+wrong.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class SimEngine:
         self.restart()
 
     def restart(self) -> None:
-        """Hold nothing, and count from 0."""
+        """Lose all blocks, and count messages from 0."""
         self.held: OrderedDict[int, None] = OrderedDict()
         self.kept: deque[Message] = deque(maxlen=KEPT)
         self._next = 0
 
     def step(self) -> Message:
-        """A prompt is computed: blocks come, others go."""
+        """Compute a prompt: store its blocks, evict others."""
         prefix = self._random.randrange(64)
         tokens = [prefix] * BLOCK_TOKENS + [
             self._random.randrange(1 << 17) for _ in range((PROMPT_BLOCKS - 1) * BLOCK_TOKENS)
@@ -109,7 +109,7 @@ class SimEngine:
 
 
 class Replays:
-    """Answers as publishers do; now and then ZMQ drops some of many answers."""
+    """Answers like a publisher; sometimes ZMQ drops some of many answers."""
 
     def __init__(self, engines: dict[str, SimEngine], random: Random) -> None:
         self._engines = engines
@@ -118,14 +118,14 @@ class Replays:
         self.asked = 0
 
     def ask(self, server: Engine, rank: int, start: int) -> bool:
-        """Remember what is asked, in place of what was asked before."""
+        """Remember a request for a replay; it replaces an earlier one."""
         del rank
         self._asked[server.address] = (server, start)
         self.asked += 1
         return True
 
     def answer(self, tracker: CacheTracker) -> None:
-        """Answer until nobody asks."""
+        """Answer all requests."""
         while self._asked:
             address, (server, start) = self._asked.popitem()
             messages = [each for each in self._engines[address].kept if each[0] >= start]
@@ -160,12 +160,12 @@ class Router:
         self.replays.answer(self.tracker)
 
     def receive(self, engine: SimEngine, message: Message) -> None:
-        """As the socket hands it over."""
+        """Receive a message, as from the socket."""
         number, payload = message
         self.tracker.receive([b"kv@" + engine.address.encode(), struct.pack(">Q", number), payload])
 
     def tick(self) -> None:
-        """A tenth of a second passes."""
+        """Let a tenth of a second pass."""
         self.now += 0.1
         self.tracker.tick()
         self.replays.answer(self.tracker)
@@ -173,7 +173,7 @@ class Router:
 
 
 def wrong(router: Router, engines: dict[str, SimEngine], ever: Sequence[int]) -> int:
-    """Claims that are not true, and truths that are not claimed."""
+    """Blocks that only the index has, and blocks that only an engine has."""
     found = 0
     held = {router.pool.find(a): engine.held for a, engine in engines.items()}
     for block in ever:
@@ -183,7 +183,7 @@ def wrong(router: Router, engines: dict[str, SimEngine], ever: Sequence[int]) ->
 
 
 def on_the_way(waiting: list[Message], happened: dict[str, int], random: Random) -> bool:
-    """Spoil what waits to be sent; returns whether it arrives now."""
+    """Apply faults to the waiting messages; whether they arrive now."""
     chance = random.random()
     if chance < 0.02:
         waiting.pop()
@@ -198,7 +198,7 @@ def on_the_way(waiting: list[Message], happened: dict[str, int], random: Random)
 
 
 def storm(blocks: int, random: Random) -> dict[str, Any]:
-    """Until `blocks` were stored, with everything going wrong; then compare."""
+    """Store `blocks` blocks with all faults, then compare."""
     capacity = blocks // ENGINES // 5
     made = [SimEngine(number, capacity, random) for number in range(ENGINES)]
     engines = {engine.address: engine for engine in made}
@@ -249,7 +249,7 @@ def storm(blocks: int, random: Random) -> dict[str, Any]:
 
 
 def pace(blocks: int, random: Random) -> dict[str, Any]:
-    """Messages per second of one core, and bytes per block of a full index."""
+    """Messages per second on one core, and bytes per block of a full index."""
     engine = SimEngine(0, blocks // 2, random)
     router = Router({engine.address: engine}, blocks, random)
     messages: list[Message] = []

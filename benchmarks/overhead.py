@@ -1,17 +1,17 @@
-"""What it costs the router to be seen and guarded: CPU per request and per event, beside nothing.
+"""CPU cost of metrics, logs, keys and traces in the router, per request and per event.
 
     python -m benchmarks.overhead [--quick] [--json FILE]
 
 Three routers: `off` counts nothing, logs no requests, asks for no key and traces nothing; `on` has
 metrics, the line per request, `--api-key-file` and traces of 1 % of the requests; `traced` traces
-every one. `off` is loaded together with one of the others, on one core at the same moments, so that
-what else the machine does befalls both: on a shared host samples in turns differ by ten percent,
-such pairs by one. What is left is a process's luck with where its memory lies, one or two percent
-for as long as it lives: so routers are started anew several times. Figures are medians of CPU time
-of all threads, the exporter's too, until all traces are sent: the SDK sends every five seconds, so
-that each load is followed by a rest of so long. A ratio is the median over the pairs of
-one life, and the mean over lives. `on` may cost 15 % more than `off`.
-Exit status: 0; 1 where it costs more; 2 where nothing could be measured.
+every request. `off` and one of the others get load on one core at the same time, so that other work
+of the machine affects both equally: on a shared host, samples one after the other differ by ten
+percent, pairs by one. The placement of a process in memory makes one or two percent for its whole
+life, so routers are restarted several times. Figures are medians of the CPU time of all threads,
+including the exporter, until all traces are sent: the SDK sends every five seconds, so each load is
+followed by a pause of that length. A ratio is the median over the pairs of one life, and the mean
+over lives. `on` may cost 15 % more than `off`.
+Exit status: 0; 1 if it costs more; 2 if nothing could be measured.
 """
 
 import argparse
@@ -55,7 +55,7 @@ OFF, ON, TRACED = "off", "on", "traced"
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to look: lives of the routers, and rounds in each."""
+    """How much to measure: lives of the routers, and rounds in each."""
 
     lives: int
     request_rounds: int
@@ -70,7 +70,7 @@ FULL = Effort(lives=7, request_rounds=3, request_s=2.4, stream_rounds=2, stream_
 
 @dataclass(frozen=True)
 class Workload:
-    """Bodies and how they are sent; `unit` is what CPU is divided by."""
+    """Bodies and how they are sent; CPU is divided by the number of `unit`s."""
 
     name: str
     unit: str
@@ -92,7 +92,7 @@ class Cell:
 
 
 class _Taker(BaseHTTPRequestHandler):
-    """Takes whatever is sent, as a collector does."""
+    """Accepts all traces, as a collector does."""
 
     protocol_version = "HTTP/1.1"
 
@@ -103,12 +103,12 @@ class _Taker(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def collector() -> Iterator[str]:
-    """A collector in this process, which is on the core of the load; its URL."""
+    """The URL of a collector in this process, on the core of the load."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Taker)
     thread = threading.Thread(target=server.serve_forever, name="collector")
     thread.start()
@@ -122,7 +122,7 @@ def collector() -> Iterator[str]:
 
 @contextmanager
 def routers(stage: Stage, folder: Path, number: int) -> Iterator[dict[str, Router]]:
-    """The three, before the stage's engines and store; of each life another is started first."""
+    """The three routers in front of the stage's engines and store, started in turns."""
     keys = folder / "keys.yaml"
     keys.write_text(file_line("overhead", KEY) + "\n")
     keys.chmod(0o600)
@@ -149,7 +149,7 @@ def routers(stage: Stage, folder: Path, number: int) -> Iterator[dict[str, Route
 
 
 def workloads(folder: Path, effort: Effort) -> list[Workload]:
-    """The cheapest request, of which overhead is most, a middling one, and paced streams."""
+    """The cheapest request, where overhead matters most, an average one, and paced streams."""
     made = []
     for name in ("short", "8 KiB"):
         path = _write(folder, name, [p.body for p in prompts("ids", SIZES[name])])
@@ -180,7 +180,7 @@ Pair = dict[str, float]
 
 
 def measure(stage: Stage, folder: Path, effort: Effort) -> list[Cell]:
-    """Every workload at every router, beside `off`, in each life."""
+    """Every workload at every router together with `off`, in each life."""
     plan = workloads(folder, effort)
     lives = [live(stage, folder, plan, number) for number in range(effort.lives)]
     return [cell(each, [pairs[each.name] for pairs in lives]) for each in plan]
@@ -207,7 +207,7 @@ def live(
 
 
 def pair(stage: Stage, workload: Workload, loads: dict[str, Load], turn: int) -> Pair:
-    """One sample of two routers, begun in the one order or the other."""
+    """One sample of two routers, started in one order or the other."""
     order = list(loads.items())[:: 1 if turn % 2 else -1]
     found = stage.load_together(
         [load for _, load in order],
@@ -237,7 +237,7 @@ def cell(workload: Workload, lives: Sequence[Sequence[Pair]]) -> Cell:
 
 
 def bars(cells: Sequence[Cell]) -> dict[str, bool]:
-    """Whether being seen and guarded costs at most a tenth, by workload."""
+    """Whether the overhead is within its bar, by workload."""
     return {each.workload: each.ratios[ON] <= BAR for each in cells}
 
 
@@ -255,7 +255,7 @@ def show(cells: Sequence[Cell]) -> None:
 
 
 def main() -> int:
-    """Measure and tell; see the module for the exit status."""
+    """Measure and print; the module describes the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="about three minutes and a half")
     parser.add_argument("--json", type=Path, help="write every figure and the bars there")

@@ -1,7 +1,7 @@
-"""Others to measure beside, each from its own packages in a virtual environment of its own.
+"""Other products to compare with, each in a virtual environment of its own.
 
-Never part of the product and never in its environment: the peers' pins are theirs. The environments
-lie in the user's cache, outside the tree, keyed by their pins, and are kept between runs.
+They are no part of the product, and have pins of their own. The environments are in the user's
+cache, keyed by their pins, and stay there between runs.
 """
 
 import fcntl
@@ -16,19 +16,19 @@ INSTALL_DEADLINE_S = 900
 
 @dataclass(frozen=True)
 class Peer:
-    """A peer as pip knows it: what to install, one after the other, and the module that runs it."""
+    """A peer for pip: packages to install, one after the other, and the module that runs it."""
 
     requirements: tuple[str, ...]
     module: str = ""
 
     @property
     def home(self) -> Path:
-        """Where its environment lies: the user's cache, a folder per set of pins."""
+        """The folder of its environment in the user's cache, one for each set of pins."""
         return cache() / "+".join(self.requirements).replace("==", "-")
 
     @property
     def python(self) -> Path | None:
-        """The interpreter of the finished environment; None where there is none yet."""
+        """The interpreter of the finished environment, or None."""
         return self.home / "bin" / "python" if (self.home / "installed").exists() else None
 
 
@@ -45,10 +45,10 @@ def cache() -> Path:
 
 
 def install(peer: Peer) -> Path:
-    """Make the peer's environment where there is none; return its Python.
+    """The Python of the peer's environment, which is made if needed.
 
     Raises:
-        RuntimeError: It cannot be installed; the text says why.
+        RuntimeError: it cannot be installed; the text says why.
     """
     cache().mkdir(parents=True, exist_ok=True)
     with (cache() / "lock").open("w") as lock:
@@ -68,7 +68,7 @@ def _make(peer: Peer) -> None:
 
 
 def run(command: list[str], what: str) -> None:
-    """Run one step of an installation. RuntimeError: it failed; the text has its last line."""
+    """Run one step of an installation. Raises RuntimeError with its last line if it fails."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=INSTALL_DEADLINE_S, check=False

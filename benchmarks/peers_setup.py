@@ -1,8 +1,8 @@
-"""Get the stores that ours is measured beside: `python -m benchmarks.peers_setup [NAME...]`.
+"""Install the stores to compare with: `python -m benchmarks.peers_setup [NAME...]`.
 
-InfiniStore and Mooncake: an environment each in the user's cache (1.3 GB in all), keyed by their
-pins. Redis and memcached: programs of the distribution, installed here where this runs as root on
-Debian. Prints for each what there is now, or why there is none; exit status 1 where one is missing.
+InfiniStore and Mooncake get an environment each in the user's cache (1.3 GB in all), keyed by their
+pins. Redis and memcached are programs of the distribution, installed if this runs as root on
+Debian. Prints for each what is installed, or why it is not; exit status 1 if one is missing.
 """
 
 import argparse
@@ -29,7 +29,7 @@ VERBS_PACKAGES = ["libibverbs1", "libibverbs-dev"]
 
 @dataclass(frozen=True)
 class Found:
-    """A peer that can be run: its program, or its environment's Python, and what to preload."""
+    """A peer that can run: its program, or its environment's Python, and libraries to preload."""
 
     name: str
     program: Path
@@ -38,7 +38,7 @@ class Found:
 
 
 def find(name: str) -> Found:
-    """What is there already; installs nothing. RuntimeError: it is not; the text says why."""
+    """An installed peer. Raises RuntimeError, which says why, if it is not installed."""
     if name in PROGRAMS:
         return _program(name)
     peer = ENVIRONMENTS[name]
@@ -49,7 +49,7 @@ def find(name: str) -> Found:
 
 
 def make(name: str) -> Found:
-    """Install what is missing of one peer. RuntimeError: it cannot be; the text says why."""
+    """Install one peer if needed. Raises RuntimeError, which says why, if that fails."""
     if name in PROGRAMS:
         if shutil.which(PROGRAMS[name]) is None:
             _debian([PROGRAMS[name]])
@@ -70,7 +70,7 @@ def _program(name: str) -> Found:
 
 
 def _debian(packages: list[str]) -> None:
-    """Install packages of the distribution, and say so: this alone goes beyond the user's cache."""
+    """Install packages of the distribution, with a message: only this changes the machine."""
     wanted = " ".join(packages)
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise RuntimeError(f"install {wanted} (this installs them as root on Debian only)")
@@ -80,14 +80,14 @@ def _debian(packages: list[str]) -> None:
 
 
 def _shims() -> tuple[Path, ...]:
-    """What InfiniStore's server needs where there is no RDMA."""
+    """Libraries that InfiniStore's server needs without RDMA."""
     if not VERBS.exists():
         raise RuntimeError(f"no {VERBS.name}: install {' '.join(VERBS_PACKAGES)}")
     return tuple(compiled(name) for name in ("fake_verbs", "loopback_bind"))
 
 
 def compiled(name: str) -> Path:
-    """A library to preload, from benchmarks/native, compiled once per state of its source."""
+    """A library to preload, from benchmarks/native, compiled once for each state of its source."""
     source = NATIVE / f"{name}.c"
     key = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
     library = peers.cache() / f"{name}-{key}.so"
@@ -102,7 +102,7 @@ def compiled(name: str) -> Path:
 
 
 def main() -> int:
-    """Exit status: 0 where every peer that was named is there."""
+    """Exit status: 0 if every named peer is installed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers_setup", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
     names = parser.parse_args().names or NAMES

@@ -1,13 +1,13 @@
-"""What the router's plans are worth: evenness of decode engines, time to the first token, gaps.
+"""The effect of the router's plans: balance of decode engines, time to first token, gaps.
 
     python -m benchmarks.planner [--quick] [--seeds 3] [--baseline COMMAND] [--json FILE]
 
 Real processes: a store, four prefill and four decode engines of `kvrouter sim`, a router. Prefill
-engines compute one prompt at a time, 0.1 ms a token. Decode engines take 30 ms for a token, up to
-90 ms with 64 answers, and a prompt that they compute themselves holds all of them up. Requests come
-at 70 % of what the prefill engines can do, with bursts of three times as many; a seed says which.
-Every setup is given the same requests. Differences are between the same requests of two setups.
-`--baseline` is another router to compare with, as `/old/.venv/bin/python -m kvrouter`.
+engines compute one prompt at a time, 0.1 ms for a token. Decode engines take 30 ms for a token, up
+to 90 ms with 64 answers, and a prompt that they compute themselves delays all answers. Requests
+arrive at 70 % of the prefill engines' capacity, with bursts of three times as many; a seed
+determines them. Every setup gets the same requests, and differences are of equal requests of two
+setups. `--baseline` is another router to compare with, as `/old/.venv/bin/python -m kvrouter`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to look."""
+    """How much to measure."""
 
     seconds: float
     seeds: int
@@ -80,7 +80,7 @@ SETUPS = (
 
 @dataclass(frozen=True)
 class Row:
-    """One setup over all seeds, and its difference to the one before it and to the first."""
+    """One setup over all seeds, and its differences to the previous and to the first setup."""
 
     setup: str
     figures: Figures
@@ -101,7 +101,7 @@ async def run(
     warm_up_s: float = WARM_UP_S,
     engines: int = ENGINES,
 ) -> Figures:
-    """Start all of it, send all requests, and measure those after the warm-up."""
+    """Start a setup, send all requests, and measure those after the warm-up."""
     async with Children(folder) as children:
         store = await start_store(children, folder, "256MiB")
         events = f"tcp://127.0.0.1:{free_port()}"
@@ -125,7 +125,7 @@ async def run(
 
 
 def measure(setups: Sequence[Setup], effort: Effort) -> list[Row]:
-    """Every setup with every seed, in turns."""
+    """Measure every setup with every seed, in turns."""
     per_s = rate_of_load(LOAD, ENGINES, SECONDS_PER_TOKEN)
     runs: dict[str, list[Figures]] = {setup.name: [] for setup in setups}
     for seed in range(1, effort.seeds + 1):
@@ -146,7 +146,7 @@ def measure(setups: Sequence[Setup], effort: Effort) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The figures of all setups, and what they differ by."""
+    """The figures of all setups, and their differences."""
     lines = [f"{'':26} {Figures.HEAD}"]
     lines += [f"{row.setup:26} {row.figures.line()}" for row in rows]
     lines.append(

@@ -1,4 +1,4 @@
-"""The planner benchmark's client: sends each request at its time and notes when tokens come."""
+"""The planner benchmark's client: sends each request at its time, and times its tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _USAGE = re.compile(r"^vllm:kv_cache_usage_perc\{[^}]*\} (\S+)$", re.MULTILINE)
 
 @dataclass
 class Reply:
-    """What became of one request; times in seconds."""
+    """The result of one request; times in seconds."""
 
     late_s: float  # it was sent so long after its time
     first_s: float = 0.0  # to its first token
@@ -33,14 +33,14 @@ class Reply:
 
 @dataclass
 class Watch:
-    """Shares of each engine's cache that requests hold, sampled while requests come."""
+    """Samples the share of each engine's cache that requests hold."""
 
     http: aiohttp.ClientSession
     engines: Sequence[str]
     samples: list[tuple[float, list[float]]] = field(default_factory=list)
 
     async def run(self, begin_s: float) -> None:
-        """Sample until cancelled; times count from `begin_s`."""
+        """Sample until cancelled; times start at `begin_s`."""
         while True:
             now_s = time.perf_counter()
             held = await asyncio.gather(*(self._held(url) for url in self.engines))
@@ -55,7 +55,7 @@ class Watch:
 
 
 async def send(http: aiohttp.ClientSession, url: str, ask: Ask, due_s: float) -> Reply:
-    """One request, streamed, at its time."""
+    """Send one request at its time, and read its stream."""
     members = {"prompt": ask.prompt, "max_tokens": ask.max_tokens, "stream": True}
     body = json.dumps({"model": "tiny", **members}).encode()
     await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
@@ -81,7 +81,7 @@ async def send(http: aiohttp.ClientSession, url: str, ask: Ask, due_s: float) ->
 async def drive(
     url: str, asks: Iterable[Ask], engines: Sequence[str]
 ) -> tuple[list[Reply], list[tuple[float, list[float]]]]:
-    """Send all of it; the replies in its order, and what `engines` held meanwhile."""
+    """Send all requests; the replies in their order, and the shares of `engines` meanwhile."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:

@@ -1,4 +1,4 @@
-"""What the planner benchmark makes of its measurements. Pure arithmetic."""
+"""Figures of the planner benchmark's measurements. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NINETY_PERCENT = 1.645
 
 @dataclass
 class Figures:
-    """What was measured with one setup. Seconds, but for `held`.
+    """The measurements of one setup, in seconds.
 
     Attributes:
         first_s: time to the first token, of each request in its order.
         whole_s: time of the whole answer.
         gaps_s: times between tokens.
-        held: shares of their caches that decode engines had in use, at each sample.
-        late_s: how late requests were sent: a busy machine measures itself.
+        held: shares of their caches that decode engines used, at each sample.
+        late_s: how late requests were sent, because the machine was busy.
     """
 
     HEAD: ClassVar[str] = (
@@ -79,7 +79,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Paired:
-    """How the time to the first token of the same requests differs, in milliseconds."""
+    """Differences in the time to first token of the same requests, in milliseconds."""
 
     median_ms: float
     low_ms: float
@@ -99,7 +99,7 @@ def figures(
     samples: Sequence[tuple[float, list[float]]],
     warm_up_s: float,
 ) -> Figures:
-    """Of the requests that came after the warm-up, until the last one came."""
+    """The figures of the requests after the warm-up."""
     counted = [r for a, r in zip(asks, replies, strict=True) if a.at_s >= warm_up_s]
     last_s = asks[-1].at_s
     return Figures(
@@ -112,7 +112,7 @@ def figures(
 
 
 def unevenness(samples: Sequence[Sequence[float]]) -> float:
-    """What the fullest engine holds, over what an engine holds in the mean; over all samples."""
+    """The load of the fullest engine over the mean load, over all samples."""
     return sum(map(max, samples)) / sum(map(statistics.fmean, samples))
 
 
@@ -123,7 +123,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def paired(before: Figures, after: Figures) -> Paired:
-    """After less before, request by request; the median's interval by ranks (binomial)."""
+    """After minus before for each request; the median's interval by ranks (binomial)."""
     pairs = zip(before.first_s, after.first_s, strict=True)
     differences = sorted(1000 * (b - a) for a, b in pairs)
     count = len(differences)

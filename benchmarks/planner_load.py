@@ -1,7 +1,7 @@
-"""Requests for the planner benchmark: conversations that come in bursts. Pure: a seed says all.
+"""Requests for the planner benchmark: conversations in bursts. Pure: a seed determines them.
 
-The rate is three times the rest's mean for a quarter of each cycle and a third of it for the rest.
-A prompt begins with one of a few system prompts, or goes on from an earlier one.
+For a quarter of each cycle the rate is high, for the rest of it low. A prompt begins with one of a
+few system prompts, or continues an earlier one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOKEN_IDS = (1000, 30_000)
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: when it comes, its prompt, and how much it wants said."""
+    """One request: its time, its prompt, and the length of its answer."""
 
     at_s: float
     prompt: tuple[int, ...]
@@ -36,7 +36,7 @@ class _Session:
 
 
 def arrivals(chance: random.Random, count: int, per_s: float) -> list[float]:
-    """Times of `count` requests, `per_s` of them in the mean over whole cycles."""
+    """Times of `count` requests, on average `per_s` of them over whole cycles."""
     quiet = (CYCLE_S - BURST * BURST_S) / (CYCLE_S - BURST_S)
     times: list[float] = []
     now_s = 0.0
@@ -49,7 +49,7 @@ def arrivals(chance: random.Random, count: int, per_s: float) -> list[float]:
 
 
 def requests(seed: int, seconds: float, per_s: float) -> list[Ask]:
-    """What comes in so many seconds."""
+    """The requests of so many seconds."""
     chance = random.Random(seed)
     systems = [_ids(chance, SYSTEM_TOKENS) for _ in range(SYSTEM_PROMPTS)]
     seen: set[tuple[int, ...]] = set()
@@ -77,7 +77,7 @@ def requests(seed: int, seconds: float, per_s: float) -> list[Ask]:
 
 
 def rate_of_load(share: float, engines: int, seconds_per_token: float) -> float:
-    """Requests per second that keep so many prefill engines busy for that share of the time."""
+    """Requests per second that keep that many prefill engines busy for a share of the time."""
     sample = requests(0, 2000.0, 1.0)
     mean_s = seconds_per_token * sum(ask.missing for ask in sample) / len(sample)
     return share * engines / mean_s

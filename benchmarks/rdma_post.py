@@ -1,9 +1,9 @@
-"""What a block costs in Python over RDMA: everything but the library's own post, without a device.
+"""The Python cost of a block over RDMA without a device: all but the library's own post.
 
-`python -m benchmarks.rdma_post [--json FILE]`. Needs pyverbs, which `make rdma` brings (and runs
-this). Real work requests are loaded, real completions made; the queue takes lists and completes
-each at once. Beside it, what new work requests would cost. Bar `rdma_post`: at most 2 us a block;
-exit status 1 where it is missed, 2 without pyverbs.
+`python -m benchmarks.rdma_post [--json FILE]`. Needs pyverbs; `make rdma` installs it and runs
+this. Work requests and completions are real; the queue accepts lists and completes each at once.
+New work requests are measured for comparison. Bar `rdma_post`: at most 2 us a block; exit status 1
+if it is missed, 2 without pyverbs.
 """
 
 import argparse
@@ -33,7 +33,7 @@ BAR_US = 2.0
 
 
 class Limits:
-    """What a device and its port say of themselves."""
+    """Properties of a device and its port."""
 
     max_qp_rd_atom = 16
     max_qp_init_rd_atom = 16
@@ -42,7 +42,7 @@ class Limits:
 
 
 class Queue:
-    """A completion channel, a completion queue and a queue pair that do nothing but take lists."""
+    """A completion channel, a completion queue and a queue pair that only accept lists."""
 
     def __init__(self, completion: Callable[..., Any]) -> None:
         self._completion = completion
@@ -59,11 +59,11 @@ class Queue:
         return 1, [self._completion(wr_id=self._tag, status=0)]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class IdleVerbs:
-    """pyverbs' own names, but for what needs a device."""
+    """The names of pyverbs, without those that need a device."""
 
     def __init__(self, names: ModuleType) -> None:
         from pyverbs.cq import WC  # noqa: PLC0415 - absent where pyverbs is
@@ -78,7 +78,7 @@ class IdleVerbs:
 
 
 class IdleDevice:
-    """What a queue pair needs of a device."""
+    """The part of a device that a queue pair needs."""
 
     port = Port("none", 1, LinkType.ETHERNET, 1, bytes(16), 0, routed=True)
     context: Any = None
@@ -132,7 +132,7 @@ def measure() -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print, and write the figures where asked."""
+    """Measure, print, and write the figures to --json."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rdma_post", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here")
     arguments = parser.parse_args()

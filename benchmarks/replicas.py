@@ -1,10 +1,10 @@
-"""Two routers beside one, before the same simulated engines and load: how even, how late.
+"""Two routers compared with one, with the same simulated engines and load: balance and delay.
 
     python -m benchmarks.replicas [--seconds 30] [--load 0.7] [--engines 4]
 
 Real processes: routers, engines that compute one prompt at a time (0.1 ms per token), redis-server.
-Requests come at random, the same ones in each run, in turn to each router. Printed are the time to
-the first byte of the answer and how unevenly prompt tokens lie on the engines.
+Requests arrive at random times, the same ones in each run, in turn at each router. Prints the time
+to the first byte of the answer, and the imbalance of prompt tokens between the engines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECONDS_PER_TOKEN = 0.0001
 
 @dataclass(frozen=True)
 class Run:
-    """Which routers there are."""
+    """The routers of one run."""
 
     name: str
     routers: int
@@ -38,7 +38,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Load:
-    """What comes."""
+    """The requests."""
 
     engines: int
     share: float
@@ -46,7 +46,7 @@ class Load:
 
     @property
     def per_second(self) -> float:
-        """Requests."""
+        """Requests per second."""
         return self.share * self.engines / (SECONDS_PER_TOKEN * sum(TOKENS) / len(TOKENS))
 
 
@@ -58,7 +58,7 @@ RUNS = (
 
 
 async def start_engines(children: Children, count: int) -> list[Child]:
-    """Simulated engines that compute one prompt after the other."""
+    """Start simulated engines that compute one prompt after the other."""
     flags = ("sim", "--port", "0", "--model", "tiny", "--max-num-seqs", "1", "--seed", "1")
     pace = (
         "--prefill-time-per-token",
@@ -98,7 +98,7 @@ async def drive(routers: list[str], load: Load, seed: int) -> list[float]:
 
 
 async def prompt_tokens(engines: list[Child]) -> list[float]:
-    """Prompt tokens that each engine has had so far."""
+    """Prompt tokens of each engine so far."""
     found = []
     async with aiohttp.ClientSession() as http:
         for engine in engines:

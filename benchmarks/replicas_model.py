@@ -1,8 +1,8 @@
-"""How routers that count each other's load late spread legs over engines: a model in virtual time.
+"""How routers spread legs over engines if they learn each other's load late, in virtual time.
 
-The router's own pool, policy and `Peers` decide; engines compute one prompt after the other, at
-10,000 tokens/s; what a router has under way is known to the others after their tick and 1 ms.
-`python -m benchmarks.replicas_model` prints what waiting costs, by how the others' load is counted.
+The router's own pool, policy and `Peers` decide. Engines compute one prompt after the other, at
+10,000 tokens/s. Routers learn the requests in flight of the others after a tick and 1 ms.
+`python -m benchmarks.replicas_model` prints the waiting time for several ways to count that load.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ HOP_S = 0.001
 
 @dataclass(frozen=True)
 class Way:
-    """One way to share.
+    """One way to share load.
 
     Attributes:
         name: for the table.
         routers: how many.
-        tick_s: between two times that each tells its load; 0: never.
-        offset: whether each begins with another engine where several are equal.
-        expected: whether each takes it that the others do as it does, until they tell.
+        tick_s: seconds between two reports of a router's load; 0 for none.
+        offset: whether each router begins with another one of equal engines.
+        expected: whether each assumes that the others do the same, until they report.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Way:
 
 @dataclass
 class World:
-    """Engines, routers, and what will happen."""
+    """Engines, routers, and future events."""
 
     way: Way
     engines: int
@@ -66,12 +66,12 @@ class World:
         self.routers = [Replica(self, k) for k in range(self.way.routers)]
 
     def at(self, time: float, what: Callable[[], None]) -> None:
-        """Have `what` happen."""
+        """Schedule `what`."""
         self._count += 1
         heapq.heappush(self._events, (time, self._count, what))
 
     def run(self, requests: int, load: float) -> None:
-        """Let so many come, at random, such that engines are busy for the share `load`."""
+        """Let that many requests arrive at random; engines are busy for the share `load`."""
         mean_tokens, when = 2000.0, 0.0
         for _ in range(requests):
             when += self.random.expovariate(load * self.engines * RATE_TOKENS_S / mean_tokens)
@@ -117,7 +117,7 @@ class Replica:
         world.at(world.free_at[engine.address], ticket.release)
 
     def tick(self, end: float) -> None:
-        """Tell the others."""
+        """Report to the others."""
         world = self.world
         load = {e.address: e.tokens - e.remote_tokens for e in self.pool.all()}
         state = State("", 0, {name: tokens for name, tokens in load.items() if tokens})
@@ -128,7 +128,7 @@ class Replica:
             world.at(world.now + world.way.tick_s, lambda: self.tick(end))
 
     def hear(self, router: str, state: State) -> None:
-        """Count what another has under way."""
+        """Count the requests in flight of another router."""
         self.peers.update(router, state)
         if self.world.way.expected:
             for engine in self.pool.all():
@@ -140,7 +140,7 @@ class Replica:
 
 
 def figures(way: Way, engines: int, load: float, requests: int) -> tuple[float, float, float]:
-    """Mean and 99th percentile of the wait in ms, and how uneven tokens lie on engines in %."""
+    """Mean and 99th percentile of the wait in ms, and the imbalance of tokens in %."""
     world = World(way, engines, seed=7)
     world.run(requests, load)
     waits = sorted(world.waits_s)

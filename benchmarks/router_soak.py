@@ -1,15 +1,15 @@
-"""A router and a store under load for long: flat memory, flat latency, nothing left over.
+"""A router and a store under load for a long time: memory and latency must not grow.
 
     python -m benchmarks.router_soak --seconds 600 [--log FILE] [--streams 2000] [--busy 0.7]
         [--leave-percent 0]
 
-Bursts of requests as fast as the router takes them, and of paced streams, with pauses, so that it
-is busy a share of the time: with policy, KV events, store and landings, metrics and log. Some of
-the clients leave before their answer is over. First 2,000 streams are held that say one thing and
-then nothing. The last line of JSON is the verdict: exit code 1 where memory, CPU per request or
-latency (as a multiple of that without a router, so that other work on the machine does not count)
-grew in the second half, or where descriptors, tasks, requests, leases or waits were left over. A
-run of less than five minutes judges no times: what others do on the machine decides them there.
+Sends bursts of requests as fast as the router accepts them, and of paced streams, with pauses, so
+that it is busy a share of the time. Policy, KV events, store and landings, metrics and log are on.
+Some clients leave before the end of their answer. Before that, 2,000 streams send one event and
+then stay idle. The last line of JSON is the verdict: exit code 1 if memory, CPU per request or
+latency (relative to that without a router, so that other work of the machine does not count) grew
+in the second half, or if descriptors, tasks, requests, leases or waits are left. A run of less than
+five minutes does not judge times, which depend on other work of the machine.
 """
 
 import argparse
@@ -54,7 +54,7 @@ TIMES, SLOWER = ("latency_ratio", "cpu_us"), 1.5
 
 @dataclass
 class Sample:
-    """Router and store at one moment, and what the bursts before it cost."""
+    """Router and store at one moment, and the cost of the bursts before it."""
 
     at_s: float
     rss_kib: int
@@ -72,7 +72,7 @@ class Sample:
 
 
 def verdict(samples: Sequence[Sample], before: Sample, after: Sample) -> list[str]:
-    """What is wrong, as sentences: the third quarter of the time is compared with the last one."""
+    """The problems, as sentences: compares the third quarter of the time with the last one."""
     found = []
     quarter = len(samples) // 4
     if len(samples) >= LEAST_SAMPLES:
@@ -93,7 +93,7 @@ def verdict(samples: Sequence[Sample], before: Sample, after: Sample) -> list[st
 
 
 def _best_tenth(samples: Sequence[Sample], name: str) -> float:
-    """What the best tenth of the moments show, in which others leave the machine alone."""
+    """The value of the best tenth of the samples, when the machine does no other work."""
     values = sorted(getattr(sample, name) for sample in samples)
     return float(values[len(values) // 10])
 
@@ -103,14 +103,14 @@ def _median(samples: Sequence[Sample], name: str) -> float:
 
 
 class Soak:
-    """The run against one router of a stage.
+    """One run with the router of a stage.
 
     Args:
         stage: router, store and engines.
         folder: for bodies of requests.
-        log: the reports, or None.
+        log: file for the reports, or None.
         busy: share of the time that the router is under load.
-        leave_percent: of the clients.
+        leave_percent: percent of the clients that leave early.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Soak:
         self.samples: list[Sample] = []
 
     def run(self, seconds: float, streams: int) -> list[str]:
-        """What was wrong at the end."""
+        """The problems at the end."""
         self._burst()  # what the first requests make is there in both figures
         before = self._settled(None)
         self._idle_streams(streams, before)
@@ -143,7 +143,7 @@ class Soak:
         return verdict(self.samples, before, after)
 
     def _burst(self) -> Sample:
-        """Requests as fast as they go, then streams; what they cost."""
+        """Send requests as fast as possible, then streams; their cost."""
         stage, router, leave = self._stage, self._router, self._leave_percent
         bodies = self._bodies("requests", stream=False)
         whole = stage.load(router, bodies, CONNECTIONS, BURST_S, leave_percent=leave)
@@ -160,7 +160,7 @@ class Soak:
         return sample
 
     def _idle_streams(self, count: int, before: Sample) -> None:
-        """Hold so many streams that have said one thing, and print what one costs."""
+        """Hold that many idle streams, and print the cost of one."""
         url = f"http://{self._stage.engines[0]}/gap/{IDLE_GAP_US}"
         urllib.request.urlopen(url, timeout=5).close()
         command = [str(self._stage.load_program), "-p", str(self._router.port), "-c", str(count)]
@@ -205,7 +205,7 @@ class Soak:
         )
 
     def _settled(self, before: Sample | None) -> Sample:
-        """The router when its connections have gone, or as it was before, whichever is sooner."""
+        """The router when its connections have ended, or as before, whichever is earlier."""
         end_s = time.monotonic() + SETTLE_S
         while True:
             now = self._look()
@@ -232,7 +232,7 @@ class Soak:
 
 
 def main() -> int:
-    """Run it; 1 where something was wrong."""
+    """Run it; 1 if there was a problem."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.router_soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--streams", type=int, default=2000, help="idle streams to hold first")

@@ -1,11 +1,11 @@
-"""One store node under mixed load for long, its clients killed at random: flat memory, right bytes.
+"""One store node under mixed load for a long time, while its clients are killed at random.
 
     python -m benchmarks.soak --seconds 3600 --log FILE [-- NODE FLAGS]
 
-Each report is one line of JSON. At the end the clients go, the node has to hold nothing for them,
-and the verdict follows: exit code 1 where a byte was wrong, a gauge did not come back to zero, the
-node's own memory (without its pool) grew by more than `--growth-mib` from the third quarter of the
-time to the last, descriptors or threads were left over, or the node did not end by itself.
+Each report is one line of JSON. At the end the clients stop, and the node must hold nothing for
+them. Exit code 1 if a byte was wrong, a gauge did not return to zero, the node's own memory
+(without its pool) grew by more than `--growth-mib` from the third quarter of the time to the last,
+descriptors or threads are left, or the node did not end by itself.
 """
 
 import argparse
@@ -45,7 +45,7 @@ LEAST_SAMPLES = 4
 
 @dataclass
 class Figures:
-    """The node at one moment, and what its clients did up to then."""
+    """The node at one moment, and its clients' operations until then."""
 
     at_s: float
     rss_kib: int  # its own pages: not the pool, nor files
@@ -61,7 +61,7 @@ class Figures:
 def verdict(
     samples: Sequence[Figures], first: Figures, last: Figures, growth_mib: float
 ) -> list[str]:
-    """What is wrong, as sentences; none if all is well.
+    """The problems, as sentences.
 
     `first`: before any client; `last`: after the last one.
     """
@@ -117,7 +117,7 @@ class Node:
         return values
 
     def figures(self, at_s: float) -> Figures:
-        """What it takes of the machine now, and what it holds."""
+        """Its use of the machine now, and what it holds."""
         own = Path("/proc") / str(self.process.pid)
         rss_kib = kib_of(own / "status", "RssAnon")
         pss_kib = kib_of(own / "smaps_rollup", "Pss_Anon")
@@ -132,13 +132,13 @@ class Node:
         return self.process.wait(PATIENCE_S)
 
     def kill(self) -> None:
-        """Make an end of it, if it is there yet."""
+        """Kill it, if it still runs."""
         self.process.kill()
         self.process.wait()
 
 
 def threads_of(process: Path) -> int:
-    """The threads that it started: those that the kernel lends it for io_uring come and go."""
+    """Its own threads, without those of the kernel for io_uring, whose number varies."""
     names = [(task / "comm").read_text() for task in (process / "task").iterdir()]
     return sum(not name.startswith("iou-") for name in names)
 
@@ -152,7 +152,7 @@ def kib_of(file: Path, name: str) -> int:
 
 
 class Clients:
-    """Client processes, each with a file that tells what it did."""
+    """Client processes, each with a file of what it did."""
 
     def __init__(self, url: str, folder: Path, rate: float, dice: random.Random) -> None:
         self._url, self._folder, self._rate, self._dice = url, folder, rate, dice
@@ -162,7 +162,7 @@ class Clients:
         self.killed = 0
 
     def start(self, kind: str) -> None:
-        """One more, over this transport."""
+        """Start one more client, over this transport."""
         self._started += 1
         file = self._folder / f"client-{self._started}.json"
         name = [self._url, kind, str(self._started), str(self._rate), str(file)]
@@ -171,7 +171,7 @@ class Clients:
         self._living.append((kind, subprocess.Popen(command)))
 
     def kill_one(self) -> None:
-        """Kill any of them with SIGKILL and replace it."""
+        """Kill one of them with SIGKILL, and replace it."""
         kind, process = self._living.pop(self._dice.randrange(len(self._living)))
         if (code := process.poll()) is not None:
             raise SystemExit(f"a client ended by itself with {code}")
@@ -181,7 +181,7 @@ class Clients:
         self.start(kind)
 
     def stop(self) -> None:
-        """Half leave in good order, half are killed."""
+        """End half of them with SIGTERM, and kill the others."""
         for k, (_, process) in enumerate(self._living):
             process.send_signal((signal.SIGTERM, signal.SIGKILL)[k % 2])
         for _, process in self._living:
@@ -189,7 +189,7 @@ class Clients:
         self._living.clear()
 
     def told(self) -> tuple[Counter[str], int]:
-        """Operations and errors by kind, and wrong blocks, of all that ever were."""
+        """Operations and errors by kind, and wrong blocks, of all clients so far."""
         done: Counter[str] = Counter()
         wrong = 0
         for file in self._files:
@@ -210,7 +210,7 @@ class Soak:
         self.samples: list[Figures] = []
 
     def run(self, log: TextIO | None) -> list[str]:
-        """What was wrong at the end."""
+        """The problems at the end."""
         first = self._report(log)
         for k in range(self._options.clients):
             self._clients.start(KINDS[k % len(KINDS)])
@@ -225,7 +225,7 @@ class Soak:
         return time.monotonic() - self._begun
 
     def _deaths(self) -> Iterator[None]:
-        """Until the time is over: a pause, a death, a pause, ..."""
+        """Kill a client after each pause, until the time is over."""
         while (left_s := self._options.seconds - self._passed_s()) > 0:
             pause_s = self._dice.uniform(0.5, 1.5) * self._options.kill_every
             time.sleep(min(left_s, pause_s))
@@ -243,7 +243,7 @@ class Soak:
         return figures
 
     def _drained(self, first: Figures, log: TextIO | None) -> Figures:
-        """The figures when nothing is left of the clients, or when patience has ended."""
+        """The figures when nothing of the clients is left, or after a time-out."""
         end = time.monotonic() + PATIENCE_S
         while True:
             time.sleep(DRAIN_PAUSE_S)  # for the connection that asked last to be gone
@@ -255,14 +255,14 @@ class Soak:
 
 
 def tell(line: str, log: TextIO | None) -> None:
-    """To the terminal and to the log."""
+    """Print it, and write it to the log."""
     print(line, flush=True)
     if log is not None:
         print(line, file=log, flush=True)
 
 
 def options_of(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Our own flags, and those for the node."""
+    """The benchmark's own flags, and those for the node."""
     place = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.soak", epilog="Flags after -- go to the node."
@@ -280,7 +280,7 @@ def options_of(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def main() -> int:
-    """Run it; 1 where something was wrong."""
+    """Run it; 1 if there was a problem."""
     options, flags = options_of(sys.argv[1:])
     leave_in_order()
     with contextlib.ExitStack() as stack:

@@ -1,8 +1,8 @@
-"""One client of the soak: everything at random, every byte checked, until SIGTERM or SIGKILL.
+"""One client of the soak: random operations, every byte checked, until SIGTERM or SIGKILL.
 
 python -m benchmarks.soak_client URL TRANSPORT SEED RATE TALLY
 
-TALLY is a file that is replaced about once a second: what was done, errors by kind, wrong bytes.
+TALLY is a file that is replaced about once a second, with operations, errors by kind, wrong bytes.
 """
 
 import hashlib
@@ -46,12 +46,12 @@ def chain(number: int, blocks: int) -> bytes:
 
 
 def content(hash_: bytes) -> bytes:
-    """What belongs to a block: anybody can tell from its hash."""
+    """The bytes of a block, a function of its hash."""
     return hash_ * (BLOCK_BYTES // HASH_BYTES)
 
 
 class SoakClient:
-    """Operations by weight; what it holds it gives back a little later, or never."""
+    """Operations by weight; it releases leases and reservations a little later, or never."""
 
     def __init__(self, url: str, transport: Any, seed: int) -> None:
         self.tally: Counter[str] = Counter()
@@ -81,7 +81,7 @@ class SoakClient:
             self.tally[f"error {type(error).__name__}"] += 1
 
     def put(self, hashes: bytes, blocks: int) -> None:
-        """Put what belongs to the blocks."""
+        """Put the bytes of some blocks."""
         self._fill(hashes, blocks)
         span = range(blocks)
         got = self._client.put(self._manifest, 0, hashes, span, self._segments, span)
@@ -99,7 +99,7 @@ class SoakClient:
                 self._check(memoryview(self._memory)[at : at + BLOCK_BYTES], hashes, block)
 
     def acquire(self, hashes: bytes, blocks: int) -> None:
-        """Lease the chain; compare its first block where the pool is mapped."""
+        """Lease the chain; compare its first block if the pool is mapped."""
         lease = self._client.acquire(self._manifest, hashes)
         self._held.append(lease)
         if lease.blocks and self._client.transport == "shm":
@@ -112,7 +112,7 @@ class SoakClient:
             self._held.append(landing.lease)
 
     def match(self, hashes: bytes, blocks: int) -> None:
-        """Ask how much is there."""
+        """Ask how many blocks are there."""
         self._client.match(self._manifest, hashes)
 
     def delete(self, hashes: bytes, blocks: int) -> None:
@@ -141,7 +141,7 @@ class SoakClient:
 
 
 def main() -> None:
-    """Work at the pace that was asked for and keep the tally file new."""
+    """Work at the given rate, and keep the tally file up to date."""
     url, transport, seed, rate, file = sys.argv[1:]
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
@@ -159,7 +159,7 @@ def main() -> None:
 
 
 def tell(client: SoakClient, file: Path) -> None:
-    """Replace the tally as a whole: its reader sees the old one or the new one."""
+    """Replace the tally atomically."""
     fresh = file.with_suffix(".new")
     fresh.write_text(json.dumps({"done": client.tally, "wrong": client.wrong}))
     fresh.replace(file)

@@ -1,8 +1,8 @@
 """A node that is killed with blocks on its SSD: `python -m benchmarks.store_restart [--quick]`.
 
-Puts 2 GiB (--quick: 256 MiB) through a node with a small memory, flushes, kills it with SIGKILL
-while more is put, starts it again and reads everything back, comparing every byte. Figures are of
-one run (GB = 1e9 bytes); the exit code is 1 where a durable block was lost or a wrong byte served.
+Puts 2 GiB (--quick: 256 MiB) into a node with a small memory, flushes, kills the node with SIGKILL
+during further puts, starts it again, and reads all blocks back, comparing every byte. Figures are
+of one run (GB = 1e9 bytes); exit code 1 if a durable block was lost or a wrong byte was served.
 """
 
 import argparse
@@ -39,7 +39,7 @@ DEADLINE_S = 20.0
 
 @dataclass(frozen=True)
 class Figures:
-    """What one run found."""
+    """The figures of one run."""
 
     bytes_put: int
     put_gb_per_s_without_disk: float
@@ -57,7 +57,7 @@ class Figures:
 
 
 def main() -> int:
-    """Run it, print the figures, and say whether all durable blocks were found and right."""
+    """Run it and print the figures; 0 if all durable blocks were found and right."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.store_restart")
     parser.add_argument("--quick", action="store_true", help="256 MiB instead of 2 GiB")
     parser.add_argument("--json", type=Path, help="also write the figures there")
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def measure(folder: Path, chains: int) -> Figures:
-    """All of it, in one folder of the disk."""
+    """Run all steps, in one folder of the disk."""
     with Node(folder, disk=False) as node, node.client() as client:
         without = put_all(client, chains)
     node = Node(folder, disk=True, size=(chains + 32) * CHAIN * BLOCK * 5 // 4)
@@ -126,7 +126,7 @@ class Node:
         self._http = self._url = ""
 
     def start(self) -> float:
-        """Start it; how long until it was ready."""
+        """Start it; seconds until it is ready."""
         started = time.perf_counter()
         self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
@@ -143,7 +143,7 @@ class Node:
         return StoreClient(self._url, deadline_s=DEADLINE_S)
 
     def flush(self) -> int:
-        """Wait until all that was put is durable; how many blocks are."""
+        """Wait until all blocks are durable; how many."""
         request = urllib.request.Request(f"{self._http}/flush", method="POST")
         with urllib.request.urlopen(request, timeout=120) as answer:
             return int(json.load(answer)["durable_blocks"])
@@ -154,7 +154,7 @@ class Node:
             return int(json.load(answer)[name])
 
     def end(self, number: signal.Signals) -> None:
-        """Send it the signal and wait for its end."""
+        """Send a signal and wait for its end."""
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -176,10 +176,10 @@ class Node:
 
 
 def put_all(client: StoreClient, chains: int, node: Node | None = None) -> float:
-    """Put the chains; the seconds that the puts took.
+    """Put the chains; the seconds of that.
 
-    With a `node`, wait after each while its queue is long: what is put faster than the disk writes
-    is skipped, and here all of it shall be durable. The waiting counts.
+    With a `node`, wait after each while its queue is long: the node skips blocks that come faster
+    than the disk writes, and here all must be durable. The waiting counts.
     """
     memory = bytearray(CHAIN * BLOCK)
     seconds = 0.0
@@ -195,7 +195,7 @@ def put_all(client: StoreClient, chains: int, node: Node | None = None) -> float
 
 
 def kill_amid_puts(node: Node) -> int:
-    """Kill the node while a client puts; how many more chains it had begun."""
+    """Kill the node during puts; how many more chains had begun."""
     begun = 0
     ready = threading.Event()
 
@@ -225,7 +225,7 @@ def kill_amid_puts(node: Node) -> int:
 def read_all(client: StoreClient, seed: str, chains: int) -> tuple[int, int, float]:
     """Get every chain and compare every byte.
 
-    Returns how many blocks came right, how many wrong, and the seconds that the gets took.
+    Returns the number of right blocks, of wrong blocks, and the seconds of the gets.
     """
     memory, wanted = bytearray(CHAIN * BLOCK), bytearray(CHAIN * BLOCK)
     sink = Segments.over(memory, BLOCK, writable=True)
@@ -246,7 +246,7 @@ def read_all(client: StoreClient, seed: str, chains: int) -> tuple[int, int, flo
 
 
 def raw_read(path: Path, size: int) -> tuple[float, bool]:
-    """Seconds to read `size` bytes of the data file in pieces of 4 MiB, past the page cache."""
+    """Seconds to read `size` bytes of the data file in pieces of 4 MiB, without the page cache."""
     piece = 4 * MIB
     buffer = mmap.mmap(-1, piece)
     with opened(path) as (descriptor, direct):
@@ -258,7 +258,7 @@ def raw_read(path: Path, size: int) -> tuple[float, bool]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[int, bool]]:
-    """The file for reading, with O_DIRECT where its file system takes it."""
+    """The file for reading, with O_DIRECT if its file system supports it."""
     direct = True
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
@@ -282,7 +282,7 @@ def chain_of(seed: str, number: int) -> bytes:
 
 
 def fill(memory: bytearray, hashes: bytes) -> None:
-    """Bytes that follow from the hashes: no two blocks have the same, nor two pages of one."""
+    """Bytes that depend on the hashes: different for all blocks and all pages of a block."""
     for k in range(CHAIN):
         page = hashlib.shake_128(hashes[k * 32 : (k + 1) * 32]).digest(4096)
         for at in range(0, BLOCK, 4096):

@@ -1,10 +1,10 @@
-"""What a long chain costs, and the neighbours: `python -m benchmarks.store_tenants [--quick]`.
+"""Cost of a long chain, and of neighbours: `python -m benchmarks.store_tenants [--quick]`.
 
 Two nodes run: one has one tenant, the other has two. A client puts chains of 16,000 blocks of 4 KiB
-over TCP, in requests of 1 and of 4,000 blocks. Meanwhile another client asks for MATCHes; at the
-second node it is the other tenant's. The nodes take turns (A B, B A, ...). The ratios are of the
-pairs: median and 90 % interval. Exit code 1: with two tenants a block costs more than 1.3 times as
-much, or the other client's 99th percentile is more than 1.5 times as long, by the median.
+over TCP, in requests of 1 and of 4,000 blocks. Meanwhile another client sends MATCHes; on the
+second node it belongs to the other tenant. The nodes take turns (A B, B A, ...). The ratios are of
+pairs: median and 90 % interval. Exit code 1 if with two tenants a block costs more than 1.3 times
+as much, or the other client's 99th percentile is more than 1.5 times as long, by the median.
 """
 
 import argparse
@@ -42,7 +42,7 @@ CONFIDENCE = 0.9
 
 @dataclass(frozen=True)
 class Round:
-    """One client's chains, and the MATCHes of another beside them."""
+    """One client's chains, and the MATCHes of another client meanwhile."""
 
     us_per_block: float
     match_p50_us: float
@@ -51,7 +51,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Two tenants to one, of paired rounds."""
+    """Ratio of two tenants to one, of paired rounds."""
 
     median: float
     low: float
@@ -59,7 +59,7 @@ class Ratio:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run it, print the table, and say whether both ratios are in bounds."""
+    """Run it and print the table; 0 if both ratios are within bounds."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.store_tenants")
     parser.add_argument("--quick", action="store_true", help="chains of 2,000 blocks, three pairs")
     parser.add_argument("--pairs", type=int, help="rounds of each node (11; with --quick 3)")
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(pairs: int, chain: int) -> dict[str, Any]:
-    """All rounds, the nodes in turn."""
+    """Run all rounds, the nodes in turn."""
     rounds: dict[tuple[int, int], list[Round]] = {}
     with tempfile.TemporaryDirectory() as folder, running(Path(folder)) as sites:
         for pair in range(pairs):
@@ -117,12 +117,12 @@ def measure(pairs: int, chain: int) -> dict[str, Any]:
 
 
 def medians(rounds: Sequence[Round]) -> dict[str, float]:
-    """Of each figure."""
+    """The median of each figure."""
     return {name: median(getattr(r, name) for r in rounds) for name in asdict(rounds[0])}
 
 
 def ratio(one: Sequence[float], two: Sequence[float]) -> Ratio:
-    """The median of pairs, and the order statistics that hold it with CONFIDENCE."""
+    """The median of pairs, and its interval with CONFIDENCE by order statistics."""
     found = sorted(b / a for a, b in zip(one, two, strict=True))
     count, skip = len(found), 0
     outside = 1 / 2**count  # the chance that the median lies below the first
@@ -133,7 +133,7 @@ def ratio(one: Sequence[float], two: Sequence[float]) -> Ratio:
 
 
 class Link:
-    """A greeted connection over TCP: one request at a time."""
+    """A connection over TCP after its handshake: one request at a time."""
 
     def __init__(self, port: int, token: str) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
@@ -149,7 +149,7 @@ class Link:
         self.manifest_id: int = reply.manifest_id
 
     def ask(self, frame: bytes) -> Any:
-        """Send it; the reply. ConnectionError where the node ends the connection."""
+        """Send a request; the reply. Raises ConnectionError if the node ends the connection."""
         self._socket.sendall(frame)
         header = _core.decode_header(self._exactly(_core.HEADER_BYTES))
         return _core.decode_reply(header, self._exactly(header.body_bytes))
@@ -221,7 +221,7 @@ class Site:
 
 
 def neighbour(port: int, token: str, pipe: Connection) -> None:
-    """MATCHes of one block, from each "begin" to the next "end"; then their seconds."""
+    """Send MATCHes of one block, from each "begin" to the next "end", then print their seconds."""
     link = Link(port, token)
     frame = _core.encode_match(1, link.manifest_id, bytes(32))
     try:

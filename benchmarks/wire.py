@@ -1,10 +1,10 @@
-"""What a request and a streamed event cost in router CPU, beside sglang-router in the same run.
+"""Router CPU of a request and of a streamed event, compared with sglang-router in the same run.
 
     python -m benchmarks.wire [--quick] [--json FILE]
 
-One core for the router under test, the other for load, mock engines and store. Samples of all
-routers are interleaved; figures are medians of CPU time over all threads (schedstat). Everything is
-on: policy, KV events, store and landing, metrics, one log line per request. Never a wall clock.
+The router under test has one core; load, mock engines and store have the other. Samples of all
+routers are interleaved; figures are medians of CPU time over all threads (schedstat), not of wall
+time. Policy, KV events, store and landing, metrics and one log line per request are on.
 """
 
 import argparse
@@ -33,7 +33,7 @@ STREAMS = ((64, 50), (256, 20), (1000, 20))  # streams, events per second of eac
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to look."""
+    """How much to measure."""
 
     rounds: int
     request_s: float
@@ -46,7 +46,7 @@ FULL = Effort(rounds=7, request_s=3.0, stream_s=6.0)
 
 @dataclass(frozen=True)
 class Workload:
-    """Bodies and how they are sent; `unit` is what CPU is divided by."""
+    """Bodies and how they are sent; CPU is divided by the number of `unit`s."""
 
     name: str
     unit: str
@@ -104,7 +104,7 @@ def _stream_workloads(folder: Path, effort: Effort, shape: Shape) -> list[Worklo
 
 
 def _plan(stage: Stage, folder: Path, effort: Effort) -> list[tuple[Router, str, Workload]]:
-    """Every sample of one round, in the order of one round: routers take turns per workload."""
+    """Every sample of one round, in order: routers take turns in each workload."""
     requests = [_request_workloads(folder, effort, shape) for shape in SHAPES]
     streams = [_stream_workloads(folder, effort, shape) for shape in SHAPES]
     prefix, least, peer = stage.prefix, stage.least_tokens, stage.peer
@@ -182,7 +182,7 @@ def _cell(router: str, workload: Workload, samples: list[Answers], tokenising_us
 
 
 def bars(cells: list[Cell]) -> dict[str, bool]:
-    """Ours at most 1.0x the peer's CPU, cell by cell; false where the peer is missing."""
+    """Ours at most 1.0x the peer's CPU, cell by cell; false if the peer is missing."""
     prices = {(cell.router, cell.workload): cell.router_us for cell in cells}
     return {
         f"{ours}: {workload}": prices.get((ours, workload), float("inf"))
@@ -212,7 +212,7 @@ def _print(cells: list[Cell]) -> None:
 
 
 def run(effort: Effort) -> dict[str, Any]:
-    """Set the stage, measure, clear the stage; returns the report."""
+    """Start all processes, measure, and stop them; the report."""
     with ExitStack() as cleanup:
         folder = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="wire-")))
         stage = cleanup.enter_context(set_stage(folder))
@@ -244,7 +244,7 @@ def run(effort: Effort) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Exit status: 0 when the figures were taken, whatever they say; 2 when they could not be."""
+    """Exit status: 0 if the figures could be measured, else 2."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.wire", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="under five minutes")
     parser.add_argument("--json", type=Path, help="write every figure and the bars there")

@@ -1,8 +1,8 @@
-"""What the wire benchmark asks: request bodies by size and shape, and the KV behind them.
+"""Requests of the wire benchmark: bodies by size and shape, and their KV.
 
-The load generator numbers every prompt. In one of token ids the number ends the last whole block:
-the store holds all blocks but that one, so that there is a prefill leg, a put and a landing each
-time. In a text it lies behind the whole blocks, and the store holds them all.
+The load generator numbers every prompt. In a prompt of token ids the number ends the last whole
+block: the store holds all other blocks, so that each request has a prefill leg, a put and a
+landing. In a text the number comes after the whole blocks, and the store holds them all.
 """
 
 import json
@@ -31,11 +31,11 @@ SHAPES: tuple[Shape, ...] = ("ids", "text")
 
 @dataclass(frozen=True)
 class Prompt:
-    """A request body with its mark.
+    """A request body with a mark for its number.
 
     Attributes:
         tokens: of the whole blocks that are always in the store.
-        numbered: of the whole block behind them, without the number that ends it.
+        numbered: of the next whole block, without the number that ends it.
         text: the prompt without its mark, empty for token ids.
     """
 
@@ -56,7 +56,7 @@ def _body(prompt: str, max_tokens: int, stream: bool) -> str:
 
 
 def _ids_prompt(rng: random.Random, size: int, max_tokens: int, stream: bool) -> Prompt:
-    """Token ids as a model with a vocabulary of 128k has them: five digits, mostly."""
+    """Token ids of a vocabulary of 128k: most have five digits."""
     blocks = max(1, (size - 60) // (6 * BLOCK_TOKENS))
     ids = [rng.randrange(10_000, 100_000) for _ in range(blocks * BLOCK_TOKENS - 1)]
     tail = [rng.randrange(10_000, 100_000) for _ in range(TAIL)]
@@ -76,14 +76,14 @@ def _text_prompt(rng: random.Random, size: int, max_tokens: int, stream: bool) -
 
 
 def prompts(shape: Shape, size: int, max_tokens: int = 1, stream: bool = False) -> list[Prompt]:
-    """PROMPTS bodies of about `size` bytes; the same ones for the same arguments."""
+    """PROMPTS bodies of about `size` bytes, equal for equal arguments."""
     rng = random.Random(f"{shape} {size}")
     make = _ids_prompt if shape == "ids" else _text_prompt
     return [make(rng, size, max_tokens, stream) for _ in range(PROMPTS)]
 
 
 def manifest() -> Manifest:
-    """What the mock engines need of a block: one opaque part."""
+    """The manifest of the mock engines: one opaque part."""
     spec = CacheSpec(
         model="m",
         weights_revision="mock",
@@ -102,11 +102,7 @@ def chain(tokens: list[int]) -> bytes:
 
 
 def fill_store(url: str, chains: list[list[int]]) -> int:
-    """Put the whole blocks of token lists into the store, so that landing is real and at once.
-
-    Returns:
-        How many blocks.
-    """
+    """Put the whole blocks of token lists into the store, so that they land at once; how many."""
     blocks = 0
     with StoreClient(url, name="wire benchmark") as store:
         mock = manifest()
@@ -132,12 +128,12 @@ class KvEvents:
         self._count = 0
 
     def announce(self, chains: list[list[int]]) -> None:
-        """The engines share the prompts out among them."""
+        """Publish all prompts, each from one of the engines."""
         for number, tokens in enumerate(chains):
             self._publish(self._publishers[number % len(self._publishers)], tokens)
 
     def trickle(self) -> None:
-        """One new block on every engine."""
+        """Publish one new block of every engine."""
         self._count += 1
         for publisher in self._publishers:
             self._publish(publisher, [self._count % 50_000] * BLOCK_TOKENS)

@@ -1,6 +1,6 @@
-"""The stage of the wire benchmark: processes on their cores, and the CPU seconds that they use.
+"""Processes of the wire benchmark on their cores, and the CPU seconds that they use.
 
-The router under test has one core, everything else the other. Nothing here knows what is measured.
+The router under test has one core, all other processes the other.
 """
 
 import json
@@ -24,27 +24,27 @@ STOP_DEADLINE_S = 10.0
 
 
 def leave_in_order() -> None:
-    """Let SIGTERM end this process as an exception does, so that what it started ends with it."""
+    """Let SIGTERM end this process like an exception, so that its processes end too."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 @dataclass(frozen=True)
 class Cores:
-    """Which core the router has, and which the load, the engines and the store share."""
+    """The core of the router, and the core of load, engines and store."""
 
     router: int
     rest: int
 
     @classmethod
     def pick(cls) -> "Cores":
-        """The last core for the router. On a single core both share it, and figures mean little."""
+        """The last core for the router. With a single core, figures mean little."""
         usable = sorted(os.sched_getaffinity(0))
         return cls(router=usable[-1], rest=usable[0])
 
 
 @contextmanager
 def on_core(*cores: int) -> Iterator[None]:
-    """What is started inside inherits the core, or all of them."""
+    """Processes started inside inherit the core, or all cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -54,7 +54,7 @@ def on_core(*cores: int) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
+    """A loopback port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -97,7 +97,7 @@ def cpu_s(pid: int) -> float:
 
 
 def loop_ms(core: int) -> float:
-    """CPU milliseconds of one fixed loop on `core`: how fast the machine is just now."""
+    """CPU milliseconds of a fixed loop on `core`: the speed of the machine now."""
     with on_core(core):
         begun_s = time.thread_time()
         _fixed_loop()
@@ -141,7 +141,7 @@ class Process:
             self.popen.wait()
 
     def output(self) -> str:
-        """What it has written so far."""
+        """Its output so far."""
         return self._log.read_text(errors="replace")
 
     def await_output(self, mark: str) -> str:
@@ -150,11 +150,11 @@ class Process:
         return self.output()
 
     def await_answer(self, url: str) -> None:
-        """Wait until it answers 200 there."""
+        """Wait until it answers 200 at that URL."""
         self.await_true(lambda: answers(url))
 
     def await_true(self, seen: Callable[[], bool]) -> None:
-        """Wait until `seen`. Raises RuntimeError when the process or the deadline ends first."""
+        """Wait until `seen`. Raises RuntimeError if the process or the time ends before."""
         deadline = time.monotonic() + START_DEADLINE_S
         while time.monotonic() < deadline and self.popen.poll() is None:
             if seen():
@@ -173,7 +173,7 @@ def answers(url: str) -> bool:
 
 
 def ask(url: str, body: str) -> dict[str, Any]:
-    """POST a JSON body; returns the JSON answer. Raises OSError where the status is an error."""
+    """POST a JSON body; the JSON answer. Raises OSError for an error status."""
     request = urllib.request.Request(
         url, data=body.encode(), headers={"content-type": "application/json"}
     )

@@ -1,6 +1,6 @@
 """The mock engines' connector: it puts the numbered block of each prefilled prompt.
 
-A thread of the benchmark's process, on the core of the load. What it costs is no router's.
+A thread of the benchmark's process, on the core of the load, so that no router pays for it.
 """
 
 import socket

@@ -1,7 +1,7 @@
-"""Who plays in the wire benchmark: mock engines, the store with their KV, our router, the peer.
+"""The processes of the wire benchmark: mock engines, the store with their KV, our router, the peer.
 
-Ours and the peer see the same engines and the same load; the peer gets the text of the same size
-where it refuses token ids.
+Our router and the peer have the same engines and the same load; if the peer refuses token ids, it
+gets a text of the same size.
 """
 
 import json
@@ -53,7 +53,7 @@ MOST_TOGETHER = 50_000  # requests of one sample, where another one is taken at 
 
 @dataclass(frozen=True)
 class Scene:
-    """What every player is started with."""
+    """What every process is started with."""
 
     stack: ExitStack  # ends it
     folder: Path  # its output
@@ -70,7 +70,7 @@ class Router:
 
 @dataclass(frozen=True)
 class Load:
-    """A router to load, the API key that every request brings, and how many clients leave."""
+    """A router to load, the API key of every request, and the percentage of clients that leave."""
 
     router: Router
     key: str = ""
@@ -79,7 +79,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Answers:
-    """One sample: what the load generator counted, and the CPU seconds spent meanwhile."""
+    """One sample: counts of the load generator, and the CPU seconds meanwhile."""
 
     seconds: float
     answered: int
@@ -93,7 +93,7 @@ class Answers:
 
 @dataclass
 class Stage:
-    """Everything that runs, and how to load it."""
+    """All running processes, and how to load them."""
 
     engines: list[str]  # HOST:PORT
     store: Process
@@ -120,13 +120,13 @@ class Stage:
         key: str = "",
         leave_percent: int = 0,
     ) -> Answers:
-        """One sample: closed loop, or (with a pace) one paced stream per connection.
+        """One sample: a closed loop, or (with a pace) one paced stream for each connection.
 
-        With `key` every request brings that API key; `leave_percent` of the clients leave before
-        their answer is over.
+        With `key` every request has that API key; `leave_percent` of the clients leave before the
+        end of their answer.
 
         Raises:
-            RuntimeError: A request failed; figures of failing requests mean nothing.
+            RuntimeError: a request failed; figures of failing requests mean nothing.
         """
         load = Load(router, key, leave_percent)
         return self.load_together([load], bodies, connections, seconds, pace_per_s)[0]
@@ -143,7 +143,7 @@ class Stage:
     ) -> list[Answers]:
         """One sample of each router, all at the same time; otherwise as `load`.
 
-        `rest_s`: how long what they do afterwards still counts.
+        `rest_s`: seconds after the load that still count.
         """
         if pace_per_s:
             self._set_pace(pace_per_s)
@@ -179,10 +179,10 @@ class Stage:
 
 
 def _answers(load: Load, bodies: Path, told: str, router_s: float, store_s: float) -> Answers:
-    """What a load generator told.
+    """The report of a load generator.
 
     Raises:
-        RuntimeError: A request failed; figures of failing requests mean nothing.
+        RuntimeError: a request failed; figures of failing requests mean nothing.
     """
     counted = json.loads(told or '{"answered": 0, "failed": "unknown"}')
     if counted["failed"] or not counted["answered"]:
@@ -201,7 +201,7 @@ def _answers(load: Load, bodies: Path, told: str, router_s: float, store_s: floa
 
 
 def _await_idle(router: Router) -> None:
-    """Wait until the router has done with what an earlier sample left behind."""
+    """Wait until the router has finished the requests of an earlier sample."""
     deadline = time.monotonic() + IDLE_DEADLINE_S
     while time.monotonic() < deadline:
         before = cpu_s(router.process.pid)
@@ -218,11 +218,11 @@ def set_stage(
     options: Sequence[str] = (),
     store_memory: str = STORE_MEMORY,
 ) -> Iterator[Stage]:
-    """Start all of it, with the KV of every prompt in the store; end all of it.
+    """Start all processes, with the KV of every prompt in the store; end them with the context.
 
     Args:
         folder: for output and sockets.
-        with_peer: whether the peer plays.
+        with_peer: whether to start the peer.
         options: more flags of our routers.
         store_memory: size of the store's pool. Each request puts one block.
     """
@@ -338,7 +338,7 @@ def _peer(scene: Scene, engines: list[str]) -> Router:
 
 @contextmanager
 def _kv_events(url: str, engines: list[str], chains: list[list[int]]) -> Iterator[None]:
-    """All prompts announced once, then new blocks all the time, as from engines at work."""
+    """Publish all prompts once, then new blocks all the time, as working engines do."""
     events = KvEvents(url, engines)
     stop = threading.Event()
 
@@ -367,7 +367,7 @@ def _asked(router: Router, body: str) -> bool:
 
 
 def check_legs(router: Router) -> None:
-    """The router sends both legs and awaits landings, or its figures are of something else."""
+    """Check that the router sends both legs and awaits landings."""
     with urllib.request.urlopen(f"http://127.0.0.1:{router.port}/metrics", timeout=5) as answer:
         page = answer.read().decode()
     for row in ('kvrouter:plans_total{why="prefill"}', 'kvrouter:landings_total{outcome="landed"}'):
@@ -376,7 +376,7 @@ def check_legs(router: Router) -> None:
 
 
 def _check(stage: Stage) -> None:
-    """One request of each shape through each router, before anything is measured."""
+    """Send one request of each shape through each router, before the measurement."""
     shapes: list[tuple[Router, Shape]] = [
         (stage.prefix, "ids"),
         (stage.prefix, "text"),

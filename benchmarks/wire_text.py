@@ -1,9 +1,9 @@
-"""Text for the wire benchmark and a tokenizer for it, so that tokenising is counted where it runs.
+"""Text for the wire benchmark, and a tokenizer for it.
 
-Words of four letters that spell a number in base 26; the mock engines read them the same way
-(benchmarks/native/mock.c). The tokenizer is a real one, of the `tokenizers` package
-(`kvrouter[tokenizers]`), but as cheap as they come: splitting and a look-up. Without the package
-the router asks the mock engines, whose tokenising is not what a benchmark should count.
+Words of four letters that spell a number in base 26; the mock engines read them in the same way
+(benchmarks/native/mock.c). The tokenizer is a real one of the `tokenizers` package
+(`kvrouter[tokenizers]`), but a cheap one: it splits and looks up. Without the package the router
+asks the mock engines, whose tokenization a benchmark should not count.
 """
 
 import json
@@ -27,7 +27,7 @@ _FILE: dict[str, Any] = {
 
 
 def word(token: int) -> str:
-    """The word whose token this is."""
+    """The word of this token."""
     letters = []
     for _ in range(LETTERS):
         token, letter = divmod(token, 26)
@@ -36,10 +36,10 @@ def word(token: int) -> str:
 
 
 class TextTokenizer:
-    """A tokenizer.json in a folder, and what it makes of a text.
+    """A tokenizer.json in a folder, and its tokens of a text.
 
     Raises:
-        ImportError: The `tokenizers` package is not installed.
+        ImportError: the `tokenizers` package is not installed.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,1 +1,1 @@
-"""What the store costs, beside memory copies, raw C sockets and other stores."""
+"""Cost of the store, compared with memory copies, raw C sockets and other stores."""

@@ -1,12 +1,12 @@
-"""What the store costs: `python -m benchmarks.store [--quick] [--json FILE]`.
+"""Cost of the store: `python -m benchmarks.store [--quick] [--json FILE]`.
 
 Puts and gets of blocks over shared memory, Unix socket and TCP, each get with and without
-verification, beside memcpy, memcpy fused with CRC32C, raw C sockets, and other stores over TCP (as
-far as `python -m benchmarks.peers_setup` has set them up). Client processes begin together; rounds
-go over all contenders in turn; all servers have one half of the cores, all clients the other; all
-memory is prefaulted; every byte that came back is compared. A call is timed as the client library
-offers it: its keys, addresses and ranges are made before, its answer is looked at after.
-GB/s of wall time, latency of calls, CPU seconds per GB of clients and server together.
+verification, compared with memcpy, memcpy fused with CRC32C, raw C sockets, and other stores over
+TCP (those that `python -m benchmarks.peers_setup` installed). Client processes begin together;
+rounds go over all contenders in turn; the servers have one half of the cores, the clients the
+other; all memory is prefaulted; every byte that came back is compared. A call is timed as the
+client library offers it: keys, addresses and ranges are made before, the answer is checked after.
+Prints GB/s of wall time, latency of calls, and CPU seconds per GB of clients and server together.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from benchmarks.store.table import lines, markdown
 
 
 def main() -> int:
-    """Exit status: 0 when the figures were taken, whatever they say; 2 when they could not be."""
+    """Exit status: 0 if the figures could be measured, else 2."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.store", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="about a minute, fewer cells")
     parser.add_argument("--without-peers", action="store_true", help="ours and the floors only")

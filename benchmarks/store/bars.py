@@ -1,4 +1,4 @@
-"""What the figures of the store benchmark have to be. A figure that is missing misses its bar."""
+"""The bars of the store benchmark. A missing figure misses its bar."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -22,9 +22,9 @@ RIVALS = ("InfiniStore", "Mooncake", "Redis")
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure and what it may be: at most `limit`, or at least that where `at_least`.
+    """A figure and its limit: at most `limit`, or with `at_least` at least that.
 
-    `lost` tells which cells were behind, where the figure is their number.
+    `lost`: the cells that were behind, if the figure is their number.
     """
 
     value: float | None
@@ -34,7 +34,7 @@ class Bar:
 
     @property
     def met(self) -> bool:
-        """Whether it holds."""
+        """Whether the figure is within its limit."""
         if self.value is None:
             return False
         return self.value >= self.limit if self.at_least else self.value <= self.limit
@@ -45,7 +45,7 @@ class Bar:
 
 
 def judge(results: Results) -> dict[str, Bar]:
-    """Every bar by name: the ratios are of cells of one client, measured in the same rounds."""
+    """Every bar by name: ratios of cells of one client, measured in the same rounds."""
     cells = {(cell.key, cell.contender): cell for cell in results.cells}
     bars: dict[str, Bar] = {}
     for op, batch in ((op, batch) for op in BOTH for batch in BATCHES):
@@ -83,7 +83,7 @@ def _ratio(pair: tuple[Cell, Cell] | None, what: str) -> float | None:
 
 
 def _mixed(results: Results) -> Bar:
-    """4 GB/s, or a share of what copies fused with the digest reach, whichever is less."""
+    """4 GB/s, or a share of the rate of copies fused with the digest, whichever is less."""
     rates = {rate.contender: rate.per_s * SIZES["1MiB"] / 1e9 for rate in results.mixed}
     floor = rates.get(FUSED.name)
     limit = min(MIXED_GB_PER_S, MIXED_SHARE * floor) if floor else MIXED_GB_PER_S
@@ -91,7 +91,7 @@ def _mixed(results: Results) -> Bar:
 
 
 def _ahead(cells: dict[tuple[Key, str], Cell], rival: str, ours: str) -> Bar:
-    """In how many cells a row of ours has a higher p50 or more CPU than a rival over TCP."""
+    """In how many cells our row has a higher p50 or more CPU than another store over TCP."""
     theirs = [cell for (_, name), cell in cells.items() if name == rival]
     if not theirs:
         return Bar(None, 0.0)

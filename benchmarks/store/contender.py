@@ -1,4 +1,4 @@
-"""The seam of the store benchmark: what a client process asks of whoever takes part.
+"""The interface between a client process of the store benchmark and a store.
 
 Standard library only: client processes of other stores run in environments of their own.
 """
@@ -18,7 +18,7 @@ Call: TypeAlias = Callable[[], object]
 
 
 class Memory:
-    """Anonymous memory with all its pages in place, and not all alike."""
+    """Anonymous memory with all its pages in place, and different contents."""
 
     def __init__(self, size: int) -> None:
         self._map = mmap.mmap(-1, size)
@@ -32,10 +32,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Seat:
-    """Where one client sits: which of them it is, its blocks, its memory, and its server.
+    """One client: its number, its blocks, its memory, and its server.
 
-    Puts read `source`, gets write `landing`; block k lies at k * block_bytes in both. Names of
-    blocks begin with `client`, so that clients of one server do not meet.
+    Puts read `source`, gets write `landing`; block k is at k * block_bytes in both. Names of blocks
+    begin with `client`, so that clients of one server have different blocks.
     """
 
     client: int
@@ -55,23 +55,23 @@ class Seat:
         return [self.name(block) for block in range(first, first + blocks)]
 
     def sent(self, first: int, blocks: int = 1) -> memoryview:
-        """What is put of these blocks."""
+        """The source memory of these blocks."""
         size = self.block_bytes
         return self.source.view[first * size : (first + blocks) * size]
 
     def landed(self, first: int, blocks: int = 1) -> memoryview:
-        """Where these blocks land."""
+        """The landing memory of these blocks."""
         size = self.block_bytes
         return self.landing.view[first * size : (first + blocks) * size]
 
 
 class Contender:
-    """One way to move blocks. The calls that `putting` and `getting` make are timed, nothing else.
+    """One way to move blocks. Only the calls that `putting` and `getting` make are timed.
 
     A call is the client library's own with its arguments in place (keys, addresses and ranges are
-    made before the clock starts), and what a caller has to do besides to have its bytes where they
-    belong. It returns when they are there. Where that failed it raises, or answers something else
-    than `answer`, which is looked at when the clock has stopped.
+    made before the clock starts), and all else that a caller needs to get its bytes to their place.
+    It returns when they are there. If that fails it raises, or returns something else than
+    `answer`, which is checked after the clock has stopped.
     """
 
     def __init__(self, seat: Seat) -> None:
@@ -82,11 +82,11 @@ class Contender:
         raise NotImplementedError
 
     def getting(self, first: int, blocks: int) -> Call:
-        """One that moves them back, into `landing`."""
+        """A call that moves them back, into `landing`."""
         raise NotImplementedError
 
     def answer(self, op: str, blocks: int) -> object:
-        """What such a call returns where all went well."""
+        """The return value of a successful call."""
         return None
 
     def calls(self, op: str, batch: int) -> list[Call]:
@@ -95,7 +95,7 @@ class Contender:
         return [make(first, batch) for first in range(0, self.seat.blocks, batch)]
 
     def look(self, op: str, blocks: int, answer: object) -> None:
-        """Raise RuntimeError where that is not what a call of so many blocks returns."""
+        """Raise RuntimeError if a call of that many blocks failed."""
         if answer != self.answer(op, blocks):
             raise RuntimeError(f"{op} of {blocks} block(s) answered {answer}")
 
@@ -108,31 +108,31 @@ class Contender:
         self.look("get", blocks, self.getting(first, blocks)())
 
     def warm(self) -> None:
-        """Touch what one round would not touch. Clients do this one after the other."""
+        """Touch memory that one round would not touch. Clients do this one after the other."""
 
     def repeat(self, op: str, turn: int) -> tuple[int, range]:
-        """One call of a sustained operation: how many units it did, and which blocks landed."""
+        """One call of a sustained operation: the number of units, and the blocks that landed."""
         raise NotImplementedError(f"{type(self).__name__} has no {op}")
 
     def land(self) -> None:
-        """Copy into `landing` what `get` leaves elsewhere; before the bytes are compared."""
+        """Copy blocks to `landing` if `get` leaves them elsewhere, before they are compared."""
 
     def forget(self) -> None:
-        """Delete every block of this client at the peer, where the next put needs that."""
+        """Delete every block of this client in the store, if the next put needs that."""
 
     def close(self) -> None:
-        """Leave the peer without a block of this client, and hang up."""
+        """Delete the blocks of this client, and close the connection."""
 
 
 class Texter(Contender):
-    """One that speaks a text protocol over a TCP connection of its own, gathered and scattered."""
+    """A client of a text protocol over a TCP connection of its own."""
 
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
         self._link = connect(seat.server)
 
     def _send(self, pieces: Sequence[bytes | memoryview], reply: bytes) -> None:
-        """Send a request that is answered so. Raises RuntimeError for another answer."""
+        """Send a request. Raises RuntimeError for another answer than the given one."""
         send(self._link, pieces)
         self._expect(reply)
 
@@ -143,7 +143,7 @@ class Texter(Contender):
         got: list[bytearray],
         texts: list[bytes],
     ) -> None:
-        """Ask, and fill `pieces`; `got` of them must be `texts` then, or it raises RuntimeError."""
+        """Ask, and fill `pieces`. Raises RuntimeError if `got` of them are not `texts` then."""
         self._link.sendall(asked)
         receive(self._link, pieces)
         if got != texts:
@@ -157,7 +157,7 @@ class Texter(Contender):
 
 
 def in_turn(calls: Sequence[Call]) -> Call:
-    """Calls one after the other as one call, for who has no batches: it returns all answers."""
+    """Several calls as one, for a store without batches; it returns all answers."""
     if len(calls) == 1:
         return calls[0]
     return lambda: [call() for call in calls]

@@ -24,7 +24,7 @@ HEAD_START_S = 0.002
 
 
 class ClientFailed(RuntimeError):
-    """A client process said that it could not, or said nothing."""
+    """A client process reported a failure, or did not answer."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Client:
             raise ClientFailed(f"a client process ended: {error}") from error
 
     def hear(self) -> dict[str, Any]:
-        """Its answer to the last command; ClientFailed where it could not do it."""
+        """Its answer to the last command. Raises ClientFailed."""
         assert self._popen.stdout is not None
         fd = self._popen.stdout.fileno()
         deadline = time.monotonic() + ANSWER_DEADLINE_S
@@ -86,13 +86,13 @@ class Client:
         return answer
 
     def leave(self) -> None:
-        """Tell it to end."""
+        """Ask it to end."""
         assert self._popen.stdin is not None
         with suppress(OSError):
             self._popen.stdin.close()
 
     def end(self, deadline: float) -> None:
-        """Wait until it has ended, to a time of the monotonic clock; then kill it."""
+        """Wait for its end until a time of the monotonic clock, then kill it."""
         assert self._popen.stdout is not None
         try:
             self._popen.wait(max(0.0, deadline - time.monotonic()))
@@ -103,7 +103,7 @@ class Client:
 
 
 class Crew:
-    """Client processes by environment, on `cores`, started when first asked for and used again."""
+    """Client processes by environment, on `cores`, started at first use and reused."""
 
     def __init__(self, folder: Path, found: dict[str, Found], cores: Sequence[int]) -> None:
         self._folder = folder
@@ -129,7 +129,7 @@ class Crew:
         return clients[:count]
 
     def dismiss(self, *environments: str) -> None:
-        """End the clients of some environments, whatever they are at."""
+        """End the clients of some environments at once."""
         leaving = [client for name in environments for client in self._clients.pop(name, [])]
         for client in leaving:
             client.leave()
@@ -139,14 +139,14 @@ class Crew:
 
 
 def in_step(clients: Sequence[Client], do: str, **arguments: Any) -> list[dict[str, Any]]:
-    """The same command to all clients at once, and what they answer."""
+    """Send one command to all clients; their answers."""
     for client in clients:
         client.tell(do, **arguments)
     return heard(clients)
 
 
 def heard(clients: Sequence[Client]) -> list[dict[str, Any]]:
-    """What each answers to its last command: all are heard, then the first failure is raised."""
+    """The answer of each to its last command. Raises the first failure after all have answered."""
     answers, failures = [], []
     for client in clients:
         try:
@@ -159,7 +159,7 @@ def heard(clients: Sequence[Client]) -> list[dict[str, Any]]:
 
 
 def timed(clients: Sequence[Client], node: Node, do: str, **arguments: Any) -> Timed:
-    """A command that all clients begin at the same time; wall time from the first to the last."""
+    """Run a command that all clients begin together; wall time from the first to the last."""
     cpu_s = node.cpu_s()
     start_s = time.perf_counter() + HEAD_START_S
     answers = in_step(clients, do, start_s=start_s, **arguments)

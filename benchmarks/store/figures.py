@@ -11,7 +11,7 @@ __all__ = ["Cell", "Key", "Rate", "cell", "percentile", "rate"]
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """What is compared with each other: the same work."""
+    """The work that cells have in common when they are compared."""
 
     size: str
     op: str
@@ -41,7 +41,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Rate:
-    """How often a sustained operation was done per second, by all clients together."""
+    """Rate of a sustained operation, by all clients together."""
 
     contender: str
     clients: int
@@ -51,7 +51,7 @@ class Rate:
 
 
 def cell(key: Key, contender: str, moved_bytes: int, runs: Sequence[Timed]) -> Cell:
-    """The figures of one cell, of which every round moved `moved_bytes`."""
+    """The figures of one cell, whose rounds each moved `moved_bytes`."""
     calls = sorted(call for run in runs for call in run.calls_ns)
     return Cell(
         key,
@@ -67,7 +67,7 @@ def cell(key: Key, contender: str, moved_bytes: int, runs: Sequence[Timed]) -> C
 
 
 def rate(contender: str, clients: int, runs: Sequence[Timed]) -> Rate:
-    """Units per second, and CPU of clients and server for each."""
+    """Units per second, and CPU of clients and server for each unit."""
     return Rate(
         contender,
         clients,

@@ -1,4 +1,4 @@
-"""InfiniStore's server, started in its own environment with what it needs here preloaded.
+"""InfiniStore's server, in its own environment, with preloaded libraries.
 
 Takes InfiniStore's own command line.
 """

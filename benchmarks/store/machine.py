@@ -1,4 +1,4 @@
-"""What the figures were taken on, as far as it explains them."""
+"""The machine on which the figures were measured."""
 
 import math
 import os
@@ -17,10 +17,10 @@ __all__ = ["Halves", "facts", "told"]
 
 @dataclass(frozen=True)
 class Halves:
-    """Which cores the servers have, and which the clients: the same for whoever takes part.
+    """The cores of the servers and those of the clients, equal for all stores.
 
-    Left to itself the kernel puts a client and its server on one core in one round and on two in
-    the next, and a call takes half as long in the former.
+    Otherwise the kernel puts a client and its server on one core in one round and on two in the
+    next, and a call takes half as long on one.
     """
 
     servers: tuple[int, ...]
@@ -28,7 +28,7 @@ class Halves:
 
     @classmethod
     def pick(cls) -> "Halves":
-        """Half of the cores for each, the clients have the odd one. A single core they share."""
+        """Half of the cores for each; clients get the odd one. They share a single core."""
         usable = sorted(os.sched_getaffinity(0))
         half = math.ceil(len(usable) / 2)
         return cls(servers=tuple(usable[half:] or usable), clients=tuple(usable[:half]))
@@ -42,7 +42,7 @@ def _cores(cores: Sequence[int]) -> str:
 
 
 def facts(loops_ms: Sequence[float]) -> dict[str, Any]:
-    """The machine, and how long a fixed loop took on it while the figures were taken."""
+    """The machine, and the time of a fixed loop on it during the measurement."""
     cpu = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     return {
@@ -58,7 +58,7 @@ def facts(loops_ms: Sequence[float]) -> dict[str, Any]:
 
 
 def told(machine: dict[str, Any]) -> str:
-    """The same in a sentence or two."""
+    """The facts in a sentence or two."""
     least, middle, most = machine["loop_ms"]
     return (
         f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB, Linux "

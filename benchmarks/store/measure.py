@@ -33,7 +33,7 @@ MATCH_BLOCK_BYTES = 64 << 10
 
 @dataclass
 class Results:
-    """Everything that was measured, who was left out and why, and how the machine was meanwhile."""
+    """All measurements, the stores left out and why, and the state of the machine."""
 
     cells: list[Cell] = field(default_factory=list)
     mixed: list[Rate] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Playing:
 
 
 def measure(effort: Effort, folder: Path, peers: Iterable[str] = NAMES) -> Results:
-    """All figures. RuntimeError where ours or a floor cannot be measured; peers are left out."""
+    """All figures. Raises RuntimeError if our store or a lower bound fails; leaves out peers."""
     halves = Halves.pick()
     results = Results(placed=str(halves))
     found: dict[str, Found] = {}
@@ -117,14 +117,14 @@ class _Run:
         self._close(playing)
 
     def mix(self) -> None:
-        """Puts and gets without end, beside copies without end."""
+        """Sustained puts and gets, compared with sustained copies."""
         blocks = self._effort.blocks(MIX_STAGE)
         playing = self._open(MIXERS, MIX_STAGE.clients, MIX_STAGE.block_bytes, blocks)
         self._results.mixed += self._sustained(playing, MIX, self._effort.mix_s)
         self._close(playing)
 
     def match(self) -> None:
-        """Matches of the same prefix, by ever so many clients."""
+        """Matches of the same prefix, with several numbers of clients."""
         playing: list[Playing] = []
         for entry, counts in MATCHES:
             for count in counts:
@@ -172,7 +172,7 @@ class _Run:
             in_step([client], "warm", who=one.who)
 
     def _tried(self, one: Playing, batch: int) -> dict[str, Timed] | None:
-        """Figures of a put and a get of everything; None where it is left out from now on."""
+        """Figures of a put and a get of all blocks; None if the store is left out from now on."""
         if one.entry.server in self._results.skipped:
             return None
         try:
@@ -207,7 +207,7 @@ class _Run:
         return [rate(name, clients, taken) for (name, clients), taken in runs.items()]
 
     def _asked(self, one: Playing, do: str, **arguments: object) -> Timed | None:
-        """One untimed fill, or one timed slice whose bytes are compared; None: it is left out."""
+        """One untimed fill, or one timed slice that is compared; None if the store is left out."""
         if one.entry.server in self._results.skipped:
             return None
         try:
@@ -230,7 +230,7 @@ class _Run:
                 self._leave_out(one.entry, error)
 
     def _leave_out(self, entry: Entry, error: RuntimeError) -> None:
-        """Go on without a peer; its clients may hang, so they go too."""
+        """Continue without a peer, and end its clients, which may hang."""
         if not entry.is_peer:
             raise RuntimeError(f"{entry.name}: {error}") from error
         print(f"{entry.server} is left out from here on: {error}", file=sys.stderr)

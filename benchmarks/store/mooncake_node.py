@@ -13,7 +13,7 @@ LOCAL_BUFFER_BYTES = 64 << 20
 
 
 def main() -> int:
-    """Exit status 1 where the node cannot be set up."""
+    """Exit status 1 if the node cannot be set up."""
     host, metadata, master, segment = sys.argv[1:]
     store = MooncakeDistributedStore()
     failed = store.setup(host, metadata, int(segment), LOCAL_BUFFER_BYTES, "tcp", "", master)

@@ -1,4 +1,4 @@
-"""The servers of the store benchmark, each a process or two on loopback, ended by the caller."""
+"""The servers of the store benchmark, one or two processes each on loopback."""
 
 import os
 import re
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Node:
-    """A server: where clients find it, and the processes that do its work."""
+    """A server: its addresses and its processes."""
 
     address: dict[str, str]
     pids: tuple[int, ...] = ()
@@ -42,7 +42,7 @@ class Node:
 
 
 class Hall:
-    """Starts servers by name, once each, on `cores`. Peers are looked up in `found`."""
+    """Starts servers by name, once each, on `cores`. Peers come from `found`."""
 
     def __init__(
         self, folder: Path, pool_bytes: int, found: dict[str, Found], cores: Sequence[int]
@@ -61,7 +61,7 @@ class Hall:
         self._running.close()
 
     def node(self, name: str) -> Node:
-        """The server of this name, started with the first call. RuntimeError: it does not start."""
+        """The server of this name, started with the first call. Raises RuntimeError."""
         if name not in self._nodes:
             starters: dict[str, Callable[[], Node]] = {
                 "kvstore checked": partial(self._kvstore, "checked"),
@@ -83,7 +83,7 @@ class Hall:
         ready: Callable[[str], bool],
         found: Found | None = None,
     ) -> tuple[int, str]:
-        """Process id and output so far of a server, when it is ready."""
+        """Start a process; its id and its output when it is ready."""
         log = self._folder / f"{name}.log"
         return self._running.enter_context(_process(name, command, log, ready, variables(found)))
 
@@ -161,7 +161,7 @@ class Hall:
 
 
 def variables(found: Found | None) -> dict[str, str]:
-    """With these, a process finds this package, and a peer's stays on loopback."""
+    """Environment variables: a process finds this package, and a peer stays on loopback."""
     preload = ":".join(map(str, found.preload)) if found else ""
     near = {"LD_PRELOAD": preload, "MC_TCP_BIND_ADDRESS": HOST} if preload else {}
     return {"PYTHONPATH": str(ROOT)} | near

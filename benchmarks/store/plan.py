@@ -1,4 +1,4 @@
-"""What the store benchmark measures: who takes part, at which sizes, batches and clients."""
+"""What the store benchmark measures: stores, sizes, batches and clients."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ MIX_CLIENTS = 2
 
 @dataclass(frozen=True)
 class Entry:
-    """Who takes part, and how: `maker` is MODULE:CLASS of a contender."""
+    """One store and how to use it: `maker` is MODULE:CLASS of a contender."""
 
     name: str
     maker: str
@@ -28,7 +28,7 @@ class Entry:
 
     @property
     def is_peer(self) -> bool:
-        """Whether the run goes on without it."""
+        """Whether the run can do without it."""
         return self.server in {"InfiniStore", "Mooncake", "Redis", "memcached"}
 
 
@@ -47,7 +47,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to look. `set_bytes`: what all clients together move in one round."""
+    """How much to measure. `set_bytes`: the bytes that all clients move in one round."""
 
     rounds: int
     set_bytes: int
@@ -62,13 +62,13 @@ class Effort:
         return bytes_each // stage.block_bytes
 
     def memory_bytes(self, client: int) -> int:
-        """The most that one client has of its own, over all stages that it takes part in."""
+        """The largest memory of one client over all its stages."""
         stages = [*(s for s in self.stages if client < s.clients), MIX_STAGE]
         return max(self.blocks(stage) * stage.block_bytes for stage in stages)
 
     @property
     def pool_bytes(self) -> int:
-        """Of every server: room for what one contender holds at a time."""
+        """The pool of every server: room for all blocks of one contender."""
         stages = [*self.stages, MIX_STAGE]
         held = max(self.blocks(s) * s.block_bytes * s.clients for s in stages)
         return max(self.least_pool_bytes, held + POOL_SLACK_BYTES)

@@ -24,7 +24,7 @@ def main() -> int:
     base = ctypes.addressof(ctypes.c_char.from_buffer(pool))
 
     def serve(link: socket.socket) -> None:
-        """Each connection says first which slots are its own, their size, and about digests."""
+        """Serve one connection, which begins with its slots, their size, and the digest mode."""
         hello = link.recv(HELLO_BYTES, socket.MSG_WAITALL)
         first, slots, slot_bytes, with_crc = (
             int.from_bytes(hello[at : at + 8], "little") for at in range(0, HELLO_BYTES, 8)

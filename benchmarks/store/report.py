@@ -1,4 +1,4 @@
-"""The figures of the store benchmark as JSON, and back: tables are made from files, not by hand."""
+"""The figures of the store benchmark as JSON, and back."""
 
 import json
 from dataclasses import asdict
@@ -15,7 +15,7 @@ KEY_FIELDS = ("size", "op", "batch", "clients")
 
 
 def write(path: Path, results: Results, machine: dict[str, Any], **how: object) -> None:
-    """Everything that was measured, and every bar as {value, limit, met}."""
+    """Write all measurements, and every bar as {value, limit, met}."""
     report = how | {
         "machine": machine,
         "placed": results.placed,
@@ -30,7 +30,7 @@ def write(path: Path, results: Results, machine: dict[str, Any], **how: object) 
 
 
 def read(path: Path) -> tuple[Results, dict[str, Any]]:
-    """What `write` wrote: the results and the machine."""
+    """The results and the machine of a file that `write` wrote."""
     report = json.loads(path.read_text())
     results = Results(
         cells=[_cell(flat) for flat in report["cells"]],

@@ -1,4 +1,4 @@
-"""The figures as text: one table for reading, and the same in Markdown."""
+"""The figures as text: a table for a terminal, and Markdown."""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,7 +21,7 @@ UNVERIFIED = (
 
 
 def lines(results: Results, bars: dict[str, Bar]) -> Iterator[str]:
-    """Who ran where, all cells, the rates, who is missing, and the bars."""
+    """The machine, all cells, the rates, the missing stores, and the bars."""
     yield f"{results.placed}:"
     yield ROW.format("", "GB/s", "p10 us", "p50 us", "p99 us", "CPU s/GB")
     for key in _keys(results.cells):
@@ -45,7 +45,7 @@ def lines(results: Results, bars: dict[str, Bar]) -> Iterator[str]:
 
 
 def markdown(results: Results) -> Iterator[str]:
-    """Tables by operation and number of clients; who was not measured has no row."""
+    """Tables by operation and number of clients, without rows of stores that were not measured."""
     for clients in CLIENTS:
         for op in BOTH:
             cells = [c for c in results.cells if (c.key.op, c.key.clients) == (op, clients)]

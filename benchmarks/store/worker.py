@@ -1,7 +1,7 @@
 """A client process of the store benchmark: `python -m benchmarks.store.worker`.
 
-Takes one JSON command a line on standard input and answers each with one line. Standard library
-only, and whatever a contender imports: it runs in the environments of the peers too.
+Reads one JSON command a line on standard input, and answers each with one line. It imports only
+the standard library and a contender: it runs in the environments of the peers too.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ class Worker:
         self._libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Do what a command says; its answer, or {"error": why}."""
+        """Run a command; its answer, or {"error": why}."""
         actions: dict[str, Callable[..., dict[str, Any]]] = {
             "open": self.open,
             "warm": self.warm,
@@ -69,12 +69,12 @@ class Worker:
         return {}
 
     def warm(self, who: str) -> dict[str, Any]:
-        """Let a contender touch what has to be touched."""
+        """Let a contender touch its memory."""
         self._contenders[who].warm()
         return {}
 
     def fresh(self, who: str, stamp: int) -> dict[str, Any]:
-        """Other bytes to put in every block, and none of them where they are to land."""
+        """Change the bytes of every block, and clear the landing memory."""
         seat = self._contenders[who].seat
         size = seat.block_bytes
         mark = stamp.to_bytes(STAMP_BYTES // 2, "little")
@@ -87,7 +87,7 @@ class Worker:
         return {}
 
     def fill(self, who: str) -> dict[str, Any]:
-        """Put every block, not timed."""
+        """Put every block, without timing."""
         contender = self._contenders[who]
         blocks = contender.seat.blocks
         for first in range(0, blocks, BATCH_BLOCKS):
@@ -95,10 +95,10 @@ class Worker:
         return {}
 
     def run(self, who: str, op: str, batch: int, start_s: float) -> dict[str, Any]:
-        """Move every block once, `batch` of them a call; the time of each call.
+        """Move every block once, `batch` of them in a call; the time of each call.
 
-        What can be made before a call is made before the first; answers are looked at after the
-        last. Between two calls lie a reading of the clock and the notes of time and answer.
+        Arguments are made before the first call, and answers are checked after the last. Between
+        two calls there is only a reading of the clock.
         """
         contender = self._contenders[who]
         calls = contender.calls(op, batch)
@@ -121,7 +121,7 @@ class Worker:
         return {"begun": begun, "ended": last, "cpu_ns": cpu_ns, "calls": taken.tolist()}
 
     def sustain(self, who: str, op: str, seconds: float, start_s: float) -> dict[str, Any]:
-        """Repeat an operation for a time: how many units of it were done."""
+        """Repeat an operation for a time; the number of units."""
         contender = self._contenders[who]
         clock = time.perf_counter_ns
         units, turn = 0, 0
@@ -137,11 +137,11 @@ class Worker:
         return {"begun": begun, "ended": ended, "cpu_ns": cpu_ns, "units": units}
 
     def _land(self, blocks: range) -> None:
-        """Those landed, and nothing else that landed there before is there any more."""
+        """Note the blocks that landed, in place of earlier ones."""
         self._landed[blocks.start] = blocks
 
     def check(self, who: str) -> dict[str, Any]:
-        """Compare every byte that landed since `fresh` with what was put."""
+        """Compare every byte that landed since `fresh` with the source."""
         contender = self._contenders[who]
         contender.land()
         seat = contender.seat
@@ -155,18 +155,18 @@ class Worker:
         return {"compared": compared}
 
     def forget(self, who: str) -> dict[str, Any]:
-        """Delete the client's blocks at the peer."""
+        """Delete the client's blocks in the store."""
         self._contenders[who].forget()
         return {}
 
     def close(self, who: str) -> dict[str, Any]:
-        """Let a contender go."""
+        """Close a contender."""
         self._contenders.pop(who).close()
         return {}
 
 
 def _difference(seat: Seat, block: int) -> str:
-    """How what came back of `block` differs from what was put."""
+    """How the bytes of `block` differ from those that were put."""
     sent, landed = bytes(seat.sent(block)), bytes(seat.landed(block))
     places = [at for at, (a, b) in enumerate(zip(sent, landed, strict=True)) if a != b]
     first = places[0]
@@ -179,7 +179,7 @@ def _difference(seat: Seat, block: int) -> str:
 
 
 def _await(start_s: float) -> None:
-    """All clients begin at one time of the clock that they share."""
+    """Wait until a time of the clock that all clients share."""
     left_s = start_s - time.perf_counter()
     if left_s > 0:
         time.sleep(left_s)

@@ -1,1 +1,1 @@
-"""Who takes part, a module each. Each imports its own client: they run in environments apart."""
+"""The stores, a module for each. Each imports its own client, in its own environment."""

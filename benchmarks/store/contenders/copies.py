@@ -1,4 +1,4 @@
-"""The floor of shared memory: a copy within the client, plain or fused with CRC32C."""
+"""The lower bound of shared memory: a copy within the client, plain or fused with CRC32C."""
 
 import operator
 from functools import partial
@@ -24,7 +24,7 @@ class Copy(Contender):
         return self._copying(self.seat.landing.view, self._far.view, first, blocks)
 
     def look(self, op: str, blocks: int, answer: object) -> None:
-        """A copy answers its digest, or nothing."""
+        """Do nothing: a copy returns its digest, or None."""
 
     def repeat(self, op: str, turn: int) -> tuple[int, range]:
         """`mix`: blocks out, and the same blocks in. The unit is a block."""

@@ -1,7 +1,7 @@
-"""InfiniStore over TCP, by its own client, in its own environment.
+"""InfiniStore over TCP, with its own client, in its own environment.
 
-It has no batches over TCP: a call of many blocks is that many round trips. It hands a block out in
-memory of its own, so a get copies it to where it is wanted.
+It has no batches over TCP: a call of many blocks is that many round trips. It returns a block in
+its own memory, so a get copies it to its place.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ class InfiniStore(Contender):
         return in_turn([partial(read, *self._at(base, b)) for b in range(first, first + blocks)])
 
     def repeat(self, op: str, turn: int) -> tuple[int, range]:
-        """`match`: the last index that is there."""
+        """`match`: the last index that exists."""
         if op != "match":
             return super().repeat(op, turn)
         last = self._connection.get_match_last_index(self._names)
@@ -49,15 +49,15 @@ class InfiniStore(Contender):
         return 1, range(0)
 
     def forget(self) -> None:
-        """A put of a key that is there is another path; what is measured is new blocks."""
+        """Delete the blocks: a put of an existing key takes another path."""
         self._connection.delete_keys(self._names)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()
 
     def look(self, op: str, blocks: int, answer: object) -> None:
-        """It raises where it fails."""
+        """Do nothing: a call that fails raises."""
 
     def _at(self, base: int, block: int) -> tuple[str, int, int]:
         size = self.seat.block_bytes

@@ -1,4 +1,4 @@
-"""The store itself, by its public clients: blocking calls, leased views, and match."""
+"""The store itself, with its public clients: blocking calls, leased views, and match."""
 
 import asyncio
 import os
@@ -47,13 +47,13 @@ class Kvstore(Contender):
         return partial(self.client.get_into, self.manifest, 0, self.hashes, span, to, span)
 
     def answer(self, op: str, blocks: int) -> object:
-        """Every block has its status."""
+        """The status of every block."""
         if op == "put":
             return PutResult((BlockStatus.STORED,) * blocks)
         return [BlockStatus.OK] * blocks
 
     def warm(self) -> None:
-        """Write and read the whole pool, where it is mapped: a mapping has its pages one by one."""
+        """Write and read the whole pool if it is mapped, so that its pages are mapped too."""
         if self.seat.options["transport"] != "shm":
             return
         span = range(BATCH_BLOCKS)
@@ -64,9 +64,9 @@ class Kvstore(Contender):
         self.client.purge()
 
     def repeat(self, op: str, turn: int) -> tuple[int, range]:
-        """`match`: of all hashes. `mix`: puts new blocks, gets those of the turn before.
+        """`match`: of all hashes. `mix`: puts new blocks, gets those of the previous call.
 
-        The unit of a mix is a block that was moved: the pool is full, every put evicts.
+        The unit of a mix is a moved block: the pool is full, and every put evicts.
         """
         if op == "match":
             found = self.client.match(self.manifest, self.hashes).blocks
@@ -103,11 +103,11 @@ class View(Kvstore):
         return partial(self._lease, first, self._names(first, blocks))
 
     def answer(self, op: str, blocks: int) -> object:
-        """So many were leased."""
+        """The number of leased blocks."""
         return blocks if op == "get" else super().answer(op, blocks)
 
     def land(self) -> None:
-        """Copy what the views show."""
+        """Copy the views."""
         for first in range(0, self.seat.blocks, BATCH_BLOCKS):
             blocks = min(BATCH_BLOCKS, self.seat.blocks - first)
             self._lease(first, self._names(first, blocks), copied=True)
@@ -127,7 +127,7 @@ class View(Kvstore):
 
 
 class Concurrent(Kvstore):
-    """`match` by the asyncio client, `window` calls under way at a time."""
+    """`match` with the asyncio client, `window` calls in flight."""
 
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
@@ -142,7 +142,7 @@ class Concurrent(Kvstore):
         return self._window, range(0)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._runner.run(self._asking.close())
         self._runner.close()
         super().close()
@@ -159,9 +159,9 @@ class Concurrent(Kvstore):
 
 
 class Pipelined(Kvstore):
-    """`match` as frames made beforehand, `window` of them on the way over the Unix socket.
+    """`match` as frames made before, `window` of them in flight over the Unix socket.
 
-    What the node sustains: the client does next to nothing.
+    This measures the node: the client does almost nothing.
     """
 
     def __init__(self, seat: Seat) -> None:
@@ -177,7 +177,7 @@ class Pipelined(Kvstore):
         self._reply_bytes = 0
 
     def repeat(self, op: str, turn: int) -> tuple[int, range]:
-        """A window is sent while the one before is answered; each reply is as long as the first."""
+        """Send a window while the previous one is answered; each reply is as long as the first."""
         if not turn:
             self._reply_bytes = self._begin()
         self._link.sendall(self._frames)
@@ -187,7 +187,7 @@ class Pipelined(Kvstore):
         return self._window, range(0)
 
     def close(self) -> None:
-        """Read the last window and see that its replies are right; hang up."""
+        """Read and check the last window, and close the connection."""
         for number in range(self._window if self._reply_bytes else 0):
             reply = self._reply()
             if not (isinstance(reply, MatchReply) and reply.blocks == self.seat.blocks):
@@ -196,7 +196,7 @@ class Pipelined(Kvstore):
         super().close()
 
     def _begin(self) -> int:
-        """One window on its way from now on; the length of a reply."""
+        """Send the first window; the length of a reply."""
         self._link.sendall(self._match(0))
         header = _core.decode_header(self._peek())
         size = _core.HEADER_BYTES + header.body_bytes

@@ -1,6 +1,6 @@
-"""memcached, by a client that is as cheap as one can be in Python: it knows what it will be sent.
+"""memcached, with the cheapest possible client in Python: it knows the replies.
 
-The sets of a call are sent at once, its gets are one; replies are scattered into place.
+The sets of a call are sent together, its gets are one; replies are scattered to their place.
 """
 
 from functools import partial
@@ -43,7 +43,7 @@ class Memcached(Texter):
         return partial(self._receive, asked, pieces, got, texts)
 
     def close(self) -> None:
-        """Delete by name; hang up."""
+        """Delete by name, and close the connection."""
         for name in self._names:
             self._link.sendall(b"delete " + name + CRLF)
             self._expect(b"DELETED\r\n")

@@ -1,4 +1,4 @@
-"""Mooncake's store over TCP, by its own client, in its own environment.
+"""Mooncake's store over TCP, with its own client, in its own environment.
 
 Buffers are registered, calls of many blocks are its batch calls, nothing is copied in Python.
 """
@@ -15,7 +15,7 @@ LOCAL_BUFFER_BYTES = 64 << 20
 
 
 class Mooncake(Contender):
-    """A client without a segment of its own: blocks lie with the storage node."""
+    """A client without a segment of its own: blocks are on the storage node."""
 
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
@@ -32,26 +32,26 @@ class Mooncake(Contender):
         self._names = seat.names(0, seat.blocks)
 
     def putting(self, first: int, blocks: int) -> Call:
-        """One call, of its batch where there are many."""
+        """One call, a batch for several blocks."""
         names, at, sizes = self._arguments(self.seat.source.address, first, blocks)
         if blocks == 1:
             return partial(self._store.put_from, names[0], at[0], sizes[0])
         return partial(self._store.batch_put_from, names, at, sizes)
 
     def getting(self, first: int, blocks: int) -> Call:
-        """One call, of its batch where there are many."""
+        """One call, a batch for several blocks."""
         names, at, sizes = self._arguments(self.seat.landing.address, first, blocks)
         if blocks == 1:
             return partial(self._store.get_into, names[0], at[0], sizes[0])
         return partial(self._store.batch_get_into, names, at, sizes)
 
     def answer(self, op: str, blocks: int) -> object:
-        """Its status where it puts, what it read where it gets, for each block."""
+        """For each block, the status of a put, or the bytes that a get read."""
         done = 0 if op == "put" else self.seat.block_bytes
         return done if blocks == 1 else [done] * blocks
 
     def repeat(self, op: str, turn: int) -> tuple[int, range]:
-        """`match`: which of the keys are there."""
+        """`match`: which of the keys exist."""
         if op != "match":
             return super().repeat(op, turn)
         if any(there != 1 for there in self._store.batch_is_exist(self._names)):
@@ -59,11 +59,11 @@ class Mooncake(Contender):
         return 1, range(0)
 
     def forget(self) -> None:
-        """A put of a key that is there does nothing."""
+        """Delete the blocks: a put of an existing key does nothing."""
         self._store.batch_remove(self._names, True)
 
     def close(self) -> None:
-        """Let the memory go; hang up."""
+        """Release the memory, and close the connection."""
         for memory in (self.seat.source, self.seat.landing):
             self._store.unregister_buffer(memory.address)
         self._store.close()

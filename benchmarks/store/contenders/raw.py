@@ -1,4 +1,4 @@
-"""The floor of the sockets: the C pair of raw_pair.c, one frame for all blocks of a call."""
+"""The lower bound of sockets: the C pair of raw_pair.c, one frame for all blocks of a call."""
 
 import contextlib
 import ctypes
@@ -23,7 +23,7 @@ def library(path: Path) -> ctypes.CDLL:
 
 
 def tune(link: socket.socket) -> None:
-    """What both ends ask of TCP: nothing waits, nothing is paced; as the store does on one host."""
+    """The TCP options of both ends, as the store sets them on one host: no delay, no pacing."""
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for kind in (b"cubic", b"reno"):  # the former may need a privilege
         with contextlib.suppress(OSError):
@@ -60,7 +60,7 @@ class Raw(Contender):
         return 0
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._link.close()
 
     def _moving(self, function: Callable[..., int], base: int, first: int, blocks: int) -> Call:

@@ -1,6 +1,6 @@
-"""Redis, by a client that is as cheap as one can be in Python: it knows what it will be sent.
+"""Redis, with the cheapest possible client in Python: it knows the replies.
 
-MSET and MGET of all blocks of a call, one system call each way where the kernel lets it.
+MSET and MGET of all blocks of a call, with one system call each way if possible.
 """
 
 from functools import partial
@@ -13,7 +13,7 @@ CRLF = b"\r\n"
 
 
 class Redis(Texter):
-    """RESP over TCP; replies are scattered into place by the kernel. Option `window` for match."""
+    """RESP over TCP; the kernel scatters replies to their place. Option `window` for match."""
 
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
@@ -42,7 +42,7 @@ class Redis(Texter):
         return partial(self._receive, asked, pieces, got, texts)
 
     def repeat(self, op: str, turn: int) -> tuple[int, range]:
-        """`match`: one EXISTS of all keys, `window` of them on their way."""
+        """`match`: one EXISTS of all keys, `window` of them in flight."""
         if op != "match":
             return super().repeat(op, turn)
         self._link.sendall(self._exists)
@@ -50,7 +50,7 @@ class Redis(Texter):
         return self._window, range(0)
 
     def close(self) -> None:
-        """Delete by name; hang up."""
+        """Delete by name, and close the connection."""
         self._link.sendall(_command("DEL", len(self._keys)) + b"".join(self._keys))
         self._link.recv(64)
         self._link.close()
