@@ -28,7 +28,7 @@ from kvrouter.control.page.model import Load
 from kvrouter.control.page.snapshot import Snapshots, Sources
 from kvrouter.control.page.tiers import StoreWatch
 from kvrouter.control.status import Status
-from kvrouter.engines.compatibility import CompatibilityMonitor
+from kvrouter.engines.compatibility import CompatibilityMonitor, digests_differ
 from kvrouter.engines.families import Families
 from kvrouter.engines.models import ModelNames
 from kvrouter.engines.pool import EnginePool
@@ -158,7 +158,7 @@ class App:
         self.group = self._make_group()
         self._asked = False  # whether every engine has been asked once
         self._compatibility = CompatibilityMonitor(
-            self.pool, self._store.difference if self._store else None
+            self.pool, self._store.difference if self._store else digests_differ
         )
 
     async def start(self) -> int:

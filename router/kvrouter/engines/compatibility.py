@@ -64,19 +64,24 @@ def _adapter(engine: Engine, model: str | None) -> tuple[str, str] | None:
     return identity.adapter(model)
 
 
+def digests_differ(one: str, other: str) -> str:
+    """How two manifests differ, if only their digests are known."""
+    return f"manifests {one[:12]} and {other[:12]}"
+
+
 class CompatibilityMonitor:
     """Reports pairs of engines that share no KV, in the log and for metrics. Decides nothing.
 
     Args:
         pool: the engines.
-        difference: describes how two manifests (hex digests) differ; None: only digests are known.
+        difference: describes how two manifests (hex digests) differ.
     """
 
     def __init__(
-        self, pool: EnginePool, difference: Callable[[str, str], str] | None = None
+        self, pool: EnginePool, difference: Callable[[str, str], str] = digests_differ
     ) -> None:
         self._pool = pool
-        self._difference = difference or _manifests_differ
+        self._difference = difference
 
     def engine_joined(self, engine: Engine) -> None:
         """Log every engine that could share KV with `engine` by its role, but does not."""
@@ -116,7 +121,3 @@ class CompatibilityMonitor:
             if engine.identity is not None and not engine.identity.can_split:
                 return f"{engine.address} answers only whole requests ({engine.family})"
         return self._difference(prefill.manifest or "", decode.manifest or "")
-
-
-def _manifests_differ(one: str, other: str) -> str:
-    return f"manifests {one[:12]} and {other[:12]}"

@@ -38,17 +38,11 @@ class HashDomain:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """The server by which decode engines find a prefill engine.
+    """The server by which decode engines find a prefill engine."""
 
-    Attributes:
-        host: name or address; IPv6 without brackets.
-        port: TCP port.
-        engine_ids: the engine's names of its data-parallel ranks, in order; may be empty.
-    """
-
-    host: str
+    host: str  # IPv6 without brackets
     port: int
-    engine_ids: tuple[str, ...] = ()
+    engine_ids: tuple[str, ...] = ()  # the engine's names of its data-parallel ranks, in order
 
     @property
     def bracketed(self) -> str:
@@ -58,48 +52,26 @@ class Bootstrap:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What detection found out about an engine when it joined. None: the engine does not say.
+    """What detection found out about an engine when it joined. None: the engine does not say."""
 
-    Attributes:
-        models: names it serves, the base model first.
-        max_model_len: tokens of the longest sequence.
-        block_tokens: tokens of one KV block.
-        manifest: hex digest of the parts it needs, as the store's connector reports it.
-        root: 32-byte root of its block hashes; None: the default root.
-        adapters: (name, path) of the LoRA adapters among its models.
-        refusal: why its connector shares no KV; None: it shares.
-        waits: whether its connector can wait for KV that is still on its way.
-        family: name of its family.
-        can_split: whether it can serve one leg of two.
-        can_serve_whole: whether it can serve a request without the other leg.
-        bootstrap: where decode engines find it, if they need to.
-        ranks: numbers of its data-parallel ranks in its KV events, in the order in which requests
-            name the ranks (0, 1, ...).
-        version: of its server.
-        generates: whether it generates text; False: it only embeds, ranks or scores.
-        endpoints: those of the router's endpoints that it has.
-        takes_priority: whether it accepted a request with a `priority`.
-    """
-
-    models: tuple[str, ...]
-    max_model_len: int | None = None
+    models: tuple[str, ...]  # names it serves, the base model first
+    max_model_len: int | None = None  # tokens of the longest sequence
     block_tokens: int | None = None
-    manifest: str | None = None
-    root: bytes | None = None
-    adapters: tuple[tuple[str, str], ...] = ()
-    refusal: str | None = None
-    waits: bool = False
+    manifest: str | None = None  # hex digest of the parts it needs, by the store's connector
+    root: bytes | None = None  # of its block hashes, 32 bytes; None: the default root
+    adapters: tuple[tuple[str, str], ...] = ()  # (name, path) of the LoRA adapters in `models`
+    refusal: str | None = None  # why its connector shares no KV; None: it shares
+    waits: bool = False  # whether its connector can wait for KV that is still on its way
     family: str | None = None
-    can_split: bool = True
-    can_serve_whole: bool = True
+    can_split: bool = True  # whether it can serve one leg of two
+    can_serve_whole: bool = True  # whether it can serve a request without the other leg
     bootstrap: Bootstrap | None = None
-    ranks: tuple[int, ...] = ()
-    version: str | None = None
-    generates: bool = True
-    endpoints: frozenset[str] | None = None
-    takes_priority: bool = False
+    ranks: tuple[int, ...] = ()  # of data parallelism: their numbers in KV events, in order
+    version: str | None = None  # of its server
+    generates: bool = True  # False: it only embeds, ranks or scores
+    endpoints: frozenset[str] | None = None  # those of the router's endpoints that it has
+    takes_priority: bool = False  # whether it accepted a request with a `priority`
     domain: HashDomain | None = field(init=False, compare=False, repr=False, default=None)
-    """Domain of its block hashes; None while its block size is unknown."""
 
     def __post_init__(self) -> None:
         if self.block_tokens is not None:
@@ -131,47 +103,29 @@ class Engine:
     """What a leg can be sent to: a server, or one data-parallel rank of a server with several.
 
     Compared and hashed by identity. The pool owns it and alone changes its counts.
-
-    Attributes:
-        address: `HOST:PORT`, or `HOST:PORT@RANK` of a rank: its name in metrics, logs and topics.
-        role: which legs it may serve.
-        family: name in `FAMILIES`.
-        identity: None while it is not in the pool.
-        requests: requests of this router in flight on it.
-        tokens: tokens reserved on it, by this router and by others.
-        remote_tokens: those of them that other routers report.
-        computing_tokens: prompt tokens that its decode legs have still to compute.
-        joins: how often it has joined the pool.
-        draining: whether it gets no new legs because it is to leave for good; a server's.
-        tls: whether it is reached by HTTPS; a server's.
-        ranks: the ranks of a server with several; they get the legs.
-        rank: of a rank, its place among them, as requests name it.
-        event_rank: its number in KV events, which is also added to their port.
-        server: the server of a rank; else itself.
-        rank_line: header line that sends a request to this rank; empty without ranks.
-        all_ranks: every rank that the server ever had, by `rank` and `event_rank`.
     """
 
-    address: str
+    address: str  # `HOST:PORT`, of a rank `HOST:PORT@RANK`: its name in metrics, logs and topics
     role: Role
-    family: str = "store"
-    identity: Identity | None = None
+    family: str = "store"  # a name in `FAMILIES`
+    identity: Identity | None = None  # None while it is not in the pool
     breaker: Breaker | None = None
-    requests: int = 0
-    tokens: int = 0
-    remote_tokens: int = 0
-    computing_tokens: int = 0
-    joins: int = 0
-    draining: bool = False
-    tls: bool = False
-    ranks: tuple[Engine, ...] = ()
-    rank: int | None = None
-    event_rank: int = 0
+    requests: int = 0  # of this router, in flight
+    tokens: int = 0  # reserved on it, by this router and by others
+    remote_tokens: int = 0  # those of them that other routers report
+    computing_tokens: int = 0  # prompt tokens that its decode legs have still to compute
+    joins: int = 0  # how often it has joined the pool
+    draining: bool = False  # a server that gets no new legs, because it is to leave for good
+    tls: bool = False  # a server that is reached by HTTPS
+    ranks: tuple[Engine, ...] = ()  # of a server with several data-parallel ranks
+    rank: int | None = None  # of a rank: its number in requests
+    event_rank: int = 0  # its number in KV events, which is also added to their port
     host: str = field(init=False)
     port: int = field(init=False)
-    server: Engine = field(init=False)
-    rank_line: bytes = field(init=False, default=b"")
+    server: Engine = field(init=False)  # of a rank; else itself
+    rank_line: bytes = field(init=False, default=b"")  # the header line that selects this rank
     all_ranks: dict[tuple[int, int], Engine] = field(init=False, default_factory=dict)
+    """Every rank that the server ever had, by `rank` and `event_rank`."""
 
     def __post_init__(self) -> None:
         self.host, self.port = split_address(self.address)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -31,15 +31,6 @@ PROBE_PRIORITY: Final = 1
 """Any but 0: vLLM's V0 engine refuses it unless it schedules by priority."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DetectedModels:
-    """What an engine's /v1/models lists, in the form of `Identity`."""
-
-    models: tuple[str, ...]
-    adapters: tuple[tuple[str, str], ...]
-    max_model_len: int | None
 
 
 class EngineDetector:
@@ -96,13 +87,11 @@ class EngineDetector:
             legs = await family.legs(pages)
             block_tokens = handoff.block_tokens or await family.block_tokens(pages)
         version = await family.version(pages)
-        return Identity(
-            served.models,
-            max_model_len=served.max_model_len,
+        return replace(
+            served,
             block_tokens=block_tokens or None,
             manifest=handoff.manifest,
             root=handoff.root,
-            adapters=served.adapters,
             refusal=handoff.refusal,
             waits=handoff.waits,
             family=family.name,
@@ -134,8 +123,8 @@ class EngineDetector:
             if family != AUTO or error.status != 404:  # a plain OpenAI server may have no such page
                 raise
 
-    async def served(self, engine: Engine) -> DetectedModels:
-        """The models that `engine` serves now: adapters come and go while it runs.
+    async def served(self, engine: Engine) -> Identity:
+        """The models that `engine` serves now, as an identity without the rest.
 
         Raises:
             ProbeFailed: it does not answer, or does not serve the one model that it should.
@@ -147,7 +136,7 @@ class EngineDetector:
                 raise ProbeFailed(f"it serves {', '.join(models)}, not --model {self._model}")
             models = (self._model,)
         adapters = tuple((card.id, card.root) for card in cards if card.parent and card.root)
-        return DetectedModels(models, adapters, cards[0].max_model_len)
+        return Identity(models, cards[0].max_model_len, adapters=adapters)
 
     async def _family(self, pages: EnginePages) -> Family:
         """The family of an engine, as far as its pages show it."""
@@ -221,11 +210,7 @@ class _Cards(msgspec.Struct):
 
 
 def read_models(body: bytes) -> list[Card]:
-    """The models that /v1/models names.
-
-    Raises:
-        ProbeFailed: it names none.
-    """
+    """The models that /v1/models names; ProbeFailed: it names none."""
     try:
         cards = msgspec.json.decode(body, type=_Cards).data
     except (ValueError, RecursionError) as error:  # msgspec raises more than its own

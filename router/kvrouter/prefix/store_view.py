@@ -11,15 +11,16 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
+from kvrouter.engines.compatibility import digests_differ
 from kvrouter_store.errors import KVStoreError
 from kvrouter_store.identity.block import parts_in_common
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from kvrouter_store.client.results import Match, RegisteredManifest
+    from kvrouter_store.client.asyncio_client import AsyncLease, AsyncStoreClient
     from kvrouter_store.identity.block import Manifest
 
 LEARN_DEADLINE_S: Final = 2.0
@@ -39,57 +40,13 @@ class LandingOutcome(StrEnum):
     UNKNOWN_MANIFEST = "unknown_manifest"
 
 
-class HeldLease(Protocol):
-    """A lease of the store's client."""
-
-    def release(self) -> None:
-        """Give it back without waiting. Idempotent."""
-
-
-class Waited(Protocol):
-    """The result of a wait of the store's client: `AsyncLanding`."""
-
-    @property
-    def landed(self) -> bool:
-        """Whether all blocks are there."""
-
-    @property
-    def blocks(self) -> int:
-        """Leading blocks that are there."""
-
-    @property
-    def lease(self) -> HeldLease | None:
-        """On them, if they landed and a lease was requested."""
-
-
-class StoreOps(Protocol):
-    """What the router needs of `kvrouter_store.client.asyncio_client.AsyncStoreClient`."""
-
-    async def manifests(self) -> Sequence[RegisteredManifest]:
-        """Every registered manifest."""
-
-    async def match(self, manifest: Manifest, hashes: bytes, *, promote: bool = False) -> Match:
-        """Leading blocks that are whole; with `promote` they are brought into memory."""
-
-    async def wait(
-        self, manifest: Manifest, hashes: bytes, upto: int, deadline_s: float, lease: bool = False
-    ) -> Waited:
-        """Wait for the first `upto` blocks."""
-
-
 @dataclass(frozen=True, slots=True)
 class LandingResult:
-    """The end of a wait.
-
-    Attributes:
-        outcome: LANDED, or why not.
-        blocks: leading blocks that are whole in the store, as far as it answered.
-        lease: on them, if they landed and a lease was requested; its owner must release it.
-    """
+    """The end of a wait."""
 
     outcome: LandingOutcome
-    blocks: int = 0
-    lease: HeldLease | None = None
+    blocks: int = 0  # leading blocks that are whole in the store, as far as it answered
+    lease: AsyncLease | None = None  # on them; its owner must release it
 
 
 class StoreView:
@@ -103,7 +60,9 @@ class StoreView:
         counts: outcomes of waits by name, and `match_failed`; each only grows.
     """
 
-    def __init__(self, store: StoreOps, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, store: AsyncStoreClient, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._store = store
         self._clock = clock
         self._manifests: dict[str, Manifest] = {}
@@ -123,7 +82,7 @@ class StoreView:
         """How two manifests differ, in a few words."""
         first, second = self._manifests.get(one), self._manifests.get(other)
         if first is None or second is None:
-            return f"manifests {one[:12]} and {other[:12]}"
+            return digests_differ(one, other)
         parts = parts_in_common(first, second)
         if parts:
             counts = f"{len(first.parts)} and {len(second.parts)}"
@@ -172,7 +131,7 @@ class StoreView:
         return self._ended(outcome, landed.blocks, landed.lease)
 
     def _ended(
-        self, outcome: LandingOutcome, blocks: int = 0, lease: HeldLease | None = None
+        self, outcome: LandingOutcome, blocks: int = 0, lease: AsyncLease | None = None
     ) -> LandingResult:
         self.counts[outcome] += 1
         return LandingResult(outcome, blocks, lease)

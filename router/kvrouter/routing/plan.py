@@ -13,56 +13,39 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RouteInputs:
-    """One request as a policy sees it. Not changed.
+    """One request as a policy sees it. Not changed."""
 
-    Attributes:
-        prompt_tokens: tokens of the prompt; an estimate unless `exact`.
-        decode: engines that may decode it; never empty.
-        prefill: engines that may prefill it.
-        exact: whether `prompt_tokens` was counted, not estimated from the text's length.
-        block_tokens: tokens per block; 0: unknown, and nothing can match.
-        matches: leading blocks that an engine's own cache holds, by its KV events.
-        guesses: leading blocks that the router sent there or has in flight there. The engine may
-            have evicted them, or not computed them yet: no reason to skip a prefill leg.
-        store_blocks: leading blocks that the store holds whole, by the hex digest of a manifest.
-        prefill_threshold: the prefill leg is skipped if the decode engine has no more prompt tokens
-            than this to compute, with those of other requests.
-        split: whether it may have two legs (False: e.g. it asks for prompt logprobs).
-        model: name of the requested model or adapter; None: any.
-    """
-
-    prompt_tokens: int
-    decode: Sequence[Engine]
-    prefill: Sequence[Engine] = ()
+    prompt_tokens: int  # an estimate from the text's length unless `exact`
+    decode: Sequence[Engine]  # engines that may decode it; never empty
+    prefill: Sequence[Engine] = ()  # engines that may prefill it
     exact: bool = False
-    block_tokens: int = 0
+    block_tokens: int = 0  # 0: unknown, and nothing can match
     matches: Mapping[Engine, int] = field(default_factory=dict)
+    """Leading blocks that an engine's own cache holds, by its KV events."""
     guesses: Mapping[Engine, int] = field(default_factory=dict)
+    """Leading blocks that the router sent to an engine or has in flight there. They may be evicted,
+    or not computed yet: no reason to skip a prefill leg."""
     store_blocks: Mapping[str, int] = field(default_factory=dict)
+    """Leading blocks that the store holds whole, by the hex digest of a manifest."""
     prefill_threshold: int = 0
-    split: bool = True
-    model: str | None = None
+    """The prefill leg is skipped if the decode engine has no more prompt tokens than this to
+    compute, with those of other requests."""
+    split: bool = True  # whether it may have two legs (False: e.g. it asks for prompt logprobs)
+    model: str | None = None  # the requested model or adapter; None: any
 
 
 @dataclass(slots=True)
 class Plan:
-    """Where the legs go. Not changed.
+    """Where the legs go. Not changed."""
 
-    Attributes:
-        prefill: engine of the prefill leg; None: decode computes what is missing.
-        decode: engine of the decode leg.
-        missing_tokens: tokens that a prefill leg would spare the decode engine.
-        why: the reason, for the log line and a metric's label: "prefill", "little missing", "no
-            prefill engine", "not splittable", "families differ", "manifests differ", "adapters
-            differ", "shares no KV" or "same engine".
-        prefill_tokens: tokens of the prompt that the prefill engine will compute.
-    """
-
-    prefill: Engine | None
+    prefill: Engine | None  # None: decode computes what is missing
     decode: Engine
-    missing_tokens: int
+    missing_tokens: int  # those that a prefill leg would spare the decode engine
     why: str
-    prefill_tokens: int = 0
+    """The reason, for the log line and a metric's label: "prefill", "little missing", "no prefill
+    engine", "not splittable", "families differ", "manifests differ", "adapters differ", "shares no
+    KV" or "same engine"."""
+    prefill_tokens: int = 0  # those of the prompt that the prefill engine will compute
 
 
 def loaders(decode: Sequence[Engine], family: str, manifest: str | None) -> Sequence[Engine]:

@@ -6,8 +6,7 @@ import logging
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
-from kvrouter.engines.families.mooncake import Mooncake
-from kvrouter.engines.families.mooncake_legacy import MooncakeLegacy
+from kvrouter.engines.families.mooncake import Mooncake, MooncakeLegacy
 from kvrouter.engines.families.nixl import Nixl
 from kvrouter.engines.families.openai_server import OpenAiServer
 from kvrouter.engines.families.sglang import Sglang

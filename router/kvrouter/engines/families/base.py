@@ -44,36 +44,22 @@ class BadAnswer(Exception):
 class Handoff:
     """What the answer of a prefill leg (or of a probe) reports. Not changed once it is read.
 
-    Attributes:
-        prompt_token_ids: raw JSON array of the prompt's token ids; None: not in the answer.
-        ids: the same as native uint32.
-        transfer_params: raw JSON object `kv_transfer_params` for the decode leg, verbatim (engines'
-            own connectors); None for store-type engines.
-        manifest: hex digest of the engine's manifest; None without the store's connector.
-        blocks: leading blocks of the prompt that are or will be in the store.
-        block_tokens: tokens per block; 0: unknown.
-        root: root of the engine's block hashes; None: unknown.
-        refusal: why the engine's connector shares no KV; None: it shares.
-        waits: whether its connector can wait for KV that is still on its way.
-        prompt_tokens: of usage.
-        cached_tokens: of usage; 0 for null, None without usage.
-        missing: the engine was to say where its KV can be fetched, and did not.
-        fields: header lines that the decode leg carries instead of the request's.
+    `refusal`, `waits`: see `Identity`.
     """
 
-    prompt_token_ids: bytes | None = None
-    ids: bytes | None = None
-    transfer_params: bytes | None = None
-    manifest: str | None = None
-    blocks: int = 0
-    block_tokens: int = 0
-    root: bytes | None = None
+    prompt_token_ids: bytes | None = None  # raw JSON array
+    ids: bytes | None = None  # the same as native uint32
+    transfer_params: bytes | None = None  # raw JSON object for the decode leg, verbatim
+    manifest: str | None = None  # hex digest; None without the store's connector
+    blocks: int = 0  # leading blocks of the prompt that are or will be in the store
+    block_tokens: int = 0  # 0: unknown
+    root: bytes | None = None  # of the engine's block hashes
     refusal: str | None = None
     waits: bool = False
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    missing: bool = False
-    fields: bytes | None = None
+    prompt_tokens: int | None = None  # of usage
+    cached_tokens: int | None = None  # of usage; 0 for null, None without usage
+    missing: bool = False  # the engine was to say where its KV can be fetched, and did not
+    fields: bytes | None = None  # header lines for the decode leg, instead of the request's
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +67,18 @@ class Rendezvous:
     """How the engines of two concurrent legs find each other; a new one for every attempt.
 
     A second use would mix up two requests, or crash schedulers.
-
-    Attributes:
-        prefill: raw JSON of members of the prefill leg's body, by name.
-        decode: the same for the decode leg.
     """
 
-    prefill: dict[str, bytes]
+    prefill: dict[str, bytes]  # raw JSON of members of the leg's body, by name
     decode: dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class PendingKv:
-    """KV on its way into the store, for a decode leg that is sent before it is there.
+    """KV on its way into the store, for a decode leg that is sent before it is there."""
 
-    Attributes:
-        blocks: leading blocks of the prompt that will be there.
-        wait_s: how long the engine waits for them before it computes.
-    """
-
-    blocks: int
-    wait_s: float
+    blocks: int  # leading blocks of the prompt that will be there
+    wait_s: float  # how long the engine waits for them before it computes
 
 
 class Family:
@@ -141,10 +118,9 @@ class Family:
         return False
 
     def needs_legs_per_sample(self, request: Request) -> bool:
-        """Whether each of several samples needs legs of its own: KV can be fetched only once.
+        """Whether each of several samples needs legs of its own, since KV is fetched only once.
 
-        Raises:
-            ApiError: 400: an engine would refuse so many samples, but would not see them.
+        ApiError 400: an engine would refuse so many samples, but would not see them.
         """
         return self.order.fetches_once and self.unsplittable(request) is None
 
@@ -171,8 +147,8 @@ class Family:
 
         Args:
             request: as parsed, with its original bytes.
-            prompt_ids: JSON array of token ids to send in place of a text prompt.
-            want_ids: ask the engine to return the prompt's token ids.
+            prompt_ids: JSON array of token ids in place of a text prompt.
+            want_ids: whether the answer is to contain the prompt's token ids.
             rendezvous: of concurrent legs.
             priority: of the leg, where `schedules_by_priority`; None: the client's.
         """
@@ -196,11 +172,10 @@ class Family:
         Args:
             request: as parsed, with its original bytes.
             handoff: from the prefill leg's answer; None without such a leg.
-            prompt_ids: JSON array of token ids to send in place of a text prompt; by default
-                those of the hand-off.
+            prompt_ids: JSON array in place of a text prompt; None: that of the hand-off.
             pending: KV for which the engine is to wait.
             rendezvous: of concurrent legs.
-            want_ids: ask the engine to name the tokens of each event.
+            want_ids: whether each event is to name its tokens.
         """
         changes = self._decode_changes(request)
         if want_ids and self.reports_tokens(request):
@@ -210,14 +185,9 @@ class Family:
         return splice(request.body, request.spans, changes) if changes else request.body
 
     def isolated_body(self, request: Request, *, salt: bytes, prompt_ids: bytes | None) -> bytes:
-        """Body of the same request, whole, whose prompt the engine computes without cached KV.
+        """Body of the whole request, whose prompt the engine computes without cached KV.
 
-        Only where `can_isolate`.
-
-        Args:
-            request: as parsed.
-            salt: raw JSON of a `cache_salt` that no other request has.
-            prompt_ids: JSON array of token ids to send in place of a text prompt.
+        Only where `can_isolate`. `salt` is raw JSON of a `cache_salt` that no other request has.
         """
         raise NotImplementedError
 
@@ -251,19 +221,11 @@ class Family:
     # -- the exchange between the legs
 
     def new_rendezvous(self, prefill: Engine) -> Rendezvous:
-        """A new rendezvous at `prefill`, a server or a rank; only where legs are concurrent.
-
-        Raises:
-            LookupError: the engine has no known address for it.
-        """
+        """A new rendezvous at `prefill`, if legs are concurrent; LookupError: it has no address."""
         raise NotImplementedError
 
     def read_prefill_answer(self, body: bytes) -> Handoff:
-        """Read the prefill leg's answer.
-
-        Raises:
-            BadAnswer: it is not a completion's JSON.
-        """
+        """Read the prefill leg's answer; BadAnswer: it is not a completion's JSON."""
         raise BadAnswer("its family has no prefill leg")
 
     # -- detection

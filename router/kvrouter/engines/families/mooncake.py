@@ -3,10 +3,18 @@
 Source: vllm/distributed/kv_transfer/kv_connector/v1/mooncake/mooncake_connector.py of vLLM 0.32
 (`update_state_after_alloc`, `request_finished`). Both legs name one transfer; the decode leg names
 the prefill engine's bootstrap server and which of its data-parallel ranks has the KV.
+
+Up to vLLM 0.13 one leg goes after the other, and the request's id matches them. Source: the same of
+vLLM 0.13 (mooncake_connector.py), and mooncake_connector_v1.py of Mooncake's own wheel for vLLM
+0.10 to 0.12. The prefill leg's answer names its engine's side channel. There the decode engine asks
+for the KV of the request with its own id (`send_kv_to_decode`). The prefill engine does not refuse
+an unknown id: it sends nothing to the whole batch, and reports success. So both legs of one
+hand-over have an id that no other leg ever has, and it goes to one decode engine, once.
 """
 
 from __future__ import annotations
 
+import re
 from itertools import count
 from secrets import token_hex
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -16,7 +24,7 @@ import orjson
 
 from kvrouter.engines.engine import Bootstrap, Role
 from kvrouter.engines.families.base import LegOrder, Rendezvous
-from kvrouter.engines.families.mooncake_legacy import mooncake_variant
+from kvrouter.engines.families.nixl import Nixl
 from kvrouter.engines.families.pages import LegSupport, ProbeFailed
 from kvrouter.engines.families.vllm import TRANSFER, Vllm
 
@@ -26,6 +34,11 @@ if TYPE_CHECKING:
 
 BOOTSTRAP_PORT: Final = 8998
 """VLLM_MOONCAKE_BOOTSTRAP_PORT's default."""
+
+_VERSION: Final = re.compile(r"(\d+)\.(\d+)")
+_FIRST: Final = (0, 8)  # no vLLM before has a connector of this kind
+_IDS_DIFFER_FROM: Final = (0, 14)  # v1/engine/input_processor.py adds random letters to ids
+_TRANSFERS_FROM: Final = (0, 16)  # MooncakeConnector with transfer_id and bootstrap servers
 
 
 class _Rank(msgspec.Struct):
@@ -63,7 +76,7 @@ class Mooncake(Vllm):
 
     async def variant(self, pages: EnginePages) -> str:
         """By the version of vLLM."""
-        return await mooncake_variant(pages, self.name)
+        return await _variant(pages, self.name)
 
     async def legs(self, pages: EnginePages) -> LegSupport:
         """A prefill engine's bootstrap server must know all of its data-parallel ranks."""
@@ -82,3 +95,40 @@ class Mooncake(Vllm):
             raise ProbeFailed(f"{url}: not all of its data-parallel ranks are there yet")
         engine_ids = tuple(ranks[rank].engine_id for rank in sorted(ranks))
         return LegSupport(bootstrap=Bootstrap(found.host, found.port, engine_ids))
+
+
+class MooncakeLegacy(Nixl):
+    """Engines of vLLM with MooncakeConnector before it had bootstrap servers."""
+
+    name: ClassVar[str] = "mooncake-legacy"
+    lease_s: ClassVar[float] = 120.0
+    """480 s in vLLM, 120 s in Mooncake's wheel (VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT)."""
+    unique_request_ids: ClassVar[bool] = True
+
+    def release_body(self, model: str, params: bytes) -> bytes | None:
+        """None: these versions forget the parameters of a request that they refuse."""
+        return None
+
+    async def variant(self, pages: EnginePages) -> str:
+        """By the version of vLLM."""
+        return await _variant(pages, self.name)
+
+
+async def _variant(pages: EnginePages, configured: str) -> str:
+    """The family of an engine's version of MooncakeConnector; `configured` if it is unknown.
+
+    Raises:
+        ProbeFailed: the version hands over nothing and reports success.
+    """
+    version = (await pages.json("/version")).get("version")
+    found = _VERSION.match(str(version))
+    number = (int(found[1]), int(found[2])) if found else (0, 0)
+    if number < _FIRST:  # also 0.1.dev1, the version of builds without tags
+        return configured
+    if _IDS_DIFFER_FROM <= number < _TRANSFERS_FROM:
+        raise ProbeFailed(
+            f"vLLM {version} gives the legs of one request different ids, by which its "
+            "MooncakeConnector matches them: no KV would be loaded, and answers would be wrong "
+            "without an error; use vLLM 0.13, or 0.16 and later"
+        )
+    return (Mooncake if number >= _TRANSFERS_FROM else MooncakeLegacy).name

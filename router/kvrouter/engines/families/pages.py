@@ -61,11 +61,7 @@ class EnginePages:
         self._metrics: bytes | None = None
 
     async def body(self, path: str) -> bytes:
-        """The page at a path or URL.
-
-        Raises:
-            ProbeFailed: the engine does not answer with a 200.
-        """
+        """The page at a path or URL; ProbeFailed: the engine does not answer with a 200."""
         return await self._ask(self.engine, path, None)
 
     async def json(self, path: str) -> dict[str, Any]:

@@ -43,21 +43,16 @@ class Tokenize(StrEnum):
     """What the parameter means to POST /tokenize, by which the router learns a prompt's tokens."""
 
     NOTHING = ""
-    TAKES = "sent"
-    BARS = "not asked"
+    TAKES = "sent"  # it changes the tokens, and /tokenize accepts it
+    BARS = "not asked"  # it changes them, but /tokenize does not accept it: only the legs know them
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """When a parameter's `Served` applies; otherwise both legs serve it.
+    """When a parameter's `Served` applies; otherwise both legs serve it."""
 
-    Attributes:
-        text: for the docs; "" for the obvious condition.
-        holds: takes the raw JSON of the value.
-    """
-
-    text: str
-    holds: Callable[[bytes], bool]
+    text: str  # for the docs; "" for the obvious condition
+    holds: Callable[[bytes], bool]  # takes the raw JSON of the value
 
 
 WHERE_SET: Final = Condition("", lambda raw: raw not in _UNSET)
@@ -66,38 +61,22 @@ WHERE_NEGATIVE: Final = Condition("where negative", lambda raw: raw.startswith(b
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One row: a member of the body of a completion or chat.
-
-    Attributes:
-        name: of the member.
-        kinds: endpoints that know it; others pass it through like any unknown member.
-        prefill: what the prefill leg does with it.
-        value: raw JSON that the prefill leg sets.
-        decode: what the decode leg does with it.
-        served: how the request is served if `when` holds.
-        tokenize: `TAKES`: it changes the tokens, and /tokenize accepts it. `BARS`: /tokenize does
-            not accept it, so that only the legs know the tokens.
-        default: raw JSON that means the same as no member, besides null and false.
-        why: the reason, for the docs; "" if it is obvious.
-    """
+    """One row: a member of the body of a completion or chat."""
 
     name: str
-    kinds: frozenset[Kind] = BOTH
+    kinds: frozenset[Kind] = BOTH  # endpoints that know it; others pass it through
     prefill: Treatment = Treatment.KEPT
-    value: bytes = b""
+    value: bytes = b""  # raw JSON that the prefill leg sets
     decode: Treatment = Treatment.KEPT
-    served: Served = Served.SPLIT
+    served: Served = Served.SPLIT  # how the request is served if `when` holds
     when: Condition = WHERE_SET
     tokenize: Tokenize = Tokenize.NOTHING
-    default: bytes = b"null"
-    why: str = ""
+    default: bytes = b"null"  # raw JSON that means the same as no member, besides null and false
+    why: str = ""  # the reason, for the docs; "" if it is obvious
 
 
 class ParameterTable:
-    """The rows of one family. Immutable.
-
-    Args:
-        rows: with unique names.
+    """The rows of one family, which have unique names. Immutable.
 
     Attributes:
         rows: by name, in order.

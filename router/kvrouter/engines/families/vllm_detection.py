@@ -26,11 +26,7 @@ class VllmDetection(Family):
     detected_by: ClassVar[tuple[str, str] | None] = ("/version", "version")
 
     async def by_probe(self, handoff: Handoff, pages: EnginePages) -> str:
-        """By its connector.
-
-        Raises:
-            ProbeFailed: it has two, each of which hands KV over in its own way.
-        """
+        """By its connector; ProbeFailed: it has two, each of which hands KV over in its own way."""
         nixl = _NIXL.search(await pages.metrics()) is not None
         if handoff.manifest is not None and nixl:
             raise ProbeFailed(

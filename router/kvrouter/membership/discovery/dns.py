@@ -99,11 +99,7 @@ class DnsSource:
             await asyncio.sleep(wait_s)
 
     async def _ask(self) -> tuple[list[str], float]:
-        """`HOST:PORT` of each engine, and the TTL in seconds.
-
-        Raises:
-            DNSException: DNS did not answer.
-        """
+        """`HOST:PORT` of each engine, and the TTL in seconds; DNSException: DNS did not answer."""
         resolver = self._resolver()
         if self._srv:
             return await self._services(resolver)
@@ -213,11 +209,7 @@ def _place(text: str, *, srv: bool) -> tuple[str, int]:
 
 
 def resolver_address(text: str) -> tuple[str, int]:
-    """IP address and port of a DNS server; the default port is 53.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """IP address and port of a DNS server; the default port is 53; ValueError: it is none."""
     host, port = text, "53"
     if text.count(":") == 1 or "]:" in text:
         host, _, port = text.rpartition(":")

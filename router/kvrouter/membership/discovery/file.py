@@ -79,11 +79,7 @@ class FileSource:
 
 
 def parse_engines(content: bytes) -> Members:
-    """The engines of a file.
-
-    Raises:
-        ValueError: it cannot be used; the sentence begins with the line.
-    """
+    """The engines of a file; ValueError: it cannot be used; the sentence begins with the line."""
     if len(content) > MAX_BYTES:
         raise ValueError(f"line 1: more than {MAX_BYTES} bytes are no list of engines")
     members = both_roles(_listed(_document(content)))

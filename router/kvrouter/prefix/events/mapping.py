@@ -46,25 +46,16 @@ class Naming(StrEnum):
 
 @dataclass(slots=True)
 class BlockNaming:
-    """How one engine names its blocks.
-
-    Attributes:
-        naming: see `Naming`.
-        domain: the router's hash domain for which `naming` holds.
-        known: if MAPPED, our 32-byte hash by the engine's name, oldest first.
-        group: the cache group that counts, from the first full-attention event.
-        unnamed: whether blocks could not be mapped since the cache was empty.
-        dropped: whether blocks were forgotten that older messages would bring back.
-        used_unknown: whether names were used before the naming was known.
-    """
+    """How one engine names its blocks."""
 
     naming: Naming = Naming.UNKNOWN
-    domain: HashDomain | None = None
+    domain: HashDomain | None = None  # the router's hash domain for which `naming` holds
     known: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
-    group: int | None = None
-    unnamed: bool = False
-    dropped: bool = False
-    used_unknown: bool = False
+    """If MAPPED, our 32-byte hash by the engine's name, oldest first."""
+    group: int | None = None  # the cache group that counts, from the first full-attention event
+    unnamed: bool = False  # whether blocks could not be mapped since the cache was empty
+    dropped: bool = False  # whether blocks were forgotten that older messages would bring back
+    used_unknown: bool = False  # whether names were used before the naming was known
 
     def emptied(self) -> None:
         """The index has no block of the engine any more; the naming stays known."""

@@ -45,35 +45,20 @@ class Shared:
 
 @dataclass(slots=True, eq=False)
 class EngineCache:
-    """What is known of the cache of one engine, or of one of its data-parallel ranks.
-
-    Attributes:
-        engine: whose cache.
-        names: how its events name blocks.
-        streams: of its publishers: one, unless several ranks are one target.
-        confidence: how well it is known.
-        guessed: whether the index holds guesses of it.
-        forgotten: `PrefixIndex.forgotten` when the cache was last known to be empty.
-        owed: the last block of a computed prompt without an event so far.
-        owed_since: when the first such prompt was computed.
-        owed_prompts: number of such prompts.
-        told: `messages()` at that time.
-        silent: whether events are overdue.
-        dead: whether they are so long overdue that none are expected.
-    """
+    """What is known of the cache of one engine, or of one of its data-parallel ranks."""
 
     engine: Engine
-    forgotten: int
+    forgotten: int  # `PrefixIndex.forgotten` when the cache was last known to be empty
     names: BlockNaming = field(default_factory=BlockNaming)
-    streams: list[Sequencer] = field(default_factory=list)
+    streams: list[Sequencer] = field(default_factory=list)  # one, unless ranks share a target
     confidence: Reason = Reason.NO_EVENTS
-    guessed: bool = False
-    owed: bytes = b""
-    owed_since: float = 0.0
-    owed_prompts: int = 0
-    told: int = 0
-    silent: bool = False
-    dead: bool = False
+    guessed: bool = False  # whether the index holds guesses of it
+    owed: bytes = b""  # the last block of a computed prompt without an event so far
+    owed_since: float = 0.0  # when the first such prompt was computed
+    owed_prompts: int = 0  # number of such prompts
+    told: int = 0  # `messages()` at `owed_since`
+    silent: bool = False  # whether events are overdue
+    dead: bool = False  # whether they are so long overdue that none are expected
 
     def messages(self) -> int:
         """A number that changes with each applied message."""

@@ -60,29 +60,17 @@ class SequencerOutput(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Sequencer:
-    """The message order of one publisher.
-
-    Attributes:
-        output: acts on the messages.
-        budget: shared with the other publishers.
-        clock: seconds, monotonic.
-        next: number of the message to be applied next; None while nothing is known.
-        complete: whether all of its messages were applied, from 0 or an emptied cache on.
-        missing: the reason while it is not complete.
-        gap: whether messages before those kept are missing.
-        unverified: whether messages may have been lost unnoticed.
-        asking: whether a replay is in flight.
-    """
+    """The message order of one publisher."""
 
     output: SequencerOutput
-    budget: Budget
-    clock: Callable[[], float]
-    next: int | None = None
-    complete: bool = False
-    missing: Reason = Reason.LATE
-    gap: bool = False
-    unverified: bool = False
-    asking: bool = False
+    budget: Budget  # shared with the other publishers
+    clock: Callable[[], float]  # seconds, monotonic
+    next: int | None = None  # number of the message to be applied next; None: nothing is known
+    complete: bool = False  # whether all messages were applied, from 0 or an emptied cache on
+    missing: Reason = Reason.LATE  # the reason while it is not complete
+    gap: bool = False  # whether messages before those kept are missing
+    unverified: bool = False  # whether messages may have been lost unnoticed
+    asking: bool = False  # whether a replay is in flight
     _held: ReorderBuffer = field(init=False)
     _marks: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     _last_ts: float = 0.0
@@ -133,13 +121,6 @@ class Sequencer:
         else:
             self._ahead(message)
 
-    def seen(self, sequence: int, payload: bytes) -> bool:
-        """Whether exactly this message was applied recently."""
-        if self.next is None or sequence >= self.next:
-            return False
-        place = len(self._marks) - (self.next - sequence)
-        return place >= 0 and self._marks[place] == fingerprint(payload)
-
     def replayed(self, message: Message) -> None:
         """Take a message of the replay in flight."""
         if not self.asking:
@@ -163,8 +144,7 @@ class Sequencer:
         elif self.next is None:
             self._start_at(message, Reason.LATE)
         elif number < self.next:
-            if not self.seen(number, message.payload):
-                self._old(message, replayed=True)
+            self._old(message, replayed=True)
         elif first:  # the publisher no longer has what is missing
             self._lose(message)
         else:
@@ -315,7 +295,8 @@ class Sequencer:
         else:  # too old for fingerprints: the publisher's clock decides
             same = message.batch.ts <= self._last_ts
         if same:
-            self.output.count("duplicates", number, number)
+            if not replayed or place < 0:
+                self.output.count("duplicates", number, number)
             return
         self._restarted(message, replayed=replayed)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from kvrouter.options.by_engine import by_engine
 from kvrouter.options.types import Texts  # noqa: TC001 (pydantic reads it)
@@ -53,16 +53,10 @@ class KvEventSettings(BaseModel):
             return value
         raise ValueError(f"kv_events_bind {value!r}: give it as tcp://HOST:PORT or ipc:///PATH")
 
-    @field_validator("kv_events_connect")
+    @field_validator("kv_events_connect", "kv_events_replay")
     @classmethod
-    def _publishers(cls, value: list[str]) -> list[str]:
-        by_engine(value, 65535, "port of KV events {!r}: give it as PORT or HOST:PORT=PORT")
-        return value
-
-    @field_validator("kv_events_replay")
-    @classmethod
-    def _replays(cls, value: list[str]) -> list[str]:
-        by_engine(value, 65535, "port of replays {!r}: give it as PORT or HOST:PORT=PORT")
+    def _ports(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        by_engine(value, 65535, f"{info.field_name} {{!r}}: give it as PORT or HOST:PORT=PORT")
         return value
 
     @property

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from kvrouter.http.client.pool import EngineResponse
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.request import Request
-    from kvrouter.prefix.store_view import HeldLease, LandingResult
+    from kvrouter.prefix.store_view import LandingResult
     from kvrouter.prefix.tokenize import PromptTokens
     from kvrouter.routing.plan import Plan
     from kvrouter.routing.reservations import LegReservations
     from kvrouter.telemetry.tracing.trace import Attributes, Span, Trace
+    from kvrouter_store.client.asyncio_client import AsyncLease
 
 
 @dataclass(slots=True)
@@ -167,7 +168,7 @@ class HeldResources:
         pinned: what a prefill engine keeps for a decode engine that has not answered yet.
     """
 
-    lease: HeldLease | None = None
+    lease: AsyncLease | None = None
     grant: Grant | None = None
     pinned: Pinned | None = None
 

@@ -2,12 +2,11 @@
 
 import pytest
 from tests.unit.router.conftest import Clock, joined
-from tests.unit.router.prefix.test_store_view import MANIFEST, NAME, FakeStore
+from tests.unit.router.prefix.test_store_view import MANIFEST, NAME, FakeStore, view_of
 
 from kvrouter.engines.compatibility import CompatibilityMonitor
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.pool import EnginePool
-from kvrouter.prefix.store_view import StoreView
 from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
 from kvrouter_store.identity.chain import root_hash
 
@@ -73,7 +72,7 @@ def test_an_engine_that_left_is_told_of_no_more(pool: EnginePool) -> None:
 
 
 async def test_the_difference_names_what_differs(clock: Clock) -> None:
-    view = StoreView(FakeStore(registered=[MANIFEST, HALVES]), clock)
+    view = view_of(FakeStore(registered=[MANIFEST, HALVES]), clock)
     other = HALVES.digest.hex()
     assert view.difference(NAME, other) == f"manifests {NAME[:12]} and {other[:12]}"
     await view.learn(NAME)
@@ -94,7 +93,7 @@ async def test_engines_that_only_divide_heads_otherwise_are_told_what_to_set(clo
     one, two, four = of_heads(1), of_heads(2), of_heads(4)
     others = [of_heads(2, heads=8), of_heads(2, engine="other"), HALVES]
     registered = [one, two, four, *others]
-    view = StoreView(FakeStore(registered=registered), clock)
+    view = view_of(FakeStore(registered=registered), clock)
     await view.learn(NAME)
 
     def told(first: Manifest, second: Manifest) -> str:
@@ -108,7 +107,7 @@ async def test_engines_that_only_divide_heads_otherwise_are_told_what_to_set(clo
 
 
 async def test_a_store_that_is_away_keeps_no_engine_from_joining(clock: Clock) -> None:
-    view = StoreView(FakeStore(away=True), clock)
+    view = view_of(FakeStore(away=True), clock)
     await view.learn(NAME)
     assert "manifests" in view.difference(NAME, "other")
 

@@ -6,13 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 from tests.unit.router.conftest import Clock
 
-from kvrouter.prefix.store_view import (
-    RELOAD_INTERVAL_S,
-    HeldLease,
-    LandingOutcome,
-    StoreView,
-    Waited,
-)
+from kvrouter.prefix.store_view import RELOAD_INTERVAL_S, LandingOutcome, StoreView
 from kvrouter_store.client.results import Match, RegisteredManifest
 from kvrouter_store.errors import StoreUnavailable
 from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
@@ -36,7 +30,7 @@ class FakeLease:
 class FakeWaited:
     landed: bool
     blocks: int
-    lease: HeldLease | None = None
+    lease: FakeLease | None = None
 
 
 @dataclass
@@ -68,27 +62,31 @@ class FakeStore:
 
     async def wait(
         self, manifest: Manifest, hashes: bytes, upto: int, deadline_s: float, lease: bool = False
-    ) -> Waited:
+    ) -> FakeWaited:
         await self._asked("wait")
         landed = self.blocks >= upto
         return FakeWaited(landed, self.blocks, FakeLease() if landed and lease else None)
 
 
+def view_of(store: FakeStore, clock: Clock) -> StoreView:
+    return StoreView(store, clock)  # type: ignore[arg-type]
+
+
 async def test_a_match_is_what_the_store_says(clock: Clock) -> None:
-    view = StoreView(FakeStore(3), clock)
+    view = view_of(FakeStore(3), clock)
     assert await view.match(NAME, HASHES) == 3
     assert await view.match(NAME, b"") == 0
 
 
 async def test_a_store_that_is_away_matches_nothing_and_fails_no_request(clock: Clock) -> None:
-    view = StoreView(FakeStore(3, away=True), clock)
+    view = view_of(FakeStore(3, away=True), clock)
     assert await view.match(NAME, HASHES) == 0
     assert (await view.wait(NAME, HASHES, 4, 1.0)).outcome is LandingOutcome.STORE_AWAY
     assert view.counts == {"match_failed": 1, "store_away": 1}
 
 
 async def test_a_landing_brings_a_lease_that_its_owner_releases(clock: Clock) -> None:
-    view = StoreView(FakeStore(4), clock)
+    view = view_of(FakeStore(4), clock)
     landing = await view.wait(NAME, HASHES, 4, 1.0)
     assert (landing.outcome, landing.blocks) == (LandingOutcome.LANDED, 4)
     assert isinstance(landing.lease, FakeLease)
@@ -97,20 +95,20 @@ async def test_a_landing_brings_a_lease_that_its_owner_releases(clock: Clock) ->
 
 
 async def test_a_landing_that_does_not_come_says_how_far_it_came(clock: Clock) -> None:
-    view = StoreView(FakeStore(2), clock)
+    view = view_of(FakeStore(2), clock)
     landing = await view.wait(NAME, HASHES, 4, 1.0)
     assert (landing.outcome, landing.blocks, landing.lease) == (LandingOutcome.TIMEOUT, 2, None)
 
 
 async def test_nothing_to_wait_for_has_landed_without_a_question(clock: Clock) -> None:
     store = FakeStore()
-    assert (await StoreView(store, clock).wait(NAME, b"", 0, 1.0)).outcome is LandingOutcome.LANDED
+    assert (await view_of(store, clock).wait(NAME, b"", 0, 1.0)).outcome is LandingOutcome.LANDED
     assert store.asked == []
 
 
 async def test_an_unknown_manifest_is_asked_for_once_per_interval(clock: Clock) -> None:
     store = FakeStore(4, registered=[])
-    view = StoreView(store, clock)
+    view = view_of(store, clock)
     for _ in range(3):
         assert (await view.wait(NAME, HASHES, 4, 1.0)).outcome is LandingOutcome.UNKNOWN_MANIFEST
     assert store.asked == ["manifests"]
@@ -122,7 +120,7 @@ async def test_an_unknown_manifest_is_asked_for_once_per_interval(clock: Clock) 
 
 async def test_requests_at_once_share_one_question_for_the_manifests(clock: Clock) -> None:
     store = FakeStore(4)
-    view = StoreView(store, clock)
+    view = view_of(store, clock)
     found = await asyncio.gather(*(view.match(NAME, HASHES) for _ in range(5)))
     assert found == [4] * 5
     assert store.asked.count("manifests") == 1
@@ -130,7 +128,7 @@ async def test_requests_at_once_share_one_question_for_the_manifests(clock: Cloc
 
 async def test_a_request_that_is_cancelled_leaves_the_question_to_the_others(clock: Clock) -> None:
     store = FakeStore(4, slow=True)
-    view = StoreView(store, clock)
+    view = view_of(store, clock)
     first = asyncio.create_task(view.wait(NAME, HASHES, 4, 1.0))
     second = asyncio.create_task(view.wait(NAME, HASHES, 4, 1.0))
     await asyncio.sleep(0)
@@ -148,7 +146,7 @@ async def test_a_request_that_is_cancelled_leaves_the_question_to_the_others(clo
 async def test_a_question_that_fails_after_all_left_is_no_unhandled_error(clock: Clock) -> None:
     store, unhandled = FakeStore(slow=True), list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda _, told: unhandled.append(told))
-    view = StoreView(store, clock)
+    view = view_of(store, clock)
     only = asyncio.create_task(view.match(NAME, HASHES))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
