@@ -19,15 +19,15 @@ openai/request.py
 openai/response.py
 openai/sse.py
 serving/handler.py
-serving/settle.py
+serving/completions.py
 serving/request/context.py
 serving/request/forwarded_headers.py
-serving/request/request_metrics.py
 serving/legs/orchestrator.py
 serving/legs/inputs.py
+serving/legs/prefill.py
 serving/legs/leg.py
+serving/legs/engine_client.py
 serving/legs/landing.py
-serving/legs/decode_ahead.py
 serving/streaming/sinks.py
 serving/streaming/relay.py
 routing/plan.py
@@ -35,10 +35,6 @@ routing/reservations.py
 routing/prefill_priority.py
 routing/policies/base.py
 routing/policies/prefix.py
-engines/families/__init__.py
-engines/families/splice.py
-engines/families/table.py
-engines/families/vllm.py
 http/client/pool.py
 http/client/connection.py
 http/client/response.py
@@ -47,9 +43,9 @@ http/headers.py
 """.strip().splitlines()
 """What a streamed completion goes through, from the parsing of its body to its last byte.
 
-Not counted: what stands before that (HTTP server, keys, admission), and the state that is asked on
-the way (engine pool, prefix index, store). `tests/integration/router/test_request_path.py` holds
-the list to what runs.
+Not counted: what comes before that (HTTP server, keys, admission) and after it (settlement), and
+what is asked on the way: engine pool, an engine's family, prefix index, store.
+`tests/integration/router/test_request_path.py` holds the list to what runs.
 """
 
 
@@ -91,9 +87,9 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 42_900),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 43_100),
     Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_522),
-    Budget("request path, lines", lambda: lines(request_path()), 4_000, 5_100),
+    Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_300),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
     Budget("documentation, words", lambda: words(documentation()), 20_000, 21_600),
     Budget("README, words", lambda: words([ROOT / "README.md"]), 700, 1_035),

@@ -13,7 +13,7 @@ from kvrouter.serving.request.context import RequestContext, Timing
 
 
 def context(name: str = "r", *, stream: bool = True, started_s: float = 0.0) -> RequestContext:
-    made = RequestContext(cast("Any", None), cast("Any", None), name, b"", Timing(started_s))
+    made = RequestContext(cast("Any", None), name, b"", Timing(started_s))
     body = b'{"model": "m", "prompt": [1, 2, 3, 4], "stream": %s}' % (
         b"true" if stream else b"false"
     )
@@ -161,7 +161,7 @@ class Stream:
 def test_tokens_that_clients_got_only_grow_and_are_counted_once(board: Board) -> None:
     one, stream = context(), Stream()
     board.enter(one)
-    decoded(one, None, "d:1", 0.5).tap = stream
+    decoded(one, None, "d:1", 0.5).stream = stream
     counts = []
     for events in (3, 9):
         stream.events = events
@@ -178,7 +178,7 @@ def test_tokens_that_clients_got_only_grow_and_are_counted_once(board: Board) ->
 def test_tokens_of_a_client_that_left_count_too(board: Board) -> None:
     one, stream = context(), Stream()
     board.enter(one)
-    decoded(one, None, "d:1", 0.5).tap = stream
+    decoded(one, None, "d:1", 0.5).stream = stream
     stream.events = 5
     board.leave(one)
     board.update()

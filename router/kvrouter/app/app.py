@@ -45,6 +45,7 @@ from kvrouter.membership.discovery.follow import Discovery
 from kvrouter.membership.fleet import Fleet
 from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.membership.prober import Prober
+from kvrouter.openai.endpoints import PASSED_THROUGH
 from kvrouter.prefix.events.intake import EventIntake
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.hash_cache import HashCache
@@ -58,12 +59,16 @@ from kvrouter.replicas.metrics import readings as group_readings
 from kvrouter.routing.policies import make_policy
 from kvrouter.routing.prefill_priority import PrefillPriorities
 from kvrouter.serving.choices.fanout import Fanout
+from kvrouter.serving.completions import Completions
 from kvrouter.serving.handler import RequestHandler
+from kvrouter.serving.legs.concurrent import ConcurrentLegs
 from kvrouter.serving.legs.decode_ahead import DecodeAhead
+from kvrouter.serving.legs.engine_client import EngineClient
 from kvrouter.serving.legs.inputs import InputsBuilder
 from kvrouter.serving.legs.landing import LandingWaiter
-from kvrouter.serving.legs.leg import Legs
+from kvrouter.serving.legs.leg import KINDS, Legs
 from kvrouter.serving.legs.orchestrator import Orchestrator
+from kvrouter.serving.legs.prefill import PrefillPhase
 from kvrouter.serving.legs.release import Releases
 from kvrouter.serving.passthrough import Passthrough
 from kvrouter.serving.settle import Settler
@@ -81,6 +86,7 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
     from kvrouter.http.server.listener import Handler
     from kvrouter.http.server.respond import Row
+    from kvrouter.serving.handler import RequestObserver, Service
     from kvrouter.telemetry.request_log import RequestLog
     from kvrouter.telemetry.tracing.otlp import Exporter
     from kvrouter.telemetry.tracing.trace import Tracing
@@ -126,7 +132,7 @@ class App:
             self.pool.add(address, role)
         self._families = Families()
         self._policy = make_policy(settings.policy)
-        self.index = PrefixIndex(settings.index_blocks)
+        self.index, self.hash_cache = PrefixIndex(settings.index_blocks), HashCache()
         self.models = ModelNames(settings.model, settings.model_retention_s)
         self._tracker: CacheTracker | None = None
         if settings.takes_kv_events:
@@ -140,13 +146,13 @@ class App:
         self._tokenizer = LocalTokenizer(settings.tokenizer) if settings.tokenizer else None
         self._intake: EventIntake | None = None
         self._watch: DeadlineTimer | None = None
-        self._legs: Legs | None = None
+        self._legs: EngineClient | None = None
         self._releases: Releases | None = None
         self._canary: Canary | None = None
         self._tokens: TokenSource | None = None
         self.inputs_builder: InputsBuilder | None = None
         self.landing_waiter: LandingWaiter | None = None
-        self.router: RequestHandler | None = None
+        self.completions: Completions | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self.ports: Ports | None = None
         self.server: HttpServer | None = None
@@ -170,16 +176,15 @@ class App:
         settings = self.settings
         self._watch = DeadlineTimer(asyncio.get_running_loop(), _TICK_S)
         deadlines = Deadlines(CONNECT_S, settings.request_timeout_s, settings.request_timeout_s)
-        self._legs = Legs(
+        client = self._legs = EngineClient(
             self.pool,
-            self._families,
             self._watch,
             deadlines,
             self.metrics,
             worker_keys=self.access.worker_keys,
             trust=self.access.trust,
         )
-        self._follow_pool(self._legs)
+        self._follow_pool(client)
         if self._tracker is not None:
             self._intake = EventIntake(settings, self._tracker, self.pool)
         if self._client is not None:
@@ -188,13 +193,15 @@ class App:
         self._tracing, self._exporter = start_traces(
             settings, f"{settings.host}:{settings.port}", self.metrics
         )
-        tokens = self._tokens = TokenSource(self._legs.post, self._tokenizer)
-        router = self.router = self._router(self._legs, tokens)
+        tokens = self._tokens = TokenSource(client.post, self._tokenizer)
+        self.completions = self._completions(client, tokens)
         self._expose(tokens)
+        settler = Settler(self.metrics, self._lines, self._tracing)
+        with_legs = self._handler(self.completions, settler, self._board)
+        passed = self._handler(self._passthrough(client), settler, None)
         routes: list[tuple[str, str, Handler]] = [
-            ("POST", "/v1/completions", router.completions),
-            ("POST", "/v1/chat/completions", router.chat),
-            *self._passthrough(self._legs).routes(),
+            *(("POST", path, with_legs.serve) for path in KINDS),
+            *(("POST", path, passed.serve) for path in PASSED_THROUGH),
         ]
         port = await self._listen(routes)
         self._sweeper = asyncio.create_task(self._sweep(), name="sweep")
@@ -225,7 +232,7 @@ class App:
             self._snapshots.start()
         return port
 
-    def _follow_pool(self, legs: Legs) -> None:
+    def _follow_pool(self, client: EngineClient) -> None:
         """Tell the parts that know engines which of them come and go."""
         pool, models, engine_wait, tracker = self.pool, self.models, self.engine_wait, self._tracker
         for joined in (
@@ -234,7 +241,7 @@ class App:
             engine_wait.engine_joined,
         ):
             pool.on_join(joined)
-        for left in (models.engine_left, self.index.clear, legs.engine_left):
+        for left in (models.engine_left, self.index.clear, client.engine_left):
             pool.on_leave(left)
         if tracker is not None:
             pool.on_join(tracker.engine_joined)
@@ -308,95 +315,125 @@ class App:
         interval_s = settings.health_interval_s
         return Prober(self.pool, client, detector, interval_s=interval_s, learn=learn)
 
-    def _orchestrator(self, legs: Legs, tokens: TokenSource) -> Orchestrator:
-        settings, expected = self.settings, InFlightPrefixes()
-        self.chains = chains = HashCache()
-        self.inputs_builder = InputsBuilder(
+    def _inputs_builder(self, tokens: TokenSource, in_flight: InFlightPrefixes) -> InputsBuilder:
+        return InputsBuilder(
             families=self._families,
             tokens=tokens,
-            chains=chains,
+            hash_cache=self.hash_cache,
             index=self.index,
-            expected=expected,
+            in_flight=in_flight,
             tracker=self._tracker,
             store=self._store,
             needs_hashes=self._policy.needs_hashes,
-            prefill_threshold=settings.prefill_threshold,
-            tell=self.group.holdings.send if self.group is not None else None,
+            prefill_threshold=self.settings.prefill_threshold,
+            publish=self.group.holdings.send if self.group is not None else None,
         )
+
+    def _orchestrator(self, client: EngineClient, tokens: TokenSource) -> Orchestrator:
+        settings, in_flight = self.settings, InFlightPrefixes()
+        self.inputs_builder = self._inputs_builder(tokens, in_flight)
         self.landing_waiter = LandingWaiter(
-            self._store, chains, settings.landing_timeout_s, self.metrics
+            self._store, self.hash_cache, settings.landing_timeout_s, self.metrics
         )
-        ahead = DecodeAhead(
-            legs,
-            self.landing_waiter,
-            settings.sent_ahead_blocks,
-            settings.request_timeout_s,
-            self.metrics,
+        self._releases = Releases(self.pool, self._families, client, self.metrics)
+        legs = Legs(
+            pool=self.pool,
+            families=self._families,
+            client=client,
+            inputs_builder=self.inputs_builder,
+            priorities=PrefillPriorities(settings.prefill_priority),
+            metrics=self.metrics,
         )
-        self._releases = Releases(self.pool, self._families, legs, self.metrics)
+        prefill_phase = PrefillPhase(
+            self._policy, self._families, legs, self.landing_waiter, self.budget
+        )
+        ahead = None
+        if settings.sent_ahead_blocks is not None:
+            ahead = DecodeAhead(
+                client=client,
+                legs=legs,
+                prefill_phase=prefill_phase,
+                landing_waiter=self.landing_waiter,
+                chunk_blocks=settings.sent_ahead_blocks,
+                answer_s=settings.request_timeout_s,
+                metrics=self.metrics,
+            )
         return Orchestrator(
             pool=self.pool,
             policy=self._policy,
-            inputs_builder=self.inputs_builder,
             families=self._families,
+            inputs_builder=self.inputs_builder,
             legs=legs,
-            landing_waiter=self.landing_waiter,
+            prefill_phase=prefill_phase,
             ahead=ahead,
-            budget=self.budget,
+            concurrent=self._concurrent(legs, self._releases),
+            landing_waiter=self.landing_waiter,
             engine_wait=self.engine_wait,
             releases=self._releases,
-            priorities=PrefillPriorities(settings.prefill_priority),
-            expected=expected,
+            in_flight=in_flight,
             metrics=self.metrics,
         )
 
-    def _router(self, legs: Legs, tokens: TokenSource) -> RequestHandler:
-        settings, orchestrator = self.settings, self._orchestrator(legs, tokens)
+    def _concurrent(self, legs: Legs, releases: Releases) -> ConcurrentLegs:
+        return ConcurrentLegs(
+            pool=self.pool,
+            policy=self._policy,
+            families=self._families,
+            legs=legs,
+            releases=releases,
+            engine_wait=self.engine_wait,
+        )
+
+    def _completions(self, client: EngineClient, tokens: TokenSource) -> Completions:
+        settings, orchestrator = self.settings, self._orchestrator(client, tokens)
         resumption = (
-            Resumption(orchestrator, legs, self.metrics) if settings.resume_streams else None
+            Resumption(orchestrator, client, self.metrics) if settings.resume_streams else None
         )
         if settings.canary_sample_rate:
             self._canary = Canary(
                 settings,
                 pool=self.pool,
                 families=self._families,
-                legs=legs,
+                client=client,
                 metrics=self.metrics,
                 orchestrator=orchestrator,
                 resumption=resumption,
                 queue_wait=self.queue_wait,
                 engine_wait=self.engine_wait,
             )
-        return RequestHandler(
-            orchestrator=orchestrator,
-            fanout=Fanout(orchestrator, legs, self.metrics, resumption),
-            outlet=ClientSink(legs, self.metrics),
-            queue_wait=self.queue_wait,
-            engine_wait=self.engine_wait,
-            metrics=self.metrics,
-            ended=Settler(self.metrics, self._lines, self._tracing),
-            models=self.models,
+        return Completions(
+            orchestrator,
+            ClientSink(client, self.metrics),
+            Fanout(orchestrator, client, self.metrics, resumption),
+            self.queue_wait,
+            settings.max_choices,
             resumption=resumption,
-            max_choices=settings.max_choices,
-            tells_route=settings.route_headers,
-            tracing=self._tracing,
             canary=self._canary,
-            board=self._board,
         )
 
-    def _passthrough(self, legs: Legs) -> Passthrough:
+    def _passthrough(self, client: EngineClient) -> Passthrough:
         return Passthrough(
             pool=self.pool,
             families=self._families,
-            legs=legs,
-            models=self.models,
-            queue_wait=self.queue_wait,
+            client=client,
             engine_wait=self.engine_wait,
             budget=self.budget,
             metrics=self.metrics,
-            log=self._lines,
-            tells_route=self.settings.route_headers,
+        )
+
+    def _handler(
+        self, service: Service, settler: Settler, observer: RequestObserver | None
+    ) -> RequestHandler:
+        return RequestHandler(
+            service,
+            queue_wait=self.queue_wait,
+            engine_wait=self.engine_wait,
+            models=self.models,
+            metrics=self.metrics,
+            settler=settler,
             tracing=self._tracing,
+            observer=observer,
+            route_headers=self.settings.route_headers,
         )
 
     def _rows(self) -> list[Row]:
@@ -491,7 +528,7 @@ class App:
             *request_gauges(waiting, self.budget),
             *engine_gauges(self.pool, self._compatibility),
             *index_gauges(self.pool, self.index, self._tracker),
-            *cache_readings({"tokens": tokens, "block_hashes": self.chains}),
+            *cache_readings({"tokens": tokens, "block_hashes": self.hash_cache}),
             *self.discovery.readings(),
             *group_readings(self.group, self.pool),
             tasks,

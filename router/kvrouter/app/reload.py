@@ -156,8 +156,8 @@ def _landing_timeout(app: App, value: float) -> None:
 
 
 def _max_choices(app: App, value: int) -> None:
-    assert app.router is not None
-    app.router.max_choices = value
+    assert app.completions is not None
+    app.completions.max_choices = value
 
 
 def _health_interval(app: App, value: float) -> None:

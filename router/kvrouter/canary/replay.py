@@ -18,7 +18,8 @@ from kvrouter.engines.engine import Role
 from kvrouter.engines.families.splice import splice
 from kvrouter.http.client.pool import UpstreamError
 from kvrouter.openai.request import parse
-from kvrouter.serving.legs.leg import MAX_ANSWER_BYTES, PATHS, LegFailed
+from kvrouter.serving.legs.engine_client import MAX_ANSWER_BYTES, LegFailed
+from kvrouter.serving.legs.leg import PATHS
 from kvrouter.serving.request.forwarded_headers import with_own_id
 from kvrouter.telemetry.metrics import Tally
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
     from kvrouter.openai.request import Request
-    from kvrouter.serving.legs.leg import Legs
+    from kvrouter.serving.legs.engine_client import EngineClient
 
 MAX_SAMPLES: Final = 32
 """Samples that may wait; further ones are skipped."""
@@ -77,7 +78,7 @@ class CanaryReplays:
     Args:
         pool: the engines.
         families: write the body of a replay.
-        legs: sends replays.
+        client: sends replays.
         waiting: counts the requests that wait in the router.
         below_requests: see above.
         near_tie: difference of log-probabilities up to which either token is right.
@@ -92,7 +93,7 @@ class CanaryReplays:
         self,
         pool: EnginePool,
         families: Families,
-        legs: Legs,
+        client: EngineClient,
         *,
         waiting: Callable[[], int],
         below_requests: int,
@@ -102,7 +103,7 @@ class CanaryReplays:
     ) -> None:
         self._pool = pool
         self._families = families
-        self._legs = legs
+        self._client = client
         self._waiting = waiting
         self._below = below_requests
         self._near_tie = near_tie
@@ -199,15 +200,15 @@ class CanaryReplays:
 
     async def _ask(self, sample: Sample, request: Request) -> bytes | None:
         """The engine's whole answer to `request`; None, with a line in the log, without one."""
-        engine, legs = sample.engine, self._legs
+        engine, client = sample.engine, self._client
         salt = orjson.dumps(f"canary-{token_hex(16)}")
         family = self._families.of(engine)
         body = family.isolated_body(request, salt=salt, prompt_ids=sample.prompt_ids)
         ticket = self._pool.reserve(engine, request.prompt_tokens + len(sample.tokens))
         try:
             fields = with_own_id(sample.fields)
-            answer = await legs.forward(engine, PATHS[request.kind], fields, body)
-            content = await answer.read(MAX_ANSWER_BYTES, legs.deadlines.idle_s)
+            answer = await client.forward(engine, PATHS[request.kind], fields, body)
+            content = await answer.read(MAX_ANSWER_BYTES, client.deadlines.idle_s)
         except (LegFailed, UpstreamError) as error:
             log.info("canary: the replay of request %s failed: %s", sample.request_id, error)
             return None

@@ -15,7 +15,7 @@ from kvrouter.engines.engine import Role
 from kvrouter.openai.response import tidy_events
 from kvrouter.serving.streaming.relay import Relay
 from kvrouter.serving.streaming.resumable import comparable
-from kvrouter.serving.streaming.resume import spoken_of
+from kvrouter.serving.streaming.resume import sent_tokens
 from kvrouter.serving.streaming.sinks import ClientSink
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.client.pool import EngineResponse
     from kvrouter.openai.request import Request
-    from kvrouter.openai.token_events import Spoken
-    from kvrouter.serving.legs.leg import Legs
+    from kvrouter.openai.token_events import SentTokens
+    from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.legs.orchestrator import Orchestrator
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.serving.streaming.resume import Resumption
@@ -39,22 +39,22 @@ MAX_BODY_BYTES: Final = 256 << 10
 
 
 class SampledSink(ClientSink):
-    """A `ClientSink` that gives each event to `spoken`, which keeps the tokens."""
+    """A `ClientSink` that gives each event to `sent`, which keeps the tokens."""
 
-    def __init__(self, legs: Legs, metrics: Metrics, spoken: Spoken) -> None:
-        super().__init__(legs, metrics)
-        self._spoken = spoken
+    def __init__(self, client: EngineClient, metrics: Metrics, sent: SentTokens) -> None:
+        super().__init__(client, metrics)
+        self._sent = sent
 
     def whole(self, context: RequestContext, body: bytes) -> None:
         """Answer, without the tokens' names unless the client asked for them."""
-        super().whole(context, self._spoken.whole(body))
+        super().whole(context, self._sent.rewrite_answer(body))
 
     def relay(self, context: RequestContext, answer: EngineResponse) -> Relay:
         """As `ClientSink.relay`."""
-        spoken, cached = self._spoken, context.route.cached_tokens
+        sent, cached = self._sent, context.route.cached_tokens
 
         def tidy(events: bytes) -> bytes:
-            return tidy_events(spoken.take(events), cached)
+            return tidy_events(sent.rewrite(events), cached)
 
         return Relay(context.exchange, answer, self._metrics.gaps.buckets, tidy, every=True)
 
@@ -64,7 +64,7 @@ class Canary:
 
     Args:
         settings: which requests to sample, and when to compute them again.
-        pool, families, legs, metrics: the router's.
+        pool, families, client, metrics: the router's.
         orchestrator: takes a prompt through its legs.
         resumption: serves streams that outlive their engine; None without it.
         queue_wait, engine_wait: replays begin only while neither has waiting requests.
@@ -76,7 +76,7 @@ class Canary:
         *,
         pool: EnginePool,
         families: Families,
-        legs: Legs,
+        client: EngineClient,
         metrics: Metrics,
         orchestrator: Orchestrator,
         resumption: Resumption | None,
@@ -87,14 +87,14 @@ class Canary:
         self._max_tokens = settings.canary_max_tokens
         self._pool = pool
         self._families = families
-        self._legs = legs
+        self._client = client
         self._metrics = metrics
         self._orchestrator = orchestrator
         self._resumption = resumption
         self._replays = CanaryReplays(
             pool,
             families,
-            legs,
+            client,
             waiting=lambda: queue_wait.waiting + engine_wait.waiting,
             below_requests=settings.canary_below_requests,
             near_tie=settings.canary_near_tie,
@@ -109,31 +109,28 @@ class Canary:
         short = short and len(request.body) <= MAX_BODY_BYTES
         return short and comparable(request) and self._names_tokens(request, model)
 
-    async def run(self, context: RequestContext, model: str) -> None:
-        """As `Orchestrator.run`, for a request for which `samples` is true."""
-        request = context.request
-        assert request is not None
+    async def run(self, context: RequestContext) -> None:
+        """Serve a request for which `samples` is true."""
         resumption = self._resumption
-        if resumption is not None and resumption.applies(request, model):
-            spoken = spoken_of(context)
-            await resumption.run(context, model, spoken)
+        if resumption is not None and resumption.applies(context.request, context.model):
+            sent = sent_tokens(context)
+            await resumption.run(context, sent)
         else:
-            spoken = spoken_of(context, resumes=False)
+            sent = sent_tokens(context, resumes=False)
             context.reports_tokens = True
-            context.sink = SampledSink(self._legs, self._metrics, spoken)
-            await self._orchestrator.run(context, model)
-        self._offer(context, model, spoken)
+            sink = SampledSink(self._client, self._metrics, sent)
+            await self._orchestrator.run(context, sink)
+        self._offer(context, sent)
 
     async def close(self) -> None:
         """Stop the replays. Idempotent."""
         await self._replays.close()
 
-    def _offer(self, context: RequestContext, model: str, spoken: Spoken) -> None:
+    def _offer(self, context: RequestContext, sent: SentTokens) -> None:
         """Hand over a complete answer of one engine whose tokens are all known."""
         request, engine = context.request, self._engine(context)
         complete = context.outcome.reason in ENDED_WELL and context.route.attempts == 1
-        named = spoken.told and spoken.tokens
-        if not complete or not named or engine is None or request is None:
+        if not complete or not (sent.known and sent.tokens) or engine is None:
             return
         if not self._families.of(engine).can_isolate:
             return
@@ -142,12 +139,12 @@ class Canary:
             Sample(
                 context.request_id,
                 request,
-                model,
+                context.model,
                 engine,
                 context.route.prefill_engine,
                 context.fields,
                 context.prompt.ids or (handoff.prompt_token_ids if handoff else None),
-                tuple(spoken.tokens),
+                tuple(sent.tokens),
                 monotonic(),
             )
         )

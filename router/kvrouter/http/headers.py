@@ -47,4 +47,20 @@ def encode_headers(headers: Headers) -> bytes:
 
 def chunk(data: bytes) -> bytes:
     """One chunk frame. `data` must not be empty: an empty chunk ends the body."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
+    return b"%b%b\r\n" % (chunk_head(len(data)), data)
+
+
+def chunk_head(size: int) -> bytes:
+    """What stands before the `size` bytes of a chunk; a line end stands behind them."""
+    return b"%x\r\n" % size
+
+
+def unchunk(frames: bytes) -> bytes:
+    """The body within whole, valid chunk frames."""
+    parts, at = [], 0
+    while at < len(frames):
+        start = frames.index(b"\r\n", at) + 2
+        end = start + int(frames[at : start - 2], 16)
+        parts.append(frames[start:end])
+        at = end + 2
+    return b"".join(parts)

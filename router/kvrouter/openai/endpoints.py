@@ -1,4 +1,4 @@
-"""Endpoints of engines that the router serves: those it plans legs for, those it passes through."""
+"""Endpoints of engines that the router serves: with legs, or passed through to one engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 COMPLETIONS: Final = "/v1/completions"
 RESPONSES: Final = "/v1/responses"
 GENERATION: Final = frozenset((COMPLETIONS, "/v1/chat/completions", RESPONSES))
-"""Endpoints for which an engine generates text; one that only embeds or scores has none of them."""
+"""Endpoints that generate text; an engine that only embeds or scores has none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,5 +48,7 @@ ENDPOINTS: Final = (
     Endpoint("/v1/score", "How alike texts are.", members=_PAIR),
     Endpoint("/score", "The same as /v1/score.", members=_PAIR),
 )
-KNOWN: Final = GENERATION | {one.path for one in ENDPOINTS}
+PASSED_THROUGH: Final = {one.path: one for one in ENDPOINTS}
+"""Those that one decode engine answers, by path."""
+KNOWN: Final = GENERATION | PASSED_THROUGH.keys()
 """Every endpoint of engines that the router serves."""

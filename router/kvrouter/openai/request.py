@@ -27,7 +27,7 @@ _RARE: Final = frozenset({"stream_options", "n", "cache_salt"})
 _NO_PROMPT: Final = "Either prompt or prompt_embeds must be provided and non-empty."
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
     """One completion or chat request.
 
@@ -72,6 +72,10 @@ class Request:
             return None
         text: str = orjson.loads(raw)
         return text
+
+
+UNREAD: Final = Request("completion", b"", {}, None, False, None, None, 0)
+"""Stands for a request whose body has not been read."""
 
 
 def parse(body: bytes, kind: Kind, max_choices: int) -> Request:

@@ -1,8 +1,8 @@
-"""Requests that have ended, until they are counted and logged: a few together, and soon.
+"""Counts, traces and logs requests that have ended: a few together, and soon.
 
-What a request leaves to be done is the same each time. Done at its end, its code is fetched anew
-amid what the kernel and other requests left in the processor's caches; done for many in a row it is
-there already (benchmarks/overhead.py).
+What a request leaves to be done is the same each time. At the end of each request its code would
+have to be fetched again, because the kernel and other requests have filled the processor's caches;
+for several in a row it is there already (benchmarks/overhead.py).
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.access.callers import caller_of
-from kvrouter.serving.request.request_metrics import ms, parts_of
-from kvrouter.serving.request.trace_attributes import end_request
+from kvrouter.openai.request import UNREAD
+from kvrouter.serving.request.trace_attributes import end_passed_through, end_request
+from kvrouter.serving.request.ttft_parts import ms, parts_of
 from kvrouter.telemetry.metrics import FINISH_REASONS, NOT_WELL
 from kvrouter.telemetry.request_log import FLUSH_S, RequestLine
 
 if TYPE_CHECKING:
     from kvrouter.serving.request.context import RequestContext
-    from kvrouter.serving.request.request_metrics import Parts
+    from kvrouter.serving.request.ttft_parts import Parts
     from kvrouter.telemetry.metrics import Metrics
     from kvrouter.telemetry.request_log import RequestLog
     from kvrouter.telemetry.tracing.trace import Tracing
@@ -35,7 +36,7 @@ class Settler:
     """Takes requests that have ended; a scrape, a full list or a fifth of a second settles them.
 
     Args:
-        metrics: counts and times them; tells of a scrape.
+        metrics: counts and times them; asks for settlement before a scrape.
         log: takes a line for each, or None.
         tracing: takes the traces of those that have one.
     """
@@ -49,7 +50,7 @@ class Settler:
         metrics.settle = self.settle
 
     def take(self, context: RequestContext, now_s: float) -> None:
-        """`context` ended then, on the monotonic clock; nobody changes it any more."""
+        """`context` ended then, on the monotonic clock; it does not change any more."""
         waiting = self._waiting
         waiting.append((context, now_s))
         if len(waiting) >= _TOGETHER or len(context.exchange.body) > _BODY_BYTES:
@@ -67,66 +68,105 @@ class Settler:
         waiting, self._waiting = self._waiting, []
         since_1970_s = time() - monotonic()
         for context, now_s in waiting:
-            parts = parts_of(context.timing, context.timing.first_s or now_s)
-            status = 499 if context.outcome.reason == "client_left" else context.exchange.status
-            self._count(context, status, parts, now_s)
-            if self._log is not None:
-                self._log.write(line_of(context, status, parts, now_s, since_1970_s + now_s))
-            if self._tracing is not None and context.trace is not None:
-                end_request(context, context.trace.request, parts, now_s)
-                self._tracing.take(context.trace)
+            if context.endpoint is None:
+                self._settle(context, now_s, since_1970_s + now_s)
+            else:
+                self._settle_passed_through(context, now_s, since_1970_s + now_s)
+
+    def _settle(self, context: RequestContext, now_s: float, at_s: float) -> None:
+        parts = parts_of(context.timing, context.timing.first_s or now_s)
+        status = _status(context)
+        self._count(context, status, parts, now_s)
+        if self._log is not None:
+            self._log.write(line_of(context, status, parts, now_s, at_s))
+        if self._tracing is not None and context.trace is not None:
+            end_request(context, context.trace.request, parts, now_s)
+            self._tracing.take(context.trace)
+
+    def _settle_passed_through(self, context: RequestContext, now_s: float, at_s: float) -> None:
+        status = _status(context)
+        self._metrics.passed_through[context.exchange.path, str(status)] += 1
+        if self._log is not None:
+            self._log.write(passed_through_line(context, status, now_s, at_s))
+        if self._tracing is not None and context.trace is not None:
+            end_passed_through(context, context.trace.request, status, now_s)
+            self._tracing.take(context.trace)
 
     def _count(self, context: RequestContext, status: int, parts: Parts, now_s: float) -> None:
-        metrics = self._metrics
-        metrics.generation_tokens[()] += context.outcome.generated  # also of those that broke off
-        if status != 200 or context.outcome.reason in NOT_WELL:
+        metrics, timing, outcome = self._metrics, context.timing, context.outcome
+        metrics.generation_tokens[()] += outcome.generated  # also of those that broke off
+        if status != 200 or outcome.reason in NOT_WELL:
             metrics.errors[str(status)] += 1
             return
-        known = context.outcome.reason in FINISH_REASONS
-        metrics.success[context.outcome.reason if known else "other"] += 1
-        metrics.e2e.observe(now_s - context.timing.started_s)
-        metrics.ttft.observe((context.timing.first_s or now_s) - context.timing.started_s)
+        metrics.success[outcome.reason if outcome.reason in FINISH_REASONS else "other"] += 1
+        metrics.e2e.observe(now_s - timing.started_s)
+        metrics.ttft.observe((timing.first_s or now_s) - timing.started_s)
         metrics.ttft_parts.observe(parts)
+
+
+def _status(context: RequestContext) -> int:
+    return 499 if context.outcome.reason == "client_left" else context.exchange.status
 
 
 def line_of(
     context: RequestContext, status: int, parts: Parts, now_s: float, at_s: float
 ) -> RequestLine:
     """The log line of a request that ended at `now_s` (monotonic), `at_s` (since 1970)."""
-    exchange, request, plan = context.exchange, context.request, context.route.plan
-    caller = caller_of(exchange)
+    exchange, request, route = context.exchange, context.request, context.route
+    timing, outcome, caller = context.timing, context.outcome, caller_of(exchange)
+    read = request is not UNREAD
     queue_s, tokenise_s, plan_s, prefill_s, landing_s, decode_s = parts
     return RequestLine(
         request_id=context.request_id,
         key=caller.name if caller is not None else None,
         trace_id=context.trace.hex_id if context.trace is not None else None,
         status=status,
-        outcome=context.outcome.reason,
+        outcome=outcome.reason,
         path=exchange.path,
         client=exchange.peer,
-        model=request.model[:_MODEL] if request is not None and request.model else None,
-        stream=request.stream if request is not None else None,
-        prompt_tokens=request.prompt_tokens if request is not None else None,
-        hit_engine_tokens=context.route.hit_engine,
-        hit_store_tokens=context.route.hit_store,
-        cached_tokens=context.route.cached_tokens,
-        generated=context.outcome.generated,
-        plan=plan.why if plan is not None else None,
-        prefill=context.route.prefill_engine,
-        decode=context.route.decode_engine,
-        attempts=context.route.attempts,
+        model=request.model[:_MODEL] if request.model else None,
+        stream=request.stream if read else None,
+        prompt_tokens=request.prompt_tokens if read else None,
+        hit_engine_tokens=route.hit_engine,
+        hit_store_tokens=route.hit_store,
+        cached_tokens=route.cached_tokens,
+        generated=outcome.generated,
+        plan=route.plan.why if route.plan is not None else None,
+        prefill=route.prefill_engine,
+        decode=route.decode_engine,
+        attempts=route.attempts,
         shares=len(context.shares) if context.shares else None,
-        landed_blocks=context.route.landed_blocks,
+        landed_blocks=route.landed_blocks,
         queue_ms=ms(queue_s),
         tokenise_ms=ms(tokenise_s),
         plan_ms=ms(plan_s),
         prefill_ms=ms(prefill_s),
         landing_ms=ms(landing_s),
         decode_ms=ms(decode_s),
-        ttft_ms=ms(context.timing.first_s - context.timing.started_s)
-        if context.timing.first_s
-        else None,
+        ttft_ms=ms(timing.first_s - timing.started_s) if timing.first_s else None,
+        total_ms=ms(now_s - timing.started_s),
+        error=outcome.error,
+        time=round(at_s, 3),
+    )
+
+
+def passed_through_line(
+    context: RequestContext, status: int, now_s: float, at_s: float
+) -> RequestLine:
+    """The same of a request that one engine answered: it has no plan and no parts."""
+    exchange, outcome, caller = context.exchange, context.outcome, caller_of(context.exchange)
+    return RequestLine(
+        request_id=context.request_id,
+        key=caller.name if caller is not None else None,
+        trace_id=context.trace.hex_id if context.trace is not None else None,
+        status=status,
+        outcome=outcome.reason if outcome.reason != "unknown" else None,
+        path=exchange.path,
+        client=exchange.peer,
+        model=context.model[:_MODEL] or None,
+        decode=context.route.decode_engine,
+        attempts=context.route.attempts,
         total_ms=ms(now_s - context.timing.started_s),
-        error=context.outcome.error,
+        error=outcome.error,
         time=round(at_s, 3),
     )

@@ -13,7 +13,7 @@ from kvrouter.engines.engine import Bootstrap, Engine, Identity, Role
 from kvrouter.engines.families.sglang import ROOM_BITS, Rooms, Sglang
 from kvrouter.http.failure import Failure
 from kvrouter.serving.legs.concurrent import both
-from kvrouter.serving.legs.leg import LegFailed
+from kvrouter.serving.legs.engine_client import LegFailed
 from kvrouter.serving.request.context import RequestContext, Timing
 
 
@@ -100,7 +100,7 @@ async def test_sglang_that_is_not_disaggregated_is_asked_alone(open_site: Open) 
 
 def begun(first_s: float) -> RequestContext:
     """A request whose answer has begun then, or not (0)."""
-    context = RequestContext(cast("Any", None), cast("Any", None), "id", b"", Timing(0.0))
+    context = RequestContext(cast("Any", None), "id", b"", Timing(0.0))
     context.timing.first_s = first_s
     return context
 

@@ -291,9 +291,7 @@ async def test_a_line_explains_its_request(site: Open, node: StoreProcess) -> No
 
 def named(body: bytes) -> RequestContext:
     NAMED.exchange.body = body
-    context = RequestContext(
-        cast("Any", NAMED.exchange), cast("Any", None), "id", b"", Timing(10.0)
-    )
+    context = RequestContext(cast("Any", NAMED.exchange), "id", b"", Timing(10.0))
     for names, value in NAMED.context.items():
         owner, _, name = names.rpartition(".")
         setattr(attrgetter(owner)(context) if owner else context, name, value)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter.control.page.model import FlowCard, RequestCard, RequestList
 from kvrouter.control.page.window import MINUTE_S, Recent
-from kvrouter.serving.request.request_metrics import parts_of
+from kvrouter.openai.request import UNREAD
+from kvrouter.serving.request.ttft_parts import parts_of
 from kvrouter.telemetry.metrics import PARTS
 
 if TYPE_CHECKING:
@@ -108,8 +109,6 @@ class Board:
 
     def _note(self, unit: RequestContext) -> None:
         """Record the beginning of one prompt's answer."""
-        request = unit.request
-        assert request is not None
         self._begun += 1
         self.ttft.add(unit.timing.first_s - unit.timing.started_s)
         for place, part_s in enumerate(parts_of(unit.timing, unit.timing.first_s)):
@@ -124,7 +123,7 @@ class Board:
         )
         counts = self._flows[-1][1].setdefault((pair[0], pair[1] or ""), [0, 0])
         counts[0] += 1
-        counts[1] += request.prompt_tokens
+        counts[1] += unit.request.prompt_tokens
 
     def _forget_flows(self) -> None:
         since = int(self._clock() - MINUTE_S)
@@ -144,19 +143,19 @@ def _card(number: int, context: RequestContext, now_s: float) -> RequestCard:
     return RequestCard(
         key=number,
         id=context.request_id,
-        model=(request.model or "") if request is not None else "",
+        model=request.model or "",
         phase=phase(last),
         prefill=last.route.prefill_engine,
         decode=last.route.decode_engine,
         age_s=round(now_s - context.timing.started_s, 3),
-        prompt_tokens=request.prompt_tokens if request is not None else None,
+        prompt_tokens=request.prompt_tokens if request is not UNREAD else None,
         tokens=sum(_tokens(unit) for unit in units),
     )
 
 
 def _tokens(unit: RequestContext) -> int:
     """Tokens of one answer that the client got so far."""
-    return unit.outcome.generated or (unit.tap.events if unit.tap is not None else 0)
+    return unit.outcome.generated or (unit.stream.events if unit.stream is not None else 0)
 
 
 def phase(context: RequestContext) -> str:

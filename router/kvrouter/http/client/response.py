@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from kvrouter.http.failure import Failure
+from kvrouter.http.headers import unchunk
 
 if TYPE_CHECKING:
     from kvrouter._native import StreamFeed
@@ -41,17 +42,6 @@ class Sink(Protocol):
 
     def write(self, data: bytes) -> None:
         """Take the next bytes of the body."""
-
-
-def unframed(frames: bytes) -> bytes:
-    """The body within whole, valid chunk frames."""
-    parts, at = [], 0
-    while at < len(frames):
-        start = frames.index(b"\r\n", at) + 2
-        end = start + int(frames[at : start - 2], 16)
-        parts.append(frames[start:end])
-        at = end + 2
-    return b"".join(parts)
 
 
 class EngineResponse:
@@ -227,7 +217,7 @@ class EngineResponse:
     def data(self, data: bytes) -> None:
         """The next bytes of the body."""
         if self._sink is not None:
-            self._sink.write(data if self.feed is None else unframed(data))
+            self._sink.write(data if self.feed is None else unchunk(data))
             return
         self._body.append(data)
         self._body_bytes += len(data)
@@ -259,7 +249,7 @@ class EngineResponse:
 
     def _joined(self) -> bytes:
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        return body if self.feed is None else unframed(body)
+        return body if self.feed is None else unchunk(body)
 
     async def _finish(self) -> None:
         if self.complete:

@@ -4,7 +4,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from kvrouter.http.headers import JSON, LAST_CHUNK, Headers, chunk, encode_headers, status_line
+from kvrouter.http.headers import (
+    JSON,
+    LAST_CHUNK,
+    Headers,
+    chunk,
+    chunk_head,
+    encode_headers,
+    status_line,
+)
 
 _SPLIT_FRAME_BYTES = 16 * 1024
 _BODILESS = frozenset({204, 304})
@@ -200,7 +208,7 @@ class Exchange:
         elif len(data) < _SPLIT_FRAME_BYTES:
             transport.write(chunk(data))
         else:
-            transport.write(b"%x\r\n" % len(data))
+            transport.write(chunk_head(len(data)))
             transport.write(data)
             transport.write(b"\r\n")
 

@@ -1,4 +1,4 @@
-"""One client's request as several prompts or samples: legs for each, one answer for all.
+"""A request for several choices: legs for each prompt or sample, one answer for all.
 
 The first share that fails ends the others; a client that leaves ends all of them.
 """
@@ -6,94 +6,77 @@ The first share that fails ends the others; a client that leaves ends all of the
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager, suppress
-from time import monotonic
+from contextlib import suppress
+from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import orjson
 
-from kvrouter._native import StreamFeed
-from kvrouter.engines.engine import Role
 from kvrouter.errors import ApiError
-from kvrouter.http.client.pool import UpstreamError
-from kvrouter.http.failure import Failure
 from kvrouter.openai import sse
-from kvrouter.openai.response import finish_reason, generated_tokens, prompt_tokens
-from kvrouter.serving.choices.merge import (
-    BadShare,
-    ShareError,
-    StreamMerge,
-    answer_id,
-    merge_answers,
-)
+from kvrouter.serving.choices.gathering import Gathering, ShareSink
+from kvrouter.serving.choices.merge import BadShare, ShareError
 from kvrouter.serving.choices.split import split
-from kvrouter.serving.legs.leg import Refused
-from kvrouter.serving.request.context import RequestContext, Timing
+from kvrouter.serving.legs.engine_client import Refused
+from kvrouter.serving.request.context import RequestContext, Route, Timing
 from kvrouter.serving.request.forwarded_headers import with_id
-from kvrouter.serving.streaming.resume import StreamBroken, broken, check, leave, spoken_of
-from kvrouter.serving.streaming.sinks import SSE_FIELDS, compare_prompts, note_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Iterator
+    from collections.abc import Coroutine, Iterable
 
-    from kvrouter.engines.engine import Engine
-    from kvrouter.http.client.pool import EngineResponse
-    from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.request import Request
-    from kvrouter.openai.token_events import Spoken
-    from kvrouter.serving.choices.merge import Piece
     from kvrouter.serving.choices.split import Share
-    from kvrouter.serving.legs.leg import Legs
+    from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.legs.orchestrator import Orchestrator
     from kvrouter.serving.streaming.resume import Resumption
     from kvrouter.telemetry.metrics import Metrics
 
 
 class Fanout:
-    """Serves requests for several choices by one journey per share.
+    """Serves requests for several choices, each share with its own legs.
 
     Args:
         orchestrator: takes each share through its legs.
-        legs: counts engines that break off; knows their deadlines.
+        client: reports engines that break off; knows their deadlines.
         metrics: counts and times.
-        resumption: has shares go on elsewhere where their engine dies; None: none does.
+        resumption: lets shares go on at another engine if theirs dies; None: none does.
     """
 
     def __init__(
         self,
         orchestrator: Orchestrator,
-        legs: Legs,
+        client: EngineClient,
         metrics: Metrics,
         resumption: Resumption | None = None,
     ) -> None:
         self._orchestrator = orchestrator
-        self._legs = legs
+        self._client = client
         self._metrics = metrics
         self._resumption = resumption
 
     def shares(self, request: Request, model: str) -> list[Share]:
-        """What `request` is taken apart into; one share where one engine does all of it.
+        """The shares that serve `request`; a single one if one engine does all of it.
 
         Raises:
             ApiError: 400: a prompt is wrong.
         """
-        alone = self._orchestrator.needs_legs_per_sample(request, model) if request.n > 1 else None
-        if alone is None:
+        family = self._orchestrator.needs_legs_per_sample(request, model) if request.n > 1 else None
+        if family is None:
             return split(request, alone=False)
-        return split(request, alone=True, varies_seeds=alone.varies_seeds)
+        return split(request, alone=True, varies_seeds=family.varies_seeds)
 
-    async def serve(self, context: RequestContext, model: str, shares: list[Share]) -> None:
+    async def serve(self, context: RequestContext, shares: list[Share]) -> None:
         """Take every share through its legs and answer the client. Nothing runs on afterwards.
 
         Raises:
-            ApiError, Refused: a share's, where the client has seen nothing yet.
+            ApiError, Refused: a share's, if the client has seen nothing yet.
         """
-        assert context.request is not None
-        gathering = _Gathering(context, self._legs, self._metrics)
-        parts = [_part(context, share, at, gathering) for at, share in enumerate(shares)]
-        context.shares = parts
+        gathering = Gathering(context, self._client, self._metrics)
+        parts = context.shares = [_part(context, share, i) for i, share in enumerate(shares)]
+        sinks = [ShareSink(share, gathering) for share in shares]
         try:
-            await _all(self._run(part, model) for part in parts)
+            await _all(map(self._run, parts, sinks))
             gathering.finish()
         except (ApiError, Refused, BadShare, ShareError) as error:
             if not context.exchange.started:
@@ -102,30 +85,23 @@ class Fanout:
             context.exchange.write(_as_events(error))
             context.exchange.end()
         finally:
-            context.sum_up()
-            for part in parts:  # they are kept for the log; these know the contexts that hold them
-                part.sink, part.tap = context.sink, None
+            _sum_up(context, parts)
 
-    def _run(self, part: RequestContext, model: str) -> Coroutine[None, None, None]:
+    def _run(self, part: RequestContext, sink: ShareSink) -> Coroutine[None, None, None]:
         """Take a share through its legs."""
-        outlet, request = part.sink, part.request
-        assert isinstance(outlet, _ShareOutlet)
-        assert request is not None
-        if self._resumption is None or not self._resumption.applies(request, model):
-            return self._orchestrator.run(part, model)
-        return outlet.speak(self._resumption, part, model)
+        resumption = self._resumption
+        if resumption is not None and resumption.applies(part.request, part.model):
+            return sink.resume(resumption, part)
+        return self._orchestrator.run(part, sink)
 
 
-def _part(
-    context: RequestContext, share: Share, number: int, gathering: _Gathering
-) -> RequestContext:
-    """The context of one share; engines know it by the request's id and its number."""
+def _part(context: RequestContext, share: Share, number: int) -> RequestContext:
+    """The context of one share; engines see the request's id with the share's number."""
     request_id = f"{context.request_id}-{number}"
     fields = with_id(context.fields, request_id)
-    outlet = _ShareOutlet(share, gathering)
     timing = Timing(context.timing.started_s, context.timing.waited_s)
-    part = RequestContext(context.exchange, outlet, request_id, fields, timing)
-    part.request, part.trace = share.request, context.trace
+    part = RequestContext(context.exchange, request_id, fields, timing)
+    part.request, part.model, part.trace = share.request, context.model, context.trace
     return part
 
 
@@ -146,252 +122,42 @@ async def _all(runs: Iterable[Coroutine[None, None, None]]) -> None:
         task = None
 
 
-class _ShareOutlet:
-    """The outlet of one share: its answer goes to where all of them meet."""
-
-    def __init__(self, share: Share, gathering: _Gathering) -> None:
-        self._share = share
-        self._gathering = gathering
-        self._spoken: Spoken | None = None
-        self._first: RequestContext | None = None
-
-    async def speak(self, resumption: Resumption, part: RequestContext, model: str) -> None:
-        """Have a share's stream mixed in by as many engines as it takes.
-
-        Raises:
-            ApiError, ShareError: it cannot go on.
-            Refused: no engine can do it.
-        """
-        spoken, self._first = spoken_of(part), part
-        self._spoken = spoken
-        try:
-            owed = await resumption.speak(part, model, spoken)
-        except StreamBroken:
-            if spoken.error is not None:
-                raise ShareError(spoken.error) from None
-            raise ApiError(502, "The engine's answer broke off.") from None
-        self._gathering.owed(self._share, part, owed)
-
-    async def stream(self, context: RequestContext, engine: Engine, answer: EngineResponse) -> None:
-        """Mix a stream into the client's."""
-        first = self._first or context
-        await self._gathering.stream(self._share, context, engine, answer, first, self._spoken)
-
-    def whole(self, context: RequestContext, body: bytes) -> None:
-        """Keep an answer until all are there."""
-        self._gathering.whole(self._share, context, body)
+def _sum_up(context: RequestContext, parts: list[RequestContext]) -> None:
+    """The shares have ended: release what they hold, and join their routes, times and outcomes."""
+    for part in parts:
+        part.held.release()
+        part.stream = None  # the log keeps the parts; a stream knows the contexts that hold it
+    outcomes = [part.outcome for part in parts]
+    context.route = _joined_route([part.route for part in parts])
+    began = [part.timing for part in parts if part.timing.first_s]
+    if began:
+        first = min(began, key=attrgetter("first_s"))
+        context.timing = replace(first, started_s=context.timing.started_s)
+    outcome = context.outcome
+    outcome.generated = sum(each.generated for each in outcomes)
+    outcome.error = outcome.error or _joined(each.error for each in outcomes)
+    if outcome.reason == "unknown":
+        outcome.reason = outcomes[-1].reason
 
 
-class _Gathering:
-    """Where the answers of all shares meet and go to the client as one."""
-
-    def __init__(self, context: RequestContext, legs: Legs, metrics: Metrics) -> None:
-        request = context.request
-        assert request is not None
-        self._passage = context
-        self._exchange = context.exchange
-        self._legs = legs
-        self._metrics = metrics
-        self._streamed = request.stream
-        self._ident = answer_id(request.kind, context.request_id)
-        self._merge = StreamMerge(self._ident)
-        self._answers: dict[int, Piece] = {}
-        self._throttle = _Throttle()
-
-    def whole(self, share: Share, part: RequestContext, body: bytes) -> None:
-        """Keep an answer until all are there."""
-        note_answer(part, body, self._metrics)
-        self._answers[share.first] = share, body, part.route.cached_tokens
-
-    def owed(self, share: Share, part: RequestContext, events: bytes) -> None:
-        """Mix in what an engine that broke off after a share's last token did not say."""
-        for event in sse.split_events(events):
-            self._exchange.write(self._merge.event(share, event, part.route.cached_tokens)[0])
-
-    async def stream(  # noqa: PLR0917
-        self,
-        share: Share,
-        part: RequestContext,
-        engine: Engine,
-        answer: EngineResponse,
-        first: RequestContext,
-        spoken: Spoken | None,
-    ) -> None:
-        """Mix a stream into the client's, event by event.
-
-        Args:
-            share: whose it is.
-            part: the leg's context.
-            engine: that answers.
-            answer: its stream.
-            first: the context of the share's first leg.
-            spoken: what it has said of a stream that may go on elsewhere; None where it may not.
-
-        Raises:
-            ApiError: 502: it broke off.
-            StreamBroken: it broke off, and may go on elsewhere.
-            BadShare: it cannot be mixed with the others.
-            ShareError: the engine ended it with an error.
-        """
-        exchange = self._exchange
-        part.began(monotonic())
-        if not exchange.started:
-            exchange.start(200, fields=SSE_FIELDS + self._passage.answer_fields, hold=True)
-            exchange.throttle = self._throttle
-        tap = _Tap(self._merge, share, first, answer, exchange, self._metrics, spoken)
-        part.tap = tap
-        exchange.on_close(answer.close)  # before another piece comes
-        try:
-            with self._throttle.holding(answer):
-                await answer.relay_to(tap, self._legs.deadlines.idle_s)
-            tap.finish()
-        except UpstreamError as error:
-            if tap.problem is not None:
-                raise tap.problem from None
-            if spoken is not None:
-                raise broken(self._legs, engine, error, spoken) from None
-            failed = self._legs.failed(engine, Role.DECODE, error.failure, str(error))
-            part.outcome.error = str(failed)
-            if not tap.ended:
-                raise ApiError(502, "The engine's answer broke off.") from None
-        finally:
-            part.outcome.generated = tap.generated
-            tap.problem = None  # its traceback holds this frame
-        if spoken is not None:
-            check(self._legs, engine, spoken)
-        part.outcome.reason = finish_reason(tap.tail)
-        if "stream_options" in share.request.spans:
-            compare_prompts(part, prompt_tokens(tap.tail), self._metrics)
-
-    def finish(self) -> None:
-        """All shares have ended well: end the client's answer.
-
-        Raises:
-            BadShare: they do not make one answer.
-        """
-        if self._streamed:
-            self._exchange.write(self._merge.end())
-            self._exchange.end()
-            return
-        pieces = [self._answers[first] for first in sorted(self._answers)]
-        body = merge_answers(pieces, self._ident)
-        self._exchange.respond(200, body, fields=self._passage.answer_fields)
+def _joined_route(routes: list[Route]) -> Route:
+    """The route of a request whose shares took these."""
+    plans = [route.plan for route in routes if route.plan is not None]
+    landed = [route.landed_blocks for route in routes if route.landed_blocks is not None]
+    return Route(
+        plan=replace(plans[0], why=_joined(plan.why for plan in plans) or "") if plans else None,
+        prefill_engine=_joined(route.prefill_engine for route in routes),
+        decode_engine=_joined(route.decode_engine for route in routes),
+        attempts=sum(route.attempts for route in routes),
+        hit_engine=sum(route.hit_engine for route in routes),
+        hit_store=sum(route.hit_store for route in routes),
+        landed_blocks=sum(landed) if landed else None,
+    )
 
 
-class _Throttle:
-    """Passes the client's back-pressure on to every engine that streams."""
-
-    def __init__(self) -> None:
-        self._answers: set[EngineResponse] = set()
-
-    @contextmanager
-    def holding(self, answer: EngineResponse) -> Iterator[None]:
-        """Tell `answer` too, for so long."""
-        self._answers.add(answer)
-        try:
-            yield
-        finally:
-            self._answers.discard(answer)
-
-    def pause(self) -> None:
-        """The client reads too slowly."""
-        for answer in self._answers:
-            answer.pause()
-
-    def resume(self) -> None:
-        """The client caught up."""
-        for answer in self._answers:
-            answer.resume()
-
-
-class _Tap:
-    """Sink of one share's stream: cuts it into events and passes on what is the client's.
-
-    Attributes:
-        problem: why it was given up, if it was.
-        events: events with choices that were passed on.
-    """
-
-    passer = None  # chunk frames are the engine's own: they cannot be passed on as they are
-
-    def __init__(  # noqa: PLR0917
-        self,
-        merge: StreamMerge,
-        share: Share,
-        part: RequestContext,
-        answer: EngineResponse,
-        exchange: Exchange,
-        metrics: Metrics,
-        spoken: Spoken | None,
-    ) -> None:
-        self._merge = merge
-        self._share = share
-        self._part = part
-        self._answer = answer
-        self._exchange = exchange
-        self._spoken = spoken
-        self._buffer = sse.EventBuffer()
-        self._feed = answer.feed or StreamFeed()
-        self._feed.count_into(metrics.gaps.buckets)
-        self.problem: BadShare | ShareError | None = None
-        self.events = 0
-
-    @property
-    def paused(self) -> bool:
-        """Whether the client reads too slowly."""
-        return self._exchange.paused
-
-    def write(self, data: bytes) -> None:
-        """Take a piece; one that cannot be mixed ends the stream with `problem`."""
-        if self.problem is not None:
-            return
-        if self._answer.feed is None:
-            self._feed.note(data)
-        try:
-            self._pass(sse.split_events(self._buffer.take(data)))
-            if len(self._buffer) > sse.MAX_EVENT_BYTES:
-                raise BadShare("an event that does not end")
-        except (BadShare, ShareError) as problem:
-            self.problem = problem
-            self._answer.failed(UpstreamError(Failure.ANSWER, str(problem)))
-            self._answer.close()
-
-    def finish(self) -> None:
-        """The whole body has come: take what is left of it, without an end of its own.
-
-        Raises:
-            BadShare, ShareError: `problem`, or it cannot be passed on.
-        """
-        if self.problem is not None:
-            raise self.problem
-        rest = self._buffer.rest()
-        if rest.strip():
-            self._pass([rest])
-
-    @property
-    def tail(self) -> bytes:
-        """The last bytes of the engine's stream."""
-        return self._feed.tail
-
-    @property
-    def ended(self) -> bool:
-        """Whether the engine's stream has come to its end mark."""
-        return sse.is_done(self._feed.tail)
-
-    @property
-    def generated(self) -> int:
-        """Tokens passed on so far: as usage tells, else one for each event."""
-        return generated_tokens(self._feed.tail, self.events, whole=self.ended)
-
-    def _pass(self, events: list[bytes]) -> None:
-        spoken = self._spoken
-        for event in events:
-            seen = event if spoken is None else spoken.take(event)
-            frame, choices = self._merge.event(self._share, seen, self._part.route.cached_tokens)
-            self.events += choices
-            self._exchange.write(frame)
-        if spoken is not None:
-            leave(self._answer, spoken)
+def _joined(words: Iterable[str | None]) -> str | None:
+    """The different ones of `words`, in their order."""
+    return ",".join(dict.fromkeys(word for word in words if word)) or None
 
 
 def _as_answer(error: Exception) -> Exception:

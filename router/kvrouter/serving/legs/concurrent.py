@@ -1,7 +1,7 @@
-"""Two legs at once: engines that find each other by themselves, once both have their request.
+"""Both legs at once, for engines that find each other once both have their request.
 
-Neither may be left waiting for the other: where one fails before the client has seen anything, the
-other is withdrawn, and both are asked anew, with a new rendezvous.
+Neither may be left waiting for the other: if one fails before the client has seen anything, the
+other is withdrawn, and both are sent again with a new rendezvous.
 """
 
 from __future__ import annotations
@@ -9,13 +9,19 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.engines.engine import Role
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.http.failure import Failure
-from kvrouter.serving.legs.leg import MAX_ATTEMPTS, NOT_TAKEN, LegFailed, Refused, decode_error
+from kvrouter.serving.legs.engine_client import (
+    MAX_ATTEMPTS,
+    NOT_TAKEN,
+    LegFailed,
+    Refused,
+    decode_error,
+)
 from kvrouter.serving.legs.release import pinned
 
 if TYPE_CHECKING:
@@ -28,17 +34,9 @@ if TYPE_CHECKING:
     from kvrouter.engines.pool import EnginePool
     from kvrouter.routing.plan import Plan, RouteInputs
     from kvrouter.routing.policies.base import Policy
+    from kvrouter.serving.legs.leg import Legs
     from kvrouter.serving.legs.release import Releases
-    from kvrouter.serving.request.context import RequestContext
-
-
-class LegRunner(Protocol):
-    """Does one leg of a pair on an engine; cancelling ends it there."""
-
-    def __call__(
-        self, context: RequestContext, engine: Engine, *, rendezvous: Rendezvous
-    ) -> Coroutine[None, None, None]:
-        """The leg of `context` on `engine`."""
+    from kvrouter.serving.request.context import RequestContext, ResponseSink
 
 
 class ConcurrentLegs:
@@ -48,72 +46,70 @@ class ConcurrentLegs:
         pool: the engines.
         policy: chooses the pairs.
         families: say where two engines meet.
+        legs: does the legs.
         releases: frees what a prefill engine keeps for a decode engine that was not reached.
         engine_wait: where requests wait for engines.
     """
 
     def __init__(
         self,
+        *,
         pool: EnginePool,
         policy: Policy,
         families: Families,
+        legs: Legs,
         releases: Releases,
         engine_wait: EngineWait,
     ) -> None:
         self._pool = pool
         self._policy = policy
         self._families = families
+        self._legs = legs
         self._releases = releases
         self._engine_wait = engine_wait
 
-    async def serve(
-        self,
-        context: RequestContext,
-        model: str,
-        inputs: RouteInputs,
-        *,
-        prefill: LegRunner,
-        decode: LegRunner,
-    ) -> RouteInputs | None:
+    async def run(
+        self, context: RequestContext, sink: ResponseSink, plan: Plan, inputs: RouteInputs
+    ) -> tuple[RouteInputs, Plan] | None:
         """Do both legs, on other engines as long as the client has seen nothing of them.
 
         Returns:
-            None where the client has its answer. Else the plan of `context` names a decode engine
-            that can do without a prefill leg, and these are the inputs for others.
+            None if the client has its answer. Else a plan whose decode engine can do without a
+            prefill leg, and the inputs that it was made of.
 
         Raises:
             ApiError: no pair of engines can do it.
             Refused: an engine refused the request itself.
         """
-        plan, failed, tried = context.route.plan, None, Tried()
-        self._check(context, inputs)
+        failed, tried = None, Tried()
+        self._check(context, plan, inputs)
         for _ in range(MAX_ATTEMPTS):
-            if failed is not None or plan is None or not _together(plan):
-                found = await self._engine_wait.until(partial(self._ready, model, inputs, tried))
+            if failed is not None or not _can_run(plan):
+                found = await self._engine_wait.until(
+                    partial(self._ready, context.model, inputs, tried)
+                )
                 if found is None:
                     break
                 inputs, plan = found, self._policy.plan(found)
             context.route.plan, context.route.handoff = plan, None
             if plan.prefill is None:
-                return inputs if _alone(plan.decode) else _no_prefill()
+                return (inputs, plan) if _serves_whole(plan.decode) else _no_prefill()
             rendezvous = self._meet(context, plan.decode, plan.prefill)
+            prefill = self._legs.prefill(context, plan.prefill, plan.prefill_tokens, rendezvous)
+            decode = self._legs.decode(context, sink, plan.decode, rendezvous=rendezvous)
             try:
-                await both(
-                    context,
-                    prefill(context, plan.prefill, rendezvous=rendezvous),
-                    decode(context, plan.decode, rendezvous=rendezvous),
-                )
+                await both(context, prefill, decode)
                 context.held.pinned = None
                 return None
             except Refused:
-                context.held.pinned = None  # nothing was made, or whoever refused has it freed
+                context.held.pinned = None  # nothing was made, or the engine that refused frees it
                 raise
             except LegFailed as error:
                 failed = error
                 context.outcome.error = str(failed)
                 tried.add(failed, plan)
                 if failed.engine is plan.decode and failed.failure in NOT_TAKEN:
-                    self._releases.begin(context, model)
+                    self._releases.begin(context)
                 context.held.pinned = None
         if failed is None:
             return _no_prefill()
@@ -122,39 +118,37 @@ class ConcurrentLegs:
     def _meet(self, context: RequestContext, decode: Engine, prefill: Engine) -> Rendezvous:
         family = self._families.of(decode)
         rendezvous = family.new_rendezvous(prefill)
-        if family.lease_s:  # from now on: who cuts the leg off does not hear whether it was done
+        if family.lease_s:  # from now on: if the leg is cut off, nobody hears how far it came
             context.held.pinned = pinned(rendezvous.decode["kv_transfer_params"], family.lease_s)
         return rendezvous
 
     def _ready(self, model: str, inputs: RouteInputs, tried: Tried) -> RouteInputs | None:
-        """The engines that can be asked now; None where they cannot do it."""
+        """The engines that can be asked now; None if they cannot do it."""
         prefill = tried.others(self._pool.engines(Role.PREFILL, model))
         decode = tried.others(self._pool.engines(Role.DECODE, model))
-        decode = decode if prefill else [engine for engine in decode if _alone(engine)]
+        decode = decode if prefill else [engine for engine in decode if _serves_whole(engine)]
         return replace(inputs, prefill=prefill, decode=decode) if decode else None
 
-    def _check(self, context: RequestContext, inputs: RouteInputs) -> None:
-        """That engines which only decode can do what is asked.
+    def _check(self, context: RequestContext, plan: Plan, inputs: RouteInputs) -> None:
+        """Check that engines which only decode can do what is asked.
 
         Raises:
             ApiError: 400: they cannot.
         """
-        plan, request = context.route.plan, context.request
-        if inputs.split or plan is None or request is None or _alone(plan.decode):
-            return
-        name = self._families.of(plan.decode).unsplittable(request)
-        raise bad_request(f"`{name}` is not served by engines that only decode.", name)
+        if not inputs.split and not _serves_whole(plan.decode):
+            name = self._families.of(plan.decode).unsplittable(context.request)
+            raise bad_request(f"`{name}` is not served by engines that only decode.", name)
 
 
 class Tried:
-    """Engines that need not be asked again for one request, unless they have joined anew."""
+    """Engines that are not to be asked again for one request, unless they have joined again."""
 
     def __init__(self) -> None:
         self._failed: set[tuple[Engine, int]] = set()
         self._silent: set[tuple[Engine, int]] = set()
 
     def add(self, failed: LegFailed, plan: Plan) -> None:
-        """Note a failure. Where both engines were silent nobody knows which one is to blame."""
+        """Note a failure. After a time-out either engine may be to blame."""
         self._failed.add((failed.engine, failed.engine.joins))
         if failed.failure is Failure.TIMEOUT:
             pair = (plan.decode, plan.prefill)
@@ -164,19 +158,19 @@ class Tried:
         """Those that have not failed; of these, if there are any, those that were not silent."""
         left = [e for e in engines if (e, e.joins) not in self._failed]
         left = [e for e in left if (e, e.joins) not in self._silent] or left
-        return (
-            on_other_servers(left, (engine for engine, _ in self._failed)) if self._failed else left
-        )
+        if not self._failed:
+            return left
+        return on_other_servers(left, (engine for engine, _ in self._failed))
 
 
-def _alone(engine: Engine) -> bool:
+def _serves_whole(engine: Engine) -> bool:
     return engine.identity is None or engine.identity.can_serve_whole
 
 
-def _together(plan: Plan) -> bool:
+def _can_run(plan: Plan) -> bool:
     """Whether its engines are there, and enough of them."""
     if plan.prefill is None:
-        return _alone(plan.decode)
+        return _serves_whole(plan.decode)
     return plan.prefill.identity is not None and plan.decode.identity is not None
 
 
@@ -186,14 +180,13 @@ def _no_prefill() -> NoReturn:
 
 async def both(
     context: RequestContext,
-    prefill: Coroutine[None, None, None],
+    prefill: Coroutine[None, None, object],
     decode: Coroutine[None, None, None],
 ) -> None:
     """Do both legs; nothing runs on when this returns.
 
-    A prefill leg that fails when the answer has begun is no matter: its KV is with the decode
-    engine, or that one would have nothing to say. One that has not ended with the answer is cut
-    off.
+    A prefill leg that fails after the answer has begun does not matter: its KV is with the decode
+    engine, or there would be no answer. One that has not ended with the answer is cancelled.
 
     Raises:
         LegFailed, Refused: by the leg that ended first.
@@ -201,7 +194,7 @@ async def both(
     first = asyncio.create_task(prefill, name="prefill leg")
     second = asyncio.create_task(decode, name="decode leg")
     try:
-        await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
         if not second.done() and (first.exception() is None or context.timing.first_s):
             await asyncio.wait({second})
         if second.done() and second.exception() is None:

@@ -1,8 +1,8 @@
-"""When the decode leg is sent: after the landing, or ahead of it.
+"""Decode legs that are sent before the KV of their prompt has landed.
 
-A leg that was sent ahead lives only while all goes well. A store that is away, a prefill leg that
-fails, a landing that does not come: it is withdrawn before anything of it has reached the client,
-and the request goes on as if it had never been sent, within the budget for recomputation.
+Such a leg goes on only while all goes well. If the store is away, the prefill leg fails or the
+landing does not come, it is withdrawn before the client has seen anything of it. The request then
+goes on as if the leg had never been sent, within the budget for recomputation.
 """
 
 from __future__ import annotations
@@ -10,160 +10,168 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from kvrouter.engines.engine import Role
 from kvrouter.engines.families.base import PendingKv
+from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.failure import Failure
 from kvrouter.routing.plan import usable_blocks
-from kvrouter.serving.legs.leg import LegFailed
+from kvrouter.serving.legs.engine_client import LegFailed
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
-
+    from kvrouter.routing.plan import Plan, RouteInputs
+    from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.legs.landing import LandingWaiter
     from kvrouter.serving.legs.leg import Legs
-    from kvrouter.serving.request.context import RequestContext
+    from kvrouter.serving.legs.prefill import PrefillPhase
+    from kvrouter.serving.request.context import AwaitedLanding, RequestContext, ResponseSink
     from kvrouter.telemetry.metrics import Metrics
 
 
 class DecodeAhead:
-    """Sends decode legs ahead of their landing, where engine and store allow it.
+    """Sends decode legs ahead of their landing, if engine and store allow it.
 
     Args:
-        legs: says that an engine was too slow.
+        client: reports an engine that was too slow.
+        legs: does the decode leg.
+        prefill_phase: does the prefill leg.
         landing_waiter: awaits landings.
-        chunk_blocks: blocks that must have landed before the leg goes; 0 sends it at once, None
-            sends none ahead.
+        chunk_blocks: blocks that must have landed before the leg goes; 0 sends it at once.
         answer_s: how long a leg may take to answer: the prefill leg, and the decode leg after the
             landing.
-        metrics: counts what became of such legs.
+        metrics: counts how such legs ended.
     """
 
     def __init__(
         self,
+        *,
+        client: EngineClient,
         legs: Legs,
+        prefill_phase: PrefillPhase,
         landing_waiter: LandingWaiter,
-        chunk_blocks: int | None,
+        chunk_blocks: int,
         answer_s: float,
         metrics: Metrics,
     ) -> None:
+        self._client = client
         self._legs = legs
+        self._prefill_phase = prefill_phase
         self._landing_waiter = landing_waiter
         self._chunk_blocks = chunk_blocks
         self._answer_s = answer_s
         self._metrics = metrics
 
-    def announce(self, context: RequestContext) -> PendingKv | None:
-        """What a decode leg sent now can be told to wait for; None where it goes after the landing.
+    def announce(self, context: RequestContext, plan: Plan) -> PendingKv | None:
+        """What a decode engine can wait for if its leg is sent now; None: send it after landing.
 
-        Only of an engine that needs what the prefill engine makes and that says it waits: any other
-        would compute the prompt itself.
+        Only an engine that needs what the prefill engine makes, and that can wait: any other would
+        compute the prompt itself.
         """
-        plan, request = context.route.plan, context.request
-        if self._chunk_blocks is None or plan is None or plan.prefill is None or request is None:
-            return None
+        identity, request = plan.decode.identity, context.request
         if request.n > 1:
-            return None  # each of its samples would wait, holding the others' place
-        identity = plan.decode.identity
+            return None  # each of its samples would wait, in the place of another request
         if identity is None or not identity.waits or identity.refusal or not identity.manifest:
             return None
-        if plan.prefill.manifest != identity.manifest:
+        if plan.prefill is None or plan.prefill.manifest != identity.manifest:
             return None
         hashes = self._landing_waiter.known_hashes(context)
         usable = usable_blocks(request.prompt_tokens, identity.block_tokens or 0)
         blocks = min(usable, len(hashes) // HASH_BYTES)
-        return (
-            PendingKv(blocks, self._answer_s + self._landing_waiter.timeout_s) if blocks else None
-        )
+        wait_s = self._answer_s + self._landing_waiter.timeout_s
+        return PendingKv(blocks, wait_s) if blocks else None
 
-    async def serve(
+    async def run(
         self,
         context: RequestContext,
+        sink: ResponseSink,
+        plan: Plan,
+        inputs: RouteInputs,
         pending: PendingKv,
-        prefill: Coroutine[None, None, None],
-        decode: Callable[[], Awaitable[None]],
     ) -> bool:
         """Do both legs; whether the client got its answer. Nothing runs on when this returns.
 
-        False: the decode leg must be sent as usual, `prefill` has ended well.
+        False: the prefill leg has ended well, and the decode leg must be sent as usual.
 
         Raises:
-            LegFailed: the decode engine is to blame, and `prefill` has ended well.
+            LegFailed: the decode engine is to blame, and the prefill leg has ended well.
             ApiError, Refused: either leg's.
         """
-        self._landing_waiter.watch(context, pending)
-        first = asyncio.create_task(prefill, name="prefill leg")
-        ahead = asyncio.create_task(self._send(context, pending, decode), name="decode leg")
+        landing = self._landing_waiter.watch(context, plan.decode.manifest or "", pending)
+        prefill = asyncio.create_task(
+            self._prefill_phase.run(context, inputs, plan), name="prefill leg"
+        )
+        decode = asyncio.create_task(
+            self._send(context, sink, plan, landing, pending), name="decode leg"
+        )
         try:
-            await self._decided(context, pending, first, ahead)
-            if not ahead.done():
+            await self._decided(context, plan, pending, landing, prefill, decode)
+            if not decode.done():
                 self._metrics.ahead["withdrawn"] += 1
-                await _ended(ahead)
-            elif (error := ahead.exception()) is not None:
+                await _cancel(decode)
+            elif (error := decode.exception()) is not None:
                 self._metrics.ahead["failed"] += 1
                 if isinstance(error, LegFailed):
-                    await first
+                    await prefill
                 raise error
             else:
-                self._metrics.ahead["answered" if ahead.result() else "not sent"] += 1
-                if ahead.result():
+                self._metrics.ahead["answered" if decode.result() else "not sent"] += 1
+                if decode.result():
                     return True
-            await first
+            await prefill
             return False
         finally:
-            await _ended(first, ahead)
-            self._landing_waiter.unwatch(context)
+            await _cancel(prefill, decode)
+            landing.task.cancel()
 
-    async def _decided(
+    async def _decided(  # noqa: PLR0917
         self,
         context: RequestContext,
+        plan: Plan,
         pending: PendingKv,
-        first: asyncio.Task[None],
-        ahead: asyncio.Task[bool],
+        landing: AwaitedLanding,
+        prefill: asyncio.Task[None],
+        decode: asyncio.Task[bool],
     ) -> None:
-        """Wait for the end of `ahead`, or for a reason to withdraw it.
+        """Wait for the end of `decode`, or for a reason to withdraw it.
 
         Raises:
             LegFailed: all has landed, and the engine does not answer.
         """
-        watch = context.route.watch
-        assert watch is not None
         await asyncio.wait(
-            {watch.task, first, ahead},
+            {landing.task, prefill, decode},
             timeout=pending.wait_s,
             return_when=asyncio.FIRST_COMPLETED,
         )
-        if not ahead.done() and watch.landed and not context.timing.first_s:
-            await asyncio.wait({ahead}, timeout=self._answer_s)
-            if not ahead.done() and not context.timing.first_s:
-                await _ended(ahead)
-                raise self._overdue(context)
-        if not ahead.done() and context.timing.first_s:
-            await asyncio.wait({ahead})
-
-    def _overdue(self, context: RequestContext) -> LegFailed:
-        assert context.route.plan is not None
-        self._metrics.ahead["failed"] += 1
-        message = f"no answer within {self._answer_s:g} s of the landing"
-        return self._legs.failed(context.route.plan.decode, Role.DECODE, Failure.TIMEOUT, message)
+        if not decode.done() and landing.landed and not context.timing.first_s:
+            await asyncio.wait({decode}, timeout=self._answer_s)
+            if not decode.done() and not context.timing.first_s:
+                await _cancel(decode)
+                self._metrics.ahead["failed"] += 1
+                message = f"no answer within {self._answer_s:g} s of the landing"
+                raise self._client.failed(plan.decode, UpstreamError(Failure.TIMEOUT, message))
+        if not decode.done() and context.timing.first_s:
+            await asyncio.wait({decode})
 
     async def _send(
-        self, context: RequestContext, pending: PendingKv, decode: Callable[[], Awaitable[None]]
+        self,
+        context: RequestContext,
+        sink: ResponseSink,
+        plan: Plan,
+        landing: AwaitedLanding,
+        pending: PendingKv,
     ) -> bool:
-        """The decode leg, when its time has come; False where it was not sent."""
-        if self._chunk_blocks and not await self._landing_waiter.begins(
-            context, pending, self._chunk_blocks
+        """Send the decode leg when its time has come; False: it was not sent."""
+        if self._chunk_blocks and not await self._landing_waiter.first_landed(
+            context, landing.manifest, pending, self._chunk_blocks
         ):
             return False
-        watch = context.route.watch
-        if watch is None or (watch.task.done() and not watch.landed):
+        if landing.task.done() and not landing.landed:
             return False
-        await decode()
+        await self._legs.decode(context, sink, plan.decode, pending)
         return True
 
 
-async def _ended(*tasks: asyncio.Task[None] | asyncio.Task[bool]) -> None:
-    """Cancel what still runs, and wait until it has let go of all it held."""
+async def _cancel(*tasks: asyncio.Task[None] | asyncio.Task[bool]) -> None:
+    """Cancel what still runs, and wait until it has released all that it held."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

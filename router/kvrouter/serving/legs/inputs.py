@@ -1,6 +1,6 @@
-"""What a plan needs to know of a request: its tokens, its block hashes, and who holds them.
+"""What a plan is made of: a prompt's tokens, its block hashes, and which engines hold its KV.
 
-Asks only what the policy or the threshold can use; without an answer the request goes on.
+Asks only for what the policy or the threshold can use; without an answer the request goes on.
 """
 
 from __future__ import annotations
@@ -17,32 +17,36 @@ if TYPE_CHECKING:
 
     from kvrouter.engines.engine import Engine, HashDomain, Identity
     from kvrouter.engines.families import Families
-    from kvrouter.openai.request import Request
+    from kvrouter.engines.families.base import Family
     from kvrouter.prefix.events.tracker import CacheTracker
     from kvrouter.prefix.hash_cache import HashCache
     from kvrouter.prefix.in_flight import InFlightPrefixes
     from kvrouter.prefix.index import PrefixIndex
     from kvrouter.prefix.store_view import StoreView
     from kvrouter.prefix.tokenize import TokenSource
+    from kvrouter.routing.plan import Plan
     from kvrouter.serving.request.context import RequestContext
+    from kvrouter.telemetry.metrics import Metrics
+    from kvrouter.telemetry.tracing.trace import Trace
 
-_NONE: Final[Mapping[Engine, int]] = {}
-_NOTHING: Final[Mapping[str, int]] = {}
+_NO_ENGINE: Final[Mapping[Engine, int]] = {}
+_NO_MANIFEST: Final[Mapping[str, int]] = {}
 
 
 class InputsBuilder:
-    """Gathers `RouteInputs`.
+    """Gathers `RouteInputs`, and notes what engines have computed.
 
     Args:
-        families: say what engines take.
+        families: say which parameters engines take.
         tokens: finds token ids of texts and chats.
-        chains: hashes prompts.
+        hash_cache: hashes prompts.
         index: what engines hold.
-        expected: what they will hold when legs under way have ended.
-        tracker: who tells of its own cache, or None where no events are taken.
+        in_flight: what engines will hold when the legs that run now have ended.
+        tracker: follows engines' KV events; None: no events are taken.
         store: the store, or None.
-        needs_hashes: whether the policy wants to know who holds what.
+        needs_hashes: whether the policy uses what engines and store hold.
         prefill_threshold: see `RouteInputs`; may change.
+        publish: takes what an engine has computed, for other routers; None: there are none.
     """
 
     def __init__(
@@ -50,165 +54,175 @@ class InputsBuilder:
         *,
         families: Families,
         tokens: TokenSource,
-        chains: HashCache,
+        hash_cache: HashCache,
         index: PrefixIndex,
-        expected: InFlightPrefixes,
+        in_flight: InFlightPrefixes,
         tracker: CacheTracker | None,
         store: StoreView | None,
         needs_hashes: bool,
         prefill_threshold: int,
-        tell: Callable[[Engine, bytes], None] | None = None,
+        publish: Callable[[Engine, bytes], None] | None = None,
     ) -> None:
         self._families = families
         self._tokens = tokens
-        self._chains = chains
+        self._hash_cache = hash_cache
         self._index = index
-        self._expected = expected
+        self._in_flight = in_flight
         self._tracker = tracker
         self._store = store
         self._needs_hashes = needs_hashes
         self.prefill_threshold = prefill_threshold
-        self._tell = tell
-        self._turn = 0  # whose turn it is to tokenise
+        self._publish = publish
+        self._turn = 0  # which engine tokenises next
 
     async def inputs(
-        self,
-        context: RequestContext,
-        model: str,
-        decode: Sequence[Engine],
-        prefill: Sequence[Engine],
+        self, context: RequestContext, decode: Sequence[Engine], prefill: Sequence[Engine]
     ) -> RouteInputs:
-        """All that the policy may look at; fills what `context` knows of it.
+        """All that the policy may look at; fills `context.prompt`.
 
         Raises:
             ApiError: 400: a parameter is not served by engines of this family.
         """
         request, prompt, family = context.request, context.prompt, self._families.of(decode[0])
-        assert request is not None
         refused = family.parameters.refused(request)
         if refused is not None:
             raise bad_request(f"`{refused}` is not served as it is given here.", refused)
-        ids = await self._ids(context, request, model, decode)
-        matches, guesses = _NONE, _NONE
-        if self._needs_hashes and prompt.hashable and ids is not None:
-            hashes = prompt.hashes = hash_prompt(self._chains, context, ids)
-            matches, guesses = self._told(self._index.match(hashes))
-            prompt.stored = await self._stored(context, hashes, decode, matches)
-            guesses = self._guesses(hashes, matches, guesses)
+        ids = await self._find_ids(context, family, decode)
+        domain, matches, guesses = prompt.domain, _NO_ENGINE, _NO_ENGINE
+        if self._needs_hashes and prompt.hashable and domain is not None and ids is not None:
+            hashes = prompt.hashes = hash_prompt(self._hash_cache, context, ids, domain)
+            matches, guesses = self._held(hashes)
+            usable = usable_blocks(request.prompt_tokens, domain.block_tokens)
+            if not matches or max(matches.get(engine, 0) for engine in decode) < usable:
+                prompt.stored = await self._stored(hashes[: usable * HASH_BYTES], decode)
         return RouteInputs(
             prompt_tokens=request.prompt_tokens,
             decode=decode,
             prefill=prefill,
             exact=ids is not None,
-            block_tokens=prompt.domain.block_tokens if prompt.domain is not None else 0,
+            block_tokens=domain.block_tokens if domain is not None else 0,
             matches=matches,
             guesses=guesses,
-            store_blocks=prompt.stored or _NOTHING,
+            store_blocks=prompt.stored or _NO_MANIFEST,
             prefill_threshold=self.prefill_threshold,
             split=family.unsplittable(request) is None,
-            model=model,
+            model=context.model,
         )
 
-    async def _ids(
-        self, context: RequestContext, request: Request, model: str, decode: Sequence[Engine]
+    async def _find_ids(
+        self, context: RequestContext, family: Family, decode: Sequence[Engine]
     ) -> bytes | None:
-        """Token ids of the prompt, where they are known or can be found; fills `context.prompt`."""
-        prompt, identity = context.prompt, decode[0].identity
-        family = self._families.of(decode[0])
+        """Token ids of the prompt, if they are known or can be found; fills `context.prompt`."""
+        request, prompt, identity = context.request, context.prompt, decode[0].identity
         known = family.parameters.tokenizable(request)  # the prompt's tokens, before a leg
         if identity is not None and identity.domain is not None:
             prompt.domain = identity.domain
-            prompt.adapter = identity.adapter(model)
+            prompt.adapter = identity.adapter(context.model)
             prompt.hashable = family.hashable(request) and (known or request.ids is None)
-        asks = self._needs_hashes and prompt.hashable and request.ids is None and known
-        if asks and prompt.tokens is None:
+        if request.ids is not None:
+            return request.ids
+        if self._needs_hashes and prompt.hashable and known and prompt.tokens is None:
             body = family.tokenize_body(request)
             self._turn += 1
-            asked, since_s = decode[self._turn % len(decode)], monotonic()
-            prompt.tokens = await self._tokens.tokens(asked, model, body, request.text)
+            engine, since_s = decode[self._turn % len(decode)], monotonic()
+            prompt.tokens = await self._tokens.tokens(engine, context.model, body, request.text)
             context.tokenised(since_s)
-        if identity is not None and _too_long_a_chat(context, identity):
+        if identity is not None and _is_too_long_a_chat(context, identity):
             prompt.tokens = None
         if prompt.tokens is None:
-            return request.ids
+            return None
         request.prompt_tokens = len(prompt.tokens)
         return prompt.tokens.ids
 
-    def _told(
-        self, found: Mapping[Engine, int]
-    ) -> tuple[Mapping[Engine, int], Mapping[Engine, int]]:
-        """What engines hold for certain, by their events, apart from what is only believed."""
+    def _held(self, hashes: bytes) -> tuple[Mapping[Engine, int], Mapping[Engine, int]]:
+        """Leading blocks that engines hold by their events, and those that they probably hold."""
+        matches, guesses = _NO_ENGINE, self._index.match(hashes)
         tracker = self._tracker
-        if tracker is None or not found:
-            return _NONE, found
-        guesses = {e: blocks for e, blocks in found.items() if not tracker.trusts(e)}
-        if not guesses:
-            return found, _NONE
-        return {e: blocks for e, blocks in found.items() if e not in guesses}, guesses
+        if tracker is not None and guesses:
+            matches = {e: blocks for e, blocks in guesses.items() if tracker.trusts(e)}
+            guesses = {e: blocks for e, blocks in guesses.items() if e not in matches}
+        soon = self._in_flight.match(hashes)
+        more = {e: n for e, n in soon.items() if n > max(matches.get(e, 0), guesses.get(e, 0))}
+        return matches, {**guesses, **more} if more else guesses
 
-    def _guesses(
-        self, hashes: bytes, matches: Mapping[Engine, int], guesses: Mapping[Engine, int]
-    ) -> Mapping[Engine, int]:
-        """What engines are believed to hold, or will when their legs have ended, beyond matches."""
-        pending = self._expected.match(hashes)
-        if not pending:
-            return guesses
-        more = {e: n for e, n in pending.items() if n > max(matches.get(e, 0), guesses.get(e, 0))}
-        return {**guesses, **more} if more else guesses
+    async def _stored(self, hashes: bytes, decode: Sequence[Engine]) -> Mapping[str, int]:
+        """Leading blocks that the store holds, by manifest of the engines."""
+        if self._store is None or not hashes:
+            return _NO_MANIFEST
+        manifests = {e.manifest for e in decode if e.manifest is not None}
+        return {m: await self._store.match(m, hashes) for m in manifests}
 
     def computed(self, engine: Engine, hashes: bytes | None) -> None:
-        """`engine` has these blocks now: believed where it does not tell by events itself."""
+        """`engine` has these blocks now: a guess, if it does not report them by events itself."""
         if not hashes or not self._needs_hashes or engine.identity is None:
             return  # (without an identity it left meanwhile, and what it held is gone)
         if self._tracker is None:
             self._index.credit(engine, hashes)
         elif not self._tracker.computed(engine, hashes):
             return
-        if self._tell is not None:
-            self._tell(engine, hashes)
-
-    async def _stored(
-        self,
-        context: RequestContext,
-        hashes: bytes,
-        decode: Sequence[Engine],
-        matches: Mapping[Engine, int],
-    ) -> Mapping[str, int]:
-        """What the store holds, per manifest; not asked where an engine holds all itself."""
-        request, domain = context.request, context.prompt.domain
-        if self._store is None or request is None or domain is None:
-            return _NOTHING
-        usable = usable_blocks(request.prompt_tokens, domain.block_tokens)
-        if not usable or (matches and max(matches.get(e, 0) for e in decode) >= usable):
-            return _NOTHING
-        wanted = hashes[: usable * HASH_BYTES]
-        manifests = {e.manifest for e in decode if e.manifest is not None}
-        return {m: await self._store.match(m, wanted) for m in manifests}
+        if self._publish is not None:
+            self._publish(engine, hashes)
 
 
-def _too_long_a_chat(context: RequestContext, identity: Identity) -> bool:
-    """Whether an engine will refuse a chat for its length: it is to read the messages for that.
+def _is_too_long_a_chat(context: RequestContext, identity: Identity) -> bool:
+    """Whether an engine will refuse a chat for its length, and must read the messages for that.
 
-    Token ids beside the messages vLLM counts too late: its error then has other words, no `param`.
+    vLLM counts token ids beside the messages too late: its error then has other words, no `param`.
     """
-    request, tokens, most = context.request, context.prompt.tokens, identity.max_model_len
-    if request is None or request.kind != "chat" or tokens is None or most is None:
+    tokens, most = context.prompt.tokens, identity.max_model_len
+    if context.request.kind != "chat" or tokens is None or most is None:
         return False
     return len(tokens) > most
 
 
 def hash_prompt(
-    chains: HashCache, context: RequestContext, ids: bytes, told: HashDomain | None = None
+    hash_cache: HashCache, context: RequestContext, ids: bytes, domain: HashDomain
 ) -> bytes:
     """The chain of block hashes of a prompt, 32 bytes per whole block.
 
     Args:
-        chains: hashes it.
-        context: knows salt, adapter and hash domain.
+        hash_cache: hashes it.
+        context: knows salt and adapter.
         ids: the prompt's token ids as native uint32.
-        told: the domain, where an engine's answer told another one than its introduction.
+        domain: what the hashes are to mean.
     """
-    domain = told or context.prompt.domain
-    if domain is None or context.request is None:
-        return b""
-    return chains.hashes(ids, domain, context.prompt.adapter, context.request.cache_salt)
+    return hash_cache.hashes(ids, domain, context.prompt.adapter, context.request.cache_salt)
+
+
+def note_plan(context: RequestContext, plan: Plan, inputs: RouteInputs, metrics: Metrics) -> None:
+    """Count the plan of a prompt, and the prompt's tokens by where their KV was.
+
+    Sets `Route.hit_engine` and `Route.hit_store`.
+    """
+    engine, store = hits(inputs, plan.decode)
+    context.route.hit_engine, context.route.hit_store = engine, store
+    metrics.overhead.observe(context.timing.planned_s - context.timing.started_s)
+    metrics.plans[plan.why] += 1
+    metrics.prompt_tokens[()] += inputs.prompt_tokens
+    if engine:
+        metrics.hit_tokens["engine"] += engine
+    if store:
+        metrics.hit_tokens["store"] += store
+    if inputs.prompt_tokens > engine + store:
+        metrics.hit_tokens["none"] += inputs.prompt_tokens - engine - store
+    if context.trace is not None:
+        _trace_plan(context, plan, context.trace)
+
+
+def hits(inputs: RouteInputs, decode: Engine) -> tuple[int, int]:
+    """Leading tokens of the prompt that `decode` holds, and tokens beyond these in the store."""
+    own = inputs.matches.get(decode, 0) if inputs.matches else 0
+    manifest = decode.manifest if inputs.store_blocks else None
+    stored = inputs.store_blocks.get(manifest, 0) if manifest is not None else 0
+    return own * inputs.block_tokens, max(stored - own, 0) * inputs.block_tokens
+
+
+def _trace_plan(context: RequestContext, plan: Plan, trace: Trace) -> None:
+    """Note a span for the plan; it begins with the end of what was noted before it."""
+    begun_s = max((span.ended_s for span in trace.spans[1:]), default=context.timing.started_s)
+    found: dict[str, str | int] = {
+        "kvrouter.plan": plan.why,
+        "kvrouter.hit_engine_tokens": context.route.hit_engine,
+        "kvrouter.hit_store_tokens": context.route.hit_store,
+    }
+    trace.note("kvrouter.plan", begun_s, context.timing.planned_s, found)

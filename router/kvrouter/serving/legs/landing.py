@@ -26,36 +26,31 @@ class LandingWaiter:
     """Awaits landings.
 
     Args:
-        store: the store, or None where engines hand over among themselves.
-        chains: hashes prompts.
+        store: the store; None: engines hand KV over among themselves.
+        hash_cache: hashes prompts.
         timeout_s: how long after the prefill leg's answer a landing is awaited; may change.
         metrics: counts and times landings.
     """
 
     def __init__(
-        self, store: StoreView | None, chains: HashCache, timeout_s: float, metrics: Metrics
+        self, store: StoreView | None, hash_cache: HashCache, timeout_s: float, metrics: Metrics
     ) -> None:
         self._store = store
-        self._chains = chains
+        self._hash_cache = hash_cache
         self.timeout_s = timeout_s
         self._metrics = metrics
 
-    async def land(self, context: RequestContext, prefill: Engine) -> int:
-        """Wait for the KV that the hand-off of `context` promises, and lease it.
-
-        Args:
-            context: the request.
-            prefill: the engine that made the hand-off.
+    async def land(self, context: RequestContext, prefill: Engine, handoff: Handoff) -> int:
+        """Wait for the KV that `prefill` promised in `handoff`, and lease it.
 
         Returns:
-            tokens that decode will have to compute after all; 0 where all has landed, or where
-            the hand-off promises nothing that could be awaited.
+            tokens that decode will have to compute after all; 0 if all has landed, or if the
+            hand-off promises nothing that could be awaited.
         """
-        handoff = context.route.handoff
-        if handoff is not None and handoff.missing:
+        if handoff.missing:
             self._metrics.handoff_missing[()] += 1
             return context.route.plan.missing_tokens if context.route.plan is not None else 0
-        if self._store is None or handoff is None or context.timing.first_s:
+        if self._store is None or context.timing.first_s:
             return 0
         if handoff.manifest is None:
             if handoff.transfer_params is None and prefill.manifest is not None:
@@ -66,10 +61,9 @@ class LandingWaiter:
         if not upto:
             return self._missing(context, handoff, 0)
         begun_s = monotonic()
-        landing = await self._watched(context, handoff, upto)
+        landing = await self._watched(context, handoff.manifest, upto)
         if landing is None:
-            wait = self._wait(context, handoff.manifest, upto, self.timeout_s)
-            landing = await wait
+            landing = await self._wait(context, handoff.manifest, upto, self.timeout_s)
         context.landed(begun_s, landing)
         self._metrics.handoff.observe(context.timing.landed_s - begun_s)
         self._metrics.landings[landing.outcome.value] += 1
@@ -79,7 +73,7 @@ class LandingWaiter:
         """Whether any decode engine of the manifest can load the prompt's KV as well as another.
 
         So it is once all that was awaited is in the store and leased. Without a store of the
-        router's own it is believed; what was handed over belongs to one decode engine.
+        router's own it is taken for granted; what was handed over belongs to one decode engine.
         """
         handoff = context.route.handoff
         if handoff is None or handoff.missing or handoff.transfer_params is not None:
@@ -89,46 +83,38 @@ class LandingWaiter:
         return self._store is None or context.held.lease is not None
 
     def known_hashes(self, context: RequestContext) -> bytes:
-        """The chain of the prompt before any leg has answered; empty where its ids are unknown."""
+        """The chain of the prompt before any leg has answered; empty if its ids are unknown."""
         return self._hashes(context, None)
 
-    def watch(self, context: RequestContext, pending: PendingKv) -> None:
-        """Await in the background what a decode leg was told is coming, and lease it.
+    def watch(self, context: RequestContext, manifest: str, pending: PendingKv) -> AwaitedLanding:
+        """Await in the background what a decode engine waits for, and lease it.
 
-        `land` then awaits the same; `unwatch` must end it.
+        `land` then awaits the same. The caller must cancel its task; a lease stays the context's.
         """
-        assert context.route.plan is not None
-        manifest = context.route.plan.decode.manifest or ""
         wait = self._wait(context, manifest, pending.blocks, pending.wait_s)
         task = asyncio.create_task(wait, name="landing")
         context.route.watch = AwaitedLanding(manifest, pending.blocks, task)
+        return context.route.watch
 
-    def unwatch(self, context: RequestContext) -> None:
-        """Give up what `watch` began, if it has not ended; a lease stays the context's."""
-        if context.route.watch is not None:
-            context.route.watch.task.cancel()
-
-    async def begins(self, context: RequestContext, pending: PendingKv, blocks: int) -> bool:
+    async def first_landed(
+        self, context: RequestContext, manifest: str, pending: PendingKv, blocks: int
+    ) -> bool:
         """Wait for the first `blocks` that the store did not hold; whether they landed."""
-        assert self._store is not None
-        assert context.route.plan is not None
-        manifest, hashes = context.route.plan.decode.manifest or "", context.prompt.hashes or b""
-        held = context.prompt.stored.get(manifest, 0) if context.prompt.stored else 0
-        first, upto = max(0, held - 1), min(held + blocks, pending.blocks)
-        chain = hashes[first * HASH_BYTES : upto * HASH_BYTES]
-        landing = await self._store.wait(
-            manifest, chain, max(0, upto - first), pending.wait_s, lease=False
+        held = _stored(context, manifest)
+        upto = min(held + blocks, pending.blocks)
+        landing = await self._wait_at_store(
+            context, manifest, held, upto, pending.wait_s, lease=False
         )
         return landing.outcome is LandingOutcome.LANDED
 
     async def _watched(
-        self, context: RequestContext, handoff: Handoff, upto: int
+        self, context: RequestContext, manifest: str, upto: int
     ) -> LandingResult | None:
-        """What is awaited already, if it is what the hand-off promises; else that is given up."""
+        """The result of `watch`, if it is for what the hand-off promises; else it is cancelled."""
         watch = context.route.watch
         if watch is None or watch.landed:
             return watch.task.result() if watch is not None else None
-        if watch.manifest == handoff.manifest and upto >= watch.blocks and not watch.task.done():
+        if watch.manifest == manifest and upto >= watch.blocks and not watch.task.done():
             await asyncio.wait({watch.task}, timeout=self.timeout_s)
             if watch.landed:
                 return watch.task.result()
@@ -140,31 +126,46 @@ class LandingWaiter:
     async def _wait(
         self, context: RequestContext, manifest: str, upto: int, timeout_s: float
     ) -> LandingResult:
-        """Wait for the first `upto` blocks of the prompt; fills what the context knows and holds.
-
-        The last block that was there already stands for all before it, which are not sent again:
-        no block goes from the store before those that follow it.
-        """
-        assert self._store is not None
-        hashes = context.prompt.hashes or b""
-        held = context.prompt.stored.get(manifest, 0) if context.prompt.stored else 0
-        first = max(0, min(held, upto) - 1)
-        chain = hashes[first * HASH_BYTES : upto * HASH_BYTES]
-        landing = await self._store.wait(manifest, chain, upto - first, timeout_s)
-        context.route.landed_blocks = first + landing.blocks if landing.blocks else 0
+        """Wait for the first `upto` blocks of the prompt; notes and leases them in the context."""
+        held = min(_stored(context, manifest), upto)
+        landing = await self._wait_at_store(context, manifest, held, upto, timeout_s, lease=True)
+        route, first = context.route, max(0, held - 1)
+        route.landed_blocks = first + landing.blocks if landing.blocks else 0
         if landing.outcome is LandingOutcome.LANDED:
-            context.route.landed_blocks = upto
+            route.landed_blocks = upto
         if context.timing.first_s and landing.lease is not None:
             landing.lease.release()  # the prompt is in the engine already
         else:
             context.held.lease = landing.lease
         return landing
 
+    async def _wait_at_store(
+        self,
+        context: RequestContext,
+        manifest: str,
+        held: int,
+        upto: int,
+        timeout_s: float,
+        *,
+        lease: bool,
+    ) -> LandingResult:
+        """Wait for blocks up to `upto`, of which the store had `held`.
+
+        The last block that was there already stands for all before it, whose hashes are not sent
+        again: a block leaves the store only after those that follow it.
+        """
+        if self._store is None:
+            return LandingResult(LandingOutcome.STORE_AWAY)
+        first = max(0, held - 1)
+        chain = (context.prompt.hashes or b"")[first * HASH_BYTES : upto * HASH_BYTES]
+        count = max(0, upto - first)
+        return await self._store.wait(manifest, chain, count, timeout_s, lease=lease)
+
     def _missing(self, context: RequestContext, handoff: Handoff, landed_blocks: int) -> int:
         """Tokens of whole blocks that neither landed nor are known to be with the decode engine.
 
-        Also where the prefill engine promised fewer blocks than the prompt has: its own way to the
-        store may be cut.
+        Also if the prefill engine promised fewer blocks than the prompt has: its own connection to
+        the store may be down.
         """
         domain, plan = context.prompt.domain, context.route.plan
         block_tokens = handoff.block_tokens or (domain.block_tokens if domain else 0)
@@ -176,20 +177,23 @@ class LandingWaiter:
 
     def _hashes(self, context: RequestContext, handoff: Handoff | None) -> bytes:
         """The chain of the prompt, from what is known or from the ids that the engine answered."""
-        if context.prompt.hashes is not None:
-            return context.prompt.hashes
-        request = context.request
-        if request is None or not context.prompt.hashable or context.prompt.domain is None:
+        request, prompt = context.request, context.prompt
+        if prompt.hashes is not None:
+            return prompt.hashes
+        if not prompt.hashable or prompt.domain is None:
             return b""
-        told = None
-        if handoff is not None and handoff.block_tokens:
-            told = HashDomain(handoff.block_tokens, handoff.root or context.prompt.domain.root)
-        if request.ids is not None:
-            context.prompt.hashes = hash_prompt(self._chains, context, request.ids, told)
-        elif context.prompt.tokens is not None:
-            context.prompt.hashes = hash_prompt(
-                self._chains, context, context.prompt.tokens.ids, told
-            )
-        elif handoff is not None and handoff.ids is not None:
-            context.prompt.hashes = hash_prompt(self._chains, context, handoff.ids, told)
-        return context.prompt.hashes or b""
+        domain, ids = prompt.domain, request.ids
+        if ids is None and prompt.tokens is not None:
+            ids = prompt.tokens.ids
+        if handoff is not None:
+            ids = ids if ids is not None else handoff.ids
+            if handoff.block_tokens:  # the engine's answer counts, not what it said when it joined
+                domain = HashDomain(handoff.block_tokens, handoff.root or domain.root)
+        if ids is not None:
+            prompt.hashes = hash_prompt(self._hash_cache, context, ids, domain)
+        return prompt.hashes or b""
+
+
+def _stored(context: RequestContext, manifest: str) -> int:
+    """Leading blocks of the prompt that the store held when the request was planned."""
+    return context.prompt.stored.get(manifest, 0) if context.prompt.stored else 0

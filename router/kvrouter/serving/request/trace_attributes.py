@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from kvrouter.openai.request import UNREAD
+
 if TYPE_CHECKING:
     from kvrouter.openai.request import Request
     from kvrouter.serving.request.context import RequestContext
-    from kvrouter.serving.request.request_metrics import Parts
+    from kvrouter.serving.request.ttft_parts import Parts
     from kvrouter.telemetry.tracing.trace import Attributes, Span
 
 _OPERATIONS: Final = {"completion": "text_completion", "chat": "chat"}
@@ -25,11 +27,28 @@ def end_request(context: RequestContext, span: Span, parts: Parts, now_s: float)
     """Fill the span of a request that has ended."""
     span.ended_s = now_s
     span.attributes = {**_answer(context), **_times(context, parts, now_s)}
-    if context.request is not None:
+    if context.request is not UNREAD:
         span.attributes.update(_request(context.request))
     status = context.exchange.status
     if status >= 500 or context.outcome.reason == "broken":
         span.error = (context.outcome.error or context.outcome.reason)[:_MAX_CHARS]
+
+
+def end_passed_through(context: RequestContext, span: Span, status: int, now_s: float) -> None:
+    """Fill the span of a request that one engine answered."""
+    found: dict[str, str | int | None] = {
+        "http.request.method": context.exchange.method,
+        "url.path": context.exchange.path,
+        "http.response.status_code": status,
+        "gen_ai.request.id": context.request_id,
+        "gen_ai.request.model": context.model or None,
+        "kvrouter.decode_engine": context.route.decode_engine,
+        "kvrouter.attempts": context.route.attempts,
+    }
+    span.attributes = {name: value for name, value in found.items() if value is not None}
+    span.ended_s = now_s
+    if status >= 500:
+        span.error = (context.outcome.error or str(status))[:_MAX_CHARS]
 
 
 def _answer(context: RequestContext) -> Attributes:

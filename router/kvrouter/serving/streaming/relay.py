@@ -1,15 +1,16 @@
-"""A streamed answer from an engine to a client, with back-pressure.
+"""A streamed answer on its way from an engine to a client, with back-pressure.
 
-Pieces go on from within the read callback, in the engine's own chunk frames where the client speaks
-HTTP/1.1; no task wakes for them. It is the seam at which kvcore could take a stream over. Only
-pieces that have something to tidy, and those that cut an event in two, go on in whole events.
+Pieces go on from within the read callback, in the engine's own chunk frames if the client speaks
+HTTP/1.1; no task wakes for them. Only pieces that have something to tidy, and those that cut an
+event in two, go on as whole events.
 """
 
 from collections.abc import Callable
 
 from kvrouter._native import Buckets, StreamFeed
 from kvrouter.errors import ApiError
-from kvrouter.http.client.response import EngineResponse, unframed
+from kvrouter.http.client.response import EngineResponse
+from kvrouter.http.headers import unchunk
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.openai.response import MARKS, finish_reason, generated_tokens, prompt_tokens
 from kvrouter.openai.sse import MAX_EVENT_BYTES, EventBuffer, error_events, is_done
@@ -19,17 +20,15 @@ Tidy = Callable[[bytes], bytes]
 
 
 class Relay:
-    """Sink of one stream.
-
-    An event that has not come whole when the stream breaks off is not passed on at all.
+    """Body sink of one stream. An event that is not whole when the stream breaks off is dropped.
 
     Args:
         exchange: the client's.
         answer: the engine's.
         gaps: takes the times between events.
         tidy: changes events.
-        every: whether it may change any event; else only those with one of `tidy.MARKS`: the
-            others go on as they come.
+        every: whether it may change any event; else only those with one of `MARKS`: the others go
+            on as they come.
     """
 
     __slots__ = ("_answer", "_begun", "_buffer", "_every", "_exchange", "_feed", "_tidy", "_whole")
@@ -62,8 +61,18 @@ class Relay:
 
     @property
     def generated(self) -> int:
-        """Tokens passed on so far: as usage tells, else one for each event."""
+        """Tokens passed on so far: by usage, else one for each event."""
         return generated_tokens(self._feed.tail, self._feed.events, whole=self._whole)
+
+    @property
+    def finish_reason(self) -> str:
+        """Why generation ended, by the last events; "unknown" if they do not say."""
+        return finish_reason(self._feed.tail)
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Tokens of the prompt by the last usage; None if the last events have none."""
+        return prompt_tokens(self._feed.tail)
 
     @property
     def paused(self) -> bool:
@@ -72,7 +81,7 @@ class Relay:
 
     @property
     def passer(self) -> Callable[[bytes], None] | None:
-        """Takes chunk frames as they came from the engine, where the client takes them.
+        """Takes chunk frames as they came from the engine, if the client takes them.
 
         The first piece came before its marks were watched for, so it is looked at here.
         """
@@ -87,14 +96,12 @@ class Relay:
         self._pass_events(data)
 
     async def run(self, idle_s: float, *, end: bool = True) -> None:
-        """Relay to the end of the answer, which must not stop for longer than `idle_s`.
+        """Relay to the end of the answer, which must not stop for longer than `idle_s` seconds.
 
-        Args:
-            idle_s: seconds.
-            end: whether the client's answer ends with it.
+        With `end` the client's answer ends with it.
 
         Raises:
-            UpstreamError: the engine's answer broke off; `fail` can tell the client.
+            UpstreamError: the engine's answer broke off; `fail` can say so to the client.
         """
         self._exchange.throttle = self._answer
         self._exchange.on_close(self._answer.close)  # before another piece comes
@@ -104,25 +111,17 @@ class Relay:
             self._exchange.throttle = None
         self._finish(end=end)
 
-    def ended(self) -> bool:
-        """Whether a stream that broke off had said all: then the client's answer ends well here."""
-        if not is_done(self._feed.tail):
-            return False
-        self._finish(end=True)
-        return True
+    def finish_if_done(self) -> bool:
+        """End the client's answer well if the stream broke off after its end mark."""
+        done = is_done(self._feed.tail)
+        if done:
+            self._finish(end=True)
+        return done
 
     def fail(self, error: ApiError) -> None:
         """End the stream with an error event."""
         self._exchange.write(error_events(error))
         self._exchange.end()
-
-    def finish_reason(self) -> str:
-        """Why generation ended, as the last events say; "unknown" where they do not."""
-        return finish_reason(self._feed.tail)
-
-    def prompt_tokens(self) -> int | None:
-        """Tokens of the prompt, as the last usage says; None where the last events have none."""
-        return prompt_tokens(self._feed.tail)
 
     def _finish(self, *, end: bool) -> None:
         self._whole = True
@@ -132,7 +131,7 @@ class Relay:
             self._exchange.end()
 
     def _pass_frames(self, frames: bytes) -> None:
-        self._pass_events(unframed(frames))
+        self._pass_events(unchunk(frames))
 
     def _pass_events(self, data: bytes) -> None:
         """Pass on what is whole of the stream so far, and hold the rest."""

@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 
 from kvrouter.http.client.pool import Deadlines, Upstream, UpstreamError
-from kvrouter.http.client.response import unframed
 from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.http.failure import Failure
+from kvrouter.http.headers import unchunk
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-A: b\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -331,7 +331,7 @@ async def test_a_chunk_may_have_an_extension_or_be_large(
     answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
     sink = Sink(frames=frames)
     await answer.relay_to(sink, 5)
-    assert (unframed(sink.data) if frames else sink.data) == body
+    assert (unchunk(sink.data) if frames else sink.data) == body
     assert upstream.idle == 1
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter._native import Buckets, StreamFeed
-from kvrouter.http.client.response import unframed
+from kvrouter.http.headers import unchunk
 
 DONE = b"data: [DONE]\n\n"
 payloads = st.lists(
@@ -32,7 +32,7 @@ def test_however_a_stream_is_cut_whole_frames_come_out(parts: list[bytes], cuts:
         assert not feed.ended
         passed = feed.take(whole[start:end])
         out += feed.frames() if passed is None else passed
-        assert unframed(out) == b"".join(parts)[: len(unframed(out))]
+        assert unchunk(out) == b"".join(parts)[: len(unchunk(out))]
     assert feed.ended
     assert not feed.bad
     assert out == framed(parts)
@@ -62,7 +62,7 @@ def test_what_is_no_chunked_body_is_told_as_bad_or_waits(data: bytes) -> None:
     passed = feed.take(data)
     out = feed.frames() if passed is None else passed
     assert data.startswith(out)
-    unframed(out)
+    unchunk(out)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_a_large_chunk_goes_on_as_it_comes(size: int, cuts: list[int]) -> None:
     for start, end in pairwise(places):
         passed = feed.take(whole[start:end])
         out += feed.frames() if passed is None else passed
-        assert end - len(unframed(out)) < 64  # nothing is held but a line or a small frame
+        assert end - len(unchunk(out)) < 64  # nothing is held but a line or a small frame
     assert feed.ended
-    assert unframed(out) == b"data: a\n\n" + body + b"data: b\n\n"
+    assert unchunk(out) == b"data: a\n\n" + body + b"data: b\n\n"
     assert feed.events == 3
 
 
@@ -158,7 +158,7 @@ def test_what_is_not_marked_is_whole_events_without_a_mark(
     for start, end in pairwise(places):
         passed = feed.take(whole[start:end])
         frames = feed.frames() if passed is None else passed
-        piece = unframed(frames)
+        piece = unchunk(frames)
         if piece and not feed.marked:
             assert not before or before.endswith((b"\n\n", b"\r\n\r\n"))
             assert (before + piece).endswith((b"\n\n", b"\r\n\r\n"))

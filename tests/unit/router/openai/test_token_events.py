@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter.openai.request import Kind, parse
-from kvrouter.openai.token_events import Spoken
+from kvrouter.openai.token_events import SentTokens
 from kvrouter.serving.streaming.resumable import resumable
 
 Json = dict[str, Any]
@@ -71,12 +71,12 @@ def event(number: int, text: str, *, last: bool = False) -> bytes:
 
 @given(st.lists(st.sampled_from(["", "x", "yz"]), max_size=20))
 def test_tokens_whose_text_was_held_back_are_said_again(texts: list[str]) -> None:
-    spoken = Spoken()
-    spoken.take(b"".join(event(number, text) for number, text in enumerate(texts)))
+    sent = SentTokens()
+    sent.rewrite(b"".join(event(number, text) for number, text in enumerate(texts)))
     shown = max((number + 1 for number, text in enumerate(texts) if text), default=0)
-    spoken.go_on()
-    assert spoken.tokens == list(range(shown))
-    assert spoken.before == shown
+    sent.resume()
+    assert sent.tokens == list(range(shown))
+    assert sent.earlier == shown
 
 
 @given(st.lists(st.sampled_from(["", "x", "yz"]), min_size=1, max_size=20), st.data())
@@ -85,27 +85,27 @@ def test_a_client_that_asked_for_token_ids_is_told_each_once(
 ) -> None:
     events = [event(n, text, last=n + 1 == len(texts)) for n, text in enumerate(texts)]
     cut = data.draw(st.integers(0, len(texts) - 1))
-    spoken = Spoken(show_ids=True)
-    seen = b"".join(map(spoken.take, events[:cut]))
-    spoken.go_on()
-    seen += b"".join(map(spoken.take, events[spoken.before :]))
+    sent = SentTokens(show_ids=True)
+    seen = b"".join(map(sent.rewrite, events[:cut]))
+    sent.resume()
+    seen += b"".join(map(sent.rewrite, events[sent.earlier :]))
     told = [json.loads(line[6:])["choices"][0] for line in seen.split(b"\n\n") if line]
     assert [number for choice in told for number in choice["token_ids"]] == list(range(len(texts)))
     assert "".join(choice["text"] for choice in told) == "".join(texts)
 
 
 def test_an_engine_that_does_not_name_its_tokens_is_not_followed() -> None:
-    spoken = Spoken()
-    spoken.take(b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n')
-    assert not spoken.told
+    sent = SentTokens()
+    sent.rewrite(b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n')
+    assert not sent.known
 
 
 def test_an_engine_that_dies_after_its_last_token_owes_usage_and_the_end() -> None:
-    spoken = Spoken()
-    spoken.take(event(1, "a") + event(2, "b", last=True))
-    assert spoken.finish == "length"
-    assert spoken.ending(None) == b"data: [DONE]\n\n"
-    owed, end, rest = spoken.ending(7).split(b"\n\n")
+    sent = SentTokens()
+    sent.rewrite(event(1, "a") + event(2, "b", last=True))
+    assert sent.finish == "length"
+    assert sent.missing_end(None) == b"data: [DONE]\n\n"
+    owed, end, rest = sent.missing_end(7).split(b"\n\n")
     usage = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
     assert json.loads(owed.removeprefix(b"data: ")) == {"id": "a", "choices": [], "usage": usage}
     assert (end, rest) == (b"data: [DONE]", b"")
@@ -126,77 +126,77 @@ ROLE = {"role": "assistant", "content": ""}
     [{"reasoning": "hm"}, {"reasoning_content": "hm"}, {"tool_calls": [{"index": 0}]}],
 )
 def test_a_chat_that_has_said_more_than_text_is_not_followed(delta: Json) -> None:
-    spoken = Spoken("chat")
-    spoken.take(chunk(ROLE, prompt_token_ids=[1, 2]))
-    spoken.take(chunk({"content": "a"}, [3]))
-    assert spoken.told
-    spoken.take(chunk(delta, [4]))
-    assert not spoken.told
+    sent = SentTokens("chat")
+    sent.rewrite(chunk(ROLE, prompt_token_ids=[1, 2]))
+    sent.rewrite(chunk({"content": "a"}, [3]))
+    assert sent.known
+    sent.rewrite(chunk(delta, [4]))
+    assert not sent.known
 
 
 def test_a_role_is_said_once() -> None:
-    spoken = Spoken("chat")
-    assert json.loads(spoken.take(chunk(ROLE, prompt_token_ids=[1, 2]))[6:]) == {
+    sent = SentTokens("chat")
+    assert json.loads(sent.rewrite(chunk(ROLE, prompt_token_ids=[1, 2]))[6:]) == {
         "id": "a",
         "choices": [{"index": 0, "delta": ROLE, "finish_reason": None}],
     }
-    assert spoken.prompt == b"[1,2]"
-    spoken.take(chunk({"content": "a"}, [3]))
-    spoken.go_on(b"[1,2,3]")
-    assert spoken.take(chunk(ROLE, prompt_token_ids=[1, 2, 3])) == b""
+    assert sent.prompt == b"[1,2]"
+    sent.rewrite(chunk({"content": "a"}, [3]))
+    sent.resume(b"[1,2,3]")
+    assert sent.rewrite(chunk(ROLE, prompt_token_ids=[1, 2, 3])) == b""
     both = chunk({"role": "assistant", "content": "b"}, [4])
-    assert b"role" not in spoken.take(both)
-    assert (spoken.tokens, spoken.failure) == ([3, 4], None)
+    assert b"role" not in sent.rewrite(both)
+    assert (sent.tokens, sent.failure) == ([3, 4], None)
 
 
 @pytest.mark.parametrize("told", [{"prompt_token_ids": [1, 2]}, {}])
 def test_an_engine_that_does_not_go_on_from_the_tokens_it_was_given_is_not_believed(
     told: Json,
 ) -> None:
-    spoken = Spoken("chat")
-    spoken.take(chunk(ROLE, prompt_token_ids=[1, 2]) + chunk({"content": "a"}, [3]))
-    spoken.go_on(b"[1, 2, 3]")
-    assert spoken.take(chunk(ROLE, **told) + chunk({"content": "a"}, [3])) == b""
-    assert spoken.failure is not None
-    assert spoken.tokens == [3]
+    sent = SentTokens("chat")
+    sent.rewrite(chunk(ROLE, prompt_token_ids=[1, 2]) + chunk({"content": "a"}, [3]))
+    sent.resume(b"[1, 2, 3]")
+    assert sent.rewrite(chunk(ROLE, **told) + chunk({"content": "a"}, [3])) == b""
+    assert sent.failure is not None
+    assert sent.tokens == [3]
 
 
 @pytest.mark.parametrize("kind", ["completion", "chat"])
 def test_an_error_of_the_engine_is_kept_from_the_client(kind: Kind) -> None:
-    spoken = Spoken(kind)
+    sent = SentTokens(kind)
     error = b'{"error": {"message": "EngineCore died", "code": 500}}'
-    assert spoken.take(b"data: " + error + b"\n\ndata: [DONE]\n\n") == b""
-    assert (spoken.error, spoken.ended) == (error, False)
-    assert spoken.failure is not None
+    assert sent.rewrite(b"data: " + error + b"\n\ndata: [DONE]\n\n") == b""
+    assert (sent.error, sent.done) == (error, False)
+    assert sent.failure is not None
 
 
 def test_an_error_is_the_clients_where_no_other_engine_goes_on() -> None:
-    spoken = Spoken(resumes=False)
+    sent = SentTokens(resumes=False)
     error = b'data: {"error": {"message": "EngineCore died", "code": 500}}\n\ndata: [DONE]\n\n'
-    assert spoken.take(error) == error
-    assert (spoken.told, spoken.ended, spoken.failure) == (False, True, None)
+    assert sent.rewrite(error) == error
+    assert (sent.known, sent.done, sent.failure) == (False, True, None)
 
 
 def test_an_error_of_the_request_is_the_clients() -> None:
-    spoken = Spoken()
+    sent = SentTokens()
     error = b'data: {"error": {"message": "no", "code": 400}}\n\n'
-    assert spoken.take(error) == error
-    assert spoken.failure is None
+    assert sent.rewrite(error) == error
+    assert sent.failure is None
 
 
 def test_an_engine_that_dies_after_the_end_mark_owes_nothing() -> None:
-    spoken = Spoken()
-    spoken.take(event(1, "a", last=True) + b"data: [DONE]\n\n")
-    assert spoken.ending(7) == b""
+    sent = SentTokens()
+    sent.rewrite(event(1, "a", last=True) + b"data: [DONE]\n\n")
+    assert sent.missing_end(7) == b""
 
 
 def test_cached_tokens_are_of_the_prompt() -> None:
-    spoken = Spoken()
-    spoken.take(event(1, "a") + event(2, "b"))
-    spoken.go_on()
+    sent = SentTokens()
+    sent.rewrite(event(1, "a") + event(2, "b"))
+    sent.resume()
     details = {"cached_tokens": 9}
     usage = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": details}
-    last = spoken.take(b"data: %b\n\n" % json.dumps({"choices": [], "usage": usage}).encode())
+    last = sent.rewrite(b"data: %b\n\n" % json.dumps({"choices": [], "usage": usage}).encode())
     told = json.loads(last[6:])["usage"]
     assert (told["prompt_tokens"], told["completion_tokens"]) == (7, 6)
     assert told["prompt_tokens_details"] == {"cached_tokens": 7}

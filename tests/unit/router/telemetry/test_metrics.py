@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter.serving.request.context import Timing
-from kvrouter.serving.request.request_metrics import parts_of
+from kvrouter.serving.request.ttft_parts import parts_of
 from kvrouter.telemetry.metrics import PARTS, TTFT_BUCKETS, Histogram, Metrics
 from kvrouter.tools.docs.metrics import metrics_page, router_rows, simulator_rows, store_rows
 

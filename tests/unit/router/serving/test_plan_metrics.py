@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.routing.plan import Plan, RouteInputs
+from kvrouter.serving.legs.inputs import hits, note_plan
 from kvrouter.serving.request.context import RequestContext, Timing
-from kvrouter.serving.request.request_metrics import hits, note_plan
 from kvrouter.telemetry.metrics import Metrics
 
 
@@ -17,18 +17,19 @@ def engine(manifest: str | None = "m") -> Engine:
     return Engine("127.0.0.1:1", Role.DECODE, identity=identity)
 
 
-def planned(decode: Engine, why: str, took_s: float) -> RequestContext:
-    made = RequestContext(cast("Any", None), cast("Any", None), "id", b"", Timing(10.0))
-    made.route.plan, made.timing.planned_s = Plan(None, decode, 0, why), 10.0 + took_s
+def planned(took_s: float) -> RequestContext:
+    made = RequestContext(cast("Any", None), "id", b"", Timing(10.0))
+    made.timing.planned_s = 10.0 + took_s
     return made
 
 
 def test_a_plan_is_counted_by_its_reason_and_its_tokens_by_where_they_are() -> None:
     metrics, decode = Metrics(), engine()
-    one, other = planned(decode, "prefill", 0.5), planned(decode, "little missing", 1.5)
+    one, other = planned(0.5), planned(1.5)
     held = RouteInputs(100, [], block_tokens=16, matches={decode: 2}, store_blocks={"m": 3})
-    note_plan(one, held, metrics)
-    note_plan(other, RouteInputs(48, [], block_tokens=16, store_blocks={"m": 3, "x": 9}), metrics)
+    note_plan(one, Plan(None, decode, 0, "prefill"), held, metrics)
+    stored = RouteInputs(48, [], block_tokens=16, store_blocks={"m": 3, "x": 9})
+    note_plan(other, Plan(None, decode, 0, "little missing"), stored, metrics)
     assert (one.route.hit_engine, one.route.hit_store) == (32, 16)
     assert (other.route.hit_engine, other.route.hit_store) == (0, 48)
     assert metrics.plans == {"prefill": 1, "little missing": 1}
@@ -51,5 +52,5 @@ def test_hits_and_misses_of_a_prompt_add_up_to_it(prompt: int, own: int, stored:
     inputs = RouteInputs(
         prompt, [], block_tokens=16, matches={decode: own}, store_blocks={"m": stored}
     )
-    note_plan(planned(decode, "prefill", 0.0), inputs, metrics)
+    note_plan(planned(0.0), Plan(None, decode, 0, "prefill"), inputs, metrics)
     assert sum(metrics.hit_tokens.values()) == prompt

@@ -1,0 +1,278 @@
+"""Where the answers of all shares of a request meet and go to the client as one."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from kvrouter._native import StreamFeed
+from kvrouter.http.client.pool import UpstreamError
+from kvrouter.http.failure import Failure
+from kvrouter.openai import sse
+from kvrouter.openai.response import finish_reason, generated_tokens, prompt_tokens
+from kvrouter.serving.choices.merge import (
+    BadShare,
+    ShareError,
+    StreamMerge,
+    answer_id,
+    merge_answers,
+)
+from kvrouter.serving.streaming.resume import (
+    StreamBroken,
+    broken,
+    check_end,
+    leave_if_failed,
+    sent_tokens,
+)
+from kvrouter.serving.streaming.sinks import SSE_FIELDS, broke_off, compare_prompts, note_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvrouter._native import Buckets
+    from kvrouter.engines.engine import Engine
+    from kvrouter.http.client.pool import EngineResponse
+    from kvrouter.http.server.exchange import Exchange
+    from kvrouter.openai.token_events import SentTokens
+    from kvrouter.serving.choices.merge import Piece
+    from kvrouter.serving.choices.split import Share
+    from kvrouter.serving.legs.engine_client import EngineClient
+    from kvrouter.serving.request.context import RequestContext
+    from kvrouter.serving.streaming.resume import Resumption
+    from kvrouter.telemetry.metrics import Metrics
+
+
+class Gathering:
+    """Merges the answers of a request's shares, and answers the client.
+
+    Args:
+        context: the request's.
+        client: reports engines that break off; knows their deadlines.
+        metrics: counts and times.
+    """
+
+    def __init__(self, context: RequestContext, client: EngineClient, metrics: Metrics) -> None:
+        self._context = context
+        self._exchange = context.exchange
+        self._client = client
+        self._metrics = metrics
+        self._answer_id = answer_id(context.request.kind, context.request_id)
+        self._merge = StreamMerge(self._answer_id)
+        self._answers: dict[int, Piece] = {}
+        self._throttle = _Throttle()
+
+    def whole(self, share: Share, part: RequestContext, body: bytes) -> None:
+        """Keep an answer until all are there."""
+        note_answer(part, body, self._metrics)
+        self._answers[share.first] = share, body, part.route.cached_tokens
+
+    def add_events(self, share: Share, part: RequestContext, events: bytes) -> None:
+        """Mix in whole events of a share."""
+        for event in sse.split_events(events):
+            self._exchange.write(self._merge.event(share, event, part.route.cached_tokens)[0])
+
+    async def stream(
+        self, sink: ShareSink, part: RequestContext, engine: Engine, answer: EngineResponse
+    ) -> None:
+        """Mix a stream of a share into the client's, event by event.
+
+        Raises:
+            ApiError: 502: it broke off.
+            StreamBroken: it broke off, and may go on at another engine.
+            BadShare: it cannot be mixed with the others.
+            ShareError: the engine ended it with an error.
+        """
+        exchange, sent = self._exchange, sink.sent
+        part.answer_began(monotonic())
+        if not exchange.started:
+            exchange.start(200, fields=SSE_FIELDS + self._context.answer_fields, hold=True)
+            exchange.throttle = self._throttle
+        gaps = self._metrics.gaps.buckets
+        stream = part.stream = _ShareStream(self._merge, sink, part, answer, exchange, gaps=gaps)
+        exchange.on_close(answer.close)  # before another piece comes
+        try:
+            with self._throttle.holding(answer):
+                await answer.relay_to(stream, self._client.deadlines.idle_s)
+            stream.finish()
+        except UpstreamError as error:
+            if stream.problem is not None:
+                raise stream.problem from None
+            if sent is not None:
+                raise broken(self._client, engine, error, sent) from None
+            part.outcome.error = str(self._client.failed(engine, error))
+            if not sse.is_done(stream.tail):
+                raise broke_off() from None
+        finally:
+            part.outcome.generated = stream.generated
+            stream.problem = None  # its traceback holds this frame
+        if sent is not None:
+            check_end(self._client, engine, sent)
+        part.outcome.reason = finish_reason(stream.tail)
+        if "stream_options" in sink.share.request.spans:
+            compare_prompts(part, prompt_tokens(stream.tail), self._metrics)
+
+    def finish(self) -> None:
+        """End the client's answer: all shares have ended well.
+
+        Raises:
+            BadShare: they do not make one answer.
+        """
+        if self._context.request.stream:
+            self._exchange.write(self._merge.end())
+            self._exchange.end()
+            return
+        pieces = [self._answers[first] for first in sorted(self._answers)]
+        body = merge_answers(pieces, self._answer_id)
+        self._exchange.respond(200, body, fields=self._context.answer_fields)
+
+
+class ShareSink:
+    """The sink of one share: its answer goes to where all of them meet.
+
+    Attributes:
+        share: whose answer it takes.
+        first: the context of the share's first leg, if others may follow.
+        sent: what was sent of a stream that may go on at another engine; None: it may not.
+    """
+
+    def __init__(self, share: Share, gathering: Gathering) -> None:
+        self.share = share
+        self._gathering = gathering
+        self.first: RequestContext | None = None
+        self.sent: SentTokens | None = None
+
+    async def resume(self, resumption: Resumption, part: RequestContext) -> None:
+        """Have a share's stream mixed in, by as many engines as it takes.
+
+        Raises:
+            ApiError, ShareError: it cannot go on.
+            Refused: no engine can do it.
+        """
+        sent = self.sent = sent_tokens(part)
+        self.first = part
+        try:
+            last = await resumption.run_into(part, self, sent)
+        except StreamBroken:
+            if sent.error is not None:
+                raise ShareError(sent.error) from None
+            raise broke_off() from None
+        self._gathering.add_events(self.share, part, last)
+
+    async def stream(self, context: RequestContext, engine: Engine, answer: EngineResponse) -> None:
+        """Mix a stream into the client's."""
+        await self._gathering.stream(self, context, engine, answer)
+
+    def whole(self, context: RequestContext, body: bytes) -> None:
+        """Keep an answer until all are there."""
+        self._gathering.whole(self.share, context, body)
+
+
+class _Throttle:
+    """Passes the client's back-pressure on to every engine that streams."""
+
+    def __init__(self) -> None:
+        self._answers: set[EngineResponse] = set()
+
+    @contextmanager
+    def holding(self, answer: EngineResponse) -> Iterator[None]:
+        """Throttle `answer` too, while the context lasts."""
+        self._answers.add(answer)
+        try:
+            yield
+        finally:
+            self._answers.discard(answer)
+
+    def pause(self) -> None:
+        """The client reads too slowly."""
+        for answer in self._answers:
+            answer.pause()
+
+    def resume(self) -> None:
+        """The client caught up."""
+        for answer in self._answers:
+            answer.resume()
+
+
+class _ShareStream:
+    """Body sink of one share's stream: passes on, event by event, what is the client's.
+
+    Attributes:
+        problem: why it was given up, if it was.
+        events: events with choices that were passed on.
+    """
+
+    passer = None  # chunk frames are the engine's own: they cannot be passed on as they are
+
+    def __init__(
+        self,
+        merge: StreamMerge,
+        sink: ShareSink,
+        part: RequestContext,
+        answer: EngineResponse,
+        exchange: Exchange,
+        *,
+        gaps: Buckets,
+    ) -> None:
+        self._merge = merge
+        self._sink = sink
+        self._first = sink.first or part
+        self._answer = answer
+        self._exchange = exchange
+        self._buffer = sse.EventBuffer()
+        self._feed = answer.feed or StreamFeed()
+        self._feed.count_into(gaps)
+        self.problem: BadShare | ShareError | None = None
+        self.events = 0
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client reads too slowly."""
+        return self._exchange.paused
+
+    def write(self, data: bytes) -> None:
+        """Take a piece; one that cannot be mixed ends the stream with `problem`."""
+        if self.problem is not None:
+            return
+        if self._answer.feed is None:
+            self._feed.note(data)
+        try:
+            self._pass(sse.split_events(self._buffer.take(data)))
+            if len(self._buffer) > sse.MAX_EVENT_BYTES:
+                raise BadShare("an event that does not end")
+        except (BadShare, ShareError) as problem:
+            self.problem = problem
+            self._answer.failed(UpstreamError(Failure.ANSWER, str(problem)))
+            self._answer.close()
+
+    def finish(self) -> None:
+        """The whole body has come: take what is left of it, without an end of its own.
+
+        Raises:
+            BadShare, ShareError: `problem`, or it cannot be passed on.
+        """
+        if self.problem is not None:
+            raise self.problem
+        rest = self._buffer.rest()
+        if rest.strip():
+            self._pass([rest])
+
+    @property
+    def tail(self) -> bytes:
+        """The last bytes of the engine's stream."""
+        return self._feed.tail
+
+    @property
+    def generated(self) -> int:
+        """Tokens passed on so far: by usage, else one for each event."""
+        return generated_tokens(self.tail, self.events, whole=sse.is_done(self.tail))
+
+    def _pass(self, events: list[bytes]) -> None:
+        share, sent, cached = self._sink.share, self._sink.sent, self._first.route.cached_tokens
+        for event in events:
+            seen = event if sent is None else sent.rewrite(event)
+            frame, choices = self._merge.event(share, seen, cached)
+            self.events += choices
+            self._exchange.write(frame)
+        if sent is not None:
+            leave_if_failed(self._answer, sent)

@@ -1,0 +1,292 @@
+"""Asks engines over kept connections, and reports to the pool how they did.
+
+It never chooses an engine and never tries another one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from kvrouter.engines.engine import Role
+from kvrouter.errors import ApiError
+from kvrouter.http.client.pool import Deadlines, EngineResponse, Links, Upstream, UpstreamError
+from kvrouter.http.failure import Failure
+from kvrouter.serving.request.forwarded_headers import without_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from kvrouter.credentials.engine_keys import WorkerKeys
+    from kvrouter.credentials.tls import Trust
+    from kvrouter.engines.engine import Engine
+    from kvrouter.engines.pool import EnginePool
+    from kvrouter.http.deadlines import DeadlineTimer
+    from kvrouter.telemetry.metrics import Metrics
+
+MAX_ATTEMPTS: Final = 3
+"""Engines asked at most for one leg of one request."""
+NOT_TAKEN: Final = frozenset({Failure.REFUSED, Failure.CONNECT})
+"""Failures of an engine that has not seen the request."""
+MAX_ANSWER_BYTES: Final = 64 << 20
+MAX_ERROR_BYTES: Final = 1 << 20
+_NO_RANK: Final = re.compile(rb"(?:data_parallel_rank \d+ is|routed_dp_rank=\d+) out of range")
+"""How vLLM and SGLang refuse a rank (input_processor.py; managers/tokenizer_manager.py)."""
+_CALL_DEADLINES: Final = Deadlines(connect_s=2.0, first_byte_s=5.0, idle_s=5.0)
+"""Of calls that are no legs."""
+_POST_FIELDS: Final = b"content-type: application/json\r\n"
+
+
+class LegFailed(Exception):
+    """An engine did not do its leg; another one may."""
+
+    def __init__(self, engine: Engine, failure: Failure, message: str) -> None:
+        super().__init__(f"{engine.address}: {message}")
+        self.engine = engine
+        self.failure = failure
+
+
+class EngineFull(LegFailed):
+    """An engine has no room (429): it has done nothing, and is not ill."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine, Failure.STATUS, "it is full")
+
+
+class Refused(Exception):
+    """An engine refused the request itself (4xx): its answer is the client's answer."""
+
+    def __init__(self, status: int, body: bytes, content_type: str) -> None:
+        super().__init__(f"refused with {status}")
+        self.status = status
+        self.body = body
+        self.content_type = content_type
+
+
+def decode_error(failed: LegFailed) -> ApiError:
+    """What the client gets if no engine did its part."""
+    if failed.failure is Failure.TIMEOUT:
+        return ApiError(504, "The engine did not answer in time.")
+    if failed.failure is Failure.ANSWER:
+        return ApiError(502, "The engine's answer cannot be served.")
+    return ApiError(503, "No decode engine could answer.", retry_after_s=1)
+
+
+def encoding(answer: EngineResponse) -> str | None:
+    """The coding of an answer's body, if it has one although none was asked for."""
+    coding = answer.header(b"content-encoding")
+    return None if coding is None or coding.lower() == "identity" else coding[:40]
+
+
+def check_plain(answer: EngineResponse) -> None:
+    """Look at the head of an answer whose body is to be read or passed on. Closes it on failure.
+
+    Raises:
+        UpstreamError: its body cannot be read.
+    """
+    coding = encoding(answer)
+    if coding is not None:
+        answer.close()
+        raise UpstreamError(Failure.ANSWER, f"its answer is encoded ({coding}), unasked")
+
+
+def check_begun(answer: EngineResponse) -> None:
+    """Look at a stream whose first piece has come.
+
+    Raises:
+        UpstreamError: it has ended without one.
+    """
+    if answer.complete and not answer.beginning(1):
+        raise UpstreamError(Failure.ANSWER, "a stream without an event")
+
+
+def _is_json(body: bytes) -> bool:
+    """Whether `body` can be an answer of OpenAI's API, by its first and last character alone."""
+    body = body.strip()
+    return body[:1] + body[-1:] in (b"{}", b"[]")
+
+
+class EngineClient:
+    """Owns the connections to all engines; `close` ends those that are idle.
+
+    Args:
+        pool: counts failures and successes of engines.
+        timer: checks deadlines.
+        deadlines: of every leg.
+        metrics: counts failures.
+        worker_keys: keys that engines get.
+        trust: certificates to trust for engines that are reached by HTTPS.
+    """
+
+    def __init__(
+        self,
+        pool: EnginePool,
+        timer: DeadlineTimer,
+        deadlines: Deadlines,
+        metrics: Metrics,
+        *,
+        worker_keys: WorkerKeys,
+        trust: Trust,
+    ) -> None:
+        self._pool = pool
+        self._timer = timer
+        self._metrics = metrics
+        self._worker_keys = worker_keys
+        self._trust = trust
+        self._upstreams: dict[Engine, Upstream] = {}
+        self._links: dict[Engine, Links] = {}
+        self.deadlines = deadlines
+
+    async def ask(  # noqa: PLR0917
+        self,
+        engine: Engine,
+        leg: Role,
+        path: str,
+        fields: bytes,
+        body: bytes,
+        deadlines: Deadlines,
+    ) -> EngineResponse:
+        """The head of an engine's 200 to a leg. The caller must take the body or close it.
+
+        Raises:
+            LegFailed: the engine is to blame.
+            Refused: the request is.
+            ApiError: the request is, in a body that cannot be read.
+        """
+        if engine.server.draining:  # since it was chosen
+            raise LegFailed(engine, Failure.REFUSED, "it is being removed")
+        try:
+            answer = await self._send(engine, path, fields, body, deadlines)
+            if answer.status == 200:
+                check_plain(answer)
+                return answer
+            content = await answer.read(MAX_ERROR_BYTES, deadlines.idle_s)
+        except UpstreamError as error:
+            raise self.failed(engine, error, leg) from None
+        if answer.status == 429:
+            raise self._full(engine, leg)
+        if engine.rank is not None and _NO_RANK.search(content):
+            self._pool.leave(engine)  # it has fewer ranks than it said: it is detected again
+            no_rank = UpstreamError(Failure.ANSWER, "it has no such data-parallel rank")
+            raise self.failed(engine, no_rank, leg)
+        judged = self._worker_keys.judged(engine.server.address, answer.status)
+        if 400 <= answer.status < 500 and not judged:
+            self._pool.succeeded(engine)
+            if encoding(answer) is not None:
+                raise ApiError(answer.status, f"The engine answers {answer.status}.")
+            content_type = answer.header(b"content-type") or "application/json"
+            raise Refused(answer.status, content, content_type)
+        bad_status = UpstreamError(Failure.STATUS, f"it answers {answer.status}")
+        raise self.failed(engine, bad_status, leg)
+
+    async def read(self, engine: Engine, answer: EngineResponse) -> bytes:
+        """The whole body of a decode leg's answer.
+
+        Raises:
+            LegFailed: it broke off, did not come in time, or is a 200 without JSON.
+        """
+        body = answer.whole(MAX_ANSWER_BYTES)
+        try:
+            if body is None:
+                body = await answer.read(MAX_ANSWER_BYTES, self.deadlines.idle_s)
+            if answer.status == 200 and not _is_json(body):
+                raise UpstreamError(Failure.ANSWER, f"its answer is no JSON: {body[:40]!r}")
+        except UpstreamError as error:
+            raise self.failed(engine, error) from None
+        return body
+
+    async def forward(
+        self, engine: Engine, path: str, fields: bytes, body: bytes
+    ) -> EngineResponse:
+        """The engine's answer to a request that is no leg, also if the engine refuses it.
+
+        The caller must take the answer to its end or close it, and report success to the pool.
+
+        Raises:
+            LegFailed: no answer came, or one that is about the engine and not about the request.
+        """
+        try:
+            answer = await self._send(engine, path, fields, body, self.deadlines)
+            status = answer.status
+            if status == 200:
+                check_plain(answer)
+            ours = self._worker_keys.judged(engine.server.address, status)
+            if status == 501 or (status < 500 and status != 429 and not ours):
+                return answer
+            await answer.read(MAX_ERROR_BYTES, self.deadlines.idle_s)
+            if status == 429:
+                raise self._full(engine, Role.DECODE)
+            raise UpstreamError(Failure.STATUS, f"it answers {status}")
+        except UpstreamError as error:
+            raise self.failed(engine, error) from None
+
+    async def call(
+        self, engine: Engine, path: str, body: bytes, fields: bytes = _POST_FIELDS
+    ) -> tuple[int, bytes]:
+        """Status and body of the engine's answer to a POST that serves no client, within seconds.
+
+        Raises:
+            OSError: no answer came.
+        """
+        try:
+            answer = await self._send(engine, path, fields, body, _CALL_DEADLINES)
+            return answer.status, await answer.read(MAX_ANSWER_BYTES, _CALL_DEADLINES.idle_s)
+        except UpstreamError as error:
+            raise OSError(str(error)) from None
+
+    async def post(self, engine: Engine, path: str, body: bytes) -> bytes:
+        """The same, of a 200 alone.
+
+        Raises:
+            OSError: no answer came.
+            ValueError: the answer is not a 200.
+        """
+        status, content = await self.call(engine, path, body)
+        if status != 200:
+            raise ValueError(f"{path} answers {status}")
+        return content
+
+    def failed(self, engine: Engine, error: UpstreamError, leg: Role = Role.DECODE) -> LegFailed:
+        """Count a failed leg and report it to the pool; returns the error to raise."""
+        self._metrics.upstream_errors[leg.value, error.failure.value] += 1
+        self._pool.failed(engine, error.failure)
+        return LegFailed(engine, error.failure, str(error))
+
+    def engine_left(self, engine: Engine) -> None:
+        """Close its idle connections; those in use end with their legs."""
+        upstream = self._upstreams.pop(engine, None)
+        if upstream is not None:
+            upstream.close()
+
+    def forget(self, engine: Engine) -> None:
+        """`engine` is removed for good; legs that still run on it break off."""
+        self.engine_left(engine)
+        links = self._links.pop(engine, None)
+        if links is not None and engine.requests:
+            links.cut()
+
+    def close(self) -> None:
+        """Close every idle connection."""
+        for engine in list(self._upstreams):
+            self.engine_left(engine)
+
+    def _full(self, engine: Engine, leg: Role) -> EngineFull:
+        self._metrics.upstream_errors[leg.value, "full"] += 1
+        return EngineFull(engine)
+
+    def _send(
+        self, engine: Engine, path: str, fields: bytes, body: bytes, deadlines: Deadlines
+    ) -> Awaitable[EngineResponse]:
+        """POST to the engine's rank, with the engine's key."""
+        if engine.rank_line:
+            fields = without_rank(fields) + engine.rank_line
+        fields = self._worker_keys.shown(engine.server.address, fields)
+        upstream = self._upstreams.get(engine) or self._connect(engine)
+        return upstream.send("POST", path, fields=fields, body=(body,), deadlines=deadlines)
+
+    def _connect(self, engine: Engine) -> Upstream:
+        links = self._links.setdefault(engine, Links())
+        tls = self._trust.context if engine.server.tls else None
+        upstream = Upstream(engine.host, engine.port, self._timer, links=links, tls=tls)
+        self._upstreams[engine] = upstream
+        return upstream

@@ -1,0 +1,119 @@
+"""The prefill leg with its landing, on another engine where one fails; else decode recomputes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvrouter.engines.compatibility import on_other_servers
+from kvrouter.errors import ApiError
+from kvrouter.http.failure import Failure
+from kvrouter.serving.legs.engine_client import MAX_ATTEMPTS, LegFailed
+from kvrouter.serving.legs.release import pinned
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvrouter.admission.recompute_budget import RecomputeBudget
+    from kvrouter.engines.engine import Engine
+    from kvrouter.engines.families import Families
+    from kvrouter.routing.plan import Plan, RouteInputs
+    from kvrouter.routing.policies.base import Policy
+    from kvrouter.serving.legs.landing import LandingWaiter
+    from kvrouter.serving.legs.leg import Legs
+    from kvrouter.serving.request.context import RequestContext
+
+
+class PrefillPhase:
+    """Brings a prompt's KV to where its decode engine loads it from.
+
+    Args:
+        policy: chooses other engines.
+        families: say how long an engine keeps what it hands over.
+        legs: does the legs.
+        landing_waiter: awaits landings.
+        budget: bounds what decode engines may compute for want of KV.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        families: Families,
+        legs: Legs,
+        landing_waiter: LandingWaiter,
+        budget: RecomputeBudget,
+    ) -> None:
+        self._policy = policy
+        self._families = families
+        self._legs = legs
+        self._landing_waiter = landing_waiter
+        self._budget = budget
+
+    async def run(self, context: RequestContext, inputs: RouteInputs, plan: Plan) -> None:
+        """Prefill the prompt as `plan` says, which names a prefill engine, and await its landing.
+
+        An engine that refuses connections has computed nothing, so another takes the leg. After
+        any other failure decode does without, while the budget allows, else another engine.
+
+        Raises:
+            ApiError: 429: the budget does not allow it.
+            Refused: an engine refused the request itself.
+        """
+        tried: list[Engine] = []
+        while plan.prefill is not None:
+            tried.append(plan.prefill)
+            try:
+                await self._prefill(context, plan.prefill, plan.prefill_tokens)
+                return
+            except LegFailed as failed:
+                if context.kv_ready:
+                    return
+                context.outcome.error = str(failed)
+                others = self._others(inputs, tried)
+                if not (others and failed.failure is Failure.REFUSED):
+                    context.held.grant = self._budget.take(plan.missing_tokens)
+                    if context.held.grant is not None:
+                        return
+                if not others:
+                    raise self._over_budget() from None
+            found = self._policy.plan(replace(inputs, prefill=others, decode=(plan.decode,)))
+            if found.prefill is None:
+                self.recompute(context, found.missing_tokens)
+                return
+            plan = replace(plan, prefill=found.prefill, prefill_tokens=found.prefill_tokens)
+            context.route.plan = plan
+
+    def recompute(self, context: RequestContext, tokens: int) -> None:
+        """Let decode compute `tokens` of the prompt, if the fleet's budget allows.
+
+        Raises:
+            ApiError: 429: it does not.
+        """
+        if tokens <= 0 or context.held.grant is not None or context.kv_ready:
+            return
+        context.held.grant = self._budget.take(tokens)
+        if context.held.grant is None:
+            raise self._over_budget()
+
+    async def _prefill(self, context: RequestContext, engine: Engine, tokens: int) -> None:
+        handoff = await self._legs.prefill(context, engine, tokens)
+        if handoff.transfer_params is not None:
+            lease_s = self._families.of(engine).lease_s
+            context.held.pinned = pinned(handoff.transfer_params, lease_s)
+        missing = await self._landing_waiter.land(context, engine, handoff)
+        if missing:
+            self.recompute(context, missing)
+
+    def _others(self, inputs: RouteInputs, tried: list[Engine]) -> Sequence[Engine]:
+        """Engines for another try; none if there were enough."""
+        if len(tried) >= MAX_ATTEMPTS:
+            return ()
+        left = [e for e in inputs.prefill if e not in tried and e.identity is not None]
+        return on_other_servers(left, tried)
+
+    def _over_budget(self) -> ApiError:
+        return ApiError(
+            429,
+            "The KV of this prompt is not available and the engines have no room to compute it.",
+            retry_after_s=self._budget.retry_after_s,
+        )
