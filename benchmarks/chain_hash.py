@@ -4,7 +4,6 @@
 block 64 take at most 1.3 times as long as hashlib.sha256 over the encoded blocks as one stream.
 """
 
-import argparse
 import hashlib
 import json
 import platform
@@ -16,6 +15,7 @@ from array import array
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.arguments import parser_of
 from kvrouter_store import _core
 
 TOKENS = 131_072
@@ -80,7 +80,7 @@ def measure(rounds: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure, print, and write the figures to --json."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.chain_hash", description=__doc__)
+    parser = parser_of("benchmarks.chain_hash", __doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds (default: 200)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here")
     arguments = parser.parse_args()

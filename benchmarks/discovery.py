@@ -9,7 +9,6 @@ and added again. The time begins with the change of the source (for Redis: with 
 or up. At the end Redis is killed and started again without data. Exit status 1 if a request failed.
 """
 
-import argparse
 import asyncio
 import json
 import shutil
@@ -27,6 +26,7 @@ from tests.fakes.discovery import FileBackend, dns_server
 from tests.fakes.engine import FakeEngine
 from tests.fakes.redis import RedisServer
 
+from benchmarks.arguments import parser_of
 from kvrouter.engines.engine import Role
 from kvrouter.tools.demo.children import Child, Children
 
@@ -222,7 +222,7 @@ async def _main(kinds: list[str], rounds: int) -> list[Figures]:
 
 def main() -> int:
     """Print the table; exit status 1 if a request failed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.discovery", description=__doc__)
+    parser = parser_of("benchmarks.discovery", __doc__)
     parser.add_argument("kinds", nargs="*", default=[], metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--json", metavar="FILE")

@@ -8,7 +8,6 @@ at a time, the modes in another order in each round; a cache salt of its own mak
 Tokens must be equal in all modes, and nearly all of a prompt must come over the connector.
 """
 
-import argparse
 import http.client
 import json
 import os
@@ -25,6 +24,7 @@ from typing import Any
 from tests.vllm.engines import Engine, transfer_config
 from tests.vllm.services import Service, start_router, start_store
 
+from benchmarks.arguments import parser_of
 from benchmarks.headline import BLOCK_TOKENS, Load, Sitting
 
 MODES = ("landing", "chunk", "at-once")
@@ -120,7 +120,7 @@ def table(rows: list[dict[str, Any]], sizes: Sequence[int]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = parser_of("benchmarks.dispatch", __doc__)
     parser.add_argument("--vllm-python", type=Path, required=True, help="of tests/vllm/make_env.sh")
     parser.add_argument("--rounds", type=int, default=3, help="prompts of each size")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))

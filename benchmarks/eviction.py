@@ -11,7 +11,6 @@ TRACE: Mooncake's `*.jsonl.gz` (timestamp in ms, hash_ids), or an npz of arrays 
 Needs a C++ compiler and, for npz, numpy.
 """
 
-import argparse
 import gzip
 import json
 import os
@@ -27,6 +26,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.arguments import parser_of
 from kvrouter_store._core import EVICTION_POLICIES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,7 +145,7 @@ def _print(cells: list[Cell]) -> None:
 
 def main() -> int:
     """Exit status: 0 if the figures could be measured."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.eviction")
+    parser = parser_of("benchmarks.eviction", __doc__)
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE")
     parser.add_argument("--json", type=Path, help="write every figure and the bars there")
     arguments = parser.parse_args()

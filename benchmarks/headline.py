@@ -11,7 +11,6 @@ prompts: the first batches of a process take seconds, and in a warm run only the
 would pay for them. Ten minutes on two cores.
 """
 
-import argparse
 import json
 import os
 import random
@@ -31,6 +30,8 @@ from tests.vllm.engines import Engine, EngineOptions, free_port, transfer_config
 from tests.vllm.install import install_into
 from tests.vllm.models import MID, model_folder
 from tests.vllm.services import Service, start_router, start_store
+
+from benchmarks.arguments import parser_of
 
 HERE = Path(__file__).parent
 BLOCK_TOKENS = 64
@@ -251,7 +252,7 @@ def judge(runs: dict[str, list[Run]]) -> tuple[dict[str, float], dict[str, bool]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run and print; exit status 0 if every bar is met."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = parser_of("benchmarks.headline", __doc__)
     parser.add_argument("--vllm-python", type=Path, required=True, help="of tests/vllm/make_env.sh")
     parser.add_argument("--json", type=Path, help="write every figure there")
     parser.add_argument("--prompts", type=int, default=10)

@@ -13,7 +13,6 @@ wrong.
 
 from __future__ import annotations
 
-import argparse
 import json
 import struct
 import sys
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from benchmarks.arguments import parser_of
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.pool import EnginePool
 from kvrouter.prefix.events.confidence import Reason
@@ -275,7 +275,7 @@ def pace(blocks: int, random: Random) -> dict[str, Any]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run, print, compare."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
+    parser = parser_of("benchmarks.kv_events", __doc__)
     parser.add_argument("--blocks", type=int, default=1_000_000)
     parser.add_argument("--quick", action="store_true", help="100,000 blocks")
     parser.add_argument("--seed", type=int, default=1)

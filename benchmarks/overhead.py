@@ -14,7 +14,6 @@ over lives. `on` may cost 15 % more than `off`.
 Exit status: 0; 1 if it costs more; 2 if nothing could be measured.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -27,6 +26,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from operator import itemgetter
 from pathlib import Path
 
+from benchmarks.arguments import parser_of
 from benchmarks.wire_prompts import SIZES, prompts
 from benchmarks.wire_rig import Cores, Process, free_port, kvrouter, leave_in_order
 from benchmarks.wire_stage import (
@@ -256,7 +256,7 @@ def show(cells: Sequence[Cell]) -> None:
 
 def main() -> int:
     """Measure and print; the module describes the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser = parser_of("benchmarks.overhead", __doc__)
     parser.add_argument("--quick", action="store_true", help="about three minutes and a half")
     parser.add_argument("--json", type=Path, help="write every figure and the bars there")
     arguments = parser.parse_args()

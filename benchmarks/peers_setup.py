@@ -5,7 +5,6 @@ pins. Redis and memcached are programs of the distribution, installed if this ru
 Debian. Prints for each what is installed, or why it is not; exit status 1 if one is missing.
 """
 
-import argparse
 import hashlib
 import os
 import re
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import peers
+from benchmarks.arguments import parser_of
 
 __all__ = ["NAMES", "Found", "compiled", "find", "make"]
 
@@ -103,7 +103,7 @@ def compiled(name: str) -> Path:
 
 def main() -> int:
     """Exit status: 0 if every named peer is installed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers_setup", description=__doc__)
+    parser = parser_of("benchmarks.peers_setup", __doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
     names = parser.parse_args().names or NAMES
     if unknown := set(names) - set(NAMES):

@@ -12,7 +12,6 @@ setups. `--baseline` is another router to compare with, as `/old/.venv/bin/pytho
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import shlex
@@ -21,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.arguments import parser_of
 from benchmarks.planner_client import drive
 from benchmarks.planner_figures import Figures, Paired, figures, paired
 from benchmarks.planner_load import Ask, rate_of_load, requests
@@ -161,9 +161,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("benchmarks.planner", __doc__)
     parser.add_argument("--quick", action="store_true", help="one seed, a third of the time")
     parser.add_argument("--seeds", type=int, help=f"how many (by default {FULL.seeds})")
     parser.add_argument("--seconds", type=float, help="of each run, after its warm-up")

@@ -6,7 +6,6 @@ New work requests are measured for comparison. Bar `rdma_post`: at most 2 us a b
 if it is missed, 2 without pyverbs.
 """
 
-import argparse
 import json
 import os
 import socket
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+from benchmarks.arguments import parser_of
 from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.rdma.base import Copy, LinkType, RdmaUnavailable
 from kvrouter_store.rdma.device import load_pyverbs
@@ -133,7 +133,7 @@ def measure() -> dict[str, float]:
 
 def main() -> None:
     """Measure, print, and write the figures to --json."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rdma_post", description=__doc__)
+    parser = parser_of("benchmarks.rdma_post", __doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here")
     arguments = parser.parse_args()
     try:

@@ -9,7 +9,6 @@ to the first byte of the answer, and the imbalance of prompt tokens between the 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 import aiohttp
 from tests.fakes.redis import RedisServer
 
+from benchmarks.arguments import parser_of
 from kvrouter.tools.demo.children import Child, Children
 
 TOKENS = (500, 1000, 1500, 2000, 2000, 2500, 4500)
@@ -132,7 +132,7 @@ async def measure(run: Run, load: Load, folder: Path, stack: ExitStack) -> str:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of("benchmarks.replicas", __doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each run")
     parser.add_argument("--load", type=float, default=0.7, help="share of time engines compute")
     parser.add_argument("--engines", type=int, default=4)

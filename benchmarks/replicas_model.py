@@ -7,12 +7,12 @@ The router's own pool, policy and `Peers` decide. Engines compute one prompt aft
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from benchmarks.arguments import parser_of
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.pool import EnginePool
 from kvrouter.replicas.group import TICK_S
@@ -152,7 +152,7 @@ def figures(way: Way, engines: int, load: float, requests: int) -> tuple[float, 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of("benchmarks.replicas_model", __doc__)
     parser.add_argument("--requests", type=int, default=5_000)
     parser.add_argument("--engines", type=int, default=8)
     args = parser.parse_args()

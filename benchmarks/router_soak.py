@@ -12,7 +12,6 @@ in the second half, or if descriptors, tasks, requests, leases or waits are left
 five minutes does not judge times, which depend on other work of the machine.
 """
 
-import argparse
 import json
 import re
 import statistics
@@ -26,6 +25,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.arguments import parser_of
 from benchmarks.soak import kib_of, tell
 from benchmarks.wire_prompts import SIZES, prompts
 from benchmarks.wire_rig import leave_in_order
@@ -233,7 +233,7 @@ class Soak:
 
 def main() -> int:
     """Run it; 1 if there was a problem."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.router_soak", description=__doc__)
+    parser = parser_of("benchmarks.router_soak", __doc__)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--streams", type=int, default=2000, help="idle streams to hold first")
     parser.add_argument("--busy", type=float, default=0.7, help="share of the time under load")

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from benchmarks.arguments import parser_of
 from benchmarks.wire_rig import kvrouter, leave_in_order
 
 __all__ = ["Figures", "Soak", "verdict"]
@@ -264,9 +265,7 @@ def tell(line: str, log: TextIO | None) -> None:
 def options_of(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The benchmark's own flags, and those for the node."""
     place = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.soak", epilog="Flags after -- go to the node."
-    )
+    parser = parser_of("benchmarks.soak", __doc__, "Flags after -- go to the node.")
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--log", type=Path, help="the reports, one JSON object per line")
     parser.add_argument("--memory", default="48MiB", help="the node's pool: a third of the load")

@@ -5,7 +5,6 @@ during further puts, starts it again, and reads all blocks back, comparing every
 of one run (GB = 1e9 bytes); exit code 1 if a durable block was lost or a wrong byte was served.
 """
 
-import argparse
 import dataclasses
 import hashlib
 import json
@@ -24,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.arguments import parser_of
 from kvrouter_store._core import BlockStatus, Segments
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.errors import KVStoreError
@@ -58,7 +58,7 @@ class Figures:
 
 def main() -> int:
     """Run it and print the figures; 0 if all durable blocks were found and right."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.store_restart")
+    parser = parser_of("benchmarks.store_restart", __doc__)
     parser.add_argument("--quick", action="store_true", help="256 MiB instead of 2 GiB")
     parser.add_argument("--json", type=Path, help="also write the figures there")
     parser.add_argument("--folder", type=Path, help="on the disk to measure; default: a new one")

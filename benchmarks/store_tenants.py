@@ -7,7 +7,6 @@ pairs: median and 90 % interval. Exit code 1 if with two tenants a block costs m
 as much, or the other client's 99th percentile is more than 1.5 times as long, by the median.
 """
 
-import argparse
 import hashlib
 import json
 import multiprocessing
@@ -27,6 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.arguments import parser_of
 from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus
 
@@ -60,7 +60,7 @@ class Ratio:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it and print the table; 0 if both ratios are within bounds."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.store_tenants")
+    parser = parser_of("benchmarks.store_tenants", __doc__)
     parser.add_argument("--quick", action="store_true", help="chains of 2,000 blocks, three pairs")
     parser.add_argument("--pairs", type=int, help="rounds of each node (11; with --quick 3)")
     parser.add_argument("--json", type=Path, help="also write the figures there")

@@ -7,7 +7,6 @@ routers are interleaved; figures are medians of CPU time over all threads (sched
 time. Policy, KV events, store and landing, metrics and one log line per request are on.
 """
 
-import argparse
 import json
 import platform
 import statistics
@@ -20,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import parser_of
 from benchmarks.wire_prompts import SHAPES, SIZES, Prompt, Shape, prompts
 from benchmarks.wire_rig import leave_in_order
 from benchmarks.wire_stage import Answers, Router, Stage, set_stage
@@ -245,7 +245,7 @@ def run(effort: Effort) -> dict[str, Any]:
 
 def main() -> int:
     """Exit status: 0 if the figures could be measured, else 2."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.wire", description=__doc__)
+    parser = parser_of("benchmarks.wire", __doc__)
     parser.add_argument("--quick", action="store_true", help="under five minutes")
     parser.add_argument("--json", type=Path, help="write every figure and the bars there")
     arguments = parser.parse_args()

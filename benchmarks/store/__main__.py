@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import parser_of
 from benchmarks.peers_setup import NAMES
 from benchmarks.store.bars import judge
 from benchmarks.store.machine import facts, told
@@ -28,7 +29,7 @@ from benchmarks.store.table import lines, markdown
 
 def main() -> int:
     """Exit status: 0 if the figures could be measured, else 2."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.store", description=__doc__)
+    parser = parser_of("benchmarks.store", __doc__)
     parser.add_argument("--quick", action="store_true", help="about a minute, fewer cells")
     parser.add_argument("--without-peers", action="store_true", help="ours and the floors only")
     parser.add_argument("--json", type=Path, help="write every figure and the bars there")
