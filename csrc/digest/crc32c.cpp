@@ -9,6 +9,7 @@
 #include <nmmintrin.h>
 #endif
 
+#include "base/processor.h"
 #include "digest/crc32c_fold.h"
 #include "digest/crc32c_paired.h"
 #include "digest/crc32c_polynomial.h"
@@ -154,10 +155,12 @@ uint32_t copy_folded(uint8_t* to, const uint8_t* at, size_t size, uint32_t crc) 
 std::vector<Crc32cBackend> usable() {
   std::vector<Crc32cBackend> backends;
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("sse4.2") && can_fold())
-    backends.push_back({"vpclmulqdq", crc32c_folded, copy_folded});
-  if (can_pair()) backends.push_back({"vpclmulqdq and sse4.2", crc32c_paired, copy_sse42});
-  if (__builtin_cpu_supports("sse4.2")) backends.push_back({"sse4.2", crc32c_sse42, copy_sse42});
+  const Processor has = processor();
+  const bool multiplies = has.sse42 && has.pclmul && has.vpclmulqdq;
+  if (multiplies && has.avx512f) backends.push_back({"vpclmulqdq", crc32c_folded, copy_folded});
+  if (multiplies && has.avx2)
+    backends.push_back({"vpclmulqdq and sse4.2", crc32c_paired, copy_sse42});
+  if (has.sse42) backends.push_back({"sse4.2", crc32c_sse42, copy_sse42});
 #endif
   backends.push_back({"portable", crc32c_portable, copy_portable});
   return backends;

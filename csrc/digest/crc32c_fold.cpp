@@ -75,11 +75,6 @@ KV_FOLDS uint32_t fold_all(const uint8_t* from, uint8_t* to, size_t size, uint32
 
 }  // namespace
 
-bool can_fold() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq") &&
-         __builtin_cpu_supports("pclmul");
-}
-
 uint32_t fold_crc32c(const uint8_t* data, size_t size, uint32_t crc) {
   return fold_all<false>(data, const_cast<uint8_t*>(data), size, crc);  // not written
 }
@@ -87,9 +82,5 @@ uint32_t fold_copy_crc32c(uint8_t* to, const uint8_t* from, size_t size, uint32_
   return fold_all<true>(from, to, size, crc);
 }
 
-}  // namespace kv
-#else
-namespace kv {
-bool can_fold() { return false; }
 }  // namespace kv
 #endif

@@ -1,13 +1,10 @@
-// CRC32C by folding: for processors with carry-less multiplication of 512 bits.
+// CRC32C by folding: for processors with SSE 4.2 and carry-less multiplication of 512 bits (x86-64).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 namespace kv {
-
-// Whether the processor can. The functions below are there on x86-64 only.
-bool can_fold();
 
 // How many of so many bytes are to be folded: whole rounds, or none where there are too few.
 constexpr size_t fold_rounds(size_t size) {

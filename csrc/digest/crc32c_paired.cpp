@@ -54,11 +54,6 @@ KV_PAIRS inline uint64_t step(uint64_t crc, const uint8_t* at) {
 
 }  // namespace
 
-bool can_pair() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("vpclmulqdq") &&
-         __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.2");
-}
-
 KV_PAIRS uint32_t paired_crc32c(const uint8_t* data, uint32_t crc) {
   const uint8_t* folded = data;
   const uint8_t* stream = data + kPairedSteps * kLanes * kLane;
@@ -80,9 +75,5 @@ KV_PAIRS uint32_t paired_crc32c(const uint8_t* data, uint32_t crc) {
   return ~static_cast<uint32_t>(all);
 }
 
-}  // namespace kv
-#else
-namespace kv {
-bool can_pair() { return false; }
 }  // namespace kv
 #endif

@@ -6,18 +6,12 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+
+#include "base/processor.h"
 #endif
 
 namespace kv {
 namespace {
-
-// Clones need ifunc: GCC on glibc, and no sanitizer, which would not be ready when they are picked.
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define KV_VECTOR_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define KV_VECTOR_CLONES
-#endif
 
 // Bits that no token of 0..2^32-1 has set, in the type that it comes in; a negative one has some.
 template <class Token>
@@ -67,12 +61,12 @@ inline __attribute__((always_inline)) uint8_t* put_all(uint8_t* at, const Token*
 #if defined(__x86_64__)
 #define KV_VBMI2 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,popcnt")))
 
-bool has_vbmi2() {
-  static const bool has =
-      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512vbmi2");
-  return has;
+const Processor kProcessor = processor();
+
+template <class Token>
+__attribute__((target("avx2"))) uint8_t* put_all_avx2(uint8_t* at, const Token* tokens,
+                                                      size_t count, bool& bad) {
+  return put_all(at, tokens, count, bad);
 }
 
 // Eight tokens at a time: each is laid out as head and four bytes in eight, and one instruction
@@ -113,37 +107,29 @@ KV_VBMI2 uint8_t* put_compressed(uint8_t* at, const Token* tokens, size_t count,
 }
 #endif
 
+}  // namespace
+
 template <class Token>
-uint8_t* put(uint8_t* at, const Token* tokens, size_t count, bool& bad) {
+uint8_t* put_tokens_portable(uint8_t* at, const Token* tokens, size_t count, bool& bad) {
 #if defined(__x86_64__)
-  if (has_vbmi2()) return put_compressed(at, tokens, count, bad);
+  if (kProcessor.avx2) return put_all_avx2(at, tokens, count, bad);
+#endif
+  return put_all(at, tokens, count, bad);
+}
+
+template <class Token>
+uint8_t* put_tokens(uint8_t* at, const Token* tokens, size_t count, bool& bad) {
+#if defined(__x86_64__)
+  if (kProcessor.avx512vbmi2) return put_compressed(at, tokens, count, bad);
 #endif
   return put_tokens_portable(at, tokens, count, bad);
 }
 
-}  // namespace
-
-KV_VECTOR_CLONES uint8_t* put_tokens_portable(uint8_t* at, const uint32_t* tokens, size_t count,
-                                              bool& bad) {
-  return put_all(at, tokens, count, bad);
-}
-KV_VECTOR_CLONES uint8_t* put_tokens_portable(uint8_t* at, const int32_t* tokens, size_t count,
-                                              bool& bad) {
-  return put_all(at, tokens, count, bad);
-}
-KV_VECTOR_CLONES uint8_t* put_tokens_portable(uint8_t* at, const int64_t* tokens, size_t count,
-                                              bool& bad) {
-  return put_all(at, tokens, count, bad);
-}
-
-uint8_t* put_tokens(uint8_t* at, const uint32_t* tokens, size_t count, bool& bad) {
-  return put(at, tokens, count, bad);
-}
-uint8_t* put_tokens(uint8_t* at, const int32_t* tokens, size_t count, bool& bad) {
-  return put(at, tokens, count, bad);
-}
-uint8_t* put_tokens(uint8_t* at, const int64_t* tokens, size_t count, bool& bad) {
-  return put(at, tokens, count, bad);
-}
+template uint8_t* put_tokens(uint8_t*, const uint32_t*, size_t, bool&);
+template uint8_t* put_tokens(uint8_t*, const int32_t*, size_t, bool&);
+template uint8_t* put_tokens(uint8_t*, const int64_t*, size_t, bool&);
+template uint8_t* put_tokens_portable(uint8_t*, const uint32_t*, size_t, bool&);
+template uint8_t* put_tokens_portable(uint8_t*, const int32_t*, size_t, bool&);
+template uint8_t* put_tokens_portable(uint8_t*, const int64_t*, size_t, bool&);
 
 }  // namespace kv

@@ -11,14 +11,13 @@ inline constexpr size_t kTokenCborBytes = 5;  // of one token at most
 inline constexpr size_t kTokenCborRoom = 64;  // bytes behind the last that may be overwritten
 
 // Write `count` tokens to `at`, which has kTokenCborBytes for each and kTokenCborRoom more; return
-// the end of what was written. Sets `bad`, and writes anything, where one is not in 0..2^32-1.
-uint8_t* put_tokens(uint8_t* at, const uint32_t* tokens, size_t count, bool& bad);
-uint8_t* put_tokens(uint8_t* at, const int32_t* tokens, size_t count, bool& bad);
-uint8_t* put_tokens(uint8_t* at, const int64_t* tokens, size_t count, bool& bad);
+// the end of what was written. Sets `bad`, and writes anything, where one is not in 0..2^32-1. Token
+// is uint32_t, int32_t or int64_t.
+template <class Token>
+uint8_t* put_tokens(uint8_t* at, const Token* tokens, size_t count, bool& bad);
 
 // What processors without AVX-512 VBMI2 run, for tests.
-uint8_t* put_tokens_portable(uint8_t* at, const uint32_t* tokens, size_t count, bool& bad);
-uint8_t* put_tokens_portable(uint8_t* at, const int32_t* tokens, size_t count, bool& bad);
-uint8_t* put_tokens_portable(uint8_t* at, const int64_t* tokens, size_t count, bool& bad);
+template <class Token>
+uint8_t* put_tokens_portable(uint8_t* at, const Token* tokens, size_t count, bool& bad);
 
 }  // namespace kv

@@ -49,7 +49,7 @@ nb::bytes hash_tokens(const Tokens& tokens, size_t block_tokens, const ChainStar
   PyObject* raw = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(blocks * kHashBytes));
   if (raw == nullptr) throw nb::python_error();
   auto result = nb::steal<nb::bytes>(raw);
-  auto* out = reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(raw));
+  auto* out = reinterpret_cast<uint8_t*>(PyBytes_AsString(raw));
   bool in_range;
   {
     const ReleaseGil released(tokens.count * sizeof(uint32_t) > kKeepGilBytes);
