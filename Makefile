@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline stubs vllm-env docker rdma drill page soak
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline stubs lock vllm-env docker rdma drill page soak
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
 
@@ -57,6 +57,11 @@ stubs: ## what the native modules offer, in build/stubs; tests/test_stubs.py hol
 	@mkdir -p build/stubs
 	$(PYTHON) -P -m nanobind.stubgen -q -m kvrouter_store._core -o build/stubs/_core.pyi
 	$(PYTHON) -P -m nanobind.stubgen -q -m kvrouter._native -o build/stubs/_native.pyi
+
+lock: ## renew deploy/requirements.lock, what the image installs
+	uv pip compile --quiet --upgrade --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+	  --extra dns --extra otel --extra tokenizers --no-emit-package kvrouter-store --custom-compile-command 'make lock' \
+	  --output-file deploy/requirements.lock pyproject.toml
 
 vllm-env: ## the environment of the real engines that tests/vllm need; prints its python
 	@tests/vllm/make_env.sh

@@ -2,9 +2,9 @@
 
 Needs Debian and root only for the private one. It installs the Debian packages mmdebstrap, runc and
 iptables where they are missing, and unpacks (does not install) Debian's docker.io, docker-cli,
-docker-compose, docker-buildx and containerd into a cache. No registry is asked: the base image that
-deploy/Dockerfile names is made from Debian's own Python, with this machine's apt sources and
-certificates. Whatever was started is stopped and removed. Exit status: the command's, or 97.
+docker-compose, docker-buildx and containerd into a cache. No registry is asked: the base images of
+BASE_IMAGES are made from Debian's own Python, with this machine's apt sources and certificates.
+Whatever was started is stopped and removed. Exit status: the command's, or 97.
 """
 
 import contextlib
@@ -21,8 +21,7 @@ from types import FrameType
 
 ENGINE_SUITE = "trixie"  # the first Debian whose packages have compose v2 and buildx
 ENGINE_PACKAGES = ("docker.io", "docker-cli", "docker-compose", "docker-buildx", "containerd")
-BASE_SUITE = "bookworm"
-BASE_IMAGES = ("python:3.11-slim-bookworm",)
+BASE_IMAGES = {"bookworm": "python:3.11-slim-bookworm", "trixie": "python:3.13-slim-trixie"}
 BASE_PACKAGES = "python3,python3-dev,python3-venv,python3-pip,ca-certificates"
 TOOLS = {"mmdebstrap": "mmdebstrap", "runc": "runc", "iptables": "iptables"}
 CERTIFICATES = Path("/usr/local/share/ca-certificates")
@@ -109,12 +108,12 @@ def unpacked_engine(cache: Path) -> Path:
     return root
 
 
-def base_image(cache: Path) -> Path:
-    """A tarball that stands in for the base image; made once."""
-    image = cache / f"base-{BASE_SUITE}.tar"
+def base_image(cache: Path, suite: str) -> Path:
+    """A tarball that stands in for the base image of a Debian suite; made once."""
+    image = cache / f"base-{suite}.tar"
     if image.exists():
         return image
-    say(f"making a base image from Debian {BASE_SUITE}")
+    say(f"making a base image from Debian {suite}")
     with tempfile.TemporaryDirectory(dir=cache) as name:
         script, part = Path(name) / "setup.sh", Path(name) / "base.tar"
         script.write_text(BASE_SETUP)
@@ -127,9 +126,9 @@ def base_image(cache: Path) -> Path:
                 "--dpkgopt=path-exclude=/usr/share/doc/*",
                 "--dpkgopt=path-exclude=/usr/share/man/*",
                 f'--customize-hook=sh {script} "$1" {CERTIFICATES}',
-                BASE_SUITE,
+                suite,
                 part,
-                f"deb {mirror()} {BASE_SUITE} main",
+                f"deb {mirror()} {suite} main",
             ]
         )
         part.rename(image)
@@ -234,9 +233,9 @@ def unmount(work: Path) -> None:
         subprocess.run(["umount", "-l", place], check=False)
 
 
-def import_base(image: Path, environment: dict[str, str]) -> None:
-    """Give the base tarball the names that Dockerfiles ask for."""
-    for name in BASE_IMAGES:
+def import_bases(images: dict[str, Path], environment: dict[str, str]) -> None:
+    """Give the base tarballs the names that Dockerfiles and tests ask for."""
+    for suite, image in images.items():
         command = [
             "docker",
             "import",
@@ -244,7 +243,7 @@ def import_base(image: Path, environment: dict[str, str]) -> None:
             "--change=ENV LANG=C.UTF-8",
             '--change=CMD ["python3"]',
             str(image),
-            name,
+            BASE_IMAGES[suite],
         ]
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
 
@@ -268,13 +267,14 @@ def with_private_engine(command: Sequence[str]) -> int:
     cache = Path(os.environ.get("KVROUTER_CI_CACHE", default)) / "docker"
     cache.mkdir(parents=True, exist_ok=True)
     install_tools()
-    root, image = unpacked_engine(cache), base_image(cache)
+    root = unpacked_engine(cache)
+    images = {suite: base_image(cache, suite) for suite in BASE_IMAGES}
     with (
         tempfile.TemporaryDirectory(prefix="kvr-docker-", ignore_cleanup_errors=True) as work,
         firewall_kept(),
         daemon(root, Path(work)) as environment,
     ):
-        import_base(image, environment)
+        import_bases(images, environment)
         say("the private engine is up")
         return run_command(command, environment)
 

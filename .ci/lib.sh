@@ -47,4 +47,16 @@ activate_native() {
   PATH=$tools/bin:$PATH
 }
 
+# Whether containers can run here: a Docker engine answers, or root can start a private one.
+can_run_containers() { [ "$(id -u)" = 0 ] || docker info > /dev/null 2>&1; }
+
+# Runs a command with a Docker engine, a private one where none answers. Without any, where containers cannot run.
+with_docker() {
+  if can_run_containers; then
+    KVROUTER_CI_CACHE=$CACHE python3 .ci/docker_engine.py "$@"
+  else
+    "$@"
+  fi
+}
+
 step() { printf -- '--- %s\n' "$*"; }

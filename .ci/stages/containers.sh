@@ -3,7 +3,5 @@
 # it installs the Debian packages mmdebstrap, runc and iptables and unpacks docker.io, docker-compose and docker-buildx.
 . "$(dirname "$0")/../lib.sh"
 activate_dev
-if [ "$(id -u)" != 0 ] && ! docker info > /dev/null 2>&1; then
-  skip "no Docker engine answers, and a private one needs root"
-fi
-KVROUTER_CI_CACHE=$CACHE python3 .ci/docker_engine.py python -m pytest -m docker tests/deploy --timeout 400 -o faulthandler_timeout=0 -v -s
+can_run_containers || skip "no Docker engine answers, and a private one needs root"
+with_docker python -m pytest -m docker tests/deploy --timeout 400 -o faulthandler_timeout=0 -v -s

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from kvrouter.cli.main import COMMANDS
 from kvrouter.cli.run_command import load_settings
@@ -20,6 +22,12 @@ def services() -> dict[str, dict[str, Any]]:
     assert project["name"] == "kvrouter"
     found: dict[str, dict[str, Any]] = project["services"]
     return found
+
+
+def locked() -> dict[str, str]:
+    """The versions in the lock file."""
+    text = (DEPLOY / "requirements.lock").read_text()
+    return dict(re.findall(r"^([^\s=]+)==(\S+)", text, re.MULTILINE))
 
 
 def words(command: str | list[str]) -> list[str]:
@@ -80,10 +88,30 @@ def test_engines_advertise_the_address_that_the_router_is_given(
     assert told == advertised
 
 
-def test_the_image_has_every_extra_that_runs_without_hardware() -> None:
+def test_the_lock_file_has_a_version_in_range_for_every_extra_that_needs_no_hardware() -> None:
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
-    [chosen] = re.findall(r"^ARG EXTRAS=(\S+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
-    assert set(chosen.split(",")) == set(project["optional-dependencies"]) - {"dev", "rdma"}
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"]]
+    wanted += [each for name in extras.keys() - {"dev", "rdma"} for each in extras[name]]
+    for requirement in map(Requirement, wanted):
+        assert requirement.specifier.contains(locked()[canonicalize_name(requirement.name)])
+    text = (DEPLOY / "requirements.lock").read_text()
+    assert text.count("kvrouter (pyproject.toml)") == len(wanted), "run make lock"
+
+
+def test_every_locked_version_has_a_hash() -> None:
+    text = (DEPLOY / "requirements.lock").read_text()
+    assert locked()
+    for entry in re.split(r"^(?=\S+==)", text, flags=re.MULTILINE)[1:]:
+        assert "--hash=sha256:" in entry
+
+
+def test_the_image_installs_what_the_lock_file_says_and_nothing_else() -> None:
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    installs = [line for line in lines if "/opt/venv/bin/pip install" in line]
+    assert len(installs) == 2
+    assert "--require-hashes -r /requirements.lock" in installs[0]
+    assert "--no-deps /dist/*.whl" in installs[1]
 
 
 def test_the_image_runs_as_somebody_who_is_not_root_and_pulls_no_frontend() -> None:

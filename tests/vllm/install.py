@@ -1,4 +1,4 @@
-"""Puts this checkout into the environment of a vLLM engine, as a user would: pip, --no-deps.
+"""Installs the store of this checkout into the environment of a vLLM engine, as a user would.
 
 As a command: python -m tests.vllm.install PYTHON.
 """
@@ -17,7 +17,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def install_into(python: Path) -> Path | None:
-    """Install the checkout where it is not installed yet. Returns what engines need beside that.
+    """Install kvrouter-store unless it is installed. Returns what engines need beside that.
 
     For development, KVROUTER_VLLM_SITE names a folder to put onto the engines' PYTHONPATH instead;
     nothing is installed then.
@@ -32,16 +32,17 @@ def install_into(python: Path) -> Path | None:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one build folder, and one pip in an environment
         if not marker.exists() or marker.read_text() != key:
             wheel = _wheel(python, cache_folder() / f"wheel-{key[:16]}")
+            _pip(python, "uninstall", "--yes", "kvrouter")  # older checkouts had one distribution
             _pip(python, "install", "--force-reinstall", wheel)
             marker.write_text(key)
     return None
 
 
 def _wheel(python: Path, folder: Path) -> Path:
-    """The checkout's wheel, built into the folder where it is not there: one for every series."""
+    """The wheel of the store, built into the folder where it is not there: one for every series."""
     if not (found := list(folder.glob("*.whl"))):
         build = CHECKOUT / "build" / "engines"
-        _pip(python, "wheel", "--wheel-dir", folder, f"-Cbuild-dir={build}", CHECKOUT)
+        _pip(python, "wheel", "--wheel-dir", folder, f"-Cbuild-dir={build}", CHECKOUT / "store")
         found = list(folder.glob("*.whl"))
         for old in cache_folder().glob("wheel-*"):
             if old != folder:
@@ -50,14 +51,14 @@ def _wheel(python: Path, folder: Path) -> Path:
 
 
 def _pip(python: Path, command: str, *arguments: str | Path) -> None:
-    whole = [python, "-m", "pip", command, "--quiet", "--no-deps", *arguments]
+    whole = [python, "-m", "pip", command, "--quiet", *arguments]
     subprocess.run(whole, check=True, timeout=1200)
 
 
 def _source_key() -> str:
     """A digest over all that is built into the wheel."""
-    total = sha256((CHECKOUT / "pyproject.toml").read_bytes())
-    for root in ("router", "store", "csrc"):
+    total = sha256((CHECKOUT / "CMakeLists.txt").read_bytes())
+    for root in ("store", "csrc"):
         for path in sorted((CHECKOUT / root).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 total.update(str(path.relative_to(CHECKOUT)).encode() + path.read_bytes())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 import orjson
 
+from kvrouter import __version__
 from kvrouter.access.callers import caller_of
 from kvrouter.control.openapi import document
 from kvrouter.engines.engine import Role
@@ -63,7 +63,7 @@ class Status:
         self._keys = keys
         self._apart = apart
         self._started_s = int(time.time())
-        self._version = version("kvrouter")
+        self._version = __version__
         self._documents: dict[bool, bytes] = {}
 
     def rows(self) -> list[Row]:

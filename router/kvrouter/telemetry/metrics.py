@@ -7,7 +7,6 @@ neither, so values are plain numbers here and become metric families at each scr
 from __future__ import annotations
 
 from collections import defaultdict
-from importlib.metadata import version
 from itertools import accumulate
 from platform import python_version
 from typing import TYPE_CHECKING, Final
@@ -21,6 +20,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from kvrouter import __version__
 from kvrouter._native import Buckets
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class Metrics(Collector):
         self._name_counts()
         self._name_handovers()
         self._name_tokens()
-        build = version("kvrouter"), python_version()
+        build = __version__, python_version()
         self._more: list[Reading | Tally] = [
             Reading(
                 "kvrouter:num_requests_running",

@@ -86,7 +86,7 @@ def test_an_environment_without_the_connector_is_told_how_to_get_it(
     python = str(Path(sys.base_prefix) / "bin" / "python3")
     demo = running(*VLLM, "--vllm-python", python, environment=vllm())
     assert demo.end() == 2
-    assert f"run {python} -m pip install --no-deps kvrouter" in demo.said
+    assert f"run {python} -m pip install kvrouter-store" in demo.said
 
 
 def test_an_engine_that_ends_at_its_start_is_told_with_its_cause(

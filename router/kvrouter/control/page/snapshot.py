@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from kvrouter import __version__
 from kvrouter.control.page.model import (
     SCHEMA,
     EngineCard,
@@ -97,7 +97,7 @@ class Snapshots:
         self._bucket_totals = self._totals()
         self._bucket_end_s = clock() + BUCKET_S
         self._ring_end_s = wall()
-        self._version = version("kvrouter")
+        self._version = __version__
         self._made: tuple[float, bytes] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 

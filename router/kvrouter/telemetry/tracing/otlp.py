@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -18,6 +17,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+
+from kvrouter import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,7 +51,7 @@ class Exporter:
 
     def __init__(self, resource: Resource, exporter: SpanExporter, where: str) -> None:
         self._resource = resource
-        self._scope = InstrumentationScope("kvrouter", version("kvrouter"))
+        self._scope = InstrumentationScope("kvrouter", __version__)
         self._counted = _CountingExporter(exporter, where)
         self._processor = BatchSpanProcessor(self._counted, max_queue_size=MAX_SPANS)
         self._taken = 0  # by the event loop; the SDK's thread counts their outcomes
@@ -132,7 +133,7 @@ class _CountingExporter(SpanExporter):
 
 def otlp_exporter(endpoint: str, instance: str) -> Exporter:
     """Sends the traces of the router `instance` to `endpoint`, http://HOST:4318/v1/traces."""
-    release = version("kvrouter")
+    release = __version__
     sends = OTLPSpanExporter(endpoint=endpoint, headers={"user-agent": f"kvrouter/{release}"})
     # From here on `_CountingExporter` logs what matters; the SDK would log each failed batch.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)

@@ -50,8 +50,8 @@ def find_vllm(python: str) -> VllmFound:
         )
     if not connector:
         raise UsageError(
-            f"{python} has vLLM but not kvrouter, whose connector the engines load; run "
-            f"{python} -m pip install --no-deps kvrouter"
+            f"{python} has vLLM but not kvrouter-store, which holds their connector; run "
+            f"{python} -m pip install kvrouter-store"
         )
     return VllmFound(python, version)
 
