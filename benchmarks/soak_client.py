@@ -20,7 +20,8 @@ from kvrouter_store._core import BlockStatus, Segments
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.lease import Lease, Reservation
 from kvrouter_store.errors import KVStoreError
-from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.block import CacheSpec, Manifest, Part
+from kvrouter_store.identity.layout import Layout
 
 __all__ = ["SoakClient"]
 

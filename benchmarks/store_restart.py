@@ -27,7 +27,8 @@ from benchmarks.arguments import parser_of
 from kvrouter_store._core import BlockStatus, Segments
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.errors import KVStoreError
-from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.block import CacheSpec, Manifest, Part
+from kvrouter_store.identity.layout import Layout
 
 MIB = 1 << 20
 BLOCK = MIB

@@ -15,8 +15,9 @@ from kvrouter.tools.sim.block_cache import Stored
 from kvrouter.tools.sim.events import EventPublisher
 from kvrouter_store import _core
 from kvrouter_store.client.blocking import StoreClient
-from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.block import CacheSpec, Manifest, Part
 from kvrouter_store.identity.chain import hash_tokens, root_hash
+from kvrouter_store.identity.layout import Layout
 
 BLOCK_TOKENS = 16  # vLLM's default on a GPU: the most names per prompt that a router will see
 BLOCK_BYTES = 4096  # the router never reads KV; the store's granule is as good as any size

@@ -13,20 +13,6 @@ KVStoreError
  +- StoreClosed          the client (or a lease of it) was used after close()
 """
 
-__all__ = [
-    "BadDocument",
-    "CorruptBlock",
-    "DeadlineExceeded",
-    "KVStoreError",
-    "LeaseLost",
-    "StoreClosed",
-    "StoreRefused",
-    "StoreUnavailable",
-    "Unauthorized",
-    "UnknownManifest",
-    "Untrusted",
-]
-
 
 class KVStoreError(Exception):
     """Anything that a client of the store raises."""

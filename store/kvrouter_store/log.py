@@ -13,8 +13,6 @@ from collections import deque
 
 import orjson
 
-__all__ = ["JsonFormatter", "LogWriter", "log_to_stderr"]
-
 MAX_HELD_BYTES = 1 << 20
 """Bytes that wait for a slow reader; lines beyond are dropped."""
 CLOSE_TIMEOUT_S = 1.0

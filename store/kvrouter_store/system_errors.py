@@ -7,8 +7,6 @@ import os
 import socket
 import ssl
 
-__all__ = ["cannot_listen", "reason_of"]
-
 
 def reason_of(error: OSError) -> str:
     """Why the system refused, without the numbers and addresses that libraries add."""

@@ -13,7 +13,7 @@ from tests.fakes.store import PATIENCE_S, StoreProcess, eventually
 from kvrouter_store import _core
 from kvrouter_store._core import AcquireReply, Segments, StoreServer
 from kvrouter_store.client.blocking import StoreClient
-from kvrouter_store.connection.channel import Deadline
+from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.errors import StoreUnavailable
 from kvrouter_store.identity.block import Manifest
 from kvrouter_store.node.process import run

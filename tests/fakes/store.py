@@ -15,8 +15,10 @@ from kvrouter_store import _core
 from kvrouter_store._core import Segments
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.connection.address import parse_url
-from kvrouter_store.connection.channel import Access, Channel, Credentials, Deadline
-from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.connection.channel import Access, Channel, Credentials
+from kvrouter_store.connection.deadline import Deadline
+from kvrouter_store.identity.block import CacheSpec, Manifest, Part
+from kvrouter_store.identity.layout import Layout
 
 HASH_BYTES = 32
 PATIENCE_S = 20.0

@@ -7,11 +7,13 @@ from math import prod
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from kvrouter_store.client.results import BlockStatus, Match, PutResult
+from kvrouter_store._core import BlockStatus
+from kvrouter_store.client.results import Match, PutResult
 from kvrouter_store.connectors.landings import AwaitedPrefix
 from kvrouter_store.connectors.vllm.identity import EngineIdentity
-from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.block import CacheSpec, Manifest, Part
 from kvrouter_store.identity.chain import root_hash
+from kvrouter_store.identity.layout import Layout
 
 if TYPE_CHECKING:
     from kvrouter_store.errors import KVStoreError

@@ -47,7 +47,8 @@ from tests.fakes.store import Memory, StoreProcess, chain_of, eventually, manife
 
 from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus
-from kvrouter_store.client.blocking import StoreClient, TransportName
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.errors import LeaseLost, StoreUnavailable
 
 MIB = 1 << 20

@@ -19,7 +19,8 @@ from kvrouter_store.connectors.link import StoreLink
 from kvrouter_store.connectors.vllm.plan import LoadOrder, SaveOrder, StepPlan
 from kvrouter_store.connectors.vllm.settings import ConnectorRefused
 from kvrouter_store.connectors.vllm.worker import WorkerSide, head_segments
-from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.block import CacheSpec, Manifest, Part
+from kvrouter_store.identity.layout import Layout
 
 INSIDE = Path(__file__).parent / "inside"
 LAYERS, BLOCKS, HEADS, HEAD_BYTES = 3, 6, 4, 48

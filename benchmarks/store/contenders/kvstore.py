@@ -4,16 +4,20 @@ import asyncio
 import os
 import socket
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from benchmarks.store.contender import BATCH_BLOCKS, Call, Contender, Seat
 from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus, MatchReply, RegisterReply, Segments
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
-from kvrouter_store.client.blocking import StoreClient, TransportName
+from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.manifest_ids import encode_register
 from kvrouter_store.client.results import PutResult
-from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.block import CacheSpec, Manifest, Part
+from kvrouter_store.identity.layout import Layout
+
+if TYPE_CHECKING:
+    from kvrouter_store.client.dialer import TransportName
 
 HASH_BYTES = 32
 DEADLINE_S = 20

@@ -41,8 +41,6 @@ from kvrouter_store.errors import (
 )
 from kvrouter_store.identity.block import Manifest
 
-__all__ = ["AsyncLanding", "AsyncLease", "AsyncStoreClient"]
-
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")

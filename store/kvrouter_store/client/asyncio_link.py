@@ -20,8 +20,6 @@ from kvrouter_store.errors import DeadlineExceeded, StoreUnavailable, Untrusted
 if TYPE_CHECKING:
     from kvrouter_store._core import _Reply as Reply
 
-__all__ = ["AsyncLink"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 HEADER_BYTES = _core.HEADER_BYTES

@@ -9,8 +9,6 @@ from kvrouter_store._core import Segments
 from kvrouter_store.identity.block import Manifest
 from kvrouter_store.identity.chain import HASH_BYTES
 
-__all__ = ["batches", "check_range", "check_upto", "hashes_of", "parent_of"]
-
 BATCH_BYTES = 64 << 20
 """What one request of a put or get moves at most: so much of the pool it may hold at a time."""
 BATCH_BLOCKS = 1024

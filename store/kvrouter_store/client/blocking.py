@@ -41,15 +41,14 @@ from kvrouter_store.client.transports import transport_of
 from kvrouter_store.client.transports.base import Target, Transfer
 from kvrouter_store.client.transports.slots import acquire, chosen_hashes, reserve
 from kvrouter_store.connection.address import parse_url
-from kvrouter_store.connection.channel import Access, Channel, Credentials, Deadline, Registration
+from kvrouter_store.connection.channel import Access, Channel, Credentials, Registration
+from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.connection.tls import ClientTls, native_context
 from kvrouter_store.connection.tokens import check_token
 from kvrouter_store.errors import StoreRefused
 from kvrouter_store.identity.block import Manifest
 from kvrouter_store.identity.chain import HASH_BYTES
 from kvrouter_store.rdma.initiator import Initiator
-
-__all__ = ["GONE_DIGEST_SETTINGS", "StoreClient", "TransportName"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,10 +9,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 
-from kvrouter_store.connection.channel import Channel, Deadline
+from kvrouter_store.connection.channel import Channel
+from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.errors import DeadlineExceeded, StoreClosed, StoreUnavailable
-
-__all__ = ["ChannelPool"]
 
 MAX_CHANNELS = 16
 

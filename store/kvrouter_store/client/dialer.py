@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvrouter_store.connection.address import Address, Kind, nearer_path
-from kvrouter_store.connection.channel import Access, Channel, Credentials, Deadline
+from kvrouter_store.connection.channel import Access, Channel, Credentials
+from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.connection.reconnect import BackOff
 from kvrouter_store.errors import DeadlineExceeded, StoreUnavailable
 from kvrouter_store.rdma.base import RdmaUnavailable
 from kvrouter_store.rdma.initiator import Initiator, NotAttached
-
-__all__ = ["ChosenTransport", "Dialer", "TransportName"]
 
 log = logging.getLogger(__name__)
 MOST_ATTACHING_S = 1.0

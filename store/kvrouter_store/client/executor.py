@@ -10,7 +10,8 @@ from typing import TypeVar
 from kvrouter_store.client.channel_pool import ChannelPool
 from kvrouter_store.client.dialer import Dialer
 from kvrouter_store.client.manifest_ids import ManifestIds
-from kvrouter_store.connection.channel import Access, Channel, Deadline, LinkLost
+from kvrouter_store.connection.channel import Access, Channel, LinkLost
+from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.connection.reconnect import Circuit, CircuitPass
 from kvrouter_store.errors import (
     DeadlineExceeded,
@@ -18,8 +19,6 @@ from kvrouter_store.errors import (
     StoreUnavailable,
     UnknownManifest,
 )
-
-__all__ = ["Executor"]
 
 T = TypeVar("T")
 PROBE_S = 0.25

@@ -15,14 +15,13 @@ from kvrouter_store.client.batches import hashes_of
 from kvrouter_store.client.executor import Executor
 from kvrouter_store.client.transports.base import Target
 from kvrouter_store.client.transports.slots import abort, chosen_hashes, commit
-from kvrouter_store.connection.channel import Channel, Deadline
+from kvrouter_store.connection.channel import Channel
+from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.errors import CorruptBlock, LeaseLost, StoreUnavailable
 from kvrouter_store.identity.block import Manifest
 
 if TYPE_CHECKING:
     from kvrouter_store.client.blocking import StoreClient
-
-__all__ = ["Landing", "Lease", "Reservation"]
 
 
 class Lease:

@@ -4,10 +4,9 @@ import threading
 
 from kvrouter_store import _core
 from kvrouter_store._core import RegisterReply
-from kvrouter_store.connection.channel import Channel, Deadline, Registration
+from kvrouter_store.connection.channel import Channel, Registration
+from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.identity.block import Manifest
-
-__all__ = ["ManifestIds", "encode_register"]
 
 
 def encode_register(request_id: int, manifest: Manifest, engine: str, refusal: str) -> bytes:

@@ -9,16 +9,6 @@ from kvrouter_store._core import BlockStatus, ManifestInfo, MatchReply
 from kvrouter_store.errors import BadDocument
 from kvrouter_store.identity.block import Manifest
 
-__all__ = [
-    "BlockStatus",
-    "Match",
-    "Place",
-    "PutResult",
-    "RegisteredManifest",
-    "SharingRefusal",
-    "understood",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class RegisteredManifest:

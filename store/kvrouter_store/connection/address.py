@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-__all__ = ["Address", "Kind", "local_boot_id", "nearer_path", "parse_url"]
-
 Kind = Literal["shm", "unix", "tcp", "rdma"]
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

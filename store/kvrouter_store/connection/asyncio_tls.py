@@ -8,8 +8,6 @@ import ssl
 from kvrouter_store.connection.address import Address
 from kvrouter_store.connection.tls import ASKS, OTHER_HOST, PLAIN, UNTRUSTED, ClientTls, is_wanted
 
-__all__ = ["asyncio_context", "tls_reason"]
-
 # openssl/x509_vfy.h: not yet valid, expired; another name, another address.
 VALIDITY_CODES, OTHER_HOST_CODES = frozenset({9, 10}), frozenset({62, 64})
 NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})

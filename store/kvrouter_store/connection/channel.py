@@ -40,8 +40,6 @@ from kvrouter_store.errors import (
     Untrusted,
 )
 
-__all__ = ["Access", "Channel", "Credentials", "Deadline", "LinkLost", "Registration", "refused"]
-
 Access = PoolAccess
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-__all__ = ["cross_origin_refusal"]
-
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # RFC 9110, section 9.2.1
 OWN_SITES = frozenset({"same-origin", "none"})  # none: the user did it, and no page
 

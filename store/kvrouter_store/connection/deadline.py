@@ -4,8 +4,6 @@ import time
 
 from kvrouter_store.errors import DeadlineExceeded
 
-__all__ = ["Deadline"]
-
 MIN_RATE_BYTES_S = 64 << 20
 
 

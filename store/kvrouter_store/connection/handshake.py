@@ -19,8 +19,6 @@ from kvrouter_store._core import (
 )
 from kvrouter_store.connection.deadline import Deadline
 
-__all__ = ["Handshake", "exchange_hello"]
-
 READ_BYTES = 1 << 16
 SHARED_FDS = 3  # pool, directory, notes
 

@@ -6,8 +6,6 @@ Every pause of the clients is here. Nothing waits: the methods take readings of 
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["BackOff", "Circuit", "CircuitPass"]
-
 FIRST_PAUSE_S = 0.05
 """After the first attempt to connect that failed; each further one doubles it."""
 FIRST_PROBE_PAUSE_S = 0.25

@@ -8,17 +8,6 @@ from dataclasses import dataclass
 from kvrouter_store._core import TlsContext
 from kvrouter_store.connection.address import Address
 
-__all__ = [
-    "ASKS",
-    "OTHER_HOST",
-    "PLAIN",
-    "UNTRUSTED",
-    "ClientTls",
-    "is_wanted",
-    "native_context",
-    "sentence",
-]
-
 # As csrc/net/tls.cpp words them.
 PLAIN = "the other end does not speak TLS"
 ASKS = "the other end asks for a certificate"

@@ -2,8 +2,6 @@
 
 import re
 
-__all__ = ["TOKEN", "bearer_token", "check_token"]
-
 # What a Bearer header takes, so that one token serves clients and HTTP. At most
 # kMaxTokenBytes of csrc/wire.h.
 TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")

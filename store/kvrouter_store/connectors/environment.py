@@ -4,8 +4,6 @@ import os
 
 from kvrouter_store.connection.tls import ClientTls
 
-__all__ = ["TOKEN_VARIABLE", "tls_of_environment", "token_of_environment"]
-
 TOKEN_VARIABLE = "KVROUTER_STORE_TOKEN"  # the variable's name
 
 

@@ -18,8 +18,6 @@ from kvrouter_store.identity.chain import HASH_BYTES
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["AwaitedPrefix", "Landings"]
-
 CONNECT_S = 2.0
 
 

@@ -10,13 +10,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from kvrouter_store._core import Segments
+from kvrouter_store._core import BlockStatus, Segments
 from kvrouter_store.client.blocking import StoreClient
-from kvrouter_store.client.results import BlockStatus, PutResult
+from kvrouter_store.client.results import PutResult
 from kvrouter_store.errors import KVStoreError, StoreClosed, StoreRefused, Unauthorized
 from kvrouter_store.identity.block import Manifest
-
-__all__ = ["StoreLink"]
 
 HEARTBEAT_S = 1.0
 AWAY_S = 0.1  # between looks for a store that is away; the client keeps connections further apart

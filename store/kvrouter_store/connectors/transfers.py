@@ -11,8 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["Finished", "Transfers"]
-
 R = TypeVar("R")
 
 

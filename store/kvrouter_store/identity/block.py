@@ -16,18 +16,7 @@ from math import lcm
 from typing import Any
 
 from kvrouter_store.errors import BadDocument
-from kvrouter_store.identity.layout import PER_HEAD, Layout, Scalar
-
-__all__ = [
-    "DOCUMENT_VERSION",
-    "CacheSpec",
-    "Layout",
-    "Manifest",
-    "Part",
-    "Scalar",
-    "canonical_json",
-    "parts_in_common",
-]
+from kvrouter_store.identity.layout import PER_HEAD, Layout
 
 DOCUMENT_VERSION = 1
 

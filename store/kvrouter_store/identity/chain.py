@@ -13,8 +13,6 @@ from kvrouter_store import _core
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["HASH_BYTES", "BlockHashes", "hash_tokens", "root_hash"]
-
 HASH_BYTES = 32
 
 

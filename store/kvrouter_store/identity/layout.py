@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from kvrouter_store.errors import BadDocument
 
-__all__ = ["HND", "LATENT", "NHD", "OPAQUE", "ORDERED", "PER_HEAD", "Layout", "Scalar"]
-
 Scalar = str | int | bool | None
 OPAQUE: Final = "opaque"
 PER_HEAD: Final = "opaque per head"

@@ -13,8 +13,6 @@ from kvrouter_store._core import StoreServer
 from kvrouter_store.node.settings import StoreSettings
 from kvrouter_store.node.start_checks import StartRefused
 
-__all__ = ["flush", "logging_notices", "refusal"]
-
 log = logging.getLogger(__name__)
 
 

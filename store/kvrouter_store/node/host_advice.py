@@ -11,8 +11,6 @@ from typing import Final, NamedTuple
 
 from pydantic import ByteSize
 
-__all__ = ["FILES", "Advice", "advice", "read_files"]
-
 MEMINFO: Final = "/proc/meminfo"
 LIMITS: Final = "/proc/self/limits"
 CGROUP: Final = (

@@ -24,8 +24,6 @@ from kvrouter_store.errors import KVStoreError
 from kvrouter_store.node.metrics import SHARING_REFUSED, node_metrics
 from kvrouter_store.node.own_client import OwnClient
 
-__all__ = ["StatsCollector", "bearer", "create_app"]
-
 # These show only that the process serves; a supervisor has no token.
 OPEN_PATHS = frozenset({"/healthz"})
 SELFTEST_DEADLINE_S = 10.0

@@ -15,14 +15,6 @@ from prometheus_client.core import (
     Metric,
 )
 
-__all__ = [
-    "FAMILIES",
-    "SHARING_REFUSED",
-    "TENANT_FAMILIES",
-    "MetricFamily",
-    "node_metrics",
-]
-
 NS_PER_S: Final = 1e9
 TENANT: Final = ("tenant",)
 

@@ -9,10 +9,9 @@ from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.results import RegisteredManifest, SharingRefusal
 from kvrouter_store.connection.tls import ClientTls
 from kvrouter_store.errors import KVStoreError
-from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.block import CacheSpec, Manifest, Part
+from kvrouter_store.identity.layout import Layout
 from kvrouter_store.node.settings import StoreSettings
-
-__all__ = ["OwnClient", "own_address"]
 
 BLOCK_BYTES = 64 << 10
 BLOCKS = 2

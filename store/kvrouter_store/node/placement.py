@@ -17,16 +17,6 @@ from pydantic import ByteSize
 from kvrouter_store._core import Placed, Placement
 from kvrouter_store.node.host_advice import Advice
 
-__all__ = [
-    "HugePages",
-    "Numa",
-    "PlacementPlan",
-    "memory_nodes",
-    "placement_notes",
-    "plan",
-    "reader",
-]
-
 HugePages = Literal["auto", "on", "off"]
 Numa = Literal["auto", "off"]
 Read = Callable[[str], str]

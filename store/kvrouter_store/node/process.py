@@ -37,8 +37,6 @@ from kvrouter_store.rdma.device import open_device
 from kvrouter_store.rdma.initiator import Opens
 from kvrouter_store.system_errors import reason_of
 
-__all__ = ["run"]
-
 log = logging.getLogger("kvstore")
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 HTTP_GRACE_S = 3.0

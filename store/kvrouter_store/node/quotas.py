@@ -5,8 +5,6 @@ from typing import Any
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-__all__ = ["MIN_QUOTA_BYTES", "quota_bytes", "split_quotas"]
-
 MIN_QUOTA_BYTES = 1 << 20
 HOW = "write TENANT=SIZE or TENANT=PERCENT, as research=40GiB or batch=25%"
 QUOTA = re.compile(

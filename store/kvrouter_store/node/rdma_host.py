@@ -26,8 +26,6 @@ from kvrouter_store.rdma.base import (
 from kvrouter_store.rdma.device import open_device
 from kvrouter_store.rdma.initiator import Opens
 
-__all__ = ["RdmaHost", "serving_rdma"]
-
 log = logging.getLogger(__name__)
 
 

@@ -23,21 +23,6 @@ from kvrouter_store.connection.tokens import check_token
 from kvrouter_store.node.quotas import quota_bytes, split_quotas
 from kvrouter_store.rdma.options import LINK_TYPES, NO_HINT, RdmaOptions
 
-__all__ = [
-    "GONE_POLICY",
-    "KIB",
-    "FileMode",
-    "RdmaDevName",
-    "RdmaGidIndex",
-    "RdmaIbPort",
-    "RdmaLinkType",
-    "StoreCaFile",
-    "StoreCertFile",
-    "StoreKeyFile",
-    "StoreSettings",
-    "StoreToken",
-]
-
 KIB = 1024
 MIB = 1024 * KIB
 MIN_POOL_BYTES = MIB

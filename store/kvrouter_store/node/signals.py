@@ -13,8 +13,6 @@ from kvrouter_store.node.settings import StoreSettings
 from kvrouter_store.node.start_checks import StartRefused, tokens_of
 from kvrouter_store.node.tls import tls_of
 
-__all__ = ["HttpConfig", "Signals", "drain", "reload_on_hangup"]
-
 log = logging.getLogger(__name__)
 
 

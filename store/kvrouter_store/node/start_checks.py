@@ -11,15 +11,6 @@ from kvrouter_store.connection.tokens import check_token
 from kvrouter_store.node.quotas import MIN_QUOTA_BYTES, quota_bytes
 from kvrouter_store.node.settings import StoreSettings
 
-__all__ = [
-    "StartRefused",
-    "TenantToken",
-    "check_disk",
-    "is_loopback",
-    "quotas_of",
-    "tokens_of",
-]
-
 TenantToken = tuple[str, str]
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 LINE = "write TENANT:TOKEN on each line"

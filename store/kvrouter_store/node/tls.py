@@ -7,8 +7,6 @@ from kvrouter_store._core import TlsContext
 from kvrouter_store.node.settings import StoreSettings
 from kvrouter_store.node.start_checks import StartRefused, is_loopback
 
-__all__ = ["plain_wire_warning", "tls_of"]
-
 
 def tls_of(settings: StoreSettings) -> TlsContext | None:
     """The context for clients over TCP; None where the node is to be plain.

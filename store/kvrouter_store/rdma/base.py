@@ -12,20 +12,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.errors import KVStoreError, StoreUnavailable
 
-__all__ = [
-    "Copy",
-    "Device",
-    "LinkType",
-    "MemoryRegistration",
-    "QueuePair",
-    "RdmaEndpoint",
-    "RdmaUnavailable",
-    "Region",
-    "TransferFailed",
-    "read_card",
-    "write_card",
-]
-
 VERSION = 1
 MAX_24_BIT = (1 << 24) - 1
 MAX_ADDRESS = 1 << 64

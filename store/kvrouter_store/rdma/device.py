@@ -14,8 +14,6 @@ from kvrouter_store.rdma.options import RdmaOptions
 from kvrouter_store.rdma.ports import SYSFS, Port, choose_port
 from kvrouter_store.rdma.queue_pair import VerbsQueuePair
 
-__all__ = ["VerbsDevice", "load_pyverbs", "open_device"]
-
 log = logging.getLogger(__name__)
 
 NAMES = "kvrouter_store.rdma.pyverbs_names"

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from kvrouter_store import _core
 from kvrouter_store._core import AttachReply, Segments
-from kvrouter_store.connection.channel import Channel, Deadline
+from kvrouter_store.connection.channel import Channel
+from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.errors import StoreClosed, StoreRefused, StoreUnavailable
 from kvrouter_store.rdma.base import (
     Copy,
@@ -22,8 +23,6 @@ from kvrouter_store.rdma.base import (
 from kvrouter_store.rdma.device import open_device
 from kvrouter_store.rdma.memory import MemoryKeys, RegisteredMemory
 from kvrouter_store.rdma.options import RdmaOptions
-
-__all__ = ["Initiator", "NotAttached", "RemotePool"]
 
 LINE_BYTES = 64
 Opens = Callable[[RdmaOptions, int], Device]

@@ -14,8 +14,6 @@ from typing import Final
 from kvrouter_store._core import Segments
 from kvrouter_store.rdma.base import Device, MemoryRegistration, RdmaUnavailable
 
-__all__ = ["MemoryKeys", "RegisteredMemory", "spans_of"]
-
 MAX_ENTRIES: Final = 256
 Span = tuple[int, int]
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from kvrouter_store.rdma.base import LinkType
 
-__all__ = ["LINK_TYPES", "NO_HINT", "DeviceChoice", "RdmaOptions"]
-
 NO_HINT = -1
 MAX_GID_INDEX = 255
 LINK_TYPES = {"IB": LinkType.INFINIBAND, "Ethernet": LinkType.ETHERNET}

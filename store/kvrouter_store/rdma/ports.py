@@ -7,8 +7,6 @@ from pathlib import Path
 from kvrouter_store.rdma.base import LinkType, RdmaUnavailable
 from kvrouter_store.rdma.options import NO_HINT, DeviceChoice, RdmaOptions
 
-__all__ = ["SYSFS", "Port", "choose_port"]
-
 SYSFS = Path("/sys/class/infiniband")
 LINK_LAYERS = {"InfiniBand": LinkType.INFINIBAND, "Ethernet": LinkType.ETHERNET}
 NO_GID = bytes(16)

@@ -13,8 +13,6 @@ from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.rdma.base import Copy, LinkType, RdmaEndpoint, TransferFailed
 from kvrouter_store.rdma.ports import Port
 
-__all__ = ["LISTS_POSTED", "LIST_LENGTH", "VerbsQueuePair", "lists_of"]
-
 # Copies in a list, of which only the last asks for a completion, and lists in flight at a time: the
 # next one is loaded while the device works.
 LIST_LENGTH = 64

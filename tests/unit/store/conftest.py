@@ -6,7 +6,8 @@ from tests.fakes.certificates import Authority
 from tests.fakes.disk import DISK, DiskNode
 
 from kvrouter_store._core import StoreServer
-from kvrouter_store.client.blocking import StoreClient, TransportName
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.dialer import TransportName
 
 MIB = 1 << 20
 

@@ -20,7 +20,8 @@ from kvrouter_store.connectors.link import StoreLink
 from kvrouter_store.connectors.vllm.connector import KVStoreConnector, PlanMetadata
 from kvrouter_store.connectors.vllm.plan import SaveOrder, StepPlan
 from kvrouter_store.connectors.vllm.worker import WorkerSide
-from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.block import CacheSpec, Manifest, Part
+from kvrouter_store.identity.layout import Layout
 
 BLOCKS, PAGE = 4, 64
 SPEC = CacheSpec("tiny", "r1", "float32", 16, "sha256_cbor", "00" * 32)

@@ -21,7 +21,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from kvrouter.options.types import Texts
 from kvrouter.tools.sim.failures import FAILURES
-from kvrouter_store.client.blocking import TransportName
+from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.connection.tls import ClientTls, native_context
 from kvrouter_store.node.settings import (

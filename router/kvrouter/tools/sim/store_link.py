@@ -11,11 +11,12 @@ from typing import TypeVar
 
 from kvrouter.tools.sim.memory import KVMemory
 from kvrouter.tools.sim.metrics import SimMetrics
+from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.blocking import StoreClient
-from kvrouter_store.client.results import BlockStatus
 from kvrouter_store.errors import KVStoreError
-from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.block import CacheSpec, Manifest, Part
 from kvrouter_store.identity.chain import BlockHashes
+from kvrouter_store.identity.layout import Layout
 
 __all__ = ["SimStoreLink", "in_thread", "sim_manifest"]
 

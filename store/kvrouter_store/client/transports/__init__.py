@@ -6,8 +6,6 @@ from kvrouter_store.client.transports.shm import SharedMemory
 from kvrouter_store.client.transports.stream import StreamTransport
 from kvrouter_store.connection.channel import Channel
 
-__all__ = ["transport_of"]
-
 SHARED_MEMORY = SharedMemory()
 RDMA = Rdma()
 STREAM = StreamTransport()

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvrouter_store._core import BlockNames, BlockStatus, Segments
-from kvrouter_store.connection.channel import Channel, Deadline
-
-__all__ = ["STATUSES", "Target", "Transfer", "Transport"]
+from kvrouter_store.connection.channel import Channel
+from kvrouter_store.connection.deadline import Deadline
 
 STATUSES = {int(status): status for status in BlockStatus}
 

@@ -15,13 +15,12 @@ from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.transports.base import Transfer
 from kvrouter_store.client.transports.slots import get_leased, put_reserved
 from kvrouter_store.client.transports.stream import StreamTransport
-from kvrouter_store.connection.channel import Channel, Deadline
+from kvrouter_store.connection.channel import Channel
+from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.errors import DeadlineExceeded
 from kvrouter_store.rdma.base import RdmaUnavailable, TransferFailed
 from kvrouter_store.rdma.initiator import RemotePool
 from kvrouter_store.rdma.memory import MemoryKeys
-
-__all__ = ["Rdma"]
 
 log = logging.getLogger(__name__)
 STREAM = StreamTransport()

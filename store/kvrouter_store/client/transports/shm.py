@@ -12,10 +12,9 @@ from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus, LendReply, LocalWriter, PoolView, PostState
 from kvrouter_store.client.transports.base import STATUSES, Transfer
 from kvrouter_store.client.transports.slots import get_leased, put_reserved, rest_of
-from kvrouter_store.connection.channel import Channel, Deadline
+from kvrouter_store.connection.channel import Channel
+from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.identity.chain import HASH_BYTES
-
-__all__ = ["SharedMemory"]
 
 STORED = int(BlockStatus.STORED)
 

@@ -12,21 +12,9 @@ from typing import TypeVar
 from kvrouter_store import _core
 from kvrouter_store._core import AcquireReply, BlockStatus, FlagReply, ReserveReply, StatusesReply
 from kvrouter_store.client.transports.base import STATUSES, Target, Transfer
-from kvrouter_store.connection.channel import Channel, Deadline
+from kvrouter_store.connection.channel import Channel
+from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.identity.chain import HASH_BYTES
-
-__all__ = [
-    "CopyIn",
-    "CopyOut",
-    "abort",
-    "acquire",
-    "chosen_hashes",
-    "commit",
-    "get_leased",
-    "put_reserved",
-    "reserve",
-    "rest_of",
-]
 
 CopyIn = Callable[[Sequence[int], Sequence[int]], Sequence[int]]
 """Copies blocks of these indices to these offsets of the pool; the CRC32C of each."""

@@ -2,10 +2,9 @@
 
 from kvrouter_store._core import BlockStatus
 from kvrouter_store.client.transports.base import Transfer
-from kvrouter_store.connection.channel import Channel, Deadline
+from kvrouter_store.connection.channel import Channel
+from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.errors import StoreRefused
-
-__all__ = ["StreamTransport"]
 
 
 class StreamTransport:

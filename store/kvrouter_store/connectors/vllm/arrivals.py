@@ -13,8 +13,6 @@ from kvrouter_store.connectors.landings import AwaitedPrefix, Landings
 from kvrouter_store.connectors.vllm.plan import LoadOrder
 from kvrouter_store.identity.chain import HASH_BYTES
 
-__all__ = ["Announced", "Arrivals", "announced"]
-
 IDLE_WAIT_S = 0.005  # a step without tokens waits for news instead of spinning
 MAX_WAIT_S = 86400.0
 

@@ -34,8 +34,6 @@ from kvrouter_store.connectors.vllm.worker import WorkerSide
 if TYPE_CHECKING:
     from kvrouter_store.identity.block import Manifest
 
-__all__ = ["KVStoreConnector"]
-
 log = logging.getLogger("vllm.kvstore")
 
 

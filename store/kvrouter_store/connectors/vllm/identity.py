@@ -16,10 +16,9 @@ from typing import Any
 
 from kvrouter_store.connectors.vllm.settings import ConnectorRefused, ConnectorSettings
 from kvrouter_store.connectors.vllm.versions import VllmFacts
-from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part, Scalar, canonical_json
+from kvrouter_store.identity.block import CacheSpec, Manifest, Part, canonical_json
 from kvrouter_store.identity.chain import root_hash
-
-__all__ = ["EngineIdentity", "identify", "sharing_refusal", "weights_digest"]
+from kvrouter_store.identity.layout import Layout, Scalar
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 MAX_HASHED_BYTES = 2 << 30  # larger checkpoints would delay the start by more than seconds

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-__all__ = ["LoadOrder", "SaveOrder", "StepPlan"]
-
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:

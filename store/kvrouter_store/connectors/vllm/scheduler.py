@@ -16,8 +16,6 @@ from kvrouter_store.connectors.vllm.plan import LoadOrder, SaveOrder, StepPlan
 from kvrouter_store.connectors.vllm.settings import SaveScope
 from kvrouter_store.identity.chain import hash_tokens
 
-__all__ = ["EngineRequest", "SchedulerSide", "StepOutput"]
-
 
 class EngineRequest(Protocol):
     """What is read of vLLM's `Request`."""

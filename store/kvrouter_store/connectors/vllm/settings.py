@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
-from kvrouter_store.client.blocking import GONE_DIGEST_SETTINGS, StoreClient, TransportName
+from kvrouter_store.client.blocking import GONE_DIGEST_SETTINGS, StoreClient
+from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.connection.tls import ClientTls, native_context
 from kvrouter_store.connection.tokens import check_token
@@ -25,8 +26,6 @@ from kvrouter_store.errors import KVStoreError
 from kvrouter_store.rdma.base import RdmaUnavailable
 from kvrouter_store.rdma.initiator import Initiator
 from kvrouter_store.rdma.options import RdmaOptions
-
-__all__ = ["ConnectorRefused", "ConnectorSettings", "SaveScope", "check_start"]
 
 log = logging.getLogger("vllm.kvstore")
 SaveScope = Literal["none", "prompt", "all"]

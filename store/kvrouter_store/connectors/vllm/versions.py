@@ -5,8 +5,6 @@ A version that is not listed has not been tested: the connector refuses to start
 
 from dataclasses import dataclass
 
-__all__ = ["VERSIONS", "VllmFacts", "facts_of"]
-
 
 @dataclass(frozen=True)
 class VllmFacts:

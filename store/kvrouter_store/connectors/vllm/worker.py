@@ -15,14 +15,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kvrouter_store._core import Segments
-from kvrouter_store.client.results import BlockStatus
+from kvrouter_store._core import BlockStatus, Segments
 from kvrouter_store.connectors.link import StoreLink
 from kvrouter_store.connectors.vllm.plan import LoadOrder, SaveOrder, StepPlan
 from kvrouter_store.connectors.vllm.settings import ConnectorRefused
 from kvrouter_store.identity.block import Manifest
-
-__all__ = ["WorkerSide", "cache_segments"]
 
 BATCH_BYTES = 64 << 20  # so that one operation fits its deadline on a slow link
 IDLE_WAIT_S = 0.005  # a step without tokens waits for a load instead of spinning

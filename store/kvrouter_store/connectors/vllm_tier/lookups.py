@@ -10,8 +10,6 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from kvrouter_store.connectors.link import StoreLink
 from kvrouter_store.identity.chain import HASH_BYTES
 
-__all__ = ["ChunkLookups"]
-
 MOST_RUNS = 8  # of chunks that are there; behind more gaps than that, a chunk counts as missing
 
 

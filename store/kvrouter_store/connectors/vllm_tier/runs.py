@@ -8,8 +8,6 @@ from vllm.v1.kv_offload.base import OffloadKey, get_offload_block_hash, get_offl
 
 from kvrouter_store.identity.chain import HASH_BYTES
 
-__all__ = ["Run", "runs_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Run:

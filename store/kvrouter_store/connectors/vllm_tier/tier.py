@@ -26,16 +26,13 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
-from kvrouter_store._core import Segments
-from kvrouter_store.client.results import BlockStatus
+from kvrouter_store._core import BlockStatus, Segments
 from kvrouter_store.connectors.link import StoreLink
 from kvrouter_store.connectors.transfers import Finished, Transfers
 from kvrouter_store.connectors.vllm.settings import ConnectorSettings
 from kvrouter_store.connectors.vllm_tier.identity import chunk_manifests
 from kvrouter_store.connectors.vllm_tier.lookups import ChunkLookups
 from kvrouter_store.connectors.vllm_tier.runs import Run, runs_of
-
-__all__ = ["KVStoreTier"]
 
 log = logging.getLogger("vllm.kvstore")
 

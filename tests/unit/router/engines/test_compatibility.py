@@ -7,8 +7,9 @@ from tests.unit.router.prefix.test_store_view import MANIFEST, NAME, FakeStore, 
 from kvrouter.engines.compatibility import CompatibilityMonitor
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.pool import EnginePool
-from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.block import CacheSpec, Manifest, Part
 from kvrouter_store.identity.chain import root_hash
+from kvrouter_store.identity.layout import Layout
 
 HALVES = Manifest(
     CacheSpec("m", "r1", "bfloat16", 16, "sha256_cbor", root_hash(None).hex()),

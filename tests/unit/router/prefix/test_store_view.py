@@ -9,8 +9,9 @@ from tests.unit.router.conftest import Clock
 from kvrouter.prefix.store_view import RELOAD_INTERVAL_S, LandingOutcome, StoreView
 from kvrouter_store.client.results import Match, RegisteredManifest
 from kvrouter_store.errors import StoreUnavailable
-from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.block import CacheSpec, Manifest, Part
 from kvrouter_store.identity.chain import root_hash
+from kvrouter_store.identity.layout import Layout
 
 SPEC = CacheSpec("m", "r1", "float32", 16, "sha256_cbor", root_hash(None).hex())
 MANIFEST = Manifest(SPEC, (Part((0, 2), (0, 1), 0, 64, Layout.opaque("fake")),))

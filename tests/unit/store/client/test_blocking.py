@@ -23,7 +23,8 @@ from kvrouter_store._core import BlockStatus, StoreServer, gather
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.lease import Lease
 from kvrouter_store.connection.address import parse_url
-from kvrouter_store.connection.channel import Access, Channel, Credentials, Deadline
+from kvrouter_store.connection.channel import Access, Channel, Credentials
+from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.errors import (
     CorruptBlock,
     DeadlineExceeded,

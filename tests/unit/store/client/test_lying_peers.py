@@ -19,7 +19,8 @@ from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.transports import slots
 from kvrouter_store.client.transports.base import Target
 from kvrouter_store.connection.address import parse_url
-from kvrouter_store.connection.channel import Access, Channel, Credentials, Deadline, LinkLost
+from kvrouter_store.connection.channel import Access, Channel, Credentials, LinkLost
+from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.errors import StoreRefused
 
 BLOCK = 4096

@@ -14,9 +14,11 @@ from tests.unit.store.client.test_asyncio_client import until
 from kvrouter_store import _core
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
-from kvrouter_store.client.blocking import StoreClient, TransportName
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.connection.address import parse_url
-from kvrouter_store.connection.channel import Channel, Credentials, Deadline
+from kvrouter_store.connection.channel import Channel, Credentials
+from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.connection.tokens import TOKEN, check_token
 from kvrouter_store.errors import StoreRefused, Unauthorized
 from kvrouter_store.node.settings import StoreSettings

@@ -6,10 +6,11 @@ from typing import Any, cast
 import pytest
 from tests.fakes.vllm import FakeClient, chain_of
 
-from kvrouter_store.client.results import BlockStatus
+from kvrouter_store._core import BlockStatus
 from kvrouter_store.connectors.link import AWAY_S, HEARTBEAT_S, StoreLink
 from kvrouter_store.errors import DeadlineExceeded, StoreRefused, StoreUnavailable, Unauthorized
-from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.block import CacheSpec, Manifest, Part
+from kvrouter_store.identity.layout import Layout
 
 SPEC = CacheSpec("tiny", "r1", "float32", 16, "sha256_cbor", "00" * 32)
 MANIFEST = Manifest(SPEC, (Part((0, 4), (0, 2), 0, 4096, Layout.opaque("test")),))

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tests.fakes.store import chain_of, manifest_of
 
 from kvrouter_store.errors import BadDocument
-from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.block import CacheSpec, Manifest, Part
 from kvrouter_store.identity.chain import BlockHashes, hash_tokens, root_hash
+from kvrouter_store.identity.layout import Layout
 
 names = st.text(min_size=0, max_size=12)
 layouts = st.builds(

@@ -9,7 +9,8 @@ from tests.fakes.store import chain_of, eventually, put_chain
 
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
-from kvrouter_store.client.blocking import StoreClient, TransportName
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.node.http_api import create_app
 from kvrouter_store.node.own_client import OwnClient
 

@@ -14,7 +14,8 @@ from tests.fakes.store import put_chain as put
 
 from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus, StoreServer
-from kvrouter_store.client.blocking import StoreClient, TransportName
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.errors import KVStoreError
 
 BLOCK = 4096

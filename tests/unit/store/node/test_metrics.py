@@ -9,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.fakes.store import Memory, chain_of, eventually, manifest_of, put_chain
 
 from kvrouter_store._core import StoreServer
-from kvrouter_store.client.blocking import StoreClient, TransportName
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.node.http_api import StatsCollector
 from kvrouter_store.node.metrics import FAMILIES, SHARING_REFUSED, node_metrics
 from kvrouter_store.node.own_client import OwnClient

@@ -22,7 +22,8 @@ from tests.fakes.store import (
 )
 
 from kvrouter_store._core import BlockStatus, StoreServer
-from kvrouter_store.client.blocking import StoreClient, TransportName
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.client.dialer import TransportName
 
 S = BlockStatus
 SLOTS = 64

@@ -7,12 +7,13 @@ from typing import Any, cast
 import pytest
 from tests.fakes.vllm import FakeClient, FakeTensor, chain_of
 
-from kvrouter_store.client.results import BlockStatus
+from kvrouter_store._core import BlockStatus
 from kvrouter_store.connectors.link import StoreLink
 from kvrouter_store.connectors.vllm.plan import LoadOrder, SaveOrder, StepPlan
 from kvrouter_store.connectors.vllm.settings import ConnectorRefused
 from kvrouter_store.connectors.vllm.worker import WorkerSide, cache_segments
-from kvrouter_store.identity.block import CacheSpec, Layout, Manifest, Part
+from kvrouter_store.identity.block import CacheSpec, Manifest, Part
+from kvrouter_store.identity.layout import Layout
 
 LAYERS, BLOCKS, PAGE = 3, 8, 64
 SPEC = CacheSpec("tiny", "r1", "float32", 16, "sha256_cbor", "00" * 32)
