@@ -70,8 +70,8 @@ class Caller:
         self._models = key.models
         self._most = key.max_concurrent
         per_s = (key.tokens_per_min or 0) / 60
-        self._rate = self._bucket(self._rate, key.requests_per_s, key.request_burst)
-        self._token_rate = self._bucket(self._token_rate, per_s, key.token_burst)
+        self._rate = self._bucket(self._rate, key.requests_per_s, key.request_burst or 1.0)
+        self._token_rate = self._bucket(self._token_rate, per_s, key.token_burst or 1.0)
         self.limited = self._most is not None or self._rate is not None
         self.metered = self._models is not None or self._token_rate is not None
 

@@ -28,8 +28,10 @@ from kvrouter.engines.families import AUTO, Connector
 from kvrouter.http.server.limits import Limits
 from kvrouter.membership.discovery.settings import DiscoverySettings
 from kvrouter.options.addresses import parse_address
-from kvrouter.options.by_engine import by_engine
-from kvrouter.options.types import Texts  # noqa: TC001 (pydantic reads it)
+from kvrouter.options.types import (
+    Texts,
+    by_engine,
+)
 from kvrouter.prefix.events.settings import KvEventSettings
 from kvrouter.prefix.tokenize import tokenizer_file
 from kvrouter.redis.settings import RedisSettings

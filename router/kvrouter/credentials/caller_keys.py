@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 import stat
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_urlsafe
 from typing import Annotated, Any, Final
 
 import msgspec
+import msgspec.structs
 import yaml
 
 from kvrouter.options.bounded_yaml import load_bounded
@@ -31,41 +31,29 @@ _LINE: Final = "write a line `NAME: sha256:HASH`, as `kvrouter key new NAME` pri
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Burst = Annotated[float, msgspec.Meta(ge=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """The keys and limits of one caller. None is no limit.
+class _Limits(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What a caller may use; None is no limit. The bursts are requests, or tokens, at once."""
 
-    Attributes:
-        name: as in log, metrics and the fair queue.
-        digests: SHA-256 of each of its keys.
-        models: names of the models that it may use.
-        requests_per_s: in the long run.
-        request_burst: requests at once.
-        tokens_per_min: tokens of prompts and answers.
-        token_burst: tokens at once.
-        max_concurrent: requests in flight at a time.
-    """
+    models: frozenset[str] | None = None
+    requests_per_s: Positive | None = None
+    request_burst: Burst | None = None
+    tokens_per_min: Positive | None = None
+    token_burst: Burst | None = None
+    max_concurrent: Count | None = None
+
+
+class _Entry(_Limits, frozen=True):
+    key: str | list[str]
+
+
+class Key(_Limits, frozen=True):
+    """One caller: its name in logs, metrics and the fair queue, its keys by SHA-256, its limits."""
 
     name: str
     digests: tuple[bytes, ...]
-    models: frozenset[str] | None = None
-    requests_per_s: float | None = None
-    request_burst: float = 1.0
-    tokens_per_min: float | None = None
-    token_burst: float = 1.0
-    max_concurrent: int | None = None
-
-
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    key: str | list[str]
-    models: list[str] | None = None
-    requests_per_s: Positive | None = None
-    request_burst: Count | None = None
-    tokens_per_min: Positive | None = None
-    token_burst: Count | None = None
-    max_concurrent: Count | None = None
 
 
 class _UniqueNames(yaml.SafeLoader):
@@ -111,7 +99,8 @@ def check_key(key: str) -> str:
 
 def plain_keys(given: list[str]) -> list[Key]:
     """Keys without limits, named by their place: `api-key-1`, ..."""
-    return [Key(f"api-key-{place}", (digest(key),)) for place, key in enumerate(given, start=1)]
+    keys = enumerate(given, start=1)
+    return [Key(f"api-key-{place}", (digest(key),)) for place, key in keys]
 
 
 def read_keys(path: str) -> list[Key]:
@@ -195,16 +184,13 @@ def _key(name: object, entry: object) -> Key:
     hashes = [_HASH.fullmatch(one) for one in given]
     if not hashes or None in hashes:
         raise ValueError(f"{name}: a key is sha256: and 64 hex digits; {_LINE}")
-    return Key(
-        name,
-        tuple(bytes.fromhex(one[1]) for one in hashes if one is not None),
-        models=frozenset(read.models) if read.models is not None else None,
-        requests_per_s=read.requests_per_s,
-        request_burst=read.request_burst or max(1.0, read.requests_per_s or 0),
-        tokens_per_min=read.tokens_per_min,
-        token_burst=read.token_burst or read.tokens_per_min or 1.0,
-        max_concurrent=read.max_concurrent,
-    )
+    limits = msgspec.structs.asdict(read)
+    del limits["key"]
+    if read.requests_per_s is not None:
+        limits["request_burst"] = read.request_burst or max(1.0, read.requests_per_s)
+    limits["token_burst"] = read.token_burst or read.tokens_per_min
+    digests = tuple(bytes.fromhex(one[1]) for one in hashes if one is not None)
+    return Key(name, digests, **limits)
 
 
 def _shown(name: object) -> str:

@@ -6,8 +6,10 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
-from kvrouter.options.by_engine import by_engine
-from kvrouter.options.types import Texts  # noqa: TC001 (pydantic reads it)
+from kvrouter.options.types import (
+    Texts,
+    by_engine,
+)
 
 
 class KvEventSettings(BaseModel):
