@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, Field, model_validator
 
 from kvrouter.credentials.tls import server_context
+from kvrouter.options.types import Port  # noqa: TC001 (pydantic reads it)
 
 if TYPE_CHECKING:
     import ssl
@@ -15,10 +16,8 @@ if TYPE_CHECKING:
 class PortSettings(BaseModel):
     """The certificate of the ports, and the control port."""
 
-    control_port: int | None = Field(
+    control_port: Port | None = Field(
         default=None,
-        ge=0,
-        le=65535,
         description="Serve /workers, /metrics and the status page on this port instead of --port; "
         "0 takes a free one. Both ports serve /health.",
         json_schema_extra={"section": "Ports and TLS"},

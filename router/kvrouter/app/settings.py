@@ -27,10 +27,14 @@ from kvrouter.engines.engine import Role
 from kvrouter.engines.families import AUTO, Connector
 from kvrouter.http.server.limits import Limits
 from kvrouter.membership.discovery.settings import DiscoverySettings
-from kvrouter.options.addresses import parse_address
 from kvrouter.options.types import (
-    Texts,
+    Addresses,
+    EnginePorts,
+    Port,
+    RankCounts,
+    StoreUrl,
     by_engine,
+    unique_addresses,
 )
 from kvrouter.prefix.events.settings import KvEventSettings
 from kvrouter.prefix.tokenize import tokenizer_file
@@ -66,17 +70,16 @@ class RouterSettings(
     model_config = ConfigDict(extra="forbid", validate_default=True, protected_namespaces=())
     env_prefix: ClassVar[str] = "KVROUTER_"
 
-    prefill: Texts = Field(
+    prefill: Addresses = Field(
         default_factory=list,
         description="Engines for prefill legs, as URL or HOST:PORT. An engine that --decode names "
         "too takes both legs.",
-        json_schema_extra={"section": "Engines", "metavar": "URL"},
+        json_schema_extra={"section": "Engines"},
     )
-    decode: Texts = Field(
+    decode: Addresses = Field(
         default_factory=list,
         description="Engines for decode legs, as URL or HOST:PORT. The router needs one, or "
         "--discovery, or --admin.",
-        json_schema_extra={"metavar": "URL"},
     )
     kv_connector: Connector = Field(
         default=AUTO,
@@ -85,19 +88,19 @@ class RouterSettings(
         "MooncakeConnector of a vLLM before 0.14 whose /version does not say so. sglang: SGLang. "
         "openai: they do not. auto: the router asks each engine.",
     )
-    bootstrap_port: Texts = Field(
+    bootstrap_port: EnginePorts = Field(
         default_factory=list,
         description="Port at which decode engines find a prefill engine of SGLang or "
         "MooncakeConnector: PORT for all engines or HOST:PORT=PORT for one. By default the "
         "router reads it from SGLang's /server_info, and takes 8998 for MooncakeConnector.",
     )
-    data_parallel_size: Texts = Field(
+    data_parallel_size: RankCounts = Field(
         default_factory=list,
         description="Data-parallel ranks of an engine: COUNT for all engines or HOST:PORT=COUNT "
         "for one. The router chooses and counts each rank as an engine of its own, named "
         "HOST:PORT@RANK. With 1, the engine itself spreads requests over its ranks. By default "
         "the router reads the number from vLLM's metrics or SGLang's /server_info.",
-        json_schema_extra={"flags": ["--intra-node-data-parallel-size"], "metavar": "COUNT"},
+        json_schema_extra={"flags": ["--intra-node-data-parallel-size"]},
     )
     model: str | None = Field(
         default=None,
@@ -122,15 +125,13 @@ class RouterSettings(
         description="Address to listen on.",
         json_schema_extra={"section": "Ports and TLS"},
     )
-    port: int = Field(
-        default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one."
-    )
-    store: str | None = Field(
+    port: Port = Field(default=8000, description="Port to listen on; 0 takes a free one.")
+    store: StoreUrl = Field(
         default=None,
         description="KV store that the engines' connectors use: kv://HOST:PORT, or "
         "kvs://HOST:PORT for TLS. Without it the router does not wait until KV has landed; the "
         "engines' own connectors still transfer KV.",
-        json_schema_extra={"section": "KV store", "metavar": "URL"},
+        json_schema_extra={"section": "KV store"},
     )
     store_token: StoreToken = Field(
         default=SecretStr(""),
@@ -249,35 +250,11 @@ class RouterSettings(
         json_schema_extra={"flags": ["--drain-timeout"]},
     )
 
-    @field_validator("prefill", "decode")
-    @classmethod
-    def _addresses(cls, value: list[str]) -> list[str]:
-        return list(dict.fromkeys(parse_address(item) for item in value))
-
     @field_validator("tokenizer")
     @classmethod
     def _tokenizer_exists(cls, value: str | None) -> str | None:
         if value is not None:
             tokenizer_file(value)
-        return value
-
-    @field_validator("bootstrap_port")
-    @classmethod
-    def _bootstrap_ports(cls, value: list[str]) -> list[str]:
-        by_engine(value, 65535, "bootstrap port {!r}: give it as PORT or HOST:PORT=PORT")
-        return value
-
-    @field_validator("data_parallel_size")
-    @classmethod
-    def _rank_counts(cls, value: list[str]) -> list[str]:
-        by_engine(value, 4096, "data-parallel size {!r}: give it as COUNT or HOST:PORT=COUNT")
-        return value
-
-    @field_validator("store")
-    @classmethod
-    def _store_url(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_url(value)
         return value
 
     @model_validator(mode="after")
@@ -298,8 +275,8 @@ class RouterSettings(
 
     @model_validator(mode="after")
     def _paired_engines(self) -> RouterSettings:
-        self.prefill = self._addresses([*self.prefill, *self.paired_prefill])
-        self.decode = self._addresses([*self.decode, *self.paired_decode])
+        self.prefill = unique_addresses([*self.prefill, *self.paired_prefill])
+        self.decode = unique_addresses([*self.decode, *self.paired_decode])
         return self
 
     @model_validator(mode="after")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from kvrouter.options.addresses import bare_address, parse_address
+from kvrouter_store.connection.address import parse_url
 
 
 def split(value: Any) -> Any:
@@ -22,7 +23,9 @@ def split(value: Any) -> Any:
     return value
 
 
-Texts = Annotated[list[str], BeforeValidator(split)]
+def unique_addresses(items: list[str]) -> list[str]:
+    """Addresses of engines in their one form; ValueError with the remedy."""
+    return list(dict.fromkeys(parse_address(item) for item in items))
 
 
 def by_engine(items: list[str], highest: int = 65535, remedy: str = "{}") -> dict[str, int]:
@@ -38,3 +41,34 @@ def by_engine(items: list[str], highest: int = 65535, remedy: str = "{}") -> dic
             raise ValueError(remedy.format(item))
         found[bare_address(parse_address(engine)) if engine else ""] = int(number)
     return found
+
+
+def checked_by_engine(highest: int, metavar: str) -> AfterValidator:
+    """Check items for `by_engine`."""
+    remedy = f"{{!r}}: give it as {metavar} or HOST:PORT={metavar}"
+
+    def check(items: list[str]) -> list[str]:
+        by_engine(items, highest, remedy)
+        return items
+
+    return AfterValidator(check)
+
+
+def _store_url(value: str | None) -> str | None:
+    if value is not None:
+        parse_url(value)
+    return value
+
+
+def _called(metavar: str) -> Any:
+    return Field(json_schema_extra={"metavar": metavar})
+
+
+Texts = Annotated[list[str], BeforeValidator(split)]
+Addresses = Annotated[Texts, AfterValidator(unique_addresses), _called("URL")]
+EnginePorts = Annotated[Texts, checked_by_engine(65535, "PORT"), _called("PORT")]
+RankCounts = Annotated[Texts, checked_by_engine(4096, "COUNT"), _called("COUNT")]
+StoreUrl = Annotated[str | None, AfterValidator(_store_url), _called("URL")]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Percent = Annotated[int, Field(ge=0, le=100, json_schema_extra={"metavar": "PERCENT"})]
+LogLevel = Literal["debug", "info", "warning", "error"]

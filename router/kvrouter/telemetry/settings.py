@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, field_validator
 
+from kvrouter.options.types import LogLevel  # noqa: TC001 (pydantic reads it)
+
 _OTLP: Final = "opentelemetry.exporter.otlp.proto.http"
 _TRACES: Final = "/v1/traces"
 
@@ -15,7 +17,7 @@ _TRACES: Final = "/v1/traces"
 class ObservabilitySettings(BaseModel):
     """What the router reports of each request, and where."""
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
+    log_level: LogLevel = Field(
         default="info",
         description="Lowest severity that the router logs.",
         json_schema_extra={"section": "Logs and traces"},

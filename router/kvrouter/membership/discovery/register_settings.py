@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kvrouter.credentials.settings import EngineTrustSettings
 from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery.base import Members, both_roles
 from kvrouter.membership.discovery.redis import MAX_TTL_S
-from kvrouter.options.addresses import parse_address
-from kvrouter.options.types import Texts  # noqa: TC001 (pydantic reads it)
+from kvrouter.options.types import Addresses, LogLevel  # noqa: TC001 (pydantic reads them)
 from kvrouter.redis.settings import RedisSettings
 
 
@@ -21,16 +20,15 @@ class RegisterSettings(RedisSettings, EngineTrustSettings, BaseModel):
     model_config = ConfigDict(extra="forbid", validate_default=True)
     env_prefix: ClassVar[str] = "KVROUTER_"
 
-    prefill: Texts = Field(
+    prefill: Addresses = Field(
         default_factory=list,
         description="Engines for prefill legs, as URL or HOST:PORT by which routers reach them. "
         "An engine that --decode names too takes both legs.",
-        json_schema_extra={"section": "Engines", "metavar": "URL"},
+        json_schema_extra={"section": "Engines"},
     )
-    decode: Texts = Field(
+    decode: Addresses = Field(
         default_factory=list,
         description="Engines for decode legs, as URL or HOST:PORT.",
-        json_schema_extra={"metavar": "URL"},
     )
     ttl_s: float = Field(
         default=15.0,
@@ -43,14 +41,9 @@ class RegisterSettings(RedisSettings, EngineTrustSettings, BaseModel):
     health_timeout_s: float = Field(
         default=5.0, gt=0, description="Longest time for the answer to a health check."
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
+    log_level: LogLevel = Field(
         default="info", description="Lowest severity that the command logs."
     )
-
-    @field_validator("prefill", "decode")
-    @classmethod
-    def _addresses(cls, value: list[str]) -> list[str]:
-        return list(dict.fromkeys(parse_address(item) for item in value))
 
     @model_validator(mode="after")
     def _something_to_do(self) -> RegisterSettings:

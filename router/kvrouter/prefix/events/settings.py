@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, field_validator
 
-from kvrouter.options.types import (
-    Texts,
-    by_engine,
-)
+from kvrouter.options.types import EnginePorts, by_engine
 
 
 class KvEventSettings(BaseModel):
@@ -22,19 +19,17 @@ class KvEventSettings(BaseModel):
         "engine as --prefill and --decode name it.",
         json_schema_extra={"section": "KV events", "metavar": "URL"},
     )
-    kv_events_connect: Texts = Field(
+    kv_events_connect: EnginePorts = Field(
         default_factory=list,
         description="Port of the engines' publishers, if these listen (vLLM's default: "
         "tcp://*:5557): PORT for all engines or HOST:PORT=PORT for one. Several routers may "
         "connect.",
-        json_schema_extra={"metavar": "PORT"},
     )
-    kv_events_replay: Texts = Field(
+    kv_events_replay: EnginePorts = Field(
         default_factory=list,
         description="Port at which an engine's publisher repeats messages (vLLM's "
         "replay_endpoint): PORT for all engines or HOST:PORT=PORT for one. The router asks there "
         "for messages that were lost or sent before it started.",
-        json_schema_extra={"metavar": "PORT"},
     )
     index_blocks: int = Field(
         default=1_000_000,
@@ -54,12 +49,6 @@ class KvEventSettings(BaseModel):
         ):
             return value
         raise ValueError(f"kv_events_bind {value!r}: give it as tcp://HOST:PORT or ipc:///PATH")
-
-    @field_validator("kv_events_connect", "kv_events_replay")
-    @classmethod
-    def _ports(cls, value: list[str], info: ValidationInfo) -> list[str]:
-        by_engine(value, 65535, f"{info.field_name} {{!r}}: give it as PORT or HOST:PORT=PORT")
-        return value
 
     @property
     def kv_events_ports(self) -> dict[str, int]:

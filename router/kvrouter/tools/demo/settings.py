@@ -6,6 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvrouter.options.types import Port
+
 __all__ = ["DemoSettings", "child_environment", "engine_environment"]
 
 
@@ -43,9 +45,7 @@ class DemoSettings(BaseModel):
         default=False,
         description="Keep everything running after the figures, until Ctrl-C.",
     )
-    port: int = Field(
-        default=0, ge=0, le=65535, description="Port of the router; 0 takes a free one."
-    )
+    port: Port = Field(default=0, description="Port of the router; 0 takes a free one.")
     documents: int = Field(
         default=4,
         ge=1,

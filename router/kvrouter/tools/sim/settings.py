@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from kvrouter.options.types import Texts
+from kvrouter.options.types import LogLevel, Percent, Port, StoreUrl, Texts
 from kvrouter.tools.sim.failures import FAILURES
 from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.connection.address import parse_url
@@ -78,7 +78,6 @@ class Duration(float):
         )
 
 
-Percent = Annotated[int, Field(ge=0, le=100, json_schema_extra={"metavar": "PERCENT"})]
 Tokens = Annotated[int, Field(ge=1, json_schema_extra={"metavar": "TOKENS"})]
 
 
@@ -122,9 +121,7 @@ class SimSettings(BaseModel):
         json_schema_extra={"section": "Engine"},
     )
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
-    port: int = Field(
-        default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one."
-    )
+    port: Port = Field(default=8000, description="Port to listen on; 0 takes a free one.")
     served_model_name: Texts = Field(
         default_factory=list,
         description="Names under which the engine serves the model, instead of --model.",
@@ -181,15 +178,13 @@ class SimSettings(BaseModel):
         "of answers wait for the step, as one device does. Otherwise requests slow each other "
         "down only by --time-factor-under-load.",
     )
-    log_level: Literal["error", "warning", "info", "debug"] = Field(
-        default="info", description="Lowest severity that the engine logs."
-    )
+    log_level: LogLevel = Field(default="info", description="Lowest severity that the engine logs.")
 
-    store: str | None = Field(
+    store: StoreUrl = Field(
         default=None,
         description="KV store to load from and save to: kv://HOST:PORT, or kvs://HOST:PORT for "
         "TLS.",
-        json_schema_extra={"section": "KV store", "metavar": "URL"},
+        json_schema_extra={"section": "KV store"},
     )
     store_token: StoreToken = Field(
         default=SecretStr(""),
@@ -321,13 +316,6 @@ class SimSettings(BaseModel):
         default=0,
         description="Share of the messages that the next message overtakes.",
     )
-
-    @field_validator("store")
-    @classmethod
-    def _store_url(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_url(value)
-        return value
 
     @field_validator("failure_types")
     @classmethod

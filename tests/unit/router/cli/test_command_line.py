@@ -103,7 +103,7 @@ def test_lists_in_the_environment_are_split_at_commas_and_blanks(
         ([*ENGINES, "--store", "redis://x"], "write kv://HOST:PORT"),
         ([*ENGINES, "--kv-events-bind", "127.0.0.1"], "give it as tcp://HOST:PORT"),
         ([*ENGINES, "--bootstrap-port", "a:1=0"], "give it as PORT or HOST:PORT=PORT"),
-        ([*ENGINES, "--data-parallel-size", "0"], "data-parallel size '0': give it as COUNT or"),
+        ([*ENGINES, "--data-parallel-size", "0"], "--data-parallel-size: '0': give it as COUNT or"),
         ([*ENGINES, "--data-parallel-size", "d=2"], "give it as http://HOST:PORT or HOST:PORT"),
         ([*ENGINES, "--landing-timeout", "0"], "--landing-timeout-s '0': give more than 0"),
         (
