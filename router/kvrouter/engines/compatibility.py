@@ -72,9 +72,7 @@ def digests_differ(one: str, other: str) -> str:
 class CompatibilityMonitor:
     """Reports pairs of engines that share no KV, in the log and for metrics. Decides nothing.
 
-    Args:
-        pool: the engines.
-        difference: describes how two manifests (hex digests) differ.
+    `difference` describes how two manifests (hex digests) differ.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ class ModelNames:
     Args:
         only: the one model to serve; None: every model of the engines.
         keep_s: seconds; may change.
-        clock: seconds, monotonic; injected by tests.
+        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -76,11 +76,7 @@ class ModelNames:
         return serving[0]
 
     def require(self, model: str, path: str) -> None:
-        """Refuse a request that no engine of its model can serve.
-
-        Raises:
-            ApiError: 404: they do not have the endpoint `path`.
-        """
+        """ApiError 404, if no engine of `model` has the endpoint `path`."""
         if not _serve(self._models().get(model, ()), path):
             raise endpoint_not_served(path, model)
 
@@ -110,12 +106,7 @@ def _serve(identities: Collection[Identity], path: str) -> bool:
 
 
 def model_cards(engines: Iterable[Engine], created_s: int) -> dict[str, dict[str, object]]:
-    """OpenAI's model objects by name: each model of a joined engine, once.
-
-    Args:
-        engines: of the pool; those that have not joined are left out.
-        created_s: Unix time, the `created` of each.
-    """
+    """OpenAI's model objects by name: each model of a joined engine, once."""
     cards: dict[str, dict[str, object]] = {}
     for identity in (e.identity for e in engines if e.identity is not None):
         for name in identity.models:

@@ -24,13 +24,8 @@ if TYPE_CHECKING:
 class Ticket:
     """A leg's reservation on an engine, made by `EnginePool.reserve`; its owner must release it.
 
-    Its tokens count from the reservation on, the request from `begin` on.
-
-    Attributes:
-        engine: where it counts.
-        tokens: how many.
-        computing_tokens: prompt tokens that a decode leg has still to compute there.
-        begun: whether the leg has been sent, or is about to be.
+    Its tokens count from the reservation on, the request from `begin` on. `computing_tokens` are
+    those of the prompt that a decode leg has still to compute.
     """
 
     __slots__ = ("_pool", "begun", "computing_tokens", "engine", "tokens")
@@ -64,11 +59,7 @@ class Ticket:
 
 
 class EnginePool:
-    """Engines by address, with their health, breakers and load.
-
-    Args:
-        clock: seconds, monotonic; injected by tests.
-    """
+    """Engines by address, with their health, breakers and load. `clock` is monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -261,11 +252,7 @@ class EnginePool:
     ) -> Ticket:
         """Count `tokens` and a leg on `engine` until the ticket is released.
 
-        Args:
-            engine: where.
-            tokens: how many.
-            begun: False: the leg is only planned; `Ticket.begin` counts it as in flight.
-            computing_tokens: those of the prompt that a decode leg will compute itself.
+        Not `begun`: the leg is only planned, and `Ticket.begin` counts it as in flight.
         """
         engine.tokens += tokens
         engine.computing_tokens += computing_tokens

@@ -66,11 +66,7 @@ class EngineDetector:
         self._try_priority = try_priority
 
     async def identify(self, engine: Engine) -> Identity:
-        """All that the router needs to know of `engine`.
-
-        Raises:
-            ProbeFailed: it does not answer, or not as its family does.
-        """
+        """All that the router needs to know of `engine`; ProbeFailed: it does not answer well."""
         served = await self.served(engine)
         pages = EnginePages(engine, self._ask, _of(self._ports, engine))
         endpoints = await _endpoints(pages)
@@ -106,11 +102,7 @@ class EngineDetector:
         )
 
     async def check_health(self, engine: Engine) -> None:
-        """Ask for its health page, unless `served` asks the same page.
-
-        Raises:
-            ProbeFailed: it is not well.
-        """
+        """Ask for its health page, unless `served` asks the same; ProbeFailed: it is not well."""
         family = self._connector
         if family == AUTO and engine.identity is not None:
             family = engine.family

@@ -69,11 +69,7 @@ class ProbeClient:
     async def ask(
         self, engine: Engine, path: str, body: bytes | None, deadline_s: float
     ) -> ProbeResponse:
-        """The engine's 200 to a GET of a path or URL, or to a POST of `body`.
-
-        Raises:
-            ProbeFailed: it does not answer in time, or not with a 200.
-        """
+        """The engine's 200 to a GET of a path or URL, or to a POST; ProbeFailed: there is none."""
         if self._session is None:
             # Each probe connects: it shows whether the engine accepts connections.
             connector = aiohttp.TCPConnector(limit=0, force_close=True)

@@ -29,7 +29,7 @@ class Prober:
 
     Args:
         pool: of the engines.
-        client: sends the requests of `detector`; the prober closes it.
+        client: of `detector`; the prober closes it.
         detector: identifies engines and checks their health.
         interval_s: between two health checks of one engine; may change.
         learn: is awaited with the manifest of an engine before it joins.
@@ -88,11 +88,7 @@ class Prober:
         await self.client.close()
 
     async def check(self, engine: Engine) -> str | None:
-        """Check its health; then identify it if it is not in the pool, else refresh its models.
-
-        Returns:
-            what is wrong with it, in a sentence; None: nothing.
-        """
+        """Check its health, then identify it or refresh its models; what is wrong, or None."""
         try:
             await self._detector.check_health(engine)
             if engine.identity is None:

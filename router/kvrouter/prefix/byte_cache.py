@@ -15,12 +15,9 @@ V = TypeVar("V")
 
 
 class ByteCache(Generic[K, V]):
-    """Keeps the entries used last.
+    """Keeps the entries used last, up to `max_bytes`, but none above `max_entry_bytes`.
 
-    Args:
-        max_bytes: bound of the memory of all entries.
-        max_entry_bytes: larger entries are not kept.
-        size: bytes of memory that an entry takes.
+    `size` returns the bytes of memory that an entry takes.
     """
 
     def __init__(self, max_bytes: int, max_entry_bytes: int, size: Callable[[K, V], int]) -> None:

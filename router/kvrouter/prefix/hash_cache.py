@@ -26,13 +26,8 @@ ENTRY_BYTES: Final = 512
 class HashCache:
     """Hashes prompts as vLLM's `sha256_cbor` does (`kvrouter_store.identity.chain`).
 
-    It keeps the latest chain per first block, domain, adapter and salt.
-
-    Args:
-        max_bytes: bound of the memory of kept chains.
-
-    Attributes:
-        reused_blocks: hashes taken from kept chains; only grows.
+    It keeps the latest chain per first block, domain, adapter and salt, within `max_bytes`.
+    `reused_blocks` counts the hashes taken from kept chains.
     """
 
     def __init__(self, max_bytes: int = 64 << 20) -> None:
@@ -54,11 +49,7 @@ class HashCache:
     ) -> bytes:
         """The chain of a prompt: 32 bytes per whole block.
 
-        Args:
-            ids: its token ids as native uint32.
-            domain: block size and root.
-            adapter: name and path of the LoRA adapter.
-            salt: the request's `cache_salt`.
+        `ids` are native uint32, `adapter` is name and path, `salt` the request's `cache_salt`.
         """
         width = domain.block_tokens * ID_BYTES
         blocks = len(ids) // width

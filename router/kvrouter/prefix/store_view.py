@@ -50,14 +50,9 @@ class LandingResult:
 
 
 class StoreView:
-    """Asks the store. Calls may be concurrent.
+    """Asks the store by a client that its owner closes. Calls may be concurrent.
 
-    Args:
-        store: a client; its owner closes it.
-        clock: seconds, monotonic.
-
-    Attributes:
-        counts: outcomes of waits by name, and `match_failed`; each only grows.
+    `counts` has the outcomes of waits by name, and `match_failed`.
     """
 
     def __init__(
@@ -95,11 +90,7 @@ class StoreView:
         """Leading blocks of the chain that are whole in the store; 0 if it does not answer.
 
         The store brings those that are on its disk alone into memory meanwhile. The client's own
-        deadline bounds the call.
-
-        Args:
-            manifest: hex digest.
-            hashes: the chain from its first block on, 32 bytes per block.
+        deadline bounds the call. `manifest` is a hex digest, `hashes` 32 bytes per block.
         """
         if not hashes:
             return 0

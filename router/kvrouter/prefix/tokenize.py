@@ -64,11 +64,7 @@ class TokenizerUnavailable(ValueError):
 
 
 def tokenizer_file(path: str) -> Path:
-    """The `tokenizer.json` of `path`, itself or its directory.
-
-    Raises:
-        TokenizerUnavailable: there is no such file.
-    """
+    """The `tokenizer.json` of `path`, itself or its directory; TokenizerUnavailable: none."""
     file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
     if not file.is_file():
         raise TokenizerUnavailable(
@@ -80,11 +76,7 @@ def tokenizer_file(path: str) -> Path:
 class LocalTokenizer:
     """A `tokenizer.json` in this process, for text prompts (chats need the model's template).
 
-    Args:
-        path: of the file, or of its directory.
-
-    Raises:
-        TokenizerUnavailable: the file or the `tokenizers` package is missing.
+    TokenizerUnavailable: the file or the `tokenizers` package is missing.
     """
 
     def __init__(self, path: str) -> None:

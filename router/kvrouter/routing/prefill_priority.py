@@ -40,11 +40,9 @@ def work_ms(computed_tokens: int, held_tokens: int) -> float:
 
 
 class PrefillPriorities:
-    """Ranks prefill legs, in the same way on all routers.
+    """Ranks prefill legs, in the same way on all routers: `clock` is Unix time.
 
-    Args:
-        mode: which engines get a priority: "auto": those that took one when they joined; "on": all.
-        clock: seconds since the epoch, which routers share.
+    Mode "auto": for engines that took a priority when they joined; "on": for all.
     """
 
     def __init__(self, mode: Mode, clock: Callable[[], float] = time.time) -> None:
@@ -54,10 +52,7 @@ class PrefillPriorities:
     def of(self, request: Request, engine: Engine, computed_tokens: int) -> int | None:
         """The `priority` of a leg on `engine`: the client's first, then work and age.
 
-        None: the client's is passed on.
-
-        Raises:
-            ApiError: 400: the client's is no integer.
+        None: the client's is passed on. ApiError 400: the client's is no integer.
         """
         identity = engine.identity
         if self._mode == "off" or identity is None:

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 class LegReservations:
     """At most one reservation per leg of one prompt. Its owner must call `release` in the end.
 
-    Args:
-        pool: counts the legs.
-        in_flight: records which blocks engines will hold.
-        hashes: of the prompt's blocks, 32 bytes each; None: unknown.
+    `hashes` are those of the prompt's blocks, 32 bytes each; None: unknown.
     """
 
     __slots__ = ("_in_flight", "_marks", "_pool", "_tickets")
@@ -35,16 +32,9 @@ class LegReservations:
         self._tickets: list[Ticket | None] = [None, None]
 
     def plan(self, leg: Role, engine: Engine, tokens: int, computing_tokens: int = 0) -> Ticket:
-        """Count `leg` on `engine` from now on, in place of where it counted before.
+        """Count `leg` (PREFILL or DECODE) on `engine` from now on, and no longer where it was.
 
-        Args:
-            leg: PREFILL or DECODE.
-            engine: where it goes.
-            tokens: its load.
-            computing_tokens: those of the prompt that a decode leg has to compute there.
-
-        Returns:
-            its ticket, which this object owns.
+        Returns its ticket, which this object owns.
         """
         held = self._tickets[leg is Role.DECODE]
         if held is not None:

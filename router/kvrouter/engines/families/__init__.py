@@ -36,11 +36,7 @@ else:
 
 
 class Families:
-    """One dialect of each family, for one router.
-
-    Args:
-        types: of the families, by name.
-    """
+    """One dialect of each family, for one router."""
 
     def __init__(self, types: Mapping[str, type[Family]] = FAMILIES) -> None:
         self._by_name = {name: family() for name, family in types.items()}
@@ -54,12 +50,9 @@ class Families:
         return self._by_name[engine.family]
 
     async def detect(self, pages: EnginePages) -> Family:
-        """The family that an engine's pages show.
+        """The family that an engine's pages show; ProbeFailed: the engine does not answer.
 
         Later families are tried first: what derives from another one is more specific.
-
-        Raises:
-            ProbeFailed: the engine does not answer.
         """
         for family in reversed(list(self._by_name.values())):
             if family.detected_by is not None:

@@ -117,8 +117,7 @@ class MooncakeLegacy(Nixl):
 async def _variant(pages: EnginePages, configured: str) -> str:
     """The family of an engine's version of MooncakeConnector; `configured` if it is unknown.
 
-    Raises:
-        ProbeFailed: the version hands over nothing and reports success.
+    ProbeFailed: the version hands over nothing and reports success.
     """
     version = (await pages.json("/version")).get("version")
     found = _VERSION.match(str(version))

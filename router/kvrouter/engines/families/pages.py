@@ -24,11 +24,7 @@ _ABSENT: Final = frozenset({400, 401, 403, 404, 405, 501})
 
 
 class ProbeFailed(Exception):
-    """An engine does not answer a probe as it should; the message is a sentence.
-
-    Attributes:
-        status: of its answer; 0: no answer came.
-    """
+    """An engine does not answer a probe as it should; `status` is 0 without an answer."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -45,13 +41,7 @@ class LegSupport:
 
 
 class EnginePages:
-    """The pages of one engine; each JSON page and its metrics are fetched once.
-
-    Args:
-        engine: whose pages.
-        ask: sends a request.
-        bootstrap_port: as configured; None: by default.
-    """
+    """The pages of one engine, and its configured port; JSON and metrics are fetched once."""
 
     def __init__(self, engine: Engine, ask: Ask, bootstrap_port: int | None = None) -> None:
         self.engine = engine
@@ -65,11 +55,7 @@ class EnginePages:
         return await self._ask(self.engine, path, None)
 
     async def json(self, path: str) -> dict[str, Any]:
-        """The JSON object at `path`; empty if the engine has none there.
-
-        Raises:
-            ProbeFailed: the engine does not answer, or fails.
-        """
+        """The JSON object at `path`, or an empty one; ProbeFailed: the engine fails."""
         if path not in self._json:
             self._json[path] = await self._read_json(path)
         return self._json[path]

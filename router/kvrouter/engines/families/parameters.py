@@ -34,31 +34,31 @@ def steers(raw: bytes) -> bool:
     return isinstance(extra, dict) and not extra.keys().isdisjoint(TRANSFERS)
 
 
-def _kept(*names: str) -> tuple[Parameter, ...]:
-    return tuple(Parameter(name) for name in names)
+def _kept(names: str) -> tuple[Parameter, ...]:
+    return tuple(Parameter(name) for name in names.split())
 
 
-def _dropped(*names: str, why: str) -> tuple[Parameter, ...]:
-    return tuple(Parameter(name, prefill=Treatment.DROPPED, why=why) for name in names)
+def _dropped(names: str, why: str) -> tuple[Parameter, ...]:
+    return tuple(Parameter(name, prefill=Treatment.DROPPED, why=why) for name in names.split())
 
 
-def _alone(*names: str, why: str) -> tuple[Parameter, ...]:
-    return tuple(Parameter(name, served=Served.ALONE, why=why) for name in names)
+def _alone(name: str, why: str) -> Parameter:
+    return Parameter(name, served=Served.ALONE, why=why)
 
 
-def _rendered(*names: str, tokenize: Tokenize) -> tuple[Parameter, ...]:
+def _rendered(names: str, tokenize: Tokenize) -> tuple[Parameter, ...]:
     why = "it changes the prompt"
-    return tuple(Parameter(name, CHAT, tokenize=tokenize, why=why) for name in names)
+    return tuple(Parameter(name, CHAT, tokenize=tokenize, why=why) for name in names.split())
 
 
-def steering(*names: str) -> tuple[Parameter, ...]:
+def steering(names: str) -> tuple[Parameter, ...]:
     """Members that steer transfers, which only the router may set."""
-    own, why = Treatment.OWN, "it steers transfers: a client's would name another request's KV"
-    return tuple(Parameter(name, prefill=own, decode=own, why=why) for name in names)
+    own, why = Treatment.OWN, "it selects KV: a client's value would name another request's"
+    return tuple(Parameter(name, prefill=own, decode=own, why=why) for name in names.split())
 
 
 _WHOLE = "the whole prompt has to be computed where it is decoded"
-_GRAMMAR = "a grammar would be compiled for a token that is thrown away"
+_GRAMMAR = "a grammar would be compiled for a token that is discarded"
 
 PROMPT: Final = (
     Parameter("model", tokenize=Tokenize.TAKES, why="blocks of an adapter have other hashes"),
@@ -66,31 +66,25 @@ PROMPT: Final = (
         "prompt",
         COMPLETION,
         tokenize=Tokenize.TAKES,
-        why="token ids where they are known: the prompt is tokenised once",
+        why="token ids replace it once they are known, so it is tokenised once",
     ),
     *_rendered(
-        "messages",
-        "tools",
-        "add_generation_prompt",
-        "continue_final_message",
-        "chat_template",
-        "chat_template_kwargs",
-        "media_io_kwargs",
-        "mm_processor_kwargs",
+        "messages tools add_generation_prompt continue_final_message chat_template "
+        "chat_template_kwargs media_io_kwargs mm_processor_kwargs",
         tokenize=Tokenize.TAKES,
     ),
-    *_rendered("documents", "reasoning_effort", tokenize=Tokenize.BARS),
+    *_rendered("documents reasoning_effort", tokenize=Tokenize.BARS),
     Parameter(
         "tool_choice",
         CHAT,
         tokenize=Tokenize.BARS,
         default=b'"auto"',
-        why="without tools in it the prompt is another",
+        why="it decides whether the prompt shows the tools",
     ),
     Parameter(
         "response_format",
         tokenize=Tokenize.BARS,
-        why="some models' templates show it to the model",
+        why="some chat templates show it to the model",
     ),
     Parameter("add_special_tokens", tokenize=Tokenize.TAKES, why="it changes the prompt"),
     Parameter(
@@ -98,7 +92,7 @@ PROMPT: Final = (
         served=Served.ALONE,
         when=WHERE_NEGATIVE,
         tokenize=Tokenize.BARS,
-        why="negative: by the room that `max_tokens` leaves, which differs between the legs",
+        why="negative values depend on `max_tokens`, which differs between the legs",
     ),
     Parameter("truncation_side", tokenize=Tokenize.BARS, why="it changes the prompt"),
     Parameter(
@@ -106,14 +100,14 @@ PROMPT: Final = (
         COMPLETION,
         served=Served.ALONE,
         tokenize=Tokenize.BARS,
-        why="engines take it with a text alone, not with token ids",
+        why="engines accept it with a text, not with token ids",
     ),
     Parameter("prompt_embeds", COMPLETION, served=Served.ALONE, tokenize=Tokenize.BARS, why=_WHOLE),
     Parameter(
         "cache_salt",
-        why=f"it changes the block hashes; with more than {MAX_SALT_CHARACTERS} characters a 400",
+        why=f"it changes the block hashes; more than {MAX_SALT_CHARACTERS} characters are a 400",
     ),
-    *_kept("mm_payload", "return_mm_kwargs"),
+    *_kept("mm_payload return_mm_kwargs"),
 )
 
 LENGTH: Final = (
@@ -124,12 +118,10 @@ LENGTH: Final = (
         "ignore_eos",
         prefill=Treatment.SET,
         value=b"true",
-        why="an end mark as first token would end the leg as stopped, without KV",
+        why="an end mark as the first token would end the leg without KV",
     ),
-    *_dropped(
-        "stop", "stop_token_ids", "bad_words", why="nothing may end the leg before its token"
-    ),
-    *_kept("include_stop_str_in_output", "thinking_token_budget", "repetition_detection"),
+    *_dropped("stop stop_token_ids bad_words", why="nothing may end the leg before its token"),
+    *_kept("include_stop_str_in_output thinking_token_budget repetition_detection"),
 )
 
 CHOICES: Final = (
@@ -138,34 +130,20 @@ CHOICES: Final = (
         "best_of",
         COMPLETION,
         prefill=Treatment.DROPPED,
-        why="engines do not choose among samples: vLLM and SGLang heed `n` alone",
+        why="vLLM and SGLang use `n` alone",
     ),
-    *_alone("use_beam_search", why=_WHOLE),
+    _alone("use_beam_search", why=_WHOLE),
     *_kept("length_penalty"),
 )
 
 SAMPLING: Final = (
     *_kept(
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "seed",
-        "frequency_penalty",
-        "presence_penalty",
-        "repetition_penalty",
-        "logit_bias",
-        "allowed_token_ids",
-        "watermarking",
+        "temperature top_p top_k min_p seed frequency_penalty presence_penalty "
+        "repetition_penalty logit_bias allowed_token_ids watermarking",
     ),
     *_dropped(
-        "structured_outputs",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "guided_decoding_backend",
-        "guided_whitespace_pattern",
+        "structured_outputs guided_json guided_regex guided_choice guided_grammar "
+        "guided_decoding_backend guided_whitespace_pattern",
         why=_GRAMMAR,
     ),
     Parameter("parallel_tool_calls", CHAT),
@@ -177,46 +155,39 @@ ANSWER: Final = (
     *_dropped("stream_options", why="refused without `stream`"),
     *_kept("stream_interval"),
     Parameter("echo", served=Served.ALONE, tokenize=Tokenize.BARS, why=f"{_WHOLE}, from its text"),
-    *_dropped("logprobs", "logprob_token_ids", why="the leg's token is thrown away"),
+    *_dropped("logprobs logprob_token_ids", why="the leg's token is discarded"),
     Parameter("top_logprobs", CHAT, prefill=Treatment.DROPPED, why="refused without `logprobs`"),
-    *_alone("prompt_logprobs", why=_WHOLE),
-    *_dropped("return_token_ids", why="on the prefill leg where the router needs them"),
+    _alone("prompt_logprobs", why=_WHOLE),
+    *_dropped("return_token_ids", why="the router sets it where it needs the ids"),
     Parameter(
         "return_prompt_text",
         CHAT,
         served=Served.ALONE,
         tokenize=Tokenize.BARS,
-        why="engines that are given token ids render no text",
+        why="engines render no text for token ids",
     ),
-    *_dropped("routed_experts_prompt_start", why="the answer is not shown"),
+    *_dropped("routed_experts_prompt_start", why="the answer is discarded"),
     *_kept(
-        "return_tokens_as_token_ids",
-        "return_token_offsets",
-        "skip_special_tokens",
+        "return_tokens_as_token_ids return_token_offsets skip_special_tokens "
         "spaces_between_special_tokens",
     ),
 )
 
 IDENTITY: Final = (
-    Parameter("priority", why="the prefill leg gets its work beside it: `--prefill-priority`"),
-    *_kept("user", "request_id", "session_id"),
+    Parameter("priority", why="`--prefill-priority` adds the work of the leg"),
+    *_kept("user request_id session_id"),
 )
 
 TRANSFER: Final = (
     *steering(
-        *TRANSFERS,
-        "bootstrap_host",
-        "bootstrap_port",
-        "bootstrap_room",
-        "bootstrap_pair_key",
-        "disagg_prefill_dp_rank",
-        "disaggregated_params",
+        f"{' '.join(TRANSFERS)} bootstrap_host bootstrap_port bootstrap_room bootstrap_pair_key "
+        "disagg_prefill_dp_rank disaggregated_params"
     ),
     Parameter(
         "vllm_xargs",
         served=Served.REFUSED,
         when=Condition("with `kv_transfer_params` or `ec_transfer_params` in it", steers),
-        why="vLLM would take them for the router's own",
+        why="vLLM would use them as the router's own",
     ),
 )
 

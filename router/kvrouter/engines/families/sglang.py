@@ -55,18 +55,15 @@ SGLANG: Final = ParameterTable(map(_as_given, VLLM.rows.values())).changed(
         tokenize=Tokenize.BARS,
         why="with `logprobs` a 400: the engine that decodes has not computed the prompt",
     ),
-    *steering("routed_dp_rank", "data_parallel_rank"),
+    *steering("routed_dp_rank data_parallel_rank"),
 )
 """What SGLang's engines are sent."""
 
 
 class Rooms:
-    """Numbers that never repeat and that no other router uses.
+    """Numbers that never repeat and that no other router uses, each for one of `ranks`.
 
     A random start and a random step visit all of them before one repeats.
-
-    Args:
-        ranks: data-parallel ranks of the engine: a room also names one of them.
     """
 
     def __init__(self, ranks: int = 1) -> None:

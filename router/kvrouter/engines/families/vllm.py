@@ -57,8 +57,7 @@ class Vllm(VllmDetection):
     def needs_legs_per_sample(self, request: Request) -> bool:
         """Where engines hand KV over themselves: the first sample that fetches it frees it.
 
-        Raises:
-            ApiError: 400, in vLLM's words: several samples at temperature 0.
+        ApiError 400, in vLLM's words: several samples at temperature 0.
         """
         if not super().needs_legs_per_sample(request):
             return False

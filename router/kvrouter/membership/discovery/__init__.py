@@ -30,14 +30,9 @@ SOURCES: Final[Mapping[str, Callable[[str, RedisAccess], EngineSource]]] = Mappi
 
 
 def make_source(text: str, redis: RedisAccess | None = None) -> EngineSource:
-    """The source that `--discovery TEXT` names; reads nothing yet.
+    """The source that `--discovery TEXT` names, a URL or the path of a file; reads nothing yet.
 
-    Args:
-        text: a URL, or the path of a file.
-        redis: the router's Redis; None: the source will not be followed.
-
-    Raises:
-        ValueError: it names none, or this installation lacks its package; with the remedy.
+    ValueError: it names none, or this installation lacks its package; with the remedy.
     """
     scheme = text.partition(":")[0] if "://" in text or text in SOURCES else "file"
     if scheme not in SOURCES:

@@ -45,21 +45,13 @@ class Listener(Protocol):
         """
 
     def failed(self, problem: str) -> None:
-        """The source could not be read: its engines stay.
-
-        Args:
-            problem: in a sentence, with what an operator needs to fix it.
-        """
+        """The source could not be read: its engines stay. `problem` says what to fix."""
 
 
 class EngineSource(Protocol):
-    """Where engines come from.
+    """Where engines come from."""
 
-    Attributes:
-        name: for metrics and log; unique among the sources of one router, and no secret.
-    """
-
-    name: str
+    name: str  # for metrics and log; unique among the sources of one router, and no secret
 
     async def follow(self, listener: Listener) -> None:
         """Report every change to `listener` until cancelled, within a time that the source states.

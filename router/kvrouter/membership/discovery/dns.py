@@ -58,11 +58,7 @@ class DnsSource:
     A server that is down or fails changes nothing. A name that is gone or has no records names no
     engine; a zone that is being reloaded may look so for a moment, so it counts the third time.
 
-    Args:
-        text: the URL.
-
-    Raises:
-        ValueError: it is wrong, or dnspython is not installed.
+    ValueError: the URL is wrong, or dnspython is not installed.
     """
 
     def __init__(self, text: str) -> None:

@@ -36,14 +36,7 @@ class FileSource:
     """Reads a file of `prefill:` and `decode:` lists whenever it has changed.
 
     It waits until two looks in a row find the same, since the file may still be written. A file
-    that cannot be used changes nothing.
-
-    Args:
-        text: its path, or file:///PATH.
-        look_s: between two looks.
-
-    Raises:
-        ValueError: `text` names no file.
+    that cannot be used changes nothing. `text` is a path or file:///PATH, else a ValueError.
     """
 
     def __init__(self, text: str, *, look_s: float = LOOK_S) -> None:

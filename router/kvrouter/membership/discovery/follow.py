@@ -26,14 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Discovery:
-    """Follows all sources. `start`, then `close`; both on the running loop.
-
-    Args:
-        fleet: gets the engines that the sources name.
-        sources: each is followed until `close`.
-        first_report_s: see `FIRST_REPORT_S`.
-        restart_s: see `RESTART_S`.
-    """
+    """Brings the engines of all sources to `fleet`. `start`, then `close`, on the running loop."""
 
     def __init__(
         self,

@@ -23,19 +23,12 @@ log = logging.getLogger(__name__)
 
 
 class SourceStatus:
-    """The reports of one source: its `Listener`.
-
-    Attributes:
-        name: of the source.
-        members: the engines that it named last.
-        problem: why its last reading failed; None: it did not.
-        reported: set after the first report.
-    """
+    """The reports of one source: its `Listener`."""
 
     def __init__(self, name: str, changed: Callable[[Iterable[str]], None]) -> None:
         self.name = name
-        self.members: Members = {}
-        self.problem: str | None = None
+        self.members: Members = {}  # the engines that it named last
+        self.problem: str | None = None  # why its last reading failed
         self.reported = asyncio.Event()
         self._changed = changed
 
@@ -71,11 +64,7 @@ class SourceStatus:
 
 
 class MergedSources:
-    """The engines that sources name, brought to `fleet`.
-
-    Attributes:
-        statuses: of the sources, in the order in which they were added.
-    """
+    """The engines that sources name, brought to `fleet`; `statuses` in the order of the sources."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

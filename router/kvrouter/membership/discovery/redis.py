@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -37,17 +36,11 @@ log = logging.getLogger(__name__)
 
 
 class EngineEntry(msgspec.Struct, frozen=True):
-    """One engine's entry; unknown members are ignored.
-
-    Attributes:
-        role: which legs it serves.
-        state: "leaving": it is to drain.
-        ttl_s: seconds until it expires.
-    """
+    """One engine's entry; unknown members are ignored."""
 
     role: Literal["prefill", "decode", "both"]
-    state: Literal["up", "leaving"] = "up"
-    ttl_s: float = 15.0
+    state: Literal["up", "leaving"] = "up"  # "leaving": it is to drain
+    ttl_s: float = 15.0  # seconds until it expires
 
     @property
     def lasts_s(self) -> float:
@@ -55,25 +48,17 @@ class EngineEntry(msgspec.Struct, frozen=True):
         return min(max(self.ttl_s, 0.0), MAX_TTL_S)
 
 
-@dataclass(frozen=True, slots=True)
 class EntryKeys:
     """Keys and channel under one prefix."""
 
-    prefix: str
-
-    @property
-    def engines(self) -> str:
-        """The set of all addresses."""
-        return f"{self.prefix}:engines"
-
-    @property
-    def news(self) -> str:
-        """The channel of changes."""
-        return f"{self.prefix}:engines:news"
+    def __init__(self, prefix: str) -> None:
+        self.engines = f"{prefix}:engines"  # the set of all addresses
+        self.news = f"{prefix}:engines:news"  # the channel of changes
+        self._entry = f"{prefix}:engine:"
 
     def entry(self, address: str) -> str:
         """The key of one engine."""
-        return f"{self.prefix}:engine:{address}"
+        return self._entry + address
 
 
 class EntryGrace:
@@ -114,13 +99,7 @@ class EntryGrace:
 class RedisSource:
     """Follows the entries: at once by news, else by a look every second.
 
-    Args:
-        text: "redis", for the Redis of `--redis`.
-        redis: that Redis.
-        clock: seconds, monotonic.
-
-    Raises:
-        ValueError: `text` is anything else.
+    `text` must be "redis", for the Redis of `--redis`, else a ValueError.
     """
 
     def __init__(
@@ -164,12 +143,7 @@ class RedisSource:
             await asyncio.gather(listening, return_exceptions=True)
 
     async def _entries(self, link: RedisClient) -> dict[str, EngineEntry]:
-        """All entries by address.
-
-        Raises:
-            RedisUnavailable: Redis did not answer.
-            RedisRefused: it refused.
-        """
+        """All entries by address; RedisUnavailable, RedisRefused: they cannot be read."""
         members: set[bytes] | list[bytes] = await link.call("SMEMBERS", self._keys.engines)
         named = sorted(member.decode("utf-8", "replace") for member in members)[: MAX_MEMBERS + 1]
         entries: dict[str, EngineEntry] = {}

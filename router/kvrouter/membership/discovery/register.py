@@ -32,15 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineRegistration:
-    """The entry of one engine.
-
-    Args:
-        link: to Redis.
-        keys: in Redis.
-        address: of the engine, from `parse_address`.
-        role: which legs it serves.
-        ttl_s: see `RegisterSettings`.
-    """
+    """The entry of one engine; its methods raise RedisUnavailable or RedisRefused."""
 
     def __init__(
         self, link: RedisClient, keys: EntryKeys, address: str, role: Role, ttl_s: float
@@ -58,24 +50,14 @@ class EngineRegistration:
         return self.address if self.address.startswith(SECURE) else f"http://{self.address}"
 
     async def renew(self) -> None:
-        """Write the entry or extend its life; publish it if it changed.
-
-        Raises:
-            RedisUnavailable: the outcome is unknown.
-            RedisRefused: Redis refused.
-        """
+        """Write the entry or extend its life; publish it if it changed."""
         await self._put("up")
         if not self.registered:
             self.registered = True
             print(f"kvrouter register: {self.url} as {self.role}", flush=True)
 
     async def leave(self) -> None:
-        """Mark the engine as leaving. The entry stays until it expires, so that all routers see it.
-
-        Raises:
-            RedisUnavailable: the outcome is unknown.
-            RedisRefused: Redis refused.
-        """
+        """Mark the engine as leaving, until the entry expires: so all routers see it."""
         await self._put("leaving")
         self.registered = False
 

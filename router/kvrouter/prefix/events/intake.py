@@ -27,13 +27,7 @@ log = logging.getLogger(__name__)
 class EventIntake:
     """All sockets of KV events, on the running loop; its owner calls `close`.
 
-    Args:
-        settings: where publishers are.
-        tracker: gets every message.
-        pool: of the engines.
-
-    Raises:
-        OSError: the address cannot be bound.
+    OSError: the address cannot be bound.
     """
 
     def __init__(self, settings: KvEventSettings, tracker: CacheTracker, pool: EnginePool) -> None:
@@ -76,13 +70,8 @@ class EventSubscriber:
     (`ZmqEventPublisher.offset_endpoint_port` of vLLM and SGLang). Those ports are bound when an
     engine with such ranks joins, and stay bound.
 
-    Args:
-        endpoint: tcp://HOST:PORT (port 0 takes a free one) or ipc:///PATH.
-        tracker: gets every message.
-        context: of the socket.
-
-    Raises:
-        OSError: the address cannot be bound.
+    `endpoint` is tcp://HOST:PORT (port 0 takes a free one) or ipc:///PATH; OSError: it cannot be
+    bound.
     """
 
     def __init__(
@@ -134,10 +123,7 @@ class EventConnector:
     data-parallel rank, and reconnects until the engine is forgotten. The tracker finds out what was
     lost meanwhile. The connection shows who sent a message: topics are ignored.
 
-    Args:
-        context: of the sockets.
-        ports: of publishers, by the engine's address; under "" that of all others.
-        tracker: gets every message.
+    `ports` are those of publishers, by the engine's address; under "" that of all others.
     """
 
     def __init__(

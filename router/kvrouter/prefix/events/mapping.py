@@ -102,14 +102,7 @@ class EventCounts(Counter[str]):
 
 
 class BlockMapping:
-    """Applies events to the index.
-
-    Args:
-        index: of the engines' blocks.
-        domain: returns the hash domain of the router's own hashes; None: unknown.
-        max_names: bound of the names kept per engine whose naming is MAPPED.
-        counts: unknown_event, other_medium, other_group, foreign_names, unmapped_blocks.
-    """
+    """Applies events to the index; see `CacheTracker` for the arguments."""
 
     def __init__(
         self,

@@ -33,11 +33,7 @@ class Budget:
 
 
 class ReorderBuffer:
-    """Messages of one publisher by number.
-
-    Attributes:
-        highest: number of the last message that was sent, kept or not; -1: none.
-    """
+    """Messages of one publisher by number; `highest` was sent last, kept or not (-1: none)."""
 
     __slots__ = ("_budget", "_messages", "highest")
 

@@ -31,12 +31,8 @@ END: Final = (1 << 64) - 1
 class Replayer:
     """Runs one replay per publisher at a time, each on a socket of its own.
 
-    Args:
-        context: of the sockets.
-        ports: of replays, by the engine's address; under "" that of all others. A data-parallel
-            rank adds its number.
-        tracker: gets the answers.
-        answer_s: see `ANSWER_S`.
+    `ports` are those of replays, by the engine's address; under "" that of all others. A
+    data-parallel rank adds its number.
     """
 
     def __init__(

@@ -28,12 +28,7 @@ def endpoint_of(host: str, port: int) -> str:
 
 
 class Inbox:
-    """Takes a socket's messages as they come. It owns the socket.
-
-    Args:
-        socket: it may be bound or connected later.
-        take: gets each message; its exceptions are logged.
-    """
+    """Passes a socket's messages to `take`, whose exceptions are logged. It owns the socket."""
 
     def __init__(self, socket: zmq.Socket[bytes], take: Callable[[Sequence[bytes]], None]) -> None:
         self.socket = socket

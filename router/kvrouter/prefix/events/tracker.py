@@ -135,8 +135,7 @@ class CacheTracker:
     def computed(self, engine: Engine, hashes: bytes) -> bool:
         """`engine` has computed these blocks (32 bytes each): an event is due, or this is a guess.
 
-        Returns:
-            whether the index was given them as a guess.
+        Returns whether the index was given them as a guess.
         """
         cache = self._caches.get(engine) or self._cache(engine)
         if cache.confidence.state is IndexState.FALLBACK:

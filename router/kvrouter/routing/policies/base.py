@@ -60,12 +60,9 @@ def rebound(
 def decide(
     inputs: RouteInputs, decode: Engine, choose: Callable[[Sequence[Engine]], Engine]
 ) -> Plan:
-    """What all policies share: whether there is a prefill leg, and why.
+    """What all policies share: whether there is a prefill leg, on which engine, and why.
 
-    Args:
-        inputs: the request.
-        decode: the chosen engine of the decode leg.
-        choose: picks the prefill engine from a sequence that is not empty.
+    `choose` picks the prefill engine from a sequence that is not empty.
     """
     missing = missing_tokens(inputs, decode)
     if decode.identity is None or decode.identity.can_serve_whole:
