@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 NAME = re.compile(r"`((?:kvrouter|kvrouter_store)(?:\.[A-Za-z_]\w*)+)(?:\(\))?`")
 LINK = re.compile(r"\[[^\]]+\]\(([^)#:]*)(?:#([^)]+))?\)")
-FLAG_ROW = re.compile(r"^\| (`--[^|]+?) \|", re.MULTILINE)
+FLAG_ROW = re.compile(r"^(?:\||-) (`--[^|:(]+)", re.MULTILINE)
 FLAG = re.compile(r"--[a-z][a-z-]*")
 VARIABLE = re.compile(r"\bKVROUTER_[A-Z_]*[A-Z]\b")
 MESSAGE = re.compile(r"^- `([^`]+)`", re.MULTILINE)
@@ -141,7 +141,7 @@ def test_flags_in_a_page_are_taken_by_the_command(page: Path) -> None:
 
 
 @BY_PAGE
-def test_flags_in_the_rows_of_a_table_are_settings(page: Path) -> None:
+def test_flags_that_begin_a_row_or_an_item_are_settings(page: Path) -> None:
     settings = set(FLAG.findall((ROOT / "docs/configuration.md").read_text()))
     named = {flag for row in FLAG_ROW.findall(page.read_text()) for flag in FLAG.findall(row)}
     assert {flag.replace("--no-", "--") for flag in named} <= settings
