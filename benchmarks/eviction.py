@@ -100,8 +100,8 @@ def replay(program: Path, trace: Path, policy: str, blocks: int) -> dict[str, An
     done = subprocess.run(
         [program, trace, policy, str(blocks)], check=True, capture_output=True, text=True
     )
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    counts: dict[str, Any] = json.loads(done.stdout)
+    return counts
 
 
 def measure(program: Path, name: str, trace: Path) -> list[Cell]:
@@ -112,10 +112,10 @@ def measure(program: Path, name: str, trace: Path) -> list[Cell]:
     def cell(case: tuple[int, str]) -> Cell:
         percent, policy = case
         blocks = max(1, distinct * percent // 100)
-        told = replay(program, trace, policy, blocks)
-        saved = told["hits"] + per_block * told["hits_depth"]
-        asked = told["asked"] + per_block * told["asked_depth"]
-        hits = told["hits"] / told["asked"]
+        counts = replay(program, trace, policy, blocks)
+        saved = counts["hits"] + per_block * counts["hits_depth"]
+        asked = counts["asked"] + per_block * counts["asked_depth"]
+        hits = counts["hits"] / counts["asked"]
         return Cell(name, percent, blocks, policy, hits, saved / asked)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:

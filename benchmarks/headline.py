@@ -128,13 +128,13 @@ class Sitting:
             ).returncode
         if status:
             raise SystemExit(f"the load's client failed, see {log}:\n{log.read_text()[-2000:]}")
-        told = json.loads(result.read_text())
+        figures = json.loads(result.read_text())
         after = decode.prompt_tokens()
         return Run(
-            mean_ttft_s=told["mean_ttft_ms"] / 1000,
-            median_ttft_s=told["median_ttft_ms"] / 1000,
-            duration_s=told["duration"],
-            completed=told["completed"],
+            mean_ttft_s=figures["mean_ttft_ms"] / 1000,
+            median_ttft_s=figures["median_ttft_ms"] / 1000,
+            duration_s=figures["duration"],
+            completed=figures["completed"],
             sources={key: int(after[key] - before.get(key, 0)) for key in after},
         )
 

@@ -91,7 +91,7 @@ class Cell:
     ratios: dict[str, float]  # to `off`, by router
 
 
-class _Taker(BaseHTTPRequestHandler):
+class _TraceHandler(BaseHTTPRequestHandler):
     """Accepts all traces, as a collector does."""
 
     protocol_version = "HTTP/1.1"
@@ -109,7 +109,7 @@ class _Taker(BaseHTTPRequestHandler):
 @contextmanager
 def collector() -> Iterator[str]:
     """The URL of a collector in this process, on the core of the load."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Taker)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _TraceHandler)
     thread = threading.Thread(target=server.serve_forever, name="collector")
     thread.start()
     try:
@@ -224,14 +224,14 @@ def pair(stage: Stage, workload: Workload, loads: dict[str, Load], turn: int) ->
 def cell(workload: Workload, lives: Sequence[Sequence[Pair]]) -> Cell:
     """Medians over the pairs of a life, means over lives."""
 
-    def told(name: str, value: Callable[[Pair], float]) -> float:
+    def mean_of(name: str, value: Callable[[Pair], float]) -> float:
         medians = (statistics.median(value(p) for p in pairs if name in p) for pairs in lives)
         return round(statistics.fmean(medians), 3)
 
-    us = {name: told(name, itemgetter(name)) for name in (OFF, ON, TRACED)}
+    us = {name: mean_of(name, itemgetter(name)) for name in (OFF, ON, TRACED)}
     ratios = {
-        ON: told(ON, lambda pair: pair[ON] / pair[OFF]),
-        TRACED: told(TRACED, lambda pair: pair[TRACED] / pair[OFF]),
+        ON: mean_of(ON, lambda pair: pair[ON] / pair[OFF]),
+        TRACED: mean_of(TRACED, lambda pair: pair[TRACED] / pair[OFF]),
     }
     return Cell(workload.name, workload.unit, us, ratios)
 

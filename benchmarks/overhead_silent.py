@@ -22,7 +22,7 @@ def nothing(*_: Any) -> None:
     """Do nothing."""
 
 
-class _Deaf:
+class _NoBuckets:
     """Buckets that count nothing; their methods are native, as those of the real ones."""
 
     counts: Sequence[int] = ()
@@ -33,7 +33,7 @@ class _Deaf:
         self.counts = [0] * (len(bounds) + 1)
 
 
-class _Quiet(relay.Relay):
+class _UntimedRelay(relay.Relay):
     """A relay that does not time events."""
 
     def __init__(
@@ -51,13 +51,13 @@ class _Quiet(relay.Relay):
 
 def silence() -> None:
     """Replace all that counts in this process."""
-    replace(metrics, "Buckets", _Deaf)
+    replace(metrics, "Buckets", _NoBuckets)
     replace(orchestrator, "note_plan", nothing)
     replace(settle.Settler, "take", nothing)
-    replace(relay, "Relay", _Quiet)
+    replace(relay, "Relay", _UntimedRelay)
     from kvrouter.serving.streaming import sinks  # noqa: PLC0415 - it must find the silent relay
 
-    replace(sinks, "Relay", _Quiet)
+    replace(sinks, "Relay", _UntimedRelay)
 
 
 def replace(module: Any, name: str, by: Callable[..., Any]) -> None:

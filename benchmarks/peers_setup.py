@@ -64,8 +64,8 @@ def _program(name: str) -> Found:
     program = shutil.which(PROGRAMS[name])
     if program is None:
         raise RuntimeError(f"no program {PROGRAMS[name]} (Debian has a package of that name)")
-    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    version = re.search(r"\d+(\.\d+)+", told.stdout)
+    printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    version = re.search(r"\d+(\.\d+)+", printed.stdout)
     return Found(name, Path(program), f"{name.lower()} {version[0] if version else '?'}")
 
 

@@ -68,12 +68,12 @@ class Figures:
 
     def line(self) -> str:
         """One row of the table."""
-        told = self.summary()
+        now = self.summary()
         return (
-            f"{told['ttft_mean_ms']:12.0f} {told['ttft_p50_ms']:6.0f} {told['ttft_p95_ms']:6.0f} "
-            f"{told['ttft_p99_ms']:6.0f} | {told['gap_p50_ms']:10.1f} {told['gap_p99_ms']:6.1f} | "
-            f"{told['answer_mean_s']:8.2f} | {told['decode_largest_over_mean']:15.2f} | "
-            f"{told['late_p99_ms']:4.0f}"
+            f"{now['ttft_mean_ms']:12.0f} {now['ttft_p50_ms']:6.0f} {now['ttft_p95_ms']:6.0f} "
+            f"{now['ttft_p99_ms']:6.0f} | {now['gap_p50_ms']:10.1f} {now['gap_p99_ms']:6.1f} | "
+            f"{now['answer_mean_s']:8.2f} | {now['decode_largest_over_mean']:15.2f} | "
+            f"{now['late_p99_ms']:4.0f}"
         )
 
 

@@ -123,11 +123,11 @@ class Replica:
         state = State("", 0, {name: tokens for name, tokens in load.items() if tokens})
         for other in world.routers:
             if other is not self:
-                world.at(world.now + HOP_S, lambda o=other: o.hear(self.id, state))  # type: ignore[misc]
+                world.at(world.now + HOP_S, lambda o=other: o.receive(self.id, state))  # type: ignore[misc]
         if world.now < end:
             world.at(world.now + world.way.tick_s, lambda: self.tick(end))
 
-    def hear(self, router: str, state: State) -> None:
+    def receive(self, router: str, state: State) -> None:
         """Count the requests in flight of another router."""
         self.peers.update(router, state)
         if self.world.way.expected:
@@ -135,8 +135,8 @@ class Replica:
                 self._recount(engine)
 
     def _recount(self, engine: Engine) -> None:
-        told = sum(peer.load.get(engine.address, 0) for peer in self.peers)
-        self.pool.set_remote_tokens(engine, told)
+        remote = sum(peer.load.get(engine.address, 0) for peer in self.peers)
+        self.pool.set_remote_tokens(engine, remote)
 
 
 def figures(way: Way, engines: int, load: float, requests: int) -> tuple[float, float, float]:

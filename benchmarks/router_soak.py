@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.arguments import parser_of
-from benchmarks.soak import kib_of, tell
+from benchmarks.soak import kib_of, report
 from benchmarks.wire_prompts import SIZES, prompts
 from benchmarks.wire_rig import leave_in_order
 from benchmarks.wire_stage import Router, Stage, set_stage
@@ -62,7 +62,7 @@ class Sample:
     tasks: int
     store_rss_kib: int = 0
     store_fds: int = 0
-    held: float = 0  # sum of the gauges of what is under way, of router and store
+    held: float = 0  # sum of the gauges of requests in flight, of router and store
     latency_p50_us: float = 0.0
     latency_ratio: float = 0.0  # to asking an engine without a router, in the same moment
     cpu_us: float = 0.0
@@ -77,10 +77,10 @@ def verdict(samples: Sequence[Sample], before: Sample, after: Sample) -> list[st
     quarter = len(samples) // 4
     if len(samples) >= LEAST_SAMPLES:
         third, last = samples[-2 * quarter : -quarter], samples[-quarter:]
-        for name, whose in (("rss_kib", "memory"), ("store_rss_kib", "memory of the store")):
+        for name, what in (("rss_kib", "memory"), ("store_rss_kib", "memory of the store")):
             grown = (_median(last, name) - _median(third, name)) / 1024
             if grown > GROWTH_MIB:
-                found.append(f"{whose} grew by {grown:.1f} MiB in the last half")
+                found.append(f"{what} grew by {grown:.1f} MiB in the last half")
         for name in TIMES if len(samples) >= LEAST_TIMES else ():
             was, now = _best_tenth(third, name), _best_tenth(last, name)
             if now > SLOWER * was:
@@ -177,8 +177,8 @@ class Soak:
             load.wait()
         held = now.tasks - before.tasks
         per_kib = (now.rss_kib - before.rss_kib) / max(held, 1)
-        told = {"idle_streams": held, "kib_per_stream": round(per_kib, 1), "fds": now.fds}
-        tell(json.dumps(told), self._log)
+        found = {"idle_streams": held, "kib_per_stream": round(per_kib, 1), "fds": now.fds}
+        report(json.dumps(found), self._log)
         self._settled(before)
 
     def _look(self) -> Sample:
@@ -228,7 +228,7 @@ class Soak:
         return path
 
     def _tell(self, sample: Sample) -> None:
-        tell(json.dumps(asdict(sample)), self._log)
+        report(json.dumps(asdict(sample)), self._log)
 
 
 def main() -> int:
@@ -258,13 +258,13 @@ def main() -> int:
         requests = sum(sample.requests for sample in soak.samples)
         events = sum(sample.events for sample in soak.samples)
         left = sum(sample.left for sample in soak.samples)
-        tell(json.dumps({"requests": requests, "left": left, "events": events}), None)
+        report(json.dumps({"requests": requests, "left": left, "events": events}), None)
         count = len(soak.samples)
         memory, times = (
             "looked at" if count >= least else UNSEEN for least in (LEAST_SAMPLES, LEAST_TIMES)
         )
-        tell(json.dumps({"samples": count, "memory": memory, "times": times}), None)
-        tell(json.dumps({"verdict": found or "well"}), None)
+        report(json.dumps({"samples": count, "memory": memory, "times": times}), None)
+        report(json.dumps({"verdict": found or "well"}), None)
     return 1 if found else 0
 
 

@@ -189,7 +189,7 @@ class Clients:
             process.wait(PATIENCE_S)
         self._living.clear()
 
-    def told(self) -> tuple[Counter[str], int]:
+    def done(self) -> tuple[Counter[str], int]:
         """Operations and errors by kind, and wrong blocks, of all clients so far."""
         done: Counter[str] = Counter()
         wrong = 0
@@ -237,10 +237,10 @@ class Soak:
         return self._told(self._node.figures(round(self._passed_s(), 1)), log)
 
     def _told(self, figures: Figures, log: TextIO | None) -> Figures:
-        done, figures.wrong = self._clients.told()
+        done, figures.wrong = self._clients.done()
         figures.done = dict(done)
         figures.killed = self._clients.killed
-        tell(json.dumps(asdict(figures)), log)
+        report(json.dumps(asdict(figures)), log)
         return figures
 
     def _drained(self, first: Figures, log: TextIO | None) -> Figures:
@@ -255,7 +255,7 @@ class Soak:
                 return self._told(figures, log)
 
 
-def tell(line: str, log: TextIO | None) -> None:
+def report(line: str, log: TextIO | None) -> None:
     """Print it, and write it to the log."""
     print(line, flush=True)
     if log is not None:
@@ -294,7 +294,7 @@ def main() -> int:
         finally:
             clients.stop()
             node.kill()
-        tell(json.dumps({"verdict": found or "well"}), log)
+        report(json.dumps({"verdict": found or "well"}), log)
     return 1 if found else 0
 
 

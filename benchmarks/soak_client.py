@@ -153,13 +153,13 @@ def main() -> None:
         client.once()
         if time.monotonic() > told_at + TELL_EVERY_S or client.wrong > told_wrong:
             told_at, told_wrong = time.monotonic(), client.wrong
-            tell(client, Path(file))
+            write_tally(client, Path(file))
         if pause_s:
             over.wait(pause_s)
-    tell(client, Path(file))
+    write_tally(client, Path(file))
 
 
-def tell(client: SoakClient, file: Path) -> None:
+def write_tally(client: SoakClient, file: Path) -> None:
     """Replace the tally atomically."""
     fresh = file.with_suffix(".new")
     fresh.write_text(json.dumps({"done": client.tally, "wrong": client.wrong}))

@@ -139,7 +139,7 @@ def _measure(stage: Stage, effort: Effort, folder: Path) -> list[Cell]:
                     workload.seconds,
                     workload.pace_per_s,
                 )
-            except RuntimeError as error:  # one sample, not the run: the others still tell
+            except RuntimeError as error:  # one sample, not the run: the others count
                 stage.notes.append(f"a sample was lost: {str(error).splitlines()[0]}")
                 continue
             seen[name, workload].append(answers)

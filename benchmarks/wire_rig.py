@@ -120,7 +120,10 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "KVROUTER_DRAIN_DELAY_S": "0"},  # nobody else stands before it
+                env={
+                    **os.environ,
+                    "KVROUTER_DRAIN_DELAY_S": "0",
+                },  # no load balancer is in front of it
                 start_new_session=True,
             )
 

@@ -49,8 +49,8 @@ class Saver:
         mock, root = manifest(), root_hash()
         with StoreClient(url, name="mock connector") as store:
             store.register(mock, engine="mock")
-            while told := self._socket.recv(64):
-                first, number = map(int, told.split())
+            while message := self._socket.recv(64):
+                first, number = map(int, message.split())
                 if first not in self._chains:
                     continue
                 before, numbered = self._chains[first]

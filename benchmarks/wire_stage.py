@@ -159,12 +159,14 @@ class Stage:
             command += ["-l", str(load.leave_percent), str(bodies)]
             running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
             self.sent += MOST_TOGETHER
-        told = [one.communicate()[0] for one in running]
+        reports = [one.communicate()[0] for one in running]
         time.sleep(rest_s)
         after = [cpu_s(load.router.process.pid) for load in loads], cpu_s(self.store.pid)
         found = [
             _answers(load, bodies, text, router_s, after[1] - before[1])
-            for load, text, router_s in zip(loads, told, map(sub, after[0], before[0]), strict=True)
+            for load, text, router_s in zip(
+                loads, reports, map(sub, after[0], before[0]), strict=True
+            )
         ]
         sent = [answers.answered + answers.left + connections for answers in found]
         self.sent += sent[-1] - MOST_TOGETHER
@@ -178,13 +180,13 @@ class Stage:
             pass
 
 
-def _answers(load: Load, bodies: Path, told: str, router_s: float, store_s: float) -> Answers:
+def _answers(load: Load, bodies: Path, reports: str, router_s: float, store_s: float) -> Answers:
     """The report of a load generator.
 
     Raises:
         RuntimeError: a request failed; figures of failing requests mean nothing.
     """
-    counted = json.loads(told or '{"answered": 0, "failed": "unknown"}')
+    counted = json.loads(reports or '{"answered": 0, "failed": "unknown"}')
     if counted["failed"] or not counted["answered"]:
         name, log = load.router.process.name, load.router.process.output()[-1500:]
         raise RuntimeError(f"{name} failed under {bodies.name}: {counted}\n{log}")

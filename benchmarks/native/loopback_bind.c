@@ -1,4 +1,4 @@
-// Preloaded into a peer that listens on every address whatever it is told: its sockets stay on
+// Preloaded into a peer that listens on every address, whatever its options: its sockets stay on
 // loopback. A dual-stack wildcard becomes the mapped 127.0.0.1, so that IPv4 clients still reach it.
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -8,7 +8,7 @@
 // max_tokens events, evenly paced (GET /gap/MICROSECONDS sets the pace of all to come). A text prompt has one token
 // per word: the number that four lower-case letters spell in base 26, 0 for every other word.
 //
-// Of every prompt of token ids that it prefills it tells UDP_PORT the first id and the one before the last TAIL ids: the
+// Of every prompt of token ids that it prefills it sends UDP_PORT the first id and the one before the last TAIL ids: the
 // prompt's number, that the load generator wrote. Whoever listens there puts the KV of the block that ends with it.
 #include "http.h"
 

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.arguments import parser_of
 from benchmarks.peers_setup import NAMES
 from benchmarks.store.bars import judge
-from benchmarks.store.machine import facts, told
+from benchmarks.store.machine import facts, sentence
 from benchmarks.store.measure import Results, measure
 from benchmarks.store.plan import FULL, QUICK
 from benchmarks.store.report import read, write
@@ -43,7 +43,7 @@ def main() -> int:
         return 2
     for line in markdown(results) if arguments.markdown else lines(results, judge(results)):
         print(line)
-    print(told(machine))
+    print(sentence(machine))
     return 0
 
 

@@ -124,7 +124,7 @@ class Contender:
         """Delete the blocks of this client, and close the connection."""
 
 
-class Texter(Contender):
+class TextClient(Contender):
     """A client of a text protocol over a TCP connection of its own."""
 
     def __init__(self, seat: Seat) -> None:

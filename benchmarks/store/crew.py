@@ -16,7 +16,7 @@ from benchmarks.peers_setup import Found
 from benchmarks.store.nodes import ROOT, Node, variables
 from benchmarks.wire_rig import on_core
 
-__all__ = ["Client", "ClientFailed", "Crew", "Timed", "heard", "in_step", "timed"]
+__all__ = ["Client", "ClientFailed", "Crew", "Timed", "answers_of", "in_step", "timed"]
 
 ANSWER_DEADLINE_S = 60
 STOP_DEADLINE_S = 10
@@ -57,7 +57,7 @@ class Client:
         """Process id."""
         return self._popen.pid
 
-    def tell(self, do: str, **arguments: Any) -> None:
+    def send(self, do: str, **arguments: Any) -> None:
         """Send a command."""
         assert self._popen.stdin is not None
         try:
@@ -66,7 +66,7 @@ class Client:
         except OSError as error:
             raise ClientFailed(f"a client process ended: {error}") from error
 
-    def hear(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         """Its answer to the last command. Raises ClientFailed."""
         assert self._popen.stdout is not None
         fd = self._popen.stdout.fileno()
@@ -141,16 +141,16 @@ class Crew:
 def in_step(clients: Sequence[Client], do: str, **arguments: Any) -> list[dict[str, Any]]:
     """Send one command to all clients; their answers."""
     for client in clients:
-        client.tell(do, **arguments)
-    return heard(clients)
+        client.send(do, **arguments)
+    return answers_of(clients)
 
 
-def heard(clients: Sequence[Client]) -> list[dict[str, Any]]:
+def answers_of(clients: Sequence[Client]) -> list[dict[str, Any]]:
     """The answer of each to its last command. Raises the first failure after all have answered."""
     answers, failures = [], []
     for client in clients:
         try:
-            answers.append(client.hear())
+            answers.append(client.answer())
         except ClientFailed as error:
             failures.append(error)
     if failures:

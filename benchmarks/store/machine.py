@@ -12,7 +12,7 @@ from typing import Any
 
 from kvrouter_store._core import crc32c_backend
 
-__all__ = ["Halves", "facts", "told"]
+__all__ = ["Halves", "facts", "sentence"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def facts(loops_ms: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def told(machine: dict[str, Any]) -> str:
+def sentence(machine: dict[str, Any]) -> str:
     """The facts in a sentence or two."""
     least, middle, most = machine["loop_ms"]
     return (

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.peers_setup import NAMES, Found, find
-from benchmarks.store.crew import Client, ClientFailed, Crew, Timed, heard, in_step, timed
+from benchmarks.store.crew import Client, ClientFailed, Crew, Timed, answers_of, in_step, timed
 from benchmarks.store.figures import Cell, Key, Rate, cell, rate
 from benchmarks.store.machine import Halves
-from benchmarks.store.nodes import Hall, Node
+from benchmarks.store.nodes import Node, Servers
 from benchmarks.store.plan import (
     BATCHES,
     MATCH_HASHES,
@@ -45,11 +45,11 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Playing:
+class ConnectedEntry:
     """An entry whose clients are connected. Each client has `blocks` blocks."""
 
     entry: Entry
-    who: str
+    key: str
     node: Node
     clients: list[Client]
 
@@ -68,7 +68,7 @@ def measure(effort: Effort, folder: Path, peers: Iterable[str] = NAMES) -> Resul
         except RuntimeError as error:
             results.skipped[name] = str(error)
     with (
-        Hall(folder, effort.pool_bytes, found, halves.servers) as hall,
+        Servers(folder, effort.pool_bytes, found, halves.servers) as hall,
         Crew(folder, found, halves.clients) as crew,
     ):
         run = _Run(effort, crew, hall, results, halves)
@@ -81,7 +81,7 @@ def measure(effort: Effort, folder: Path, peers: Iterable[str] = NAMES) -> Resul
 
 class _Run:
     def __init__(
-        self, effort: Effort, crew: Crew, hall: Hall, results: Results, halves: Halves
+        self, effort: Effort, crew: Crew, hall: Servers, results: Results, halves: Halves
     ) -> None:
         self._effort = effort
         self._crew = crew
@@ -125,7 +125,7 @@ class _Run:
 
     def match(self) -> None:
         """Matches of the same prefix, with several numbers of clients."""
-        playing: list[Playing] = []
+        playing: list[ConnectedEntry] = []
         for entry, counts in MATCHES:
             for count in counts:
                 playing += self._open([entry], count, MATCH_BLOCK_BYTES, MATCH_HASHES)
@@ -137,22 +137,22 @@ class _Run:
 
     def _open(
         self, entries: Iterable[Entry], count: int, block_bytes: int, blocks: int
-    ) -> list[Playing]:
+    ) -> list[ConnectedEntry]:
         playing = []
         for entry in entries:
             if entry.server in self._results.skipped:
                 continue
-            who = f"{entry.name}/{next(self._stamps)}"
+            key = f"{entry.name}/{next(self._stamps)}"
             try:
                 node = self._hall.node(entry.server)
                 clients = self._crew.clients(entry.environment, count)
-                self._seat(Playing(entry, who, node, clients), block_bytes, blocks)
-                playing.append(Playing(entry, who, node, clients))
+                self._seat(ConnectedEntry(entry, key, node, clients), block_bytes, blocks)
+                playing.append(ConnectedEntry(entry, key, node, clients))
             except RuntimeError as error:
                 self._leave_out(entry, error)
         return playing
 
-    def _seat(self, one: Playing, block_bytes: int, blocks: int) -> None:
+    def _seat(self, one: ConnectedEntry, block_bytes: int, blocks: int) -> None:
         seat = {
             "block_bytes": block_bytes,
             "blocks": blocks,
@@ -160,18 +160,18 @@ class _Run:
             "options": one.entry.options,
         }
         for number, client in enumerate(one.clients):
-            client.tell(
+            client.send(
                 "open",
-                who=one.who,
+                entry=one.key,
                 maker=one.entry.maker,
                 memory_bytes=self._effort.memory_bytes(number),
                 seat=seat | {"client": number},
             )
-        heard(one.clients)
+        answers_of(one.clients)
         for client in one.clients:
-            in_step([client], "warm", who=one.who)
+            in_step([client], "warm", entry=one.key)
 
-    def _tried(self, one: Playing, batch: int) -> dict[str, Timed] | None:
+    def _tried(self, one: ConnectedEntry, batch: int) -> dict[str, Timed] | None:
         """Figures of a put and a get of all blocks; None if the store is left out from now on."""
         if one.entry.server in self._results.skipped:
             return None
@@ -181,20 +181,20 @@ class _Run:
             self._leave_out(one.entry, error)
             return None
 
-    def _round(self, one: Playing, batch: int) -> dict[str, Timed]:
-        clients, who = one.clients, one.who
+    def _round(self, one: ConnectedEntry, batch: int) -> dict[str, Timed]:
+        clients, key = one.clients, one.key
         taken = {}
-        in_step(clients, "fresh", who=who, stamp=next(self._stamps))
+        in_step(clients, "fresh", entry=key, stamp=next(self._stamps))
         if "put" in one.entry.ops:
-            taken["put"] = timed(clients, one.node, "run", who=who, op="put", batch=batch)
+            taken["put"] = timed(clients, one.node, "run", entry=key, op="put", batch=batch)
         else:
-            in_step(clients, "fill", who=who)
-        taken["get"] = timed(clients, one.node, "run", who=who, op="get", batch=batch)
-        in_step(clients, "check", who=who)
-        in_step(clients, "forget", who=who)
+            in_step(clients, "fill", entry=key)
+        taken["get"] = timed(clients, one.node, "run", entry=key, op="get", batch=batch)
+        in_step(clients, "check", entry=key)
+        in_step(clients, "forget", entry=key)
         return taken
 
-    def _sustained(self, playing: list[Playing], op: str, seconds: float) -> list[Rate]:
+    def _sustained(self, playing: list[ConnectedEntry], op: str, seconds: float) -> list[Rate]:
         runs: dict[tuple[str, int], list[Timed]] = defaultdict(list)
         for number in range(self._effort.rounds + 1):
             self._look()
@@ -206,26 +206,26 @@ class _Run:
                     runs[one.entry.name, len(one.clients)].append(figures)
         return [rate(name, clients, taken) for (name, clients), taken in runs.items()]
 
-    def _asked(self, one: Playing, do: str, **arguments: object) -> Timed | None:
+    def _asked(self, one: ConnectedEntry, do: str, **arguments: object) -> Timed | None:
         """One untimed fill, or one timed slice that is compared; None if the store is left out."""
         if one.entry.server in self._results.skipped:
             return None
         try:
             if do == "fill":
-                in_step(one.clients, do, who=one.who)
+                in_step(one.clients, do, entry=one.key)
                 return Timed(0, 0)
-            in_step(one.clients, "fresh", who=one.who, stamp=next(self._stamps))
-            figures = timed(one.clients, one.node, do, who=one.who, **arguments)
-            in_step(one.clients, "check", who=one.who)
+            in_step(one.clients, "fresh", entry=one.key, stamp=next(self._stamps))
+            figures = timed(one.clients, one.node, do, entry=one.key, **arguments)
+            in_step(one.clients, "check", entry=one.key)
         except ClientFailed as error:
             self._leave_out(one.entry, error)
             return None
         return figures
 
-    def _close(self, playing: Sequence[Playing]) -> None:
+    def _close(self, playing: Sequence[ConnectedEntry]) -> None:
         for one in playing:
             try:
-                in_step(one.clients, "close", who=one.who)
+                in_step(one.clients, "close", entry=one.key)
             except ClientFailed as error:
                 self._leave_out(one.entry, error)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.peers_setup import Found
 from benchmarks.wire_rig import free_port, kvrouter, on_core
 
-__all__ = ["ROOT", "Hall", "Node", "variables"]
+__all__ = ["ROOT", "Node", "Servers", "variables"]
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "benchmarks" / "native"
@@ -41,7 +41,7 @@ class Node:
         return sum(time.clock_gettime((~pid << 3) | 2) for pid in self.pids)
 
 
-class Hall:
+class Servers:
     """Starts servers by name, once each, on `cores`. Peers come from `found`."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Hall:
         self._nodes: dict[str, Node] = {"": Node({})}
         self._running = ExitStack()
 
-    def __enter__(self) -> "Hall":
+    def __enter__(self) -> "Servers":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -92,8 +92,10 @@ class Hall:
         command = kvrouter("store", "--port", "0", "--http-port", "0", "--prefault")
         command += ["--memory", f"{self._pool_bytes // MIB}MiB", "--unix-socket", path]
         command += ["--digests", digests]
-        pid, told = self._start(f"kvstore {digests}", command, lambda out: "kvstore ready:" in out)
-        port = re.search(r"kv://[^ ]*:(\d+)", told)
+        pid, output = self._start(
+            f"kvstore {digests}", command, lambda out: "kvstore ready:" in out
+        )
+        port = re.search(r"kv://[^ ]*:(\d+)", output)
         assert port is not None
         address = {"host": HOST, "port": port[1], "path": path}
         return Node(address | {"pool_bytes": str(self._pool_bytes)}, (pid,))
@@ -111,8 +113,8 @@ class Hall:
             raise RuntimeError(f"raw_pair.c cannot be compiled: {error}") from error
         command = [sys.executable, "-m", "benchmarks.store.raw_node", str(library), str(path)]
         command += [str(self._pool_bytes)]
-        pid, told = self._start("raw", command, lambda out: "ready" in out)
-        address = {"host": HOST, "port": told.split()[1], "path": str(path)}
+        pid, output = self._start("raw", command, lambda out: "ready" in out)
+        address = {"host": HOST, "port": output.split()[1], "path": str(path)}
         return Node(address | {"library": str(library)}, (pid,))
 
     def _infinistore(self) -> Node:
@@ -185,13 +187,13 @@ def _process(
         )
     try:
         deadline = time.monotonic() + START_DEADLINE_S
-        while not ready(told := log.read_text(errors="replace")):
+        while not ready(output := log.read_text(errors="replace")):
             if popen.poll() is not None or time.monotonic() > deadline:
-                told = log.read_text(errors="replace")  # it may have ended since it was read
-                last = (told.strip().splitlines() or ["no output"])[-1]
+                output = log.read_text(errors="replace")  # it may have ended since it was read
+                last = (output.strip().splitlines() or ["no output"])[-1]
                 raise RuntimeError(f"{name} did not start: {last}")
             time.sleep(0.05)
-        yield popen.pid, told
+        yield popen.pid, output
     finally:
         assert popen.stdin is not None
         popen.stdin.close()

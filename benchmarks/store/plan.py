@@ -54,7 +54,7 @@ class Effort:
     stages: tuple[Stage, ...]
     mix_s: float
     match_s: float
-    least_pool_bytes: int = 1024 * MIB  # InfiniStore's, whatever it is told: it takes whole GiB
+    least_pool_bytes: int = 1024 * MIB  # InfiniStore takes whole GiB
 
     def blocks(self, stage: Stage) -> int:
         """Blocks of each client: at least one batch of the largest."""
@@ -118,7 +118,7 @@ MOONCAKE = Entry(
     "Mooncake", f"{_HERE}.mooncake:Mooncake", server="Mooncake", environment="Mooncake"
 )
 REDIS = Entry("Redis", f"{_HERE}.redis:Redis", server="Redis")
-# Unverified: at a node with digests off, where nobody computes one.
+# Unverified: at a node with digests off, where none is computed.
 DIGESTS = ("checked", "off")
 RANGED = (
     MEMCPY,

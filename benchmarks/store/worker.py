@@ -56,7 +56,9 @@ class Worker:
             traceback.print_exc()
             return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
 
-    def open(self, who: str, maker: str, memory_bytes: int, seat: dict[str, Any]) -> dict[str, Any]:
+    def open(
+        self, entry: str, maker: str, memory_bytes: int, seat: dict[str, Any]
+    ) -> dict[str, Any]:
         """Make a contender: `maker` is MODULE:CLASS. The memory is made with the first one."""
         if memory_bytes > self._memory_bytes:
             self._memory = Memory(memory_bytes), Memory(memory_bytes)
@@ -65,17 +67,17 @@ class Worker:
         source, landing = self._memory
         module, _, name = maker.partition(":")
         made = getattr(importlib.import_module(module), name)
-        self._contenders[who] = made(Seat(source=source, landing=landing, **seat))
+        self._contenders[entry] = made(Seat(source=source, landing=landing, **seat))
         return {}
 
-    def warm(self, who: str) -> dict[str, Any]:
+    def warm(self, entry: str) -> dict[str, Any]:
         """Let a contender touch its memory."""
-        self._contenders[who].warm()
+        self._contenders[entry].warm()
         return {}
 
-    def fresh(self, who: str, stamp: int) -> dict[str, Any]:
+    def fresh(self, entry: str, stamp: int) -> dict[str, Any]:
         """Change the bytes of every block, and clear the landing memory."""
-        seat = self._contenders[who].seat
+        seat = self._contenders[entry].seat
         size = seat.block_bytes
         mark = stamp.to_bytes(STAMP_BYTES // 2, "little")
         for block in range(seat.blocks):
@@ -86,21 +88,21 @@ class Worker:
         self._landed.clear()
         return {}
 
-    def fill(self, who: str) -> dict[str, Any]:
+    def fill(self, entry: str) -> dict[str, Any]:
         """Put every block, without timing."""
-        contender = self._contenders[who]
+        contender = self._contenders[entry]
         blocks = contender.seat.blocks
         for first in range(0, blocks, BATCH_BLOCKS):
             contender.put(first, min(BATCH_BLOCKS, blocks - first))
         return {}
 
-    def run(self, who: str, op: str, batch: int, start_s: float) -> dict[str, Any]:
+    def run(self, entry: str, op: str, batch: int, start_s: float) -> dict[str, Any]:
         """Move every block once, `batch` of them in a call; the time of each call.
 
         Arguments are made before the first call, and answers are checked after the last. Between
         two calls there is only a reading of the clock.
         """
-        contender = self._contenders[who]
+        contender = self._contenders[entry]
         calls = contender.calls(op, batch)
         taken = array("q", bytes(8 * len(calls)))
         answers: list[object] = [None] * len(calls)
@@ -120,9 +122,9 @@ class Worker:
             self._land(range(contender.seat.blocks))
         return {"begun": begun, "ended": last, "cpu_ns": cpu_ns, "calls": taken.tolist()}
 
-    def sustain(self, who: str, op: str, seconds: float, start_s: float) -> dict[str, Any]:
+    def sustain(self, entry: str, op: str, seconds: float, start_s: float) -> dict[str, Any]:
         """Repeat an operation for a time; the number of units."""
-        contender = self._contenders[who]
+        contender = self._contenders[entry]
         clock = time.perf_counter_ns
         units, turn = 0, 0
         _await(start_s)
@@ -140,9 +142,9 @@ class Worker:
         """Note the blocks that landed, in place of earlier ones."""
         self._landed[blocks.start] = blocks
 
-    def check(self, who: str) -> dict[str, Any]:
+    def check(self, entry: str) -> dict[str, Any]:
         """Compare every byte that landed since `fresh` with the source."""
-        contender = self._contenders[who]
+        contender = self._contenders[entry]
         contender.land()
         seat = contender.seat
         compared = 0
@@ -154,14 +156,14 @@ class Worker:
             compared += seat.block_bytes
         return {"compared": compared}
 
-    def forget(self, who: str) -> dict[str, Any]:
+    def forget(self, entry: str) -> dict[str, Any]:
         """Delete the client's blocks in the store."""
-        self._contenders[who].forget()
+        self._contenders[entry].forget()
         return {}
 
-    def close(self, who: str) -> dict[str, Any]:
+    def close(self, entry: str) -> dict[str, Any]:
         """Close a contender."""
-        self._contenders.pop(who).close()
+        self._contenders.pop(entry).close()
         return {}
 
 

@@ -16,7 +16,7 @@ from benchmarks.store.crew import Crew, Timed
 from benchmarks.store.figures import Cell, Key, Rate, cell, percentile, rate
 from benchmarks.store.machine import Halves
 from benchmarks.store.measure import Results, measure
-from benchmarks.store.nodes import Hall
+from benchmarks.store.nodes import Servers
 from benchmarks.store.plan import BATCHES, MATCHES, MIB, MIXERS, RANGED, Effort, Entry, Stage
 from benchmarks.store.report import read, write
 from benchmarks.store.table import lines, markdown
@@ -165,7 +165,7 @@ def test_a_call_that_answers_that_it_failed_is_no_success() -> None:
 
 
 def test_what_a_client_cannot_do_is_its_answer() -> None:
-    told = Worker().answer({"do": "fresh", "who": "nobody", "stamp": 1})
+    told = Worker().answer({"do": "fresh", "entry": "nobody", "stamp": 1})
     assert told == {"error": "KeyError: 'nobody'"}
 
 
@@ -254,7 +254,7 @@ def test_servers_and_clients_have_cores_of_their_own_where_there_are_two(
 
 def test_a_server_runs_on_its_cores_and_a_client_on_others(tmp_path: Path) -> None:
     halves = Halves.pick()
-    with Hall(tmp_path, 64 * MIB, {}, halves.servers) as hall:
+    with Servers(tmp_path, 64 * MIB, {}, halves.servers) as hall:
         assert os.sched_getaffinity(hall.node("kvstore checked").pids[0]) == set(halves.servers)
     with Crew(tmp_path, {}, halves.clients) as crew:
         (client,) = crew.clients("", 1)
@@ -267,7 +267,7 @@ def test_a_server_that_does_not_start_is_told_with_its_last_words(tmp_path: Path
     liar.chmod(0o755)
     found = {"Redis": peers_setup.Found("Redis", liar, "0")}
     with (
-        Hall(tmp_path, MIB, found, Halves.pick().servers) as hall,
+        Servers(tmp_path, MIB, found, Halves.pick().servers) as hall,
         pytest.raises(RuntimeError, match="Redis did not start: no such luck"),
     ):
         hall.node("Redis")

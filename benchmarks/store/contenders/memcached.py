@@ -5,7 +5,7 @@ The sets of a call are sent together, its gets are one; replies are scattered to
 
 from functools import partial
 
-from benchmarks.store.contender import Call, Seat, Texter
+from benchmarks.store.contender import Call, Seat, TextClient
 
 __all__ = ["Memcached"]
 
@@ -14,7 +14,7 @@ STORED = b"STORED\r\n"
 END = b"\r\nEND\r\n"
 
 
-class Memcached(Texter):
+class Memcached(TextClient):
     """The text protocol over TCP."""
 
     def __init__(self, seat: Seat) -> None:

@@ -5,14 +5,14 @@ MSET and MGET of all blocks of a call, with one system call each way if possible
 
 from functools import partial
 
-from benchmarks.store.contender import Call, Seat, Texter
+from benchmarks.store.contender import Call, Seat, TextClient
 
 __all__ = ["Redis"]
 
 CRLF = b"\r\n"
 
 
-class Redis(Texter):
+class Redis(TextClient):
     """RESP over TCP; the kernel scatters replies to their place. Option `window` for match."""
 
     def __init__(self, seat: Seat) -> None:
