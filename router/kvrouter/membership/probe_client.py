@@ -90,8 +90,8 @@ class ProbeClient:
                 content = await _read(answer)
                 headers = {name.lower(): value for name, value in answer.headers.items()}
                 if answer.status != 200:
-                    told = _short(content) + _remedy(answer.status)
-                    raise ProbeFailed(f"{path} answers {answer.status}: {told}", answer.status)
+                    shown = _short(content) + _remedy(answer.status)
+                    raise ProbeFailed(f"{path} answers {answer.status}: {shown}", answer.status)
                 return ProbeResponse(content, headers)
         except TimeoutError:
             raise ProbeFailed(f"{path} does not answer within {deadline_s:g} s") from None

@@ -80,7 +80,7 @@ class Site:
         return said(raw)
 
     async def quiet(self) -> None:
-        """Wait until nothing is under way, and see that nothing was left behind or done wrong."""
+        """Wait until nothing is in flight, and check that nothing was left behind or done wrong."""
         await until(lambda: not self.app.metrics.running)
         await until(lambda: not any(engine.live for engine in self.engines))
         await until(lambda: not any(engine.held for engine in self.engines))

@@ -324,7 +324,7 @@ async def test_without_prefill_engines_decode_computes_within_the_budget(
 
 
 @EVERY
-async def test_what_an_engine_refuses_the_client_is_told(open_site: Open, family: str) -> None:
+async def test_an_engines_refusal_reaches_the_client(open_site: Open, family: str) -> None:
     here = await open_site(family)
     status, raw = await here.post(text(temperature=3))
     assert (status, json.loads(raw)["error"]["param"]) == (400, "temperature")

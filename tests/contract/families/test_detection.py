@@ -78,7 +78,7 @@ async def test_an_engine_named_for_the_other_leg_does_not_join(
     assert "name it under --decode alone" in caplog.text
 
 
-async def test_vllm_whose_connector_cannot_be_told_is_warned_of(
+async def test_vllm_with_an_unknown_connector_is_logged_as_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     network = Network()

@@ -1,4 +1,4 @@
-"""NixlConnector: a hand-off is fetched once, while it is there, by who was meant to."""
+"""NixlConnector: a hand-off is fetched once, while it is there, by the engine that it is for."""
 
 import asyncio
 

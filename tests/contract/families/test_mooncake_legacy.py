@@ -36,7 +36,7 @@ async def test_chats_and_streams_hand_over_by_the_same_id_too(open_site: Open) -
     assert legacy(here.decode)[0].fetched == 3
 
 
-async def test_what_a_failed_engine_may_have_fetched_is_handed_over_anew_under_another_id(
+async def test_kv_that_a_failed_engine_may_have_fetched_is_handed_over_again_with_another_id(
     open_site: Open,
 ) -> None:
     here = await open_site("mooncake-legacy", 1, 2)
@@ -57,7 +57,9 @@ async def test_an_engine_that_was_never_reached_leaves_the_hand_over_and_its_id_
     assert len(here.prefill[0].requests) == legacy(here.decode)[1].fetched == 4
 
 
-async def test_what_nobody_fetches_is_counted_and_stays_for_its_time(open_site: Open) -> None:
+async def test_kv_without_a_decode_engine_is_counted_and_stays_for_its_lease(
+    open_site: Open,
+) -> None:
     here = await open_site("mooncake-legacy")
     here.prefill[0].mode = "held"
     task = asyncio.create_task(here.post(ids()))
@@ -95,7 +97,7 @@ async def test_versions_that_name_the_legs_apart_do_not_join(
         ("unknown", "mooncake-legacy", "mooncake-legacy"),
     ],
 )
-async def test_the_version_tells_which_form_is_spoken_else_the_flag(
+async def test_the_version_decides_the_family_else_the_flag(
     version: str, said: str, family: str
 ) -> None:
     engine = KINDS[family](Network(), "decode")

@@ -120,7 +120,7 @@ async def test_after_one_rank_has_failed_another_engine_is_asked_before_its_sibl
 
 @pytest.mark.parametrize("leg", ["prefill", "decode"])
 @RANKED
-async def test_an_engine_with_fewer_ranks_than_it_told_is_asked_anew_who_it_is(
+async def test_an_engine_with_fewer_ranks_than_it_reported_is_identified_again(
     open_site: Open, family: str, leg: str
 ) -> None:
     """As vLLM's /scale_elastic_ep leaves one behind: it refuses a rank that is no more."""
@@ -150,7 +150,7 @@ async def test_with_a_size_of_one_the_engine_spreads_requests_itself(
 
 
 @pytest.mark.parametrize("family", PINNING)
-async def test_what_ranks_keep_for_nobody_is_released_at_once(open_site: Open, family: str) -> None:
+async def test_kv_that_ranks_keep_in_vain_is_released_at_once(open_site: Open, family: str) -> None:
     here = await open_site(family, 1, 1, prepare=ranks(2))
     here.decode[0].mode = "held"
     asked = [asyncio.create_task(here.post(ids(300 + i))) for i in range(4)]
@@ -192,7 +192,7 @@ async def test_an_engine_drains_when_the_last_of_its_ranks_is_idle(open_site: Op
         assert leaving.address not in await page.text()
 
 
-# -- what tells the ranks
+# -- where the ranks are known from
 
 
 async def test_ranks_of_a_hybrid_load_balancer_are_asked_from_zero_and_numbered_otherwise(
@@ -216,7 +216,9 @@ async def test_a_size_that_an_engine_contradicts_keeps_it_away(
     assert "it reports 2 data-parallel ranks, not 4, as --data-parallel-size says" in caplog.text
 
 
-async def test_a_size_is_taken_where_an_engine_tells_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_configured_size_counts_if_an_engine_reports_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As vLLM with --disable-log-stats."""
     monkeypatch.setattr(PdEngine, "metrics", lambda self: b"")
     one, two = PdEngine(Network(), "decode"), PdEngine(Network(), "decode")
@@ -239,7 +241,7 @@ async def test_mooncake_does_not_join_before_its_bootstrap_server_knows_every_ra
     assert "not all are there yet" in caplog.text
 
 
-async def test_a_room_says_the_rank_and_so_does_the_hint(open_site: Open) -> None:
+async def test_the_room_and_the_hint_name_the_rank(open_site: Open) -> None:
     here = await open_site("sglang", 1, 1, prepare=ranks(3))
     for first in range(9):
         await here.same(ids(300 + first))
@@ -294,7 +296,7 @@ async def publish(here: Site, engine: PdEngine, port: int, number: int, prompt: 
         publisher.connect(f"tcp://127.0.0.1:{port + number}")
         payload, sequence = msgspec.msgpack.encode([0.0, [event], number]), 0
         async with asyncio.timeout(PATIENCE_S):
-            while not here.app.index.match(hashes).get(target):  # a PUB drops what nobody awaits
+            while not here.app.index.match(hashes).get(target):  # (PUB drops early ones)
                 topic = f"kv@{engine.address}".encode()
                 publisher.send_multipart([topic, struct.pack(">Q", sequence), payload])
                 sequence += 1
@@ -342,7 +344,7 @@ async def test_events_of_a_rank_that_an_engine_has_not_are_counted(
     assert "it has no data-parallel rank 9" in caplog.text
 
 
-async def test_a_port_that_is_taken_is_said_and_costs_only_events(
+async def test_a_port_in_use_is_logged_and_costs_only_events(
     open_site: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = free_ports(2)

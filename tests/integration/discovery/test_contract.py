@@ -28,7 +28,7 @@ def test_every_kind_of_source_is_held_to_this_contract() -> None:
     assert set(KINDS) == {*SOURCES, "flags"}
 
 
-async def test_its_first_word_comes_without_a_change(backend: Backend) -> None:
+async def test_its_first_report_comes_without_a_change(backend: Backend) -> None:
     async with followed(backend.source()) as heard:
         await heard.names({})
 
@@ -57,7 +57,7 @@ async def test_an_engine_can_have_another_role(backend: Backend) -> None:
             await heard.names({A: role, B: Role.DECODE})
 
 
-async def test_what_it_cannot_read_it_says_and_names_nothing_else(backend: Backend) -> None:
+async def test_a_failed_reading_is_reported_and_its_engines_stay(backend: Backend) -> None:
     members = of(breakable(backend), A, B)
     await backend.name(members)
     async with followed(backend.source()) as heard:
@@ -84,7 +84,7 @@ async def test_what_changed_while_it_was_away_is_named_afterwards(backend: Backe
         await heard.names(of(backend, A, B))
 
 
-async def test_one_that_is_away_at_the_start_is_tried_until_it_is_there(backend: Backend) -> None:
+async def test_a_source_that_is_down_at_the_start_is_retried(backend: Backend) -> None:
     await breakable(backend).fail()
     async with followed(backend.source()) as heard:
         await heard.complains()

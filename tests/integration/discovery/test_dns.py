@@ -184,7 +184,7 @@ def test_a_source_is_asked_as_often_as_its_records_say() -> None:
         ("dns://name:80?role=decode&resolver=ns.example", "give it as ADDRESS or ADDRESS:PORT"),
     ],
 )
-def test_what_is_wrong_with_a_url_is_told(text: str, complaint: str) -> None:
+def test_an_error_names_what_is_wrong_with_a_url(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=r"role|give it|option|interval") as told:
         make_source(text)
     assert complaint in str(told.value)
@@ -206,7 +206,7 @@ def test_a_resolver_is_an_address_with_or_without_a_port(
     assert dns_records.resolver_address(text) == server
 
 
-def test_without_dnspython_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_dnspython_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dns.asyncresolver", None)
     with pytest.raises(ValueError, match=r"pip install 'kvrouter\[dns\]'"):
         make_source("dns://name:80?role=decode")

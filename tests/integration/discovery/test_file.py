@@ -25,7 +25,7 @@ def source(path: Path) -> FileSource:
         (BOTH_LISTS, {A: Role.PREFILL, B: Role.DECODE}),
         (f"prefill: [{A}]\ndecode: [{A}]\n", {A: Role.BOTH}),
         (f"decode: {A}, {B}\n", {A: Role.DECODE, B: Role.DECODE}),
-        ("# nobody yet\nprefill:\ndecode: []\n", {}),
+        ("# no engine yet\nprefill:\ndecode: []\n", {}),
         (
             "decode: [10.0.0.1:80, '[::1]:90']\n",
             {"10.0.0.1:80": Role.DECODE, "[::1]:90": Role.DECODE},
@@ -62,7 +62,7 @@ def test_a_file_has_lists_of_engines(text: str, members: dict[str, Role]) -> Non
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(text: bytes, complaint: str) -> None:
+def test_an_error_names_its_line(text: bytes, complaint: str) -> None:
     with pytest.raises(ValueError, match=r"^line ") as told:
         parse_engines(text)
     assert complaint in str(told.value)

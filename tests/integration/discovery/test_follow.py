@@ -1,4 +1,4 @@
-"""What several sources say together, and what the fleet is told of it."""
+"""What several sources name together, and what the fleet does with it."""
 
 import asyncio
 import logging
@@ -86,7 +86,7 @@ def test_a_source_that_names_too_many_changes_nothing() -> None:
     assert (status.up, roles(pool)) == (False, {A: Role.DECODE})
 
 
-def test_what_an_operator_did_stays_until_the_source_says_otherwise() -> None:
+def test_what_an_operator_did_stays_until_the_source_changes() -> None:
     pool, fleet, members = merged()
     status = members.add("redis")
     status.named({A: Role.DECODE, B: Role.DECODE})
@@ -94,7 +94,7 @@ def test_what_an_operator_did_stays_until_the_source_says_otherwise() -> None:
     removed = pool.find(A)
     assert removed is not None
     fleet.remove(removed)
-    status.named({A: Role.DECODE})  # B has gone: of the others nothing is said anew
+    status.named({A: Role.DECODE})  # B has gone: nothing changes for the others
     assert roles(pool) == {C: Role.DECODE}
     status.named({})
     status.named({A: Role.DECODE})
@@ -129,7 +129,7 @@ def test_an_engine_that_no_source_names_any_more_ends_its_legs() -> None:
 
 
 class Odd:
-    """Fails once, in a way that nobody foresaw; then says one engine."""
+    """Fails once unexpectedly, then names one engine."""
 
     name = "odd"
 
@@ -146,7 +146,7 @@ class Odd:
         await asyncio.Event().wait()
 
 
-async def test_an_odd_source_is_followed_again_and_harms_no_other() -> None:
+async def test_a_source_that_fails_unexpectedly_is_followed_again_and_harms_no_other() -> None:
     pool, fleet, _ = merged()
     odd = Odd()
     discovery = Discovery(fleet, [odd, FlagsSource({B: Role.DECODE})], restart_s=0.01)
@@ -164,7 +164,7 @@ async def test_an_odd_source_is_followed_again_and_harms_no_other() -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_source_that_says_nothing_does_not_keep_the_start() -> None:
+async def test_a_source_without_a_report_does_not_delay_the_start() -> None:
     class Mute:
         name = "mute"
 

@@ -63,7 +63,7 @@ def test_no_time_passes_for_entries_while_redis_is_away() -> None:
     assert kept.read(1010.0, {}) == {}
 
 
-def test_an_entry_that_is_put_in_again_starts_anew() -> None:
+def test_an_entry_that_is_written_again_has_its_full_time() -> None:
     kept = EntryGrace()
     kept.read(0.0, {A: up()})
     for second in range(1, 9):
@@ -74,7 +74,7 @@ def test_an_entry_that_is_put_in_again_starts_anew() -> None:
     assert kept.read(19.0, {}) == {}
 
 
-def test_a_router_that_stood_still_for_long_forgets_nobody() -> None:
+def test_a_router_that_stood_still_for_long_forgets_no_engine() -> None:
     kept = EntryGrace()
     kept.read(0.0, {A: up()})
     assert kept.read(3600.0, {}) == {A: Role.DECODE}
@@ -108,7 +108,7 @@ async def test_routers_of_another_prefix_see_others(link: RedisClient) -> None:
         await heard.names({B: Role.DECODE})
 
 
-async def test_an_entry_that_cannot_be_read_is_left_out_and_told_once(
+async def test_an_entry_that_cannot_be_read_is_left_out_and_logged_once(
     link: RedisClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     await put(link, A, '{"role": "decode"}')
@@ -146,7 +146,7 @@ async def test_an_entry_that_is_not_renewed_goes_after_its_time(link: RedisClien
         await heard.names({})
 
 
-async def test_a_redis_that_is_named_wrongly_is_told_once(tmp_path: Path) -> None:
+async def test_an_unreachable_redis_is_reported_in_the_same_words(tmp_path: Path) -> None:
     link = RedisClient("redis://127.0.0.1:1/0")
     async with followed(make_source("redis", RedisAccess(link))) as heard:
         said = {await heard.complains()}
@@ -306,7 +306,7 @@ async def test_register_that_is_killed_leaves_its_entry_to_expire(
         (("--redis", "redis://a", "--decode", "a"), "engine 'a': give it as"),
     ],
 )
-def test_wrong_use_of_register_is_told_in_a_sentence(
+def test_wrong_use_of_register_is_one_sentence(
     capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], complaint: str
 ) -> None:
     from kvrouter.cli.main import main

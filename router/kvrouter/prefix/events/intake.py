@@ -121,7 +121,7 @@ class EventConnector:
 
     It connects when an engine joins, to its host and the port of its publisher plus the number of a
     data-parallel rank, and reconnects until the engine is forgotten. The tracker finds out what was
-    lost meanwhile. The connection shows who sent a message: topics are ignored.
+    lost meanwhile. The connection shows the sender of a message: topics are ignored.
 
     `ports` are those of publishers, by the engine's address; under "" that of all others.
     """

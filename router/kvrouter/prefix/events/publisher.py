@@ -109,7 +109,7 @@ class EngineCache:
 
 
 class Publisher:
-    """One publisher of an engine: the output of its sequencer."""
+    """One publisher of an engine; it acts on the messages that its sequencer has put in order."""
 
     __slots__ = ("_shared", "cache", "rank", "server", "stream")
 
@@ -122,7 +122,7 @@ class Publisher:
         cache.streams.append(self.stream)
 
     def apply(self, message: Message) -> None:
-        """See `SequencerOutput`."""
+        """Apply the next message."""
         shared, cache, batch = self._shared, self.cache, message.batch
         if cache.guessed:
             self._drop_guesses()
@@ -134,7 +134,7 @@ class Publisher:
                 self._emptied()
 
     def forget(self) -> None:
-        """See `SequencerOutput`."""
+        """Forget what the messages so far established."""
         cache = self.cache
         self._shared.mapping.empty(cache.engine, cache.names)
         cache.forgotten = self._shared.index.forgotten
@@ -144,12 +144,15 @@ class Publisher:
                 stream.complete, stream.missing = False, Reason.LOST
 
     def ask(self, start: int) -> bool:
-        """See `SequencerOutput`."""
+        """Request a replay from `start` on, in place of one in flight; False: it cannot be asked.
+
+        `Sequencer.replayed`, `replay_ended` or `replay_failed` follow, never from within this call.
+        """
         replays = self._shared.replays
         return replays is not None and replays.ask(self.server, self.rank, start)
 
     def count(self, kind: str, first: int, last: int) -> None:
-        """See `SequencerOutput`."""
+        """Count `duplicates`, `gaps`, `restarts`, `lost` (first to last number) or `unanswered`."""
         self._shared.counts[kind] += last - first + 1 if kind == "lost" else 1
         text = {
             "gaps": "messages %d to %d are missing",
@@ -162,7 +165,7 @@ class Publisher:
             log.warning(f"KV events of %s: {text}", self.cache.engine.address, *numbers)
 
     def changed(self) -> None:
-        """See `SequencerOutput`."""
+        """`Sequencer.reason` may have changed."""
         self.cache.update()
 
     def _emptied(self) -> None:

@@ -3,7 +3,7 @@
 A synchronous state machine over an injected clock. It knows no socket and no event.
 
 The publishers of vLLM and SGLang number messages from 0 and keep the last of them for replays, but
-a number does not say who sent it: after a restart they begin at 0 again. So a replay begins one
+a number does not name its publisher: after a restart they begin at 0 again. So a replay begins one
 message before what is missing, and that one must be the one that was applied.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from kvrouter.prefix.events.confidence import Reason
 from kvrouter.prefix.events.reorder import ReorderBuffer, fingerprint
@@ -20,12 +20,13 @@ from kvrouter.prefix.events.reorder import ReorderBuffer, fingerprint
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvrouter.prefix.events.publisher import Publisher
     from kvrouter.prefix.events.reorder import Budget, Message
 
 REORDER_S: Final = 0.25
 """Without replays: how long missing messages may still come by themselves."""
 REMEMBERED: Final = 512
-"""Messages whose fingerprints are kept, to tell a duplicate from another publisher's message."""
+"""Fingerprints kept, to distinguish a duplicate from another publisher's message."""
 TRIES: Final = 3
 """Replays in a row without a new message, after which what is missing is given up."""
 RETRY_S: Final = 1.0
@@ -36,33 +37,11 @@ CHECK_S: Final = 30.0
 """After so long without a message the publisher is asked for what may be missing."""
 
 
-class SequencerOutput(Protocol):
-    """What a sequencer acts on."""
-
-    def apply(self, message: Message) -> None:
-        """Apply the next message."""
-
-    def forget(self) -> None:
-        """Forget what the messages so far established."""
-
-    def ask(self, start: int) -> bool:
-        """Request a replay from `start` on, in place of one in flight; False: nobody to ask.
-
-        `replayed`, `replay_ended` or `replay_failed` follow, never from within this call.
-        """
-
-    def count(self, kind: str, first: int, last: int) -> None:
-        """Count `duplicates`, `gaps`, `restarts`, `lost` (first to last number) or `unanswered`."""
-
-    def changed(self) -> None:
-        """`Sequencer.reason` may have changed."""
-
-
 @dataclass(slots=True, eq=False)
 class Sequencer:
     """The message order of one publisher."""
 
-    output: SequencerOutput
+    output: Publisher  # acts on the messages
     budget: Budget  # shared with the other publishers
     clock: Callable[[], float]  # seconds, monotonic
     next: int | None = None  # number of the message to be applied next; None: nothing is known
@@ -201,7 +180,7 @@ class Sequencer:
             self.output.changed()
 
     def check(self) -> bool:
-        """Request what may have been lost; returns whether there is anyone to ask."""
+        """Request what may have been lost; returns whether it can be asked."""
         return self.asking or self._retry_at is not None or self._ask()
 
     def reset(self, since_ts: float = inf) -> None:
@@ -346,7 +325,7 @@ class Sequencer:
         self._start_at(message, Reason.LOST)
 
     def _give_up(self) -> None:
-        """Nobody can repeat what is missing: go on at the first kept message."""
+        """What is missing cannot be repeated: go on at the first kept message."""
         self._give_up_at = self._retry_at = None
         if self.next is not None and not self.gap:
             return

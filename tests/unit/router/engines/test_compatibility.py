@@ -1,4 +1,4 @@
-"""Share or refuse: who hands KV to whom, and that the reason is told."""
+"""Which engines share KV, and that the reason is logged where they do not."""
 
 import pytest
 from tests.unit.router.conftest import Clock, joined
@@ -29,7 +29,7 @@ def refused(pool: EnginePool) -> list[tuple[str, str, str]]:
     return [(prefill.address, decode.address, reason) for prefill, decode, reason in pairs]
 
 
-def test_engines_of_one_manifest_share_and_nothing_is_told(
+def test_engines_of_one_manifest_share_and_nothing_is_logged(
     pool: EnginePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     joined(pool, "p:1", Role.PREFILL, manifest="x")
@@ -38,7 +38,7 @@ def test_engines_of_one_manifest_share_and_nothing_is_told(
     assert caplog.text == ""
 
 
-def test_engines_of_different_manifests_are_told_with_the_difference(
+def test_engines_of_different_manifests_are_logged_with_the_difference(
     pool: EnginePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     joined(pool, "p:1", Role.PREFILL, manifest="x")
@@ -49,7 +49,7 @@ def test_engines_of_different_manifests_are_told_with_the_difference(
     assert "x and y" in caplog.text
 
 
-def test_an_engine_whose_connector_refuses_shares_with_nobody(
+def test_an_engine_whose_connector_refuses_shares_no_kv(
     pool: EnginePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     joined(pool, "p:1", Role.PREFILL, manifest="x")
@@ -65,7 +65,7 @@ def test_an_engine_for_both_legs_is_not_compared_with_itself(pool: EnginePool) -
     assert refused(pool) == []
 
 
-def test_an_engine_that_left_is_told_of_no_more(pool: EnginePool) -> None:
+def test_an_engine_that_left_is_no_longer_reported(pool: EnginePool) -> None:
     engine = joined(pool, "p:1", Role.PREFILL, manifest="x")
     joined(pool, "d:1", Role.DECODE, manifest="y")
     pool.leave(engine)
@@ -90,7 +90,7 @@ def of_heads(parts: int, heads: int = 4, engine: str = "fake") -> Manifest:
     )
 
 
-async def test_engines_that_only_divide_heads_otherwise_are_told_what_to_set(clock: Clock) -> None:
+async def test_engines_that_differ_only_in_heads_get_a_setting_as_remedy(clock: Clock) -> None:
     one, two, four = of_heads(1), of_heads(2), of_heads(4)
     others = [of_heads(2, heads=8), of_heads(2, engine="other"), HALVES]
     registered = [one, two, four, *others]
@@ -120,7 +120,7 @@ def test_engines_are_named_by_what_matters_of_them() -> None:
     assert repr(Engine("e:1", Role.BOTH)) == "<Engine e:1 both: 0 requests, 0 tokens>"
 
 
-def test_an_engine_with_several_ranks_is_told_of_once(
+def test_an_engine_with_several_ranks_is_logged_once(
     pool: EnginePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     joined(pool, "p:1", Role.PREFILL, manifest="x")

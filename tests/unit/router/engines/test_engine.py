@@ -81,7 +81,7 @@ def test_failures_in_a_row_open_the_breaker(clock: Clock) -> None:
     assert not breaker.allows()
 
 
-def test_a_success_between_failures_starts_the_count_anew(clock: Clock) -> None:
+def test_a_success_between_failures_restarts_the_count(clock: Clock) -> None:
     breaker = Breaker(clock, threshold=2)
     breaker.failed()
     breaker.succeeded()

@@ -261,7 +261,7 @@ ANSWER: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-def test_the_prefill_answer_tells_ids_manifest_and_usage(family: Vllm, indent: int | None) -> None:
+def test_the_prefill_answer_has_ids_manifest_and_usage(family: Vllm, indent: int | None) -> None:
     handoff = family.read_prefill_answer(json.dumps(ANSWER, indent=indent).encode())
     assert handoff.prompt_token_ids is not None
     assert json.loads(handoff.prompt_token_ids) == [1, 2, 3]
@@ -286,12 +286,12 @@ def test_an_answer_of_a_chat_has_its_ids_at_the_top(family: Vllm) -> None:
     assert handoff == Handoff(prompt_token_ids=b"[5]", ids=array("I", [5]).tobytes())
 
 
-def test_an_answer_without_ids_or_connector_tells_nothing_of_them(family: Vllm) -> None:
+def test_an_answer_without_ids_or_connector_has_none(family: Vllm) -> None:
     answer = {"choices": [{"text": "", "prompt_token_ids": None}], "kv_transfer_params": None}
     assert family.read_prefill_answer(json.dumps(answer).encode()) == Handoff()
 
 
-def test_tokens_that_were_cached_are_told(family: Vllm) -> None:
+def test_cached_tokens_are_reported(family: Vllm) -> None:
     usage = {"prompt_tokens": 40, "prompt_tokens_details": {"cached_tokens": 32}}
     handoff = family.read_prefill_answer(json.dumps({"choices": [], "usage": usage}).encode())
     assert (handoff.prompt_tokens, handoff.cached_tokens) == (40, 32)

@@ -14,7 +14,7 @@ KEEP_S = 300.0
 
 
 class Fleet:
-    """A pool whose engines are told of to `ModelNames`, under a clock that the test moves."""
+    """A pool that reports its engines to `ModelNames`, and a clock that the test moves."""
 
     def __init__(self, only: str | None = None) -> None:
         self.now_s = 0.0

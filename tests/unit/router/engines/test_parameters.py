@@ -152,4 +152,4 @@ def test_the_page_shows_of_further_families_what_differs() -> None:
 def test_the_page_of_parameters_is_what_the_tables_say() -> None:
     current = (ROOT / "docs" / "parameters.md").read_text()
     how = "python -m kvrouter.tools.docs.parameters > docs/parameters.md"
-    assert current == parameters_page(FAMILIES), f"write it anew: {how}"
+    assert current == parameters_page(FAMILIES), f"write it again: {how}"

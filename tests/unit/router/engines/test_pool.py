@@ -47,7 +47,7 @@ def test_an_engine_is_asked_only_for_models_that_it_serves(clock: Clock) -> None
     assert pool.models() == ("x", "x-lora", "y")
 
 
-def test_joins_and_leaves_are_told_once_each(clock: Clock) -> None:
+def test_joins_and_leaves_are_reported_once_each(clock: Clock) -> None:
     pool = EnginePool(clock)
     diary = diary_of(pool)
     engine = joined(pool, "a:1", Role.DECODE)
@@ -108,7 +108,7 @@ def test_a_ticket_counts_until_its_first_release(clock: Clock) -> None:
     assert (engine.requests, engine.tokens) == (0, 0)
 
 
-def test_a_planned_leg_is_load_at_once_and_under_way_only_when_it_begins(clock: Clock) -> None:
+def test_a_planned_leg_is_load_at_once_and_in_flight_only_when_it_begins(clock: Clock) -> None:
     pool = EnginePool(clock)
     engine = joined(pool, "a:1", Role.DECODE)
     ticket = pool.reserve(engine, 100, begun=False)
@@ -175,7 +175,7 @@ def test_the_hash_domain_is_that_of_most_engines_decode_engines_first(clock: Clo
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Whatever joins, leaves, fails and is reserved: counts are exact and nobody gone is asked."""
+    """Whatever joins, leaves, fails and is reserved: counts are exact, absent engines unused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ def test_a_rank_that_refuses_takes_the_whole_engine_along_and_back(clock: Clock)
     assert list(pool.engines(Role.DECODE)) == []
     assert not pool.failed(before[2], Failure.REFUSED)
     pool.join(engine, RANKED)
-    assert list(pool.engines(Role.DECODE)) == before  # they are the same: what is under way counts
+    assert list(pool.engines(Role.DECODE)) == before  # the same objects: legs in flight count
 
 
 def test_one_ranks_breaker_leaves_the_others_alone(clock: Clock) -> None:
@@ -313,7 +313,7 @@ def test_an_engine_with_ranks_drains_when_all_of_them_are_idle(clock: Clock) -> 
     assert pool.find("a:1") is None
 
 
-def test_an_engine_that_comes_back_with_fewer_ranks_counts_what_is_under_way_on_the_others(
+def test_an_engine_that_comes_back_with_fewer_ranks_counts_what_is_in_flight_on_the_others(
     clock: Clock,
 ) -> None:
     pool = EnginePool(clock)

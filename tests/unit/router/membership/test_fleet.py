@@ -6,7 +6,7 @@ from kvrouter.membership.fleet import Fleet
 
 
 class Watched:
-    """Stands for the prober: who is watched."""
+    """Stands for the prober: the watched engines."""
 
     def __init__(self) -> None:
         self.engines: list[Engine] = []

@@ -161,7 +161,7 @@ async def test_without_our_connector_the_block_size_is_read_from_metrics(bench: 
     )
 
 
-async def test_an_engine_that_tells_nothing_of_blocks_joins_all_the_same(bench: Bench) -> None:
+async def test_an_engine_without_a_known_block_size_joins(bench: Bench) -> None:
     bench.fake.params, bench.fake.models = None, [{"id": "m"}]
     prober = bench.prober()
     await first_probe(prober, bench.engine)
@@ -169,7 +169,7 @@ async def test_an_engine_that_tells_nothing_of_blocks_joins_all_the_same(bench: 
     assert bench.engine.identity == Identity(("m",), family="store")
 
 
-async def test_an_engine_that_is_down_at_the_start_may_come_later(bench: Bench) -> None:
+async def test_an_engine_that_is_down_at_the_start_may_join_later(bench: Bench) -> None:
     bench.fake.healthy = False
     prober = bench.prober()
     await first_probe(prober, bench.engine)
@@ -194,7 +194,7 @@ async def test_an_engine_that_falls_ill_leaves_and_comes_back_when_it_is_well(
     assert caplog.text.count("is not available: /health answers 503") == 1
 
 
-async def test_an_engine_whose_port_is_closed_is_told_of_once(
+async def test_an_engine_whose_port_is_closed_is_logged_once(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     await bench.runner.cleanup()
@@ -216,7 +216,7 @@ async def test_an_engine_whose_port_is_closed_is_told_of_once(
         ({"healthy": False}, "/health answers 503: illill"),
     ],
 )
-async def test_what_is_wrong_with_an_engine_is_told(
+async def test_what_is_wrong_with_an_engine_is_one_sentence(
     bench: Bench, change: dict[str, Any], problem: str
 ) -> None:
     for name, value in change.items():
@@ -293,7 +293,7 @@ async def test_a_prefill_engine_is_asked_whether_it_takes_a_priority(
 
 
 @pytest.mark.parametrize(("role", "asks"), [(Role.DECODE, True), (Role.PREFILL, False)])
-async def test_nobody_is_asked_for_a_priority_who_will_get_none(
+async def test_an_engine_that_will_get_no_priority_is_not_asked_for_one(
     bench: Bench, role: Role, asks: bool
 ) -> None:
     engine = bench.pool.assign(bench.engine.address, role)

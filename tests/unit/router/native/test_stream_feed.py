@@ -57,7 +57,7 @@ def test_an_event_that_comes_in_two_frames_is_one_event() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_what_is_no_chunked_body_is_told_as_bad_or_waits(data: bytes) -> None:
+def test_a_body_that_is_not_chunked_is_bad_or_waits(data: bytes) -> None:
     feed = StreamFeed()
     passed = feed.take(data)
     out = feed.frames() if passed is None else passed

@@ -1,4 +1,4 @@
-"""Which engines will hold which blocks, as far as legs under way tell."""
+"""Which engines will hold which blocks, by the legs in flight."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,11 +16,11 @@ def chain(branch: int, blocks: int) -> bytes:
     return hash_tokens([branch] * (16 * blocks), 16, root=root_hash(None)).data
 
 
-def test_nothing_is_expected_where_nothing_is_under_way() -> None:
+def test_nothing_is_expected_without_legs_in_flight() -> None:
     assert InFlightPrefixes().match(chain(0, 50)) == {}
 
 
-def test_a_prompt_under_way_is_expected_until_it_ends() -> None:
+def test_a_prompt_in_flight_is_expected_until_it_ends() -> None:
     expected = InFlightPrefixes()
     expected.add(ENGINES[0], marks_of(chain(0, 40)))
     assert expected.match(chain(0, 60)).keys() == {ENGINES[0]}
@@ -49,7 +49,7 @@ def test_what_is_found_is_too_short_by_half_at_most(under_way: int, asked: int) 
 
 
 class ExpectedMachine(RuleBasedStateMachine):
-    """Whatever begins and ends: it is expected exactly while it is under way."""
+    """Whatever begins and ends: it is expected exactly while it is in flight."""
 
     def __init__(self) -> None:
         super().__init__()

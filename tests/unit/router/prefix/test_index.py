@@ -52,7 +52,7 @@ def test_an_engine_that_left_matches_nothing_and_may_come_back() -> None:
     assert index.match(chain(1, 2, 3)) == {first: 1, second: 2}
 
 
-def test_sweeping_frees_what_nobody_holds() -> None:
+def test_sweeping_frees_blocks_without_a_holder() -> None:
     index = PrefixIndex(1000)
     first, second, *_ = ENGINES
     index.stored(first, range(100))
@@ -135,7 +135,7 @@ def test_matches_are_exact_whatever_engines_store_and_drop(
     assert len(index) == len(set().union(*held.values()))
 
 
-def test_what_is_no_whole_number_of_items_is_refused() -> None:
+def test_a_partial_item_is_refused() -> None:
     table = PrefixTable(10)
     for call in (lambda: table.store(0, b"1234567"), lambda: table.match(bytes(33))):
         with pytest.raises(ValueError, match="whole number"):

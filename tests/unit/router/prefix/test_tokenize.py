@@ -152,6 +152,6 @@ def test_a_tokenizer_file_or_its_directory_is_loaded(tmp_path: Path) -> None:
         assert LocalTokenizer(str(path)).encode("a b zz").tolist() == [5, 6, 0]
 
 
-def test_a_tokenizer_that_is_not_there_is_told_with_the_remedy(tmp_path: Path) -> None:
+def test_a_missing_tokenizer_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(TokenizerUnavailable, match=r"give a tokenizer\.json"):
         LocalTokenizer(str(tmp_path))

@@ -181,7 +181,7 @@ def test_prefix_believes_a_guess_that_goes_beyond_what_is_known() -> None:
     assert make_policy("prefix").plan(request).decode is second
 
 
-def test_prefix_leaves_a_holder_whose_queue_is_longer_than_computing_anew() -> None:
+def test_prefix_leaves_a_holder_whose_queue_is_longer_than_computing() -> None:
     holder, idle = engine(1, Role.DECODE, tokens=1000), engine(2, Role.DECODE)
     request = RouteInputs(160, [holder, idle], exact=True, block_tokens=16, matches={holder: 9})
     assert make_policy("prefix").plan(request).decode is idle
@@ -204,7 +204,7 @@ def test_prefix_counts_blocks_in_the_store_as_cheap_but_not_free() -> None:
 
 
 def cost(request: RouteInputs, engine: Engine) -> float:
-    """The definition: tokens under way, plus those to compute, plus LOAD_COST of those to load."""
+    """The definition: tokens in flight, plus those to compute, plus LOAD_COST of those to load."""
     own, reachable = held_tokens(request, engine)
     return engine.tokens + (request.prompt_tokens - reachable) + LOAD_COST * (reachable - own)
 

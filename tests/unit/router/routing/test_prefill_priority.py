@@ -37,12 +37,12 @@ def told(request: Request, computed: int, now_s: float = 1.8e9, mode: Mode = "au
     ("mode", "takes", "ranked"),
     [("auto", True, True), ("auto", False, False), ("on", False, True), ("off", True, False)],
 )
-def test_only_engines_that_are_to_be_told_are_told(mode: Mode, takes: bool, ranked: bool) -> None:
+def test_only_the_engines_of_the_mode_get_a_priority(mode: Mode, takes: bool, ranked: bool) -> None:
     value = PrefillPriorities(mode).of(asked(), engine(takes=takes), 100)
     assert (value is not None) == ranked
 
 
-def test_an_engine_that_left_is_told_nothing() -> None:
+def test_an_engine_that_left_gets_no_priority() -> None:
     gone = Engine("e:1", Role.PREFILL)
     assert PrefillPriorities("on").of(asked(), gone, 100) is None
 

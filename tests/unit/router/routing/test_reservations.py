@@ -38,7 +38,7 @@ class Setting:
         return set(self.expected.match(HASHES))
 
 
-def test_a_leg_counts_from_its_plan_on_and_is_under_way_from_its_begin_on() -> None:
+def test_a_leg_counts_from_its_plan_on_and_is_in_flight_from_its_begin_on() -> None:
     here = Setting()
     here.places.plan(Role.DECODE, here.engines[0], 70)
     assert here.loads == [(0, 70), (0, 0), (0, 0)]

@@ -29,7 +29,7 @@ def confidence(wire: Wire) -> Reason:
     return wire.tracker.confidence(wire.engine)
 
 
-def test_an_engine_that_never_told_is_guessed(wire: Wire) -> None:
+def test_an_engine_without_events_is_guessed(wire: Wire) -> None:
     assert confidence(wire) is Reason.NO_EVENTS
     assert confidence(wire).state is IndexState.FALLBACK
     wire.tracker.computed(wire.engine, chain_of(5))
@@ -45,7 +45,7 @@ def test_guesses_are_forgotten_when_an_engine_begins_to_tell(wire: Wire) -> None
     assert confidence(wire) is Reason.COMPLETE
 
 
-def test_a_publisher_heard_from_the_middle_on_is_degraded_until_its_cache_is_emptied(
+def test_a_publisher_whose_first_messages_are_missing_is_degraded_until_its_cache_is_emptied(
     wire: Wire,
 ) -> None:
     wire.send(stored(IDS, TOKENS), sequence=77)
@@ -99,7 +99,7 @@ def test_messages_kept_for_a_gap_are_bounded(wire: Wire) -> None:
     assert wire.tracker.budget.used_bytes == 0
 
 
-def test_without_any_room_to_keep_messages_the_engine_is_learnt_anew(wire: Wire) -> None:
+def test_without_room_for_messages_the_engine_is_learnt_again(wire: Wire) -> None:
     wire.tracker.budget.limit_bytes = 0
     wire.send(stored(IDS, TOKENS))
     wire.send(sequence=2)
@@ -110,7 +110,7 @@ def test_without_any_room_to_keep_messages_the_engine_is_learnt_anew(wire: Wire)
     assert wire.matched() == 4
 
 
-def test_an_engine_that_computes_and_tells_nothing_is_no_longer_believed(wire: Wire) -> None:
+def test_an_engine_that_computes_without_events_is_no_longer_trusted(wire: Wire) -> None:
     wire.send(stored(IDS, TOKENS))
     wire.tracker.computed(wire.engine, chain_of(5))
     wire.wait(SILENT_S - 1)
@@ -125,7 +125,7 @@ def test_an_engine_that_computes_and_tells_nothing_is_no_longer_believed(wire: W
     assert wire.matched() == 4
 
 
-def test_an_engine_silent_for_long_is_guessed_and_learnt_anew_when_it_tells_again(
+def test_an_engine_silent_for_long_is_guessed_until_it_sends_events_again(
     wire: Wire,
 ) -> None:
     wire.send(stored(IDS, TOKENS))
@@ -142,7 +142,7 @@ def test_an_engine_silent_for_long_is_guessed_and_learnt_anew_when_it_tells_agai
     assert [wire.matched(chain_of(each)) for each in (IDS[0], 6, 7)] == [0, 0, 1]
 
 
-def test_blocks_that_the_engine_told_of_are_not_owed(wire: Wire) -> None:
+def test_blocks_with_an_event_are_not_owed(wire: Wire) -> None:
     wire.send(stored([5], [0] * 16, parent=4711))
     wire.tracker.computed(wire.engine, chain_of(5))
     wire.wait(SILENT_S + 1)
@@ -158,7 +158,7 @@ def test_where_not_all_is_known_one_silent_prompt_proves_nothing(wire: Wire) -> 
     assert confidence(wire) is Reason.SILENT
 
 
-def test_names_that_are_no_longer_kept_are_no_longer_claimed() -> None:
+def test_blocks_whose_names_are_no_longer_kept_leave_the_index() -> None:
     wire = make_wire(max_names=2)
     wire.send(stored([71, 72], TOKENS[:32]))
     wire.send(stored([73], TOKENS[32:48], parent=72))
@@ -167,7 +167,7 @@ def test_names_that_are_no_longer_kept_are_no_longer_claimed() -> None:
     assert confidence(wire) is Reason.UNNAMED
 
 
-def test_what_the_index_forgot_for_want_of_room_is_said() -> None:
+def test_blocks_that_a_full_index_forgot_are_reported() -> None:
     wire = make_wire(blocks=4)
     wire.send(stored(IDS, TOKENS))
     assert confidence(wire) is Reason.COMPLETE

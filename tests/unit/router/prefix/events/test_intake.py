@@ -40,7 +40,7 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_publisher_that_connects_is_heard_in_both_encodings(
+async def test_events_of_a_publisher_that_connects_are_applied_in_both_encodings(
     wire: Wire, subscriber: EventSubscriber
 ) -> None:
     """As vLLM does it: the engine's PUB socket connects to the router's."""

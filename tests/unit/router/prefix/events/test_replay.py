@@ -157,7 +157,7 @@ async def engine() -> AsyncIterator[Engines]:
 async def test_a_router_that_starts_late_learns_what_an_engine_holds(
     start: Start, engine: Engines
 ) -> None:
-    for number in range(1, 3001):  # more than ZMQ queues for one who asks
+    for number in range(1, 3001):  # more than ZMQ queues for one socket
         engine.tell(stored(number))
     engine.tell(removed(7))
     router = start(engine.ports())
@@ -223,7 +223,7 @@ async def test_a_replay_that_does_not_reach_back_leaves_only_what_is_certain(
     assert not router.holds(9)
 
 
-async def test_an_engine_that_restarts_is_learnt_anew(start: Start, engine: Engines) -> None:
+async def test_an_engine_that_restarts_is_learnt_again(start: Start, engine: Engines) -> None:
     router = start(engine.ports())
     router.join()
     engine.tell(stored(1, 2))
@@ -235,10 +235,10 @@ async def test_an_engine_that_restarts_is_learnt_anew(start: Start, engine: Engi
     assert not router.holds(2)
 
 
-async def test_a_cut_connection_takes_the_trust_until_the_publisher_is_heard_again(
+async def test_an_engine_with_a_broken_connection_is_not_trusted_until_its_next_message(
     start: Start, engine: Engines
 ) -> None:
-    router = start(ports(None, engine.port))  # nobody to ask
+    router = start(ports(None, engine.port))  # no port for replays
     router.join()
     await router.until(lambda: router.holds(1) or engine.tell(stored(1)))
     assert router.tracker.trusts(router.engine)

@@ -58,9 +58,9 @@ class Truth(RuleBasedStateMachine):
     def begin(self, replays: bool, kept: int) -> None:
         self.clock, self.kept = Clock(), kept
         self.lives = [Life()]
-        self.wire: list[tuple[int, int]] = []  # (life, number) under way
+        self.wire: list[tuple[int, int]] = []  # (life, number) in flight
         self.asked = Asked(replays)
-        self.broken = False  # who answered is gone
+        self.broken = False  # the publisher that answered is gone
         self.answers: list[tuple[int, int]] = []
         self.time = 0.0
         self.start_router()
@@ -175,7 +175,7 @@ class Truth(RuleBasedStateMachine):
         """`dropped`: ZMQ's queue was full, as it can be after the first answers."""
         for each in range(count):
             if not self.asked.answering:
-                return  # it was asked anew: the rest goes to a socket that is closed
+                return  # a new replay was requested: the rest goes to a closed socket
             if self.broken:
                 self.replay_breaks()
                 return
@@ -241,7 +241,7 @@ class Truth(RuleBasedStateMachine):
         if following == 0:
             assert not claims
             return
-        life, heard = self.heard  # nobody may be trusted to hold what this message removed
+        life, heard = self.heard  # no trusted engine may hold what this message removed
         assert following == heard + 1
         held = self.lives[life].held[heard]
         exact = self.tracker.confidence(self.engine) is Reason.COMPLETE
@@ -283,10 +283,10 @@ class Truth(RuleBasedStateMachine):
 
 
 Truth.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
-test_what_is_claimed_is_true_whatever_happens_to_messages = Truth.TestCase
+test_the_index_is_true_whatever_happens_to_messages = Truth.TestCase
 
 
-def test_a_publisher_that_answers_again_is_soon_asked_for_what_it_was_not_heard_to_say() -> None:
+def test_a_publisher_that_answers_again_is_soon_asked_for_its_earlier_messages() -> None:
     truth = Truth()
     truth.begin(replays=True, kept=1000)
     truth.stores({1})
@@ -325,7 +325,7 @@ def test_a_message_of_a_new_publisher_is_not_taken_for_one_that_the_old_one_lost
     assert truth.claims() == {1, 2}
 
 
-def test_answers_to_what_a_restart_has_made_void_change_nothing() -> None:
+def test_answers_to_a_replay_from_before_a_restart_change_nothing() -> None:
     truth = Truth()
     truth.begin(replays=True, kept=1000)
     truth.stores({1})

@@ -141,7 +141,7 @@ def test_clearing_the_cache_forgets_everything(wire: Wire) -> None:
     assert wire.matched() == 0
 
 
-def test_a_lost_message_makes_the_engines_part_start_anew(wire: Wire) -> None:
+def test_a_lost_message_empties_the_engines_part(wire: Wire) -> None:
     wire.send(stored(IDS, TOKENS))
     wire.send(stored([1], [0] * BLOCK, parent=IDS[3]), sequence=5)
     assert wire.tracker.confidence(wire.engine) is Reason.GAP
@@ -235,7 +235,7 @@ def test_only_the_device_and_the_first_full_attention_group_count(wire: Wire) ->
     assert wire.index.match(chain_of(5)) == wire.index.match(chain_of(6)) == {}
 
 
-def test_an_engine_that_left_is_learnt_anew(wire: Wire) -> None:
+def test_an_engine_that_left_is_learnt_again(wire: Wire) -> None:
     wire.send(stored([71], TOKENS[:BLOCK]))
     wire.pool.leave(wire.engine)
     assert wire.tracker.naming(wire.engine) is None
@@ -243,7 +243,7 @@ def test_an_engine_that_left_is_learnt_anew(wire: Wire) -> None:
     assert wire.matched() == 0
 
 
-def test_a_new_hash_domain_of_the_fleet_makes_names_be_learnt_anew(wire: Wire) -> None:
+def test_a_new_hash_domain_of_the_fleet_makes_names_be_learnt_again(wire: Wire) -> None:
     domain: list[HashDomain] = [HashDomain(BLOCK, root_hash(None))]
     tracker = CacheTracker(wire.index, wire.pool.find, lambda: domain[0])
     wire.tracker = tracker
@@ -255,7 +255,7 @@ def test_a_new_hash_domain_of_the_fleet_makes_names_be_learnt_anew(wire: Wire) -
     assert (wire.matched(), wire.matched(seeded)) == (0, 4)
 
 
-def test_a_topic_that_names_no_engine_is_counted_and_told_once(
+def test_a_topic_that_names_no_engine_is_counted_and_logged_once(
     wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     for topic in (b"kv@nobody:1", b"other", b"", b"kv@", b"kv@e:1@model"):
