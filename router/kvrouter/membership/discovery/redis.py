@@ -70,8 +70,7 @@ class EntryGrace:
     """
 
     def __init__(self) -> None:
-        self._roles: dict[str, Role] = {}
-        self._left_s: dict[str, float] = {}
+        self._kept: dict[str, tuple[Role, float]] = {}  # and the seconds left
         self._read_at: float | None = None
 
     def unreachable(self) -> None:
@@ -82,18 +81,12 @@ class EntryGrace:
         """The engines that exist, by the entries read at `now` (seconds, monotonic)."""
         passed_s = min(now - self._read_at, 2 * LOOK_S) if self._read_at is not None else 0.0
         self._read_at = now
-        for address in list(self._roles):
-            self._left_s[address] -= passed_s
-            entry = entries.get(address)
-            if (entry is None and self._left_s[address] <= 0) or (
-                entry is not None and entry.state == "leaving"
-            ):
-                del self._roles[address], self._left_s[address]
+        lost = {a: (role, s - passed_s) for a, (role, s) in self._kept.items() if a not in entries}
+        self._kept = {a: (role, left_s) for a, (role, left_s) in lost.items() if left_s > 0}
         for address, entry in entries.items():
             if entry.state == "up":
-                self._roles[address] = Role(entry.role)
-                self._left_s[address] = entry.lasts_s
-        return dict(self._roles)
+                self._kept[address] = Role(entry.role), entry.lasts_s
+        return {address: role for address, (role, _) in self._kept.items()}
 
 
 class RedisSource:

@@ -11,12 +11,14 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-import aiohttp
 import msgspec
 
 from kvrouter.credentials.tls import Trust
+from kvrouter.engines.engine import Engine
+from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.membership.discovery.redis import EngineEntry, EntryKeys
-from kvrouter.options.addresses import SECURE
+from kvrouter.membership.probe_client import ProbeClient
+from kvrouter.options.addresses import SECURE, bare_address
 from kvrouter.redis.client import RedisClient, RedisRefused, RedisUnavailable
 from kvrouter_store.log import log_to_stderr
 
@@ -37,24 +39,19 @@ class EngineRegistration:
     def __init__(
         self, link: RedisClient, keys: EntryKeys, address: str, role: Role, ttl_s: float
     ) -> None:
-        self.address = address
-        self.role = role
+        self.engine = Engine(bare_address(address), role, tls=address.startswith(SECURE))
         self.registered = False
+        self._address = address
         self._link = link
         self._keys = keys
         self._ttl_s = ttl_s
-
-    @property
-    def url(self) -> str:
-        """Of the engine, without a slash at its end."""
-        return self.address if self.address.startswith(SECURE) else f"http://{self.address}"
 
     async def renew(self) -> None:
         """Write the entry or extend its life; publish it if it changed."""
         await self._put("up")
         if not self.registered:
             self.registered = True
-            print(f"kvrouter register: {self.url} as {self.role}", flush=True)
+            print(f"kvrouter register: {self.engine.url} as {self.engine.role}", flush=True)
 
     async def leave(self) -> None:
         """Mark the engine as leaving, until the entry expires: so all routers see it."""
@@ -62,17 +59,17 @@ class EngineRegistration:
         self.registered = False
 
     async def _put(self, state: str) -> None:
-        entry = EngineEntry(self.role.value, state, self._ttl_s)  # type: ignore[arg-type]
-        key, value = self._keys.entry(self.address), msgspec.json.encode(entry)
+        entry = EngineEntry(self.engine.role.value, state, self._ttl_s)  # type: ignore[arg-type]
+        key, value = self._keys.entry(self._address), msgspec.json.encode(entry)
         before, *_ = await self._link.batch(
             [
                 ("GET", key),
-                ("SADD", self._keys.engines, self.address),
+                ("SADD", self._keys.engines, self._address),
                 ("SET", key, value, "PX", int(self._ttl_s * 1000)),
             ]
         )
         if before != value:
-            await self._link.call("PUBLISH", self._keys.news, self.address)
+            await self._link.call("PUBLISH", self._keys.news, self._address)
 
 
 class Registrar:
@@ -80,7 +77,8 @@ class Registrar:
 
     def __init__(self, settings: RegisterSettings) -> None:
         self._settings = settings
-        self._trust = Trust(settings.engine_ca_file)
+        trust = Trust(settings.engine_ca_file)
+        self._probe = ProbeClient(trust=trust, timeout_s=settings.health_timeout_s)
         self._link = RedisClient(settings.redis.get_secret_value())
         keys = EntryKeys(settings.redis_prefix)
         self._registrations = [
@@ -90,9 +88,8 @@ class Registrar:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Renew until `stop` is set, then mark the registered engines as leaving."""
-        timeout = aiohttp.ClientTimeout(total=self._settings.health_timeout_s)
-        async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as http:
-            keeping = [asyncio.create_task(self._keep(r, http)) for r in self._registrations]
+        async with self._probe:
+            keeping = [asyncio.create_task(self._keep(each)) for each in self._registrations]
             try:
                 await stop.wait()
             finally:
@@ -102,45 +99,38 @@ class Registrar:
         await asyncio.gather(*(self._leave(r) for r in self._registrations if r.registered))
         await self._link.close()
 
-    async def _keep(self, registration: EngineRegistration, http: aiohttp.ClientSession) -> None:
-        logged = ""
+    async def _keep(self, registration: EngineRegistration) -> None:
+        address, logged = registration.engine.address, ""
+        renewal_s = self._settings.ttl_s / _RENEWALS
         while True:
-            problem = await self._ill(http, registration.url)
-            if problem is None:
-                try:
-                    await registration.renew()
-                except (RedisUnavailable, RedisRefused) as error:
-                    problem = f"Redis: {error}"
-            if problem is not None and problem != logged:
-                log.warning("engine %s cannot be registered: %s", registration.address, problem)
-            elif problem is None and logged:
-                log.info("engine %s is registered again", registration.address)
-            logged = problem or ""
-            renewal_s = self._settings.ttl_s / _RENEWALS
-            await asyncio.sleep(renewal_s if problem is None else min(renewal_s, RETRY_S))
+            problem = await self._renew(registration)
+            if problem and problem != logged:
+                log.warning("engine %s cannot be registered: %s", address, problem)
+            elif not problem and logged:
+                log.info("engine %s is registered again", address)
+            logged = problem
+            await asyncio.sleep(min(renewal_s, RETRY_S) if problem else renewal_s)
+
+    async def _renew(self, registration: EngineRegistration) -> str:
+        """Renew the entry of an engine that is well; returns what is wrong, or ""."""
+        try:
+            await self._probe.body(registration.engine, "/health", None)
+        except ProbeFailed as error:
+            if error.status != 404:  # an engine may have no such page
+                return str(error)
+        try:
+            await registration.renew()
+        except (RedisUnavailable, RedisRefused) as error:
+            return f"Redis: {error}"
+        return ""
 
     async def _leave(self, registration: EngineRegistration) -> None:
+        address, ttl_s = registration.engine.address, self._settings.ttl_s
         try:
             await registration.leave()
-            log.info("engine %s is to drain", registration.address)
+            log.info("engine %s is to drain", address)
         except (RedisUnavailable, RedisRefused) as error:
-            log.warning(
-                "engine %s stays registered for %g s: %s",
-                registration.address,
-                self._settings.ttl_s,
-                error,
-            )
-
-    async def _ill(self, http: aiohttp.ClientSession, url: str) -> str | None:
-        """What is wrong with an engine, in a sentence; None: nothing. A 404 is well."""
-        tls = self._trust.context if url.startswith(SECURE) else True
-        try:
-            async with http.get(f"{url}/health", allow_redirects=False, ssl=tls) as answer:
-                return None if answer.status in (200, 404) else f"/health answers {answer.status}"
-        except TimeoutError:
-            return "/health does not answer in time"
-        except aiohttp.ClientError as error:
-            return f"/health: {error}"
+            log.warning("engine %s stays registered for %g s: %s", address, ttl_s, error)
 
 
 def run(settings: RegisterSettings) -> int:
