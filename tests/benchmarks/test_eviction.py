@@ -34,10 +34,10 @@ def test_a_pool_that_holds_all_hits_all_but_the_new_blocks(program: Path, tmp_pa
     write_trace(trace)
     eviction.write_binary(eviction.read_requests(trace), binary)
     for policy in (*EVICTION_POLICIES, eviction.OPTIMUM):
-        told = eviction.replay(program, binary, policy, 2 * TURNS * SESSIONS)
-        assert told["requests"] == SESSIONS * TURNS
-        assert told["distinct"] == 2 * TURNS * SESSIONS
-        assert told["asked"] - told["hits"] == told["distinct"]
+        counts = eviction.replay(program, binary, policy, 2 * TURNS * SESSIONS)
+        assert counts["requests"] == SESSIONS * TURNS
+        assert counts["distinct"] == 2 * TURNS * SESSIONS
+        assert counts["asked"] - counts["hits"] == counts["distinct"]
 
 
 def test_nothing_beats_the_optimum_and_a_short_pool_hits_less(

@@ -59,7 +59,7 @@ def test_what_is_left_at_the_end_is_said(after: Sample, said: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc)")
-def test_a_soak_that_is_told_to_end_leaves_no_process_behind() -> None:
+def test_sigterm_ends_all_processes_of_a_soak() -> None:
     command = [sys.executable, "-m", "benchmarks.router_soak", "--streams", "10"]
     soak = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
     assert soak.stdout is not None

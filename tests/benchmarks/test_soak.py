@@ -59,7 +59,7 @@ def test_clients_die_at_random_and_nothing_is_left_of_them(tmp_path: Path) -> No
     assert {"put", "get", "acquire", "wait", "match"} <= last["done"].keys()
 
 
-def test_a_soak_that_is_told_to_end_leaves_no_process_behind() -> None:
+def test_sigterm_ends_all_processes_of_a_soak() -> None:
     command = [sys.executable, "-m", "benchmarks.soak", "--every", "0.1", "--kill-every", "0.1"]
     soak = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
     assert soak.stdout is not None

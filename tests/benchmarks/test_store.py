@@ -46,14 +46,14 @@ def test_a_percentile_is_one_of_the_values(percent: int, value: int) -> None:
 
 def test_a_cell_has_medians_of_rounds_and_percentiles_of_all_calls() -> None:
     runs = [Timed(2.0, 1.0, (1000, 2000)), Timed(1.0, 3.0, (3000, 9000)), Timed(4.0, 2.0, (4000,))]
-    told = cell(KEY, "x", 4_000_000_000, runs)
-    assert (told.gb_per_s, told.cpu_s_per_gb, told.rounds, told.calls) == (2.0, 0.5, 3, 5)
-    assert (told.p10_us, told.p50_us, told.p99_us) == (1.0, 3.0, 9.0)
+    found = cell(KEY, "x", 4_000_000_000, runs)
+    assert (found.gb_per_s, found.cpu_s_per_gb, found.rounds, found.calls) == (2.0, 0.5, 3, 5)
+    assert (found.p10_us, found.p50_us, found.p99_us) == (1.0, 3.0, 9.0)
 
 
 def test_a_rate_is_of_all_clients_together() -> None:
-    told = rate("x", 4, [Timed(2.0, 0.5, units=100), Timed(1.0, 0.1, units=100)])
-    assert (told.per_s, round(told.cpu_us)) == (75.0, 3000)
+    found = rate("x", 4, [Timed(2.0, 0.5, units=100), Timed(1.0, 0.1, units=100)])
+    assert (found.per_s, round(found.cpu_us)) == (75.0, 3000)
 
 
 def test_a_figure_that_is_missing_misses_its_bar() -> None:
@@ -88,7 +88,7 @@ def test_the_mix_need_not_exceed_what_copies_reach(copies: float, limit: float) 
     assert bar.met
 
 
-def test_the_table_names_who_is_missing_and_which_bar_is_missed() -> None:
+def test_the_table_names_missing_stores_and_missed_bars() -> None:
     results = Results(cells=[figures("memcpy")], skipped={"Redis": "no program redis-server"})
     text = "\n".join(lines(results, judge(results)))
     assert "Redis was left out: no program redis-server" in text
@@ -126,8 +126,8 @@ def test_bytes_of_another_round_are_no_success() -> None:
     assert worker.check("copy") == {"compared": 1 << 16}
     worker.fresh("copy", 2)
     worker.run("copy", "get", 16, 0.0)
-    told = "client 0, block 0 of 16, 2 bytes from 0 to 4080, there 01"
-    with pytest.raises(ValueError, match=f"other bytes came back than were put: {told}"):
+    found = "client 0, block 0 of 16, 2 bytes from 0 to 4080, there 01"
+    with pytest.raises(ValueError, match=f"other bytes came back than were put: {found}"):
         worker.check("copy")
 
 
@@ -165,13 +165,13 @@ def test_a_call_that_answers_that_it_failed_is_no_success() -> None:
 
 
 def test_what_a_client_cannot_do_is_its_answer() -> None:
-    told = Worker().answer({"do": "fresh", "entry": "nobody", "stamp": 1})
-    assert told == {"error": "KeyError: 'nobody'"}
+    found = Worker().answer({"do": "fresh", "entry": "nobody", "stamp": 1})
+    assert found == {"error": "KeyError: 'nobody'"}
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Everybody who is there, really measured, for a moment each."""
+    """A short real measurement of every store that is installed."""
     return measure(TINY, tmp_path_factory.mktemp("measured"))
 
 
@@ -186,9 +186,9 @@ def rows(entries: Iterable[Entry]) -> set[tuple[Key, str]]:
 
 
 def test_every_row_of_ours_and_of_the_floors_is_measured(measured: Results) -> None:
-    cells = {(told.key, told.contender): told for told in measured.cells}
+    cells = {(found.key, found.contender): found for found in measured.cells}
     assert cells.keys() >= rows(entry for entry in RANGED if not entry.is_peer)
-    assert all(told.gb_per_s > 0 and told.cpu_s_per_gb > 0 for told in measured.cells)
+    assert all(found.gb_per_s > 0 and found.cpu_s_per_gb > 0 for found in measured.cells)
     assert cells[Key("64KiB", "put", 1, 2), "kvstore shm"].calls == 32
     assert cells[Key("64KiB", "get", 16, 1), "kvstore tcp unverified"].calls == 1
 
@@ -201,16 +201,16 @@ def test_every_row_of_a_peer_that_is_set_up_is_measured(name: str, measured: Res
         pytest.skip(f"{name}: {error}")
     assert name not in measured.skipped
     assert measured.versions[name] == found.version
-    cells = {(told.key, told.contender) for told in measured.cells}
+    cells = {(found.key, found.contender) for found in measured.cells}
     assert cells >= rows(entry for entry in RANGED if entry.server == name)
 
 
 def test_mixes_and_matches_are_measured(measured: Results) -> None:
-    assert {told.contender for told in measured.mixed} == {entry.name for entry in MIXERS}
+    assert {found.contender for found in measured.mixed} == {entry.name for entry in MIXERS}
     there = [(entry, n) for entry, n in MATCHES if entry.server not in measured.skipped]
     wanted = {(entry.name, number) for entry, numbers in there for number in numbers}
-    assert {(told.contender, told.clients) for told in measured.matches} == wanted
-    assert all(told.per_s > 0 for told in [*measured.mixed, *measured.matches])
+    assert {(found.contender, found.clients) for found in measured.matches} == wanted
+    assert all(found.per_s > 0 for found in [*measured.mixed, *measured.matches])
 
 
 @pytest.mark.parametrize(("family", "address"), [("AF_INET", ""), ("AF_INET6", "::")])
@@ -261,7 +261,9 @@ def test_a_server_runs_on_its_cores_and_a_client_on_others(tmp_path: Path) -> No
         assert os.sched_getaffinity(client.pid) == set(halves.clients)
 
 
-def test_a_server_that_does_not_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_is_reported_with_the_end_of_its_output(
+    tmp_path: Path,
+) -> None:
     liar = tmp_path / "redis-server"
     liar.write_text("#!/bin/sh\necho no such luck\n")
     liar.chmod(0o755)

@@ -34,7 +34,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def saver() -> Iterator[socket.socket]:
-    """Where the mock tells what it prefills."""
+    """The socket to which the mock sends the prompts that it prefills."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
         listener.settimeout(10)
         listener.bind(("127.0.0.1", 0))
@@ -78,17 +78,17 @@ def test_the_engine_reads_a_prompt_as_the_benchmark_means_it(
     assert answer["usage"]["prompt_tokens"] == len(ids)
 
 
-def test_a_prefill_engine_tells_the_number_of_a_prompt(
+def test_a_prefill_engine_sends_the_number_of_a_prompt(
     engines: list[str], saver: socket.socket
 ) -> None:
     prompt = prompts("ids", SIZES["8 KiB"])[0]
     ask(f"http://{engines[0]}/v1/completions", prompt.body.replace(MARK, DIGITS))
-    told = {saver.recv(64)}
+    sent = {saver.recv(64)}
     saver.setblocking(False)
     with suppress(BlockingIOError):  # other tests asked too
         while True:
-            told.add(saver.recv(64))
-    assert f"{prompt.tokens[0]} 1{DIGITS}".encode() in told
+            sent.add(saver.recv(64))
+    assert f"{prompt.tokens[0]} 1{DIGITS}".encode() in sent
 
 
 def load(programs: Path, engine: str, *options: str, bodies: str) -> dict[str, float]:

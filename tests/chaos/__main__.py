@@ -1,8 +1,8 @@
-"""`make drill`: a minute of steady traffic while everything that can die, dies.
+"""`make drill`: a minute of steady traffic while every process is killed once.
 
-Prints what was done, the requests that were under way meanwhile and how they fared, and what was
-left over. The last line sums up; exit status 0 only if the bars hold: no request failed that
-need not have, none hung, no token was wrong, nothing leaked.
+Prints the faults, the requests in flight during each and their results, and what is left at the
+end. The last line is the verdict; exit status 0 only if no request failed without need or hung, no
+token was wrong, and nothing leaked.
 """
 
 import argparse
@@ -33,7 +33,7 @@ VANISH_S = 9.0
 
 
 class Drill:
-    """One run. All times are seconds since the traffic began."""
+    """One run. Times are seconds since the traffic began."""
 
     def __init__(self, cluster: Cluster, traffic: Traffic) -> None:
         self._cluster = cluster
@@ -42,7 +42,7 @@ class Drill:
         self.schedule = Schedule(ROLES)
 
     async def faults(self) -> None:
-        """Everything that goes wrong, one thing after another, in about a minute."""
+        """All faults, one after the other, in about a minute."""
         cluster = self._cluster
         await self.wait_until(3)
         async with self._fault("prefill killed", down=["prefill-0"]):
@@ -100,7 +100,7 @@ class Drill:
             store.resume()
 
     async def _clients(self) -> None:
-        """Clients that stop reading and that vanish, while every engine is restarted in turn."""
+        """Clients that stop reading or vanish, while every engine restarts in turn."""
         cluster, traffic = self._cluster, self._traffic
         async with asyncio.TaskGroup() as group:
             group.create_task(traffic.stop_reading(self._resume))
@@ -115,14 +115,14 @@ class Drill:
             self._resume.set()
 
     async def wait_until(self, at_s: float) -> None:
-        """Return at that time, at once if it has passed."""
+        """Return at that time, or at once if it has passed."""
         await asyncio.sleep(max(0, at_s - self._traffic.now_s))
 
     @asynccontextmanager
     async def _fault(
         self, name: str, *, down: list[str] | None = None, breaks_streams: bool = False
     ) -> AsyncIterator[None]:
-        """Write down what is done within, and when."""
+        """Record the fault that happens within, and its time."""
         roles = {engine: ROLES[engine] for engine in down or []}
         fault = Fault(name, self._traffic.now_s, breaks_streams=breaks_streams, down=roles)
         self.schedule.faults.append(fault)
@@ -134,7 +134,7 @@ class Drill:
 async def settled(
     read: Callable[[], Awaitable[dict[str, float]]], before: dict[str, float]
 ) -> list[Leak]:
-    """The gauges when all came back to what they were, or when patience has ended."""
+    """The gauges when all are back at their first values, or after a time-out."""
     end_s = monotonic() + SETTLE_S
     while True:
         leaks = [Leak(name, before.get(name, 0.0), now) for name, now in (await read()).items()]
@@ -144,7 +144,7 @@ async def settled(
 
 
 async def drill(options: argparse.Namespace, folder: Path) -> bool:
-    """Run it; whether the bars hold."""
+    """Run the drill; whether the bars hold."""
     begun_s = monotonic()
     once = aiohttp.TCPConnector(force_close=True)  # so that what counts sockets leaves none
     async with Children(folder) as children, aiohttp.ClientSession(connector=once) as http:
@@ -199,7 +199,7 @@ def report(
 
 
 def say(line: str) -> None:
-    """To the terminal, at once."""
+    """Print a line at once."""
     print(line, flush=True)
 
 

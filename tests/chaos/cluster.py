@@ -1,4 +1,4 @@
-"""What the drill runs against: a store, simulated engines and a router, each a process of its own.
+"""The drill's processes: a store, simulated engines and a router.
 
 The router reaches some of them over links that can be cut and stalled.
 """
@@ -37,7 +37,7 @@ ROUTER_GAUGES = (
 
 @dataclass
 class SimEngine:
-    """One engine: its process, and the address by which the router knows it."""
+    """One engine: its process, and its address for the router."""
 
     name: str
     role: str
@@ -47,7 +47,7 @@ class SimEngine:
 
     @property
     def port(self) -> int:
-        """Where its process listens."""
+        """The port of its process."""
         return int(self.child.http.rpartition(":")[2])
 
     @property
@@ -59,7 +59,7 @@ class SimEngine:
 
 
 class Cluster:
-    """All of it; an async context that leaves nothing behind."""
+    """All processes; an async context that ends them."""
 
     def __init__(self, folder: Path, children: Children, http: aiohttp.ClientSession) -> None:
         self.http = http
@@ -105,13 +105,13 @@ class Cluster:
         await self._children.kill(self.engines[name].child)
 
     async def restart(self, name: str) -> None:
-        """Start a dead engine again, where it was."""
+        """Start a dead engine again, at its address."""
         engine = self.engines[name]
         engine.starts += 1
         engine.child = await self._sim(name, str(engine.port), engine.starts)
 
     async def roll(self, name: str) -> None:
-        """Restart one engine as `docs/operations.md` says: drained first, then added again."""
+        """Restart one engine as in `docs/operations.md`: drain it, then add it again."""
         engine = self.engines[name]
         url = f"{self.router.http}/workers"
         async with self.http.delete(f"{url}/{engine.address}") as answer:
@@ -124,7 +124,7 @@ class Cluster:
         await self._add(name)
 
     async def cut(self, name: str) -> None:
-        """Remove one engine by force, under its legs, and add it again."""
+        """Remove one engine by force during its legs, and add it again."""
         engine = self.engines[name]
         url = f"{self.router.http}/workers/{engine.address}?force=true"
         async with self.http.delete(url) as answer:
@@ -145,7 +145,7 @@ class Cluster:
         await self._children.kill(self.store)
 
     async def start_store(self, port: str | None = None) -> None:
-        """Start the store, by default where it was."""
+        """Start the store, by default at its address."""
         port = port or self.store.urls["kv"].rpartition(":")[2]
         self._store_starts += 1
         self.store = await self._children.start(
@@ -155,19 +155,19 @@ class Cluster:
         )
 
     async def joined(self, name: str) -> None:
-        """Return when the router may ask that engine."""
+        """Return when the router can use that engine."""
         await self._until(lambda: self._is_up(self.engines[name]))
 
     # -- what is asked of them
 
     async def store_gauges(self) -> dict[str, float]:
-        """What the store holds for somebody."""
+        """What the store holds for clients."""
         async with self.http.get(f"{self.store.http}/stats") as answer:
             stats = await answer.json()
         return {f"store {name}": float(stats[name]) for name in HELD}
 
     async def router_gauges(self) -> dict[str, float]:
-        """What the router has under way, its tasks, and its sockets."""
+        """The router's requests in flight, its tasks, and its sockets."""
         async with self.http.get(f"{self.router.http}/metrics") as answer:
             page = await answer.text()
         gauges = {name: total(page, name) for name in (*ROUTER_GAUGES, "kvrouter:tasks")}
@@ -180,7 +180,7 @@ class Cluster:
         return [known.get(fd[8:-1], "no TCP") for fd in fds if fd.startswith("socket:[")]
 
     async def engine_gauges(self) -> dict[str, float]:
-        """What the engines still run or hold."""
+        """The requests and slots of the engines."""
         found: dict[str, float] = {}
         for name, engine in self.engines.items():
             async with self.http.get(f"{engine.child.http}/metrics") as answer:
@@ -191,7 +191,7 @@ class Cluster:
         return found
 
     def unexpected_deaths(self) -> list[str]:
-        """Processes that ended though nobody ended them."""
+        """Processes that ended by themselves."""
         return [
             f"{name} ended by itself"
             for name in self._children.unexpected_deaths()
@@ -240,7 +240,7 @@ def total(page: str, name: str) -> float:
 
 
 def _tcp_sockets(pid: int) -> dict[str, str]:
-    """Ends (hexadecimal, as the kernel tells them) and state of each TCP socket, by inode."""
+    """Ends (hexadecimal, as in the kernel) and state of each TCP socket, by inode."""
     rows = [row.split() for row in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     ports = {row[9]: [int(end.rpartition(":")[2], 16) for end in row[1:3]] for row in rows}
     return {row[9]: f"{ports[row[9]][0]}-{ports[row[9]][1]} state {row[3]}" for row in rows}

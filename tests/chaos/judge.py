@@ -1,4 +1,4 @@
-"""Who may fail in the drill, and whether all was well. Knows the schedule, not the router."""
+"""Which requests may fail in the drill. Knows the schedule of faults, not the router."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ HUNG_S = 30.0
 
 
 class End(StrEnum):
-    """How a request ended, as its client saw it."""
+    """How a request ended for its client."""
 
     WHOLE = "whole"
     REFUSED = "refused"  # a status other than 200
@@ -20,7 +20,7 @@ class End(StrEnum):
 
 @dataclass
 class Asked:
-    """One request. Times are seconds since the drill began; `idle_s` it did not read by itself.
+    """One request. Times are seconds since the drill began; for `idle_s` its client did not read.
 
     Attributes:
         resumable: whether its stream could go on at another engine.
@@ -45,12 +45,12 @@ class Asked:
 
     @property
     def hung(self) -> bool:
-        """Whether it took longer than anything that went wrong could take."""
+        """Whether it took longer than any fault explains."""
         return self.end is End.HUNG or self.ended_s - self.begun_s - self.idle_s > HUNG_S
 
     @property
     def wrong(self) -> bool:
-        """Whether what it got differs from what engines must say; half a stream may be short."""
+        """Whether its text differs from the right one; a broken stream may be short."""
         if self.end is End.WHOLE:
             return self.text != self.expected
         return not self.expected.startswith(self.text)
@@ -58,7 +58,7 @@ class Asked:
 
 @dataclass
 class Fault:
-    """What was done to whom, and from when to when it lasted.
+    """One fault: what happened to which process, and from when to when.
 
     Attributes:
         breaks_streams: whether streams of its engines cannot go on where they are.
@@ -72,12 +72,12 @@ class Fault:
     down: dict[str, str] = field(default_factory=dict)
 
     def touches(self, begun_s: float, ended_s: float) -> bool:
-        """Whether it lasted at any time between the two."""
+        """Whether it lasted at any time between two times."""
         return self.at_s <= ended_s and begun_s <= self.until_s
 
 
 class Schedule:
-    """What was done in the drill, and which engines there were.
+    """The faults of the drill, and its engines.
 
     Args:
         roles: role of every engine by its name.
@@ -88,9 +88,8 @@ class Schedule:
         self.faults: list[Fault] = []
 
     def may_fail(self, asked: Asked) -> bool:
-        """Whether no engine of a role was there at some time of the request, or its stream had
-        begun, an engine's streams broke then and its kind forbade that another goes on; such a one
-        must have ended with an error event.
+        """Whether no engine of a role ran at some time of the request, or its stream broke and
+        no other engine can continue one of its kind; that must end with an error event.
         """
         touching = [f for f in self.faults if f.touches(asked.begun_s, asked.ended_s)]
         if any(self._alone(touching, role) for role in set(self._roles.values())):
@@ -102,7 +101,7 @@ class Schedule:
         )
 
     def _alone(self, faults: Sequence[Fault], role: str) -> bool:
-        """Whether every engine of `role` was away at one time of these faults."""
+        """Whether every engine of `role` was down at one time of these faults."""
         engines = {name for name, of in self._roles.items() if of == role}
         for moment in [f.at_s for f in faults]:
             here = [f for f in faults if f.touches(moment, moment)]
@@ -114,7 +113,7 @@ class Schedule:
 
 @dataclass
 class Leak:
-    """A gauge that should have come back to what it was before."""
+    """A gauge that should have returned to its first value."""
 
     name: str
     before: float
@@ -122,13 +121,13 @@ class Leak:
 
     @property
     def leaked(self) -> bool:
-        """Whether more is left than was there."""
+        """Whether the value is higher than at first."""
         return self.after > self.before
 
 
 @dataclass
 class Verdict:
-    """The counts that the drill is judged by."""
+    """The counts of a drill."""
 
     requests: int
     failed: int
@@ -144,22 +143,24 @@ class Verdict:
 
 
 def judge(schedule: Schedule, asked: Iterable[Asked], leaks: Iterable[Leak]) -> Verdict:
-    """Hold every request against the schedule."""
+    """Judge every request by the schedule."""
     every = list(asked)
     failed = [one for one in every if one.failed]
     excused = [one for one in failed if schedule.may_fail(one)]
     hung = [one for one in every if one.hung]
     wrong = [one for one in every if one.wrong]
-    problems = [f"{o.name} failed without excuse: {told(o)}" for o in failed if o not in excused]
-    problems += [f"{one.name} hung: {told(one)}" for one in hung]
-    problems += [f"{one.name} got wrong tokens: {told(one)}" for one in wrong]
+    problems = [
+        f"{o.name} failed without excuse: {described(o)}" for o in failed if o not in excused
+    ]
+    problems += [f"{one.name} hung: {described(one)}" for one in hung]
+    problems += [f"{one.name} got wrong tokens: {described(one)}" for one in wrong]
     problems += [f"{k.name}: {k.before:g} before, {k.after:g} after" for k in leaks if k.leaked]
     if not every:
         problems.append("no request was made")
     return Verdict(len(every), len(failed), len(excused), len(hung), len(wrong), problems)
 
 
-def told(one: Asked) -> str:
+def described(one: Asked) -> str:
     """A request in one line."""
     first = f"{one.first_s:.2f}" if one.first_s is not None else "-"
     kind = "stream" if one.stream else "whole"
@@ -168,7 +169,7 @@ def told(one: Asked) -> str:
 
 
 def table(schedule: Schedule, asked: Iterable[Asked]) -> list[str]:
-    """Requests under way during each fault; those that failed stand at the last fault before."""
+    """Requests in flight during each fault; a failed one counts at the last fault before it."""
     every, faults = list(asked), sorted(schedule.faults, key=lambda f: f.at_s)
     lines = [f"{'fault':<34} {'from':>6} {'to':>6} {'requests':>9} {'failed':>7} {'excused':>8}"]
     ends = [fault.at_s for fault in faults[1:]] + [float("inf")]

@@ -1,4 +1,4 @@
-"""The drill's judge sees what it is there to see."""
+"""The drill's judge finds failures, hangs, wrong tokens and leaks."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def test_a_stream_that_ran_when_its_engine_may_have_died_is_excused() -> None:
         replace(BROKEN, begun_s=6.1, first_s=7, ended_s=8),  # after it
         replace(BROKEN, first_s=None, text=""),  # nothing of it had come: another engine could
         replace(BROKEN, resumable=True),
-        replace(BROKEN, end=End.CUT),  # nobody told it so
+        replace(BROKEN, end=End.CUT),  # without an error event
         replace(BROKEN, end=End.REFUSED, first_s=None, text=""),
         replace(BROKEN, end=End.HUNG),
         replace(BROKEN, text="aX"),

@@ -36,7 +36,7 @@ def _said(answer: dict[str, Any]) -> str:
 
 
 class Traffic:
-    """Asks the router at `url`, and keeps what became of each request.
+    """Sends requests to the router at `url`, and keeps their results.
 
     Args:
         http: what it asks with.
@@ -71,7 +71,7 @@ class Traffic:
                         await stop.wait()
 
     def _request(self) -> tuple[Asked, dict[str, Any]]:
-        """One request: streams mostly, some long ones; every third prompt begins as another did."""
+        """One request: mostly streams, some of them long; every third prompt repeats a prefix."""
         draw = self._draw
         stream = draw.random() < 0.7
         tokens = draw.randint(200, 500) if stream and draw.random() < 0.2 else draw.randint(8, 64)
@@ -89,7 +89,7 @@ class Traffic:
         return asked, {**body, "temperature": 0, "frequency_penalty": 0.5}
 
     def _prompt(self) -> tuple[list[int], dict[str, Any]]:
-        """Token ids of a prompt, and how they are asked for: as such, as a text or as a chat."""
+        """Token ids of a prompt, and its form: as ids, as a text or as a chat."""
         draw = self._draw
         if draw.random() < 0.4:
             text = " ".join(draw.choice(_WORDS) for _ in range(draw.randint(20, 120)))
@@ -139,7 +139,7 @@ class Traffic:
                 asked.text += _said(event)
 
     async def vanish(self, clients: int, seconds: float) -> None:
-        """So many clients ask and leave at any moment, most of them before their answer's end."""
+        """Send that many requests whose clients leave, mostly before the end of the answer."""
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
                 group.create_task(self._vanish_one(self._draw.uniform(0, seconds)))
@@ -159,7 +159,7 @@ class Traffic:
         self.vanished += 1
 
     async def stop_reading(self, resume: asyncio.Event) -> None:
-        """One client begins to read a long stream, then reads nothing until `resume`."""
+        """A client begins to read a long stream, then pauses until `resume`."""
         asked = Asked("the client that stops reading", stream=True, begun_s=self.now_s)
         self.asked.append(asked)
         ids, tokens = [7, *range(60)], 900
@@ -181,9 +181,7 @@ class Traffic:
     async def _send(
         self, body: dict[str, Any]
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A request on a connection of its own, whose answer comes without chunks; its reader takes
-        little at a time.
-        """
+        """A request on its own connection, with an answer without chunks and a small buffer."""
         host, port = self._url.rpartition("//")[2].split(":")
         own = socket.socket()
         own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

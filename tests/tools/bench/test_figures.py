@@ -37,14 +37,14 @@ def test_times_are_means_over_requests_and_gaps_that_went_well() -> None:
         timed(100.3, 0.1, [], 1),
         TimedAnswer(100.0, 10, error="503: full"),
     ]
-    told = Figures.of(runs, 2.0).as_json(SETTINGS)
-    assert (told["completed"], told["failed"]) == (3, 1)
-    assert (told["total_input_tokens"], told["total_output_tokens"]) == (30, 7)
-    assert told["output_throughput"] == 3.5
-    assert told["mean_ttft_ms"] == pytest.approx(700)
-    assert told["mean_tpot_ms"] == pytest.approx((200 + 100) / 2)  # one token has none
-    assert told["mean_itl_ms"] == pytest.approx(200)
-    assert told["p99_e2el_ms"] == pytest.approx(np.percentile([900, 1700, 100], 99))
+    result = Figures.of(runs, 2.0).as_json(SETTINGS)
+    assert (result["completed"], result["failed"]) == (3, 1)
+    assert (result["total_input_tokens"], result["total_output_tokens"]) == (30, 7)
+    assert result["output_throughput"] == 3.5
+    assert result["mean_ttft_ms"] == pytest.approx(700)
+    assert result["mean_tpot_ms"] == pytest.approx((200 + 100) / 2)  # one token has none
+    assert result["mean_itl_ms"] == pytest.approx(200)
+    assert result["p99_e2el_ms"] == pytest.approx(np.percentile([900, 1700, 100], 99))
 
 
 def test_the_peaks_count_whole_seconds_from_the_first_request() -> None:

@@ -60,10 +60,10 @@ async def test_it_prints_vllms_rows_and_the_routers_legs(
     assert rows["Total generated tokens:"] == "140"
     assert rows["Prefill legs:"] == "20"
     assert {"Mean landing (ms):", "Mean decode leg (ms):", "P99 ITL (ms):"} <= rows.keys()
-    told = json.loads(file.read_bytes())
-    assert (told["completed"], told["model_id"]) == (20, "tiny")
-    assert f"{told['mean_ttft_ms']:.2f}" == rows["Mean TTFT (ms):"]
-    assert told["legs"]["prefill leg"]["count"] == 20
+    result = json.loads(file.read_bytes())
+    assert (result["completed"], result["model_id"]) == (20, "tiny")
+    assert f"{result['mean_ttft_ms']:.2f}" == rows["Mean TTFT (ms):"]
+    assert result["legs"]["prefill leg"]["count"] == 20
 
 
 async def test_an_engine_alone_has_no_legs(urls: tuple[str, str]) -> None:
@@ -93,9 +93,7 @@ async def test_what_cannot_be_sent_is_said_in_a_sentence(
     assert errors.count("\n") == 1
 
 
-async def test_a_router_with_keys_is_loaded_by_who_has_one(
-    urls: tuple[str, str], tmp_path: Path
-) -> None:
+async def test_a_router_with_keys_needs_one(urls: tuple[str, str], tmp_path: Path) -> None:
     async with Children(tmp_path) as children:
         router = await children.start(
             *("router", "serve", "--port", "0", "--decode", urls[1], "--api-key", "a-key")

@@ -43,7 +43,7 @@ def shared_memory(pids: set[int]) -> set[Path]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie that nobody has waited for does not)."""
+    """Whether a process runs; a zombie does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

@@ -22,7 +22,7 @@ def test_it_ends_well_with_figures_and_leaves_nothing_behind(running: type[Runni
     assert "\x1b" not in demo.said
 
 
-def test_kept_it_answers_until_it_is_told_to_stop(running: type[Running]) -> None:
+def test_with_keep_it_answers_until_sigint(running: type[Running]) -> None:
     demo = running(*QUICK, "--keep")
     url = demo.until(r"curl (http://\S+)")[1]
     body = b'{"model": "demo-8b", "prompt": "Once upon a time", "max_tokens": 4}'

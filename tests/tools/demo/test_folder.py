@@ -1,4 +1,4 @@
-"""The demo's folder in the temporary directory: whose it is, and who removes it."""
+"""The demo's folder in the temporary directory, and its removal."""
 
 import os
 import subprocess

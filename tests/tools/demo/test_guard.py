@@ -58,7 +58,7 @@ def test_the_status_is_that_of_the_command(guarded: Guarded) -> None:
 
 
 @pytest.mark.parametrize("how", ["", IGNORES])
-def test_told_to_end_it_ends_all_of_them(guarded: Guarded, how: str) -> None:
+def test_sigterm_ends_all_processes(guarded: Guarded, how: str) -> None:
     process = guarded(sys.executable, "-c", PARENT.format(how=how, time_s=600))
     child = int(first_line(process))
     everyone = descendants(process.pid)
@@ -76,7 +76,7 @@ def test_what_the_command_leaves_behind_ends_with_it(guarded: Guarded) -> None:
 
 
 def tracked(pid: int) -> bool:
-    """Whether the resource tracker runs: until it does, it looks like who has begun to start it."""
+    """Whether the resource tracker runs: before that, it looks like the process that forked it."""
     lines = (Path(f"/proc/{one}/cmdline").read_bytes() for one in descendants(pid))
     return any(b"resource_tracker" in line for line in lines)
 

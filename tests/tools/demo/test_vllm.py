@@ -29,7 +29,7 @@ sys.exit(1)
 
 @pytest.fixture
 def vllm(tmp_path: Path) -> Callable[..., dict[str, str]]:
-    """Puts something that is called vLLM onto the path of whoever has this environment."""
+    """Makes a package called vLLM, and the environment with it on the path."""
 
     def make(server: str = "", version: str = "0.32.0") -> dict[str, str]:
         package = tmp_path / "site" / "vllm"
@@ -80,7 +80,7 @@ def test_a_series_that_was_not_tested_is_refused(
     assert "has vLLM 0.99.1, with which the connector was not tested" in demo.said
 
 
-def test_an_environment_without_the_connector_is_told_how_to_get_it(
+def test_an_environment_without_the_connector_gets_the_command_to_install_it(
     running: type[Running], vllm: Callable[..., dict[str, str]]
 ) -> None:
     python = str(Path(sys.base_prefix) / "bin" / "python3")
@@ -89,7 +89,7 @@ def test_an_environment_without_the_connector_is_told_how_to_get_it(
     assert f"run {python} -m pip install kvrouter-store" in demo.said
 
 
-def test_an_engine_that_ends_at_its_start_is_told_with_its_cause(
+def test_an_engine_that_ends_during_its_start_is_reported_with_its_cause(
     running: type[Running], vllm: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
     demo = running(*VLLM, environment=vllm(ENDS))

@@ -121,7 +121,7 @@ async def test_a_router_that_is_not_there_is_a_problem(session: aiohttp.ClientSe
     assert "ClientConnectorError" in reply.problem
 
 
-def test_engines_take_as_long_for_a_token_as_the_demo_was_told() -> None:
+def test_engines_take_as_long_for_a_token_as_the_settings_say() -> None:
     setup = Simulated(DemoSettings(prefill_time_per_token_us=7))
     flags = setup.engine_flags("kv://127.0.0.1:1", "tcp://127.0.0.1:2")
     parsed = load_settings(next(c for c in COMMANDS if c.name == "sim"), list(flags)).settings

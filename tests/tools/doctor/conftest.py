@@ -48,7 +48,7 @@ class Rig:
         folder: for files.
         prefill, decode: settings of the two engines.
         store: arguments of the store node; `token`: what the engines show it.
-        engines_first: whether the engines start before the store, whose `port` is then given.
+        engines_first: whether the engines start before the store, which then needs a `port`.
         router: settings of the router, but for addresses.
         limit: of the host that the doctor sees.
         root: where its files are.
@@ -132,7 +132,7 @@ class Rig:
         return f"127.0.0.1:{self.engines[role].port}"
 
     def settings(self) -> DoctorSettings:
-        """What the doctor is told."""
+        """The doctor's settings."""
         return DoctorSettings(**self.router)
 
     def examine(self) -> Report:

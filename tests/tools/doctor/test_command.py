@@ -138,7 +138,7 @@ def test_engines_of_a_discovery_file_are_examined_like_others(
     assert json.loads(out)["subjects"].startswith("3 engines")
 
 
-def test_a_source_of_engines_that_cannot_be_read_or_names_none_is_told(
+def test_a_source_that_cannot_be_read_or_names_no_engine_is_reported(
     tmp_path: Path, capsys: Any
 ) -> None:
     few = (*PATIENT, "--json")

@@ -1,4 +1,4 @@
-"""Checks of engines by what they tell, where no simulated engine tells such a thing."""
+"""Checks of engines by facts that a simulated engine does not have."""
 
 from email.utils import formatdate
 from pathlib import Path
@@ -22,10 +22,10 @@ vllm:cache_config_info{block_size="16",cache_dtype="auto",enable_prefix_caching=
 """
 
 
-def engine(address: str, role: Role, family: str = "store", **told: Any) -> EngineFacts:
+def engine(address: str, role: Role, family: str = "store", **facts: Any) -> EngineFacts:
     """An engine that said so much of itself; `cache_config` is of its metrics."""
-    config = told.pop("cache_config", {})
-    made = Engine(address, role, family, Identity(("m",), family=family, **told))
+    config = facts.pop("cache_config", {})
+    made = Engine(address, role, family, Identity(("m",), family=family, **facts))
     return EngineFacts(made, cache_config=config)
 
 
@@ -38,7 +38,7 @@ async def found(check: str, *engines: EngineFacts, **settings: Any) -> list[Find
     return [found async for found in examine(setup)]
 
 
-async def test_engines_that_hand_over_in_other_ways_are_told_apart() -> None:
+async def test_engines_that_hand_kv_over_in_different_ways_are_reported() -> None:
     one, other = engine("a:1", Role.PREFILL, "nixl"), engine("b:1", Role.DECODE)
     (finding,) = await found("family", one, other)
     assert finding.subject == "prefill engine a:1"
@@ -46,7 +46,7 @@ async def test_engines_that_hand_over_in_other_ways_are_told_apart() -> None:
     assert not await found("family", engine("a:1", Role.PREFILL), other)
 
 
-async def test_engines_that_do_not_wait_are_told_of_where_they_should() -> None:
+async def test_engines_that_do_not_wait_are_reported_if_they_should() -> None:
     decode = engine("b:1", Role.DECODE, manifest="ab" * 32)
     settings = {"decode_dispatch": "chunk", "store": "kv://127.0.0.1:1"}
     (finding,) = await found("connector-waits", decode, **settings)
@@ -56,13 +56,13 @@ async def test_engines_that_do_not_wait_are_told_of_where_they_should() -> None:
     assert not await found("connector-waits", decode, store="kv://127.0.0.1:1")
 
 
-async def test_a_connector_that_refuses_is_told_with_its_reason() -> None:
+async def test_a_connector_that_refuses_is_reported_with_its_reason() -> None:
     decode = engine("b:1", Role.DECODE, refusal="sliding windows have no whole blocks")
     (finding,) = await found("connector", decode)
     assert "sliding windows" in finding.finding
 
 
-async def test_what_metrics_tell_of_the_cache_is_compared() -> None:
+async def test_cache_settings_from_metrics_are_compared() -> None:
     config = read_cache_config(PAGE)
     assert config == {"block_size": "16", "cache_dtype": "auto", "enable_prefix_caching": "False"}
     one = engine("a:1", Role.PREFILL, cache_config=config)
@@ -74,7 +74,7 @@ async def test_what_metrics_tell_of_the_cache_is_compared() -> None:
     assert not await found("kv-dtype", one, one)
 
 
-async def test_hash_algorithms_that_metrics_tell_are_compared() -> None:
+async def test_hash_algorithms_from_metrics_are_compared() -> None:
     one = engine("a:1", Role.PREFILL, cache_config={"prefix_caching_hash_algo": "sha256"})
     other = engine("b:1", Role.DECODE, cache_config={"prefix_caching_hash_algo": "sha256_cbor"})
     (finding,) = await found("block-hashes", one, other)

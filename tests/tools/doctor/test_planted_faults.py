@@ -99,7 +99,7 @@ def lost_puts(rig: Rig) -> None:
 
 
 def corrupt_loads(rig: Rig) -> None:
-    """A decode engine in whose memory a byte of what it loads is wrong, and that does not look."""
+    """A decode engine that loads a wrong byte and does not check it."""
     rig.decode.update(verify_kv=False, kv_corruption_rate=100)
 
 
@@ -315,16 +315,16 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_found_and_its_remedy_told(rig: Rig, name: str) -> None:
+def test_a_planted_fault_is_found_with_its_remedy(rig: Rig, name: str) -> None:
     fault = FAULTS[name]
     fault.plant(rig)
     rig.start()
     report = rig.examine()
-    told = [finding for check, finding in report.rows if check == fault.check]
-    assert told, report.text()
-    assert all(fault.finding in each.finding for each in told), report.text()
-    assert all(fault.remedy in each.remedy for each in told), report.text()
-    assert {each.severity for each in told} == {fault.severity}
+    findings = [finding for check, finding in report.rows if check == fault.check]
+    assert findings, report.text()
+    assert all(fault.finding in each.finding for each in findings), report.text()
+    assert all(fault.remedy in each.remedy for each in findings), report.text()
+    assert {each.severity for each in findings} == {fault.severity}
     others = {check for check, _ in report.rows} - {fault.check}
     assert others <= fault.besides, report.text()
 

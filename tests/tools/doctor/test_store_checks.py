@@ -1,4 +1,4 @@
-"""Checks of a store by figures that no test can bring a real one to in a moment."""
+"""Checks of a store by figures that a real store does not reach in a test."""
 
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ URL = "kv://10.0.0.9:7400"
 GIB = 1 << 30
 
 
-async def found(check: str, root: Path = Path("/nowhere"), **told: Any) -> list[Finding]:
-    """What one check says of a store of which so much is told."""
-    store = learnt(StoreFacts(URL, **told))
+async def found(check: str, root: Path = Path("/nowhere"), **facts: Any) -> list[Finding]:
+    """The findings of one check for a store with these facts."""
+    store = learnt(StoreFacts(URL, **facts))
     setup = Setup(DoctorSettings(store=URL), Host(root), Families(), ProbeClient(), 1, store=store)
     (examine,) = (each.examine for each in CHECKS if each.name == check)
     return [found async for found in examine(setup)]
@@ -34,7 +34,7 @@ async def test_a_disk_that_is_bypassed_is_named_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("name", ["corrupt_total", "disk_dropped_total", "bad_frames_total"])
-async def test_what_should_never_happen_is_told_when_it_has(name: str) -> None:
+async def test_what_should_never_happen_is_reported(name: str) -> None:
     (finding,) = await found("store-health", stats={name: 3})
     assert finding.finding.startswith("3 ")
     assert not await found("store-health", stats={name: 0})
@@ -45,14 +45,16 @@ async def test_an_engine_that_shares_nothing_is_named_with_its_reason() -> None:
     assert (finding.subject, "it is an MoE" in finding.finding) == ("vllm/a", True)
 
 
-async def test_refused_puts_and_tenants_beyond_their_quota_are_told() -> None:
+async def test_refused_puts_and_tenants_beyond_their_quota_are_reported() -> None:
     stats = {"no_space_total": 2, "tenant_limited_total.batch": 5, "tenant_limited_total.a": 0}
     refused, limited = await found("store-pressure", stats=stats)
     assert "2 puts found no room" in refused.finding
     assert "tenant batch reached its quota 5 times" in limited.finding
 
 
-async def test_a_large_pool_of_small_pages_is_told_how_to_get_huge_ones(tmp_path: Path) -> None:
+async def test_a_large_pool_of_small_pages_is_reported_with_the_way_to_huge_ones(
+    tmp_path: Path,
+) -> None:
     stats = {"pool_bytes": 2 * GIB, "page_bytes.small": 4096}
     plant(tmp_path, "proc/meminfo", "Hugepagesize:       2048 kB\n")
     plant(tmp_path, "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "0\n")
@@ -64,7 +66,9 @@ async def test_a_large_pool_of_small_pages_is_told_how_to_get_huge_ones(tmp_path
     assert not await found("huge-pages", tmp_path, here=False, stats=stats), "not this host's"
 
 
-async def test_a_pool_that_is_bound_to_none_of_several_numa_nodes_is_told(tmp_path: Path) -> None:
+async def test_a_pool_that_is_bound_to_none_of_several_numa_nodes_is_reported(
+    tmp_path: Path,
+) -> None:
     stats = {"pool_bytes": 2 * GIB, "numa_used_bytes.any": 0}
     plant(tmp_path, "sys/devices/system/node/has_memory", "0-1\n")
     (finding,) = await found("numa", tmp_path, here=True, stats=stats)
@@ -73,7 +77,9 @@ async def test_a_pool_that_is_bound_to_none_of_several_numa_nodes_is_told(tmp_pa
     assert not await found("numa", tmp_path, here=True, stats=divided)
 
 
-async def test_a_device_that_is_not_used_for_a_remote_store_is_told_why(tmp_path: Path) -> None:
+async def test_an_rdma_device_that_a_remote_store_does_not_use_is_reported_with_the_reason(
+    tmp_path: Path,
+) -> None:
     plant(tmp_path, "sys/class/infiniband/mlx5_0/node_type", "1: CA\n")
     remote = {"transport": "tcp", "no_rdma": "pyverbs is not installed"}
     (finding,) = await found("store-rdma", tmp_path, **remote)

@@ -47,8 +47,8 @@ def change(sim: LiveSim, what: str, **body: object) -> tuple[int, str]:
 
 def load(path: str, *sims: LiveSim) -> None:
     for sim in sims:
-        told = change(sim, "load", lora_name="a", lora_path=path, load_inplace=True)
-        assert told == (200, "Success: LoRA adapter 'a' added successfully.")
+        answer = change(sim, "load", lora_name="a", lora_path=path, load_inplace=True)
+        assert answer == (200, "Success: LoRA adapter 'a' added successfully.")
 
 
 def test_an_adapter_is_listed_and_served_until_it_is_unloaded(live_sim: Start) -> None:

@@ -1,4 +1,4 @@
-"""Who runs and who waits, and that a cancelled request gives back what it had."""
+"""Which requests run and which wait; a cancelled request frees its slots."""
 
 import asyncio
 import gc
@@ -141,7 +141,7 @@ async def test_cancelled_work_in_a_thread_is_waited_for_before_its_memory_is_fre
 async def test_what_fails_in_a_thread_after_its_caller_left_is_no_unhandled_error() -> None:
     began, go_on = threading.Event(), threading.Event()
     unhandled: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, told: unhandled.append(told))
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
 
     def fail() -> None:
         began.set()

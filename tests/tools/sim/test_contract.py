@@ -74,9 +74,9 @@ def test_choices_are_numbered_and_seeded_as_vllm_does(sim: LiveSim, path: str) -
 def test_each_choice_of_a_stream_counts_its_own_usage(sim: LiveSim) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"prompt": ["hi", "hello"], "max_tokens": 2, "stream": True, "stream_options": options}
-    *told, last = cases.events(sim.ask("POST", cases.COMPLETIONS, json.dumps(body).encode())[1])
+    *others, last = cases.events(sim.ask("POST", cases.COMPLETIONS, json.dumps(body).encode())[1])
     for index, prompt_tokens in enumerate((1, 3)):
-        usages = [e["usage"] for e in told if e["choices"][0]["index"] == index]
+        usages = [e["usage"] for e in others if e["choices"][0]["index"] == index]
         assert [u["completion_tokens"] for u in usages] == [1, 2]
         assert {u["prompt_tokens"] for u in usages} == {prompt_tokens}
     assert last["usage"]["total_tokens"] == 8

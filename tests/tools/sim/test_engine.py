@@ -149,7 +149,7 @@ def test_it_is_called_by_every_served_name(live_sim: Start) -> None:
     assert sim.ask("POST", "/v1/completions", b'{"prompt": "x", "model": "tiny"}')[0] == 404
 
 
-def test_the_cache_tells_the_router_what_it_gains_and_loses(live_sim: Start) -> None:
+def test_the_cache_publishes_what_it_gains_and_loses(live_sim: Start) -> None:
     context = zmq.Context()
     try:
         with context.socket(zmq.SUB) as subscriber:
@@ -190,9 +190,7 @@ def _events_until_removed(
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_what_is_not_there_is_told_apart_from_what_is_not_allowed(
-    live_sim: Start, path: str
-) -> None:
+def test_an_unknown_path_is_404_and_a_wrong_method_405(live_sim: Start, path: str) -> None:
     sim = live_sim()
     assert sim.ask("GET", path)[0] == 405
     assert sim.ask("GET", "/nothing")[0] == 404

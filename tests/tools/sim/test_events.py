@@ -42,7 +42,7 @@ def test_a_stored_chain_names_its_blocks_by_their_low_64_bits() -> None:
     ]
 
 
-def test_a_salt_is_told_with_the_first_block_of_a_chain_only() -> None:
+def test_only_the_first_block_of_a_chain_has_the_salt() -> None:
     encoder = EventEncoder(1, clock=lambda: 12.5)
     _, events = batch(encoder, Stored(None, (A, B), (7, 8), "salt"), Stored(A, (B,), (8,), "salt"))
     assert isinstance(events[0], dict)

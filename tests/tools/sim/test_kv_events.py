@@ -1,4 +1,4 @@
-"""A router before a simulated engine whose KV events get lost, come twice or overtake others."""
+"""A router and a simulated engine: KV events get lost, arrive twice or overtake others."""
 
 import asyncio
 from collections.abc import Callable

@@ -11,8 +11,8 @@ from kvrouter.tools.sim.latency import LatencyModel
 from kvrouter.tools.sim.settings import Duration, SimSettings
 
 
-def model_of(**told: Any) -> LatencyModel:
-    return LatencyModel(SimSettings(model="m", seed=told.pop("seed", 1), **told))
+def model_of(**settings: Any) -> LatencyModel:
+    return LatencyModel(SimSettings(model="m", seed=settings.pop("seed", 1), **settings))
 
 
 def test_a_constant_first_token_hides_the_time_per_token() -> None:
@@ -103,10 +103,10 @@ def test_every_latency_flag_reaches_the_model() -> None:
     ]
     for flag in flags:
         drawn = []
-        for told in ("1ms", "2ms"):
+        for value in ("1ms", "2ms"):
             model = model_of(
                 **{"prefill_overhead": "9ms", "kv_cache_transfer_time_per_token": "9ms"}
-                | {flag: told}
+                | {flag: value}
             )
             drawn.append((model.prefill(1, 0, 1), model.transfer(1, 1), model.next_token(1)))
         assert drawn[0] != drawn[1], flag

@@ -144,7 +144,7 @@ async def test_the_openai_client_gets_what_it_asks_for(path: Cluster) -> None:
     assert [model.id async for model in path.client.models.list()] == ["tiny"]
 
 
-async def test_the_openai_client_is_told_what_is_wrong(path: Cluster) -> None:
+async def test_the_openai_client_gets_the_reason_of_an_error(path: Cluster) -> None:
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         await path.client.completions.create(model="nobody", prompt="Hello", max_tokens=1)
     with pytest.raises(openai.BadRequestError, match="temperature"):

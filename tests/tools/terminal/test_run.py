@@ -160,7 +160,7 @@ async def test_in_a_pipe_it_goes_on_in_plain_text_until_the_reader_ends(fake: Fa
     assert code == 0
 
 
-async def test_on_a_terminal_it_draws_until_it_is_told_to_stop_and_says_what_it_lost(
+async def test_on_a_terminal_it_draws_until_sigterm_and_reports_a_lost_router(
     fake: FakeRouter,
 ) -> None:
     ours, theirs = pty.openpty()
