@@ -13,6 +13,8 @@ from kvrouter.engines.families.pages import LegSupport
 from kvrouter.engines.families.splice import pick, splice
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.families.pages import EnginePages
     from kvrouter.engines.families.table import ParameterTable
@@ -96,6 +98,8 @@ class Family:
     """A page, and a member of its JSON object, that show `auto` an engine of this family."""
     health_path: ClassVar[str] = "/health"
     """A GET of it answers 200 while the engine is well."""
+    prefill_members: ClassVar[Mapping[str, bytes]] = {}
+    """Members of every prefill leg's body that transfer KV."""
     lease_s: ClassVar[float] = 0.0
     """How long a prefill engine keeps KV for a decode leg; 0: not at all."""
     unique_request_ids: ClassVar[bool] = False
@@ -152,9 +156,16 @@ class Family:
             rendezvous: of concurrent legs.
             priority: of the leg, where `schedules_by_priority`; None: the client's.
         """
-        changes = self._prefill_changes(request)
-        if rendezvous is not None:
-            changes.update(rendezvous.prefill)
+        table, given = self.parameters, request.spans.keys()
+        changes: Changes = dict.fromkeys(table.left_out_on_prefill & given)
+        changes.update(table.set_on_prefill)
+        changes.update((name, raw) for name, raw in table.set_if_given.items() if name in given)
+        if want_ids:
+            changes["return_token_ids"] = b"true"
+        if priority is not None and self.schedules_by_priority:
+            changes["priority"] = b"%d" % priority
+        changes.update(self.prefill_members if rendezvous is None else rendezvous.prefill)
+        self._put_ids(request, changes, prompt_ids)
         return splice(request.body, request.spans, changes)
 
     def decode_body(
@@ -177,11 +188,15 @@ class Family:
             rendezvous: of concurrent legs.
             want_ids: whether each event is to name its tokens.
         """
-        changes = self._decode_changes(request)
+        changes = self._left_out(request)
         if want_ids and self.reports_tokens(request):
             changes["return_token_ids"] = b"true"
+        changes.update(self._decode_members(handoff, pending))
         if rendezvous is not None:
             changes.update(rendezvous.decode)
+        if prompt_ids is None and handoff is not None:
+            prompt_ids = handoff.prompt_token_ids
+        self._put_ids(request, changes, prompt_ids)
         return splice(request.body, request.spans, changes) if changes else request.body
 
     def isolated_body(self, request: Request, *, salt: bytes, prompt_ids: bytes | None) -> bytes:
@@ -206,17 +221,16 @@ class Family:
         """
         return None
 
-    def _prefill_changes(self, request: Request) -> Changes:
-        """What the table says of the prefill leg."""
-        table, given = self.parameters, request.spans.keys()
-        changes: Changes = dict.fromkeys(table.left_out_on_prefill & given)
-        changes.update(table.set_on_prefill)
-        changes.update((name, raw) for name, raw in table.set_if_given.items() if name in given)
-        return changes
-
-    def _decode_changes(self, request: Request) -> Changes:
-        """What the table says of the decode leg."""
+    def _left_out(self, request: Request) -> Changes:
+        """The client's members that the decode leg never carries."""
         return dict.fromkeys(self.parameters.own & request.spans.keys())
+
+    def _decode_members(self, handoff: Handoff | None, pending: PendingKv | None) -> Changes:
+        """Members that name the KV of the decode leg's prompt."""
+        return {}
+
+    def _put_ids(self, request: Request, changes: Changes, ids: bytes | None) -> None:
+        """Replace the prompt by its token ids, if the engine takes them."""
 
     # -- the exchange between the legs
 

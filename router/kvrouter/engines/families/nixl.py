@@ -7,12 +7,15 @@ fetch still succeeds. So the router gives a hand-off to one decode engine, once.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import orjson
 
 from kvrouter.engines.families.base import Handoff, LegOrder
 from kvrouter.engines.families.vllm import TRANSFER, Vllm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PREFILL: Final = (
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
@@ -26,7 +29,7 @@ class Nixl(Vllm):
     name: ClassVar[str] = "nixl"
     order: ClassVar[LegOrder] = LegOrder.HANDED
     detected_by: ClassVar[tuple[str, str] | None] = None
-    prefill_params: ClassVar[bytes | None] = PREFILL
+    prefill_members: ClassVar[Mapping[str, bytes]] = {TRANSFER: PREFILL}
     lease_s: ClassVar[float] = 30.0
 
     def _handoff(self, answer: dict[str, Any]) -> Handoff:

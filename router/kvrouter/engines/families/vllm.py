@@ -16,7 +16,6 @@ from kvrouter.engines.families.base import (
     Handoff,
     LegOrder,
     PendingKv,
-    Rendezvous,
 )
 from kvrouter.engines.families.parameters import VLLM
 from kvrouter.engines.families.splice import splice
@@ -47,8 +46,6 @@ class Vllm(VllmDetection):
     varies_seeds: ClassVar[bool] = True  # vllm/v1/engine/parallel_sampling.py
     schedules_by_priority: ClassVar[bool] = True
     can_isolate: ClassVar[bool] = True
-    prefill_params: ClassVar[bytes | None] = None
-    """`kv_transfer_params` of every prefill leg."""
 
     def unsplittable(self, request: Request) -> str | None:
         """The first parameter of the request that the table has decoded alone."""
@@ -81,73 +78,33 @@ class Vllm(VllmDetection):
             return True
         return not any(request.body.find(mark, *span) >= 0 for mark in MEDIA)
 
-    def prefill_body(
-        self,
-        request: Request,
-        *,
-        prompt_ids: bytes | None = None,
-        want_ids: bool = False,
-        rendezvous: Rendezvous | None = None,
-        priority: int | None = None,
-    ) -> bytes:
-        """One token of the client's request, which nothing but its length ends."""
-        changes = self._prefill_changes(request)
-        if want_ids:
-            changes["return_token_ids"] = b"true"
-        if priority is not None:
-            changes["priority"] = b"%d" % priority
-        transfer = self.prefill_params if rendezvous is None else rendezvous.prefill[TRANSFER]
-        self._put_ids(request, changes, prompt_ids, transfer)
-        return splice(request.body, request.spans, changes)
-
-    def decode_body(
-        self,
-        request: Request,
-        handoff: Handoff | None,
-        *,
-        prompt_ids: bytes | None = None,
-        pending: PendingKv | None = None,
-        rendezvous: Rendezvous | None = None,
-        want_ids: bool = False,
-    ) -> bytes:
-        """The client's bytes themselves if no transfer is to be named."""
-        transfer = handoff.transfer_params if handoff else None
-        if rendezvous is not None:
-            transfer = rendezvous.decode[TRANSFER]
-        if pending is not None:
-            params = {"coming_blocks": pending.blocks, "wait_s": pending.wait_s}
-            transfer = orjson.dumps({"kvstore": params})
-        if prompt_ids is None and handoff is not None:
-            prompt_ids = handoff.prompt_token_ids
-        changes = self._decode_changes(request)
-        if want_ids:
-            changes["return_token_ids"] = b"true"
-        self._put_ids(request, changes, prompt_ids, transfer)
-        return splice(request.body, request.spans, changes) if changes else request.body
-
     def isolated_body(self, request: Request, *, salt: bytes, prompt_ids: bytes | None) -> bytes:
         """A salt changes its block hashes: neither the engine's cache nor a connector has them.
 
         vllm/v1/core/kv_cache_utils.py counts `cache_salt` into the first block's hash.
         """
-        changes = self._decode_changes(request)
+        changes = self._left_out(request)
         changes |= {"cache_salt": salt, "return_token_ids": b"true", "stream_options": None}
         if request.stream:
             changes["stream"] = b"false"
-        self._put_ids(request, changes, prompt_ids, None)
+        self._put_ids(request, changes, prompt_ids)
         return splice(request.body, request.spans, changes)
 
-    def _put_ids(
-        self, request: Request, changes: Changes, ids: bytes | None, transfer: bytes | None
-    ) -> None:
-        """Set prompt and transfer parameters. A chat takes ids within the latter (vLLM 0.32 on)."""
+    def _decode_members(self, handoff: Handoff | None, pending: PendingKv | None) -> Changes:
+        if pending is not None:
+            params = {"coming_blocks": pending.blocks, "wait_s": pending.wait_s}
+            return {TRANSFER: orjson.dumps({"kvstore": params})}
+        transfer = handoff.transfer_params if handoff is not None else None
+        return {TRANSFER: transfer} if transfer is not None else {}
+
+    def _put_ids(self, request: Request, changes: Changes, ids: bytes | None) -> None:
+        """A chat takes ids within the transfer parameters (vLLM 0.32 on)."""
         if ids is not None and request.kind == "completion":
             changes["prompt"] = ids
         elif ids is not None and self.hashable(request):
+            transfer = changes.get(TRANSFER)
             rest = b"," + transfer[1:] if transfer and transfer != b"{}" else b"}"
-            transfer = b'{"prompt_token_ids":' + ids + rest
-        if transfer is not None:
-            changes[TRANSFER] = transfer
+            changes[TRANSFER] = b'{"prompt_token_ids":' + ids + rest
 
     def release_body(self, model: str, params: bytes) -> bytes | None:
         """A request that vLLM refuses after it has read `kv_transfer_params`.
