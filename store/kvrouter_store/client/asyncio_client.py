@@ -9,7 +9,6 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Callable
-from types import TracebackType
 from typing import Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
 from kvrouter_store import _core
@@ -143,12 +142,7 @@ class AsyncStoreClient:
         await self.wait_connected(self.deadline_s)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def register(

@@ -4,7 +4,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from kvrouter_store import _core
@@ -279,12 +278,7 @@ class StoreClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ask(

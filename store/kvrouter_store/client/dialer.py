@@ -187,7 +187,7 @@ class Dialer:
         )
 
     def _has_device(self) -> bool:
-        """Whether to try RDMA, which nobody demands. Never under TLS."""
+        """Whether to try RDMA where the user does not ask for it. Never under TLS."""
         if self._address.tls or self._rdma_denied:
             return False
         try:
@@ -209,7 +209,7 @@ class Dialer:
     def _kind_at(self, local: Address, epoch: int, deadline: Deadline) -> Kind | None:
         """What a connection over the Unix socket gets; None where it does not lead to the node.
 
-        In another container the path may be that of another node's socket: the epoch shows it.
+        In another container the same path may be another node's socket: its epoch differs.
         """
         try:
             probe = Channel(local, self._credentials, deadline, Access.READ)

@@ -154,7 +154,7 @@ class Channel:
         return not self.broken and self._owner_pid == os.getpid()
 
     def alive(self) -> bool:
-        """Whether the connection stands, as far as can be seen without a round trip."""
+        """Whether the connection is up, as far as can be seen without a round trip."""
         return self.usable and self.link.quiet()
 
     def lost(self, error: BaseException) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Requests that a page in a browser sends to this port: a page of another site may change nothing.
+"""Requests that a page in a browser sends to this port: pages of other sites change nothing.
 
 A browser sends a simple POST of any page to any port that its host reaches, without asking first
 (Fetch standard, section 3.2.2). It names the page in `Sec-Fetch-Site` and `Origin`, which no page
@@ -14,10 +14,7 @@ OWN_SITES = frozenset({"same-origin", "none"})  # none: the user did it, and no 
 
 
 def cross_origin_refusal(method: str, headers: Mapping[str, str]) -> str:
-    """Why the request is to be answered with 403; "" where it is not.
-
-    headers: found by their names in lower case.
-    """
+    """Why to answer the request with 403; "" to serve it. Names of `headers` are in lower case."""
     site, origin = headers.get("sec-fetch-site", "").lower(), headers.get("origin", "")
     if method in SAFE_METHODS or not (site or origin):  # programs send neither header
         return ""
@@ -41,7 +38,7 @@ def _netloc(url: str) -> str:
 
 
 def _names_this_host(host: str) -> bool:
-    """Whether no foreign name server decides where this `Host` leads to."""
+    """Whether `Host` needs no name server, which another site could control."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         if name == "localhost" or name.endswith(".localhost"):  # RFC 6761, section 6.3

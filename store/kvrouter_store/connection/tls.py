@@ -17,7 +17,7 @@ REMEDIES = {
     PLAIN: "write kv:// where it is to be plain",
     ASKS: "give KVROUTER_STORE_CERT_FILE and KVROUTER_STORE_KEY_FILE",
     UNTRUSTED: "give the CA that signed it (KVROUTER_STORE_CA_FILE)",
-    OTHER_HOST: "reach it by a name that stands in the certificate",
+    OTHER_HOST: "reach it by a name that is in the certificate",
 }
 
 

@@ -1,14 +1,14 @@
-"""Tokens: what one looks like, and how an HTTP request brings it. Keeps and logs none."""
+"""Tokens: their form, and where an HTTP request has one. Keeps and logs none."""
 
 import re
 
-# What a Bearer header takes, so that one token serves clients and HTTP. At most
-# kMaxTokenBytes of csrc/wire.h.
+# As in a Bearer header, so that one token serves clients and HTTP. At most kMaxTokenBytes of
+# csrc/wire/wire.h.
 TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 
 
 def check_token(token: str) -> str:
-    """The token, or '' for none. Raises ValueError, which never repeats what was given."""
+    """The token, or '' for none. Raises ValueError, whose message never repeats it."""
     if token and not TOKEN.fullmatch(token):
         raise ValueError(
             "a token is 16 to 512 letters, digits and . _ ~ + / = -; "
@@ -20,8 +20,8 @@ def check_token(token: str) -> str:
 def bearer_token(authorization: str) -> str:
     """The token of an Authorization header; '' where it has another scheme, or there is none.
 
-    The name of a scheme is case-insensitive (RFC 9110, section 11.1). Blanks and tabs around the
-    token are not part of it.
+    Schemes are case-insensitive (RFC 9110, section 11.1); blanks and tabs around the token are
+    not part of it.
     """
     scheme, _, token = authorization.partition(" ")
     return token.strip(" \t") if scheme.lower() == "bearer" else ""

@@ -1,7 +1,7 @@
 """Landings that an engine awaits: one thread and one connection for any number of requests.
 
-The store pushes the news of each block that came; nobody polls it. A store that is away ends every
-wait at once, since what is on its way can then not arrive.
+The store pushes the news of each block that came. When the store is away, every wait ends at once:
+what is on its way cannot arrive then.
 """
 
 import asyncio
@@ -9,8 +9,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.errors import KVStoreError
 from kvrouter_store.identity.block import Manifest
 from kvrouter_store.identity.chain import HASH_BYTES
@@ -21,44 +22,13 @@ if TYPE_CHECKING:
 CONNECT_S = 2.0
 
 
-class Landed(Protocol):
-    """How a wait at the store ended, as `AsyncLanding` of its client says."""
-
-    @property
-    def landed(self) -> bool:
-        """Whether all blocks waited for are there."""
-
-    @property
-    def blocks(self) -> int:
-        """Leading blocks that are there now."""
-
-
-class Waiter(Protocol):
-    """The part of `AsyncStoreClient` that is used here, made and used in the thread's loop."""
-
-    def start(self) -> None:
-        """Connect in the background."""
-
-    async def wait_connected(self, deadline_s: float) -> bool:
-        """Wait for a connection."""
-
-    async def wait(
-        self, manifest: Manifest, hashes: bytes, upto: int, deadline_s: float, lease: bool = False
-    ) -> Landed:
-        """Wait for the first `upto` blocks."""
-
-    async def close(self) -> None:
-        """End the connection."""
-
-
 class AwaitedPrefix:
     """Blocks of one request that are on their way into the store. Read in any thread.
 
-    Attributes:
-        hashes: the chain from block 0 to the last block awaited, 32 bytes each.
-        first: leading blocks that were there when the wait began.
-        landed: leading blocks that are there, as far as the store told; only grows.
-        over: nothing more will be told: all have landed, the time is up, or the store is away.
+    hashes: the chain from block 0 to the last block awaited, 32 bytes each.
+    first: leading blocks that were there when the wait began.
+    landed: leading blocks that are there, as far as the store has reported; only grows.
+    over: no more news will come: all have landed, the time is up, or the store is away.
     """
 
     def __init__(self, hashes: bytes, first: int) -> None:
@@ -66,7 +36,7 @@ class AwaitedPrefix:
         self.first = first
         self.landed = first
         self.over = False
-        self._wait: Future[None] | None = None
+        self.wait: Future[None] | None = None
 
     @property
     def blocks(self) -> int:
@@ -75,8 +45,8 @@ class AwaitedPrefix:
 
     def drop(self) -> None:
         """Give the wait up, at the store too. Idempotent."""
-        if self._wait is not None:
-            self._wait.cancel()
+        if self.wait is not None:
+            self.wait.cancel()
 
 
 class Landings:
@@ -87,7 +57,7 @@ class Landings:
 
     def __init__(
         self,
-        open_client: Callable[[], Waiter],
+        open_client: Callable[[], AsyncStoreClient],
         manifest: Manifest,
         log: logging.Logger,
         clock: Callable[[], float] = time.monotonic,
@@ -99,7 +69,7 @@ class Landings:
         self._news = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._client: Waiter | None = None
+        self._client: AsyncStoreClient | None = None
         self._ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._closed = False
@@ -111,14 +81,14 @@ class Landings:
             coming.over = True
             return coming
         until = self._clock() + wait_s
-        coming._wait = asyncio.run_coroutine_threadsafe(self._follow(coming, until), self._begun())
+        coming.wait = asyncio.run_coroutine_threadsafe(self._follow(coming, until), self._begun())
         return coming
 
     def news(self, timeout_s: float) -> bool:
         """Wait until something landed or ended since the last call, at most `timeout_s`."""
-        told = self._news.wait(timeout_s)
+        came = self._news.wait(timeout_s)
         self._news.clear()
-        return told
+        return came
 
     def close(self, deadline_s: float = 5.0) -> None:
         """End the waits, the connection and the thread. Idempotent."""
@@ -161,11 +131,11 @@ class Landings:
             await self._client.wait_connected(CONNECT_S)
             while coming.landed < coming.blocks and (left_s := until - self._clock()) > 0:
                 rest = coming.hashes[coming.landed * HASH_BYTES :]
-                # The next block alone is waited for; the answer tells how many came with it.
-                told = await self._client.wait(self._manifest, rest, 1, left_s)
-                if not told.landed:
+                # It waits for the next block alone; the answer says how many came with it.
+                landing = await self._client.wait(self._manifest, rest, 1, left_s)
+                if not landing.landed:
                     break
-                coming.landed += max(1, told.blocks)
+                coming.landed += max(1, landing.blocks)
                 self._news.set()
         except KVStoreError as error:
             self._log.debug("a landing is awaited no longer: %s", error)

@@ -1,8 +1,8 @@
-"""A connector's link to the store: what an engine does when the store is away. Makes no policy.
+"""A connector's link to the store, which lets the engine go on while the store is away.
 
-An operation never raises for an absent store: a match is then empty, a put stores nothing, a get
-misses. Only the first operation of an outage may wait for its deadline: from then on the engine
-goes on at once without the store, while the link's own thread looks for it and finds it again.
+No operation raises for an absent store: a match is then empty, a put stores nothing, a get misses.
+Only the first operation of an outage may wait for its deadline. From then on the engine continues
+at once without the store, while the link's own thread looks for the store.
 """
 
 import logging
@@ -17,7 +17,7 @@ from kvrouter_store.errors import KVStoreError, StoreClosed, StoreRefused, Unaut
 from kvrouter_store.identity.block import Manifest
 
 HEARTBEAT_S = 1.0
-AWAY_S = 0.1  # between looks for a store that is away; the client keeps connections further apart
+AWAY_S = 0.1  # between heartbeats to a store that is away; connection.reconnect paces connections
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class StoreLink:
     def beat(self) -> bool:
         """Ask the store for a sign of life, registering first if need be; whether it came.
 
-        The client announces the manifest again by itself whenever it connects anew.
+        The client registers the manifest again by itself with each new connection.
         """
         try:
             if not self._registered:
@@ -109,7 +109,7 @@ class StoreLink:
             return without
         try:
             return operation()
-        except Unauthorized as error:  # of no use until somebody gives one of the two a token
+        except Unauthorized as error:  # of no use until the store or this client has another token
             self._lost(error)
             return without
         except StoreRefused as error:
@@ -121,9 +121,9 @@ class StoreLink:
 
     def _lost(self, error: KVStoreError) -> None:
         with self._turn:
-            told = self._away.is_set() or isinstance(error, StoreClosed)
+            known = self._away.is_set() or isinstance(error, StoreClosed)
             self._away.set()
-        if not told:
+        if not known:
             self._log.warning("the store is away, going on without it: %s", error)
 
     def _run(self) -> None:

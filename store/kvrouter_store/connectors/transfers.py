@@ -1,7 +1,4 @@
-"""Transfers that an engine submits and asks about later. Knows no engine.
-
-submit -> running in one of the threads -> finished, until it is taken
-"""
+"""Transfers that an engine submits and asks about later: submitted, running, finished, taken."""
 
 import threading
 import time

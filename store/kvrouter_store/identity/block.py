@@ -79,8 +79,7 @@ class CacheSpec:
 class Part:
     """What one engine rank holds of a block: layers x KV heads of one cache group, in one layout.
 
-    `layers` and `kv_heads` are half-open ranges (first, end). `block_bytes` is the size of the part
-    of one block.
+    `layers` and `kv_heads` are half-open ranges (first, end); `block_bytes` is the part's size.
     """
 
     layers: tuple[int, int]
@@ -174,9 +173,9 @@ class Manifest:
 
 
 def parts_in_common(one: Manifest, other: Manifest) -> int:
-    """Into how many parts both would have to be divided by KV heads, so that they are equal.
+    """Into how many parts both would have to be divided by KV heads to be equal.
 
-    0 where they differ in more than that, or where heads cannot be told apart.
+    0 where they differ in more than that, or where the layout does not separate heads.
     """
     ends = {max(part.kv_heads[1] for part in each.parts) for each in (one, other)}
     kinds = {(part.layers, part.group, part.layout) for part in one.parts + other.parts}

@@ -64,7 +64,7 @@ class BlockHashes(Sequence[bytes]):
 
 @lru_cache(maxsize=64)
 def root_hash(seed: str | None = None) -> bytes:
-    """The hash that stands before the first block: vLLM's NONE_HASH for `PYTHONHASHSEED=seed`."""
+    """The hash before the first block: vLLM's NONE_HASH for `PYTHONHASHSEED=seed`."""
     return _core.root_hash(seed)
 
 
@@ -79,8 +79,8 @@ def hash_tokens(
 ) -> BlockHashes:
     """The hashes of the full blocks of `tokens` (32- or 64-bit integers, or a list).
 
-    `parent` continues a chain after that block; `cache_salt` then has already been counted in.
-    Raises ValueError where a token id is outside 0..2**32-1.
+    `parent` continues a chain after that block, which has `cache_salt` in it already. Raises
+    ValueError where a token id is outside 0..2**32-1.
     """
     data = _core.chain_hashes(
         tokens, block_tokens, root=root, parent=parent, lora=lora, cache_salt=cache_salt

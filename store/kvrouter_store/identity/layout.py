@@ -1,8 +1,8 @@
 """Layouts: how the bytes of a part of a block are ordered. Touches no bytes of KV.
 
-Three kinds. `opaque`: only an equal part may be read back. `opaque per head`: what the bytes of
-one head of one layer mean is known to the engine alone, but they lie together, so that ranges of
-heads can be carried. `ordered`: the place of every byte is known.
+Three kinds. `opaque`: only an equal part may be read back. `opaque per head`: the bytes of one head
+of one layer are contiguous, so that ranges of heads can be carried; only the engine knows what they
+mean. `ordered`: the place of every byte is known.
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ ORDERED_FIELDS: Final = frozenset(
 class Layout:
     """How the bytes of a part are ordered; equal layouts have the same kind, engine and fields.
 
-    `engine` is a fingerprint of whoever can read what is opaque; an ordered layout has none. Make
-    one with `opaque`, `per_head` or `ordered`. A kind that is not known is as good as opaque.
+    `engine` is a fingerprint of the engines that can read opaque bytes; an ordered layout has none.
+    Make one with `opaque`, `per_head` or `ordered`. An unknown kind counts as opaque.
     """
 
     kind: str
@@ -57,9 +57,9 @@ class Layout:
         *,
         state: bool = False,
     ) -> "Layout":
-        """Layer by layer, head by head, `head_bytes` each; the rest is the engine's secret.
+        """Layer by layer, head by head, `head_bytes` each, which only the engine understands.
 
-        With `state` they are not of each token, but the state after the last token of the block.
+        With `state` they hold the state after the last token of the block, and nothing per token.
         """
         own: dict[str, Scalar] = {**(fields or {}), "head_bytes": head_bytes}
         return cls(PER_HEAD, engine, _sorted(own | ({"state": True} if state else {})))
@@ -77,11 +77,11 @@ class Layout:
         """A layout in which every byte's place is known.
 
         order: the axes, outermost first: L layers, K keys and values, H heads, T tokens, E
-            elements; such as HND or NHD. K is left out where there is one vector per token instead
-            of two; H where heads have none of their own (LATENT), as with MLA.
+            elements; such as HND or NHD. Without K: one vector per token instead of two. Without
+            H: heads share their elements (LATENT), as with MLA.
         tokens: of one block; 0, and no T in the order, for the state after a block's last token.
-        elements: of the keys and of the values of one token and head; no values: 0.
-        page_bytes: what a layer takes with the padding behind it; 0: as much as it holds.
+        elements: of the keys and of the values of one token and head; 0 for no values.
+        page_bytes: bytes of a layer with its padding; 0: without padding.
         """
         own: dict[str, Scalar] = {
             "order": order,
@@ -99,14 +99,14 @@ class Layout:
 
     @property
     def state(self) -> bool:
-        """Whether it holds the state after a block's last token, and nothing of each token."""
+        """Whether it holds the state after a block's last token, and nothing per token."""
         if self.kind == ORDERED:
             return self._field("tokens") == 0
         return self.kind == PER_HEAD and self._field("state") is True
 
     @property
     def tokens(self) -> int | None:
-        """How many tokens a block of an ordered layout has; None where that is not told."""
+        """How many tokens a block of an ordered layout has; None for other layouts and states."""
         found = self._field("tokens") if self.kind == ORDERED and not self.state else None
         return found if isinstance(found, int) else None
 
@@ -123,7 +123,7 @@ class Layout:
             raise BadDocument(f"a part in this layout has {found} bytes a block, not {block_bytes}")
 
     def _layer_bytes(self, heads: int) -> int:
-        """Bytes of so many heads of one layer of a block, with the padding behind them."""
+        """Bytes of `heads` heads of one layer of a block, with the padding."""
         found: dict[str, Any] = dict(self.fields)
         if self.kind == PER_HEAD:
             return heads * int(found["head_bytes"])
@@ -131,7 +131,7 @@ class Layout:
         elements = (found["tokens"] or 1) * (found["key_elements"] + found["value_elements"])
         held, page = heads * elements * found["element_bytes"], int(found["page_bytes"])
         if page and page < held:
-            raise _cannot_be("a page is smaller than what a layer holds")
+            raise _cannot_be("a page is smaller than the layer that it holds")
         return page or int(held)
 
     def _field(self, name: str) -> Scalar:
@@ -163,32 +163,18 @@ def _sorted(fields: Mapping[str, Scalar]) -> tuple[tuple[str, Scalar], ...]:
 
 
 def _check_order(found: Mapping[str, Any], heads: int) -> None:
-    """Raise BadDocument where an order and the numbers beside it do not go together."""
+    """Raise BadDocument where the order and the numbers beside it contradict each other."""
     order, sizes = found["order"], (found["key_elements"], found["value_elements"])
-    for wrong, why in (
-        (
-            not (sizes[0] and found["element_bytes"]),
-            "tokens, elements and the bytes of an element must be at least 1",
-        ),
-        (
-            not set(order) <= set(HND) or len(set(order)) < len(order),
-            "the order must be made of L, K, H, T and E, each at most once",
-        ),
-        (
-            heads > 1 and "H" not in order,
-            "the order leaves out an axis that has more than one",
-        ),
-        (
-            found["page_bytes"] and not order.startswith("L"),
-            "pages are of layers: the order must begin with L",
-        ),
-        (
-            0 <= order.find("E") < order.find("K") and sizes[0] != sizes[1],
-            "keys and values of different size cannot alternate by element",
-        ),
-    ):
-        if wrong:
-            raise _cannot_be(why)
+    if not (sizes[0] and found["element_bytes"]):
+        raise _cannot_be("tokens, elements and the bytes of an element must be at least 1")
+    if not set(order) <= set(HND) or len(set(order)) < len(order):
+        raise _cannot_be("the order must be made of L, K, H, T and E, each at most once")
+    if heads > 1 and "H" not in order:
+        raise _cannot_be("the order leaves out an axis that has more than one")
+    if found["page_bytes"] and not order.startswith("L"):
+        raise _cannot_be("pages are of layers: the order must begin with L")
+    if 0 <= order.find("E") < order.find("K") and sizes[0] != sizes[1]:
+        raise _cannot_be("keys and values of different size cannot alternate by element")
 
 
 def _cannot_be(why: str) -> BadDocument:

@@ -34,7 +34,7 @@ def tokens_of(settings: StoreSettings) -> list[TenantToken]:
     if settings.insecure or is_loopback(settings.host):
         return []
     raise StartRefused(
-        f"anyone who reaches {settings.host} could read and write KV: give --token-file FILE, "
+        f"any host that reaches {settings.host} could read and write KV: give --token-file FILE, "
         "or listen on --host 127.0.0.1, or say --insecure where the network is trusted"
     )
 

@@ -27,7 +27,7 @@ class MemoryKeys:
         self._keys = [one.lkey for one in ordered]
 
     def of(self, address: int) -> int:
-        """The key of the registration that `address` lies in."""
+        """The key of the registration that `address` is in."""
         return self._keys[bisect_right(self._starts, address) - 1]
 
 
@@ -152,7 +152,7 @@ class RegisteredMemory:
 
 
 def spans_of(segments: Segments, blocks: int) -> list[Span]:
-    """The runs of memory that blocks 0, 1 ... `blocks` - 1 lie in, those that overlap as one."""
+    """The runs of memory of blocks 0 to `blocks` - 1; those that overlap are one."""
     spans: list[Span] = []
     if blocks < 1:
         return spans

@@ -1,4 +1,4 @@
-"""Which RDMA device to use, in the words of InfiniStore and AIBrix. Nothing here does I/O."""
+"""Which RDMA device to use, with the option names of InfiniStore and AIBrix. Does no I/O."""
 
 import re
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class DeviceChoice:
 
 @dataclass(frozen=True, slots=True)
 class RdmaOptions:
-    """What was asked for. Raises ValueError, with a sentence, for what cannot be meant.
+    """The options for RDMA. Raises ValueError, with a sentence, for impossible ones.
 
     `dev_name`: one device, or several with or without a GID index each (mlx5_1:6,mlx5_2:7); empty
     for the first that can be used. `link_type`: IB or Ethernet, empty for what the port is.

@@ -19,7 +19,7 @@ ROCE_V2 = "RoCE v2"
 class Port:
     """An active port of a device, and the GID it is reached by. `lid` is 0 over Ethernet.
 
-    `routed`: the peer is addressed by its GID, and not by its LID, which is of one subnet.
+    `routed`: the peer is addressed by its GID; a LID is of one subnet.
     """
 
     device: str
@@ -124,7 +124,7 @@ def _read_gid(folder: Path, index: int) -> bytes:
 
 
 def _preference(gid: bytes) -> int:
-    """IPv4 before IPv6, and addresses of one link alone last: a router drops those."""
+    """IPv4 before IPv6, and link-local addresses last: routers drop them."""
     if gid.startswith(IPV4_MAPPED):
         return 0
     return 2 if gid.startswith(LINK_LOCAL) else 1
@@ -135,7 +135,7 @@ def _flag(link: LinkType) -> str:
 
 
 def _text(path: Path) -> str:
-    """Empty where there is nothing to read: the kernel answers EINVAL for the type of no GID."""
+    """Empty where nothing can be read: the kernel answers EINVAL for the type of no GID."""
     try:
         return path.read_text().strip()
     except OSError:

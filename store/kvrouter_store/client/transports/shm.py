@@ -39,7 +39,7 @@ class SharedMemory:
     def _post(
         self, channel: Channel, writer: LocalWriter, transfer: Transfer, deadline: Deadline
     ) -> list[BlockStatus]:
-        """Of the leading blocks. No request unless slots have run out, or somebody waits."""
+        """Of the leading blocks. No request unless slots have run out, or a client waits."""
         block_bytes, count = transfer.segments.block_bytes, len(transfer.indices)
         if writer.stock(block_bytes) < count:
             if writer.most(block_bytes) < count:

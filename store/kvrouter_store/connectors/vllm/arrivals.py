@@ -1,8 +1,8 @@
-"""Requests whose prefix is on its way: when they may take blocks, and what to load of it when.
+"""Requests whose prefix is on its way: when they may take blocks, and what to load when.
 
-The router announces it in the decode leg's `kv_transfer_params`. A request waits without blocks
-until something of it has landed; then vLLM gives it the blocks of all that is coming, and each
-piece is loaded as it lands, while the prefill engine computes the next. Copies no KV.
+The router announces the prefix in the decode leg's `kv_transfer_params`. A request waits without
+blocks until some of it has landed. Then vLLM gives it all its blocks, and each piece is loaded as
+it lands, while the prefill engine computes the next. Copies no KV.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ MAX_WAIT_S = 86400.0
 
 
 class Announced(NamedTuple):
-    """What a router said: `blocks` leading blocks of the prompt land within `wait_s` seconds."""
+    """A router's news: `blocks` leading blocks of the prompt land within `wait_s` seconds."""
 
     blocks: int
     wait_s: float
 
 
 def announced(params: Any) -> Announced | None:
-    """What `kv_transfer_params` announce; None where they announce nothing that makes sense."""
+    """What `kv_transfer_params` announce; None where they announce nothing valid."""
     about = params.get("kvstore") if isinstance(params, dict) else None
     if not isinstance(about, dict):
         return None
@@ -56,21 +56,18 @@ class Arrivals:
         self._ended: list[LoadOrder] = []
 
     def expect(self, request_id: str, hashes: bytes, held: int, wait_s: float) -> None:
-        """The chain's blocks behind the first `held` are on their way. Asks the store, in time."""
+        """The chain's blocks behind the first `held` are on their way: follow them."""
         if request_id not in self._awaited:
             self._awaited[request_id] = self._landings.follow(hashes, held, wait_s)
 
     def expects(self, request_id: str) -> bool:
-        """Whether `expect` was said of this request."""
+        """Whether `expect` was called for this request."""
         return request_id in self._awaited
 
     def blocks(self, request_id: str) -> int | None:
-        """Leading blocks to take: all that are coming once one came, 0 where none will; or None.
-
-        None: not known yet, ask again.
-        """
+        """Leading blocks to take: all, once one came; 0 if none will come; None: ask later."""
         coming = self._awaited[request_id]
-        over = coming.over  # read first: what landed before it is told by then
+        over = coming.over  # read first: news of earlier landings has come by then
         if coming.landed > coming.first and not (over and coming.landed < coming.blocks):
             return coming.blocks
         return 0 if over else None
@@ -100,7 +97,7 @@ class Arrivals:
         return orders
 
     def forget(self, request_id: str) -> None:
-        """The request ended: nothing of it is awaited, and a load of it ends with what it has."""
+        """The request ended: drop its wait, and end its load with the blocks that came."""
         coming = self._awaited.pop(request_id, None)
         if coming is not None:
             coming.drop()
@@ -113,7 +110,7 @@ class Arrivals:
 
 def _next_order(request_id: str, taken: _Taken) -> LoadOrder | None:
     coming, first, end = taken.coming, taken.loaded, len(taken.block_ids)
-    over = coming.over  # read first: what landed before it is told by then
+    over = coming.over  # read first: news of earlier landings has come by then
     landed = max(first, min(coming.landed, end))
     last = over or landed == end
     if landed == first and not last:

@@ -76,8 +76,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> tuple[int | None, bool]:
         """Tokens beyond the local hit that the store can give; they are loaded asynchronously.
 
-        None where they are on their way and none has come: vLLM passes the request over and asks
-        again in its next step.
+        None where they are on their way and none has come: vLLM asks again in its next step.
         """
         return self._planner.matched_tokens(request, num_computed_tokens)
 
@@ -92,7 +91,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Blocks may be freed at once (saves are done); the router is told the manifest."""
+        """Blocks may be freed at once (saves are done); the router gets the manifest's name."""
         return False, self._planner.finished(request)
 
     def request_finished_all_groups(
@@ -133,7 +132,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self._copier.failed_blocks()
 
     def shutdown(self) -> None:
-        """End threads and connections; what the store held for this engine is let go."""
+        """End threads and connections, and with them what the store held for this engine."""
         if self._landings is not None:
             self._landings.close()
         if self._link is not None:

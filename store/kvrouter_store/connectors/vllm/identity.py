@@ -1,7 +1,7 @@
-"""Who a vLLM engine is to the store: cache spec, layout and manifest. Touches no KV bytes.
+"""The identity of a vLLM engine's KV: cache spec, layout and manifest. Touches no KV bytes.
 
-Two engines share blocks only where all of this agrees; on any doubt `sharing_refusal` says why an
-engine runs without sharing.
+Two engines share blocks only where all of this agrees. In doubt an engine runs without sharing, and
+`sharing_refusal` says why.
 """
 
 import json
@@ -124,7 +124,7 @@ def weights_digest(folder: Path) -> str:
 
 
 def _revision(vllm_config: Any, settings: ConnectorSettings) -> str:
-    """What fixes the numbers a token chain is turned into: weights, their dtype, model options."""
+    """What decides the KV of a token chain: weights, their dtype, model options."""
     model = vllm_config.model_config
     local = Path(model.model)
     weights = settings.weights_revision
@@ -143,7 +143,7 @@ def _revision(vllm_config: Any, settings: ConnectorSettings) -> str:
 
 
 def _model_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's configuration without what says where and by what it was written."""
+    """The model's configuration without where and by which program it was written."""
     volatile = ("_name_or_path", "transformers_version", "_commit_hash", "torch_dtype", "dtype")
     return {key: value for key, value in config.items() if key not in volatile}
 
@@ -196,9 +196,9 @@ def _head_bytes(spec: Any) -> int:
 
 
 def _refused_parts(groups: Any, engine: str) -> tuple[Part, ...]:
-    """Parts that say what the engine keeps; nothing is ever stored under them.
+    """Parts that describe what the engine keeps, with nothing stored under them.
 
-    They are this engine's alone, so that a router finds no other one with the same manifest.
+    They name the engine, so that no other engine has the same manifest.
     """
     return tuple(
         Part(

@@ -1,23 +1,19 @@
-"""What the connector's scheduler side tells the workers in one step. Plain picklable data."""
+"""The orders of the connector's scheduler side to the workers for one step. Picklable data."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class LoadOrder:
-    """Load blocks `first`.. of a chain into `block_ids` before the request is computed.
+class SaveOrder:
+    """Save blocks `first`.. of a chain, which this step completes, from `block_ids`.
 
-    hashes: the chain from block 0 to the last block wanted, 32 bytes each.
-    last: False where more orders for the request follow (its blocks are still landing).
-    lost: with `last`, ids of further blocks of the request that will not come.
+    hashes: the chain from block 0 to the last of these blocks, 32 bytes each.
     """
 
     request_id: str
     hashes: bytes
     first: int
     block_ids: tuple[int, ...]
-    last: bool = True
-    lost: tuple[int, ...] = ()
 
     @property
     def span(self) -> range:
@@ -26,25 +22,22 @@ class LoadOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveOrder:
-    """Save blocks `first`.. of a chain, which this step completes, from `block_ids`."""
+class LoadOrder(SaveOrder):
+    """Load blocks `first`.. of a chain into `block_ids` before the request is computed.
 
-    request_id: str
-    hashes: bytes
-    first: int
-    block_ids: tuple[int, ...]
+    last: False where more orders for the request follow (its blocks are still landing).
+    lost: with `last`, ids of further blocks of the request that will not come.
+    """
 
-    @property
-    def span(self) -> range:
-        """Which blocks of the chain are meant."""
-        return range(self.first, self.first + len(self.block_ids))
+    last: bool = True
+    lost: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
 class StepPlan:
     """One engine step. `idle`: no tokens are computed in it, the engine only waits for loads.
 
-    replicas, rank_parts: as in `vllm_identity.Identity`.
+    replicas, rank_parts: as in EngineIdentity.
     """
 
     manifest_doc: bytes

@@ -1,7 +1,7 @@
-"""The scheduler's side of the vLLM connector: what to load, what to save. Copies no KV.
+"""The scheduler's side of the vLLM connector, in the engine core: what to load and save.
 
-It lives in the engine core process. A request's blocks are named by vLLM's own block hashes; what
-may not be shared is neither looked up nor saved.
+A request's blocks are named by vLLM's own block hashes. Blocks that may not be shared are neither
+looked up nor saved. Copies no KV.
 """
 
 import logging
@@ -18,7 +18,7 @@ from kvrouter_store.identity.chain import hash_tokens
 
 
 class EngineRequest(Protocol):
-    """What is read of vLLM's `Request`."""
+    """The part of vLLM's `Request` that is read."""
 
     request_id: str
     block_hashes: list[bytes]
@@ -42,7 +42,7 @@ class EngineRequest(Protocol):
 
 
 class StepOutput(Protocol):
-    """What is read of vLLM's `SchedulerOutput`."""
+    """The part of vLLM's `SchedulerOutput` that is read."""
 
     @property
     def num_scheduled_tokens(self) -> Mapping[str, int]:
@@ -95,11 +95,10 @@ class SchedulerSide:
     ) -> tuple[int | None, bool]:
         """Tokens after `computed_tokens` (whole blocks, held here) that the store can give.
 
-        At least one token of the request is left to compute, or there would be nothing to sample
-        from. The second value says that loading goes on between steps. A request whose load failed
-        is asked about again; it is then computed, or two links that see the store differently
-        would have it load for ever. None: blocks are on their way, and none has landed yet; the
-        engine asks again in its next step.
+        At least one token is left to compute: the engine samples from it. The second value: loading
+        goes on between steps. A request whose load failed comes here again and is then computed:
+        two links that see the store differently would load it for ever. None: blocks are on their
+        way, and none has landed yet; the engine asks again in its next step.
         """
         tracked = self._track(request)
         block_tokens = self._identity.block_tokens
@@ -160,9 +159,9 @@ class SchedulerSide:
         )
 
     def finished(self, request: EngineRequest) -> dict[str, Any]:
-        """Forget the request; what the router is told of it (`kv_transfer_params`).
+        """Forget the request; the `kv_transfer_params` about it for the router.
 
-        No blocks while the store is away: the router would wait for what was not saved.
+        They name no blocks while the store is away: the router would wait for them in vain.
         """
         tracked = self._tracked.pop(request.request_id, None)
         saved = tracked.saved_blocks if tracked is not None and not self._link.away else 0
@@ -180,9 +179,9 @@ class SchedulerSide:
         return {"kvstore": about}
 
     def _found(self, request: EngineRequest, tracked: _Tracked, upto: int) -> int | None:
-        """Leading blocks to load: those that the store holds, or all that are on their way to it.
+        """Leading blocks to load: those in the store, or all that are coming; None: ask later.
 
-        None: not known yet. What was on its way and does not come is computed.
+        Blocks that were on their way and do not come are computed.
         """
         request_id = request.request_id
         if tracked.loaded_in < 0 and self._arrivals.expects(request_id):
@@ -190,14 +189,14 @@ class SchedulerSide:
             if coming != 0:
                 return coming
         held = self._link.match(b"".join(request.block_hashes[:upto]))
-        coming_told = announced(request.kv_transfer_params)
-        if coming_told is None or tracked.loaded_in >= 0 or self._arrivals.expects(request_id):
+        announcement = announced(request.kv_transfer_params)
+        if announcement is None or tracked.loaded_in >= 0 or self._arrivals.expects(request_id):
             return held
-        end = min(upto, coming_told.blocks)
+        end = min(upto, announcement.blocks)
         if max(held, tracked.local_blocks) >= end:
             return held
         hashes = b"".join(request.block_hashes[:end])
-        self._arrivals.expect(request_id, hashes, held, coming_told.wait_s)
+        self._arrivals.expect(request_id, hashes, held, announcement.wait_s)
         return None
 
     def _track(self, request: EngineRequest) -> _Tracked:
@@ -212,9 +211,8 @@ class SchedulerSide:
     ) -> SaveOrder | None:
         """The blocks that are complete after this step and were not saved for this request yet.
 
-        A block has a hash only once all its tokens are known, so what a rejected draft token left
-        behind is never saved. Blocks that were hit locally are offered again: the store may have
-        lost them, and answers at once where it did not.
+        A block has a hash only once all its tokens are known, so a rejected draft token is never
+        saved. Blocks of a local hit are offered again: the store may have lost them.
         """
         request = tracked.request
         if not tracked.shared:
@@ -256,7 +254,7 @@ class SchedulerSide:
 
 
 def _may_share(request: EngineRequest) -> bool:
-    """Embedded prompts have no tokens, pooled ones no answer, and a session rewrites its tail."""
+    """Not embedded prompts (no tokens), pooled ones (no answer), or sessions (rewritten tails)."""
     return (
         request.prompt_embeds is None and request.pooling_params is None and not request.resumable
     )

@@ -1,11 +1,12 @@
-"""The connector's settings, and what it refuses to start with. Knows vLLM's configuration only.
+"""The connector's settings, and why it refuses to start. Knows vLLM's configuration only.
 
 A setting is a key of `kv_connector_extra_config` in --kv-transfer-config. A refusal at start is one
-sentence with the flag to set; a model whose KV cannot be shared is no refusal at start: the engine
-runs without sharing (`vllm_identity.sharing_refusal`).
+sentence with the flag to set. An engine whose KV cannot be shared starts, and runs without sharing
+(`identity.sharing_refusal`).
 """
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -16,11 +17,6 @@ from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.connection.tls import ClientTls, native_context
 from kvrouter_store.connection.tokens import check_token
-from kvrouter_store.connectors.environment import (
-    TOKEN_VARIABLE,
-    tls_of_environment,
-    token_of_environment,
-)
 from kvrouter_store.connectors.vllm.versions import VERSIONS, facts_of
 from kvrouter_store.errors import KVStoreError
 from kvrouter_store.rdma.base import RdmaUnavailable
@@ -30,10 +26,14 @@ from kvrouter_store.rdma.options import RdmaOptions
 log = logging.getLogger("vllm.kvstore")
 SaveScope = Literal["none", "prompt", "all"]
 RDMA = RdmaOptions()
-FILES = ("ca_file", "cert_file", "key_file")
-TEXTS = ("url", "name", "token", "model", "weights_revision", "dev_name", "link_type", *FILES)
-NUMBERS = ("parts", "ib_port", "hint_gid_index")
+TOKEN_VARIABLE = "KVROUTER_STORE_TOKEN"  # the variable's name
 DEPRECATED = {"check_puts", "digest_puts"}
+TYPES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a positive number of seconds",
+    str: "a string",
+}
 
 
 class ConnectorRefused(KVStoreError, ValueError):
@@ -58,7 +58,7 @@ class ConnectorSettings:
     token: of the store, where it asks for one. Left out: KVROUTER_STORE_TOKEN of the environment.
     ca_file, cert_file, key_file: for kvs://, as `ClientTls` says. Left out: what
         KVROUTER_STORE_CA_FILE, _CERT_FILE and _KEY_FILE of the environment say.
-    model, weights_revision: what is served, where the files cannot tell (see vllm_identity).
+    model, weights_revision: what is served, where the files do not say it (see `identity`).
     """
 
     url: str
@@ -82,7 +82,7 @@ class ConnectorSettings:
     @classmethod
     def parse(cls, extra: Mapping[str, Any], kv_role: str) -> "ConnectorSettings":
         """The settings in `extra`. Raises ConnectorRefused on an unknown key or a bad value."""
-        known = {each.name for each in fields(cls)}
+        known = {each.name: each.default for each in fields(cls)}
         extra = _without_deprecated(extra)
         for key in extra:
             if key not in known:
@@ -90,14 +90,14 @@ class ConnectorSettings:
         if not extra.get("url"):
             raise _refused('"url" is missing; set it to the store, such as "kv://127.0.0.1:7400"')
         values: dict[str, Any] = {"save": "none" if kv_role == "kv_consumer" else "all", **extra}
+        for key, value in values.items():
+            _check_type(key, value, known[key])
         _one_of("save", values["save"], get_args(SaveScope))
         _one_of("transport", values.get("transport", "auto"), get_args(TransportName))
-        if not isinstance(values.get("verify", True), bool):
-            raise _refused('"verify" must be true or false')
-        deadline = values.get("deadline_s", 2.0)
-        if isinstance(deadline, bool) or not isinstance(deadline, int | float) or deadline <= 0:
+        if values.get("deadline_s", 2.0) <= 0:
             raise _refused('"deadline_s" must be a positive number of seconds')
-        _check_types(values)
+        if values.get("parts", 0) < 0:
+            raise _refused('"parts" must be a number of parts, such as 2')
         values["token"] = _token(values.get("token", ""))
         settings = cls(**values)
         try:
@@ -139,15 +139,14 @@ class ConnectorSettings:
 
     @property
     def tls(self) -> ClientTls:
-        """What the store is shown, and who must have signed what it shows."""
+        """The files for a store at kvs://."""
         own = ClientTls(self.ca_file, self.cert_file, self.key_file)
         if not parse_url(self.url).tls:
-            return own  # what the environment says for others does not matter here
-        inherited = tls_of_environment()
+            return own
         return ClientTls(
-            own.ca_file or inherited.ca_file,
-            own.cert_file or inherited.cert_file,
-            own.key_file or inherited.key_file,
+            own.ca_file or os.environ.get("KVROUTER_STORE_CA_FILE", ""),
+            own.cert_file or os.environ.get("KVROUTER_STORE_CERT_FILE", ""),
+            own.key_file or os.environ.get("KVROUTER_STORE_KEY_FILE", ""),
         )
 
 
@@ -168,12 +167,12 @@ def check_start(vllm_config: Any, version: str) -> ConnectorSettings:
 
 
 def _complaints(vllm_config: Any, hash_algo: str) -> list[str]:
-    """What stands in the way, each with the flag that removes it."""
+    """Why the engine cannot work, each with the flag to set."""
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
     found = []
     if vllm_config.device_config.device_type != "cpu":
         found.append(
-            "it copies KV from host memory, and this engine's lies on "
+            "it copies KV from host memory, and this engine's is on "
             f"{vllm_config.device_config.device_type}; start a CPU build of vLLM, or set "
             '"kv_connector":"OffloadingConnector" in --kv-transfer-config on this engine'
         )
@@ -181,7 +180,7 @@ def _complaints(vllm_config: Any, hash_algo: str) -> list[str]:
         found.append("blocks have no names without prefix caching; set --enable-prefix-caching")
     if cache.prefix_caching_hash_algo != hash_algo:
         found.append(
-            f"block hashes are {cache.prefix_caching_hash_algo!r}, which nobody else computes; "
+            f"block hashes are {cache.prefix_caching_hash_algo!r}, which only vLLM computes; "
             f"set --prefix-caching-hash-algo {hash_algo}"
         )
     if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
@@ -209,22 +208,19 @@ def _refused(text: str) -> ConnectorRefused:
 
 def _token(given: str) -> str:
     try:
-        return check_token(given or token_of_environment())
+        return check_token(given or os.environ.get(TOKEN_VARIABLE, ""))
     except ValueError as error:
         source = '"token"' if given else TOKEN_VARIABLE
         raise _refused(f"{source} cannot be used: {error}") from None
 
 
-def _check_types(values: Mapping[str, Any]) -> None:
-    for key in TEXTS:
-        if not isinstance(values.get(key, ""), str):
-            raise _refused(f'"{key}" must be a string')
-    for key in NUMBERS:
-        number = values.get(key, 0)
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise _refused(f'"{key}" must be a whole number')
-    if values.get("parts", 0) < 0:
-        raise _refused('"parts" must be a number of parts, such as 2')
+def _check_type(key: str, value: object, default: object) -> None:
+    """Refuse a value of another type than the setting's default, which none has for a text."""
+    wanted = type(default) if isinstance(default, bool | int | float) else str
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return
+    if type(value) is not wanted:
+        raise _refused(f'"{key}" must be {TYPES[wanted]}')
 
 
 def _one_of(key: str, value: object, allowed: tuple[object, ...]) -> None:

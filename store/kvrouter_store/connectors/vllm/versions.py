@@ -1,6 +1,6 @@
 """What differs between vLLM versions, in one table. Imports no vLLM.
 
-A version that is not listed has not been tested: the connector refuses to start with it.
+The connector refuses to start with a version that is not listed: it was not tested.
 """
 
 from dataclasses import dataclass
@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class VllmFacts:
-    """What must be known of one series of versions.
+    """One series of versions. Functions are named as "module:attribute".
 
-    `hash_algo`: the value of --prefix-caching-hash-algo whose chain kvstore computes too.
-    `hash_function`: the function behind that value.
-    `root_seed`: the function that says which seed an engine's chains begin with, given the former.
-    `cpu_isa`: the function that names the instruction set which orders a block's bytes on a CPU.
-    Functions are named as "module:attribute".
+    `hash_algo`: the value of --prefix-caching-hash-algo whose chain the store computes too.
+    `hash_function`: the function behind that value. `root_seed`: gives the seed of an engine's
+    chains for that function. `cpu_isa`: names the instruction set, which orders a block's bytes.
     """
 
     series: str

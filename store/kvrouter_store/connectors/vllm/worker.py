@@ -1,10 +1,9 @@
 """The worker's side of the vLLM connector: copies blocks between KV cache and store. Plans nothing.
 
-Saves happen inside the step that completes a block, so its content cannot change under the copy;
-a step that broke off completed none.
-Loads run on one thread between steps: vLLM hands the blocks of a loading request to nobody else
-until the load is reported, finished or aborted. On a CPU the worker runs steps one after the other,
-so a block that is loaded now cannot still be written by an earlier step.
+Saves happen inside the step that completes a block, so its content cannot change under the copy; a
+step that broke off completed none. Loads run on one thread between steps: vLLM gives the blocks of
+a loading request to no other request until the load is reported, finished or aborted. On a CPU the
+worker runs one step after the other, so an earlier step cannot still write a block that is loaded.
 """
 
 import logging
@@ -17,16 +16,15 @@ from typing import Any
 
 from kvrouter_store._core import BlockStatus, Segments
 from kvrouter_store.connectors.link import StoreLink
-from kvrouter_store.connectors.vllm.plan import LoadOrder, SaveOrder, StepPlan
+from kvrouter_store.connectors.vllm.plan import LoadOrder, StepPlan
 from kvrouter_store.connectors.vllm.settings import ConnectorRefused
 from kvrouter_store.identity.block import Manifest
 
-BATCH_BYTES = 64 << 20  # so that one operation fits its deadline on a slow link
 IDLE_WAIT_S = 0.005  # a step without tokens waits for a load instead of spinning
 
 
 def cache_segments(kv_caches: Mapping[str, Any], num_blocks: int) -> Segments:
-    """Where the blocks lie: one run of bytes per layer (or several layers, where they adjoin).
+    """Where the blocks are: one run of bytes per layer (or several layers, where they adjoin).
 
     `kv_caches` are vLLM's tensors by layer, block index outermost; the caller keeps them alive.
     Raises ConnectorRefused where a block is not one run of host memory in each layer.
@@ -44,7 +42,7 @@ def cache_segments(kv_caches: Mapping[str, Any], num_blocks: int) -> Segments:
 def head_segments(
     kv_caches: Mapping[str, Any], num_blocks: int, parts: int
 ) -> tuple[Segments, ...]:
-    """Where so many equal ranges of the blocks' KV heads lie: one run of bytes per layer, each.
+    """Where each of `parts` equal ranges of the blocks' KV heads is: one run of bytes per layer.
 
     Raises ConnectorRefused where the heads are not the next axis behind the blocks', or cannot be
     divided so.
@@ -83,7 +81,7 @@ def _run(name: str, cache: Any, num_blocks: int) -> tuple[int, int, int]:
     """
     if cache.device.type != "cpu":
         raise ConnectorRefused(
-            f"the KV cache of {name} lies on {cache.device.type}, and this connector copies "
+            f"the KV cache of {name} is on {cache.device.type}, and this connector copies "
             "from host memory; start a CPU build of vLLM"
         )
     per_block, odd = divmod(cache.shape[0], num_blocks)
@@ -100,7 +98,7 @@ def _run(name: str, cache: Any, num_blocks: int) -> tuple[int, int, int]:
 class WorkerSide:
     """Saves and loads for one rank. Made once per worker process; shutdown() ends its thread.
 
-    open_link: makes the link once the first plan has told the manifest.
+    open_link: makes the link once the first plan has brought the manifest.
     """
 
     def __init__(
@@ -113,7 +111,7 @@ class WorkerSide:
         self._caches: Mapping[str, Any] = {}
         self._num_blocks = 0
         self._link: StoreLink | None = None
-        self._parts: list[tuple[int, Segments]] = []  # numbers in the manifest, and where they lie
+        self._parts: list[tuple[int, Segments]] = []  # number in the manifest, and where it is
         self._owns = True
         self._orders: queue.SimpleQueue[LoadOrder | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -133,7 +131,7 @@ class WorkerSide:
         self._num_blocks = num_blocks
 
     def start_loads(self, plan: StepPlan) -> None:
-        """Hand this step's loads to the thread. The first step, whatever it is, finds the store."""
+        """Hand this step's loads to the thread. The first step of all opens the link."""
         self._idle = plan.idle
         if self._segments is not None:
             self._attach(plan)
@@ -152,18 +150,23 @@ class WorkerSide:
 
         Copies nothing where the step broke off: vLLM calls this in a `finally`
         (v1/worker/kv_connector_model_runner_mixin.py), so also when a signal or an error ended the
-        forward pass, and then the later layers of the planned blocks hold what was there before.
+        forward pass; then the later layers of the planned blocks hold older bytes.
         """
         if not plan.saves:
             return
         if (cause := sys.exception()) is not None:
             self._log.warning("the forward pass broke off (%r): its KV is not shared", cause)
             return
-        link, segments = self._attach(plan), self._segments
-        if link is None or segments is None or not self._owns:
+        link = self._attach(plan)
+        if link is None or not self._owns:
             return
         for order in plan.saves:
-            self._save_one(link, segments, order)
+            for part, segments in self._parts:
+                result = link.put(part, order.hashes, order.span, segments, order.block_ids)
+                if result is None:
+                    break
+                if result.refused:
+                    self._log.debug("%s: %s", order.request_id, result.statuses)
 
     def finished_loads(self) -> set[str]:
         """Requests whose load ended, well or not; their failed blocks are reported right after."""
@@ -181,7 +184,7 @@ class WorkerSide:
         return failed
 
     def shutdown(self, deadline_s: float = 5.0) -> None:
-        """End the thread and the link; a load under way ends first, within its deadline."""
+        """End the thread and the link; a running load ends first, within its deadline."""
         if self._thread is not None:
             self._orders.put(None)
             self._thread.join(deadline_s)
@@ -189,7 +192,7 @@ class WorkerSide:
             self._link.close()
 
     def _attach(self, plan: StepPlan) -> StoreLink | None:
-        """The link for the manifest that the scheduler told; None where it is not this cache's."""
+        """The link for the scheduler's manifest; None where that does not fit this cache."""
         if self._link is None and not self._mismatch:
             manifest = Manifest.from_doc(plan.manifest_doc)
             self._owns = self._rank % plan.replicas == 0
@@ -204,10 +207,10 @@ class WorkerSide:
     def _take_parts(self, manifest: Manifest, rank: int, each: int) -> str:
         """Find the parts of the manifest in the cache; why they are not there, or ''."""
         own = range(rank * each, (rank + 1) * each)
-        told = [part.block_bytes for part in manifest.parts[own.start : own.stop]]
+        named = [part.block_bytes for part in manifest.parts[own.start : own.stop]]
         held = self._segments.block_bytes if self._segments is not None else 0
-        if self._segments is None or sum(told) != held or len(told) != each:
-            return f"a block has {held} bytes, the manifest says {sum(told)}"
+        if self._segments is None or sum(named) != held or len(named) != each:
+            return f"a block has {held} bytes, the manifest says {sum(named)}"
         try:
             shares = (
                 (self._segments,)
@@ -218,16 +221,6 @@ class WorkerSide:
             return str(error)
         self._parts = list(zip(own, shares, strict=True))
         return ""
-
-    def _save_one(self, link: StoreLink, segments: Segments, order: SaveOrder) -> None:
-        for span in _batches(order.span, segments.block_bytes):
-            ids = order.block_ids[span.start - order.first : span.stop - order.first]
-            for part, share in self._parts:
-                result = link.put(part, order.hashes, span, share, ids)
-                if result is None:
-                    return
-                if result.refused:
-                    self._log.debug("%s: %s", order.request_id, result.statuses)
 
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:
@@ -253,42 +246,22 @@ class WorkerSide:
 
     def _load_one(self, order: LoadOrder) -> Sequence[int]:
         """Load; the block ids from the first bad one on (a chain is of no use behind a gap)."""
-        link, segments = self._link, self._segments
-        if link is None or segments is None:
+        if self._link is None:
             return order.block_ids
-        good = 0
-        for span in _batches(order.span, segments.block_bytes):
-            ids = order.block_ids[span.start - order.first : span.stop - order.first]
-            whole, wrong = self._load_batch(link, order.hashes, span, ids)
-            good += whole
-            if whole < len(span):
-                self._log.warning(
-                    "%s: block %d of %d is %s; it is recomputed from there",
-                    order.request_id,
-                    order.first + good,
-                    order.span.stop,
-                    wrong,
-                )
-                return order.block_ids[good:]
-        return ()
-
-    def _load_batch(
-        self, link: StoreLink, hashes: bytes, span: range, ids: Sequence[int]
-    ) -> tuple[int, str]:
-        """How many leading blocks came with all parts, and what the next one is ('' for none)."""
-        whole, wrong = len(span), ""
-        for part, share in self._parts:
-            statuses = link.get_into(part, hashes, span[:whole], share, ids[:whole])
+        whole, wrong = len(order.block_ids), ""
+        for part, segments in self._parts:
+            span, ids = order.span[:whole], order.block_ids[:whole]
+            statuses = self._link.get_into(part, order.hashes, span, segments, ids)
             for index, status in enumerate(statuses):
                 if status is not BlockStatus.OK:
                     whole, wrong = index, status.name.lower()
                     break
-            if not whole:
-                break
-        return whole, wrong
-
-
-def _batches(span: range, block_bytes: int) -> list[range]:
-    """The span cut into runs of at most BATCH_BYTES (and at least one block)."""
-    step = max(1, BATCH_BYTES // block_bytes)
-    return [span[at : at + step] for at in range(0, len(span), step)]
+        if wrong:
+            self._log.warning(
+                "%s: block %d of %d is %s; it is recomputed from there",
+                order.request_id,
+                order.first + whole,
+                order.span.stop,
+                wrong,
+            )
+        return order.block_ids[whole:]

@@ -1,4 +1,4 @@
-"""What chunks of vLLM's tiered offloading are called in the store. Imports no vLLM.
+"""The names of chunks of vLLM's tiered offloading in the store. Imports no vLLM.
 
 A chunk is what all ranks of an engine hold of some consecutive blocks, side by side in vLLM's own
 host memory (vllm/v1/kv_offload/tiering). Only engines that order it alike share it: its layout is
@@ -47,9 +47,9 @@ def chunk_manifests(
 
 
 def _fields(config: Any) -> dict[str, str | int | bool]:
-    """All that decides how the bytes of a chunk are ordered.
+    """Everything that decides the order of a chunk's bytes.
 
-    Where vLLM says that they are the same for every parallel layout, the layout is left out.
+    Without the parallel layout where vLLM says that it does not matter.
     """
     cache, parallel = config.cache, config.parallel
     fields: dict[str, str | int | bool] = {

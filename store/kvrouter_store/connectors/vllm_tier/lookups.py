@@ -1,4 +1,4 @@
-"""Which chunks the store has, asked for in a thread of vLLM's own making."""
+"""Which chunks the store has, asked for in a thread that vLLM makes."""
 
 from collections.abc import Iterable, Mapping
 from itertools import groupby
@@ -29,7 +29,7 @@ class ChunkLookups(AsyncLookupManager):  # type: ignore[misc]
 
 
 def _there(link: StoreLink, hashes: list[bytes]) -> list[bool]:
-    """The store tells how long a leading run is, so each gap costs a question."""
+    """The store answers with the length of a leading run, so each gap costs a question."""
     found: list[bool] = []
     named = all(len(name) == HASH_BYTES for name in hashes)
     for _ in range(MOST_RUNS if named else 0):

@@ -75,14 +75,14 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
             link.start()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """Whether the store has the chunk; the first time a request asks, that is not known yet."""
+        """Whether the store has the chunk; unknown the first time that a request asks."""
         found = self._lookups.lookup(key, req_context)
         if found is None:
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        """Put chunks; what the store has is not sent again."""
+        """Put chunks; those in the store are not sent again."""
         runs = runs_of(job_metadata, remember=True)
         self._submit(job_metadata, lambda: [key for run in runs for key in self._store(run)])
 
@@ -92,7 +92,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         self._submit(job_metadata, lambda: [key for run in runs for key in self._load(run)])
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        """What has ended; of a load that failed in part, which chunks came."""
+        """The jobs that ended; of a load that failed in part, which chunks came."""
         return [self._result(each) for each in self._transfers.take()]
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
@@ -100,11 +100,11 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """Forget what was looked up for the request."""
+        """Forget the lookups of the request."""
         self._lookups.cleanup(req_context.req_id)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        """Ask the store for what this step looked up, all at once."""
+        """Ask the store for all lookups of this step at once."""
         self._lookups.flush()
 
     def drain_jobs(self) -> None:

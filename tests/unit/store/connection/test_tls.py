@@ -144,7 +144,7 @@ def refusal(
             said = "is not trusted.*KVROUTER_STORE_CA_FILE"
         case "another name":
             signed = authority.sign("store.example")
-            said = "is of another host.*a name that stands in the certificate"
+            said = "is of another host.*a name that is in the certificate"
         case "another address":
             signed, host = authority.sign("localhost", "127.0.0.2"), "127.0.0.1"
             said = "is of another host"
