@@ -6,25 +6,23 @@ with each parameter.
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import orjson
 
 from kvrouter._native import find_token_ids
-from kvrouter.engines.families.base import (
-    BadAnswer,
-    Handoff,
-    LegOrder,
-    PendingKv,
-)
+from kvrouter.engines.families.base import BadAnswer, Family, Handoff, LegOrder
+from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.engines.families.parameters import VLLM
 from kvrouter.engines.families.splice import splice
-from kvrouter.engines.families.vllm_detection import VllmDetection
 from kvrouter.errors import bad_request
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
-    from kvrouter.engines.families.base import Changes
+    from kvrouter.engines.families.base import Changes, PendingKv
+    from kvrouter.engines.families.pages import EnginePages
     from kvrouter.engines.families.table import ParameterTable
     from kvrouter.openai.request import Request
 
@@ -35,14 +33,20 @@ TRANSFER: Final = "kv_transfer_params"
 GREEDY_BELOW: Final = 1e-5
 """vLLM treats lower temperatures as 0 (vllm/sampling_params.py)."""
 IDS_KEY: Final = "prompt_token_ids"
+_BLOCK_SIZE: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bblock_size="(\d+)"', re.M)
+_NIXL: Final = re.compile(rb"^vllm:nixl_", re.M)
+_RANKS: Final = re.compile(rb'^vllm:num_requests_running\{[^}\n]*\bengine="(\d+)"', re.M)
+
+log = logging.getLogger(__name__)
 
 
-class Vllm(VllmDetection):
+class Vllm(Family):
     """Engines of vLLM whose connector finds its KV without parameters of a request."""
 
     name: ClassVar[str] = "store"
     parameters: ClassVar[ParameterTable] = VLLM
     order: ClassVar[LegOrder] = LegOrder.STORE
+    detected_by: ClassVar[tuple[str, str] | None] = ("/version", "version")
     varies_seeds: ClassVar[bool] = True  # vllm/v1/engine/parallel_sampling.py
     schedules_by_priority: ClassVar[bool] = True
     can_isolate: ClassVar[bool] = True
@@ -158,3 +162,39 @@ class Vllm(VllmDetection):
         """One token after one token: the smallest request that every model takes."""
         probe = {"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
         return orjson.dumps(probe if priority is None else {**probe, "priority": priority})
+
+    async def by_probe(self, handoff: Handoff, pages: EnginePages) -> str:
+        """By its connector; ProbeFailed: it has two, each of which hands KV over in its own way."""
+        nixl = _NIXL.search(await pages.metrics()) is not None
+        if handoff.manifest is not None and nixl:
+            raise ProbeFailed(
+                "it has kvrouter's connector and NixlConnector (by MultiConnector), and the router "
+                "uses one of them: start it with one, or give --kv-connector store, by which its "
+                "NixlConnector is not used"
+            )
+        if nixl:
+            log.info("engine %s is vLLM with NixlConnector, by its metrics", pages.engine.address)
+            return "nixl"
+        if handoff.manifest is None:
+            log.warning(
+                "engine %s is vLLM, and neither kvrouter's connector nor NixlConnector was found "
+                "in it: the router assumes that it shares KV through a store of its own (LMCache, "
+                "MooncakeStore), or not at all. MooncakeConnector cannot be detected: give "
+                "--kv-connector mooncake",
+                pages.engine.address,
+            )
+        return self.name
+
+    async def event_ranks(self, pages: EnginePages) -> tuple[int, ...]:
+        """The labels of its metrics."""
+        found = _RANKS.findall(await pages.metrics())
+        return tuple(sorted({int(number) for number in found}))
+
+    async def block_tokens(self, pages: EnginePages) -> int:
+        """From vllm:cache_config_info."""
+        found = _BLOCK_SIZE.search(await pages.metrics())
+        return int(found.group(1)) if found else 0
+
+    async def version(self, pages: EnginePages) -> object:
+        """From /version."""
+        return (await pages.json("/version")).get("version")
