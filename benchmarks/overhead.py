@@ -28,7 +28,7 @@ from pathlib import Path
 
 from benchmarks.arguments import parser_of
 from benchmarks.wire_prompts import SIZES, prompts
-from benchmarks.wire_rig import Cores, Process, free_port, kvrouter, leave_in_order
+from benchmarks.wire_rig import Cores, Process, kvrouter, leave_in_order
 from benchmarks.wire_stage import (
     CONNECTOR,
     DECODE,
@@ -41,6 +41,7 @@ from benchmarks.wire_stage import (
     set_stage,
 )
 from kvrouter.credentials.caller_keys import file_line
+from kvrouter.tools.demo.cluster import free_port
 
 BAR = 1.15
 KEY = "sk-overhead-0123456789abcdef0123456789abcdef"

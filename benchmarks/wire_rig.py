@@ -6,7 +6,6 @@ The router under test has one core, all other processes the other.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -51,14 +50,6 @@ def on_core(*cores: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def free_port() -> int:
-    """A loopback port on which no process listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def compile_native(name: str, folder: Path) -> Path:

@@ -34,13 +34,13 @@ from benchmarks.wire_rig import (
     ask,
     compile_native,
     cpu_s,
-    free_port,
     kvrouter,
     loop_ms,
     on_core,
 )
 from benchmarks.wire_saver import Saver
 from benchmarks.wire_text import TextTokenizer
+from kvrouter.tools.demo.cluster import free_port
 
 PREFILL, DECODE = 2, 2  # engines
 STORE_MEMORY = "512MiB"

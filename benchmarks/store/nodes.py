@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.peers_setup import Found
-from benchmarks.wire_rig import free_port, kvrouter, on_core
+from benchmarks.wire_rig import kvrouter, on_core
+from kvrouter.tools.demo.cluster import free_port
 
 __all__ = ["ROOT", "Node", "Servers", "variables"]
 

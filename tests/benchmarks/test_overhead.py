@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from benchmarks.overhead import OFF, ON, TRACED, Workload, bars, cell, collector
-from benchmarks.wire_rig import Process, free_port
+from benchmarks.wire_rig import Process, 
+
+from kvrouter.tools.demo.cluster import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import yaml
 from tests.tools.doctor.conftest import Rig
-from tests.tools.doctor.test_planted_faults import free_port, rdma, skewed_clock
+from tests.tools.doctor.test_planted_faults import rdma, skewed_clock
 
 from kvrouter.cli.main import main
+from kvrouter.tools.demo.cluster import free_port
 from kvrouter.tools.doctor.base import Check, Finding, Setup, Severity
 from kvrouter.tools.doctor.report import Report
 from kvrouter.tools.doctor.run import examine

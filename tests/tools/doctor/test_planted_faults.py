@@ -12,6 +12,7 @@ from tests.fakes.link import Link
 from tests.rdma.test_ports import Machine
 from tests.tools.doctor.conftest import TOKEN, Rig
 
+from kvrouter.tools.demo.cluster import free_port
 from kvrouter.tools.doctor.base import Severity
 
 SKEWED_DATE = b"date: Thu, 01 Jan 2026 00:00:00 GMT\r\n"
@@ -40,13 +41,6 @@ class Fault:
 def later(act: Callable[[Rig], None]) -> Callable[[Rig], None]:
     """A fault of a set-up that runs."""
     return lambda rig: rig.more.append(act)
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def dead(rig: Rig) -> None:

@@ -10,8 +10,6 @@ import orjson
 from kvrouter.canary.verdict import first_difference, margin, tokens_of
 from kvrouter.tools.demo.workload import CHAT, Reply
 
-__all__ = ["Alone"]
-
 AT_ONCE = 8
 NEAR_TIE = 1e-3
 

@@ -14,8 +14,6 @@ from typing import IO
 
 from kvrouter.tools.demo.settings import child_environment
 
-__all__ = ["Child", "ChildFailed", "Children"]
-
 KVROUTER = (sys.executable, "-m", "kvrouter")
 START_S = 20.0
 STOP_S = 5.0

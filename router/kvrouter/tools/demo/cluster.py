@@ -13,8 +13,6 @@ import aiohttp
 from kvrouter.tools.demo.children import Child, ChildFailed, Children
 from kvrouter.tools.demo.workload import Reply
 
-__all__ = ["Cluster", "DemoEngines", "free_port", "start_router", "start_store"]
-
 
 @dataclass
 class Cluster:

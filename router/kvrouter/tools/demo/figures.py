@@ -9,8 +9,6 @@ from statistics import median
 from kvrouter.tools.bench.figures import percentile
 from kvrouter.tools.demo.workload import Reply
 
-__all__ = ["Counted", "hit_rate", "source_table", "speedup", "ttft_line"]
-
 _BY_SOURCE = re.compile(
     r'^vllm:prompt_tokens_by_source_total\{.*source="(\w+)".*\} (\S+)$', re.MULTILINE
 )

@@ -10,8 +10,6 @@ from kvrouter.options.complaints import UsageError
 from kvrouter.tools.demo.settings import child_environment
 from kvrouter_store.connectors.vllm.versions import VERSIONS, facts_of
 
-__all__ = ["VllmFound", "find_vllm"]
-
 PROBE_S = 60.0
 PROBE = """
 import json

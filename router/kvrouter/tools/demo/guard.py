@@ -15,8 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["run"]
-
 TERM_S, CLEAN_UP_S, LOOK_S = 3.0, 15.0, 0.1
 # A tracker ends by itself when the processes that it serves are gone. On a busy machine that lasts.
 _PR_SET_CHILD_SUBREAPER = 36

@@ -4,8 +4,6 @@ import sys
 import time
 from typing import TextIO
 
-__all__ = ["Progress"]
-
 _REDRAW_S = 0.1
 
 

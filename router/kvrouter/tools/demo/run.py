@@ -21,8 +21,6 @@ from kvrouter.tools.demo.simulated import Simulated
 from kvrouter.tools.demo.vllm_engines import VllmEngines
 from kvrouter.tools.demo.workload import Reply, Workload, conversations
 
-__all__ = ["run"]
-
 READY_S = 20.0
 BUSY_S = 0.3
 _RUNNING = re.compile(r"^vllm:num_requests_running\{.*\} [1-9]", re.MULTILINE)

@@ -8,8 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kvrouter.options.types import Port
 
-__all__ = ["DemoSettings", "child_environment", "engine_environment"]
-
 
 class DemoSettings(BaseModel):
     """Which engines the demo runs, and how much load it sends."""

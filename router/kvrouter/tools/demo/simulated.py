@@ -17,8 +17,6 @@ from kvrouter.tools.sim.settings import SimSettings
 from kvrouter.tools.sim.store_link import sim_manifest
 from kvrouter_store.identity.chain import root_hash
 
-__all__ = ["Simulated", "checked_reply"]
-
 
 class Simulated:
     """Two prefill and two decode engines; an oracle knows their right answers."""

@@ -20,8 +20,6 @@ from kvrouter.tools.demo.find_vllm import VllmFound
 from kvrouter.tools.demo.settings import DemoSettings, engine_environment
 from kvrouter.tools.demo.workload import Reply
 
-__all__ = ["VllmEngines"]
-
 BLOCK_TOKENS = 32
 DOCUMENT_TOKENS = 3072  # at most, of a document, if a token is two letters or more
 TURN_TOKENS = 64  # at most, of a question and what a template adds

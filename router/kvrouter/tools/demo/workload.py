@@ -10,8 +10,6 @@ import aiohttp
 
 from kvrouter.tools.timed_stream import stream
 
-__all__ = ["CHAT", "COMPLETIONS", "Conversation", "Reply", "Workload", "conversations"]
-
 DOCUMENT_CHARACTERS = 6000
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _SUBJECTS = ("the router", "an engine", "the store", "a lease", "a prefix", "a policy", "the slab")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -41,7 +41,7 @@ class Report:
     def json(self) -> bytes:
         """An object with `findings`, `checks`, `subjects` and `seconds`."""
         document = {
-            "findings": [{"check": check, **_members(finding)} for check, finding in self.rows],
+            "findings": [{"check": check, **asdict(finding)} for check, finding in self.rows],
             "checks": self.checks,
             "subjects": self.subjects,
             "seconds": round(self.seconds, 3),
@@ -55,15 +55,6 @@ class Report:
         found = ", ".join(_counted(counts[s], s) for s in GRAVEST_FIRST if counts[s])
         ran = f"{self.checks} checks of {self.subjects} in {self.seconds:.1f} s"
         return "\n\n".join([*parts, f"{found or 'nothing found'}: {ran}"]) + "\n"
-
-
-def _members(finding: Finding) -> dict[str, str]:
-    return {
-        "severity": finding.severity.value,
-        "subject": finding.subject,
-        "finding": finding.finding,
-        "remedy": finding.remedy,
-    }
 
 
 def _paragraph(check: str, finding: Finding) -> str:

@@ -11,8 +11,6 @@ import orjson
 
 from kvrouter.errors import ApiError
 
-__all__ = ["Adapters"]
-
 
 class Adapters:
     """The loaded adapters."""

@@ -9,8 +9,6 @@ from operator import attrgetter
 from kvrouter.errors import ApiError
 from kvrouter.tools.sim.block_cache import Allocation, BlockCache
 
-__all__ = ["QueueFull", "SimAdmission"]
-
 
 class QueueFull(ApiError):
     """429: the longest queue is reached."""

@@ -12,8 +12,6 @@ import orjson
 from kvrouter.openai import sse
 from kvrouter.tools.sim.requests import GenerateRequest
 
-__all__ = ["SimAnswer", "Writer", "models_body"]
-
 
 def models_body(
     names: Sequence[str],

@@ -9,8 +9,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Allocation", "BlockCache", "Cleared", "Event", "Removed", "Stored"]
-
 
 @dataclass(frozen=True)
 class Stored:

@@ -26,8 +26,6 @@ from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 from kvrouter_store.rdma.initiator import Initiator
 
-__all__ = ["SimEngine"]
-
 Publish = Callable[[list[Event]], None]
 _COPY_THREADS = 4
 

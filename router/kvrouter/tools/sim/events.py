@@ -16,8 +16,6 @@ import zmq
 from kvrouter.prefix.events.sockets import Inbox
 from kvrouter.tools.sim.block_cache import Cleared, Event, Removed
 
-__all__ = ["EventEncoder", "EventPublisher", "Faults"]
-
 _MEDIUM = "GPU"
 _END = (-1).to_bytes(8, "big", signed=True)
 

@@ -10,8 +10,6 @@ from types import MappingProxyType
 
 from kvrouter.errors import ApiError
 
-__all__ = ["FAILURES", "FailureInjection"]
-
 FAILURES: Mapping[str, Callable[[], ApiError]] = MappingProxyType(
     {
         "rate_limit": partial(ApiError, 429, "Rate limit reached (injected)."),

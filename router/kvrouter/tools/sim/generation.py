@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from kvrouter.tools.sim.answers import SimAnswer
     from kvrouter.tools.sim.engine import SimEngine
 
-__all__ = ["Generation", "Prompt"]
-
 
 @dataclass(frozen=True)
 class Prompt:

@@ -15,8 +15,6 @@ from kvrouter_store import _core
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["KVContext", "kv_of_block"]
-
 _PAGE_BYTES = 4096
 _STRIDE = 61
 

@@ -10,8 +10,6 @@ from random import Random
 
 from kvrouter.tools.sim.settings import SimSettings
 
-__all__ = ["LatencyModel"]
-
 _WIDEST = 0.7
 
 

@@ -6,8 +6,6 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from kvrouter.tools.sim.kv_bytes import kv_of_block
 from kvrouter_store._core import Segments
 
-__all__ = ["KVMemory"]
-
 
 class KVMemory:
     """`blocks` slots of `block_bytes` bytes; a page takes memory only once it is written."""

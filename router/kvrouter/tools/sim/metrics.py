@@ -10,8 +10,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from kvrouter.telemetry.metrics import GAP_BUCKETS, REQUEST_BUCKETS, TTFT_BUCKETS
 from kvrouter_store.connection.address import Kind
 
-__all__ = ["SimMetrics"]
-
 _LABELS = ("model_name", "engine")
 
 

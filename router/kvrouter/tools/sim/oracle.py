@@ -11,8 +11,6 @@ from kvrouter.tools.sim.tokenizer import SimTokenizer
 from kvrouter_store.identity.block import Manifest
 from kvrouter_store.identity.chain import hash_tokens
 
-__all__ = ["Oracle"]
-
 
 class Oracle:
     """The answers of every engine with this manifest."""

@@ -15,8 +15,6 @@ from kvrouter.errors import ApiError, bad_request
 from kvrouter.openai.request import Kind
 from kvrouter.tools.sim.tokenizer import SimTokenizer
 
-__all__ = ["GenerateRequest", "parse_request", "parse_tokenize"]
-
 T = TypeVar("T", bool, int, float)
 _DEFAULT_COMPLETION_TOKENS = 16
 _MAX_TOKEN_ID = 2**32 - 1

@@ -31,8 +31,6 @@ from kvrouter.tools.sim.requests import GenerateRequest, parse_request, parse_to
 from kvrouter.tools.sim.settings import SimSettings
 from kvrouter_store.rdma.base import RdmaUnavailable
 
-__all__ = ["SimServer", "run"]
-
 log = logging.getLogger("kvrouter.tools.sim")
 VLLM_VERSION = "0.32.0"
 _EVENT_STREAM = ("content-type", "text/event-stream; charset=utf-8")

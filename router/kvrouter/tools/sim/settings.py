@@ -37,8 +37,6 @@ from kvrouter_store.node.settings import (
 )
 from kvrouter_store.rdma.options import RdmaOptions
 
-__all__ = ["Duration", "KVEventsConfig", "SimSettings"]
-
 DEFAULT_CONTEXT_TOKENS = 32768
 _PIECE = re.compile(r"([0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h)")
 _UNIT_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}

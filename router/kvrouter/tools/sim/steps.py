@@ -6,8 +6,6 @@ tokens of running answers are ready at the end of a step.
 
 from collections import deque
 
-__all__ = ["Steps"]
-
 
 class Steps:
     """Chunks that are computed one after the other."""

@@ -18,8 +18,6 @@ from kvrouter_store.identity.block import CacheSpec, Manifest, Part
 from kvrouter_store.identity.chain import BlockHashes
 from kvrouter_store.identity.layout import Layout
 
-__all__ = ["SimStoreLink", "in_thread", "sim_manifest"]
-
 Result = TypeVar("Result")
 _LAYOUT = "kvrouter-sim/1"
 _KEPT = (BlockStatus.STORED, BlockStatus.EXISTS, BlockStatus.BUSY)

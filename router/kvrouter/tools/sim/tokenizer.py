@@ -7,8 +7,6 @@ has about half as many tokens as characters, and a prefix of a text has a prefix
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["IM_END", "IM_START", "VOCABULARY", "SimTokenizer"]
-
 IM_START = 1
 IM_END = 2
 _FIRST_BYTE = 3

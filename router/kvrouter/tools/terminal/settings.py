@@ -7,8 +7,6 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
-__all__ = ["StatusSettings", "colours_wanted"]
-
 
 class StatusSettings(BaseModel):
     """Which router to show, and how."""
