@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.overhead import OFF, ON, TRACED, Workload, bars, cell, collector
-from benchmarks.wire_rig import Process, 
+from benchmarks.wire_rig import Process
 
 from kvrouter.tools.demo.cluster import free_port
 
