@@ -15,7 +15,7 @@ from kvrouter.engines.engine import Engine
 from kvrouter.tools.sim.requests import GenerateRequest
 
 
-async def introduced(*engines: PdEngine, **settings: object) -> list[Engine]:
+async def detected(*engines: PdEngine, **settings: object) -> list[Engine]:
     """What the router knows of these engines once it has started."""
     for engine in engines:
         await engine.start()
@@ -41,7 +41,7 @@ async def introduced(*engines: PdEngine, **settings: object) -> list[Engine]:
 )
 async def test_engines_are_found_to_be_what_they_are(kind: type[PdEngine], family: str) -> None:
     network = Network()
-    found = await introduced(kind(network, "prefill"), kind(network, "decode"))
+    found = await detected(kind(network, "prefill"), kind(network, "decode"))
     assert [engine.family for engine in found] == [family, family]
     assert all(engine.identity is not None for engine in found)
 
@@ -49,7 +49,7 @@ async def test_engines_are_found_to_be_what_they_are(kind: type[PdEngine], famil
 async def test_sglangs_bootstrap_port_is_learnt() -> None:
     network = Network()
     prefill = SglangEngine(network, "prefill")
-    found, _ = await introduced(prefill, SglangEngine(network, "decode"))
+    found, _ = await detected(prefill, SglangEngine(network, "decode"))
     assert found.identity is not None
     assert found.identity.bootstrap is not None
     assert found.identity.bootstrap.port == prefill.bootstrap_port
@@ -58,7 +58,7 @@ async def test_sglangs_bootstrap_port_is_learnt() -> None:
 async def test_a_bootstrap_port_that_is_given_is_taken() -> None:
     network = Network()
     prefill = SglangEngine(network, "prefill")
-    found, _ = await introduced(prefill, SglangEngine(network, "decode"), bootstrap_port=["9"])
+    found, _ = await detected(prefill, SglangEngine(network, "decode"), bootstrap_port=["9"])
     assert found.identity is not None
     assert found.identity.bootstrap is not None
     assert found.identity.bootstrap.port == 9
@@ -83,7 +83,7 @@ async def test_vllm_with_an_unknown_connector_is_logged_as_a_warning(
 ) -> None:
     network = Network()
     with caplog.at_level(logging.WARNING):
-        (found,) = await introduced(MooncakeEngine(network, "decode"))
+        (found,) = await detected(MooncakeEngine(network, "decode"))
     assert found.family == "store"
     assert "give --kv-connector mooncake" in caplog.text
 
@@ -104,10 +104,10 @@ async def test_vllm_with_two_connectors_joins_only_where_one_is_chosen(
 ) -> None:
     network = Network()
     with caplog.at_level(logging.WARNING):
-        (found,) = await introduced(TwoConnectors(network, "decode"))
+        (found,) = await detected(TwoConnectors(network, "decode"))
     assert found.identity is None
     assert "it has kvrouter's connector and NixlConnector" in caplog.text
-    (found,) = await introduced(TwoConnectors(network, "decode"), kv_connector="store")
+    (found,) = await detected(TwoConnectors(network, "decode"), kv_connector="store")
     assert (found.family, found.manifest) == ("store", "ab" * 32)
 
 
@@ -116,7 +116,7 @@ async def test_mooncake_without_its_bootstrap_server_does_not_join(
 ) -> None:
     network = Network()
     with caplog.at_level(logging.WARNING):
-        found, _ = await introduced(
+        found, _ = await detected(
             MooncakeEngine(network, "prefill"),
             MooncakeEngine(network, "decode"),
             kv_connector="mooncake",
@@ -129,7 +129,7 @@ async def test_mooncake_without_its_bootstrap_server_does_not_join(
 async def test_engines_of_two_families_do_not_pair(caplog: pytest.LogCaptureFixture) -> None:
     network = Network()
     with caplog.at_level(logging.WARNING):
-        await introduced(SglangEngine(network, "prefill"), NixlEngine(network, "decode"))
+        await detected(SglangEngine(network, "prefill"), NixlEngine(network, "decode"))
     assert "the families differ: sglang and nixl" in caplog.text
 
 

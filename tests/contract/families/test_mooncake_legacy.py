@@ -5,7 +5,7 @@ import logging
 
 import pytest
 from tests.contract.families.conftest import KINDS, Open, chat, ids, until
-from tests.contract.families.test_detection import introduced
+from tests.contract.families.test_detection import detected
 from tests.fakes.pd import Network, PdEngine
 from tests.fakes.pd_mooncake_legacy import MooncakeLegacyEngine
 
@@ -79,7 +79,7 @@ async def test_versions_that_name_the_legs_apart_do_not_join(
     engine = MooncakeLegacyEngine(Network(), "decode")
     engine.version = version
     with caplog.at_level(logging.WARNING):
-        (found,) = await introduced(engine, kv_connector=said)
+        (found,) = await detected(engine, kv_connector=said)
     assert found.identity is None
     assert f"vLLM {version} gives the legs of one request different ids" in caplog.text
     assert "use vLLM 0.13, or 0.16 and later" in caplog.text
@@ -102,7 +102,7 @@ async def test_the_version_decides_the_family_else_the_flag(
 ) -> None:
     engine = KINDS[family](Network(), "decode")
     engine.version = version
-    (found,) = await introduced(engine, kv_connector=said)
+    (found,) = await detected(engine, kv_connector=said)
     assert found.identity is not None
     assert found.family == family
 

@@ -13,7 +13,7 @@ import pytest
 import zmq
 from tests.contract.families.conftest import Open, Site, ids, text, until
 from tests.contract.families.test_contract import EITHER, EVERY_PAIR, PINNING, leave
-from tests.contract.families.test_detection import introduced
+from tests.contract.families.test_detection import detected
 from tests.fakes.pd import PATIENCE_S, Network, PdEngine
 from tests.fakes.pd_mooncake import MooncakeEngine
 from tests.fakes.pd_sglang import SglangEngine
@@ -211,7 +211,7 @@ async def test_a_size_that_an_engine_contradicts_keeps_it_away(
     engine = PdEngine(Network(), "decode")
     engine.ranks = 2
     with caplog.at_level(logging.WARNING):
-        (found,) = await introduced(engine, data_parallel_size=["4"])
+        (found,) = await detected(engine, data_parallel_size=["4"])
     assert found.identity is None
     assert "it reports 2 data-parallel ranks, not 4, as --data-parallel-size says" in caplog.text
 
@@ -223,7 +223,7 @@ async def test_the_configured_size_counts_if_an_engine_reports_none(
     monkeypatch.setattr(PdEngine, "metrics", lambda self: b"")
     one, two = PdEngine(Network(), "decode"), PdEngine(Network(), "decode")
     await one.start()
-    found = await introduced(two, data_parallel_size=["3", f"{one.address}=2"])
+    found = await detected(two, data_parallel_size=["3", f"{one.address}=2"])
     assert [len(engine.ranks) for engine in found] == [3]
     await one.stop()
 
@@ -236,7 +236,7 @@ async def test_mooncake_does_not_join_before_its_bootstrap_server_knows_every_ra
     prefill.ranks, prefill.registered, prefill.bootstrap_port = 2, 1, free_ports(1)
     port = [str(prefill.bootstrap_port)]
     with caplog.at_level(logging.WARNING):
-        found, _ = await introduced(prefill, decode, kv_connector="mooncake", bootstrap_port=port)
+        found, _ = await detected(prefill, decode, kv_connector="mooncake", bootstrap_port=port)
     assert found.identity is None
     assert "not all are there yet" in caplog.text
 
