@@ -66,7 +66,7 @@ class Gate:
     Args:
         ring: the keys.
         handler: of all requests.
-        metrics: counts refused requests.
+        metrics: counts refused requests, and gets the metrics of callers.
         log: takes a line for each refused request, or None.
     """
 
@@ -78,6 +78,8 @@ class Gate:
         self._metrics = metrics
         self._log = log
         self._ids = RequestIds()
+        for reading in self._readings():
+            metrics.add(reading)
 
     def at_head(self, exchange: Exchange) -> None:
         """Find the caller before the body arrives; answer a request without a valid key."""
@@ -119,7 +121,7 @@ class Gate:
         finally:
             caller.ended += 1
 
-    def readings(self) -> Iterator[Reading]:
+    def _readings(self) -> Iterator[Reading]:
         """Metrics of the callers. They contain names, never keys."""
         ring = self._ring
         yield Reading(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvrouter.access.callers import KeyRing
-from kvrouter.access.gate import Gate
 from kvrouter.credentials.engine_keys import WorkerKeys
 from kvrouter.credentials.tls import Trust
 from kvrouter.options.complaints import UsageError
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
 
     from kvrouter.access.settings import AccessSettings
     from kvrouter.credentials.caller_keys import Key
-    from kvrouter.http.server.listener import Handler
-    from kvrouter.telemetry.metrics import Metrics
-    from kvrouter.telemetry.request_log import RequestLog
 
 log = logging.getLogger(__name__)
 
@@ -75,13 +71,6 @@ class Access:
     def asks(self) -> bool:
         """Whether callers need a key."""
         return len(self.ring) > 0
-
-    def gate(self, handler: Handler, metrics: Metrics, lines: RequestLog | None) -> Gate:
-        """The gate in front of `handler`; its metrics are added to `metrics`."""
-        gate = Gate(self.ring, handler, metrics, lines)
-        for reading in gate.readings():
-            metrics.add(reading)
-        return gate
 
     def advise(self, host: str, *, plain: bool) -> None:
         """Warn if keys travel to other hosts in the clear."""

@@ -9,13 +9,12 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from kvrouter.admission.queue import Turn
+from kvrouter.admission.queue import Admission, Turn
 from kvrouter.errors import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvrouter.admission.queue import Admission
     from kvrouter.admission.tenants import Tenants
     from kvrouter.engines.engine import Engine
     from kvrouter.telemetry.metrics import Metrics
@@ -26,36 +25,24 @@ _LOOK_S: Final = 0.05
 """Between two looks for an engine: a breaker may have closed, which no event reports."""
 
 
-class QueueWait:
-    """Lets requests begin, at once or when it is their turn.
+class QueueWait(Admission):
+    """An `Admission` in which requests await their turn.
 
     Args:
-        admission: decides.
+        limit, queue_size: see `Admission`.
         timeout_s: longest wait; may change.
         tenants: finds the tenant of a request.
         metrics: records the waits.
     """
 
     def __init__(
-        self, admission: Admission, timeout_s: float, tenants: Tenants, metrics: Metrics
+        self, limit: int, queue_size: int, timeout_s: float, tenants: Tenants, metrics: Metrics
     ) -> None:
-        self._admission = admission
+        super().__init__(limit, queue_size)
         self.timeout_s = timeout_s
         self.tenants = tenants
-        self._metrics = metrics
         self.tenant = tenants.of
-        self.leave = admission.leave
-        self.widen = admission.widen
-        self.resize = admission.resize
-
-    @property
-    def waiting(self) -> int:
-        """Requests in the queue."""
-        return self._admission.waiting
-
-    def enter(self, tenant: str) -> bool:
-        """Whether a request may begin at once; if so its owner must call `leave(tenant)`."""
-        return self._admission.enter(tenant)
+        self._metrics = metrics
 
     async def turn(self, tenant: str, priority: int) -> None:
         """Wait until a request may begin; its owner must then call `leave(tenant)`.
@@ -64,7 +51,7 @@ class QueueWait:
             ApiError: 429: the queue is full; 503: its turn did not come in time.
         """
         turned = asyncio.Event()
-        waiting = self._admission.join(tenant, priority, turned.set)
+        waiting = self.join(tenant, priority, turned.set)
         if waiting is None:
             raise self._full()
         try:
@@ -75,15 +62,15 @@ class QueueWait:
                 raise ApiError(
                     503,
                     f"The request waited {self.timeout_s:g} s for others to end.",
-                    retry_after_s=self._admission.retry_after_s,
+                    retry_after_s=self.retry_after_s,
                 ) from None
         except asyncio.CancelledError:
             if waiting.turn is Turn.ADMITTED:  # at the moment when its client left
-                self._admission.leave(tenant)
+                self.leave(tenant)
             raise
         finally:
-            self._admission.withdraw(waiting)
-        self._metrics.queue.observe(self._admission.waited_s(waiting))
+            self.withdraw(waiting)
+        self._metrics.queue.observe(self.waited_s(waiting))
         if waiting.turn is Turn.PUSHED_OUT:
             raise self._full()
 
@@ -91,7 +78,7 @@ class QueueWait:
         return ApiError(
             429,
             "Too many requests are in flight, and the queue is full.",
-            retry_after_s=self._admission.retry_after_s,
+            retry_after_s=self.retry_after_s,
         )
 
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.access.gate import Gate
 from kvrouter.access.ports import Ports, split
 from kvrouter.access.setup import Access
 from kvrouter.admission.recompute_budget import RecomputeBudget
@@ -222,7 +223,7 @@ class App:
             rows, behind = split(rows)
             control = self._control_side(behind, self._snapshots)
         routes += [(method, path, on_exchange(respond)) for method, path, respond in rows]
-        gate = self.access.gate(Routes(routes).handle, self.metrics, self._lines)
+        gate = Gate(self.access.ring, Routes(routes).handle, self.metrics, self._lines)
         self.access.advise(settings.host, plain=not settings.ssl_certfile)
         limits = Limits(body_memory_bytes=settings.max_body_memory)
         self.ports = Ports(HttpServer(gate.handle, limits, gate.at_head), control)

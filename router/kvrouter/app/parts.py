@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.admission.queue import Admission
 from kvrouter.admission.tenants import Tenants
 from kvrouter.admission.waiting import QueueWait
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
@@ -32,6 +31,10 @@ def store_client(settings: RouterSettings) -> AsyncStoreClient | None:
 
 def queue_wait(settings: RouterSettings, metrics: Metrics) -> QueueWait:
     """Where requests begin, or wait for their turn."""
-    admission = Admission(settings.max_concurrent_requests, settings.queue_size)
-    tenants = Tenants(settings.tenant_header, settings.proxy_networks)
-    return QueueWait(admission, settings.queue_timeout_s, tenants, metrics)
+    return QueueWait(
+        settings.max_concurrent_requests,
+        settings.queue_size,
+        settings.queue_timeout_s,
+        Tenants(settings.tenant_header, settings.proxy_networks),
+        metrics,
+    )

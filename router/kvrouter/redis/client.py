@@ -34,12 +34,8 @@ MAX_COMMANDS: Final = 512
 log = logging.getLogger(__name__)
 
 
-class RedisUnavailable(Exception):
-    """Redis cannot be reached, or did not answer in time; a sentence."""
-
-
-class RedisRefused(Exception):
-    """Redis answered a command with an error, in its words."""
+class RedisFailed(Exception):
+    """Redis cannot be reached, did not answer in time, or refused a command; a sentence."""
 
 
 class RedisClient:
@@ -94,8 +90,7 @@ class RedisClient:
         """The answer to one command: bytes, int, None or a list of such.
 
         Raises:
-            RedisUnavailable: it is unknown whether Redis carried the command out.
-            RedisRefused: Redis answered with an error.
+            RedisFailed: without an answer it is unknown whether Redis carried the command out.
         """
         return (await self.batch([command]))[0]
 
@@ -105,14 +100,13 @@ class RedisClient:
         Commands of other clients may come between.
 
         Raises:
-            RedisUnavailable: it is unknown which commands Redis carried out.
-            RedisRefused: Redis answered one with an error, and carried out the others.
+            RedisFailed: Redis refused one and carried out the others, or gave no answer.
         """
         if len(commands) > MAX_COMMANDS:
             raise ValueError(f"{len(commands)} commands in one batch, more than {MAX_COMMANDS}")
         async with self._turn:
             if self._closed:
-                raise RedisUnavailable(f"{self.name}: the client is closed")
+                raise RedisFailed(f"{self.name}: the client is closed")
             pipeline = self._redis.pipeline(transaction=False)
             for command in commands:
                 pipeline.execute_command(*command)
@@ -125,7 +119,7 @@ class RedisClient:
         for answer in answers:
             if isinstance(answer, Exception):
                 self.counts["refused"] += 1
-                raise RedisRefused(str(answer))
+                raise RedisFailed(f"{self.name} refused a command: {answer}")
         return answers
 
     async def listen(
@@ -187,7 +181,7 @@ class RedisClient:
         await connection.on_connect()
         self.counts["connects"] += 1
 
-    def _failed(self, error: Exception) -> RedisUnavailable:
+    def _failed(self, error: Exception) -> RedisFailed:
         self.connected = False
         self.counts["failures"] += 1
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
@@ -196,7 +190,7 @@ class RedisClient:
         if not self._lost:
             self._lost = True
             log.warning("%s is away: %s; requests go on without it", self.name, reason)
-        return RedisUnavailable(f"{self.name}: {reason}")
+        return RedisFailed(f"{self.name}: {reason}")
 
     def _succeeded(self) -> None:
         self.connected = True

@@ -14,7 +14,7 @@ from secrets import token_hex
 from socket import gethostname
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.redis.client import RETRY_S, RedisRefused, RedisUnavailable
+from kvrouter.redis.client import RETRY_S, RedisFailed
 from kvrouter.replicas.changes import Changes, SharedFleet
 from kvrouter.replicas.holdings import Holdings
 from kvrouter.replicas.messages import BadEnvelope, Guess, SnapshotRequest, State, decode
@@ -118,7 +118,7 @@ class Group:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if tasks:
-            with contextlib.suppress(RedisUnavailable, RedisRefused):
+            with contextlib.suppress(RedisFailed):
                 await self.redis.call("DEL", self._key)
 
     # -- publishing
@@ -127,7 +127,7 @@ class Group:
         while True:
             try:
                 await self._publish_once()
-            except (RedisUnavailable, RedisRefused) as error:
+            except RedisFailed as error:
                 log.debug("replicas: %s", error)
                 self.counts["turns_lost"] += 1
                 self._outbox.lost()

@@ -154,7 +154,10 @@ async def test_a_source_that_fails_unexpectedly_is_followed_again_and_harms_no_o
     async with asyncio.timeout(20):
         await odd.runs_again.wait()
     assert roles(pool) == {A: Role.DECODE, B: Role.DECODE}
-    rows = {r.name: dict(r._read()) for r in discovery.readings()}
+    rows = {
+        reading.name: {tuple(s.labels.values()): s.value for s in reading.family().samples}
+        for reading in discovery.readings()
+    }
     assert rows == {
         "kvrouter:discovery_up": {("odd",): 1.0, ("flags",): 1.0},
         "kvrouter:discovery_engines": {("odd",): 1.0, ("flags",): 1.0},

@@ -20,7 +20,7 @@ from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery import make_source
 from kvrouter.membership.discovery.base import RedisAccess
 from kvrouter.membership.discovery.redis import EngineEntry, EntryGrace
-from kvrouter.redis.client import RedisClient, RedisUnavailable
+from kvrouter.redis.client import RedisClient, RedisFailed
 from kvrouter.tools.demo.children import Child, Children
 
 A, B = "10.0.0.1:8000", "10.0.0.2:8000"
@@ -185,7 +185,7 @@ async def entry(link: RedisClient, engine: FakeEngine) -> Any:
     """What stands in Redis; None where nothing does, or Redis is away."""
     try:
         value = await link.call("GET", f"kvrouter:engine:{engine.address}")
-    except RedisUnavailable:
+    except RedisFailed:
         return None
     return json.loads(value) if value is not None else None
 

@@ -18,7 +18,7 @@ import msgspec
 from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery.base import MAX_MEMBERS, RedisAccess
 from kvrouter.options.addresses import parse_address
-from kvrouter.redis.client import RedisRefused, RedisUnavailable
+from kvrouter.redis.client import RedisFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -121,7 +121,7 @@ class RedisSource:
                 look.clear()
                 try:
                     entries = await self._entries(link)
-                except (RedisUnavailable, RedisRefused) as error:
+                except RedisFailed as error:
                     grace.unreachable()
                     problem = str(error)
                     listener.failed(problem)
@@ -136,7 +136,7 @@ class RedisSource:
             await asyncio.gather(listening, return_exceptions=True)
 
     async def _entries(self, link: RedisClient) -> dict[str, EngineEntry]:
-        """All entries by address; RedisUnavailable, RedisRefused: they cannot be read."""
+        """All entries by address; RedisFailed: they cannot be read."""
         members: set[bytes] | list[bytes] = await link.call("SMEMBERS", self._keys.engines)
         named = sorted(member.decode("utf-8", "replace") for member in members)[: MAX_MEMBERS + 1]
         entries: dict[str, EngineEntry] = {}

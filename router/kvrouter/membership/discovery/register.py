@@ -19,7 +19,7 @@ from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.membership.discovery.redis import EngineEntry, EntryKeys
 from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.options.addresses import SECURE, bare_address
-from kvrouter.redis.client import RedisClient, RedisRefused, RedisUnavailable
+from kvrouter.redis.client import RedisClient, RedisFailed
 from kvrouter_store.log import log_to_stderr
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineRegistration:
-    """The entry of one engine; its methods raise RedisUnavailable or RedisRefused."""
+    """The entry of one engine; its methods raise RedisFailed."""
 
     def __init__(
         self, link: RedisClient, keys: EntryKeys, address: str, role: Role, ttl_s: float
@@ -120,7 +120,7 @@ class Registrar:
                 return str(error)
         try:
             await registration.renew()
-        except (RedisUnavailable, RedisRefused) as error:
+        except RedisFailed as error:
             return f"Redis: {error}"
         return ""
 
@@ -129,7 +129,7 @@ class Registrar:
         try:
             await registration.leave()
             log.info("engine %s is to drain", address)
-        except (RedisUnavailable, RedisRefused) as error:
+        except RedisFailed as error:
             log.warning("engine %s stays registered for %g s: %s", address, ttl_s, error)
 
 
