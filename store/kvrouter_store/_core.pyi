@@ -1,7 +1,7 @@
 """The native core: hashing, CRC32C, copies, the wire codec of csrc/wire/wire.h, and the server.
 
-Whatever copies, hashes more than 4 KiB or waits releases the GIL. ValueError: an argument or a frame
-that breaks the rules. `Buffer` arguments are C-contiguous and are not kept beyond the call unless said.
+Functions that copy, hash more than 4 KiB or wait release the GIL. ValueError: an argument or a frame
+breaks the rules. `Buffer` arguments are C-contiguous, and not kept beyond the call unless stated.
 """
 
 import enum
@@ -36,7 +36,7 @@ def low64(hashes: Buffer) -> list[int]:
 
 def sha256(data: Buffer) -> bytes: ...
 def sha256_backend() -> str:
-    """Return "libcrypto" or "portable": what SHA-256 runs on in this process."""
+    """Return "libcrypto" or "portable": the implementation of SHA-256 in this process."""
 
 # ---------------------------------------------------------------- CRC32C
 
@@ -53,11 +53,11 @@ def crc32c_backend() -> str:
 
 @final
 class Segments:
-    """Where blocks lie in the caller's memory.
+    """Where blocks are in the caller's memory.
 
-    Block i is the concatenation over k of `sizes[k]` bytes at `bases[k] + i * strides[k]` (one k per KV tensor
-    of a layer, say). With `blocks`, an index >= blocks is an IndexError; without, the caller vouches for it,
-    as for the memory itself, which must outlive every use.
+    Block i is the concatenation over k of `sizes[k]` bytes at `bases[k] + i * strides[k]` (such as one k per KV
+    tensor of a layer). With `blocks`, an index >= blocks is an IndexError; without, indices are not checked. The
+    memory must outlive every use.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Segments:
     ) -> None: ...
     @staticmethod
     def over(buffer: Buffer, block_bytes: int, *, writable: bool = False) -> Segments:
-        """Return the segments of the blocks that lie one after the other in `buffer` (kept alive)."""
+        """Return the segments of consecutive blocks in `buffer`, which is kept alive."""
 
     @property
     def block_bytes(self) -> int: ...
@@ -86,18 +86,18 @@ class Segments:
     @property
     def sizes(self) -> list[int]: ...
     def pieces(self, indices: Sequence[int]) -> list[list[tuple[int, int]]]:
-        """Return for each block the runs of memory that it consists of: address and bytes, in its order."""
+        """Return the runs of memory of each block in order: address and bytes."""
 
     def digests(self, indices: Sequence[int]) -> list[int]:
-        """Return the CRC32C of each block, computed where it lies."""
+        """Return the CRC32C of each block, computed in place."""
 
 @final
 class PoolView:
     """A mapping of a server's pool. Takes ownership of `fence_fd` (write end of the fence), not of `fd`.
 
     The memory is unmapped, and then the fence closed, when the view is closed or dropped AND the last copy
-    in progress and the last slice are gone. The mapping is not inherited by forked children. `page_bytes`:
-    what the server says of the pool's pages; huge ones are then mapped whole where they are. OSError.
+    in progress and the last slice are gone. Forked children do not inherit the mapping. `page_bytes`: the size of
+    the pool's pages, as the server reports it; huge ones are then mapped whole. OSError.
     """
 
     def __init__(
@@ -132,13 +132,13 @@ class PoolSlice(Buffer):
 
 @final
 class BlockNames:
-    """What a node calls the blocks of one manifest: `part_ids` in the manifest's order."""
+    """The ids by which a node names the blocks of one manifest; `part_ids` in the manifest's order."""
 
     def __init__(self, spec_id: int, part_ids: Sequence[int]) -> None: ...
 
 @final
 class LocalLease:
-    """Parts that stay where they are in the pool while this lives, or until `release`. Safe in threads."""
+    """Parts that stay in place in the pool while this object exists, or until `release`. Safe in threads."""
 
     @property
     def offsets(self) -> list[int]: ...
@@ -147,7 +147,7 @@ class LocalLease:
     def release(self) -> None: ...
 
 class PostState(enum.IntEnum):
-    """What the node says to who posts. CALLING: somebody waits, let a request follow. CLOSED: it may not see it."""
+    """The node's state for a client that posts. CALLING: a client waits, send a request. CLOSED: it may not see it."""
 
     QUIET = 0
     CALLING = 1
@@ -158,16 +158,16 @@ class LocalWriter:
     """Writes blocks into slots that a node on this host has lent, without a request. One thread at a time."""
 
     def lent(self, block_bytes: int, most: int, offsets: Sequence[int], generations: Sequence[int]) -> None:
-        """Take note of a LendReply: these are all slots there are, and of this size."""
+        """Take note of a LendReply: these are all lent slots, of this size."""
 
     def forget(self) -> None:
-        """Write to none of the slots any more: to be called before a request that may end that they are lent."""
+        """Stop writing to all slots. To be called before a request that may end their loan."""
 
     def stock(self, block_bytes: int) -> int:
-        """How many slots of this size are left to write."""
+        """Return how many slots of this size are left to write."""
 
     def most(self, block_bytes: int) -> int:
-        """How many the node lends of this size at a time; where that is not known yet, any number."""
+        """Return how many slots of this size the node lends at a time; a large number while that is unknown."""
 
     def put(
         self,
@@ -181,7 +181,7 @@ class LocalWriter:
         indices: Sequence[int],
         digest: bool,
     ) -> tuple[bytes, PostState]:
-        """Copy blocks into the pool and post them; a BlockStatus for each of the leading ones, as far as slots went.
+        """Copy blocks into the pool and post them, as far as slots last; return a BlockStatus for each of these.
 
         STORED, or EXISTS where the node has the part already.
         """
@@ -190,8 +190,8 @@ class LocalWriter:
 class DirectoryReader:
     """Finds and copies blocks of a pool on this host without asking its server. One thread at a time.
 
-    Maps the directory and the notes that a HELLO brought (neither descriptor is owned or kept). It knows
-    only what is there: whatever it does not find, the server is to be asked for. OSError.
+    Maps the directory and the notes of a HELLO (neither descriptor is owned or kept). A block that it does not
+    find may still exist: ask the server. OSError.
     """
 
     def __init__(self, fd: int, size: int, notes_fd: int) -> None: ...
@@ -199,15 +199,15 @@ class DirectoryReader:
         """Give the mappings up. Never blocks; later use is a ValueError."""
 
     def writer(self) -> LocalWriter:
-        """Make the one that writes to the same pool. It keeps the mappings that it needs."""
+        """Return the writer to the same pool, which keeps the mappings that it needs."""
 
     def has_all(self, names: BlockNames, hashes: bytes) -> bool:
-        """Return whether all of these blocks are there with all parts; if so, they count as used."""
+        """Return whether the directory has these blocks with all parts; if so, they count as used."""
 
     def acquire(self, names: BlockNames, part: int | None, hashes: bytes) -> LocalLease | None:
-        """Pin these blocks where they lie, one part of them or all. None: the server is to be asked.
+        """Pin one part or all parts of these blocks in place. None: ask the server.
 
-        `offsets` and `crcs` of the lease are of each part of each block, block by block.
+        The lease's `offsets` and `crcs` are those of each part of each block, block by block.
         """
 
     def read(
@@ -222,7 +222,7 @@ class DirectoryReader:
     ) -> int:
         """Copy one part of the leading blocks out of the pool; return how many came whole.
 
-        With `verify`, also checked against their digests. The memory of the block behind them holds anything.
+        With `verify` they are checked against their digests. The memory of the next block holds anything.
         """
 
 def current_numa_node() -> int | None:
@@ -233,7 +233,7 @@ def gather(
 ) -> list[int]:
     """Copy blocks `indices` of the caller's memory into the slots at `offsets`; return the CRC32C of each.
 
-    Without `digest` none is computed: 0 for each.
+    Without `digest` the CRC32Cs are 0.
     """
 
 def scatter(
@@ -246,46 +246,46 @@ def scatter(
     """Copy slots into the caller's memory; return whether the bytes copied match `crcs` (True without)."""
 
 class TlsError(ConnectionError):
-    """TLS failed; the message is why, a part of a sentence: a certificate, or an end that speaks no TLS."""
+    """TLS failed; the message is the reason as a part of a sentence (a certificate, an end without TLS)."""
 
 @final
 class TlsContext:
-    """What one end of TLS 1.3 shows and whom it trusts: PEM files, read at once. Shared by connections and threads.
+    """The certificate and the trusted CAs of one end of TLS 1.3: PEM files, read at once. Safe in threads.
 
     ValueError in one sentence: a file cannot be used, a key has a passphrase, or libssl (OpenSSL 3) is missing.
     """
 
     @staticmethod
     def server(*, cert_file: str, key_file: str, ca_file: str = "") -> TlsContext:
-        """Return a node's: `cert_file` is its chain; with `ca_file` every client must show a certificate of it."""
+        """Return a node's context. `cert_file` is its chain; with `ca_file` clients must show a certificate of it."""
 
     @staticmethod
     def client(
         *, cert_file: str = "", key_file: str = "", ca_file: str = "", check_host: bool = True
     ) -> TlsContext:
-        """Return a client's: the server's certificate must be of `ca_file`, or of whom this machine trusts.
+        """Return a client's context. The server's certificate must be of `ca_file`, or of a CA of this machine.
 
-        It must name the host unless not `check_host`. `cert_file` and `key_file` are shown where asked for.
+        It must name the host if `check_host`. The client shows `cert_file` where the server asks for one.
         """
 
 def tune_tcp(fd: int) -> None:
-    """Set up a connected TCP socket, the caller's: nothing waits for more to send.
+    """Set up the caller's connected TCP socket: small frames are sent at once.
 
-    Nor is anything paced where the peer is on this host, if the host lets it choose.
+    Without pacing where the peer is on this host, if the kernel allows that.
     """
 
 class ProtocolError(ConnectionError):
-    """What a server sent is none of the protocol's replies, or not the one that was asked for."""
+    """The server sent no reply of the protocol, or another one than was asked for."""
 
 @final
 class Link:
     """A blocking client's connection over a connected stream socket, which stays the caller's. One thread at a time.
 
-    `digests`: whether they are computed of what is put; False where the server has them off.
+    `digests`: whether puts compute digests; False where the server has them off.
 
-    Deadlines are readings of time.monotonic(). Of every exchange: TimeoutError after its deadline, ProtocolError,
-    TlsError where TLS fails, another OSError where the socket does; then the connection is of no more use. Handlers
-    of signals run meanwhile. Never raises SIGPIPE.
+    Deadlines are readings of time.monotonic(). Every exchange may raise TimeoutError after its deadline,
+    ProtocolError, TlsError where TLS fails, another OSError where the socket fails; then the connection is of no
+    more use. Signal handlers run meanwhile. Never raises SIGPIPE.
     """
 
     digests: bool
@@ -295,13 +295,13 @@ class Link:
     @overload
     def __init__(self, fd: int, context: TlsContext, host: str) -> None: ...
     def handshake(self, deadline: float) -> None:
-        """Make sure of the other end. Under TLS only, before anything else."""
+        """Do the TLS handshake, before anything else. Under TLS only."""
 
     def ask(self, frame: bytes, deadline: float) -> _Answer | ErrorReply:
         """Send a request without payload and return its reply, which has the same request id and op."""
 
     def next_id(self) -> int:
-        """An id that no request over this link had before."""
+        """Return a request id that this link has not used."""
 
     def put(
         self,
@@ -327,11 +327,11 @@ class Link:
     ) -> list[BlockStatus] | ErrorReply:
         """Send a GET and receive blocks straight into the caller's memory; return OK, CORRUPT or MISSING for each.
 
-        Digests are checked if `verify`. The memory of a block that is not OK may have been written, also where this raises.
+        `verify` checks digests. The memory of a block that is not OK may be written, also where this raises.
         """
 
     def quiet(self) -> bool:
-        """Tell whether the connection stands and nothing has come that was not asked for. Does not wait."""
+        """Return whether the connection is up and nothing came that was not asked for. Does not wait."""
 
 def put_payload_bytes(block_bytes: int, blocks: int) -> int:
     """Return the payload_bytes of a PUT of `blocks` blocks: bytes and CRC32C of each."""
@@ -414,7 +414,7 @@ def encode_register(
 ) -> bytes: ...
 def encode_manifests(request_id: int, after: int = 0) -> bytes: ...
 def encode_match(request_id: int, manifest_id: int, hashes: Buffer, promote: bool = False) -> bytes:
-    """`promote`: bring what lies on slower tiers into memory; the reply does not wait for it."""
+    """`promote`: bring blocks of slower tiers into memory; the reply does not wait for that."""
 
 def encode_reserve(request_id: int, manifest_id: int, part: int, parent: bytes | None, hashes: Buffer) -> bytes: ...
 def encode_lend(request_id: int, manifest_id: int, part: int, parent: bytes | None) -> bytes: ...
@@ -428,7 +428,7 @@ def encode_abort(
 def encode_put(
     request_id: int, manifest_id: int, part: int, parent: bytes | None, hashes: Buffer, block_bytes: int
 ) -> bytes:
-    """Encode header and body of a PUT; its payload is to follow."""
+    """Encode header and body of a PUT, without its payload."""
 
 def encode_acquire(request_id: int, manifest_id: int, part: int | None, hashes: Buffer) -> bytes:
     """`part` None: all parts of the manifest."""
@@ -542,14 +542,14 @@ class ReserveReply:
 
 @final
 class AttachReply:
-    """The server's end of the RDMA connection, opaque here: see kvrouter_store.rdma.base."""
+    """The server's end of the RDMA connection; kvrouter_store.rdma.base reads the card."""
 
     @property
     def card(self) -> bytes: ...
 
 @final
 class LendReply:
-    """All slots that the connection has now; `most`: that it may have of this size."""
+    """All slots lent to the connection now; `most`: how many of this size it may have."""
 
     @property
     def most(self) -> int: ...
@@ -568,7 +568,7 @@ class StatusesReply:
 
 @final
 class AcquireReply:
-    """Slot k of block i stands at i * len(part_bytes) + k of the three lists (new lists at each access)."""
+    """Slot k of block i is at i * len(part_bytes) + k of the three lists (new lists at each access)."""
 
     @property
     def lease_id(self) -> int: ...
@@ -589,7 +589,7 @@ class GetReply:
     def part_bytes(self) -> int: ...
     @property
     def crcs(self) -> list[int]:
-        """One per block of the leading run; the payload (recv_into) has their bytes."""
+        """One per block of the leading run, whose bytes are the payload."""
 
 @final
 class WaitReply:
@@ -602,14 +602,14 @@ class WaitReply:
 
 @final
 class FlagReply:
-    """RELEASE: held throughout. CANCEL: the WAIT was pending."""
+    """RELEASE: whether the lease was held throughout. CANCEL: whether the WAIT was pending."""
 
     @property
     def flag(self) -> bool: ...
 
 @final
 class CountReply:
-    """DELETE, PURGE: blocks forgotten."""
+    """DELETE, PURGE: how many blocks were forgotten."""
 
     @property
     def count(self) -> int: ...
@@ -633,7 +633,7 @@ _Answer: TypeAlias = (
 _Reply: TypeAlias = _Answer | ErrorReply
 
 def decode_reply(header: Header, data: Buffer, offset: int = 0) -> _Reply:
-    """Decode the body that stands at `offset` of `data`: the reply type of header.op, or ErrorReply.
+    """Decode the body at `offset` of `data`: the reply type of header.op, or ErrorReply.
 
     ErrorReply if header.status is not OK (except WAIT's TIMEOUT and CANCELLED: a WaitReply). ValueError if the
     body does not parse to its last byte; the connection is of no more use.
@@ -642,19 +642,19 @@ def decode_reply(header: Header, data: Buffer, offset: int = 0) -> _Reply:
 # ---------------------------------------------------------------- server
 
 DISK_IO_KINDS: tuple[str, ...]
-"""What a disk can be read and written through, the better first."""
+"""The ways to read and write a disk, the best first."""
 
 EVICTION_POLICIES: tuple[str, ...]
-"""Who goes when the pool is full, the default first."""
+"""The policies that choose blocks to evict, the default first."""
 
 @final
 class Placement:
-    """Which pages a pool is to have, each kind in bytes (0: not those), and whose memory.
+    """Which pages a pool gets, each kind in bytes (0: not this kind), and of which NUMA nodes.
 
     Huge pages that the host has set aside are tried first; with `explicit_only` a server without them does
-    not start (OSError, ENOMEM). Then those that the kernel makes itself: by touch, or else only in a pool that
-    is prefaulted. Then small ones. `numa_nodes`: the pool has one region for each, whose pages come from
-    that node while it has any. ValueError for what is no size of a page or no node.
+    not start (OSError, ENOMEM). Then transparent huge pages: by touch, or else only in a prefaulted pool. Then
+    small ones. `numa_nodes`: the pool has one region for each, with pages of that node while it has any.
+    ValueError for an impossible page size or node.
     """
 
     def __init__(
@@ -689,19 +689,19 @@ class Placed:
     def page_bytes(self) -> int: ...
     @property
     def huge_error(self) -> int:
-        """The errno for which some of it, or all, is not in the pages that were wanted; 0 for none."""
+        """Why some or all of it is not in the wanted pages (an errno); 0 for none."""
 
     @property
     def numa_error(self) -> int:
-        """The errno for which it is bound to no NUMA node; 0 for none."""
+        """Why it is bound to no NUMA node (an errno); 0 for none."""
 
     @property
     def numa_regions(self) -> int:
-        """How many NUMA nodes have a part of it; 0 where it is bound to none."""
+        """How many NUMA nodes hold a part of it; 0 where it is bound to none."""
 
 @final
 class AttachEvent:
-    """What the host of RDMA has to do: make a queue pair for a session, or end (not `begins`) the one it has."""
+    """An order to the RDMA host: make a queue pair for a session (`begins`), or end the one it has."""
 
     @property
     def session(self) -> int: ...
@@ -711,26 +711,26 @@ class AttachEvent:
     def rail(self) -> int: ...
     @property
     def card(self) -> bytes:
-        """The client's end, as it came; empty in an end."""
+        """The client's end of the connection; empty where the queue pair ends."""
 
 @final
 class StoreServer:
     """A store node: TCP and Unix listeners, one thread of its own, one pool. Not started by the constructor.
 
     `port` 0 takes a free one. `pool_bytes` is rounded up to granules (power of two, 4..64 KiB). `prefault`
-    touches the whole pool in start(). A frame that is not complete, or a reply that is not taken, within
-    `frame_deadline_s` seconds (per MiB of payload) ends its connection. `unix_path`: created with `unix_mode`, removed by
-    stop(); a stale socket file is replaced, a living one is an OSError. `eviction`: one of EVICTION_POLICIES.
-    `tenants`: names and tokens; clients must then show one of the tokens. `quotas`: bytes of the pool by
-    tenant, together no more than it; ValueError where they are, or where one is of none of the tenants. `tls`: a server's
-    context; who comes over TCP must then speak TLS. A connection has 5 seconds for its HELLO, with the handshake.
-    `placement`: which pages the pool is to have; `pool_bytes` is rounded up to those it gets. `lend_bytes`: what
-    a client on this host may have lent, to put without a request; None: a 32nd of the pool, at most 64 MiB.
-    `reserve_bytes`: what one client may have reserved, lent and fenced together; None: a quarter of the pool.
-    The reservations of a connection that says nothing for `reserve_timeout_s` seconds end.
+    touches the whole pool in start(). A connection ends if a frame is not complete, or a reply not read, within
+    `frame_deadline_s` seconds (per MiB of payload). `unix_path`: created with `unix_mode`, removed by stop(); a stale
+    socket file is replaced, one in use is an OSError. `eviction`: one of EVICTION_POLICIES. `tenants`: names and
+    tokens; clients must then show one of the tokens. `quotas`: bytes of the pool by tenant; ValueError where they
+    exceed the pool, or name an unknown tenant. `tls`: a server's context; clients over TCP must then use TLS. A
+    connection has 5 seconds for its HELLO, with the handshake. `placement`: which pages the pool gets; `pool_bytes`
+    is rounded up to whole pages. `lend_bytes`: bytes that a client on this host may have lent, to put without a
+    request; None: a 32nd of the pool, at most 64 MiB. `reserve_bytes`: bytes that one client may have reserved, lent
+    and fenced together; None: a quarter of the pool. Reservations of a connection end when it sends nothing for
+    `reserve_timeout_s` seconds.
 
-    `disk`: folder of the SSD tier's two files, of `disk_bytes` together with what they have set aside;
-    `disk_io`: "auto" or one of DISK_IO_KINDS; a request waits `disk_read_timeout_s` for its blocks at most.
+    `disk`: folder of the SSD tier's two files, with reserved space together `disk_bytes`; `disk_io`: "auto" or one
+    of DISK_IO_KINDS; a request waits at most `disk_read_timeout_s` seconds for its blocks.
     """
 
     def __init__(
@@ -766,49 +766,49 @@ class StoreServer:
     def flush_disk(self, timeout_s: float) -> tuple[str, int, int]:
         """Wait until every block committed so far is durable on the disk.
 
-        Returns why it is not ("" where it is), how many blocks are, and how many parts of blocks were
+        Returns why it is not ("" where it is), the number of durable blocks, and the number of parts that were
         not written since the node started.
         """
 
     def take_notices(self) -> list[tuple[bool, str]]:
-        """Return what happened to the disk since the last call: whether it is bad, and a sentence."""
+        """Return the news of the disk since the last call: whether it is bad, and a sentence."""
 
     @property
     def notice_fd(self) -> int:
-        """A descriptor that can be read while there are notices; the server's own. -1 without a disk."""
+        """A descriptor, the server's own, that is readable while there are notices. -1 without a disk."""
 
     def offer_attach(self, most: int) -> int:
         """From now on let connections attach for RDMA, at most `most` at a time (0: no further ones).
 
-        Returns a descriptor that can be read while take_attach_events() has something; the server's own
-        until stop(). ValueError unless running.
+        Returns a descriptor that is readable while take_attach_events() has events; the server's own until
+        stop(). ValueError unless running.
         """
 
     def take_attach_events(self) -> list[AttachEvent]:
-        """Return what the host of RDMA has to do, each once, in the order in which it was wished for."""
+        """Return the orders to the RDMA host, each once, in the order of the requests."""
 
     def attached(self, session: int, card: bytes) -> bool:
-        """The session has a queue pair: give its client this card. False: it is gone; end the queue pair."""
+        """Give the session's client this card. False: the session ended; end its queue pair."""
 
     def refuse_attachment(self, session: int, status: Status, why: str) -> bool:
-        """The session gets no queue pair. False: it is gone."""
+        """Refuse the session a queue pair. False: the session ended."""
 
     def fenced(self, session: int) -> None:
-        """Nothing reads or writes the pool through the session's queue pair any more: its slots are free.
+        """Free the slots of the session: its queue pair reads and writes the pool no more.
 
-        A session that has not ended ends before.
+        Ends the session if it has not ended.
         """
 
     @property
     def pool_address(self) -> int:
-        """Where the pool lies in this process; 0 unless running."""
+        """The address of the pool in this process; 0 unless running."""
 
     def drain(self) -> int:
-        """Accept no connection any more and end each when nothing of it is under way.
+        """Accept no more connections and end each one when it has nothing in flight.
 
-        Under way are requests, replies, reservations and leases; waits end by TIMEOUT once nobody
-        writes. Returns a descriptor that can be read when the last connection has gone; the
-        server's own until stop(). Idempotent. ValueError unless running.
+        In flight are requests, replies, reservations and leases; waits end by TIMEOUT once no connection writes.
+        Returns a descriptor that is readable when the last connection has ended; the server's own until stop().
+        Idempotent. ValueError unless running.
         """
 
     def stop(self) -> None:
@@ -818,20 +818,20 @@ class StoreServer:
         """Return gauges, *_total counters and times (Node::stats; names: Stat in csrc/wire/replies.h)."""
 
     def admits(self, token: str) -> bool:
-        """Tell whether this is a token of the node, or it asks for none. False unless running.
+        """Return whether this is a token of the node, or the node needs none. False unless running.
 
-        Takes the same time whatever the tokens have in common. What is not admitted is counted.
+        Takes the same time however similar the tokens are. Refusals are counted.
         """
 
     def follow_tokens(self, tenants: Sequence[tuple[str, str]]) -> int:
-        """Take the tokens of the same tenants as they are now; how many connections ended for that.
+        """Replace the tokens of the same tenants; return how many connections ended for that.
 
-        Those that came with a token which is none any more end, with all that they held. ValueError, and all
-        stays as it was, where these are other tenants, or unless running.
+        Connections with a removed token end, and with them what they held. ValueError, without a change, for other
+        tenants or unless running.
         """
 
     def follow_tls(self, tls: TlsContext) -> None:
-        """Show this to those who connect over TCP from now on. ValueError where the node was started without TLS."""
+        """Use this context for new connections over TCP. ValueError where the node was started without TLS."""
 
     def purge(self, token: str | None = None) -> int:
         """Forget all blocks, or those of the tenant with this token; return how many.
@@ -841,7 +841,7 @@ class StoreServer:
 
     @property
     def placed(self) -> Placed:
-        """Where the pool's memory came from: small pages of 0 bytes unless running."""
+        """The pool's pages and NUMA nodes; small pages of 0 bytes unless running."""
 
     @property
     def port(self) -> int: ...

@@ -164,7 +164,7 @@ class Link:
             data, fds = _receive(source)
         except OSError:
             data, fds = b"", []
-        data, limit_reached = self._within_limit(data, upward)
+        data, limit_reached = self.within_limit(data, upward)
         if not data:
             for fd in fds:
                 socket.close(fd)
@@ -178,7 +178,7 @@ class Link:
         elif not data:
             self._drop(source)
 
-    def _within_limit(self, data: bytes, upward: bool) -> tuple[bytes, bool]:
+    def within_limit(self, data: bytes, upward: bool) -> tuple[bytes, bool]:
         """What of the data may pass, and whether the limit is reached with it."""
         limit = self.cut_after_up if upward else self.cut_after_down
         passed = self.passed_up if upward else self.passed_down

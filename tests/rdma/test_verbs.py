@@ -6,6 +6,7 @@ import socket
 import time
 import zlib
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from tests.rdma.near import LARGE, SIZE, NearSide
@@ -16,7 +17,7 @@ from kvrouter_store.errors import DeadlineExceeded
 from kvrouter_store.rdma.base import Device, LinkType, TransferFailed
 from kvrouter_store.rdma.device import open_device
 from kvrouter_store.rdma.options import RdmaOptions
-from kvrouter_store.rdma.queue_pair import LIST_LENGTH, LISTS_POSTED
+from kvrouter_store.rdma.queue_pair import LIST_LENGTH, LISTS_POSTED, VerbsQueuePair
 
 pytestmark = pytest.mark.rdma
 KIB = 1024
@@ -261,11 +262,11 @@ def test_a_closed_device_has_closed_what_was_made_of_it() -> None:
 
 
 def test_each_queue_pair_waits_on_a_descriptor_of_its_own(device: Device) -> None:
-    pairs = [device.queue_pair() for _ in range(3)]
+    pairs = [cast("VerbsQueuePair", device.queue_pair()) for _ in range(3)]
     waits = select.poll()
     for pair in pairs:
-        waits.register(pair._channel.fd, select.POLLIN)  # type: ignore[attr-defined]
-    assert len({pair._channel.fd for pair in pairs}) == 3  # type: ignore[attr-defined]
+        waits.register(pair.descriptor, select.POLLIN)
+    assert len({pair.descriptor for pair in pairs}) == 3
     assert waits.poll(0) == []
     for pair in pairs:
         pair.close()

@@ -53,6 +53,11 @@ class StoreLink:
         """Whether the store is known to be away."""
         return self._away.is_set()
 
+    @property
+    def pause_s(self) -> float:
+        """Seconds between two heartbeats: a store that is away is asked more often."""
+        return AWAY_S if self.away else HEARTBEAT_S
+
     def start(self) -> None:
         """Register the engine, and keep it registered while it is idle, in the link's thread."""
         self._thread.start()
@@ -128,4 +133,5 @@ class StoreLink:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            self._closed.wait(HEARTBEAT_S if self.beat() else AWAY_S)
+            self.beat()
+            self._closed.wait(self.pause_s)

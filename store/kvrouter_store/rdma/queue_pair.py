@@ -70,6 +70,11 @@ class VerbsQueuePair:
             self._frees = undo.pop_all()
         self.endpoint = self._describe()
 
+    @property
+    def descriptor(self) -> int:
+        """Of its own; readable when a completion came."""
+        return int(self._channel.fd)
+
     def connect(self, peer: RdmaEndpoint) -> None:
         """See base.QueuePair. Raises TransferFailed where the peer cannot be reached from here."""
         port = self._device.port

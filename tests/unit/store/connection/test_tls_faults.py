@@ -121,9 +121,9 @@ class Tamperer(Link):
 
     change_after: int | None = None
 
-    def _within_limit(self, data: bytes, upward: bool) -> tuple[bytes, bool]:
+    def within_limit(self, data: bytes, upward: bool) -> tuple[bytes, bool]:
         passed = self.passed_down
-        data, cut = super()._within_limit(data, upward)
+        data, cut = super().within_limit(data, upward)
         at = -1 if upward or self.change_after is None else self.change_after - passed
         if 0 <= at < len(data):
             data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]

@@ -1,6 +1,7 @@
 """An engine goes on without its store, at once, and finds it again."""
 
 import logging
+import threading
 from typing import Any, cast
 
 import pytest
@@ -93,24 +94,19 @@ def test_a_refused_operation_does_not_make_the_store_away(
 
 
 def test_a_store_that_is_away_is_looked_for_more_often_than_one_that_is_there(
-    client: FakeClient, link: StoreLink, monkeypatch: pytest.MonkeyPatch
+    client: FakeClient, link: StoreLink
 ) -> None:
     pauses: list[float] = []
-
-    def wait(pause_s: float) -> bool:
-        pauses.append(pause_s)
-        client.failure = None if len(pauses) == 2 else StoreUnavailable("away")
-        if len(pauses) == 4:
-            link._closed.set()
-        return link._closed.is_set()
-
-    monkeypatch.setattr(link._closed, "wait", wait)
-    link._run()
+    for failure in (None, StoreUnavailable("away"), None, StoreUnavailable("away")):
+        client.failure = failure
+        link.beat()
+        pauses.append(link.pause_s)
     assert pauses == [HEARTBEAT_S, AWAY_S, HEARTBEAT_S, AWAY_S]
 
 
 def test_closing_ends_the_thread_and_the_client(client: FakeClient, link: StoreLink) -> None:
+    before = threading.active_count()
     link.start()
     link.close()
     assert client.closed
-    assert not link._thread.is_alive()
+    assert threading.active_count() == before
