@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def ask_for_token(headers: Mapping[str, str], token: str) -> None:
-    """Check the token of a request, in constant time; "" needs none.
-
-    Raises:
-        ApiError: 401.
-    """
+    """Check the token of a request, in constant time; "" needs none. ApiError: 401."""
     given = bearer_token(headers.get("authorization", "")).encode("latin-1", "replace")
     if token and not hmac.compare_digest(given, token.encode()):
         raise ApiError(401, "This needs the admin token, as Authorization: Bearer TOKEN.")

@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
-from kvrouter.credentials.caller_keys import file_line, new_key, read_keys
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from kvrouter.credentials.caller_keys import NAME, file_line, new_key, read_keys
 from kvrouter.options.complaints import UsageError
 
-if TYPE_CHECKING:
-    from kvrouter.access.key_settings import KeySettings
+
+class KeySettings(BaseModel):
+    """The key to make."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    env_prefix: ClassVar[str] = "KVROUTER_KEY_"
+
+    name: str = Field(
+        description="Name of the caller, as logs and metrics show it: 1 to 64 letters, digits and "
+        ". _ @ -.",
+        json_schema_extra={"positional": True, "metavar": "NAME"},
+    )
+    file: str = Field(
+        default="",
+        description="File of --api-key-file, to which the command adds the name and the SHA-256 "
+        "of the key. By default it prints this line after the key.",
+        json_schema_extra={"section": "Settings"},
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _a_name(cls, value: str) -> str:
+        if not NAME.fullmatch(value):
+            raise ValueError(f"{value!r}: a name has 1 to 64 letters, digits and . _ @ -")
+        return value
 
 
 def run(settings: KeySettings) -> None:
-    """Make a key.
-
-    Raises:
-        UsageError: the file cannot be used, or has a key of that name.
-    """
+    """Make a key. UsageError: the file cannot be used, or has a key of that name."""
     key = new_key()
     line = file_line(settings.name, key)
     if not settings.file:

@@ -100,7 +100,7 @@ COMMANDS: Final = (
         "key new",
         "make an API key for a caller of the router",
         "NAME [--file FILE]",
-        "kvrouter.access.key_settings:KeySettings",
+        "kvrouter.access.key_command:KeySettings",
         "kvrouter.access.key_command:run",
     ),
 )

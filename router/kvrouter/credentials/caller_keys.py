@@ -87,11 +87,7 @@ def file_line(name: str, key: str) -> str:
 
 
 def check_key(key: str) -> str:
-    """Return the key.
-
-    Raises:
-        ValueError: it cannot be sent in a header; a sentence without the key.
-    """
+    """Return the key. ValueError: it cannot be sent in a header; a sentence without the key."""
     if not _KEY.fullmatch(key):
         raise ValueError(f"give a key of 1 to {MAX_KEY_BYTES} ASCII characters without blanks")
     return key
@@ -104,11 +100,7 @@ def plain_keys(given: list[str]) -> list[Key]:
 
 
 def read_keys(path: str) -> list[Key]:
-    """The keys of a file.
-
-    Raises:
-        ValueError: a sentence with the remedy.
-    """
+    """The keys of a file. ValueError: a sentence with the remedy."""
     content = read_private(path, stat.S_IWOTH, "can be written by other users: chmod o-w")
     try:
         found = load_bounded(_UniqueNames(content))
@@ -150,11 +142,7 @@ def read_private(path: str, forbidden: int, complaint: str) -> str:
 
 
 def joined(keys: list[Key]) -> list[Key]:
-    """Return the keys.
-
-    Raises:
-        ValueError: two callers have the same name or the same key.
-    """
+    """Return the keys. ValueError: two callers have the same name or the same key."""
     names: set[str] = set()
     owners: dict[bytes, str] = {}
     for key in keys:

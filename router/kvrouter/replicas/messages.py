@@ -114,11 +114,7 @@ def encode(envelope: Envelope) -> bytes:
 
 
 def decode(message: bytes) -> Envelope:
-    """The envelope in these bytes.
-
-    Raises:
-        BadEnvelope: they are malformed, or of another version.
-    """
+    """The envelope in these bytes. BadEnvelope: they are malformed, or of another version."""
     if len(message) > MAX_RECEIVED_BYTES:
         raise BadEnvelope("malformed")
     try:

@@ -9,11 +9,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.fakes.canary import canary_outcomes
 from tests.fakes.engine import FakeEngine, engines
 
 from kvrouter.app.app import App
 from kvrouter.app.settings import RouterSettings
-from kvrouter.canary.replay import MAX_SAMPLES, PATIENCE_S
 from kvrouter.canary.sample import MAX_BODY_BYTES
 from kvrouter.http.headers import SSE_HEADERS
 from kvrouter.http.server.exchange import Exchange
@@ -105,9 +105,6 @@ class Site:
         self.engine = engine
         self.script = script
         self._port = port
-        assert app._canary is not None
-        self.canary = app._canary
-        self.replays = app._canary._replays
 
     async def ask(self, body: Json, path: str = COMPLETIONS) -> tuple[int, bytes]:
         url = f"http://127.0.0.1:{self._port}{path}"
@@ -126,8 +123,7 @@ class Site:
 
     @property
     def judged(self) -> Counter[str]:
-        counts = self.replays.outcomes
-        return Counter({str(outcome): count for outcome, count in counts.items()})
+        return canary_outcomes(self.app)
 
 
 @asynccontextmanager
@@ -248,61 +244,6 @@ async def test_an_engine_that_refuses_replays_is_no_alarm(caplog: Any) -> None:
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_a_replay_waits_until_its_engine_is_quiet() -> None:
-    async with site(canary_below_requests=2) as here:
-        looks: asyncio.Queue[float] = asyncio.Queue()
-
-        async def pause(seconds: float) -> None:
-            looks.put_nowait(seconds)
-            await asyncio.sleep(0)
-
-        here.replays._pause = pause
-        (engine,) = here.app.pool.all()
-        tickets = [here.app.pool.reserve(engine, 1) for _ in range(2)]
-        await here.ask(GREEDY)
-        for _ in range(3):
-            await looks.get()
-        assert not here.script.replays
-        tickets.pop().release()
-        assert await here.outcomes(1) == {"equal": 1}
-        tickets.pop().release()
-
-
-async def test_a_replay_waits_while_clients_wait_and_is_given_up_in_the_end() -> None:
-    async with site() as here:
-        here.replays._waiting = lambda: 1
-        late = iter([0.0, PATIENCE_S + 1])
-        here.replays._clock = lambda: here_s + next(late)
-        here_s = asyncio.get_running_loop().time()
-
-        async def pause(seconds: float) -> None:
-            await asyncio.sleep(0)
-
-        here.replays._pause = pause
-        await here.ask(GREEDY)
-        assert await here.outcomes(1) == {"skipped": 1}
-    assert not here.script.replays
-
-
-async def test_samples_of_an_engine_that_is_gone_are_skipped() -> None:
-    async with site() as here:
-        (engine,) = here.app.pool.all()
-        ticket = here.app.pool.reserve(engine, 1)
-        here.replays._below = 1
-        await here.ask(GREEDY)
-        here.app.pool.leave(engine)
-        assert await here.outcomes(1) == {"skipped": 1}
-        ticket.release()
-
-
-async def test_more_samples_than_may_wait_are_skipped() -> None:
-    async with site() as here:
-        here.replays._below = 0
-        for _ in range(MAX_SAMPLES + 2):  # one is with the one that looks, the rest wait
-            await here.ask(GREEDY)
-        assert await here.outcomes(1) == {"skipped": 1}
-
-
 async def test_the_canary_tells_its_outcomes_in_a_metric() -> None:
     async with site() as here:
         await here.ask(GREEDY)
@@ -315,7 +256,6 @@ async def test_without_a_rate_there_is_no_canary() -> None:
     app = App(RouterSettings(decode=["127.0.0.1:1"], port=0))
     try:
         await app.start()
-        assert app._canary is None
         assert "canary" not in app.metrics.page().decode()
     finally:
         await app.close()

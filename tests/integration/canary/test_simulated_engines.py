@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.fakes.canary import canary_outcomes
 from tests.tools.doctor.conftest import BLOCK_TOKENS, Rig
 
 from kvrouter.app.app import App
@@ -49,14 +50,9 @@ class Site:
     async def outcomes(self, judged: int) -> Counter[str]:
         """How that many samples ended, once they all have."""
         async with asyncio.timeout(PATIENCE_S):
-            while sum(self._counts().values()) < judged:
+            while sum(canary_outcomes(self.app).values()) < judged:
                 await asyncio.sleep(0.01)
-        return self._counts()
-
-    def _counts(self) -> Counter[str]:
-        assert self.app._canary is not None
-        counts = self.app._canary._replays.outcomes
-        return Counter({str(outcome): count for outcome, count in counts.items()})
+        return canary_outcomes(self.app)
 
 
 @asynccontextmanager

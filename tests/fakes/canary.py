@@ -1,0 +1,13 @@
+"""What a canary found, read from the router's metrics."""
+
+from collections import Counter
+
+from kvrouter.app.app import App
+
+
+def canary_outcomes(app: App) -> Counter[str]:
+    """How many samples ended how, so far."""
+    families = (each for each in app.metrics.collect() if each.name == "kvrouter:canary")
+    return Counter(
+        {s.labels["outcome"]: int(s.value) for family in families for s in family.samples}
+    )
