@@ -8,6 +8,7 @@ Whatever was started is stopped and removed. Exit status: the command's, or 97.
 """
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ BASE_IMAGES = {"bookworm": "python:3.11-slim-bookworm", "trixie": "python:3.13-s
 BASE_PACKAGES = "python3,python3-dev,python3-venv,python3-pip,ca-certificates"
 TOOLS = {"mmdebstrap": "mmdebstrap", "runc": "runc", "iptables": "iptables"}
 CERTIFICATES = Path("/usr/local/share/ca-certificates")
+APT_LOCK = Path(__file__).resolve().parent.parent / "build/ci/apt.lock"
 NO_ENGINE = 97
 START_S = 60
 STOP_S = 30
@@ -71,8 +73,12 @@ def mirror() -> str:
 def install_tools() -> None:
     """Install the Debian packages that making an image and running a container need."""
     missing = [package for tool, package in TOOLS.items() if not shutil.which(tool)]
-    if missing:
-        say(f"installing Debian packages: {' '.join(missing)}")
+    if not missing:
+        return
+    say(f"installing Debian packages: {' '.join(missing)}")
+    APT_LOCK.parent.mkdir(parents=True, exist_ok=True)
+    with APT_LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # .ci/prepare/*.sh install packages at the same time
         quietly(["apt-get", "update"])
         quietly(["apt-get", "install", "-y", "--no-install-recommends", *missing])
 

@@ -50,11 +50,9 @@ class HeaderFields {
     bytes_ += name.size() + value.size();
     if (beyond()) return;
     const nb::object key = latin1(lower(view(name), room_)), text = latin1(trimmed(view(value)));
-    const size_t before = fields_.size();
-    PyObject* const held = PyDict_SetDefault(fields_.ptr(), key.ptr(), text.ptr());
-    if (held == nullptr) throw nb::python_error();
-    if (fields_.size() > before) return;
-    fields_[key] = nb::borrow<nb::str>(held) + nb::str(", ") + text;
+    PyObject* const held = PyDict_GetItemWithError(fields_.ptr(), key.ptr());
+    if (held == nullptr && PyErr_Occurred() != nullptr) throw nb::python_error();
+    fields_[key] = held == nullptr ? text : nb::borrow<nb::str>(held) + nb::str(", ") + text;
   }
 
   // All of them; none is left. None: they were beyond the bounds.
