@@ -85,11 +85,7 @@ class Caller:
         return self._models is None or model in self._models
 
     def begin(self) -> None:
-        """Check the limits of requests.
-
-        Raises:
-            ApiError: 429: it has too many in flight, or had too many in a short time.
-        """
+        """Check the limits of requests. ApiError: 429."""
         if self._most is not None and self.running >= self._most:
             message = f"This key may have {self._most} requests in flight at a time."
             raise self._limited("concurrency", message, 1.0)
@@ -98,11 +94,7 @@ class Caller:
             raise self._limited("requests", message, wait_s)
 
     def admit(self, model: str, prompt_tokens: int) -> None:
-        """Check model and tokens of a request.
-
-        Raises:
-            ApiError: 404, as for a model that does not exist; 429: it used too many tokens.
-        """
+        """Check model and tokens. ApiError: 404, as for a missing model; 429: too many tokens."""
         if self._models is not None and model not in self._models:
             self.refused["model"] += 1
             raise model_not_found(model)
@@ -131,14 +123,8 @@ class Caller:
 class KeyRing:
     """All callers, found by the key in an Authorization header.
 
-    A dictionary finds keys by their SHA-256. The time of the search depends on the hash alone, so
-    that it reveals nothing about a key.
-
-    Args:
-        clock: seconds, monotonic.
-
-    Attributes:
-        unknown: requests without a valid key; only grows.
+    A dictionary finds keys by their SHA-256, so that the time of a search reveals nothing about a
+    key. `unknown` counts requests without a valid key.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

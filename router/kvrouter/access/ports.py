@@ -46,12 +46,7 @@ class Server(Protocol):
 
 
 class Ports:
-    """Opens and closes both servers.
-
-    Attributes:
-        public: the server of the public port.
-        control: that of the control port, which needs no key; None without a control port.
-    """
+    """Opens and closes both servers; `control` needs no key, and may be None."""
 
     def __init__(self, public: HttpServer, control: Server | None) -> None:
         self.public = public

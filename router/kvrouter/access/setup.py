@@ -23,39 +23,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AccessKeys:
-    """All keys.
-
-    Attributes:
-        callers: those of callers.
-        engines: those for engines, by `HOST:PORT`; under "" that of all others.
-    """
+    """Keys of callers, and keys for engines by `HOST:PORT` (under "" that of all others)."""
 
     callers: list[Key]
     engines: Mapping[str, str]
 
     @classmethod
     def read(cls, settings: AccessSettings) -> AccessKeys:
-        """Read the files, which takes seconds for many keys.
-
-        Raises:
-            ValueError: a file cannot be used; a sentence without keys.
-        """
+        """Read the files, which takes seconds for many keys. ValueError: one cannot be used."""
         return cls(settings.caller_keys(), settings.engine_keys())
 
 
 class Access:
-    """The keys in use.
-
-    Args:
-        settings: the files to read.
+    """The keys in use: those of callers (`ring`) and those for engines.
 
     Raises:
         UsageError: a file has changed since the settings were checked and cannot be used.
-
-    Attributes:
-        ring: keys of callers.
-        worker_keys: keys for engines.
-        trust: certificates of engines.
     """
 
     def __init__(self, settings: AccessSettings) -> None:
@@ -82,13 +65,9 @@ class Access:
             )
 
     def follow(self, settings: AccessSettings, keys: AccessKeys | None = None) -> None:
-        """Take over new keys; if they cannot be used, nothing changes.
+        """Take over new keys, read now unless given; if they cannot be used, nothing changes.
 
         Requests in flight go on, even if their key is gone.
-
-        Args:
-            settings: the files to read.
-            keys: of `settings`; None: read them now.
         """
         try:
             keys = keys or AccessKeys.read(settings)

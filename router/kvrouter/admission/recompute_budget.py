@@ -32,11 +32,9 @@ class Grant:
 
 
 class RecomputeBudget:
-    """Grants tokens within a limit. A request above the limit is granted if it is alone.
+    """Grants tokens within a limit; 0 refuses everything.
 
-    Args:
-        limit_tokens: the budget; 0 refuses everything.
-        clock: seconds, monotonic.
+    A request above the limit is granted if it is alone.
     """
 
     def __init__(self, limit_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -27,12 +27,7 @@ _REMEMBERED: Final = 4096
 
 
 class Tenants:
-    """Finds the tenant of a request.
-
-    Args:
-        header: in which trusted proxies name tenants, in lower case.
-        proxies: their networks. `follow` changes both.
-    """
+    """Finds the tenant of a request; trusted `proxies` name it in `header` (lower case)."""
 
     def __init__(self, header: str, proxies: Sequence[Network] = ()) -> None:
         self.follow(header, proxies)

@@ -26,14 +26,7 @@ _LOOK_S: Final = 0.05
 
 
 class QueueWait(Admission):
-    """An `Admission` in which requests await their turn.
-
-    Args:
-        limit, queue_size: see `Admission`.
-        timeout_s: longest wait; may change.
-        tenants: finds the tenant of a request.
-        metrics: records the waits.
-    """
+    """An `Admission` in which requests await their turn, for at most `timeout_s`."""
 
     def __init__(
         self, limit: int, queue_size: int, timeout_s: float, tenants: Tenants, metrics: Metrics
@@ -83,15 +76,7 @@ class QueueWait(Admission):
 
 
 class EngineWait:
-    """Lets requests wait for an engine.
-
-    Args:
-        timeout_s: longest wait; may change.
-        size: requests that may wait; may change.
-
-    Attributes:
-        waiting: requests that wait now.
-    """
+    """Lets at most `size` requests wait for an engine, each for at most `timeout_s`."""
 
     def __init__(self, timeout_s: float, size: int) -> None:
         self.timeout_s = timeout_s

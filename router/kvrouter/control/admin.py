@@ -40,15 +40,7 @@ class _Worker(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Admin:
-    """Answers GET, POST and DELETE of /workers.
-
-    Args:
-        pool: the engines.
-        fleet: adds and removes engines.
-        prober: knows the problem of an engine.
-        token: required as `Authorization: Bearer`; "" for none.
-        tracker: how well the router knows each engine's cache; None without KV events.
-    """
+    """Answers GET, POST and DELETE of /workers; requires `token` unless it is ""."""
 
     def __init__(
         self,

@@ -50,14 +50,7 @@ _GENERATION: Final[tuple[tuple[str, Kind, str, str], ...]] = (
 
 
 def document(version: str, *, admin: bool = False, keys: bool = False, apart: bool = False) -> Json:
-    """The document, as a JSON object.
-
-    Args:
-        version: the router's.
-        admin: whether there is the admin API.
-        keys: whether callers need a key.
-        apart: whether there is a control port.
-    """
+    """The document as a JSON object: with the admin API, API keys, or a control port (`apart`)."""
     found: Json = yaml.safe_load((files("kvrouter.control") / "openapi.yaml").read_bytes())
     found["info"]["version"] = version
     paths: dict[str, Json] = found["paths"]

@@ -32,14 +32,10 @@ class Status:
     """The endpoints; none of them asks an engine.
 
     Args:
-        pool: the engines.
-        metrics: for /metrics.
         asked: whether every engine has been probed once.
         store_connected: whether the store is connected; True without a store.
         draining: whether the router is about to stop.
-        admin: whether the admin API is served.
-        keys: whether callers need a key.
-        apart: whether there is a control port.
+        admin, keys, apart: for `document`.
     """
 
     def __init__(

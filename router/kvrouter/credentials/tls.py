@@ -42,11 +42,8 @@ def server_context(certificate: str, key: str, clients: str) -> ssl.SSLContext:
 def client_context(authorities: str) -> ssl.SSLContext:
     """The TLS of connections to engines, whose certificates must name the host.
 
-    Args:
-        authorities: PEM file of CAs; "": those that this machine trusts.
-
-    Raises:
-        ValueError: the file cannot be used.
+    `authorities` is a PEM file of CAs; "": those that this machine trusts. ValueError: the file
+    cannot be used.
     """
     if authorities:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks names and certificates
@@ -59,11 +56,7 @@ def client_context(authorities: str) -> ssl.SSLContext:
 
 
 class Trust:
-    """The TLS of connections to engines, made when the first engine is reached by HTTPS.
-
-    Args:
-        authorities: see `client_context`.
-    """
+    """The TLS of connections to engines, made when the first engine is reached by HTTPS."""
 
     def __init__(self, authorities: str = "") -> None:
         self._authorities = authorities

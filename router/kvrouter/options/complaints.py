@@ -68,12 +68,9 @@ def did_you_mean(name: str, names: Collection[str]) -> str:
 def complaints(
     error: ValidationError, known: Mapping[str, Option], origins: Mapping[str, str]
 ) -> Iterator[str]:
-    """A sentence for each value that pydantic refused, in the order of the settings.
+    """A sentence for each value that pydantic refused, in the order of `known` settings.
 
-    Args:
-        error: of a settings model.
-        known: the settings by name.
-        origins: where each given value came from.
+    `origins` names the place of each given value.
     """
     places = {name: place for place, name in enumerate(known)}
     errors = error.errors(include_url=False)

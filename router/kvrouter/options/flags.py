@@ -24,12 +24,6 @@ class FlagParser(argparse.ArgumentParser):
     """One flag per setting of a model, and `--config`.
 
     Flags cannot be shortened: a new flag would otherwise change what a script means.
-
-    Args:
-        prog: the command, as `kvrouter serve`.
-        usage: its usual arguments, as `--decode URL [FLAG ...]`.
-        description: what it does.
-        model: its settings.
     """
 
     def __init__(self, prog: str, usage: str, description: str, model: type[BaseModel]) -> None:

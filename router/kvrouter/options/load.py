@@ -45,14 +45,8 @@ def load(
 ) -> Loaded[S]:
     """Merge flags over the environment over the YAML file over defaults, and validate.
 
-    Args:
-        model: what to load.
-        flags: values of the given flags, by field name.
-        config: path of the YAML file, if any.
-        elsewhere: variables that other commands read; called only if one looks misspelt.
-
-    Raises:
-        UsageError: values are wrong, or the file is.
+    `elsewhere` returns the variables that other commands read; it is called only if a variable
+    looks misspelt. UsageError: values are wrong, or the file is.
     """
     known = {option.name: option for option in options(model)}
     values: dict[str, Any] = {}

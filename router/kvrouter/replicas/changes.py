@@ -27,12 +27,7 @@ MAX_AHEAD_MS: Final = 3_600_000
 
 
 class Changes:
-    """The latest change of each engine.
-
-    Args:
-        router: id of this router.
-        now_ms: the time of day in milliseconds.
-    """
+    """The latest change of each engine, recorded by `router` at `now_ms` (Unix time)."""
 
     def __init__(
         self, router: str, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
@@ -76,13 +71,7 @@ class Changes:
 
 
 class SharedFleet:
-    """The fleet as the admin API changes it: the other routers make each change too.
-
-    Args:
-        fleet: of this router.
-        pool: its engines.
-        changes: records what the admin API does.
-    """
+    """The fleet as the admin API changes it: the other routers make each change too."""
 
     def __init__(self, fleet: Fleet, pool: EnginePool, changes: Changes) -> None:
         self._fleet = fleet

@@ -36,14 +36,9 @@ class Queue(Protocol):
 
 
 class Holdings:
-    """Sends and receives guesses.
+    """Sends guesses by `queue`, and receives those of other routers.
 
-    Args:
-        pool: finds engines by their addresses.
-        index: blocks that engines hold.
-        tracker: knows which engines publish KV events; None if the router receives none.
-        queue: sends items.
-        counts: of guesses, by outcome.
+    The `tracker` knows which engines publish KV events; None if the router receives none.
     """
 
     def __init__(

@@ -39,15 +39,10 @@ class _Queued(NamedTuple):
 
 
 class Outbox:
-    """A queue of items, each for a channel.
-
-    Args:
-        sender: id of this router.
-        all_routers: the channel whose envelopes are numbered.
-        max_bytes: bound of the queue.
+    """A queue of at most `max_bytes`; each item has a channel.
 
     Attributes:
-        number: of the last envelope to all routers.
+        number: of the last envelope to all routers, the only numbered channel.
         epoch: grows when items were dropped or may not have arrived.
         counts: dropped_items, envelopes, bytes; each only grows.
     """

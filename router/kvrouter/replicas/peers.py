@@ -46,12 +46,7 @@ class Peer:
 
 
 class Peers:
-    """The last state of each router.
-
-    Args:
-        pool: gets their tokens in flight on its engines.
-        clock: seconds, monotonic.
-    """
+    """The last state of each router; the pool gets their tokens in flight on its engines."""
 
     def __init__(self, pool: EnginePool, clock: Callable[[], float] = time.monotonic) -> None:
         self._pool = pool

@@ -73,12 +73,7 @@ class Output(Protocol):
 
 
 class RequestLog:
-    """Writes the lines of requests.
-
-    Args:
-        output: takes the lines; not closed here.
-        plain: write `key=value` instead of JSON.
-    """
+    """Writes the lines of requests as JSON, or plain as `key=value`."""
 
     def __init__(self, output: Output, *, plain: bool) -> None:
         self._output = output
@@ -135,10 +130,9 @@ def _plain(lines: Sequence[RequestLine]) -> bytes:
 
 
 def set_up(level: str) -> tuple[RequestLog | None, LogWriter]:
-    """Configure `logging` for this process, to stderr.
+    """Configure `logging` to stderr; returns the log of requests and the writer of both logs.
 
-    Returns:
-        the log of requests, None if `level` is above info; and the writer of both logs.
+    There is no log of requests if `level` is above info.
     """
     writer, plain = log_to_stderr(level)
     wanted = logging.getLogger().isEnabledFor(logging.INFO)

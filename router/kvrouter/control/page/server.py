@@ -44,11 +44,7 @@ class WebServer:
         return int(self._door.getsockname()[1])
 
     async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
-        """Serve on `host` and `port` (0: any free one); returns the port.
-
-        Raises:
-            OSError: the address cannot be bound.
-        """
+        """Serve on `host` and `port` (0: any free one); returns the port. OSError: a sentence."""
         v6 = ":" in host
         family = socket.AF_INET6 if v6 else socket.AF_INET
         try:
@@ -60,13 +56,10 @@ class WebServer:
         return self.port
 
     async def renew(self, tls: ssl.SSLContext) -> None:
-        """Use these certificates for new connections.
+        """Use these certificates for new connections. OSError: there are no descriptors left.
 
         The socket stays open, so that no client is refused. The previous server closes its idle
         connections and ends when its answers have ended; its TLS sessions are not resumed.
-
-        Raises:
-            OSError: there are no descriptors left.
         """
         before = self._serving
         if self._door is None or before is None:

@@ -75,10 +75,7 @@ class Sources:
 class Snapshots:
     """Makes the document; its owner must `close` it after `start`.
 
-    Args:
-        sources: of the document.
-        clock: seconds, monotonic.
-        wall: Unix time.
+    `clock` is monotonic, `wall` is Unix time.
     """
 
     def __init__(

@@ -30,12 +30,7 @@ class StatsClient(Protocol):
 
 
 class StoreWatch:
-    """Keeps the last answer of the store.
-
-    Args:
-        client: not closed here.
-        clock: seconds, monotonic.
-    """
+    """Keeps the last answer of the store, whose client is not closed here."""
 
     def __init__(self, client: StatsClient, clock: Callable[[], float] = monotonic) -> None:
         self._client = client

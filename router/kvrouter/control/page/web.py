@@ -85,12 +85,7 @@ def _sent(response: HttpResponse) -> quart.Response:
 
 
 def page_rows(document: Callable[[], bytes], token: str) -> Iterator[Row]:
-    """Endpoints of the status page.
-
-    Args:
-        document: makes /status.json.
-        token: that /status.json requires, as Authorization: Bearer; "" for none.
-    """
+    """Endpoints of the status page; /status.json requires `token` unless it is ""."""
     yield "GET", "/status.json", partial(_status, document, token)
     for each in (files("kvrouter.control.page") / "static").iterdir():
         kind = TYPES.get(each.name.rpartition(".")[2])

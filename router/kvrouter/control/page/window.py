@@ -14,11 +14,7 @@ MINUTE_S: Final = 60.0
 
 
 class Growth:
-    """Growth of counters within the last `span_s`, from readings at any times.
-
-    Args:
-        span_s: seconds.
-    """
+    """Growth of counters within the last `span_s`, from readings at any times."""
 
     def __init__(self, span_s: float = MINUTE_S) -> None:
         self._span_s = span_s
@@ -48,13 +44,7 @@ class Growth:
 
 
 class Ring:
-    """The last buckets of several series.
-
-    Args:
-        names: of the series.
-        bucket_s: seconds of a bucket.
-        buckets: number of kept buckets.
-    """
+    """The last buckets of several series."""
 
     def __init__(
         self,
@@ -79,13 +69,7 @@ class Ring:
 
 
 class Recent:
-    """The latest values, no older than `span_s` and at most `limit`.
-
-    Args:
-        clock: seconds, monotonic.
-        span_s: seconds.
-        limit: most values; beyond it the oldest go.
-    """
+    """The latest values, no older than `span_s` and at most `limit`."""
 
     def __init__(
         self, clock: Callable[[], float], span_s: float = MINUTE_S, limit: int = 4096

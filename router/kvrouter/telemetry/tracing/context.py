@@ -25,14 +25,7 @@ _MEMBER: Final = re.compile(f"{_KEY}={_VALUE}")
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The client's span of a request.
-
-    Attributes:
-        trace_id: not 0.
-        span_id: not 0.
-        sampled: whether the client records the trace.
-        state: its `tracestate`; "" without a valid one.
-    """
+    """The client's span: whether it is recorded, and its `tracestate` ("" without a valid one)."""
 
     trace_id: int
     span_id: int

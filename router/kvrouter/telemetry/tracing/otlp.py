@@ -41,13 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class Exporter:
-    """Gives traces to the SDK, whose thread sends them.
-
-    Args:
-        resource: describes the router.
-        exporter: sends spans.
-        where: the collector, for the log.
-    """
+    """Gives traces to the SDK, whose thread sends them; `where` names the collector in the log."""
 
     def __init__(self, resource: Resource, exporter: SpanExporter, where: str) -> None:
         self._resource = resource

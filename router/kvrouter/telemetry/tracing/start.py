@@ -23,10 +23,7 @@ def start_traces(
 ) -> tuple[Tracing, Exporter] | tuple[None, None]:
     """The sampler and the exporter, which its owner must close; None without tracing.
 
-    Args:
-        settings: the collector, and which requests to trace.
-        service: the instance id of this router, HOST:PORT.
-        metrics: gets the counters of spans.
+    `service` is the instance id of this router, HOST:PORT.
     """
     endpoint = settings.otlp_traces_endpoint
     if endpoint is None:

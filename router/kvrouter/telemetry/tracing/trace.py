@@ -30,17 +30,7 @@ _TRACE_BITS: Final = 128
 
 @dataclass(slots=True)
 class Span:
-    """One part of a request.
-
-    Attributes:
-        name: of the part.
-        kind: as in OpenTelemetry; a leg is "client".
-        span_id: not 0.
-        begun_s: on the monotonic clock.
-        ended_s: on the monotonic clock; 0 until it ends.
-        attributes: OpenTelemetry attributes.
-        error: message of a failed part.
-    """
+    """One part of a request, on the monotonic clock; `ended_s` is 0 until it ends."""
 
     name: str
     kind: Kind
