@@ -4,16 +4,19 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
 from tests.fakes.event_loops import pytest_asyncio_loop_factories
 
-from kvrouter.app.app import App
+from kvrouter.app.build import build
 from kvrouter.app.settings import RouterSettings
 from kvrouter.tools.sim.serve import SimServer
 from kvrouter.tools.sim.settings import SimSettings
+
+if TYPE_CHECKING:
+    from kvrouter.app.lifecycle import App
 
 __all__ = ["Routed", "in_a_thread", "pytest_asyncio_loop_factories", "routed"]
 
@@ -36,7 +39,7 @@ class Routed:
     async def start(self) -> None:
         ports = [await sim.start() for sim in self.sims]
         addresses = [f"127.0.0.1:{port}" for port in ports]
-        self.app = App(
+        self.app = build(
             RouterSettings(
                 prefill=addresses[:2],
                 decode=addresses[2:],
@@ -51,9 +54,9 @@ class Routed:
         """Return when nothing is under way: who left may just not have been noticed yet."""
         app = self.app
         assert app is not None
-        engines = app.pool.all()
+        engines = app.core.pool.all()
         async with asyncio.timeout(DEADLINE_S):
-            while app.metrics.running or any(e.requests or e.tokens for e in engines):
+            while app.core.metrics.running or any(e.requests or e.tokens for e in engines):
                 await asyncio.sleep(0.01)
 
     async def close(self) -> None:

@@ -2,12 +2,12 @@
 
 from collections import Counter
 
-from kvrouter.app.app import App
+from kvrouter.app.lifecycle import App
 
 
 def canary_outcomes(app: App) -> Counter[str]:
     """How many samples ended how, so far."""
-    families = (each for each in app.metrics.collect() if each.name == "kvrouter:canary")
+    families = (each for each in app.core.metrics.collect() if each.name == "kvrouter:canary")
     return Counter(
         {s.labels["outcome"]: int(s.value) for family in families for s in family.samples}
     )

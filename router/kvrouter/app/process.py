@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from kvrouter.app.app import App
+from kvrouter.app.build import build
 from kvrouter.app.drain import drain
 from kvrouter.app.reload import Reload
 from kvrouter.prefix.tokenize import TokenizerUnavailable
@@ -20,7 +20,11 @@ from kvrouter_store.node.signals import Signals
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvrouter.app.lifecycle import App
     from kvrouter.app.settings import RouterSettings
+    from kvrouter.http.server.listener import HttpServer
+    from kvrouter.telemetry.request_log import RequestLog
+    from kvrouter_store.log import LogWriter
 
 log = logging.getLogger(__name__)
 
@@ -30,19 +34,18 @@ def run(settings: RouterSettings, reread: Callable[[], RouterSettings]) -> int:
 
     Args:
         settings: to begin with.
-        reread: loads them anew, on SIGHUP; raises UsageError where they cannot be used.
+        reread: loads them again, on SIGHUP; raises UsageError if they cannot be used.
 
     Raises:
         OSError: an address cannot be bound.
     """
     lines, writer = request_log.set_up(settings.log_level)
     try:
-        app = App(settings, lines, writer)
+        uvloop.run(_main(settings, reread, lines, writer))
     except TokenizerUnavailable as error:
         log.error("%s", error)
         return 2
-    uvloop.run(_main(app, reread))
-    gc.unfreeze()  # so that the interpreter can take everything down, and says of nothing it leaks
+    gc.unfreeze()  # so that the interpreter can free everything, and reports no leaks
     return 0
 
 
@@ -56,36 +59,39 @@ def _quiet_collector() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-def _say_where(app: App, port: int) -> None:
-    """Name the URLs on standard output, the public one first: all of them are open."""
-    assert app.ports is not None
-    scheme, control = app.ports.scheme, app.ports.control
-    print(f"kvrouter ready: {scheme}://{app.settings.host}:{port}", flush=control is None)
+def _print_urls(app: App, port: int) -> None:
+    """Print the URLs, the public one first: all of them are open."""
+    scheme, control, settings = app.ports.scheme, app.ports.control, app.settings
+    print(f"kvrouter ready: {scheme}://{settings.host}:{port}", flush=control is None)
     if control is not None:
-        url = f"{scheme}://{app.settings.control_host}:{control.port}"
+        url = f"{scheme}://{settings.control_host}:{control.port}"
         print(f"kvrouter control: {url}", flush=True)
 
 
-async def _main(app: App, reread: Callable[[], RouterSettings]) -> None:
-    loop = asyncio.get_running_loop()
-    signals = Signals()
-    reload = Reload(app, reread)
+async def _main(
+    settings: RouterSettings,
+    reread: Callable[[], RouterSettings],
+    lines: RequestLog | None,
+    writer: LogWriter,
+) -> None:
+    app, signals = build(settings, lines, writer), Signals()
+    reload = Reload(app.live, reread)
     try:
         port = await _started(app, signals)
         if port is None:
             return
-        loop.add_signal_handler(signal.SIGHUP, reload.begin)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.begin)
         _quiet_collector()
-        _say_where(app, port)
+        _print_urls(app, port)
         await signals.leave.wait()
-        await leave(app, signals)
+        await leave(app.ports.public, app.settings, signals)
     finally:
         await reload.close()
         await app.close()
 
 
 async def _started(app: App, signals: Signals) -> int | None:
-    """Start; the public port, or None where a signal came first."""
+    """Start; returns the public port, or None if a signal came first."""
     starting = asyncio.create_task(app.start(), name="start")
     leaving = asyncio.create_task(signals.leave.wait(), name="signal")
     try:
@@ -97,15 +103,9 @@ async def _started(app: App, signals: Signals) -> int | None:
         await asyncio.gather(starting, leaving, return_exceptions=True)
 
 
-async def leave(app: App, signals: Signals) -> None:
-    """Let requests under way end, within the times of the settings as they are now."""
-    assert app.server is not None
-    settings = app.settings
-    # Whoever presses Ctrl-C waits for the end; no load balancer stands before that router.
+async def leave(server: HttpServer, settings: RouterSettings, signals: Signals) -> None:
+    """Let requests in flight end, within the times of the settings."""
+    # After Ctrl-C somebody waits for the end, and no load balancer stands before the router.
     delay_s = 0.0 if signals.first is signal.SIGINT else settings.drain_delay_s
-    await drain(
-        app.server,
-        delay_s=delay_s,
-        timeout_s=settings.drain_timeout_s,
-        at_once=signals.at_once,
-    )
+    timeout_s = settings.drain_timeout_s
+    await drain(server, delay_s=delay_s, timeout_s=timeout_s, at_once=signals.at_once)

@@ -1,9 +1,10 @@
-"""Settings that SIGHUP changes while requests are under way: which, and where each one lives."""
+"""Settings that SIGHUP changes while requests are in flight, and the part that each one reaches."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kvrouter.access.setup import AccessKeys
@@ -13,8 +14,17 @@ from kvrouter.options.complaints import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kvrouter.app.app import App
+    from kvrouter.access.ports import Ports
+    from kvrouter.access.setup import Access
+    from kvrouter.admission.recompute_budget import RecomputeBudget
+    from kvrouter.admission.waiting import EngineWait, QueueWait
     from kvrouter.app.settings import RouterSettings
+    from kvrouter.engines.models import ModelNames
+    from kvrouter.membership.discovery.flags import FlagsSource
+    from kvrouter.membership.prober import Prober
+    from kvrouter.serving.completions import Completions
+    from kvrouter.serving.legs.inputs import InputsBuilder
+    from kvrouter.serving.legs.landing import LandingWaiter
 
 KEYS: Final = (
     "api_key",
@@ -25,10 +35,7 @@ KEYS: Final = (
     "ssl_keyfile",
     "ssl_ca_certs",
 )
-"""Read again whether they changed or not: what stands in their files may have."""
-
-log = logging.getLogger(__name__)
-
+"""Read again whether they changed or not: the contents of their files may have."""
 ENGINES: Final = (
     "prefill",
     "decode",
@@ -38,6 +45,69 @@ ENGINES: Final = (
     "decoder_ports",
 )
 
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adjustable:
+    """The parts of a router that a change of its settings reaches."""
+
+    access: Access
+    ports: Ports
+    flags: FlagsSource
+    queue_wait: QueueWait
+    engine_wait: EngineWait
+    models: ModelNames
+    budget: RecomputeBudget
+    inputs_builder: InputsBuilder
+    landing_waiter: LandingWaiter
+    completions: Completions
+    prober: Prober
+
+
+class LiveSettings:
+    """The settings of a router that runs.
+
+    Args:
+        settings: that it was built with.
+        parts: follow a change.
+
+    Attributes:
+        now: the settings as they are now.
+    """
+
+    def __init__(self, settings: RouterSettings, parts: Adjustable) -> None:
+        self.now = settings
+        self._parts = parts
+
+    def follow(self, after: RouterSettings, keys: AccessKeys | None = None) -> None:
+        """Take over what can change in a running router; log what needs a restart.
+
+        Requests in flight do not notice: a lower limit holds for later requests, a time for what
+        begins later.
+
+        Args:
+            after: the settings from now on.
+            keys: of `after`; None: they are read now.
+        """
+        before, self.now, parts = self.now, after, self._parts
+        parts.access.follow(after, keys)
+        parts.ports.follow(after)
+        parts.flags.set(after.engines)
+        changed = [
+            name
+            for name in type(after).model_fields
+            if name not in (*ENGINES, *KEYS) and getattr(before, name) != getattr(after, name)
+        ]
+        for name in changed:
+            if name in RELOADED:
+                log.info("--%s is now %s", name.replace("_", "-"), getattr(after, name))
+                RELOADED[name](parts, getattr(after, name))
+        later = [name for name in changed if name not in RELOADED]
+        if later:
+            flags = ", ".join("--" + name.replace("_", "-") for name in later)
+            log.warning("%s: changed, but takes effect at the next start only", flags)
+
 
 class Reload:
     """Reads the settings again on SIGHUP, in a thread, and has the router follow them.
@@ -45,12 +115,12 @@ class Reload:
     Signals that come while they are read make one more reading after it.
 
     Args:
-        app: the router; it runs.
-        reread: loads the settings; raises UsageError where they cannot be used.
+        live: follows the new settings.
+        reread: loads the settings; raises UsageError if they cannot be used.
     """
 
-    def __init__(self, app: App, reread: Callable[[], RouterSettings]) -> None:
-        self._app = app
+    def __init__(self, live: LiveSettings, reread: Callable[[], RouterSettings]) -> None:
+        self._live = live
         self._reread = reread
         self._wanted = False
         self._task: asyncio.Task[None] | None = None
@@ -62,7 +132,7 @@ class Reload:
             self._task = asyncio.create_task(self._run(), name="reload")
 
     async def close(self) -> None:
-        """Stop; a reading that is under way changes nothing any more."""
+        """Stop; a reading that runs changes nothing any more."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -73,117 +143,69 @@ class Reload:
             try:
                 settings, keys = await asyncio.to_thread(self._read)
             except (UsageError, ValueError) as error:
-                log.error("SIGHUP: everything stays as it is: %s", error)
+                log.error("SIGHUP: the router keeps its settings: %s", error)
             else:
-                follow(self._app, settings, keys)
+                self._live.follow(settings, keys)
 
     def _read(self) -> tuple[RouterSettings, AccessKeys]:
         settings = self._reread()
         return settings, AccessKeys.read(settings)
 
 
-def follow(app: App, after: RouterSettings, keys: AccessKeys | None = None) -> None:
-    """Take over of `after` what can be; what else changed is logged, and waits for a restart.
-
-    No request notices: limits that sink hold for those who come, times for what begins.
-
-    Args:
-        app: the router; it runs.
-        after: its settings from now on.
-        keys: of `after`; None: they are read now.
-    """
-    before, app.settings = app.settings, after
-    app.access.follow(after, keys)
-    if app.ports is not None:
-        app.ports.follow(after)
-    app.flags.set(after.engines)
-    changed = [
-        name
-        for name in type(after).model_fields
-        if name not in (*ENGINES, *KEYS) and getattr(before, name) != getattr(after, name)
-    ]
-    for name in changed:
-        if name in RELOADED:
-            log.info("--%s is now %s", name.replace("_", "-"), getattr(after, name))
-            RELOADED[name](app, getattr(after, name))
-    later = [name for name in changed if name not in RELOADED]
-    if later:
-        flags = ", ".join("--" + name.replace("_", "-") for name in later)
-        log.warning("%s: changed, but takes effect at the next start only", flags)
+def _queue_size(parts: Adjustable, value: int) -> None:
+    parts.queue_wait.resize(queue_size=value)
+    parts.engine_wait.size = value
 
 
-def _concurrent_requests(app: App, value: int) -> None:
-    app.queue_wait.resize(limit=value)
+def _queue_timeout(parts: Adjustable, value: float) -> None:
+    parts.queue_wait.timeout_s = value
 
 
-def _queue_size(app: App, value: int) -> None:
-    app.queue_wait.resize(queue_size=value)
-    app.engine_wait.size = value
+def _engine_wait(parts: Adjustable, value: float) -> None:
+    parts.engine_wait.timeout_s = value
 
 
-def _queue_timeout(app: App, value: float) -> None:
-    app.queue_wait.timeout_s = value
+def _model_retention(parts: Adjustable, value: float) -> None:
+    parts.models.keep_s = value
 
 
-def _tenant_header(app: App, value: str) -> None:
-    app.queue_wait.tenants.follow(header=value)
+def _budget(parts: Adjustable, value: int) -> None:
+    parts.budget.limit_tokens = value
 
 
-def _trusted_proxies(app: App, value: list[str]) -> None:
-    app.queue_wait.tenants.follow(proxies=networks(value))
+def _prefill_threshold(parts: Adjustable, value: int) -> None:
+    parts.inputs_builder.prefill_threshold = value
 
 
-def _engine_wait(app: App, value: float) -> None:
-    app.engine_wait.timeout_s = value
+def _landing_timeout(parts: Adjustable, value: float) -> None:
+    parts.landing_waiter.timeout_s = value
 
 
-def _model_retention(app: App, value: float) -> None:
-    app.models.keep_s = value
+def _max_choices(parts: Adjustable, value: int) -> None:
+    parts.completions.max_choices = value
 
 
-def _budget(app: App, value: int) -> None:
-    app.budget.limit_tokens = value
+def _health_interval(parts: Adjustable, value: float) -> None:
+    parts.prober.interval_s = value
 
 
-def _prefill_threshold(app: App, value: int) -> None:
-    assert app.inputs_builder is not None
-    app.inputs_builder.prefill_threshold = value
+def _health_timeout(parts: Adjustable, value: float) -> None:
+    parts.prober.client.timeout_s = value
 
 
-def _landing_timeout(app: App, value: float) -> None:
-    assert app.landing_waiter is not None
-    app.landing_waiter.timeout_s = value
+def _read_at_the_end(parts: Adjustable, value: float) -> None:
+    """`LiveSettings.now` is read when the router stops."""
+    del parts, value
 
 
-def _max_choices(app: App, value: int) -> None:
-    assert app.completions is not None
-    app.completions.max_choices = value
-
-
-def _health_interval(app: App, value: float) -> None:
-    app.prober.interval_s = value
-
-
-def _health_timeout(app: App, value: float) -> None:
-    app.prober.client.timeout_s = value
-
-
-def _at_the_end(app: App, value: float) -> None:
-    """`App.settings` tells it when the router stops."""
-    del app, value
-
-
-def _log_level(app: App, value: str) -> None:
-    del app
-    logging.getLogger().setLevel(value.upper())
-
-
-RELOADED: Final[Mapping[str, Callable[[App, Any], None]]] = {
-    "max_concurrent_requests": _concurrent_requests,
+RELOADED: Final[Mapping[str, Callable[[Adjustable, Any], None]]] = {
+    "max_concurrent_requests": lambda parts, value: parts.queue_wait.resize(limit=value),
     "queue_size": _queue_size,
     "queue_timeout_s": _queue_timeout,
-    "tenant_header": _tenant_header,
-    "trusted_proxies": _trusted_proxies,
+    "tenant_header": lambda parts, value: parts.queue_wait.tenants.follow(header=value),
+    "trusted_proxies": lambda parts, value: parts.queue_wait.tenants.follow(
+        proxies=networks(value)
+    ),
     "engine_wait_s": _engine_wait,
     "model_retention_s": _model_retention,
     "recompute_budget_tokens": _budget,
@@ -192,7 +214,7 @@ RELOADED: Final[Mapping[str, Callable[[App, Any], None]]] = {
     "max_choices": _max_choices,
     "health_interval_s": _health_interval,
     "health_timeout_s": _health_timeout,
-    "drain_delay_s": _at_the_end,
-    "drain_timeout_s": _at_the_end,
-    "log_level": _log_level,
+    "drain_delay_s": _read_at_the_end,
+    "drain_timeout_s": _read_at_the_end,
+    "log_level": lambda _, value: logging.getLogger().setLevel(value.upper()),
 }

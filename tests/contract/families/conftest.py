@@ -14,7 +14,8 @@ from tests.fakes.pd_mooncake_legacy import MooncakeLegacyEngine
 from tests.fakes.pd_nixl import NixlEngine
 from tests.fakes.pd_sglang import SglangEngine
 
-from kvrouter.app.app import App
+from kvrouter.app.build import build
+from kvrouter.app.lifecycle import App
 from kvrouter.app.settings import RouterSettings
 
 KINDS: dict[str, type[PdEngine]] = {
@@ -81,11 +82,11 @@ class Site:
 
     async def quiet(self) -> None:
         """Wait until nothing is in flight, and check that nothing was left behind or done wrong."""
-        await until(lambda: not self.app.metrics.running)
+        await until(lambda: not self.app.core.metrics.running)
         await until(lambda: not any(engine.live for engine in self.engines))
         await until(lambda: not any(engine.held for engine in self.engines))
         assert [engine.violations for engine in self.engines if engine.violations] == []
-        pool = self.app.pool
+        pool = self.app.core.pool
         assert all(e.requests == e.tokens == 0 for e in (*pool.all(), *pool.targets()))
 
     async def metric(self, line: str) -> float:
@@ -132,7 +133,7 @@ async def open_site() -> AsyncIterator[Open]:
             settings = {"kv_connector": "mooncake", **settings}  # told by its /version
         if family == "mooncake":
             settings = {"bootstrap_port": ports[:prefill], "kv_connector": family, **settings}
-        app = App(
+        app = build(
             RouterSettings(
                 prefill=[e.address for e in engines[:prefill]],
                 decode=[e.address for e in engines[prefill:]],

@@ -75,7 +75,7 @@ async def test_a_pair_is_waited_for_where_its_engines_come_again(open_site: Open
     prefill = here.prefill[0]
     await prefill.stop()
     task = asyncio.create_task(here.same(ids()))
-    await until(lambda: here.app.engine_wait.waiting == 1)
+    await until(lambda: here.app.core.engine_wait.waiting == 1)
     await prefill.start()
     await task
 

@@ -228,7 +228,7 @@ async def test_a_stream_on_an_engine_that_is_removed_by_force_goes_on_elsewhere(
     _, expected = await here.post(body, port=here.alone.port)
     assert said(raw) == said(expected)
     assert await here.metric('kvrouter:streams_broken_total{outcome="resumed"}') == 1
-    assert here.app.pool.find(leaving.address) is None
+    assert here.app.core.pool.find(leaving.address) is None
 
 
 @EVERY
@@ -265,7 +265,7 @@ async def leave(here: Site, engine: PdEngine, stream: bool) -> None:
     task = asyncio.create_task(here.post(ids(stream=stream)))
     await engine.next_began()
     task.cancel()
-    await until(lambda: not here.app.metrics.running)
+    await until(lambda: not here.app.core.metrics.running)
 
 
 @EITHER

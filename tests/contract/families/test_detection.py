@@ -9,7 +9,7 @@ from tests.fakes.pd_mooncake import MooncakeEngine
 from tests.fakes.pd_nixl import NixlEngine
 from tests.fakes.pd_sglang import SglangEngine
 
-from kvrouter.app.app import App
+from kvrouter.app.build import build
 from kvrouter.app.settings import RouterSettings
 from kvrouter.engines.engine import Engine
 from kvrouter.tools.sim.requests import GenerateRequest
@@ -24,10 +24,10 @@ async def detected(*engines: PdEngine, **settings: object) -> list[Engine]:
         for role in ("prefill", "decode")
     }
     named["decode"] = named["decode"] or named["prefill"]
-    app = App(RouterSettings(port=0, **named, **settings))  # type: ignore[arg-type]
+    app = build(RouterSettings(port=0, **named, **settings))  # type: ignore[arg-type]
     try:
         await app.start()
-        known = {engine.address: engine for engine in app.pool.all()}
+        known = {engine.address: engine for engine in app.core.pool.all()}
         return [known[engine.address] for engine in engines]
     finally:
         await app.close()
@@ -71,7 +71,7 @@ async def test_an_engine_named_for_the_other_leg_does_not_join(
     wrong = SglangEngine(network, "decode")
     with caplog.at_level(logging.WARNING):
         await wrong.start()
-        app = App(RouterSettings(port=0, prefill=[wrong.address], decode=["127.0.0.1:1"]))
+        app = build(RouterSettings(port=0, prefill=[wrong.address], decode=["127.0.0.1:1"]))
         await app.start()
         await app.close()
         await wrong.stop()

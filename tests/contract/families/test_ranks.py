@@ -84,7 +84,7 @@ async def test_an_engine_that_is_gone_takes_its_ranks_with_it(open_site: Open, f
     for first in range(8):
         await here.same(ids(300 + first))
     assert [len(engine.requests) for engine in (*here.prefill, *here.decode)] == [0, 8, 0, 8]
-    gone = [t for t in here.app.pool.targets() if t.identity is None]
+    gone = [t for t in here.app.core.pool.targets() if t.identity is None]
     assert len(gone) == 6
 
 
@@ -102,7 +102,7 @@ async def test_an_engine_that_is_removed_by_force_takes_the_legs_of_all_its_rank
     async with here.http.delete(url) as answer:
         assert (answer.status, (await answer.json())["cut"]) == (200, 2)
     await asyncio.gather(*asked)
-    assert here.app.pool.find(leaving.address) is None
+    assert here.app.core.pool.find(leaving.address) is None
     assert len(here.decode[1].requests) == 4
 
 
@@ -129,7 +129,7 @@ async def test_an_engine_with_fewer_ranks_than_it_reported_is_identified_again(
     shrunk.ranks = 2
     for first in range(4):
         await here.same(ids(300 + first))
-    known = here.app.pool.find(shrunk.address)
+    known = here.app.core.pool.find(shrunk.address)
     assert known is not None
     await until(lambda: known.identity is not None and len(known.ranks) == 2)
     for first in range(4):
@@ -145,7 +145,7 @@ async def test_with_a_size_of_one_the_engine_spreads_requests_itself(
         await here.same(ids(300 + first))
     told = [h.get("x-data-parallel-rank") for engine in here.decode for h in engine.headers]
     assert told == [None] * 4
-    divided = [bool(engine.ranks) for engine in here.app.pool.all()]
+    divided = [bool(engine.ranks) for engine in here.app.core.pool.all()]
     assert divided == [family == "mooncake", False]  # whose decode legs must name a rank
 
 
@@ -187,7 +187,7 @@ async def test_an_engine_drains_when_the_last_of_its_ranks_is_idle(open_site: Op
     leaving.go.set()
     for task in asked:
         assert (await task)[0] == 200
-    await until(lambda: here.app.pool.find(leaving.address) is None)
+    await until(lambda: here.app.core.pool.find(leaving.address) is None)
     async with here.http.get(f"http://127.0.0.1:{here.port}/metrics") as page:
         assert leaving.address not in await page.text()
 
@@ -199,7 +199,7 @@ async def test_ranks_of_a_hybrid_load_balancer_are_asked_from_zero_and_numbered_
     open_site: Open,
 ) -> None:
     here = await open_site("store", prepare=ranks(2, first=4))
-    assert [target.event_rank for target in here.app.pool.targets()] == [4, 5, 4, 5]
+    assert [target.event_rank for target in here.app.core.pool.targets()] == [4, 5, 4, 5]
     for first in range(4):
         await here.same(ids(300 + first))
     assert served(here.engines) == [{0: 2, 1: 2}] * 2
@@ -286,7 +286,7 @@ async def publish(here: Site, engine: PdEngine, port: int, number: int, prompt: 
         "lora_id": None,
         "medium": "GPU",
     }
-    known = here.app.pool.find(engine.address)
+    known = here.app.core.pool.find(engine.address)
     assert known is not None
     target = known.rank_of_events(number)
     assert target is not None
@@ -296,7 +296,7 @@ async def publish(here: Site, engine: PdEngine, port: int, number: int, prompt: 
         publisher.connect(f"tcp://127.0.0.1:{port + number}")
         payload, sequence = msgspec.msgpack.encode([0.0, [event], number]), 0
         async with asyncio.timeout(PATIENCE_S):
-            while not here.app.index.match(hashes).get(target):  # (PUB drops early ones)
+            while not here.app.core.index.match(hashes).get(target):  # (PUB drops early ones)
                 topic = f"kv@{engine.address}".encode()
                 publisher.send_multipart([topic, struct.pack(">Q", sequence), payload])
                 sequence += 1

@@ -12,7 +12,8 @@ import pytest
 from tests.fakes.canary import canary_outcomes
 from tests.fakes.engine import FakeEngine, engines
 
-from kvrouter.app.app import App
+from kvrouter.app.build import build
+from kvrouter.app.lifecycle import App
 from kvrouter.app.settings import RouterSettings
 from kvrouter.canary.sample import MAX_BODY_BYTES
 from kvrouter.http.headers import SSE_HEADERS
@@ -130,7 +131,7 @@ class Site:
 async def site(**settings: Any) -> AsyncIterator[Site]:
     async with engines(1) as (engine,):
         script = Script()
-        app = App(
+        app = build(
             RouterSettings(
                 decode=[engine.address],
                 port=0,
@@ -144,7 +145,7 @@ async def site(**settings: Any) -> AsyncIterator[Site]:
             yield Site(app, port, engine, script)
         finally:
             await app.close()
-        assert all(e.requests == 0 for e in app.pool.all())
+        assert all(e.requests == 0 for e in app.core.pool.all())
 
 
 @pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, GREEDY), (CHATS, CHAT)])
@@ -248,14 +249,14 @@ async def test_the_canary_tells_its_outcomes_in_a_metric() -> None:
     async with site() as here:
         await here.ask(GREEDY)
         await here.outcomes(1)
-        page = here.app.metrics.page().decode()
+        page = here.app.core.metrics.page().decode()
     assert 'kvrouter:canary_total{outcome="equal"} 1.0' in page
 
 
 async def test_without_a_rate_there_is_no_canary() -> None:
-    app = App(RouterSettings(decode=["127.0.0.1:1"], port=0))
+    app = build(RouterSettings(decode=["127.0.0.1:1"], port=0))
     try:
         await app.start()
-        assert "canary" not in app.metrics.page().decode()
+        assert "canary" not in app.core.metrics.page().decode()
     finally:
         await app.close()

@@ -17,7 +17,8 @@ import pytest
 from tests.fakes.canary import canary_outcomes
 from tests.tools.doctor.conftest import BLOCK_TOKENS, Rig
 
-from kvrouter.app.app import App
+from kvrouter.app.build import build
+from kvrouter.app.lifecycle import App
 from kvrouter.app.settings import RouterSettings
 from kvrouter.tools.sim.oracle import Oracle
 
@@ -62,14 +63,14 @@ async def site(tmp_path: Path, decode: dict[str, Any], **settings: Any) -> Async
     try:
         rig.start()
         given = {"canary_sample_rate": 1, "canary_below_requests": 100, **settings}
-        app = App(RouterSettings(**rig.router, port=0, **given))
+        app = build(RouterSettings(**rig.router, port=0, **given))
         port = await app.start()
         try:
             async with aiohttp.ClientSession() as http:
                 yield Site(rig, app, port, http)
         finally:
             await app.close()
-        assert all(e.requests == 0 and e.tokens == 0 for e in app.pool.all())
+        assert all(e.requests == 0 and e.tokens == 0 for e in app.core.pool.all())
     finally:
         rig.close()
 

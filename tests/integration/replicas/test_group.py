@@ -11,7 +11,8 @@ import pytest_asyncio
 from tests.fakes.engine import FakeEngine, engines
 from tests.fakes.redis import RedisServer
 
-from kvrouter.app.app import App
+from kvrouter.app.build import build
+from kvrouter.app.lifecycle import App
 from kvrouter.app.settings import RouterSettings
 from kvrouter.engines.engine import Role
 from kvrouter.http.server.exchange import Exchange
@@ -52,7 +53,7 @@ class Replica:
         return float(rows[0].rsplit(" ", 1)[1]) if rows else 0.0
 
     def tokens(self, engine: FakeEngine) -> int:
-        found = self.app.pool.find(engine.address)
+        found = self.app.core.pool.find(engine.address)
         return found.tokens if found is not None else -1
 
 
@@ -78,7 +79,7 @@ async def replica(redis: RedisServer) -> AsyncIterator[Open]:
                 "port": 0,
                 **more,
             }
-            app = App(
+            app = build(
                 RouterSettings(
                     prefill=[e.address for e in prefill],
                     decode=[e.address for e in decode],
@@ -99,8 +100,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def others(replica: Replica) -> int:
-    assert replica.app.group is not None
-    return len(replica.app.group.peers)
+    assert replica.app.members.group is not None
+    return len(replica.app.members.group.peers)
 
 
 async def met(*replicas: Replica) -> None:
@@ -161,8 +162,8 @@ async def test_the_load_of_a_router_that_is_gone_fades(replica: Open) -> None:
         d.mode = "held"
         task = asyncio.create_task(one.complete(PROMPT))
         await until(lambda: two.tokens(d) >= len(PROMPT))
-        assert one.app.group is not None
-        await one.app.group.close()  # it says nothing any more, as if it were killed
+        assert one.app.members.group is not None
+        await one.app.members.group.close()  # it says nothing any more, as if it were killed
         await until(lambda: two.tokens(d) == 0)
         await until(lambda: others(two) == 0)
         d.go.set()
@@ -174,9 +175,9 @@ async def test_engines_that_are_added_and_drained_at_one_are_so_at_all(replica: 
         one, two = await replica([p], [d]), await replica([p], [d])
         await met(one, two)
         assert await one.worker("POST", e, "decode") == 202
-        await until(lambda: len(two.app.pool.engines(Role.DECODE)) == 2)
+        await until(lambda: len(two.app.core.pool.engines(Role.DECODE)) == 2)
         assert await two.worker("DELETE", d) in (200, 202)
-        await until(lambda: one.app.pool.find(d.address) is None)
+        await until(lambda: one.app.core.pool.find(d.address) is None)
         for each in (one, two):
             assert await each.complete() == 200
         assert (len(d.requests), len(e.requests)) == (0, 2)
@@ -188,9 +189,9 @@ async def test_who_joins_later_follows_what_was_said_before(replica: Open) -> No
         await one.worker("POST", f, "decode")
         await one.worker("DELETE", e)
         late = await replica([p], [d, e])
-        await until(lambda: late.app.pool.find(e.address) is None)
-        await until(lambda: len(late.app.pool.engines(Role.DECODE)) == 2)
-        assert late.app.pool.find(f.address) is not None
+        await until(lambda: late.app.core.pool.find(e.address) is None)
+        await until(lambda: len(late.app.core.pool.engines(Role.DECODE)) == 2)
+        assert late.app.core.pool.find(f.address) is not None
 
 
 async def test_an_engine_that_is_drained_can_come_back_everywhere(replica: Open) -> None:
@@ -198,9 +199,9 @@ async def test_an_engine_that_is_drained_can_come_back_everywhere(replica: Open)
         one, two = await replica([p], [d, e]), await replica([p], [d, e])
         await met(one, two)
         await one.worker("DELETE", e)
-        await until(lambda: two.app.pool.find(e.address) is None)
+        await until(lambda: two.app.core.pool.find(e.address) is None)
         await two.worker("POST", e, "decode")
-        await until(lambda: len(one.app.pool.engines(Role.DECODE)) == 2)
+        await until(lambda: len(one.app.core.pool.engines(Role.DECODE)) == 2)
 
 
 def name_blocks(*engines: FakeEngine) -> None:
@@ -215,10 +216,10 @@ def name_blocks(*engines: FakeEngine) -> None:
 
 def guessed(replica: Replica, engine: FakeEngine) -> int:
     """Blocks that the router believes the engine to hold."""
-    target, end = replica.app.pool.find(engine.address), None
+    target, end = replica.app.core.pool.find(engine.address), None
     found: set[int] = set()
     while target is not None and end != 0:
-        end, ids = replica.app.index.held(target, end)
+        end, ids = replica.app.core.index.held(target, end)
         found |= set(array("Q", ids))
     return len(found)
 
@@ -258,7 +259,7 @@ async def test_redis_killed_and_back_costs_no_request(replica: Open, redis: Redi
         await one.worker("DELETE", e)
         redis.start()
         await met(one, two)
-        await until(lambda: two.app.pool.find(e.address) is None)
+        await until(lambda: two.app.core.pool.find(e.address) is None)
         assert [await each.complete() for each in (one, two)] == [200, 200]
 
 
@@ -295,9 +296,9 @@ async def test_what_is_no_message_of_a_router_is_counted_and_ignored(
         for junk in (b"", b"\xc1", b"\x94\x01\xa1x\x01\x90", b"\x94\x02\x01\x01\x01", b"x" * 9000):
             await vandal.call("PUBLISH", "kvrouter:routers", junk)
         await vandal.close()
-        await until(lambda: one.app.group.counts["refused_malformed"] == 4)  # type: ignore[union-attr]
-        assert one.app.group is not None
-        assert one.app.group.counts["refused_version"] == 1
+        await until(lambda: one.app.members.group.counts["refused_malformed"] == 4)  # type: ignore[union-attr]
+        assert one.app.members.group is not None
+        assert one.app.members.group.counts["refused_version"] == 1
         assert await one.complete() == 200
         assert others(one) == 1
 
@@ -307,11 +308,11 @@ async def test_a_router_registers_and_its_key_goes_with_it(
 ) -> None:
     async with engines(2) as (p, d):
         one = await replica([p], [d])
-        assert one.app.group is not None
+        assert one.app.members.group is not None
         link = RedisClient(redis.url)
-        key = f"kvrouter:router:{one.app.group.id}"
+        key = f"kvrouter:router:{one.app.members.group.id}"
         async with asyncio.timeout(PATIENCE_S):
-            while await link.call("GET", key) != one.app.group.name.encode():
+            while await link.call("GET", key) != one.app.members.group.name.encode():
                 await asyncio.sleep(0.02)
         assert 0 < await link.call("PTTL", key) <= 5000
         await one.app.close()

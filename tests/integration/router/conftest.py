@@ -14,7 +14,8 @@ from tests.fakes.engine import FakeEngine, engines
 from tests.fakes.store import StoreProcess
 from tests.integration.router.ahead import MANIFEST, await_stat, waiting
 
-from kvrouter.app.app import App
+from kvrouter.app.build import build
+from kvrouter.app.lifecycle import App
 from kvrouter.app.settings import RouterSettings
 from kvrouter_store.client.blocking import StoreClient
 
@@ -73,7 +74,7 @@ async def site() -> AsyncIterator[Open]:
             prepare(made)
         both = [e.address for e in made[:prefill]], [e.address for e in made[prefill:]]
         addresses = settings.pop("addresses", both)
-        app = App(
+        app = build(
             RouterSettings(
                 prefill=addresses[0],
                 decode=addresses[1],
@@ -91,8 +92,10 @@ async def site() -> AsyncIterator[Open]:
     for each in opened:
         await each.http.close()
         await each.app.close()
-        assert each.app.metrics.running == 0
-        assert all(e.requests == e.tokens == e.computing_tokens == 0 for e in each.app.pool.all())
+        assert each.app.core.metrics.running == 0
+        assert all(
+            e.requests == e.tokens == e.computing_tokens == 0 for e in each.app.core.pool.all()
+        )
     for context in held:
         await context.__aexit__(None, None, None)
 

@@ -13,8 +13,7 @@ from pydantic import SecretStr
 from tests.fakes.engine import FakeEngine, engines
 from tests.integration.router.conftest import Json, Open, Site, metric, text, until
 
-from kvrouter.app.app import App
-from kvrouter.app.reload import follow
+from kvrouter.app.build import build
 from kvrouter.app.settings import RouterSettings
 from kvrouter.engines.engine import Role
 from kvrouter.tools.demo.children import Children
@@ -42,8 +41,8 @@ async def test_an_engine_that_is_added_takes_requests(site: Open) -> None:
         status, card = await add(here, decode, "decode")
         assert (status, card["status"], card["worker_type"]) == (202, "away", "decode")
         await add(here, prefill, "prefill")
-        await until(lambda: len(here.app.pool.engines(Role.DECODE)) == 2)
-        await until(lambda: len(here.app.pool.engines(Role.PREFILL)) == 2)
+        await until(lambda: len(here.app.core.pool.engines(Role.DECODE)) == 2)
+        await until(lambda: len(here.app.core.pool.engines(Role.PREFILL)) == 2)
         for _ in range(4):
             assert (await here.post(text()))[0] == 200
         assert [len(e.requests) for e in (prefill, decode)] == [2, 2]
@@ -81,7 +80,7 @@ async def forgotten(here: Site, engine: FakeEngine) -> None:
     """Nothing in the router names the engine any more."""
     _, page = await here.get("/metrics")
     assert engine.address.encode() not in page
-    assert all(e.address != engine.address for e in here.app.pool.all())
+    assert all(e.address != engine.address for e in here.app.core.pool.all())
     await until(lambda: engine.open_connections == 0)
 
 
@@ -144,7 +143,7 @@ async def test_an_engine_that_leaves_already_can_be_removed_by_force(
         await call(here, "DELETE", f"/workers/{leaving.address}")
     else:
         leaving.healthy.clear()
-        await until(lambda: len(here.app.pool.engines(Role.DECODE)) == 1)
+        await until(lambda: len(here.app.core.pool.engines(Role.DECODE)) == 1)
     _, card = await call(here, "GET", f"/workers/{leaving.address}")
     assert (card["status"], card["load"]) == ("draining" if first == "drains" else "away", 1)
     assert (await cut(here, leaving))["cut"] == 1
@@ -163,7 +162,7 @@ async def test_an_engine_removed_by_force_can_be_added_again_at_once(site: Open)
     engine.mode = "ok"
     assert (await add(here, engine, "decode"))[0] == 202
     assert (await task)[0] == 503
-    await until(lambda: len(here.app.pool.engines(Role.DECODE)) == 1)
+    await until(lambda: len(here.app.core.pool.engines(Role.DECODE)) == 1)
     assert (await here.post(text()))[0] == 200
 
 
@@ -199,19 +198,19 @@ async def test_what_an_engine_held_is_forgotten_with_it(site: Open) -> None:
     prompt = list(range(64))
     for _ in range(4):
         assert (await here.post(text(prompt=prompt)))[0] == 200
-    await until(lambda: len(here.app.index) > 0)
+    await until(lambda: len(here.app.core.index) > 0)
     for engine in (*here.decode, *here.prefill):
         await call(here, "DELETE", f"/workers/{engine.address}")
-    await until(lambda: len(here.app.index) == 0)
-    assert here.app.pool.all() == ()
+    await until(lambda: len(here.app.core.index) == 0)
+    assert here.app.core.pool.all() == ()
 
 
 async def restarted(here: Site) -> None:
     """Every decode engine was away for a moment, and was asked anew who it is."""
     for engine in here.decode:
-        joins = [e.joins for e in here.app.pool.all() if e.address == engine.address]
+        joins = [e.joins for e in here.app.core.pool.all() if e.address == engine.address]
         await engine.stop()
-        known = here.app.pool.find(engine.address)
+        known = here.app.core.pool.find(engine.address)
         await until(lambda known=known: known is not None and known.identity is None)
         await engine.start()
         await until(lambda known=known, joins=joins: known.joins > joins[0])
@@ -234,7 +233,7 @@ async def test_what_is_wrong_is_said(site: Open, body: Any) -> None:
     status, answer = await call(here, "POST", "/workers", body)
     assert status == 400
     assert answer["error"]["message"]
-    assert len(here.app.pool.all()) == 2
+    assert len(here.app.core.pool.all()) == 2
 
 
 @pytest.mark.parametrize(
@@ -268,7 +267,7 @@ async def test_a_page_in_a_browser_cannot_add_engines(site: Open) -> None:
             here, "DELETE", f"/workers/{here.decode[0].address}?force=true", **headers
         )
         assert status == 403
-    assert len(here.app.pool.all()) == 2
+    assert len(here.app.core.pool.all()) == 2
 
 
 async def test_who_has_no_token_is_turned_away(site: Open) -> None:
@@ -280,7 +279,7 @@ async def test_who_has_no_token_is_turned_away(site: Open) -> None:
             assert (status, answer["error"]["type"]) == (401, "AuthenticationError")
     status, _ = await call(here, "GET", "/workers", authorization="Bearer secret")
     assert status == 200
-    assert len(here.app.pool.all()) == 2
+    assert len(here.app.core.pool.all()) == 2
 
 
 async def test_without_the_flag_there_is_no_such_page(site: Open) -> None:
@@ -298,7 +297,7 @@ def test_an_open_admin_api_is_not_served_to_others() -> None:
 async def test_a_router_can_begin_without_engines(site: Open) -> None:
     here = await site(0, 0, admin=True, engine_wait_s=30)
     task = asyncio.create_task(here.post(text()))
-    await until(lambda: here.app.engine_wait.waiting == 1)
+    await until(lambda: here.app.core.engine_wait.waiting == 1)
     async with engines(1) as (engine,):
         await add(here, engine, "regular")
         assert (await task)[0] == 200
@@ -310,11 +309,11 @@ async def test_settings_read_again_change_the_engines_and_nothing_else(site: Ope
     settings = here.app.settings
     async with engines(1) as (fresh,):
         wanted = {"decode": [fresh.address], "prefill": [here.prefill[0].address]}
-        follow(here.app, settings.model_copy(update={**wanted, "request_timeout_s": 1.0}))
-        await until(lambda: len(here.app.pool.engines(Role.DECODE)) == 1)
+        here.app.live.follow(settings.model_copy(update={**wanted, "request_timeout_s": 1.0}))
+        await until(lambda: len(here.app.core.pool.engines(Role.DECODE)) == 1)
         assert (await here.post(text()))[0] == 200
         assert len(fresh.requests) == 1
-        assert here.app.pool.find(here.decode[0].address) is None
+        assert here.app.core.pool.find(here.decode[0].address) is None
 
 
 async def test_sighup_reads_the_file_again(tmp_path: Path) -> None:
@@ -354,11 +353,10 @@ async def test_health_waits_until_every_engine_was_asked(site: Open) -> None:
     slow = FakeEngine()
     slow.healthy.clear()
     await slow.start()
-    app = App(settings.model_copy(update={"decode": [*settings.decode, slow.address]}))
+    app = build(settings.model_copy(update={"decode": [*settings.decode, slow.address]}))
     starting = asyncio.create_task(app.start())
-    await until(lambda: app.pool.engines(Role.DECODE))
-    assert app.server is not None
-    here.port = app.server.port
+    await until(lambda: app.core.pool.engines(Role.DECODE))
+    here.port = app.ports.public.port
     status, body = await here.get("/health")
     assert (status, json.loads(body)["status"]) == (503, "starting")
     slow.healthy.set()

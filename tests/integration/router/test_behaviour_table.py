@@ -17,7 +17,7 @@ STREAM = {"stream": True}
 
 async def joined(here: Site, role: Role, count: int) -> None:
     async with asyncio.timeout(10):
-        while len(here.app.pool.engines(role)) != count:
+        while len(here.app.core.pool.engines(role)) != count:
             await asyncio.sleep(0.01)
 
 

@@ -13,7 +13,8 @@ from tests.fakes.openai_cases import CHAT, COMPLETIONS, events
 from tests.fakes.store import StoreProcess
 from tests.integration.router.conftest import Json, until
 
-from kvrouter.app.app import App
+from kvrouter.app.build import build
+from kvrouter.app.lifecycle import App
 from kvrouter.app.settings import RouterSettings
 from kvrouter.tools.sim.serve import SimServer
 from kvrouter.tools.sim.settings import SimSettings
@@ -62,7 +63,7 @@ async def simulated() -> AsyncIterator[Start]:
                 role: [await sim(role=role, store=store, **settings) for _ in range(2)]
                 for role in ("prefill", "decode")
             }
-            app = App(
+            app = build(
                 RouterSettings(
                     port=0,
                     store=store,
@@ -88,7 +89,7 @@ async def here(
     """Engines that sample by themselves (a store), and such as take one sample per hand-over."""
     here = await simulated(node.url if request.param == "a store" else None)
     yield here
-    await until(lambda: all(e.requests == 0 and e.tokens == 0 for e in here.app.pool.all()))
+    await until(lambda: all(e.requests == 0 and e.tokens == 0 for e in here.app.core.pool.all()))
 
 
 def asked(path: str, **more: Any) -> Json:

@@ -14,7 +14,6 @@ Headers = dict[str, str]
 
 
 def address(here: Site) -> str:
-    assert here.app.ports is not None
     assert here.app.ports.control is not None
     return f"http://127.0.0.1:{here.app.ports.control.port}"
 
@@ -42,7 +41,6 @@ async def once(here: Site, condition: Callable[[Snapshot], bool]) -> Snapshot:
 
 async def test_without_its_port_nobody_looks_at_requests(site: Open) -> None:
     here = await site()
-    assert here.app.ports is not None
     assert here.app.ports.control is None
     status, _ = await here.get("/status.json")
     assert status == 404
@@ -101,7 +99,7 @@ async def test_tokens_of_a_stream_are_counted_while_it_runs(site: Open) -> None:
 async def test_an_engine_that_dies_is_away_with_its_problem(site: Open) -> None:
     here = await site(0, 2, control_port=0)
     await here.decode[0].stop()
-    await until(lambda: here.app.pool.all()[0].identity is None)
+    await until(lambda: here.app.core.pool.all()[0].identity is None)
     (card, _) = (await once(here, lambda told: told.engines[0].problem is not None)).engines
     assert (card.state, card.breaker) == ("away", None)
     assert "Connect" in (card.problem or "")
@@ -113,7 +111,7 @@ async def test_prompts_and_answers_are_never_in_the_document(site: Open) -> None
     await here.post(text(prompt=secret))
     here.decode[0].mode = "held"
     asked = asyncio.create_task(here.post(text(prompt=secret)))
-    await until(lambda: here.app.metrics.running == 1)
+    await until(lambda: here.app.core.metrics.running == 1)
     _, _, body = await fetch(here, "/status.json")
     assert b"secret" not in body
     here.decode[0].go.set()

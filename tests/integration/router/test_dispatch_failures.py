@@ -52,7 +52,7 @@ async def test_a_prefill_engine_that_dies_after_the_landing_changes_nothing(
     await land(node)
     await asyncio.to_thread(await_stat, node, "leases", 1)
     await here.prefill[0].stop()
-    await until(lambda: not here.app.pool.all()[0].requests)
+    await until(lambda: not here.app.core.pool.all()[0].requests)
     here.decode[0].go.set()
     assert (await task)[0] == 200
     assert len(here.decode[0].requests) == 1
@@ -130,7 +130,7 @@ async def test_without_a_store_nothing_is_sent_ahead(
 ) -> None:
     here = await ahead(mode)
     node.kill()
-    await until(lambda: not here.app._client or not here.app._client.connected)
+    await until(lambda: not here.app.core.store_client or not here.app.core.store_client.connected)
     task = ask(here)
     await here.prefill[0].next_began()
     here.prefill[0].go.set()
@@ -151,7 +151,7 @@ async def test_a_client_that_leaves_ends_both_legs_and_the_waits(
     task.cancel()
     await here.prefill[0].next_left()
     await here.decode[0].next_left()
-    await until(lambda: here.app.metrics.running == 0)
+    await until(lambda: here.app.core.metrics.running == 0)
     assert await metric(here, 'kvrouter:request_errors_total{code="499"}') == 1
 
 
@@ -163,7 +163,7 @@ async def test_a_client_that_leaves_within_the_stream_ends_it_at_the_engine(
     here.decode[0].mode = "hang_mid"
     task = ask(here, stream=True)
     await both_began(here, node, mode)
-    await until(lambda: here.app.metrics.ttft.count or here.app.metrics.running)
+    await until(lambda: here.app.core.metrics.ttft.count or here.app.core.metrics.running)
     task.cancel()
     await here.decode[0].next_left()
     await here.prefill[0].next_left()

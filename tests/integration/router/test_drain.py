@@ -32,15 +32,14 @@ class Stopping:
     """A router that has been told to stop; `at_once` and `ended` are the rest of its life."""
 
     def __init__(self, here: Site, delay_s: float = FOREVER_S) -> None:
-        assert here.app.server is not None
         self._app = here.app
         self.at_once = asyncio.Event()
         self._task = asyncio.create_task(
-            drain(here.app.server, delay_s=delay_s, timeout_s=FOREVER_S, at_once=self.at_once)
+            drain(here.app.ports.public, delay_s=delay_s, timeout_s=FOREVER_S, at_once=self.at_once)
         )
 
     async def began(self) -> None:
-        await until(lambda: self._app.draining)
+        await until(lambda: self._app.ports.public.draining)
 
     async def ended(self) -> bool:
         """Whether nobody was cut off."""
@@ -56,7 +55,6 @@ class Stopping:
 
 
 def control(here: Site) -> str:
-    assert here.app.ports is not None
     assert here.app.ports.control is not None
     return f"http://127.0.0.1:{here.app.ports.control.port}"
 
@@ -128,7 +126,7 @@ async def test_after_the_delay_nobody_connects_and_what_is_under_way_ends(site: 
     tasks = [asyncio.create_task(here.post(text()))]
     await here.prefill[0].next_began()
     tasks.append(asyncio.create_task(here.post(text(stream=True))))
-    await until(lambda: here.app.queue_wait.waiting == 1)
+    await until(lambda: here.app.core.queue_wait.waiting == 1)
     stopping = Stopping(here, delay_s=0)
     await stopping.began()
     await until_refused(here)
@@ -169,8 +167,8 @@ async def test_a_stream_that_is_cut_off_ends_with_an_error_and_its_tokens_are_lo
     assert (line["status"], line["outcome"]) == (200, "cut_off")
     assert line["generated"] == 2 * shares
     assert "stopping" in line["error"]
-    assert here.app.metrics.cut_off["stream"] == 1
-    assert here.app.metrics.errors["200"] == 1
+    assert here.app.core.metrics.cut_off["stream"] == 1
+    assert here.app.core.metrics.errors["200"] == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -183,7 +181,7 @@ async def test_a_request_without_an_answer_yet_is_told_to_try_again(
     tasks = [asyncio.create_task(here.post(text(stream=stream)))]
     await here.prefill[0].next_began()
     tasks.append(asyncio.create_task(here.post(text(stream=stream))))
-    await until(lambda: here.app.queue_wait.waiting == 1)
+    await until(lambda: here.app.core.queue_wait.waiting == 1)
     await Stopping(here).cut_off()
     for status, headers, body in await asyncio.gather(*tasks):
         assert (status, headers["retry-after"]) == (503, "1")
@@ -191,16 +189,16 @@ async def test_a_request_without_an_answer_yet_is_told_to_try_again(
         assert_cut_off(json.loads(body))
     assert [line["outcome"] for line in written.lines()] == ["cut_off", "cut_off"]
     assert [line["status"] for line in written.lines()] == [503, 503]
-    assert here.app.metrics.cut_off["none"] == 2
-    assert here.app.metrics.errors["503"] == 2
+    assert here.app.core.metrics.cut_off["none"] == 2
+    assert here.app.core.metrics.errors["503"] == 2
 
 
 async def test_a_request_that_waits_for_an_engine_is_told_to_try_again(site: Open) -> None:
     here = await site(0, 1, engine_wait_s=FOREVER_S)
     await here.decode[0].stop()
-    await until(lambda: not here.app.pool.engines(Role.DECODE))
+    await until(lambda: not here.app.core.pool.engines(Role.DECODE))
     task = asyncio.create_task(here.post(text()))
-    await until(lambda: here.app.engine_wait.waiting == 1)
+    await until(lambda: here.app.core.engine_wait.waiting == 1)
     await Stopping(here).cut_off()
     status, headers, _ = await task
     assert (status, headers["retry-after"]) == (503, "1")
@@ -224,7 +222,7 @@ async def test_a_stream_of_another_endpoint_is_cut_off_after_a_whole_event(site:
     assert_cut_off(last)
     [line] = written.lines()
     assert (line["status"], line["outcome"]) == (200, "cut_off")
-    assert here.app.metrics.passed_through[RESPONSES, "200"] == 1
+    assert here.app.core.metrics.passed_through[RESPONSES, "200"] == 1
 
 
 async def test_a_request_of_another_endpoint_is_told_to_try_again(site: Open) -> None:
@@ -246,7 +244,7 @@ async def test_a_request_of_another_endpoint_is_told_to_try_again(site: Open) ->
     assert_cut_off(json.loads(answer))
     [line] = written.lines()
     assert (line["status"], line["outcome"]) == (503, "cut_off")
-    assert here.app.metrics.passed_through[RESPONSES, "503"] == 1
+    assert here.app.core.metrics.passed_through[RESPONSES, "503"] == 1
 
 
 async def test_a_client_that_leaves_while_the_router_drains_was_not_cut_off(site: Open) -> None:
@@ -263,7 +261,7 @@ async def test_a_client_that_leaves_while_the_router_drains_was_not_cut_off(site
     assert await stopping.ended()
     [line] = written.lines()
     assert (line["status"], line["outcome"], line["generated"]) == (499, "client_left", 2)
-    assert not here.app.metrics.cut_off
+    assert not here.app.core.metrics.cut_off
 
 
 class Process:

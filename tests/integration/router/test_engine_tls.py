@@ -67,7 +67,7 @@ async def test_legs_probes_and_what_passes_through_go_by_https(
     asked = {path for engine in (*here.prefill, *here.decode) for path, _ in engine.asked}
     assert asked >= {"/health", "/v1/models", "/version", "/v1/completions", "/tokenize", "/rerank"}
     for engine in (*here.prefill, *here.decode):
-        known = here.app.pool.find(engine.address)
+        known = here.app.core.pool.find(engine.address)
         assert known is not None
         assert known.address == engine.address
         assert known.tls is (engine.tls is not None)
@@ -80,9 +80,9 @@ async def test_an_engine_that_is_not_trusted_never_joins(
     here = await behind_tls(2, engine_ca_file=stranger.ca_file)
     assert (await here.post(text()))[0] == 503
     for engine in (*here.prefill, *here.decode):
-        known = here.app.pool.find(engine.address)
+        known = here.app.core.pool.find(engine.address)
         assert known is not None
-        assert "certificate" in (here.app.prober.problem(known) or "").lower()
+        assert "certificate" in (here.app.members.prober.problem(known) or "").lower()
         assert engine.asked == []
 
 
@@ -91,7 +91,7 @@ async def test_an_engine_that_changes_to_https_is_another_one(
 ) -> None:
     here = await site(0, 1, admin=True, engine_ca_file=authority.ca_file)
     engine = here.decode[0]
-    plain = here.app.pool.find(engine.address)
+    plain = here.app.core.pool.find(engine.address)
     assert (await here.post(text()))[0] == 200
     secured(authority, [engine])
     await engine.stop()
@@ -101,9 +101,9 @@ async def test_an_engine_that_changes_to_https_is_another_one(
     headers = {"content-type": "application/json"}
     async with here.http.post(here.url("/workers"), json=card, headers=headers) as answer:
         assert (answer.status, (await answer.json())["url"]) == (202, url)
-    await until(lambda: here.app.pool.engines(Role.DECODE))
+    await until(lambda: here.app.core.pool.engines(Role.DECODE))
     assert (await here.post(text()))[0] == 200
-    assert here.app.pool.find(engine.address) is not plain
+    assert here.app.core.pool.find(engine.address) is not plain
     for name in (url.replace("/", "%2F"), engine.address):
         async with here.http.get(here.url(f"/workers/{name}")) as answer:
             assert (await answer.json())["id"] == engine.address

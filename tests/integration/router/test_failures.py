@@ -64,7 +64,7 @@ async def test_prefill_engines_that_are_all_away_are_done_without_within_the_bud
 ) -> None:
     here = await site(1, 1, recompute_budget_tokens=0)
     await here.prefill[0].stop()
-    await until(lambda: not here.app.pool.engines(Role.PREFILL))
+    await until(lambda: not here.app.core.pool.engines(Role.PREFILL))
     assert (await here.post(text()))[0] == 429
     status, body = await here.get("/health")
     assert (status, json.loads(body)["status"]) == (200, "degraded")
@@ -175,9 +175,9 @@ async def test_streams_that_break_off_open_the_engines_breaker(site: Open) -> No
     here.decode[0].mode = "drop_mid"
     for _ in range(3):
         await here.post(text(stream=True))
-    engine = here.app.pool.find(here.decode[0].address)
+    engine = here.app.core.pool.find(here.decode[0].address)
     assert engine is not None
-    assert here.app.pool.state(engine) is BreakerState.OPEN
+    assert here.app.core.pool.state(engine) is BreakerState.OPEN
 
 
 async def test_a_stream_that_stops_ends_with_an_error_event_after_its_deadline(
@@ -216,7 +216,7 @@ async def test_an_engine_that_comes_back_is_used_again(site: Open) -> None:
     await here.decode[0].stop()
     assert (await here.post(text()))[0] == 503
     await here.decode[0].start()
-    await until(lambda: here.app.pool.engines(Role.DECODE))
+    await until(lambda: here.app.core.pool.engines(Role.DECODE))
     assert (await here.post(text()))[0] == 200
 
 
@@ -237,7 +237,7 @@ async def test_a_client_that_leaves_during_prefill_ends_the_leg_there(site: Open
     await here.prefill[0].next_began()
     task.cancel()
     await here.prefill[0].next_left()
-    await until(lambda: here.app.metrics.running == 0)
+    await until(lambda: here.app.core.metrics.running == 0)
     assert here.decode[0].requests == []
     assert await metric(here, 'kvrouter:request_errors_total{code="499"}') == 1
 
@@ -252,7 +252,7 @@ async def test_a_client_that_leaves_during_decode_ends_the_leg_there(
     await here.decode[0].next_began()
     task.cancel()
     await here.decode[0].next_left()
-    await until(lambda: here.app.metrics.running == 0)
+    await until(lambda: here.app.core.metrics.running == 0)
 
 
 async def test_a_slow_reader_slows_its_engine_and_nobody_else(site: Open) -> None:

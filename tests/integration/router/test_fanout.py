@@ -204,7 +204,7 @@ async def test_a_client_that_leaves_takes_every_leg_with_it(
     for _ in range(3):
         for engine in here.decode:
             await engine.next_left()
-    await until(lambda: here.app.metrics.running == 0)
+    await until(lambda: here.app.core.metrics.running == 0)
     assert await metric(here, 'kvrouter:request_errors_total{code="499"}') == 1
 
 

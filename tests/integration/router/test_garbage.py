@@ -64,7 +64,7 @@ async def test_a_request_leaves_nothing(site: Open, body: Json | bytes, mode: st
         await ask(here, body, leaves=mode.startswith("hang"))
         async with asyncio.timeout(5):
             while living() != before:
-                here.app.metrics.settle()  # what is counted together is held until then
+                here.app.core.metrics.settle()  # what is counted together is held until then
                 await asyncio.sleep(0)
     finally:
         gc.enable()

@@ -12,7 +12,6 @@ from tests.fakes.engine import FakeEngine, engines
 from tests.integration.router.conftest import Open, Site, chat, metric, text, until
 from tests.integration.router.test_passthrough import offer, saying, streaming
 
-from kvrouter.app.reload import follow
 from kvrouter.credentials.caller_keys import file_line, new_key
 from kvrouter.credentials.engine_keys import WorkerKeys
 from kvrouter.engines.engine import Engine, Role
@@ -159,7 +158,7 @@ async def test_a_client_that_leaves_gives_its_place_back(site: Open, keys: Keys)
     leaving = asyncio.create_task(here.post(text(), **keys.bearer("a")))
     await here.decode[0].next_began()
     leaving.cancel()
-    [caller] = here.app.access.ring.all()
+    [caller] = here.app.core.access.ring.all()
     await until(lambda: caller.running == 0)
     here.decode[0].mode = "ok"
     assert (await here.post(text(), **keys.bearer("a")))[0] == 200
@@ -172,7 +171,7 @@ async def test_what_a_request_used_counts_against_its_tokens(site: Open, keys: K
     status, headers, body = await here.post(text(max_tokens=16), **keys.bearer("a"))
     assert (status, error_of(body)["code"]) == (429, "rate_limit_exceeded")
     assert int(headers["retry-after"]) > 1
-    used = {caller.name: caller for caller in here.app.access.ring.all()}
+    used = {caller.name: caller for caller in here.app.core.access.ring.all()}
     assert used["a"].tokens == len(text()["prompt"]) // 4 + 16
     events = [{"type": "delta"}] * 30
     offer(here.decode, streaming(*events), "/v1/responses")
@@ -194,7 +193,7 @@ async def test_a_key_goes_no_further_than_the_gate(site: Open, keys: Keys) -> No
     await here.post(text(prompt=["one", "two"]), **keys.bearer("research"))
     await here.post({"prompt": "a"}, "/tokenize", **keys.bearer("research"))
     await here.post(text(), authorization=f"Bearer {wrong}")
-    here.app.metrics.settle()
+    here.app.core.metrics.settle()
     lines.flush()
     said = [stream.getvalue().decode()]
     named = [json.loads(line) for line in said[0].splitlines()]
@@ -222,7 +221,7 @@ async def test_a_keys_name_is_the_tenant_of_the_queue(site: Open, keys: Keys) ->
     for count, (user, name, claimed) in enumerate(asks, start=1):
         headers = {**keys.bearer(name), "x-tenant": claimed}
         tasks.append(asyncio.create_task(here.post(text(user=user), **headers)))
-        await until(lambda count=count: here.app.queue_wait.waiting == count)
+        await until(lambda count=count: here.app.core.queue_wait.waiting == count)
     here.prefill[0].go.set()
     await asyncio.gather(*tasks)
     order = [request["user"] for request in here.decode[0].requests]
@@ -230,7 +229,7 @@ async def test_a_keys_name_is_the_tenant_of_the_queue(site: Open, keys: Keys) ->
 
 
 def reload(here: Site) -> None:
-    follow(here.app, here.app.settings)
+    here.app.live.follow(here.app.settings)
 
 
 async def test_keys_are_changed_without_dropping_a_stream(site: Open, keys: Keys) -> None:
@@ -260,7 +259,7 @@ async def test_keys_that_cannot_be_used_change_nothing(
         assert (await here.post(text(), **keys.bearer("a")))[0] == 200
     keys.path.unlink()
     reload(here)
-    follow(here.app, here.app.settings.model_copy(update={"api_key_file": ""}))
+    here.app.live.follow(here.app.settings.model_copy(update={"api_key_file": ""}))
     assert (await here.post(text()))[0] == 401
     assert (await here.post(text(), **keys.bearer("a")))[0] == 200
     assert caplog.text.count("the router keeps its keys") == 5
@@ -271,7 +270,7 @@ async def test_a_router_without_keys_can_be_given_some(site: Open, keys: Keys) -
     here = await site()
     assert (await here.post(text(), authorization="Bearer user"))[0] == 200
     given = here.app.settings.model_copy(update={"api_key_file": keys.write(a="")})
-    follow(here.app, given)
+    here.app.live.follow(given)
     assert (await here.post(text(), authorization="Bearer user"))[0] == 401
     assert (await here.post(text(), **keys.bearer("a")))[0] == 200
     assert [h.get("authorization") for h in here.decode[0].headers] == ["Bearer user", None]
@@ -368,8 +367,8 @@ async def test_an_engine_that_refuses_the_users_authorization_says_so_itself(
 
 async def test_an_engine_that_wants_a_key_tells_the_remedy(site: Open) -> None:
     here = await site(0, 1, prepare=guarded(["W"]))
-    [engine] = here.app.pool.all()
-    problem = here.app.prober.problem(engine)
+    [engine] = here.app.core.pool.all()
+    problem = here.app.members.prober.problem(engine)
     assert problem is not None
     assert "answers 401" in problem
     assert "--worker-api-key" in problem

@@ -27,7 +27,9 @@ def put_chain_of(node: StoreProcess, ids: list[int]) -> None:
 
 def loads(here: Site, *, decode: bool = True) -> Counts:
     """Legs under way and tokens of each engine."""
-    engines = [here.app.pool.find(e.address) for e in (here.decode if decode else here.prefill)]
+    engines = [
+        here.app.core.pool.find(e.address) for e in (here.decode if decode else here.prefill)
+    ]
     return [(e.requests, e.tokens) for e in engines if e is not None]
 
 
@@ -107,8 +109,8 @@ async def test_an_engine_that_is_drained_waits_for_no_leg_that_was_only_planned(
     here.prefill[0].mode = "held"
     task = asyncio.create_task(here.post(text(max_tokens=100)))
     await here.prefill[0].next_began()
-    chosen = next(e for e in here.app.pool.all() if e.tokens == 104)
-    assert here.app.pool.drain(chosen)
+    chosen = next(e for e in here.app.core.pool.all() if e.tokens == 104)
+    assert here.app.core.pool.drain(chosen)
     here.prefill[0].go.set()
     assert (await task)[0] == 200
     assert (chosen.requests, chosen.tokens) == (0, 0)
@@ -152,10 +154,10 @@ async def test_a_decode_leg_goes_where_there_is_less_to_do_when_its_kv_has_lande
     here = await site(1, 2, store=node.url, policy="least_tokens", prepare=announce)
     here.prefill[0].mode = "held"
     task, chosen = await planned(here, max_tokens=50)
-    busy, idle = (here.app.pool.find(here.decode[at].address) for at in (chosen, 1 - chosen))
+    busy, idle = (here.app.core.pool.find(here.decode[at].address) for at in (chosen, 1 - chosen))
     assert busy is not None
     assert idle is not None
-    others = here.app.pool.reserve(busy, 1000)
+    others = here.app.core.pool.reserve(busy, 1000)
     await asyncio.to_thread(put_chain_of, node, IDS)
     here.prefill[0].go.set()
     assert (await task)[0] == 200
@@ -184,10 +186,10 @@ async def test_a_decode_engine_that_left_during_prefill_costs_no_attempt(
     here = await site(1, 2, store=node.url, policy="prefix", prepare=announce)
     here.prefill[0].mode = "held"
     task, chosen = await planned(here, max_tokens=50)
-    engine = here.app.pool.find(here.decode[chosen].address)
+    engine = here.app.core.pool.find(here.decode[chosen].address)
     assert engine is not None
     if what == "drained":
-        here.app.pool.drain(engine)
+        here.app.core.pool.drain(engine)
     else:
         await here.decode[chosen].stop()
         await until(lambda: engine.identity is None)
@@ -204,9 +206,9 @@ async def test_a_decode_leg_stays_where_its_kv_did_not_land(site: Open, node: St
     )
     here.prefill[0].mode = "held"
     task, chosen = await planned(here, max_tokens=50)
-    busy = here.app.pool.find(here.decode[chosen].address)
+    busy = here.app.core.pool.find(here.decode[chosen].address)
     assert busy is not None
-    others = here.app.pool.reserve(busy, 1000)
+    others = here.app.core.pool.reserve(busy, 1000)
     here.prefill[0].go.set()
     assert (await task)[0] == 200
     assert len(here.decode[chosen].requests) == 1
@@ -220,7 +222,7 @@ async def test_a_decode_engine_computes_prompts_itself_up_to_the_threshold_at_a_
     here.decode[0].mode = "held"
     first = asyncio.create_task(here.post(text(prompt=[7] * 50, stream=True)))
     await here.decode[0].next_began()
-    assert [e.computing_tokens for e in here.app.pool.engines(Role.DECODE)] == [50]
+    assert [e.computing_tokens for e in here.app.core.pool.engines(Role.DECODE)] == [50]
     second = asyncio.create_task(here.post(text(prompt=[8] * 50)))
     assert (await here.prefill[0].next_began())["prompt"] == [8] * 50
     here.decode[0].go.set()
@@ -236,7 +238,7 @@ async def test_a_prompt_is_computed_when_the_answer_begins_however_it_ends(
     here = await site(prefill_threshold=60, request_timeout_s=0.2)
     here.decode[0].mode = mode
     assert (await here.post(text(prompt=[7] * 50, stream=True)))[0] == 200
-    assert [e.computing_tokens for e in here.app.pool.engines(Role.DECODE)] == [0]
+    assert [e.computing_tokens for e in here.app.core.pool.engines(Role.DECODE)] == [0]
 
 
 async def test_prompts_of_one_burst_that_begin_alike_go_to_one_prefill_engine(

@@ -80,7 +80,7 @@ async def timed(times: dict[str, float], what: str, condition: Callable[[], Any]
 
 
 def decoding(here: Site) -> set[str]:
-    return {engine.address for engine in here.app.pool.engines(Role.DECODE)}
+    return {engine.address for engine in here.app.core.pool.engines(Role.DECODE)}
 
 
 @pytest.mark.parametrize("kind", FOLLOWED)
@@ -92,7 +92,7 @@ async def test_engines_are_added_drained_and_removed_under_traffic_and_no_reques
         times: dict[str, float] = {}
         async with Traffic(here) as traffic:
             # Nobody is there: requests wait for whom discovery finds.
-            await until(lambda: here.app.engine_wait.waiting)
+            await until(lambda: here.app.core.engine_wait.waiting)
             await name(backend, made[0])
             await traffic.answers()
             await name(backend, *made)
@@ -105,9 +105,9 @@ async def test_engines_are_added_drained_and_removed_under_traffic_and_no_reques
             await timed(times, "drains", lambda: decoding(here) == {e.address for e in made[:2]})
             made[2].mode = "ok"
             await traffic.answers(10)
-            assert here.app.pool.find(made[2].address) is not None
+            assert here.app.core.pool.find(made[2].address) is not None
             made[2].go.set()
-            await until(lambda: here.app.pool.find(made[2].address) is None)
+            await until(lambda: here.app.core.pool.find(made[2].address) is None)
             # And one changes places with it.
             await name(backend, made[1], made[2])
             await timed(times, "changed", lambda: decoding(here) == {e.address for e in made[1:]})
@@ -127,17 +127,17 @@ async def test_a_source_that_is_away_is_seen_in_the_metrics_and_by_no_request(
     async with neighbours(1) as made, backend_of(kind, tmp_path, made[0].port) as backend:
         await name(backend, *made)
         here = await site(0, 0, discovery=[backend.setting], **backend.more)
-        source = list(here.app.discovery.merged.statuses)[1].name
+        source = list(here.app.members.discovery.merged.statuses)[1].name
         up = f'kvrouter:discovery_up{{source="{source}"}}'
         assert await metric(here, up) == 1
         async with Traffic(here) as traffic:
             await backend.fail()
-            await until(lambda: not list(here.app.discovery.merged.statuses)[1].up)
+            await until(lambda: not list(here.app.members.discovery.merged.statuses)[1].up)
             assert await metric(here, up) == 0
             assert await metric(here, f'kvrouter:discovery_engines{{source="{source}"}}') == 1
             await traffic.answers()
             await backend.mend()
-            await until(lambda: list(here.app.discovery.merged.statuses)[1].up)
+            await until(lambda: list(here.app.members.discovery.merged.statuses)[1].up)
             await traffic.answers()
         assert traffic.failed == []
 
@@ -159,7 +159,7 @@ async def test_flags_a_file_and_the_admin_api_together(site: Open, tmp_path: Pat
         await until(lambda: decoding(here) == {by_flag, made[0].address, made[1].address})
         await name(file)
         await name(dns, made[0])
-        await until(lambda: not list(here.app.discovery.merged.statuses)[1].members)
+        await until(lambda: not list(here.app.members.discovery.merged.statuses)[1].members)
         assert decoding(here) == {by_flag, made[0].address, made[1].address}
         await name(dns)
         await until(lambda: decoding(here) == {by_flag, made[1].address})

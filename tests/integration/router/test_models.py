@@ -57,7 +57,7 @@ async def test_a_model_whose_engine_is_gone_is_first_a_503_and_then_a_404(site: 
     await here.decode[0].stop()
     body = {"model": "m", "prompt": "abc", "max_tokens": 1}
     await answered(here, body, 503)
-    here.app.models.keep_s = 0
+    here.app.core.models.keep_s = 0
     error = (await answered(here, body, 404))["error"]
     assert error["code"] == "model_not_found"
     assert (await here.post({**body, "model": "n"}))[0] == 200

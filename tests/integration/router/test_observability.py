@@ -132,7 +132,7 @@ async def test_a_wait_for_its_turn_is_a_part(site: Open) -> None:
     first = asyncio.create_task(here.post(text()))
     await here.prefill[0].next_began()
     second = asyncio.create_task(here.post(text()))
-    await until(lambda: here.app.queue_wait.waiting == 1)
+    await until(lambda: here.app.core.queue_wait.waiting == 1)
     here.prefill[0].go.set()
     await asyncio.gather(first, second)
     sums = await part_sums(here)
@@ -341,8 +341,8 @@ async def test_a_request_is_counted_and_logged_soon_after_its_end(site: Open) ->
     here = await site(lines=RequestLog(written, plain=False))
     await here.post(text())
     await until(lambda: written.getvalue().endswith(b"\n"))
-    assert here.app.metrics.success == {"length": 1}
-    assert here.app.metrics.plans == {"prefill": 1}
+    assert here.app.core.metrics.success == {"length": 1}
+    assert here.app.core.metrics.plans == {"prefill": 1}
 
 
 @pytest.mark.parametrize(("body_bytes", "kept"), [(0, 15), (65_536, 15), (65_537, 0)])

@@ -61,9 +61,9 @@ def body(**more: Any) -> Json:
 
 
 def state(here: Site, engine: FakeEngine) -> BreakerState | None:
-    found = here.app.pool.find(engine.address)
+    found = here.app.core.pool.find(engine.address)
     assert found is not None
-    return here.app.pool.state(found)
+    return here.app.core.pool.state(found)
 
 
 @pytest.mark.parametrize("path", [one.path for one in ENDPOINTS])

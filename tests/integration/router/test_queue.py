@@ -8,7 +8,7 @@ import pytest
 from tests.fakes.engine import FakeEngine
 from tests.integration.router.conftest import Open, Site, metric, text, until
 
-from kvrouter.app.app import App
+from kvrouter.app.build import build
 from kvrouter.app.settings import RouterSettings
 from kvrouter.engines.engine import Role
 
@@ -25,7 +25,7 @@ async def occupied(site: Open, **settings: object) -> tuple[Site, "asyncio.Task[
 
 
 async def waiting(here: Site, count: int) -> None:
-    await until(lambda: here.app.queue_wait.waiting == count)
+    await until(lambda: here.app.core.queue_wait.waiting == count)
 
 
 async def test_requests_beyond_the_limit_wait_and_are_served(site: Open) -> None:
@@ -110,7 +110,7 @@ async def test_a_full_queue_is_a_429_and_a_turn_that_does_not_come_a_503(site: O
         assert json.loads(body)["error"]["code"] == status
     here.prefill[0].go.set()
     await first
-    assert here.app.queue_wait.waiting == 0
+    assert here.app.core.queue_wait.waiting == 0
     assert len(here.decode[0].requests) == 1
 
 
@@ -138,9 +138,9 @@ async def test_a_client_that_leaves_the_queue_costs_nothing(site: Open) -> None:
 async def test_a_request_waits_for_a_decode_engine_that_restarts(site: Open) -> None:
     here = await site(engine_wait_s=30)
     await here.decode[0].stop()
-    await until(lambda: not here.app.pool.engines(Role.DECODE))
+    await until(lambda: not here.app.core.pool.engines(Role.DECODE))
     task = asyncio.create_task(here.post(text()))
-    await until(lambda: here.app.engine_wait.waiting == 1)
+    await until(lambda: here.app.core.engine_wait.waiting == 1)
     assert await metric(here, 'kvrouter:num_requests_waiting_by_reason{reason="engine"}') == 1
     await here.decode[0].start()
     assert (await task)[0] == 200
@@ -152,7 +152,7 @@ async def test_a_request_whose_only_engine_dies_under_it_waits_for_its_return(si
     task = asyncio.create_task(here.post(text()))
     await here.decode[0].next_began()
     await here.decode[0].stop()
-    await until(lambda: here.app.engine_wait.waiting == 1)
+    await until(lambda: here.app.core.engine_wait.waiting == 1)
     here.decode[0].mode = "ok"
     await here.decode[0].start()
     assert (await task)[0] == 200
@@ -161,19 +161,19 @@ async def test_a_request_whose_only_engine_dies_under_it_waits_for_its_return(si
 async def test_no_more_wait_for_an_engine_than_the_queue_has_places(site: Open) -> None:
     here = await site(engine_wait_s=30, queue_size=1)
     await here.decode[0].stop()
-    await until(lambda: not here.app.pool.engines(Role.DECODE))
+    await until(lambda: not here.app.core.pool.engines(Role.DECODE))
     task = asyncio.create_task(here.post(text()))
-    await until(lambda: here.app.engine_wait.waiting == 1)
+    await until(lambda: here.app.core.engine_wait.waiting == 1)
     status, headers, _ = await here.post(text())
     assert (status, headers["retry-after"]) == (503, "1")
     task.cancel()
-    await until(lambda: here.app.engine_wait.waiting == 0)
+    await until(lambda: here.app.core.engine_wait.waiting == 0)
 
 
 async def test_an_engine_that_does_not_come_is_a_503(site: Open) -> None:
     here = await site(engine_wait_s=0.2)
     await here.decode[0].stop()
-    await until(lambda: not here.app.pool.engines(Role.DECODE))
+    await until(lambda: not here.app.core.pool.engines(Role.DECODE))
     assert (await here.post(text()))[0] == 503
 
 
@@ -183,10 +183,10 @@ async def test_a_router_that_starts_before_its_engines_lets_requests_wait(site: 
     await late.start()
     await late.stop()
     settings = RouterSettings(decode=[late.address], port=0, health_interval_s=0.05)
-    app = App(settings)
+    app = build(settings)
     here.port = await app.start()
     task = asyncio.create_task(here.post(text()))
-    await until(lambda: app.engine_wait.waiting == 1)
+    await until(lambda: app.core.engine_wait.waiting == 1)
     await late.start()
     assert (await task)[0] == 200
     await app.close()

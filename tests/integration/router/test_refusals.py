@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from tests.fakes.openai_cases import CHAT, COMPLETIONS
 
-from kvrouter.app.app import App
+from kvrouter.app.build import build
 from kvrouter.app.settings import RouterSettings
 from kvrouter.tools.sim.serve import SimServer
 from kvrouter.tools.sim.settings import SimSettings
@@ -44,7 +44,7 @@ async def pools(request: pytest.FixtureRequest) -> AsyncIterator[Pools]:
     settings = RouterSettings(
         prefill=[prefill][: request.param], decode=[decode], port=0, policy="prefix"
     )
-    app = App(settings, None)
+    app = build(settings, None)
     port = await app.start()
     async with aiohttp.ClientSession() as http:
         yield Pools(http, port, ports[1])

@@ -14,7 +14,7 @@ from tests.integration.router.conftest import Open, Site, text, until
 from tests.unit.router.admission.test_tenants import request
 
 from kvrouter.app.process import leave
-from kvrouter.app.reload import RELOADED, Reload, follow
+from kvrouter.app.reload import RELOADED, Reload
 from kvrouter.app.settings import RouterSettings
 from kvrouter.engines.engine import Role
 from kvrouter.options.complaints import UsageError
@@ -41,7 +41,7 @@ def two_models(engines: list[FakeEngine]) -> None:
 
 
 def change(here: Site, **settings: Any) -> None:
-    follow(here.app, here.app.settings.model_copy(update=settings))
+    here.app.live.follow(here.app.settings.model_copy(update=settings))
 
 
 async def held(here: Site, **headers: str) -> "asyncio.Task[Any]":
@@ -57,10 +57,10 @@ async def test_a_higher_limit_lets_those_who_wait_begin(site: Open) -> None:
     here = await site(max_concurrent_requests=1)
     first = await held(here)
     second = asyncio.create_task(here.post(text()))
-    await until(lambda: here.app.queue_wait.waiting == 1)
+    await until(lambda: here.app.core.queue_wait.waiting == 1)
     change(here, max_concurrent_requests=2)
     await here.prefill[0].next_began()
-    assert here.app.queue_wait.waiting == 0
+    assert here.app.core.queue_wait.waiting == 0
     here.prefill[0].go.set()
     assert [(await task)[0] for task in (first, second)] == [200, 200]
 
@@ -70,7 +70,7 @@ async def test_a_lower_limit_cuts_nobody_off(site: Open) -> None:
     tasks = [await held(here), await held(here)]
     change(here, max_concurrent_requests=1)
     tasks.append(asyncio.create_task(here.post(text())))
-    await until(lambda: here.app.queue_wait.waiting == 1)
+    await until(lambda: here.app.core.queue_wait.waiting == 1)
     here.prefill[0].go.set()
     assert [(await task)[0] for task in tasks] == [200] * 3
 
@@ -91,23 +91,23 @@ async def test_the_queue_is_as_long_as_it_was_said_last(site: Open) -> None:
 async def test_tenants_are_told_apart_by_the_header_named_last(site: Open) -> None:
     here = await site(max_concurrent_requests=1)
     asked = request("127.0.0.1:1", {"x-tenant": "t"})
-    assert here.app.queue_wait.tenant(asked) == "127.0.0.1"
+    assert here.app.core.queue_wait.tenant(asked) == "127.0.0.1"
     change(here, tenant_header="x-tenant", trusted_proxies=["127.0.0.0/8"])
-    assert here.app.queue_wait.tenant(asked) == "t"
+    assert here.app.core.queue_wait.tenant(asked) == "t"
     change(here, trusted_proxies=[])
-    assert here.app.queue_wait.tenant(asked) == "127.0.0.1"
+    assert here.app.core.queue_wait.tenant(asked) == "127.0.0.1"
 
 
 @proves("engine_wait_s")
 async def test_requests_wait_for_an_engine_as_long_as_was_said_last(site: Open) -> None:
     here = await site(0, 1)
-    (engine,) = here.app.pool.engines(Role.DECODE)
+    (engine,) = here.app.core.pool.engines(Role.DECODE)
     assert (await here.post(text()))[0] == 200
     change(here, engine_wait_s=30)
-    assert here.app.fleet.remove(engine)
+    assert here.app.members.fleet.remove(engine)
     task = asyncio.create_task(here.post(text()))
-    await until(lambda: here.app.engine_wait.waiting == 1)
-    here.app.fleet.add(engine.address, Role.BOTH)
+    await until(lambda: here.app.core.engine_wait.waiting == 1)
+    here.app.members.fleet.add(engine.address, Role.BOTH)
     assert (await task)[0] == 200
 
 
@@ -115,7 +115,7 @@ async def test_requests_wait_for_an_engine_as_long_as_was_said_last(site: Open) 
 async def test_models_of_engines_that_left_are_known_as_long_as_was_said_last(site: Open) -> None:
     here = await site(0, 2, prepare=two_models)
     await here.decode[0].stop()
-    (engine,) = [e for e in here.app.pool.all() if e.address == here.decode[0].address]
+    (engine,) = [e for e in here.app.core.pool.all() if e.address == here.decode[0].address]
     await until(lambda: engine.identity is None)
     assert (await here.post(text()))[0] == 503
     change(here, model_retention_s=0)
@@ -155,11 +155,11 @@ async def test_engines_are_asked_at_the_pace_said_last(site: Open) -> None:
     here = await site(0, 1, health_interval_s=0.02, health_timeout_s=60.0)
     change(here, health_timeout_s=0.05)
     here.decode[0].healthy.clear()
-    await until(lambda: not here.app.pool.engines(Role.DECODE))
+    await until(lambda: not here.app.core.pool.engines(Role.DECODE))
     change(here, health_interval_s=0.01)
     here.decode[0].healthy.set()
-    await until(lambda: bool(here.app.pool.engines(Role.DECODE)))
-    assert here.app.prober.interval_s == 0.01
+    await until(lambda: bool(here.app.core.pool.engines(Role.DECODE)))
+    assert here.app.members.prober.interval_s == 0.01
 
 
 @proves("log_level")
@@ -180,8 +180,8 @@ async def test_the_times_of_the_end_are_those_said_last(site: Open) -> None:
     task = await held(here)
     signals = Signals()
     signals.leave.set()
-    draining = asyncio.create_task(leave(here.app, signals))
-    await until(lambda: here.app.draining)
+    draining = asyncio.create_task(leave(here.app.ports.public, here.app.settings, signals))
+    await until(lambda: here.app.ports.public.draining)
     here.prefill[0].go.set()
     assert (await task)[0] == 200
     await draining
@@ -218,14 +218,14 @@ async def test_requests_are_served_while_settings_are_read_again(site: Open) -> 
         read.append(here.app.settings.model_copy(update={"queue_size": 7 + len(read)}))
         return read[-1]
 
-    reload = Reload(here.app, reread)
+    reload = Reload(here.app.live, reread)
     for _ in range(5):
         reload.begin()
     assert (await here.post(text()))[0] == 200
     for _ in range(5):
         reload.begin()
     served.set()
-    await until(lambda: here.app.engine_wait.size == 8)
+    await until(lambda: here.app.core.engine_wait.size == 8)
     await until(lambda: len(read) == 2)  # one for all signals that came meanwhile
     await reload.close()
 
@@ -245,12 +245,12 @@ async def test_a_reading_that_fails_changes_nothing_and_the_next_one_does(
             raise answer
         return answer
 
-    before, reload = here.app.settings, Reload(here.app, reread)
+    before, reload = here.app.settings, Reload(here.app.live, reread)
     reload.begin()
-    await until(lambda: "everything stays as it is: --queue-size: too small" in caplog.text)
+    await until(lambda: "the router keeps its settings: --queue-size: too small" in caplog.text)
     assert here.app.settings is before
     reload.begin()
-    await until(lambda: here.app.engine_wait.size == 7)
+    await until(lambda: here.app.core.engine_wait.size == 7)
     await reload.close()
 
 

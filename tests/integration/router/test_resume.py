@@ -14,7 +14,8 @@ from tests.fakes.link import Link
 from tests.fakes.openai_cases import CHAT, COMPLETIONS
 from tests.integration.router.conftest import until
 
-from kvrouter.app.app import App
+from kvrouter.app.build import build
+from kvrouter.app.lifecycle import App
 from kvrouter.app.settings import RouterSettings
 from kvrouter.telemetry.request_log import RequestLog
 from kvrouter.tools.sim import requests
@@ -79,13 +80,13 @@ async def fleet() -> AsyncIterator[Fleet]:
     addresses = [link.url.removeprefix("kv://") for link in links]
     settings = RouterSettings(decode=addresses, port=0, resume_streams=True, health_interval_s=0.1)
     written = io.BytesIO()
-    app = App(settings, RequestLog(written, plain=False))
+    app = build(settings, RequestLog(written, plain=False))
     port = await app.start()
     async with aiohttp.ClientSession() as http:
         yield Fleet(app, port, links, http, written)
     await app.close()
-    assert app.metrics.running == 0
-    assert all(engine.requests == 0 for engine in app.pool.all())
+    assert app.core.metrics.running == 0
+    assert all(engine.requests == 0 for engine in app.core.pool.all())
     for link in links:
         await asyncio.to_thread(link.close)
     for sim in sims:
@@ -127,7 +128,7 @@ async def test_a_stream_goes_on_where_its_engine_broke_off(
 
 async def test_a_resumed_stream_that_the_router_cuts_off_tells_all_its_tokens(fleet: Fleet) -> None:
     task = asyncio.create_task(fleet.events((10,), max_tokens=900))
-    await until(lambda: fleet.app.metrics.resumed["resumed"])
+    await until(lambda: fleet.app.core.metrics.resumed["resumed"])
     await fleet.app.close()
     *events, error, done = await task
     assert done == {"done": True}
@@ -208,7 +209,7 @@ async def test_a_chat_whose_next_engine_begins_anew_ends_with_an_error(
     events = await fleet.events((10,), messages=MESSAGES)
     assert events[-2]["error"]["code"] == 502
     assert ORACLE.text(RENDERED, TOKENS).startswith(said(events))
-    assert all(engine.breaker.allows() for engine in fleet.app.pool.all() if engine.breaker)
+    assert all(engine.breaker.allows() for engine in fleet.app.core.pool.all() if engine.breaker)
 
 
 @pytest.mark.parametrize("cuts", [(1,), (40,), (30, 100), (178,)])

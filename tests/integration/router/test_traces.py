@@ -171,7 +171,7 @@ async def test_a_client_that_leaves_ends_its_spans(site: Open, taker: Collector)
     await here.decode[0].next_began()
     task.cancel()
     await here.decode[0].next_left()
-    await until(lambda: here.app.metrics.running == 0)
+    await until(lambda: here.app.core.metrics.running == 0)
     await here.app.close()
     spans = by_name(await taker.trace_of())
     assert spans["kvrouter.decode"].attributes["kvrouter.cancelled"] is True
@@ -190,7 +190,7 @@ async def test_waiting_and_tokenising_are_spans(site: Open, taker: Collector) ->
     tasks = [asyncio.create_task(here.post(text(prompt="One two three four")))]
     await here.prefill[0].next_began()
     tasks.append(asyncio.create_task(here.post(text(prompt="One two three four five"))))
-    await until(lambda: here.app.queue_wait.waiting == 1)
+    await until(lambda: here.app.core.queue_wait.waiting == 1)
     here.prefill[0].go.set()
     await asyncio.gather(*tasks)
     await here.app.close()
@@ -259,7 +259,7 @@ async def test_a_collector_that_does_not_take_traces_is_not_noticed(
         await taker.asked.wait()
         assert (await here.post(text()))[0] == 200
         await taker.stop()
-    exporter = here.app._exporter
+    exporter = here.app.exporter
     assert exporter is not None
     await until(lambda: dict(exporter.counts())[("dropped",)] >= 12)
     assert await metric(here, 'kvrouter:trace_spans_total{outcome="dropped"}') >= 12

@@ -55,8 +55,8 @@ class Meter:
 
     async def told(self) -> list[float]:
         """Tokens generated, by its counter, its key's counter and its line."""
-        (caller,) = self.here.app.access.ring.all()
-        await until(lambda: self.here.app.metrics.running == 0)
+        (caller,) = self.here.app.core.access.ring.all()
+        await until(lambda: self.here.app.core.metrics.running == 0)
         counted = await metric(self.here, "kvrouter:generation_tokens_total")
         await self.here.app.close()
         (line,) = [json.loads(line) for line in self._written.getvalue().splitlines()]
@@ -119,8 +119,8 @@ async def test_a_stream_that_the_router_cuts_off_has_used_what_came(
             got += await answer.content.readany()
         await here.app.close()
         answer.close()
-    (caller,) = here.app.access.ring.all()
-    assert here.app.metrics.generation_tokens[()] == 2 * shares
+    (caller,) = here.app.core.access.ring.all()
+    assert here.app.core.metrics.generation_tokens[()] == 2 * shares
     assert caller.tokens > 2 * shares
 
 
@@ -147,7 +147,7 @@ async def test_a_client_that_leaves_during_the_prefill_has_used_its_prompt(
     await here.prefill[0].next_began()
     leaving.cancel()
     await here.prefill[0].next_left()
-    (caller,) = here.app.access.ring.all()
+    (caller,) = here.app.core.access.ring.all()
     assert caller.tokens == len(asked()["prompt"]) // 4
     assert (await here.post(asked(), **keys.bearer("a")))[0] == 429
 
@@ -158,7 +158,7 @@ async def test_a_key_cannot_get_more_by_leaving_before_the_end(site: Open, tmp_p
     here.decode[0].mode = "hang_mid"
     for _ in range(2):  # each a prompt of 4 tokens and an answer of 2
         await leave_after(here, asked(), keys.bearer("a"), b'" t1"')
-        await until(lambda: here.app.metrics.running == 0)
+        await until(lambda: here.app.core.metrics.running == 0)
     assert (await here.post(asked(), **keys.bearer("a")))[0] == 429
 
 

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from tests.tools.sim.conftest import LiveSim
 
-from kvrouter.app.app import App
+from kvrouter.app.build import build
 from kvrouter.app.settings import RouterSettings
 from kvrouter_store._core import StoreServer
 
@@ -133,7 +133,7 @@ async def test_the_router_hands_kv_of_an_adapter_over_that_was_loaded_after_the_
         "landing_timeout_s": 20,
         "port": 0,
     }
-    app = App(RouterSettings(**settings))
+    app = build(RouterSettings(**settings))
     try:
         async with aiohttp.ClientSession() as http:
             here = Behind(await app.start(), http)

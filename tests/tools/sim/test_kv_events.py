@@ -7,7 +7,8 @@ import aiohttp
 import pytest
 from tests.tools.sim.conftest import LiveSim
 
-from kvrouter.app.app import App
+from kvrouter.app.build import build
+from kvrouter.app.lifecycle import App
 from kvrouter.app.settings import RouterSettings
 
 Start = Callable[..., LiveSim]
@@ -20,7 +21,7 @@ BOUND = {
 
 async def state(app: App) -> tuple[str, int]:
     """What the router says of the engine's part of the index, and how many blocks are in it."""
-    lines = app.metrics.page().decode().splitlines()
+    lines = app.core.metrics.page().decode().splitlines()
     (shown,) = [line for line in lines if line.startswith("kvrouter:kv_index_state{")]
     (blocks,) = [line for line in lines if line.startswith("kvrouter:kv_index_blocks ")]
     return shown.partition('state="')[2].partition('"')[0], int(float(blocks.split()[1]))
@@ -42,7 +43,7 @@ async def test_what_is_lost_on_the_way_is_asked_for_again(
     engine = await asyncio.to_thread(live_sim, kv_events_config=BOUND, max_model_len=64, **faults)
     events, replays = engine.server.kv_event_ports
     address = f"127.0.0.1:{engine.port}"
-    app = App(
+    app = build(
         RouterSettings(
             decode=[address],
             port=0,

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from kvrouter.http.server.listener import Handler
     from kvrouter.http.server.respond import Respond, Row
 
+    Route = tuple[str, str, Handler]
+    """Method, path and handler."""
+
 T = TypeVar("T")
 
 
@@ -25,6 +28,10 @@ class RouteTable(Generic[T]):
 
     def __init__(self, rows: Iterable[tuple[str, str, T]]) -> None:
         self._paths: dict[str, dict[str, T]] = {}
+        self.add(rows)
+
+    def add(self, rows: Iterable[tuple[str, str, T]]) -> None:
+        """More rows: method, path and what is there."""
         for method, path, found in rows:
             self._paths.setdefault(path, {})[method] = found
 

@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kvrouter.app.app import App
+from kvrouter.app.build import build
 from kvrouter.app.settings import RouterSettings
 from kvrouter.tools.docs.markdown import table
 from kvrouter.tools.sim.metrics import SimMetrics
@@ -56,10 +56,10 @@ class Row:
 
 async def router_rows() -> list[Row]:
     """The metrics of a router with every option, which runs for a moment."""
-    app = App(RouterSettings(**EVERYTHING))
+    app = build(RouterSettings(**EVERYTHING))
     try:
         await app.start()
-        return rows_of(app.metrics.families())
+        return rows_of(app.core.metrics.families())
     finally:
         await app.close()
 

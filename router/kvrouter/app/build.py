@@ -1,0 +1,122 @@
+"""Builds a router from its settings: settings in, an `App` out that can be started."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from kvrouter.access.gate import Gate
+from kvrouter.app.control_side import make_control_side, readings
+from kvrouter.app.core import make_core
+from kvrouter.app.lifecycle import App
+from kvrouter.app.members import make_members
+from kvrouter.app.reload import Adjustable, LiveSettings
+from kvrouter.app.services import make_services
+from kvrouter.control.page.board import Board
+from kvrouter.http.server.limits import Limits
+from kvrouter.http.server.listener import HttpServer
+from kvrouter.http.server.routes import Routes, on_exchange
+from kvrouter.openai.endpoints import PASSED_THROUGH
+from kvrouter.serving.handler import RequestHandler
+from kvrouter.serving.legs.leg import KINDS
+from kvrouter.serving.settle import Settler
+from kvrouter.telemetry.tracing.start import start_traces
+
+if TYPE_CHECKING:
+    from kvrouter.access.ports import Ports
+    from kvrouter.app.core import Core
+    from kvrouter.app.members import Members
+    from kvrouter.app.services import Services
+    from kvrouter.app.settings import RouterSettings
+    from kvrouter.http.server.routes import Route
+    from kvrouter.telemetry.request_log import RequestLog
+    from kvrouter.telemetry.tracing.trace import Tracing
+    from kvrouter_store.log import LogWriter
+
+
+def build(
+    settings: RouterSettings, lines: RequestLog | None = None, writer: LogWriter | None = None
+) -> App:
+    """Build the router on the loop that will run it.
+
+    Args:
+        settings: of `kvrouter serve`.
+        lines: takes a line per request, or None.
+        writer: writes the log, and counts what it drops; None: nothing is dropped.
+
+    Raises:
+        TokenizerUnavailable: `--tokenizer` cannot be loaded.
+        UsageError: a file of keys has changed since the settings were checked.
+        OSError: `--kv-events-bind` cannot be bound.
+    """
+    core = make_core(settings)
+    members = make_members(core)
+    instance, started = f"{settings.host}:{settings.port}", asyncio.Event()
+    tracing, exporter = start_traces(settings, instance, core.metrics)
+    services = make_services(core, members.group)
+    lines = lines if settings.access_log else None
+    board = Board() if settings.control_port is not None else None
+    routes = Routes(_served(core, services, Settler(core.metrics, lines, tracing), tracing, board))
+    gate = Gate(core.access.ring, routes.handle, core.metrics, lines)
+    limits = Limits(body_memory_bytes=settings.max_body_memory)
+    server = HttpServer(gate.handle, limits, gate.at_head)
+    control = make_control_side(core, members, server, board, started)
+    routes.add((method, path, on_exchange(respond)) for method, path, respond in control.rows)
+    for reading in readings(core, members, server, writer):
+        core.metrics.add(reading)
+    return App(
+        live=LiveSettings(settings, _adjustable(core, members, services, control.ports)),
+        core=core,
+        members=members,
+        services=services,
+        ports=control.ports,
+        snapshots=control.snapshots,
+        lines=lines,
+        exporter=exporter,
+        started=started,
+    )
+
+
+def _served(
+    core: Core,
+    services: Services,
+    settler: Settler,
+    tracing: Tracing | None,
+    board: Board | None,
+) -> list[Route]:
+    """The endpoints that engines serve; the status page shows those with legs."""
+    handlers = [
+        RequestHandler(
+            service,
+            queue_wait=core.queue_wait,
+            engine_wait=core.engine_wait,
+            models=core.models,
+            metrics=core.metrics,
+            settler=settler,
+            tracing=tracing,
+            observer=observer,
+            route_headers=core.settings.route_headers,
+        )
+        for service, observer in ((services.completions, board), (services.passthrough, None))
+    ]
+    with_legs, passed_through = handlers
+    return [
+        *(("POST", path, with_legs.serve) for path in KINDS),
+        *(("POST", path, passed_through.serve) for path in PASSED_THROUGH),
+    ]
+
+
+def _adjustable(core: Core, members: Members, services: Services, ports: Ports) -> Adjustable:
+    return Adjustable(
+        access=core.access,
+        ports=ports,
+        flags=members.flags,
+        queue_wait=core.queue_wait,
+        engine_wait=core.engine_wait,
+        models=core.models,
+        budget=core.budget,
+        inputs_builder=services.inputs_builder,
+        landing_waiter=services.landing_waiter,
+        completions=services.completions,
+        prober=members.prober,
+    )

@@ -1,0 +1,138 @@
+"""The router's own endpoints: status, administration, the control port with its page, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvrouter.access.ports import Ports, split
+from kvrouter.control.admin import Admin
+from kvrouter.control.gauges import (
+    counters,
+    engine_gauges,
+    index_gauges,
+    index_state,
+    request_gauges,
+)
+from kvrouter.control.page.model import Load
+from kvrouter.control.page.snapshot import Snapshots, Sources
+from kvrouter.control.page.tiers import StoreWatch
+from kvrouter.control.status import Status
+from kvrouter.http.server.routes import on_path
+from kvrouter.replicas.metrics import readings as group_readings
+from kvrouter.telemetry.caches import cache_readings
+from kvrouter.telemetry.metrics import Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from kvrouter.app.core import Core
+    from kvrouter.app.members import Members
+    from kvrouter.control.page.board import Board
+    from kvrouter.http.server.listener import HttpServer
+    from kvrouter.http.server.respond import Row
+    from kvrouter_store.log import LogWriter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSide:
+    """What the router serves besides the engines' endpoints."""
+
+    rows: list[Row]  # endpoints of the public port
+    ports: Ports
+    snapshots: Snapshots | None  # None: there is no control port
+
+
+def make_control_side(
+    core: Core, members: Members, server: HttpServer, board: Board | None, started: asyncio.Event
+) -> ControlSide:
+    """Make it, for the public `server`; `board` is there if there is a control port."""
+    settings, store_client = core.settings, core.store_client
+    status = Status(
+        core.pool,
+        core.metrics,
+        asked=started.is_set,
+        store_connected=lambda: store_client is None or store_client.connected,
+        draining=lambda: server.draining,
+        admin=settings.admin,
+        keys=lambda: core.access.asks,
+        apart=board is not None,
+    )
+    rows, token = status.rows(), settings.admin_token.get_secret_value()
+    if settings.admin:
+        fleet = members.group.fleet if members.group is not None else members.fleet
+        rows += Admin(core.pool, fleet, members.prober, token, core.tracker).rows()
+    if board is None:
+        return ControlSide(rows=rows, ports=Ports(server, None), snapshots=None)
+    # Imported here because it is heavy, and most routers have no control port.
+    from kvrouter.control.page.server import WebServer  # noqa: PLC0415
+    from kvrouter.control.page.web import control_app, page_rows  # noqa: PLC0415
+
+    public, control = split(rows)
+    snapshots = Snapshots(_sources(core, members, board, status))
+    page = page_rows(snapshots.document, token)
+    web = WebServer(control_app(on_path((*control, *page))))
+    return ControlSide(rows=public, ports=Ports(server, web), snapshots=snapshots)
+
+
+def _sources(core: Core, members: Members, board: Board, status: Status) -> Sources:
+    store_client, queue_wait, engine_wait = core.store_client, core.queue_wait, core.engine_wait
+    return Sources(
+        pool=core.pool,
+        metrics=core.metrics,
+        board=board,
+        condition=status.condition,
+        index_state=lambda engine: index_state(core.tracker, engine),
+        problem=members.prober.problem,
+        load=lambda: Load(
+            running=core.metrics.running,
+            limit=queue_wait.limit,
+            waiting=queue_wait.waiting,
+            waiting_for_engine=engine_wait.waiting,
+            queue_size=engine_wait.size,
+        ),
+        store=StoreWatch(store_client) if store_client is not None else None,
+        policy=core.settings.policy,
+    )
+
+
+def readings(
+    core: Core, members: Members, server: HttpServer, writer: LogWriter | None
+) -> Iterator[Reading]:
+    """Metrics that are read from the parts of the router at each scrape."""
+    counts: dict[str, Mapping[str, int]] = {"tokenize": core.tokens.counts}
+    if core.store is not None:
+        counts["store_view"] = core.store.counts
+    if core.tracker is not None:
+        counts["kv_event"] = core.tracker.counts
+    queue_wait, engine_wait = core.queue_wait, core.engine_wait
+    waiting = {"capacity": lambda: queue_wait.waiting, "engine": lambda: engine_wait.waiting}
+    yield from counters(counts)
+    yield from request_gauges(waiting, core.budget)
+    yield from engine_gauges(core.pool, members.compatibility)
+    yield from index_gauges(core.pool, core.index, core.tracker)
+    yield from cache_readings({"tokens": core.tokens, "block_hashes": core.hash_cache})
+    yield from members.discovery.readings()
+    yield from group_readings(members.group, core.pool)
+    yield Reading(
+        "kvrouter:tasks",
+        "Tasks of the event loop: one per request in flight, one per engine, and a few.",
+        lambda: [((), float(len(asyncio.all_tasks())))],
+    )
+    yield Reading(
+        "kvrouter:draining",
+        "1 while the router lets requests in flight end before it stops, else 0.",
+        lambda: [((), float(server.draining))],
+    )
+    yield Reading(
+        "kvrouter:incoming_body_bytes",
+        "Bytes of bodies that have not arrived completely; --max-body-memory bounds them.",
+        lambda: [((), float(server.half_in_bytes))],
+    )
+    yield Reading(
+        "kvrouter:log_lines_dropped",
+        "Lines of the log that were dropped because stderr is not read fast enough.",
+        lambda: [((), float(writer.dropped if writer is not None else 0))],
+        grows=True,
+    )

@@ -1,0 +1,118 @@
+"""The parts of a router on which its other parts are built."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kvrouter.access.setup import Access
+from kvrouter.admission.recompute_budget import RecomputeBudget
+from kvrouter.admission.tenants import Tenants
+from kvrouter.admission.waiting import EngineWait, QueueWait
+from kvrouter.engines.families import Families
+from kvrouter.engines.models import ModelNames
+from kvrouter.engines.pool import EnginePool
+from kvrouter.http.client.pool import Deadlines
+from kvrouter.http.deadlines import DeadlineTimer
+from kvrouter.prefix.events.tracker import CacheTracker
+from kvrouter.prefix.hash_cache import HashCache
+from kvrouter.prefix.index import PrefixIndex
+from kvrouter.prefix.store_view import StoreView
+from kvrouter.prefix.tokenize import LocalTokenizer, TokenSource
+from kvrouter.serving.legs.engine_client import EngineClient
+from kvrouter.telemetry.metrics import Metrics
+from kvrouter_store.client.asyncio_client import AsyncStoreClient
+
+if TYPE_CHECKING:
+    from kvrouter.app.settings import RouterSettings
+
+CONNECT_S: Final = 5.0
+STORE_DEADLINE_S: Final = 2.0
+"""A store that does not answer within it is away, until it can be connected again."""
+_TICK_S: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """What a router knows and asks. Nothing of it runs yet."""
+
+    settings: RouterSettings
+    metrics: Metrics
+    access: Access
+    pool: EnginePool
+    families: Families
+    models: ModelNames
+    timer: DeadlineTimer  # of the connections to engines
+    client: EngineClient
+    tokens: TokenSource
+    hash_cache: HashCache
+    index: PrefixIndex
+    tracker: CacheTracker | None  # None: no KV events are taken
+    store_client: AsyncStoreClient | None
+    store: StoreView | None
+    queue_wait: QueueWait
+    engine_wait: EngineWait
+    budget: RecomputeBudget
+
+
+def make_core(settings: RouterSettings) -> Core:
+    """Make them, for the running loop.
+
+    Raises:
+        TokenizerUnavailable: `--tokenizer` cannot be loaded.
+        UsageError: a file of keys has changed since the settings were checked.
+    """
+    metrics, access, pool = Metrics(), Access(settings), EnginePool()
+    for address, role in settings.engines.items():
+        pool.add(address, role)
+    timer = DeadlineTimer(asyncio.get_running_loop(), _TICK_S)
+    client = EngineClient(
+        pool,
+        timer,
+        Deadlines(CONNECT_S, settings.request_timeout_s, settings.request_timeout_s),
+        metrics,
+        worker_keys=access.worker_keys,
+        trust=access.trust,
+    )
+    index, takes_events = PrefixIndex(settings.index_blocks), settings.takes_kv_events
+    store_client = _store_client(settings)
+    return Core(
+        settings=settings,
+        metrics=metrics,
+        access=access,
+        pool=pool,
+        families=Families(),
+        models=ModelNames(settings.model, settings.model_retention_s),
+        timer=timer,
+        client=client,
+        tokens=TokenSource(
+            client.post, LocalTokenizer(settings.tokenizer) if settings.tokenizer else None
+        ),
+        hash_cache=HashCache(),
+        index=index,
+        tracker=CacheTracker(index, pool.find, lambda: pool.domain) if takes_events else None,
+        store_client=store_client,
+        store=StoreView(store_client) if store_client is not None else None,
+        queue_wait=QueueWait(
+            settings.max_concurrent_requests,
+            settings.queue_size,
+            settings.queue_timeout_s,
+            Tenants(settings.tenant_header, settings.proxy_networks),
+            metrics,
+        ),
+        engine_wait=EngineWait(settings.engine_wait_s, settings.queue_size),
+        budget=RecomputeBudget(settings.recompute_budget_tokens),
+    )
+
+
+def _store_client(settings: RouterSettings) -> AsyncStoreClient | None:
+    if settings.store is None:
+        return None
+    return AsyncStoreClient(
+        settings.store,
+        name="router",
+        token=settings.store_token.get_secret_value(),
+        tls=settings.store_tls,
+        deadline_s=STORE_DEADLINE_S,
+    )

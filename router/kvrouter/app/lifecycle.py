@@ -1,0 +1,101 @@
+"""Starts a router that was built, and closes it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kvrouter.access.ports import Ports
+    from kvrouter.app.core import Core
+    from kvrouter.app.members import Members
+    from kvrouter.app.reload import LiveSettings
+    from kvrouter.app.services import Services
+    from kvrouter.app.settings import RouterSettings
+    from kvrouter.control.page.snapshot import Snapshots
+    from kvrouter.telemetry.request_log import RequestLog
+    from kvrouter.telemetry.tracing.otlp import Exporter
+
+STORE_WAIT_S: Final = 2.0
+"""How long the start waits for the store, which may also come later."""
+TRACES_S: Final = 3.0
+"""How long the end waits for a collector to take the traces that are left."""
+_SWEEP_S: Final = 0.1
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class App:
+    """One router. `start`, then `close`; both on the loop that it was built on."""
+
+    live: LiveSettings
+    core: Core
+    members: Members
+    services: Services
+    ports: Ports
+    snapshots: Snapshots | None  # None: there is no control port
+    lines: RequestLog | None  # None: requests are not logged
+    exporter: Exporter | None  # None: nothing is traced
+    started: asyncio.Event  # set once every engine has been probed
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
+
+    @property
+    def settings(self) -> RouterSettings:
+        """The settings as they are now."""
+        return self.live.now
+
+    async def start(self) -> int:
+        """Open the ports and probe every engine once; returns the public port.
+
+        Raises:
+            OSError: an address cannot be bound.
+        """
+        settings, core, members = self.settings, self.core, self.members
+        if core.store_client is not None:
+            core.store_client.start()
+            await core.store_client.wait_connected(STORE_WAIT_S)
+        core.access.advise(settings.host, plain=not settings.ssl_certfile)
+        port = await self.ports.listen(settings.host, settings.port, settings)
+        if self.snapshots is not None:
+            self.snapshots.start()
+        self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))
+        for engine in core.pool.all():
+            members.prober.watch(engine)
+        await members.discovery.start()
+        await members.prober.probed()
+        self.started.set()
+        if members.group is not None:
+            members.group.start(port)
+        return port
+
+    async def close(self) -> None:
+        """Cut off requests in flight, then release everything. Idempotent."""
+        core, members, services = self.core, self.members, self.services
+        await self.ports.close()
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await members.discovery.close()
+        await members.prober.close()
+        if members.intake is not None:
+            members.intake.close()
+        core.tokens.close()
+        remotes = (self.snapshots, services.canary, services.releases, core.store_client)
+        for remote in (*remotes, members.group, members.redis):
+            if remote is not None:
+                await remote.close()
+        core.metrics.settle()
+        for local in (core.client, core.timer, self.lines):
+            if local is not None:
+                local.close()
+        if self.exporter is not None:
+            await asyncio.to_thread(self.exporter.close, TRACES_S)
+
+    async def _sweep(self) -> None:
+        """Take what gone engines held out of the index, a little at a time; see to late events."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self.core.index.sweep()
+            if self.core.tracker is not None:
+                self.core.tracker.tick()

@@ -1,0 +1,114 @@
+"""Which engines and routers there are: probes, service discovery, the group of routers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kvrouter.engines.compatibility import CompatibilityMonitor, digests_differ
+from kvrouter.membership.detect import EngineDetector
+from kvrouter.membership.discovery import make_source
+from kvrouter.membership.discovery.base import RedisAccess
+from kvrouter.membership.discovery.flags import FlagsSource
+from kvrouter.membership.discovery.follow import Discovery
+from kvrouter.membership.fleet import Fleet
+from kvrouter.membership.probe_client import ProbeClient
+from kvrouter.membership.prober import Prober
+from kvrouter.prefix.events.intake import EventIntake
+from kvrouter.redis.client import RedisClient
+from kvrouter.replicas.group import Group
+
+if TYPE_CHECKING:
+    from kvrouter.app.core import Core
+    from kvrouter.engines.engine import Engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members:
+    """What follows the engines, and the other routers."""
+
+    prober: Prober
+    fleet: Fleet
+    flags: FlagsSource
+    discovery: Discovery
+    compatibility: CompatibilityMonitor
+    intake: EventIntake | None  # None: no KV events are taken
+    redis: RedisClient | None
+    group: Group | None  # None: there is no Redis
+
+
+def make_members(core: Core) -> Members:
+    """Make them, for the running loop.
+
+    Raises:
+        OSError: `--kv-events-bind` cannot be bound.
+    """
+    settings, pool, store = core.settings, core.pool, core.store
+    prober = _make_prober(core)
+    fleet, flags = Fleet(pool, prober), FlagsSource(settings.engines)
+    url, prefix = settings.redis.get_secret_value(), settings.redis_prefix
+    redis = RedisClient(url) if url else None
+    access = RedisAccess(redis, prefix)
+    sources = (make_source(text, access) for text in settings.discovery)
+    compatibility = CompatibilityMonitor(pool, store.difference if store else digests_differ)
+    _follow_pool(core, compatibility)
+    intake = EventIntake(settings, core.tracker, pool) if core.tracker is not None else None
+    pool.on_remove(partial(_forget, core, intake))
+    return Members(
+        prober=prober,
+        fleet=fleet,
+        flags=flags,
+        discovery=Discovery(fleet, (flags, *sources)),
+        compatibility=compatibility,
+        intake=intake,
+        redis=redis,
+        group=_make_group(core, fleet, redis) if redis is not None else None,
+    )
+
+
+def _make_prober(core: Core) -> Prober:
+    settings, store = core.settings, core.store
+    client = ProbeClient(core.access.worker_keys, core.access.trust, settings.health_timeout_s)
+    detector = EngineDetector(
+        core.families,
+        client.body,
+        connector=settings.kv_connector,
+        model=settings.model,
+        bootstrap_ports=settings.bootstrap_ports,
+        rank_counts=settings.rank_counts,
+        try_priority=settings.prefill_priority == "auto",
+    )
+    learn = store.learn if store is not None else None
+    interval_s = settings.health_interval_s
+    return Prober(core.pool, client, detector, interval_s=interval_s, learn=learn)
+
+
+def _make_group(core: Core, fleet: Fleet, redis: RedisClient) -> Group:
+    prefix, pool = core.settings.redis_prefix, core.pool
+    return Group(redis, prefix, pool=pool, fleet=fleet, index=core.index, tracker=core.tracker)
+
+
+def _follow_pool(core: Core, compatibility: CompatibilityMonitor) -> None:
+    """Have the parts that know engines called when those come and go."""
+    pool, models, engine_wait, tracker = core.pool, core.models, core.engine_wait, core.tracker
+    for joined in (models.engine_joined, compatibility.engine_joined, engine_wait.engine_joined):
+        pool.on_join(joined)
+    for left in (models.engine_left, core.index.clear, core.client.engine_left):
+        pool.on_leave(left)
+    if tracker is not None:
+        pool.on_join(tracker.engine_joined)
+        pool.on_leave(tracker.engine_left)
+    for changed in (models.engine_joined, engine_wait.engine_joined):
+        pool.on_models_change(changed)
+
+
+def _forget(core: Core, intake: EventIntake | None, engine: Engine) -> None:
+    """Drop everything that is known of an engine that is removed for good."""
+    for each in (engine, *engine.all_ranks.values()):
+        core.index.clear(each)
+        if core.tracker is not None:
+            core.tracker.forget(each)
+        if intake is not None:
+            intake.forget(each)
+        core.client.forget(each)

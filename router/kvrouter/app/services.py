@@ -1,0 +1,160 @@
+"""What answers the requests that engines serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvrouter.canary.sample import Canary
+from kvrouter.prefix.in_flight import InFlightPrefixes
+from kvrouter.routing.policies import make_policy
+from kvrouter.routing.prefill_priority import PrefillPriorities
+from kvrouter.serving.choices.fanout import Fanout
+from kvrouter.serving.completions import Completions
+from kvrouter.serving.legs.concurrent import ConcurrentLegs
+from kvrouter.serving.legs.decode_ahead import DecodeAhead
+from kvrouter.serving.legs.inputs import InputsBuilder
+from kvrouter.serving.legs.landing import LandingWaiter
+from kvrouter.serving.legs.leg import Legs
+from kvrouter.serving.legs.orchestrator import Orchestrator
+from kvrouter.serving.legs.prefill import PrefillPhase
+from kvrouter.serving.legs.release import Releases
+from kvrouter.serving.passthrough import Passthrough
+from kvrouter.serving.streaming.resume import Resumption
+from kvrouter.serving.streaming.sinks import ClientSink
+
+if TYPE_CHECKING:
+    from kvrouter.app.core import Core
+    from kvrouter.replicas.group import Group
+    from kvrouter.routing.policies.base import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """The services, and those of their parts that change with the settings or must be closed."""
+
+    completions: Completions
+    passthrough: Passthrough
+    inputs_builder: InputsBuilder
+    landing_waiter: LandingWaiter
+    releases: Releases
+    canary: Canary | None
+
+
+def make_services(core: Core, group: Group | None) -> Services:
+    """Make them."""
+    settings, pool, metrics = core.settings, core.pool, core.metrics
+    policy, in_flight = make_policy(settings.policy), InFlightPrefixes()
+    inputs_builder = InputsBuilder(
+        families=core.families,
+        tokens=core.tokens,
+        hash_cache=core.hash_cache,
+        index=core.index,
+        in_flight=in_flight,
+        tracker=core.tracker,
+        store=core.store,
+        needs_hashes=policy.needs_hashes,
+        prefill_threshold=settings.prefill_threshold,
+        publish=group.holdings.send if group is not None else None,
+    )
+    landing_waiter = LandingWaiter(core.store, core.hash_cache, settings.landing_timeout_s, metrics)
+    releases = Releases(pool, core.families, core.client, metrics)
+    orchestrator = _orchestrator(core, policy, in_flight, inputs_builder, landing_waiter, releases)
+    canary_rate = settings.canary_sample_rate
+    resumption = Resumption(orchestrator, core.client, metrics) if settings.resume_streams else None
+    canary = _canary(core, orchestrator, resumption) if canary_rate else None
+    return Services(
+        completions=Completions(
+            orchestrator,
+            ClientSink(core.client, metrics),
+            Fanout(orchestrator, core.client, metrics, resumption),
+            core.queue_wait,
+            settings.max_choices,
+            resumption=resumption,
+            canary=canary,
+        ),
+        passthrough=Passthrough(
+            pool=pool,
+            families=core.families,
+            client=core.client,
+            engine_wait=core.engine_wait,
+            budget=core.budget,
+            metrics=metrics,
+        ),
+        inputs_builder=inputs_builder,
+        landing_waiter=landing_waiter,
+        releases=releases,
+        canary=canary,
+    )
+
+
+def _orchestrator(  # noqa: PLR0917
+    core: Core,
+    policy: Policy,
+    in_flight: InFlightPrefixes,
+    inputs_builder: InputsBuilder,
+    landing_waiter: LandingWaiter,
+    releases: Releases,
+) -> Orchestrator:
+    legs = Legs(
+        pool=core.pool,
+        families=core.families,
+        client=core.client,
+        inputs_builder=inputs_builder,
+        priorities=PrefillPriorities(core.settings.prefill_priority),
+        metrics=core.metrics,
+    )
+    prefill_phase = PrefillPhase(policy, core.families, legs, landing_waiter, core.budget)
+    return Orchestrator(
+        pool=core.pool,
+        policy=policy,
+        families=core.families,
+        inputs_builder=inputs_builder,
+        legs=legs,
+        prefill_phase=prefill_phase,
+        ahead=_ahead(core, legs, prefill_phase, landing_waiter),
+        concurrent=ConcurrentLegs(
+            pool=core.pool,
+            policy=policy,
+            families=core.families,
+            legs=legs,
+            releases=releases,
+            engine_wait=core.engine_wait,
+        ),
+        landing_waiter=landing_waiter,
+        engine_wait=core.engine_wait,
+        releases=releases,
+        in_flight=in_flight,
+        metrics=core.metrics,
+    )
+
+
+def _ahead(
+    core: Core, legs: Legs, prefill_phase: PrefillPhase, landing_waiter: LandingWaiter
+) -> DecodeAhead | None:
+    chunk_blocks = core.settings.sent_ahead_blocks
+    if chunk_blocks is None:
+        return None
+    return DecodeAhead(
+        client=core.client,
+        legs=legs,
+        prefill_phase=prefill_phase,
+        landing_waiter=landing_waiter,
+        chunk_blocks=chunk_blocks,
+        answer_s=core.settings.request_timeout_s,
+        metrics=core.metrics,
+    )
+
+
+def _canary(core: Core, orchestrator: Orchestrator, resumption: Resumption | None) -> Canary:
+    return Canary(
+        core.settings,
+        pool=core.pool,
+        families=core.families,
+        client=core.client,
+        metrics=core.metrics,
+        orchestrator=orchestrator,
+        resumption=resumption,
+        queue_wait=core.queue_wait,
+        engine_wait=core.engine_wait,
+    )
