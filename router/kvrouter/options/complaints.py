@@ -60,8 +60,9 @@ class UsageError(Exception):
 
 
 def did_you_mean(name: str, names: Collection[str]) -> str:
-    """`; did you mean X?`, or nothing if no name is near."""
-    near = get_close_matches(name, names, 1, _NEAR)
+    """`; did you mean X?`, or nothing if no name begins with `name` or resembles it."""
+    near = [each for each in names if each.startswith(name)]
+    near = near or get_close_matches(name, names, 1, _NEAR)
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -155,7 +155,7 @@ def test_a_wrong_environment_is_told_by_the_variables_name(
     ("flags", "complaint"),
     [
         (["--nonsense"], "there is no flag --nonsense"),
-        (["--pol=prefix"], "there is no flag --pol"),
+        (["--pol=prefix"], "there is no flag --pol; did you mean --policy?"),
         (["--queue-sise=4"], "there is no flag --queue-sise; did you mean --queue-size?"),
         (["--queue-sise", "4"], "there is no flag --queue-sise; did you mean --queue-size?"),
         (["--port"], "--port lacks its value; write --port PORT"),
