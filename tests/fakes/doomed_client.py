@@ -17,7 +17,7 @@ from tests.fakes.store import Memory, chain_of, manifest_of
 
 from kvrouter_store import _core
 from kvrouter_store.client.blocking import StoreClient
-from kvrouter_store.client.transports.stream import StreamTransport
+from kvrouter_store.client.transports import stream
 from kvrouter_store.connection import channel as connection
 from kvrouter_store.connection.channel import Channel
 from kvrouter_store.connection.handshake import exchange_hello
@@ -77,9 +77,9 @@ def main() -> None:
     names.ask = steps.around("message", Channel.ask)
     module: Any = connection
     module.exchange_hello = steps.around("handshake", exchange_hello)
-    stream: Any = StreamTransport
-    stream.put = steps.during("payload", StreamTransport.put)
-    stream.get_into = steps.during("payload", StreamTransport.get_into)
+    over: Any = stream
+    over.put = steps.during("payload", stream.put)
+    over.get_into = steps.during("payload", stream.get_into)
     remote: Any = RemotePool
     remote.write = steps.during("write", RemotePool.write)
     remote.read = steps.during("read", RemotePool.read)

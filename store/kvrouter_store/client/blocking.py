@@ -17,6 +17,7 @@ from kvrouter_store._core import (
     StatsReply,
     WaitReply,
 )
+from kvrouter_store.client import transports
 from kvrouter_store.client.batches import (
     batches,
     check_range,
@@ -36,7 +37,6 @@ from kvrouter_store.client.results import (
     SharingRefusal,
     understood,
 )
-from kvrouter_store.client.transports import transport_of
 from kvrouter_store.client.transports.base import Target, Transfer
 from kvrouter_store.client.transports.slots import acquire, chosen_hashes, reserve
 from kvrouter_store.connection.address import parse_url
@@ -173,7 +173,9 @@ class StoreClient:
         block without space the rest is not tried.
         """
         wanted = manifest, part, hashes, span, segments, indices
-        return PutResult(tuple(self._move(Access.WRITE, _put, BlockStatus.NO_SPACE, *wanted)))
+        return PutResult(
+            tuple(self._move(Access.WRITE, transports.put, BlockStatus.NO_SPACE, *wanted))
+        )
 
     def get_into(  # noqa: PLR0917
         self,
@@ -342,13 +344,9 @@ class StoreClient:
         return Lease(self, self._executor, channel, manifest, hashes, blocks=blocks, held=held)
 
 
-def _put(channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:
-    return transport_of(channel).put(channel, transfer, deadline)
-
-
 def _get(channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:
     """Get, and delete from the node what turned out corrupt."""
-    statuses = transport_of(channel).get_into(channel, transfer, deadline)
+    statuses = transports.get_into(channel, transfer, deadline)
     if BlockStatus.CORRUPT in statuses:
         corrupt = [k for k, status in enumerate(statuses) if status is BlockStatus.CORRUPT]
         names = transfer.manifest_id, chosen_hashes(transfer.hashes, corrupt)

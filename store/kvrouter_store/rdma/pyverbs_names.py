@@ -11,10 +11,10 @@ import os
 import threading
 from collections.abc import Sequence
 
-from pyverbs.addr import GID, AHAttr, GlobalRoute
+from pyverbs.addr import GID, AHAttr, GlobalRoute  # noqa: F401 (device and queue_pair use them)
 from pyverbs.cq import CQ, CompChannel
 from pyverbs.device import Context
-from pyverbs.mr import MR
+from pyverbs.mr import MR  # noqa: F401 (device uses it)
 from pyverbs.pd import PD
 from pyverbs.pyverbs_error import PyverbsError
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
@@ -26,29 +26,6 @@ except ImportError:
     from pyverbs import libibverbs_enums as _enums
 
 from kvrouter_store.rdma.base import Copy
-
-__all__ = [
-    "ACCESS_LOCAL",
-    "ACCESS_REMOTE",
-    "CQ",
-    "GID",
-    "MR",
-    "PD",
-    "QP",
-    "STATE_ERROR",
-    "STATE_RESET",
-    "AHAttr",
-    "CompletionChannel",
-    "Context",
-    "GlobalRoute",
-    "PyverbsError",
-    "QPAttr",
-    "WorkRequests",
-    "change_state",
-    "error_number",
-    "queue_pair",
-    "status_name",
-]
 
 CHANNEL_TRIES = 20
 # Of enum ibv_wc_status, in its order, which the ABI keeps.

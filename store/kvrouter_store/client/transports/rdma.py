@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from kvrouter_store._core import BlockStatus
+from kvrouter_store.client.transports import stream
 from kvrouter_store.client.transports.base import Transfer
 from kvrouter_store.client.transports.slots import get_leased, put_reserved
-from kvrouter_store.client.transports.stream import StreamTransport
 from kvrouter_store.connection.channel import Channel
 from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.errors import DeadlineExceeded
@@ -23,48 +23,43 @@ from kvrouter_store.rdma.initiator import RemotePool
 from kvrouter_store.rdma.memory import MemoryKeys
 
 log = logging.getLogger(__name__)
-STREAM = StreamTransport()
 
 
-class Rdma:
-    """Transport over an attached connection. Memory that cannot be registered is streamed."""
+def put(channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:
+    """Reserve slots, write them, commit them when all of it was acknowledged."""
+    with _registered(channel, transfer) as (remote, keys):
+        if keys is None:
+            return stream.put(channel, transfer, deadline)
+        segments = transfer.segments
 
-    def put(self, channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:
-        """Reserve slots, write them, commit them when all of it was acknowledged."""
-        with _registered(channel, transfer) as (remote, keys):
-            if keys is None:
-                return STREAM.put(channel, transfer, deadline)
-            segments = transfer.segments
+        def copy_in(indices: Sequence[int], offsets: Sequence[int]) -> Sequence[int]:
+            with _ending(channel):
+                remote.write(keys, segments, indices, offsets, deadline)
+            return segments.digests(indices) if channel.hello.digests else [0] * len(indices)
 
-            def copy_in(indices: Sequence[int], offsets: Sequence[int]) -> Sequence[int]:
-                with _ending(channel):
-                    remote.write(keys, segments, indices, offsets, deadline)
-                return segments.digests(indices) if channel.hello.digests else [0] * len(indices)
+        return put_reserved(channel, transfer, deadline, copy_in)
 
-            return put_reserved(channel, transfer, deadline, copy_in)
 
-    def get_into(
-        self, channel: Channel, transfer: Transfer, deadline: Deadline
-    ) -> list[BlockStatus]:
-        """Lease the leading run, read it, and check its digests where it has come to."""
-        if not transfer.segments.writable:
-            raise ValueError("the segments are not writable")
-        with _registered(channel, transfer) as (remote, keys):
-            if keys is None:
-                return STREAM.get_into(channel, transfer, deadline)
-            segments = transfer.segments
+def get_into(channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:
+    """Lease the leading run, read it, and check its digests where it has come to."""
+    if not transfer.segments.writable:
+        raise ValueError("the segments are not writable")
+    with _registered(channel, transfer) as (remote, keys):
+        if keys is None:
+            return stream.get_into(channel, transfer, deadline)
+        segments = transfer.segments
 
-            def copy_out(
-                indices: Sequence[int], offsets: Sequence[int], crcs: Sequence[int] | None
-            ) -> Sequence[bool]:
-                with _ending(channel):
-                    remote.read(keys, segments, indices, offsets, deadline)
-                if crcs is None:
-                    return [True] * len(indices)
-                found = segments.digests(indices)
-                return [one == wanted for one, wanted in zip(found, crcs, strict=True)]
+        def copy_out(
+            indices: Sequence[int], offsets: Sequence[int], crcs: Sequence[int] | None
+        ) -> Sequence[bool]:
+            with _ending(channel):
+                remote.read(keys, segments, indices, offsets, deadline)
+            if crcs is None:
+                return [True] * len(indices)
+            found = segments.digests(indices)
+            return [one == wanted for one, wanted in zip(found, crcs, strict=True)]
 
-            return get_leased(channel, transfer, deadline, copy_out)
+        return get_leased(channel, transfer, deadline, copy_out)
 
 
 @contextmanager

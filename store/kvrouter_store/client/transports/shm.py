@@ -19,75 +19,72 @@ from kvrouter_store.identity.chain import HASH_BYTES
 STORED = int(BlockStatus.STORED)
 
 
-class SharedMemory:
-    """Transport over the mapped pool of a node on this host."""
+def put(channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:
+    """Post the blocks that have a lent slot; reserve and commit the others."""
+    writer = channel.writer
+    statuses = _post(channel, writer, transfer, deadline) if writer is not None else []
+    if len(statuses) == len(transfer.indices):
+        return statuses
+    rest = rest_of(transfer, len(statuses))
 
-    def put(self, channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:
-        """Post the blocks that have a lent slot; reserve and commit the others."""
-        writer = channel.writer
-        statuses = self._post(channel, writer, transfer, deadline) if writer is not None else []
-        if len(statuses) == len(transfer.indices):
-            return statuses
-        rest = rest_of(transfer, len(statuses))
+    def copy_in(indices: Sequence[int], offsets: Sequence[int]) -> Sequence[int]:
+        digest = channel.hello.digests
+        return _core.gather(_pool(channel), rest.segments, indices, offsets, digest)
 
-        def copy_in(indices: Sequence[int], offsets: Sequence[int]) -> Sequence[int]:
-            digest = channel.hello.digests
-            return _core.gather(_pool(channel), rest.segments, indices, offsets, digest)
+    return statuses + put_reserved(channel, rest, deadline, copy_in)
 
-        return statuses + put_reserved(channel, rest, deadline, copy_in)
 
-    def _post(
-        self, channel: Channel, writer: LocalWriter, transfer: Transfer, deadline: Deadline
-    ) -> list[BlockStatus]:
-        """Of the leading blocks. No request unless slots have run out, or a client waits."""
-        block_bytes, count = transfer.segments.block_bytes, len(transfer.indices)
-        if writer.stock(block_bytes) < count:
-            if writer.most(block_bytes) < count:
-                return []
-            _borrow(channel, writer, transfer, transfer.parent, deadline)
-        posted, state = writer.put(
+def _post(
+    channel: Channel, writer: LocalWriter, transfer: Transfer, deadline: Deadline
+) -> list[BlockStatus]:
+    """Of the leading blocks. No request unless slots have run out, or a client waits."""
+    block_bytes, count = transfer.segments.block_bytes, len(transfer.indices)
+    if writer.stock(block_bytes) < count:
+        if writer.most(block_bytes) < count:
+            return []
+        _borrow(channel, writer, transfer, transfer.parent, deadline)
+    posted, state = writer.put(
+        _pool(channel),
+        transfer.names,
+        transfer.manifest_id,
+        transfer.part,
+        transfer.parent,
+        transfer.hashes,
+        transfer.segments,
+        transfer.indices,
+        channel.hello.digests,
+    )
+    if state == PostState.CLOSED:
+        channel.lost(ConnectionError("the store closed the connection"))
+    if state == PostState.CALLING and STORED in posted:
+        end = len(posted) * HASH_BYTES
+        _borrow(channel, writer, transfer, transfer.hashes[end - HASH_BYTES : end], deadline)
+    return [STATUSES[code] for code in posted]
+
+
+def get_into(channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:
+    """Copy the leading run that the directory shows; ask the node for the rest."""
+    here = 0
+    if channel.directory is not None:
+        here = channel.directory.read(
             _pool(channel),
             transfer.names,
-            transfer.manifest_id,
             transfer.part,
-            transfer.parent,
             transfer.hashes,
             transfer.segments,
             transfer.indices,
-            channel.hello.digests,
+            transfer.verify,
         )
-        if state == PostState.CLOSED:
-            channel.lost(ConnectionError("the store closed the connection"))
-        if state == PostState.CALLING and STORED in posted:
-            end = len(posted) * HASH_BYTES
-            _borrow(channel, writer, transfer, transfer.hashes[end - HASH_BYTES : end], deadline)
-        return [STATUSES[code] for code in posted]
+    statuses = [BlockStatus.OK] * here
+    if here == len(transfer.indices):
+        return statuses
 
-    def get_into(
-        self, channel: Channel, transfer: Transfer, deadline: Deadline
-    ) -> list[BlockStatus]:
-        """Copy the leading run that the directory shows; ask the node for the rest."""
-        here = 0
-        if channel.directory is not None:
-            here = channel.directory.read(
-                _pool(channel),
-                transfer.names,
-                transfer.part,
-                transfer.hashes,
-                transfer.segments,
-                transfer.indices,
-                transfer.verify,
-            )
-        statuses = [BlockStatus.OK] * here
-        if here == len(transfer.indices):
-            return statuses
+    def copy_out(
+        indices: Sequence[int], offsets: Sequence[int], crcs: Sequence[int] | None
+    ) -> Sequence[bool]:
+        return _core.scatter(_pool(channel), transfer.segments, indices, offsets, crcs)
 
-        def copy_out(
-            indices: Sequence[int], offsets: Sequence[int], crcs: Sequence[int] | None
-        ) -> Sequence[bool]:
-            return _core.scatter(_pool(channel), transfer.segments, indices, offsets, crcs)
-
-        return statuses + get_leased(channel, rest_of(transfer, here), deadline, copy_out)
+    return statuses + get_leased(channel, rest_of(transfer, here), deadline, copy_out)
 
 
 def _borrow(

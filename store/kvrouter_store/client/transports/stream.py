@@ -7,37 +7,33 @@ from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.errors import StoreRefused
 
 
-class StreamTransport:
-    """Transport over the connection itself: one round trip for many blocks."""
-
-    def put(self, channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:
-        """Send the blocks, with their digests unless the node has them off."""
-        try:
-            return channel.exchange(
-                channel.link.put,
-                transfer.manifest_id,
-                transfer.part,
-                transfer.parent,
-                transfer.hashes,
-                transfer.segments,
-                transfer.indices,
-                deadline.at,
-            )
-        except StoreRefused:
-            channel.close()  # the node reads nothing after a PUT that it refused
-            raise
-
-    def get_into(
-        self, channel: Channel, transfer: Transfer, deadline: Deadline
-    ) -> list[BlockStatus]:
-        """Ask for the leading run and receive it in place, checking digests on the way."""
+def put(channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:
+    """Send the blocks, with their digests unless the node has them off."""
+    try:
         return channel.exchange(
-            channel.link.get,
+            channel.link.put,
             transfer.manifest_id,
             transfer.part,
+            transfer.parent,
             transfer.hashes,
             transfer.segments,
             transfer.indices,
-            transfer.verify,
             deadline.at,
         )
+    except StoreRefused:
+        channel.close()  # the node reads nothing after a PUT that it refused
+        raise
+
+
+def get_into(channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:
+    """Ask for the leading run and receive it in place, checking digests on the way."""
+    return channel.exchange(
+        channel.link.get,
+        transfer.manifest_id,
+        transfer.part,
+        transfer.hashes,
+        transfer.segments,
+        transfer.indices,
+        transfer.verify,
+        deadline.at,
+    )
