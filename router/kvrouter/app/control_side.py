@@ -128,7 +128,7 @@ def readings(
     yield Reading(
         "kvrouter:incoming_body_bytes",
         "Bytes of bodies that have not arrived completely; --max-body-memory bounds them.",
-        lambda: [((), float(server.half_in_bytes))],
+        lambda: [((), float(server.incoming_bytes))],
     )
     yield Reading(
         "kvrouter:log_lines_dropped",

@@ -47,11 +47,11 @@ def encode_headers(headers: Headers) -> bytes:
 
 def chunk(data: bytes) -> bytes:
     """One chunk frame. `data` must not be empty: an empty chunk ends the body."""
-    return b"%b%b\r\n" % (chunk_head(len(data)), data)
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def chunk_head(size: int) -> bytes:
-    """What stands before the `size` bytes of a chunk; a line end stands behind them."""
+    """The beginning of a chunk frame whose `size` bytes are sent by themselves, then a line end."""
     return b"%x\r\n" % size
 
 

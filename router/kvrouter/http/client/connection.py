@@ -1,4 +1,4 @@
-"""One kept connection to an engine: a request out, its answer in. One request at a time."""
+"""One kept connection to an engine: a request out, its answer in, one at a time."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -19,12 +19,12 @@ _BODILESS = frozenset({204, 304})
 class ClientConnection(asyncio.Protocol):
     """The router's side of one TCP connection to an engine.
 
-    Owned by an `Upstream` while idle, by the `EngineResponse` under way while not.
+    Owned by a `ConnectionPool` while idle, else by the `EngineResponse` that it reads.
 
     Args:
         loop: the running loop.
-        free: called when the link can take another request.
-        gone: called once, when its connection is over.
+        on_free: called when the connection can take another request.
+        on_gone: called once, when the connection is closed.
 
     Attributes:
         passer: takes the chunk frames of a stream as they came, past the answer.
@@ -36,11 +36,11 @@ class ClientConnection(asyncio.Protocol):
         "_each",
         "_expect_s",
         "_feed",
-        "_free",
-        "_gone",
         "_head_done",
         "_keep",
         "_loop",
+        "_on_free",
+        "_on_gone",
         "_parser",
         "_reused",
         "_until_eof",
@@ -53,12 +53,12 @@ class ClientConnection(asyncio.Protocol):
         self,
         loop: asyncio.AbstractEventLoop,
         *,
-        free: Callable[["ClientConnection"], None],
-        gone: Callable[["ClientConnection"], None],
+        on_free: Callable[["ClientConnection"], None],
+        on_gone: Callable[["ClientConnection"], None],
     ) -> None:
         self._loop = loop
-        self._free = free
-        self._gone = gone
+        self._on_free = on_free
+        self._on_gone = on_gone
         self._parser: httptools.HttpResponseParser | None = None  # while an answer may come
         self._answer: EngineResponse | None = None
         self._reused = False
@@ -73,7 +73,7 @@ class ClientConnection(asyncio.Protocol):
         self.expires_at = NEVER
         self.transport: asyncio.Transport
 
-    def ask(self, request: Sequence[bytes], first_byte_s: float) -> EngineResponse:
+    def send(self, request: Sequence[bytes], first_byte_s: float) -> EngineResponse:
         """Send a whole request; its answer's head must come within `first_byte_s` seconds."""
         answer = self._answer = EngineResponse(self, self._loop)
         self._bytes_seen = False
@@ -92,8 +92,8 @@ class ClientConnection(asyncio.Protocol):
         self._each = each
         self.expires_at = self._loop.time() + deadline_s
 
-    def rest(self, keep_s: float) -> None:
-        """Nothing is under way: close by itself after `keep_s` seconds."""
+    def keep(self, keep_s: float) -> None:
+        """Stay open while idle, for at most `keep_s` seconds."""
         self._each = False
         self._reused = True
         self.expires_at = self._loop.time() + keep_s
@@ -103,7 +103,7 @@ class ClientConnection(asyncio.Protocol):
         return self._answer is None and not self.transport.is_closing()
 
     def pause(self) -> None:
-        """Stop reading; deadlines stop too, for it is not the engine that is slow."""
+        """Stop reading; deadlines stop too, because it is not the engine that is slow."""
         self.expires_at = NEVER
         if not self.transport.is_closing():
             self.transport.pause_reading()
@@ -121,13 +121,13 @@ class ClientConnection(asyncio.Protocol):
         self.transport.abort()
 
     def cut(self, message: str) -> None:
-        """Close now; the answer under way, if there is one, ends with that message."""
+        """Close now; an answer that is being read fails with that message."""
         self._fail(Failure.BROKEN, message)
 
-    # -- Watched
+    # -- HasDeadline
 
     def expire(self) -> None:
-        """The answer is late, or nobody needed this link for long enough."""
+        """The answer is late, or the connection was idle for long enough."""
         if self._each and self._feed is not None:  # pieces of a stream do not move the deadline
             self.expires_at = self._feed.last_s + self._expect_s
             if self.expires_at > self._loop.time():
@@ -143,7 +143,7 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Feed the parser; the answer's bytes go on from within."""
         if self._answer is None:
-            self.abort()  # nobody asked: RFC 9112 9.2 leaves nothing to do but close
+            self.abort()  # no request is open: RFC 9112 9.2 leaves nothing to do but close
         elif self._feed is not None:
             frames = self._feed.take(data)
             if frames is None:
@@ -171,7 +171,7 @@ class ClientConnection(asyncio.Protocol):
     def _take_stream_head(self, data: bytes, parser: httptools.HttpResponseParser) -> bytes:
         """Parse the head of a stream, and hand its body to a feed; returns what is left to parse.
 
-        Where the head does not come in one piece, the parser takes the chunks as well.
+        If the head does not come in one piece, the parser takes the chunks as well.
         """
         end = data.find(b"\r\n\r\n", 0, _HEAD_BYTES) + 4
         if end < 4 or data.find(b"chunked", 0, end) < 0:
@@ -187,7 +187,7 @@ class ClientConnection(asyncio.Protocol):
         return b""
 
     def _take_frames(self, feed: StreamFeed) -> None:
-        """Pass on what is whole of a piece that is not, that ends the stream, or that is marked."""
+        """Pass on the whole frames of a piece that is cut, marked, or the last one."""
         frames = feed.frames()
         if frames and self.passer is not None and not feed.marked:
             self.passer(frames)
@@ -199,11 +199,11 @@ class ClientConnection(asyncio.Protocol):
             self._fail(Failure.ANSWER, "the answer is not chunked as HTTP/1.1 says")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The answer under way ends here, well only where the end of connection is its end."""
-        self._gone(self)
+        """An answer that is being read ends: well only if the connection's end is its end."""
+        self._on_gone(self)
         self.expires_at = NEVER
         self._feed = self.passer = None
-        self._parser = None  # it holds methods of this link
+        self._parser = None  # it holds methods of this connection
         answer, self._answer = self._answer, None
         if answer is None:
             return
@@ -242,7 +242,7 @@ class ClientConnection(asyncio.Protocol):
             self._answer.data(data)
 
     def on_message_complete(self) -> None:
-        """The answer is whole: the link is free for another request, if both sides keep it."""
+        """The answer is whole: the connection is free, if both sides keep it."""
         answer = self._answer
         if answer is None or not self._head_done:
             return
@@ -250,7 +250,7 @@ class ClientConnection(asyncio.Protocol):
         self.expires_at = NEVER
         answer.completed()
         if self._keep and not self.transport.get_write_buffer_size():
-            self._free(self)
+            self._on_free(self)
         else:
             self.transport.close()
 

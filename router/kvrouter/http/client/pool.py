@@ -1,4 +1,4 @@
-"""Asks one engine over kept connections. Retries nothing but a connection that had gone stale."""
+"""A pool of kept connections to one engine. Retries only after a connection that had gone stale."""
 
 import asyncio
 import ssl
@@ -11,9 +11,9 @@ from kvrouter.http.client.response import EngineResponse, UpstreamError
 from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.http.failure import Failure
 
-__all__ = ["Deadlines", "EngineResponse", "Links", "Upstream", "UpstreamError"]
+__all__ = ["ConnectionPool", "Deadlines", "EngineResponse", "OpenConnections", "UpstreamError"]
 
-_CUT = "the engine was removed"
+_REMOVED = "the engine was removed"
 _KEEP_S = 4.0  # uvicorn, which vLLM's server is, closes an idle connection after 5 s
 
 
@@ -26,72 +26,69 @@ class Deadlines:
     idle_s: float = 120.0
 
 
-class Links:
-    """All connections to one engine, also those in use of upstreams that are closed."""
+class OpenConnections:
+    """All connections to one engine, also those in use by pools that are closed."""
 
     def __init__(self) -> None:
-        self._links: set[ClientConnection] = set()
+        self._connections: set[ClientConnection] = set()
         self._cut = False
 
-    def add(self, link: ClientConnection) -> bool:
-        """A connection was made; False where it is cut off already."""
+    def add(self, connection: ClientConnection) -> bool:
+        """Note a new connection; False: it was cut off at once."""
         if self._cut:
-            link.abort()
+            connection.abort()
             return False
-        self._links.add(link)
+        self._connections.add(connection)
         return True
 
-    def discard(self, link: ClientConnection) -> None:
+    def discard(self, connection: ClientConnection) -> None:
         """A connection is gone."""
-        self._links.discard(link)
+        self._connections.discard(connection)
 
     def cut(self) -> None:
-        """End all of them, and each that is being made, for good: what is under way breaks off."""
+        """Cut all of them off for good, and those that are being made."""
         self._cut = True
-        for link in list(self._links):
-            link.cut(_CUT)
+        for connection in list(self._connections):
+            connection.cut(_REMOVED)
 
 
-class Upstream:
-    """Connections to one engine, kept between requests.
+class ConnectionPool:
+    """Connections to one engine, kept between requests. Its owner must `close` it.
 
-    Owned by whoever made it, who must `close` it. `send` may be called concurrently; each call
-    has a connection of its own. The number of connections is bounded by the requests under way.
+    Calls of `send` may run at the same time, each on its own connection: the requests in flight
+    bound the number of connections.
 
     Args:
         host: name or address.
         port: TCP port.
-        watch: checks the deadlines; shared by all upstreams of one loop.
-        idle_links: connections kept at most while nothing is asked on them.
-        links: of the engine, shared by all upstreams that ever lead to it; None: its own.
-        tls: whom to trust; its certificate must name `host`. None: connections are plain.
-
-    Attributes:
-        links: all its connections, in use or not.
+        timer: checks the deadlines.
+        max_idle: idle connections that are kept.
+        open_connections: the engine's, shared by all pools that ever lead to it; None: its own.
+        tls: certificates to trust; the engine's must name `host`. None: connections are plain.
     """
 
     def __init__(
         self,
         host: str,
         port: int,
-        watch: DeadlineTimer,
+        timer: DeadlineTimer,
         *,
-        idle_links: int = 1024,
-        links: Links | None = None,
+        max_idle: int = 1024,
+        open_connections: OpenConnections | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._host = host
         self._port = port
-        self._watch = watch
-        self._idle_links = idle_links
+        self._timer = timer
+        self._max_idle = max_idle
         self._idle: list[ClientConnection] = []
-        self.links = links or Links()
+        self._open = open_connections or OpenConnections()
         self._tls = tls
         self._closed = False
 
     @property
     def idle(self) -> int:
-        """Connections kept open that nobody uses."""
+        """Connections that are open and unused."""
         return len(self._idle)
 
     async def send(
@@ -121,18 +118,18 @@ class Upstream:
             sum(map(len, body)),
             fields,
         )
-        link = self._take()
+        connection = self._take()
         while True:
-            fresh = link is None
-            if link is None:
-                link = await self._connect(deadlines)
-            answer = link.ask((head, *body), deadlines.first_byte_s)
+            fresh = connection is None
+            if connection is None:
+                connection = await self._connect(deadlines)
+            answer = connection.send((head, *body), deadlines.first_byte_s)
             try:
                 await answer.head()
             except UpstreamError as error:
                 if fresh or not error.stale:
                     raise
-                link = None
+                connection = None
             except BaseException:
                 answer.close()
                 raise
@@ -140,54 +137,53 @@ class Upstream:
                 return answer
 
     def close(self) -> None:
-        """Close what is idle; connections in use close when their answers end."""
+        """Close idle connections; those in use close when their answers end."""
         self._closed = True
         idle, self._idle = self._idle, []
-        for link in idle:
-            link.abort()
+        for connection in idle:
+            connection.abort()
 
     def _take(self) -> ClientConnection | None:
         while self._idle:
-            link = self._idle.pop()
-            if link.usable():
-                return link
+            connection = self._idle.pop()
+            if connection.usable():
+                return connection
         return None
 
     async def _connect(self, deadlines: Deadlines) -> ClientConnection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(deadlines.connect_s):
-                _, link = await loop.create_connection(
-                    lambda: ClientConnection(loop, free=self._free, gone=self._gone),
+                _, connection = await loop.create_connection(
+                    lambda: ClientConnection(loop, on_free=self._keep, on_gone=self._gone),
                     self._host,
                     self._port,
                     ssl=self._tls,
                 )
         except TimeoutError:
-            raise UpstreamError(
-                Failure.CONNECT, f"no connection within {deadlines.connect_s:g} s"
-            ) from None
+            message = f"no connection within {deadlines.connect_s:g} s"
+            raise UpstreamError(Failure.CONNECT, message) from None
         except ConnectionRefusedError:
             raise UpstreamError(Failure.REFUSED, "the connection was refused") from None
         except OSError as error:
             raise UpstreamError(Failure.CONNECT, f"no connection: {error.strerror}") from None
-        if not self.links.add(link):
-            raise UpstreamError(Failure.REFUSED, _CUT)
-        self._watch.add(link)
-        return link
+        if not self._open.add(connection):
+            raise UpstreamError(Failure.REFUSED, _REMOVED)
+        self._timer.add(connection)
+        return connection
 
-    def _free(self, link: ClientConnection) -> None:
-        if self._closed or len(self._idle) >= self._idle_links:
-            link.abort()
+    def _keep(self, connection: ClientConnection) -> None:
+        if self._closed or len(self._idle) >= self._max_idle:
+            connection.abort()
             return
-        link.rest(_KEEP_S)
-        self._idle.append(link)
+        connection.keep(_KEEP_S)
+        self._idle.append(connection)
 
-    def _gone(self, link: ClientConnection) -> None:
-        self._watch.discard(link)
-        self.links.discard(link)
-        if link in self._idle:
-            self._idle.remove(link)
+    def _gone(self, connection: ClientConnection) -> None:
+        self._timer.discard(connection)
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
 
 
 @lru_cache(maxsize=4096)

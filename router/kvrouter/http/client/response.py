@@ -1,4 +1,4 @@
-"""An engine's HTTP answer as it comes in. Bytes go on as they arrive; nothing here retries."""
+"""An engine's HTTP answer as it comes in. Bytes go on as they arrive."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,8 +19,8 @@ class UpstreamError(Exception):
 
     Attributes:
         failure: what went wrong, as the pool counts it.
-        stale: the connection had been kept from an earlier request and no byte came back on it:
-            the engine has probably just closed it, and a new one is worth a try.
+        stale: no byte came back on a kept connection: the engine has probably just closed it, and
+            a new one is worth a try.
     """
 
     def __init__(self, failure: Failure, message: str, *, stale: bool = False) -> None:
@@ -29,47 +29,44 @@ class UpstreamError(Exception):
         self.stale = stale
 
 
-class Sink(Protocol):
-    """Where a relayed body goes; called from within the loop's read callback, never blocking."""
+class BodySink(Protocol):
+    """Takes a relayed body, from within the loop's read callback; never blocks."""
 
     @property
     def paused(self) -> bool:
-        """Whether it would rather take nothing now."""
+        """Whether the body is to pause."""
 
     @property
     def passer(self) -> Callable[[bytes], None] | None:
-        """Takes chunk frames as they came, where the other side speaks them too."""
+        """Takes chunk frames as they came; None: `write` takes the body without them."""
 
     def write(self, data: bytes) -> None:
         """Take the next bytes of the body."""
 
 
 class EngineResponse:
-    """One answer: its head when `Upstream.send` returns it, its body by `read` or `relay_to`.
+    """One answer: its head when `ConnectionPool.send` returns it, its body by `read` or `relay_to`.
 
-    The owner must either take the body to its end or `close`; closing before the end closes the
-    connection, by which an engine knows that it need not go on. Cancelling `read` or `relay_to`
-    closes too.
+    The owner must take the body to its end or `close`. Closing before the end, or cancelling `read`
+    or `relay_to`, closes the connection, so that the engine stops.
 
-    It keeps no exception: one that was raised holds the frames that it went through, and they
-    hold the answer.
+    It keeps no exception: a raised one holds its frames, and they hold the answer.
 
     Attributes:
-        status: HTTP status.
         headers: as sent, names in lower case.
         complete: whether the whole body has come.
-        feed: of a body that came in chunks and is kept in them; None: the body is plain.
+        feed: of a body that is kept in its chunk frames; None: the body is plain.
     """
 
     __slots__ = (
         "_body",
         "_body_bytes",
+        "_connection",
         "_done",
         "_failure",
         "_first",
         "_head",
         "_limit_bytes",
-        "_link",
         "_loop",
         "_paused",
         "_sink",
@@ -79,14 +76,14 @@ class EngineResponse:
         "status",
     )
 
-    def __init__(self, link: "ClientConnection", loop: asyncio.AbstractEventLoop) -> None:
-        self._link: ClientConnection | None = link
+    def __init__(self, connection: "ClientConnection", loop: asyncio.AbstractEventLoop) -> None:
+        self._connection: ClientConnection | None = connection
         self._loop = loop
         self._head: asyncio.Future[None] = loop.create_future()
         self._first: asyncio.Future[None] | None = None
         self._done: asyncio.Future[None] | None = None
         self._failure: tuple[Failure, str, bool] | None = None
-        self._sink: Sink | None = None
+        self._sink: BodySink | None = None
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._limit_bytes = _UNREAD_BYTES
@@ -97,24 +94,20 @@ class EngineResponse:
         self.feed: StreamFeed | None = None
 
     def header(self, name: bytes) -> str | None:
-        """Value of the header `name` (lower case), None if it is absent."""
+        """Value of the header `name` (lower case); None if it is absent."""
         for key, value in self.headers:
             if key == name:
                 return value.decode("latin-1")
         return None
 
     async def head(self) -> None:
-        """Return when status and headers are there.
-
-        Raises:
-            UpstreamError: they never will be.
-        """
+        """Wait for status and headers. Raises UpstreamError if they do not come."""
         await self._head
         if not self.status:
             self._check()
 
     def whole(self, limit_bytes: int) -> bytes | None:
-        """The body, if all of it is there already and no larger than the limit; else None."""
+        """The body, if all of it is there and within the limit; else None."""
         if not self.complete or self._body_bytes > limit_bytes:
             return None
         return self._joined()
@@ -123,28 +116,28 @@ class EngineResponse:
         """The whole body.
 
         Raises:
-            UpstreamError: it broke off, did not come in time or is larger than `limit_bytes`.
+            UpstreamError: it broke off, did not come in time, or is larger than `limit_bytes`.
         """
         if not self.complete:
             self._limit_bytes = limit_bytes
             self.resume()
-            if self._link is not None:
-                self._link.expect(deadline_s, each=False)
+            if self._connection is not None:
+                self._connection.expect(deadline_s, each=False)
         await self._finish()
         if self._body_bytes > limit_bytes:
             raise UpstreamError(Failure.ANSWER, f"the answer exceeds {limit_bytes} bytes")
         return self._joined()
 
     async def first_piece(self, deadline_s: float) -> None:
-        """Return when the body has begun or is over: until then another engine can still answer.
+        """Wait until the body has begun or is over: until then another engine can still answer.
 
         Raises:
             UpstreamError: it broke off, or did not begin in time.
         """
         if self._body or self.complete:
             return
-        if self._link is not None:
-            self._link.expect(deadline_s, each=False)
+        if self._connection is not None:
+            self._connection.expect(deadline_s, each=False)
         self._check()
         self._first = self._loop.create_future()
         try:
@@ -156,15 +149,13 @@ class EngineResponse:
             raise
 
     def beginning(self, limit_bytes: int) -> bytes:
-        """The first bytes of the body that are there, as they came, perhaps in chunk frames."""
+        """The first bytes of the body, as they came, perhaps in chunk frames."""
         return self._body[0][:limit_bytes] if self._body else b""
 
-    async def relay_to(self, sink: Sink, idle_deadline_s: float) -> None:
+    async def relay_to(self, sink: BodySink, idle_deadline_s: float) -> None:
         """Pass the body to `sink` as it comes; return at its end.
 
-        Args:
-            sink: takes the bytes; use `pause` and `resume` while it cannot.
-            idle_deadline_s: seconds that may pass between two pieces, not counting pauses.
+        Seconds of pauses do not count towards the deadline between two pieces.
 
         Raises:
             UpstreamError: the body broke off, or nothing came within the deadline.
@@ -174,12 +165,12 @@ class EngineResponse:
         if body:
             passer = sink.passer if self.feed is not None else None
             (passer or self.data)(body[0] if len(body) == 1 else b"".join(body))
-        if self._link is not None:
-            self._link.passer = sink.passer if self.feed is not None else None
-            self._link.expect(idle_deadline_s, each=True)
+        if self._connection is not None:
+            self._connection.passer = sink.passer if self.feed is not None else None
+            self._connection.expect(idle_deadline_s, each=True)
             if sink.paused:
                 self._paused = True
-                self._link.pause()
+                self._connection.pause()
             else:
                 self.resume()
         try:
@@ -188,25 +179,25 @@ class EngineResponse:
             self._sink = None  # it knows this answer
 
     def pause(self) -> None:
-        """Read nothing more from the engine until `resume`."""
-        if not self._paused and self._link is not None:
+        """Read nothing from the engine until `resume`."""
+        if not self._paused and self._connection is not None:
             self._paused = True
-            self._link.pause()
+            self._connection.pause()
 
     def resume(self) -> None:
         """Go on after `pause`."""
         if self._paused:
             self._paused = False
-            if self._link is not None:
-                self._link.resume()
+            if self._connection is not None:
+                self._connection.resume()
 
     def close(self) -> None:
-        """Give the answer up: its connection closes unless the body is whole. Idempotent."""
-        link, self._link = self._link, None
-        if link is not None:
-            link.abort()
+        """Close the connection, unless the body is whole. Idempotent."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
 
-    # -- for the link
+    # -- for the connection
 
     def arrived(self, status: int) -> None:
         """The head is there."""
@@ -231,8 +222,8 @@ class EngineResponse:
                 self.pause()
 
     def completed(self) -> None:
-        """The body is whole; the link is free again."""
-        self._link = None
+        """The body is whole; the connection is free again."""
+        self._connection = None
         self.complete = True
         for future in (self._first, self._done):
             if future is not None and not future.done():

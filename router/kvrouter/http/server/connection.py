@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvrouter.http.server.listener import HttpServer
 
 _LINGER_S = 2.0
-_FULL = RequestRefusal(503, "The bodies of other requests fill the memory for them; try again.", 1)
+_FULL = RequestRefusal(503, "The memory for request bodies is full; try again.", 1)
 
 log = logging.getLogger("kvrouter.http")
 
@@ -23,16 +23,16 @@ log = logging.getLogger("kvrouter.http")
 class Connection(asyncio.Protocol):
     """The server's side of one TCP connection.
 
-    A client that leaves cancels the handler of the exchange under way at once. So the connection
-    never stops reading, for only then does its end show. While a handler works, what comes is held
-    without being parsed. A client that sends more than may be held gets the answers to what was
-    parsed, and then the connection closes.
+    A client that leaves cancels the handler of its request at once. So the connection never stops
+    reading: only then does its end show. While a handler works, what comes is held without being
+    parsed. If it is more than may be held, the connection closes after the answers that are due.
     """
 
     __slots__ = (
         "_awaited",
         "_charged_bytes",
         "_current",
+        "_head_checked",
         "_held",
         "_held_bytes",
         "_incoming",
@@ -47,7 +47,6 @@ class Connection(asyncio.Protocol):
         "_stalled_bytes",
         "_task",
         "_waiters",
-        "_welcomed",
         "expires_at",
         "transport",
     )
@@ -58,15 +57,15 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self._reader: Reader
         self._awaited = Phase.IDLE  # what the deadline is for, while no handler works
-        self._charged_bytes = 0  # of the body that is half in, as the server counts it
+        self._charged_bytes = 0  # of an incoming body, as the server counts it
         self._incoming: Exchange | None = None  # its head is there, its body is not
-        self._welcomed = False  # whether the turn of that has come
+        self._head_checked = False  # whether its head was checked
         self._pending: deque[Exchange] = deque()  # whole, behind the current one
         self._current: Exchange | None = None
         self._task: asyncio.Task[None] | None = None
         self._held: list[bytes] = []
         self._held_bytes = 0
-        self._lingers = False  # close only when the client has read the last answer
+        self._lingers = False  # whether to close only when the client has read the last answer
         self._paused = False
         self._stalled_bytes = 0
         self._waiters: list[asyncio.Future[None]] = []
@@ -80,8 +79,8 @@ class Connection(asyncio.Protocol):
         """Admit the connection, or refuse it with a 503."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._reader = Reader(self._limits, self)  # a TLS handshake that fails needs none
-        if not self._server.joined(self):
-            self._say(RequestRefusal(503, "the server takes no more connections; try again"))
+        if not self._server.add(self):
+            self._deny(RequestRefusal(503, "the server takes no more connections; try again"))
             transport.close()
             return
         self.transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
@@ -101,7 +100,7 @@ class Connection(asyncio.Protocol):
                 self._stop_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the handler under way; let go of all that was held."""
+        """Cancel the handler; drop all that was held."""
         del exc
         self.expires_at = NEVER
         self._drop_input()
@@ -110,14 +109,14 @@ class Connection(asyncio.Protocol):
         self._release_waiters()
         current = self._current
         if current is None:
-            self._server.left(self)
+            self._server.discard(self)
             return
         current.lost()
         if self._task is not None and not current.ended:
             self._task.cancel()
 
     def pause_writing(self) -> None:
-        """The client reads too slowly: tell whoever produces, and start its deadline."""
+        """The client reads too slowly: throttle the answer, and start the deadline."""
         self._paused = True
         self._stalled_bytes = self.transport.get_write_buffer_size()
         self.expires_at = self._loop.time() + self._limits.write_timeout_s
@@ -134,7 +133,7 @@ class Connection(asyncio.Protocol):
         elif self._current.throttle is not None:
             self._current.throttle.resume()
 
-    # -- Channel
+    # -- ServerChannel
 
     def date_line(self) -> bytes:
         """See `HttpServer.date`."""
@@ -152,10 +151,10 @@ class Connection(asyncio.Protocol):
         self._waiters.append(waiter)
         await waiter
 
-    # -- Watched
+    # -- HasDeadline
 
     def expire(self) -> None:
-        """A deadline passed: answer 408 where a request is half in, else just go."""
+        """A deadline passed: answer 408 to an incoming request, else close."""
         self.expires_at = NEVER
         if self._paused:
             left_bytes = self.transport.get_write_buffer_size()
@@ -167,7 +166,7 @@ class Connection(asyncio.Protocol):
         elif self._current is not None:
             return
         elif self._reader.phase in (Phase.HEAD, Phase.BODY):
-            self._say(RequestRefusal(408, "the request did not arrive in time"))
+            self._deny(RequestRefusal(408, "the request did not arrive in time"))
         else:
             self.transport.abort()
 
@@ -184,7 +183,7 @@ class Connection(asyncio.Protocol):
         http_1_1: bool,
     ) -> None:
         """The head of a request is whole."""
-        self._welcomed = False
+        self._head_checked = False
         self._incoming = Exchange(
             self,
             method=method,
@@ -198,14 +197,14 @@ class Connection(asyncio.Protocol):
         )
 
     def complete(self, body: bytes) -> bool:
-        """The request is whole: serve it, or queue it behind the one under way."""
+        """The request is whole: serve it, or queue it behind the current one."""
         exchange, self._incoming = self._incoming, None
         assert exchange is not None
         exchange.body = body
         if self._server.draining:
             exchange.keep_alive = False
         if self._current is None:
-            if self._welcomed or self._welcome(exchange):
+            if self._head_checked or self._check_head(exchange):
                 self._serve(exchange)
             elif exchange.keep_alive:
                 self._expect()
@@ -219,13 +218,13 @@ class Connection(asyncio.Protocol):
     # -- what the server calls
 
     def drain(self) -> None:
-        """Let the last answer that is due say that the connection closes, if it has not begun."""
+        """Have the last answer that is due say that the connection closes, if it has not begun."""
         last = self._pending[-1] if self._pending else self._current
         if last is not None and not last.started:
             last.keep_alive = False
 
     def close_idle(self) -> None:
-        """Close now, unless a request is under way or half in; a head must then come soon."""
+        """Close now, unless a request is served or coming in; a head must then come soon."""
         if self._current is not None:
             return
         phase = self._reader.phase
@@ -235,7 +234,7 @@ class Connection(asyncio.Protocol):
             self.expires_at = min(self.expires_at, self._loop.time() + _LINGER_S)
 
     def cut_off(self) -> None:
-        """Cancel the handler under way, which may end its answer by itself; then close."""
+        """Cancel the handler, which may end its answer by itself; then close."""
         current, task = self._current, self._task
         if current is None:
             self.transport.close()
@@ -258,31 +257,32 @@ class Connection(asyncio.Protocol):
         if refusal is not None:
             self._refuse(refusal)
         elif self._current is None:
-            if self._incoming is not None and not (self._welcomed or self._welcome(self._incoming)):
+            incoming = self._incoming
+            if incoming is not None and not (self._head_checked or self._check_head(incoming)):
                 return
             if self._reader.phase is not self._awaited:
                 self._expect()
 
     def _charge(self) -> bool:
-        """Have the server count what has come of a body. False: bodies take too much memory."""
+        """Have the server count the incoming body. False: bodies take too much memory."""
         change = self._reader.body_bytes - self._charged_bytes
         self._charged_bytes += change
-        self._server.half_in_bytes += change
-        return change < 0 or self._server.half_in_bytes <= self._limits.body_memory_bytes
+        self._server.incoming_bytes += change
+        return change < 0 or self._server.incoming_bytes <= self._limits.body_memory_bytes
 
-    def _welcome(self, exchange: Exchange) -> bool:
-        """The request's turn has come, with its body or before it. False: its head was refused."""
-        half_in = self._welcomed = exchange is self._incoming
+    def _check_head(self, exchange: Exchange) -> bool:
+        """The turn of a request has come: show its head to `at_head`. False: it was refused."""
+        coming = self._head_checked = exchange is self._incoming
         if self._server.at_head is not None:
             keep_alive = exchange.keep_alive
-            exchange.keep_alive = keep_alive and not half_in  # of an answer now: the body is unread
+            exchange.keep_alive = keep_alive and not coming  # of an answer now: the body is unread
             self._server.at_head(exchange)
             if exchange.ended:
                 if not exchange.keep_alive:
                     self._linger()
                 return False
             exchange.keep_alive = keep_alive
-        if half_in and exchange.expects_continue:
+        if coming and exchange.expects_continue:
             self.transport.write(CONTINUE)
         return True
 
@@ -313,7 +313,7 @@ class Connection(asyncio.Protocol):
         self._current = None
         last = self._server.draining and not self._pending
         if exchange.closed:
-            self._server.left(self)
+            self._server.discard(self)
         elif exchange.ended and exchange.keep_alive and not last:
             self._go_on()
         elif exchange.ended and self._lingers:
@@ -325,11 +325,11 @@ class Connection(asyncio.Protocol):
         """Serve what came while the handler worked."""
         while self._pending:
             exchange = self._pending.popleft()
-            if self._welcome(exchange):
+            if self._check_head(exchange):
                 self._serve(exchange)
             if self._current is not None or not exchange.keep_alive:
                 return
-        if self._incoming is not None and not self._welcome(self._incoming):
+        if self._incoming is not None and not self._check_head(self._incoming):
             return
         held, self._held, self._held_bytes = self._held, [], 0
         self._expect()
@@ -339,7 +339,7 @@ class Connection(asyncio.Protocol):
     def _expect(self) -> None:
         """Begin the deadline for what comes next."""
         phase = self._awaited = self._reader.phase
-        if self._paused or phase is Phase.STOPPED:  # then another deadline is running and stays
+        if self._paused or phase is Phase.STOPPED:  # then another deadline runs and stays
             return
         limits = self._limits
         if phase is Phase.HEAD:
@@ -352,8 +352,8 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, refusal: RequestRefusal) -> None:
         if self._current is None:
-            self._say(refusal)
-        else:  # the refused request came with the one under way, whose answer is not to be touched
+            self._deny(refusal)
+        else:  # it came behind a request whose answer must not be touched
             self._stop_reading()
 
     def _stop_reading(self) -> None:
@@ -370,8 +370,8 @@ class Connection(asyncio.Protocol):
         self._incoming = None
         self._held.clear()
 
-    def _say(self, refusal: RequestRefusal) -> None:
-        """Answer what is no exchange, and close."""
+    def _deny(self, refusal: RequestRefusal) -> None:
+        """Answer a request that became no exchange, and close."""
         exchange = Exchange(
             self,
             method="",

@@ -19,7 +19,7 @@ _BODILESS = frozenset({204, 304})
 
 
 class Throttle(Protocol):
-    """Who produces the bytes of an answer and can be told to stop for a while."""
+    """A source of the answer's bytes that can pause."""
 
     def pause(self) -> None:
         """The client reads too slowly: produce nothing until `resume`."""
@@ -29,7 +29,7 @@ class Throttle(Protocol):
 
 
 class ServerChannel(Protocol):
-    """What an exchange needs of the connection it came in on."""
+    """The connection that an exchange came in on."""
 
     transport: asyncio.Transport
 
@@ -46,10 +46,9 @@ class ServerChannel(Protocol):
 class Exchange:
     """A parsed request, and `respond`, or `start`/`write`/`end`, to answer it.
 
-    Owned by the handler that it is passed to. When the client leaves, `closed` turns true, the
-    callbacks of `on_close` run and the handler's task is cancelled, all at once; writes after that
-    are dropped. An answer that was started and is not ended when the handler returns is cut off,
-    so that the client sees it is incomplete.
+    Owned by its handler. When the client leaves, `closed` turns true, the callbacks of `on_close`
+    run and the handler's task is cancelled, all at once; later writes are dropped. An answer that
+    was started but not ended when the handler returns is cut off, so that the client sees it.
 
     Attributes:
         method: as sent, upper case.
@@ -57,8 +56,8 @@ class Exchange:
         headers: names in lower case; a repeated header is joined with ", ".
         body: the whole body; empty until it is there.
         peer: address of the client, "host:port".
-        principal: what an authenticator found out about the client; this package never looks at it.
-        throttle: set by whoever relays bytes into this exchange; told of back-pressure.
+        principal: what authentication found out about the client; not used in this package.
+        throttle: pauses and resumes what relays bytes into this exchange.
     """
 
     __slots__ = (
@@ -132,12 +131,7 @@ class Exchange:
     ) -> None:
         """Send a whole answer.
 
-        Args:
-            status: HTTP status.
-            body: its body.
-            content_type: of the body.
-            headers: header names and values.
-            fields: header lines already encoded, each with its line end; not checked.
+        `headers` are checked; `fields` are header lines, each with its line end, and are not.
 
         Raises:
             RuntimeError: an answer was started already.
@@ -163,15 +157,7 @@ class Exchange:
     ) -> None:
         """Send the head of an answer whose length is unknown; `write` and `end` follow.
 
-        Args:
-            status: HTTP status.
-            headers: header names and values.
-            fields: header lines already encoded, each with its line end; not checked.
-            hold: let the head go with the first bytes of the body, which are at hand.
-
-        Raises:
-            RuntimeError: an answer was started already.
-            ValueError: a header would break its line.
+        With `hold` the head goes with the first bytes of the body; else as `respond`.
         """
         self._begin(status)
         lines = encode_headers(headers)
@@ -197,7 +183,7 @@ class Exchange:
             self._channel.transport.write(head)
 
     def write(self, data: bytes) -> None:
-        """Send a piece of the body. Never blocks: look at `paused`, `throttle` or `drain`."""
+        """Send a piece of the body. Never blocks: see `paused`, `throttle` and `drain`."""
         if self.closed or self._muted or not data:
             return
         transport = self._channel.transport
@@ -213,7 +199,7 @@ class Exchange:
             transport.write(b"\r\n")
 
     def frame_writer(self) -> Callable[[bytes], None] | None:
-        """What sends chunk frames as they are, after `start`; None if this client takes none."""
+        """Sends chunk frames as they are, after `start`; None if this client takes none."""
         if not self._chunked or self._muted or self.closed:
             return None
         return self._write_held if self._held else self._channel.transport.write
@@ -246,7 +232,7 @@ class Exchange:
             self._callbacks.append(callback)
 
     def abort(self) -> None:
-        """Cut the answer off: the connection closes and the client sees an incomplete body."""
+        """Cut the answer off: the connection closes, and the client sees an incomplete body."""
         self.keep_alive = False
         self.ended = True
         self.throttle = None

@@ -24,7 +24,7 @@ AtHead = Callable[[Exchange], None]
 
 _BACKLOG = 4096
 _SHUTDOWN_S = 5.0
-_LAST_WORDS_S = 1.0
+_CUT_OFF_S = 1.0
 """For clients to take the end of an answer that was cut off."""
 _ABORT_S = 5.0
 
@@ -32,22 +32,16 @@ _ABORT_S = 5.0
 class HttpServer:
     """Serves each request with one task of `handler(exchange)`.
 
-    The handler's task is cancelled as soon as its client leaves, whether it awaits an engine or
-    writes. A handler that raises becomes a 500, or a cut-off answer when it had started. Requests
-    pipelined on one connection are served one after another.
-
-    Where there is `at_head`, it is called with each request when its head is there and its turn
-    has come, after the read in which its head ended. If it answers, what is left of the body is not
-    read, and the connection closes.
-
-    A server leaves in three steps: `drain`, `stop_listening`, `close`.
+    The handler's task is cancelled as soon as its client leaves. A handler that raises becomes a
+    500, or a cut-off answer if it had started. Requests that are pipelined on one connection are
+    served one after another. A server stops in three steps: `drain`, `stop_listening`, `close`.
 
     Attributes:
         handler: answers each request.
         limits: of each connection, and of all.
-        at_head: sees requests before their bodies come, or None.
-        half_in_bytes: what has come of bodies that are not whole yet.
-        date_line: the `date` header line of the last second that one was asked for.
+        at_head: called with each request when its head is there and its turn has come, or None. If
+            it answers, the rest of the body is not read, and the connection closes.
+        incoming_bytes: what has come of bodies that are not whole yet.
         draining: whether each answer is the last of its connection.
     """
 
@@ -57,25 +51,25 @@ class HttpServer:
         self.handler = handler
         self.limits = limits or Limits()
         self.at_head = at_head
-        self.half_in_bytes = 0
-        self.date_line = b""
+        self.incoming_bytes = 0
+        self._date_line = b""
         self.draining = False
         self._date_s = 0
         self._stopped = False
         self._connections: set[Connection] = set()
         self._listening: list[asyncio.Server] = []
-        self._watch: DeadlineTimer | None = None
+        self._timer: DeadlineTimer | None = None
         self._empty = asyncio.Event()
         self._empty.set()
 
     @property
     def connections(self) -> int:
-        """How many connections are open or still have a handler that is ending."""
+        """Connections that are open, or have a handler that has not ended."""
         return len(self._connections)
 
     @property
     def port(self) -> int:
-        """The port it listens on; raises RuntimeError when it does not listen."""
+        """The port it listens on; raises RuntimeError if it does not listen."""
         sockets = [each for server in self._listening for each in server.sockets]
         if not sockets:
             raise RuntimeError("the server does not listen")
@@ -84,15 +78,12 @@ class HttpServer:
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Accept connections on `host` and `port` (0: any free one); returns the port.
 
-        Args:
-            host: address, or a name that stands for some.
-            port: TCP port.
-            tls: what those who connect are shown; None: the port is plain.
+        With `tls` the port takes TLS alone.
 
         Raises:
             OSError: the address cannot be bound.
         """
-        self._watch = DeadlineTimer(asyncio.get_running_loop(), self.limits.tick_s)
+        self._timer = DeadlineTimer(asyncio.get_running_loop(), self.limits.tick_s)
         try:
             self._listening = [await self._accept(tls, host=host, port=port)]
         except OSError as error:
@@ -100,13 +91,12 @@ class HttpServer:
         return self.port
 
     async def renew(self, tls: ssl.SSLContext) -> None:
-        """Show `tls` to those who connect from now on; nobody is refused meanwhile.
+        """Use `tls` for new connections; none is refused meanwhile, and open ones stay.
 
-        Connections that are there stay as they are. Nothing of the context before is used any
-        more: neither its certificate nor the sessions that it would have resumed.
+        TLS sessions of the previous context are not resumed.
 
         Raises:
-            OSError: there are no descriptors left; then all stays as it was.
+            OSError: there are no descriptors left; then nothing changes.
         """
         before, made = self._listening, list[asyncio.Server]()
         if self.draining:
@@ -124,18 +114,18 @@ class HttpServer:
                 server.close()
 
     def drain(self) -> None:
-        """Answer every request from now on with `connection: close`, and go on listening.
+        """Answer every request with `connection: close` from now on, and go on listening.
 
-        Clients then connect again, where a load balancer sends them. Idempotent.
+        Clients then connect again, to where a load balancer sends them. Idempotent.
         """
         self.draining = True
         for connection in self._connections:
             connection.drain()
 
     def stop_listening(self) -> None:
-        """Accept no connection any more, and close idle ones. Idempotent.
+        """Accept no more connections, and close idle ones. Idempotent.
 
-        Requests that have come, or are half in, are still answered.
+        Requests that have come, in whole or in part, are still answered.
         """
         self.drain()
         self._stopped = True
@@ -145,51 +135,50 @@ class HttpServer:
             connection.close_idle()
 
     async def emptied(self) -> None:
-        """Return when no connection is left."""
+        """Wait until no connection is left."""
         await self._empty.wait()
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Stop listening; answers under way get `grace_s` to end, then are cut off.
+        """Stop listening; answers get `grace_s` to end, then their handlers are cancelled.
 
-        A handler that is cut off is cancelled while its client is still there: what it writes then
-        is sent, within a second.
+        What a cancelled handler still writes is sent, within a second.
         """
         self.stop_listening()
         await self._wait_empty(grace_s)
         for connection in list(self._connections):
             connection.cut_off()
-        await self._wait_empty(_LAST_WORDS_S)
+        await self._wait_empty(_CUT_OFF_S)
         for connection in list(self._connections):
             connection.abort()
         await self._wait_empty(_ABORT_S)
-        if self._watch is not None:
-            self._watch.close()
+        if self._timer is not None:
+            self._timer.close()
 
-    def joined(self, connection: Connection) -> bool:
-        """A connection was made: false when there are too many, or the server has stopped."""
+    def add(self, connection: Connection) -> bool:
+        """Note a new connection; False: there are too many, or the server has stopped."""
         if self._stopped or len(self._connections) >= self.limits.connections:
             return False
         self._connections.add(connection)
         self._empty.clear()
-        if self._watch is not None:
-            self._watch.add(connection)
+        if self._timer is not None:
+            self._timer.add(connection)
         return True
 
-    def left(self, connection: Connection) -> None:
-        """A connection and its handler are both over."""
+    def discard(self, connection: Connection) -> None:
+        """A connection has closed, and its handler has ended."""
         self._connections.discard(connection)
-        if self._watch is not None:
-            self._watch.discard(connection)
+        if self._timer is not None:
+            self._timer.discard(connection)
         if not self._connections:
             self._empty.set()
 
     def date(self) -> bytes:
-        """The `date` header line of RFC 9110 6.6.1, made anew at most once per second."""
+        """The `date` header line of RFC 9110 6.6.1, made once per second."""
         now = int(time.time())
         if now != self._date_s:
             self._date_s = now
-            self.date_line = f"date: {formatdate(now, usegmt=True)}\r\n".encode("ascii")
-        return self.date_line
+            self._date_line = f"date: {formatdate(now, usegmt=True)}\r\n".encode("ascii")
+        return self._date_line
 
     async def _accept(self, tls: ssl.SSLContext | None, **where: Any) -> asyncio.Server:
         loop = asyncio.get_running_loop()

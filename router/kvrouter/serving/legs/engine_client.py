@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.engine import Role
 from kvrouter.errors import ApiError
-from kvrouter.http.client.pool import Deadlines, EngineResponse, Links, Upstream, UpstreamError
+from kvrouter.http.client.pool import (
+    ConnectionPool,
+    Deadlines,
+    EngineResponse,
+    OpenConnections,
+    UpstreamError,
+)
 from kvrouter.http.failure import Failure
 from kvrouter.serving.request.forwarded_headers import without_rank
 
@@ -133,8 +139,8 @@ class EngineClient:
         self._metrics = metrics
         self._worker_keys = worker_keys
         self._trust = trust
-        self._upstreams: dict[Engine, Upstream] = {}
-        self._links: dict[Engine, Links] = {}
+        self._connections: dict[Engine, ConnectionPool] = {}
+        self._open: dict[Engine, OpenConnections] = {}
         self.deadlines = deadlines
 
     async def ask(  # noqa: PLR0917
@@ -254,20 +260,20 @@ class EngineClient:
 
     def engine_left(self, engine: Engine) -> None:
         """Close its idle connections; those in use end with their legs."""
-        upstream = self._upstreams.pop(engine, None)
-        if upstream is not None:
-            upstream.close()
+        connections = self._connections.pop(engine, None)
+        if connections is not None:
+            connections.close()
 
     def forget(self, engine: Engine) -> None:
         """`engine` is removed for good; legs that still run on it break off."""
         self.engine_left(engine)
-        links = self._links.pop(engine, None)
-        if links is not None and engine.requests:
-            links.cut()
+        connections = self._open.pop(engine, None)
+        if connections is not None and engine.requests:
+            connections.cut()
 
     def close(self) -> None:
         """Close every idle connection."""
-        for engine in list(self._upstreams):
+        for engine in list(self._connections):
             self.engine_left(engine)
 
     def _full(self, engine: Engine, leg: Role) -> EngineFull:
@@ -281,12 +287,13 @@ class EngineClient:
         if engine.rank_line:
             fields = without_rank(fields) + engine.rank_line
         fields = self._worker_keys.shown(engine.server.address, fields)
-        upstream = self._upstreams.get(engine) or self._connect(engine)
-        return upstream.send("POST", path, fields=fields, body=(body,), deadlines=deadlines)
-
-    def _connect(self, engine: Engine) -> Upstream:
-        links = self._links.setdefault(engine, Links())
-        tls = self._trust.context if engine.server.tls else None
-        upstream = Upstream(engine.host, engine.port, self._timer, links=links, tls=tls)
-        self._upstreams[engine] = upstream
-        return upstream
+        connections = self._connections.get(engine)
+        if connections is None:
+            connections = self._connections[engine] = ConnectionPool(
+                engine.host,
+                engine.port,
+                self._timer,
+                open_connections=self._open.setdefault(engine, OpenConnections()),
+                tls=self._trust.context if engine.server.tls else None,
+            )
+        return connections.send("POST", path, fields=fields, body=(body,), deadlines=deadlines)

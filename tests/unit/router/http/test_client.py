@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import pytest_asyncio
 
-from kvrouter.http.client.pool import Deadlines, Upstream, UpstreamError
+from kvrouter.http.client.pool import ConnectionPool, Deadlines, OpenConnections, UpstreamError
 from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.http.failure import Failure
 from kvrouter.http.headers import unchunk
@@ -65,18 +65,26 @@ class Sink:
         self.pieces.put_nowait(data)
 
 
-Start = Callable[..., Awaitable[tuple[Upstream, list[Peer]]]]
+Start = Callable[..., Awaitable[tuple[ConnectionPool, list[Peer]]]]
 
 
 @pytest_asyncio.fixture
-async def start() -> AsyncIterator[Start]:
+async def timer() -> AsyncIterator[DeadlineTimer]:
+    timer = DeadlineTimer(asyncio.get_running_loop(), 0.01)
+    yield timer
+    timer.close()
+
+
+@pytest_asyncio.fixture
+async def start(timer: DeadlineTimer) -> AsyncIterator[Start]:
     """Plays the given scripts, one per connection in turn; the last one again and again."""
-    watch = DeadlineTimer(asyncio.get_running_loop(), 0.01)
     servers: list[asyncio.Server] = []
-    upstreams: list[Upstream] = []
+    pools: list[ConnectionPool] = []
     peers: list[Peer] = []
 
-    async def begin(*scripts: Script) -> tuple[Upstream, list[Peer]]:
+    async def begin(
+        *scripts: Script, open_connections: OpenConnections | None = None
+    ) -> tuple[ConnectionPool, list[Peer]]:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             peer = Peer(reader, writer)
             peers.append(peer)
@@ -87,18 +95,18 @@ async def start() -> AsyncIterator[Start]:
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         servers.append(server)
-        upstream = Upstream("127.0.0.1", server.sockets[0].getsockname()[1], watch)
-        upstreams.append(upstream)
-        return upstream, peers
+        port = server.sockets[0].getsockname()[1]
+        pool = ConnectionPool("127.0.0.1", port, timer, open_connections=open_connections)
+        pools.append(pool)
+        return pool, peers
 
     yield begin
-    for upstream in upstreams:
-        upstream.close()
+    for pool in pools:
+        pool.close()
     for server in servers:
         server.close()
     for peer in peers:
         peer.writer.transport.abort()
-    watch.close()
 
 
 async def answers_ok(peer: Peer) -> None:
@@ -128,21 +136,21 @@ def saying(*pieces: bytes) -> Script:
 
 
 async def test_a_connection_is_used_again(start: Start) -> None:
-    upstream, peers = await start(answers_ok)
+    pool, peers = await start(answers_ok)
     for _ in range(3):
-        answer = await upstream.send("POST", "/p", body=(b"{", b"}"), deadlines=LATER)
+        answer = await pool.send("POST", "/p", body=(b"{", b"}"), deadlines=LATER)
         assert await answer.read(100, 5) == b"ok"
         assert (answer.status, answer.header(b"x-a")) == (200, "b")
     assert len(peers) == 1
-    assert upstream.idle == 1
+    assert pool.idle == 1
 
 
 async def test_concurrent_requests_have_a_connection_each(start: Start) -> None:
-    upstream, peers = await start(answers_ok)
-    sends = (upstream.send("POST", "/", body=(b"",), deadlines=LATER) for _ in range(5))
+    pool, peers = await start(answers_ok)
+    sends = (pool.send("POST", "/", body=(b"",), deadlines=LATER) for _ in range(5))
     for answer in await asyncio.gather(*sends):
         assert await answer.read(100, 5) == b"ok"
-    assert len(peers) == upstream.idle == 5
+    assert len(peers) == pool.idle == 5
 
 
 async def test_a_connection_that_had_gone_stale_is_replaced_once(start: Start) -> None:
@@ -151,52 +159,52 @@ async def test_a_connection_that_had_gone_stale_is_replaced_once(start: Start) -
         await peer.say(OK)
         await peer.request()  # and closes without a byte
 
-    upstream, peers = await start(once, answers_ok)
+    pool, peers = await start(once, answers_ok)
     for _ in range(2):
-        answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+        answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
         assert await answer.read(100, 5) == b"ok"
     assert len(peers) == 2
 
 
 async def test_a_new_connection_that_breaks_is_not_tried_again(start: Start) -> None:
-    upstream, peers = await start(leaves)
+    pool, peers = await start(leaves)
     with pytest.raises(UpstreamError) as caught:
-        await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+        await pool.send("POST", "/", body=(b"",), deadlines=LATER)
     assert caught.value.failure is Failure.BROKEN
     assert len(peers) == 1
 
 
-async def test_what_is_under_way_or_being_connected_when_links_are_cut_fails(start: Start) -> None:
-    upstream, peers = await start(hangs)
-    asked = [upstream.send("POST", "/", body=(b"",), deadlines=LATER) for _ in range(2)]
+async def test_requests_that_run_or_connect_when_connections_are_cut_fail(start: Start) -> None:
+    connections = OpenConnections()
+    pool, peers = await start(hangs, open_connections=connections)
+    asked = [pool.send("POST", "/", body=(b"",), deadlines=LATER) for _ in range(2)]
     first = asyncio.create_task(asked[0])
     while not peers:
         await asyncio.sleep(0)
     second = asyncio.create_task(asked[1])
     await asyncio.sleep(0)  # it connects
-    upstream.links.cut()
+    connections.cut()
     for task, failure in ((first, Failure.BROKEN), (second, Failure.REFUSED)):
         with pytest.raises(UpstreamError, match="removed") as caught:
             await task
         assert caught.value.failure is failure
         assert not caught.value.stale
     with pytest.raises(UpstreamError, match="removed"):
-        await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+        await pool.send("POST", "/", body=(b"",), deadlines=LATER)
 
 
-async def test_nobody_listening_is_told_apart() -> None:
-    watch = DeadlineTimer(asyncio.get_running_loop(), 0.01)
+async def test_a_port_without_a_listener_is_told_apart(timer: DeadlineTimer) -> None:
     with pytest.raises(UpstreamError) as caught:
-        await Upstream("127.0.0.1", 1, watch).send("GET", "/", deadlines=LATER)
+        await ConnectionPool("127.0.0.1", 1, timer).send("GET", "/", deadlines=LATER)
     assert caught.value.failure is Failure.REFUSED
 
 
 async def test_an_answer_that_does_not_begin_times_out_and_the_engine_sees_it(
     start: Start,
 ) -> None:
-    upstream, peers = await start(hangs)
+    pool, peers = await start(hangs)
     with pytest.raises(UpstreamError) as caught:
-        await upstream.send("POST", "/", body=(b"",), deadlines=SOON)
+        await pool.send("POST", "/", body=(b"",), deadlines=SOON)
     assert caught.value.failure is Failure.TIMEOUT
     await peers[0].left()
 
@@ -210,8 +218,8 @@ async def test_an_answer_that_does_not_begin_times_out_and_the_engine_sees_it(
     ],
 )
 async def test_a_body_that_stops_times_out(start: Start, pieces: tuple[bytes, ...]) -> None:
-    upstream, peers = await start(saying(*pieces))
-    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    pool, peers = await start(saying(*pieces))
+    answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
     with pytest.raises(UpstreamError) as caught:
         await answer.read(100, 0.05)
     assert caught.value.failure is Failure.TIMEOUT
@@ -230,10 +238,10 @@ async def test_a_body_that_stops_times_out(start: Start, pieces: tuple[bytes, ..
     ],
 )
 async def test_an_answer_may_come_in_any_pieces(start: Start, pieces: tuple[bytes, ...]) -> None:
-    upstream, _ = await start(saying(*pieces))
-    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    pool, _ = await start(saying(*pieces))
+    answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
     assert await answer.read(100, 5) == b"ok"
-    assert upstream.idle == 1
+    assert pool.idle == 1
 
 
 async def test_a_body_without_a_length_ends_with_its_connection(start: Start) -> None:
@@ -242,24 +250,24 @@ async def test_a_body_without_a_length_ends_with_its_connection(start: Start) ->
         await peer.say(b"HTTP/1.1 200 OK\r\nServer: x\r\n\r\no")
         await peer.say(b"k")
 
-    upstream, _ = await start(script)
-    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    pool, _ = await start(script)
+    answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
     assert await answer.read(100, 5) == b"ok"
-    assert upstream.idle == 0
+    assert pool.idle == 0
 
 
 @pytest.mark.parametrize("said", [b"SSH-2.0\r\n\r\n", b"HTTP/1.1 2x0 OK\r\n\r\n"])
 async def test_what_is_not_http_is_the_engines_fault(start: Start, said: bytes) -> None:
-    upstream, _ = await start(saying(said))
+    pool, _ = await start(saying(said))
     with pytest.raises(UpstreamError) as caught:
-        await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+        await pool.send("POST", "/", body=(b"",), deadlines=LATER)
     assert caught.value.failure is Failure.ANSWER
 
 
 @pytest.mark.parametrize("said", [b"zz\r\n", b"2\r\nabc\r\n"])
 async def test_what_is_not_chunked_is_the_engines_fault(start: Start, said: bytes) -> None:
-    upstream, _ = await start(saying(CHUNKED + b"1\r\nx\r\n", said))
-    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    pool, _ = await start(saying(CHUNKED + b"1\r\nx\r\n", said))
+    answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
     with pytest.raises(UpstreamError) as caught:
         await answer.read(100, 5)
     assert caught.value.failure is Failure.ANSWER
@@ -267,16 +275,16 @@ async def test_what_is_not_chunked_is_the_engines_fault(start: Start, said: byte
 
 async def test_an_answer_beyond_its_limit_is_given_up(start: Start) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 999999\r\n\r\n"
-    upstream, peers = await start(saying(head, b"x" * 500, b"x" * 600))
-    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    pool, peers = await start(saying(head, b"x" * 500, b"x" * 600))
+    answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
     with pytest.raises(UpstreamError, match="too large"):
         await answer.read(1000, 5)
     await peers[0].left()
 
 
 async def test_cancelling_a_send_closes_its_connection(start: Start) -> None:
-    upstream, peers = await start(hangs)
-    task = asyncio.create_task(upstream.send("POST", "/", body=(b"",), deadlines=LATER))
+    pool, peers = await start(hangs)
+    task = asyncio.create_task(pool.send("POST", "/", body=(b"",), deadlines=LATER))
     while not peers:
         await asyncio.sleep(0)
     task.cancel()
@@ -297,8 +305,8 @@ async def test_a_relay_passes_pieces_on_as_they_come(start: Start, frames: bool)
         await peer.say(b"\r\n0\r\n\r\n")
         await peer.end()
 
-    upstream, _ = await start(script)
-    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    pool, _ = await start(script)
+    answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
     await answer.first_piece(5)
     sink = Sink(frames=frames)
     task = asyncio.create_task(answer.relay_to(sink, 5))
@@ -307,7 +315,7 @@ async def test_a_relay_passes_pieces_on_as_they_come(start: Start, frames: bool)
         go.set()
         await task
     assert sink.data == (b"2\r\nab\r\n1\r\nc\r\n" if frames else b"abc")
-    assert upstream.idle == 1
+    assert pool.idle == 1
 
 
 @pytest.mark.parametrize("frames", [False, True])
@@ -327,12 +335,12 @@ async def test_a_chunk_may_have_an_extension_or_be_large(
         await peer.say(CHUNKED + chunk + b"0\r\n\r\n")
         await peer.end()
 
-    upstream, _ = await start(script)
-    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    pool, _ = await start(script)
+    answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
     sink = Sink(frames=frames)
     await answer.relay_to(sink, 5)
     assert (unchunk(sink.data) if frames else sink.data) == body
-    assert upstream.idle == 1
+    assert pool.idle == 1
 
 
 async def test_half_a_frame_is_not_passed_on_when_the_engine_dies(start: Start) -> None:
@@ -340,8 +348,8 @@ async def test_half_a_frame_is_not_passed_on_when_the_engine_dies(start: Start) 
         await peer.request()
         await peer.say(CHUNKED + b"2\r\nab\r\n9\r\nhalf")
 
-    upstream, _ = await start(script)
-    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    pool, _ = await start(script)
+    answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
     sink = Sink(frames=True)
     with pytest.raises(UpstreamError) as caught:
         await answer.relay_to(sink, 5)
@@ -351,6 +359,7 @@ async def test_half_a_frame_is_not_passed_on_when_the_engine_dies(start: Start) 
 
 async def test_an_engine_is_not_read_while_the_sink_is_paused_nor_does_time_run(
     start: Start,
+    timer: DeadlineTimer,
 ) -> None:
     sent = 0
 
@@ -364,8 +373,8 @@ async def test_an_engine_is_not_read_while_the_sink_is_paused_nor_does_time_run(
         await peer.say(b"0\r\n\r\n")
         await peer.end()
 
-    upstream, _ = await start(floods)
-    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    pool, _ = await start(floods)
+    answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
     sink = Sink()
     sink.paused = True
     task = asyncio.create_task(answer.relay_to(sink, 20))
@@ -374,7 +383,7 @@ async def test_an_engine_is_not_read_while_the_sink_is_paused_nor_does_time_run(
         before = sent
         await asyncio.sleep(0.1)
     assert sent < 512 * 65536
-    upstream._watch.sweep(asyncio.get_running_loop().time() + 1000)
+    timer.sweep(asyncio.get_running_loop().time() + 1000)
     await asyncio.sleep(0)
     assert not task.done()
     answer.resume()
@@ -394,8 +403,8 @@ async def test_a_stream_that_is_never_asked_for_is_not_read_without_bound(start:
             await peer.say(b"10000\r\n" + b"x" * 65536 + b"\r\n")
             sent += 65536
 
-    upstream, _ = await start(floods)
-    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    pool, _ = await start(floods)
+    answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
     before = -1
     while before != sent or not sent:
         before = sent
@@ -410,9 +419,9 @@ async def test_an_idle_connection_on_which_a_byte_comes_is_dropped(start: Start)
         await peer.say(OK + b"more")
         await peer.end()
 
-    upstream, peers = await start(script, answers_ok)
-    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    pool, peers = await start(script, answers_ok)
+    answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
     assert await answer.read(100, 5) == b"ok"
     await peers[0].left()
-    answer = await upstream.send("POST", "/", body=(b"",), deadlines=LATER)
+    answer = await pool.send("POST", "/", body=(b"",), deadlines=LATER)
     assert await answer.read(100, 5) == b"ok"

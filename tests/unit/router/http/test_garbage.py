@@ -18,7 +18,7 @@ from tests.fakes.certificates import Authority
 from tests.unit.router.http.conftest import GET, Wire, post
 
 from kvrouter.credentials.tls import client_context, server_context
-from kvrouter.http.client.pool import Deadlines, Upstream, UpstreamError
+from kvrouter.http.client.pool import ConnectionPool, Deadlines, UpstreamError
 from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.limits import Limits
@@ -78,9 +78,9 @@ class Place:
         context = client_context(self.authority.ca_file) if self.tls else None
         return Wire(*await asyncio.open_connection("127.0.0.1", port, ssl=context))
 
-    def upstream(self, port: int) -> Upstream:
+    def pool(self, port: int) -> ConnectionPool:
         context = client_context(self.authority.ca_file) if self.tls else None
-        return Upstream("127.0.0.1", port, self.watch, tls=context)
+        return ConnectionPool("127.0.0.1", port, self.watch, tls=context)
 
 
 @pytest_asyncio.fixture(params=[False, True], ids=["plain", "tls"])
@@ -148,7 +148,7 @@ async def test_a_closed_connection_of_a_client_leaves_nothing(
     wire.close()
     async with asyncio.timeout(10):
         await server.emptied()
-    assert server.half_in_bytes == 0
+    assert server.incoming_bytes == 0
     await server.close()
     await gone()
 
@@ -211,10 +211,10 @@ async def test_a_closed_connection_to_an_engine_leaves_nothing(
     ended: list[asyncio.Event] = []
     context = server_context(*place.authority.sign(), "") if place.tls else None
     server = await asyncio.start_server(engine, "127.0.0.1", 0, ssl=context)
-    upstream = place.upstream(server.sockets[0].getsockname()[1])
+    pool = place.pool(server.sockets[0].getsockname()[1])
     soon = Deadlines(connect_s=20, first_byte_s=0.1, idle_s=0.1)
     with contextlib.suppress(UpstreamError):
-        answer = await upstream.send("POST", "/", body=(b"{}",), deadlines=soon)
+        answer = await pool.send("POST", "/", body=(b"{}",), deadlines=soon)
         if how == "read":
             await answer.read(5000, 0.1)
         elif how == "relay":
@@ -225,7 +225,7 @@ async def test_a_closed_connection_to_an_engine_leaves_nothing(
         else:
             answer.close()
     answer = None  # type: ignore[assignment]
-    upstream.close()
+    pool.close()
     await gone()
     for done in ended:
         await done.wait()
@@ -242,13 +242,13 @@ async def test_a_cancelled_call_to_an_engine_leaves_nothing(place: Place) -> Non
         await handler(exchange)
 
     server = await place.serve(hangs)
-    upstream = place.upstream(server.port)
-    call = asyncio.create_task(upstream.send("GET", "/hangs", deadlines=LATER))
+    pool = place.pool(server.port)
+    call = asyncio.create_task(pool.send("GET", "/hangs", deadlines=LATER))
     await began.wait()
     call.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await call
     del call
-    upstream.close()
+    pool.close()
     await server.close()
     await gone()

@@ -182,7 +182,7 @@ async def test_a_wrong_key_is_refused_before_its_body_comes(
     assert b'"code":"invalid_api_key"' in body
     wire.send(b"x" * 1_000_000)  # which nobody reads; it may not lose the answer
     assert await wire.at_end()
-    assert (server.half_in_bytes, caller.requests) == (0, 0)
+    assert (server.incoming_bytes, caller.requests) == (0, 0)
 
 
 async def test_a_good_key_is_asked_for_its_body_and_a_request_of_no_use_is_not(

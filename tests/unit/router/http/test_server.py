@@ -8,6 +8,7 @@ import pytest
 from tests.unit.router.http.conftest import GET, Dial, Serve, Wire, hello, post
 
 from kvrouter.http.headers import SSE_HEADERS
+from kvrouter.http.server.connection import Connection
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.http.server.routes import Routes
 
@@ -524,18 +525,28 @@ async def test_closing_cuts_off_what_outlives_the_grace(serve: Serve, dial: Dial
 
 
 async def test_a_request_is_answered_whose_handler_is_cut_off_before_its_first_step(
-    serve: Serve, dial: Dial
+    serve: Serve,
 ) -> None:
     async def handler(exchange: Exchange) -> None:
         await asyncio.Event().wait()
 
-    server = await serve(handler)
-    wire = await dial(server)
-    [connection] = server._connections
-    connection.data_received(GET)
-    connection.cut_off()
-    assert (await wire.answer())[0] == 503
-    assert await wire.at_end()
+    server, made = await serve(handler), list[Connection]()
+    loop = asyncio.get_running_loop()
+
+    def accept() -> Connection:
+        made.append(Connection(server, loop))
+        return made[-1]
+
+    listening = await loop.create_server(accept, "127.0.0.1", 0)
+    async with listening:
+        wire = await Wire.dial(listening.sockets[0].getsockname()[1])
+        while not server.connections:
+            await asyncio.sleep(0)
+        made[0].data_received(GET)
+        made[0].cut_off()
+        assert (await wire.answer())[0] == 503
+        assert await wire.at_end()
+        wire.close()
 
 
 async def test_a_handler_that_is_cut_off_may_end_its_answer(serve: Serve, dial: Dial) -> None:
