@@ -22,7 +22,7 @@ from kvrouter_store.errors import (
 
 T = TypeVar("T")
 PROBE_S = 0.25
-"""How long a node that did not answer in time may take to greet a new connection."""
+"""How long the handshake of a probe may take."""
 
 
 class Executor:

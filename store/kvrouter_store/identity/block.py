@@ -9,7 +9,7 @@ mean the same thing compute the same name.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha256
 from math import lcm
@@ -58,16 +58,7 @@ class CacheSpec:
 
     def as_dict(self) -> dict[str, Any]:
         """The spec as JSON values."""
-        return {
-            "adapters": list(self.adapters),
-            "block_tokens": self.block_tokens,
-            "groups": list(self.groups),
-            "hash_algo": self.hash_algo,
-            "kv_dtype": self.kv_dtype,
-            "model": self.model,
-            "root": self.root,
-            "weights_revision": self.weights_revision,
-        }
+        return asdict(self)
 
     @cached_property
     def digest(self) -> bytes:

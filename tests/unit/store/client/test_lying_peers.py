@@ -15,6 +15,7 @@ from tests.fakes.store import Memory, chain_of, manifest_of
 
 from kvrouter_store import _core
 from kvrouter_store._core import BlockStatus, LendReply, Op
+from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.transports import slots
 from kvrouter_store.client.transports.base import Target
@@ -336,3 +337,10 @@ def test_a_handler_of_a_signal_ends_a_wait_by_raising() -> None:
                 client.stats()  # on a new link, which has no old reply to come
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+async def test_a_reply_of_another_kind_ends_the_link_of_the_asyncio_client() -> None:
+    with contextlib.closing(Liar({Op.MATCH: registered})) as liar:
+        async with AsyncStoreClient(liar.url) as client:
+            with pytest.raises(LinkLost, match="not asked for"):
+                await client.match(MANIFEST, CHAIN)
