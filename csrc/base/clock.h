@@ -1,4 +1,5 @@
-// The clock of everything that waits: monotonic, and passed as an argument, so that tests choose the time.
+// The clock of everything that waits: monotonic. The time is passed as an argument: tests choose
+// it.
 #pragma once
 
 #include <chrono>

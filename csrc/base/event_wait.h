@@ -1,4 +1,4 @@
-// How a loop waits for its events: awake where that will be short, else asleep.
+// How a loop waits for its events: polling if the wait will be short, else asleep.
 #pragma once
 
 #include <sys/epoll.h>
@@ -8,19 +8,19 @@
 
 namespace kv {
 
-// Whether the next wait will be short, judged by the last few.
+// Predicts from the last few waits whether the next one will be short.
 class ShortWaits {
  public:
   using Duration = std::chrono::steady_clock::duration;
 
-  // About what a sleep costs both sides: two switches of tasks here, and an interrupt to this core
-  // that the peer pays for. Who stays awake for as long never pays more than twice the least.
+  // About the cost of a sleep: two task switches here, and the peer's interrupt to this core.
+  // Polling for as long costs at most twice the optimum.
   static constexpr std::chrono::microseconds kMostAwake{20};
-  // What a short wait took where it was slept through: the waking is part of it.
+  // The length of a short wait spent asleep: with the wake-up.
   static constexpr std::chrono::microseconds kMostAsleep{30};
 
   bool expected() const { return share_ > 0.5; }
-  // A wait has ended, which began awake or not.
+  // A wait has ended; `awake`: it began with polling.
   void ended(Duration waited, bool awake) {
     const bool was_short = waited <= (awake ? kMostAwake : kMostAsleep);
     share_ += ((was_short ? 1.0 : 0.0) - share_) * kWeight;
@@ -28,12 +28,12 @@ class ShortWaits {
 
  private:
   static constexpr double kWeight = 1.0 / 8;
-  double share_ = 0;  // of short waits, the last ones counting most
+  double share_ = 0;  // of short waits; the last ones count most
 };
 
 class EventWait {
  public:
-  // As epoll_wait(2), which is asked again and again for a moment first where that pays.
+  // As epoll_wait(2), but polls for a moment first if that pays.
   int wait(int epoll, std::span<epoll_event> events, int timeout_ms);
 
  private:

@@ -23,7 +23,7 @@ size_t rounded_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit 
 
 void* map_shared(int fd, size_t bytes, int protection, size_t alignment) {
   if (alignment == 0) return mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
-  // Room for the mapping wherever in it the first such address lies; what is too much goes back.
+  // Reserve enough for the mapping at the first aligned address; unmap the rest.
   const size_t room = rounded_up(bytes, static_cast<size_t>(sysconf(_SC_PAGESIZE))) + alignment;
   void* reserved =
       mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -45,7 +45,7 @@ void* map_shared(int fd, size_t bytes, int protection, size_t alignment) {
 }
 
 size_t hugetlb_page_bytes(int fd) {
-  struct statfs info{};
+  struct statfs info {};
   if (fstatfs(fd, &info) != 0) return 0;
   const bool huge = static_cast<unsigned long>(info.f_type) == HUGETLBFS_MAGIC;
   return huge ? static_cast<size_t>(info.f_bsize) : 0;
@@ -61,22 +61,22 @@ int populate(void* data, size_t bytes, bool writable) {
 int collapse(uint8_t* data, size_t bytes, size_t page_bytes) {
   const size_t whole = bytes / page_bytes * page_bytes;
   if (whole == 0) return EINVAL;
-  // The kernel collapses where there is a page, and fills in what is missing: one page in each place
-  // is ten times sooner than to touch them all first.
+  // The kernel collapses where a page exists, and fills in the rest: one page in each place is ten
+  // times faster than to touch all of them first.
   for (size_t at = 0; at < whole; at += page_bytes)
     if (const int error = populate(data + at, 1, true)) return error;
   return madvise(data, whole, MADV_COLLAPSE) == 0 ? 0 : errno;
 }
 
-// Preferred, not bound: with MPOL_BIND a node that has run out of memory means the OOM killer, and
-// with hugetlbfs a SIGBUS in whoever copies; a page that lies too far away is only slower.
+// Preferred, not bound: with MPOL_BIND, a NUMA node without free memory means the OOM killer, and
+// with hugetlbfs SIGBUS in the process that copies; a page on another node is only slower.
 int prefer_numa_node(uint8_t* data, size_t bytes, uint32_t numa_node) {
   constexpr size_t kBits = 8 * sizeof(unsigned long);
   std::vector<unsigned long> nodes(numa_node / kBits + 1, 0);
   nodes[numa_node / kBits] |= 1ul << (numa_node % kBits);
-  // The kernel takes one bit less than it is told.
-  const long done = syscall(SYS_mbind, data, bytes, MPOL_PREFERRED, nodes.data(),
-                            nodes.size() * kBits + 1, 0u);
+  // The kernel uses one bit less than the given number.
+  const long done =
+      syscall(SYS_mbind, data, bytes, MPOL_PREFERRED, nodes.data(), nodes.size() * kBits + 1, 0u);
   return done == 0 ? 0 : errno;
 }
 

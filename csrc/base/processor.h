@@ -1,5 +1,5 @@
-// Which instructions this processor runs, and the kernel lets it run. Asked of the processor itself:
-// __builtin_cpu_supports always says no where the compiler's runtime (zig's) does not fill its table.
+// The instructions that this processor and the kernel support, by CPUID: __builtin_cpu_supports is
+// always 0 if the compiler's runtime (as zig's) does not fill its table.
 #pragma once
 
 #if defined(__x86_64__)
@@ -18,7 +18,7 @@ inline Processor processor() {
   if (!__get_cpuid(1, &a, &b, &c, &d)) return {};
   Processor has{.sse42 = (c & bit_SSE4_2) != 0, .pclmul = (c & bit_PCLMUL) != 0};
   if ((c & bit_OSXSAVE) == 0 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return has;
-  __asm__("xgetbv" : "=a"(kept), "=d"(d) : "c"(0));  // registers kept when tasks are switched
+  __asm__("xgetbv" : "=a"(kept), "=d"(d) : "c"(0));  // registers that the kernel saves
   const bool wide = (kept & 0x06) == 0x06, widest = wide && (kept & 0xE0) == 0xE0;
   constexpr unsigned kSubsets = bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
   has.avx2 = wide && (b & bit_AVX2) != 0;

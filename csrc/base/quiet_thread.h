@@ -1,4 +1,4 @@
-// A thread that no signal is delivered to: signals are the owner's business.
+// A thread that blocks all signals: the owner of the process handles them.
 #pragma once
 
 #include <signal.h>

@@ -17,7 +17,7 @@ bool loopback(const sockaddr_in& address) {
   return ntohl(address.sin_addr.s_addr) >> 24 == kLoopbackNet;
 }
 
-// Whether the connection leads to an address that is this end's own.
+// Whether both ends of the connection have the same address.
 bool near(int fd) {
   sockaddr_storage own{}, peer{};
   socklen_t own_bytes = sizeof own, peer_bytes = sizeof peer;
@@ -42,7 +42,7 @@ void tune_tcp(int fd) {
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   if (!near(fd)) return;
-  // Of those that do not pace, the quicker one may need a privilege, the other one never does.
+  // Neither paces; the faster one may need a privilege, the other never does.
   for (const std::string_view kind : {"cubic", "reno"})
     if (setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kind.data(),
                    static_cast<socklen_t>(kind.size())) == 0)

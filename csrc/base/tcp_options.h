@@ -3,9 +3,9 @@
 
 namespace kv {
 
-// Nothing waits for more to send. Where the peer is on this host, nothing is paced either: a
-// congestion control that does (bbr is many a host's default) sends blocks at half the speed, for a
-// timer each few packets, and has no network to spare. A host that does not let it stays as it is.
+// Sends small frames at once (TCP_NODELAY). To a peer on this host, also without pacing: a
+// congestion control that paces (bbr is the default of many hosts) sends blocks at half the speed,
+// for a timer each few packets. Errors are ignored.
 void tune_tcp(int fd);
 
 }  // namespace kv

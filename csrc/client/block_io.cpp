@@ -11,13 +11,12 @@ namespace kv {
 namespace {
 
 constexpr size_t kMaxSpans = 256;
-// Small enough to be in the L2 cache for its CRC, large enough for the syscall not to matter.
+// Small enough to be in the L2 cache for its CRC, large enough to make the system call cheap.
 constexpr size_t kChunkBytes = 256u << 10;
 // Large enough to wake the receiver seldom.
 constexpr size_t kSendBytes = 1u << 20;
-// Of what is digested, less: its CRC finds it where the kernel's copy has just brought it, in the
-// L2 cache, and is computed while the receiver is busy. Most of it is neither read from memory twice
-// nor waited for.
+// With digests, less: the CRC finds the bytes in the L2 cache, where the kernel's copy has just
+// brought them, and is computed while the receiver is busy.
 constexpr size_t kDigestedBytes = 128u << 10;
 
 // What follows a block: its CRC32C.
@@ -25,13 +24,13 @@ struct Line {
   uint8_t bytes[wire::kLineBytes] = {};
 };
 
-// The digests of blocks on their way out, in order.
+// The digests of blocks that are being sent, in order.
 class Digests {
  public:
   Digests(const Segments& segments, const std::vector<size_t>& indices, bool digest)
       : walk_(segments, indices), digest_(digest), lines_(indices.size()) {}
 
-  // Complete once stepped over all of the block.
+  // Complete after step() over all of the block.
   Line& line(size_t block) { return lines_[block]; }
 
   void step(size_t bytes) {

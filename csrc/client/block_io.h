@@ -2,7 +2,6 @@
 // are in the cache.
 #pragma once
 
-#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -21,10 +20,10 @@ class BlockWalk {
   }
   bool done() const { return block_ == end_; }
   size_t block() const { return block_; }
-  // The walk is over after so many blocks.
+  // Ends the walk after so many blocks.
   void end_after(size_t blocks) { end_ = blocks; }
 
-  // The next bytes that lie together, at most `most`.
+  // The next contiguous bytes, at most `most`.
   iovec span(size_t most) const;
   // Steps over `bytes` <= the span's. True if that ended a block.
   bool step(size_t bytes);
@@ -37,23 +36,23 @@ class BlockWalk {
   size_t end_, block_ = 0, segment_ = 0, offset_ = 0;
 };
 
-// Blocks on their way into the caller's memory, one after the other.
+// Blocks that are being received into the caller's memory, one after the other.
 class BlockLanding {
  public:
   BlockLanding(const Segments& segments, const std::vector<size_t>& indices, bool digest)
       : walk_(segments, indices), digest_(digest), crcs_(indices.size()) {}
-  // No more than so many come; not fewer than have come already.
+  // Only so many blocks come; at least those that have come already.
   void end_after(size_t blocks) { walk_.end_after(blocks); }
   bool done() const { return walk_.done(); }
   // Appends where the next bytes belong, as many as the caches hold.
   void next_spans(std::vector<iovec>& spans) const;
-  // The next `bytes` are in their place.
+  // The next `bytes` are in place.
   void landed(size_t bytes);
-  // Puts the next bytes into their place: not more than belong to the blocks.
+  // Copies the next bytes into place; no more than belong to the blocks.
   void take(const uint8_t* data, size_t size);
-  // All the rest.
+  // Receives all the rest.
   IoResult receive(Wire& wire, Deadline deadline);
-  // Of each block that has come whole, unless not `digest`.
+  // Of each block that has come whole; only with `digest`.
   const std::vector<uint32_t>& crcs() const { return crcs_; }
 
  private:
@@ -62,7 +61,7 @@ class BlockLanding {
   std::vector<uint32_t> crcs_;
 };
 
-// Sends `prefix`, then each block followed by the line with its CRC32C.
+// Sends `prefix`, then each block followed by the line with its CRC32C (with `digest`).
 IoResult send_blocks(Wire& wire, std::string_view prefix, const Segments& segments,
                      const std::vector<size_t>& indices, bool digest, Deadline deadline);
 

@@ -10,9 +10,9 @@ namespace kv {
 
 using wire::kHeaderBytes;
 
-IoResult Exchange::nonsense(const char* why) {
+IoResult Exchange::bad_reply(const char* why) {
   why_ = why;
-  return IoResult::kNonsense;
+  return IoResult::kBadReply;
 }
 
 IoResult Exchange::send_frame() {
@@ -32,9 +32,9 @@ IoResult Exchange::put(const Segments& segments, const std::vector<size_t>& indi
   if (result != IoResult::kDone || !ok()) return result;
   auto reply = wire::decode_body<wire::StatusesReply>(body(), header_.body_bytes);
   if (!reply || reply->statuses.size() != indices.size())
-    return nonsense("the reply to a PUT does not parse");
+    return bad_reply("the reply to a PUT does not parse");
   for (const uint8_t status : reply->statuses)
-    if (status > wire::kLastBlockStatus) return nonsense("an unknown status of a block");
+    if (status > wire::kLastBlockStatus) return bad_reply("an unknown status of a block");
   statuses_ = std::move(reply->statuses);
   return IoResult::kDone;
 }
@@ -49,7 +49,7 @@ IoResult Exchange::receive_reply() {
   if (result == IoResult::kDone) result = rest_of_frame();
   if (result != IoResult::kDone) return result;
   if (have_ != frame_bytes() || header_.payload_bytes != 0)
-    return nonsense("bytes came that nobody asked for");
+    return bad_reply("bytes came that nobody asked for");
   return IoResult::kDone;
 }
 
@@ -66,13 +66,13 @@ IoResult Exchange::read_header() {
   wire::Header asked;
   wire::read_header(reinterpret_cast<const uint8_t*>(frame_.data()), asked);
   if (wire::read_header(data_, header_) != wire::HeaderError::kNone)
-    return nonsense("what came is no reply of this protocol");
+    return bad_reply("what came is no reply of this protocol");
   if (header_.request_id != asked.request_id || header_.op != asked.op)
-    return nonsense("a reply came that was not asked for");
+    return bad_reply("a reply came that was not asked for");
   return IoResult::kDone;
 }
 
-// What is missing of the header's body. Bytes after it stay where they are.
+// Receives the rest of the body. Bytes after it stay where they are.
 IoResult Exchange::rest_of_frame() {
   const size_t whole = frame_bytes();
   if (data_ == first_ && whole > kFirstBytes) {
@@ -89,7 +89,7 @@ IoResult Exchange::rest_of_frame() {
 
 IoResult Exchange::get(BlockLanding& landing, size_t blocks, uint64_t block_bytes) {
   IoResult result = send_frame();
-  // The frame of a reply that brings all blocks: as a rule the payload begins right after it.
+  // The frame of a reply with all blocks: usually the payload begins right after it.
   const size_t whole = kHeaderBytes + sizeof(uint64_t) + sizeof(uint32_t) * (1 + blocks);
   const size_t head_bytes = (whole + wire::kLineBytes - 1) / wire::kLineBytes * wire::kLineBytes;
   if (result == IoResult::kDone) result = begin_get(landing, head_bytes);
@@ -98,15 +98,15 @@ IoResult Exchange::get(BlockLanding& landing, size_t blocks, uint64_t block_byte
   if (result != IoResult::kDone || !ok()) return result;
   const size_t after = have_ - frame_bytes();
   if (in_place_ + after > header_.payload_bytes)
-    return nonsense("bytes came that nobody asked for");
+    return bad_reply("bytes came that nobody asked for");
   landing.end_after(crcs_.size());
   landing.landed(in_place_);
   landing.take(data_ + frame_bytes(), after);
   return landing.receive(wire_, deadline_);
 }
 
-// Header and body, and what comes with them. What turns out not to lie where it belongs is left in
-// `data_`, after the frame.
+// Receives header and body, and the bytes that come with them. Bytes that turn out to be in the
+// wrong place are moved to `data_`, after the frame.
 IoResult Exchange::begin_get(BlockLanding& landing, size_t head_bytes) {
   std::vector<iovec> spans;
   if (head_bytes > kFirstBytes) long_.resize(head_bytes), data_ = long_.data();
@@ -143,13 +143,13 @@ IoResult Exchange::begin_get(BlockLanding& landing, size_t head_bytes) {
 IoResult Exchange::understand_get(size_t blocks, uint64_t block_bytes) {
   if (!ok()) {
     const bool alone = have_ == frame_bytes() && header_.payload_bytes == 0;
-    return alone ? IoResult::kDone : nonsense("bytes came that nobody asked for");
+    return alone ? IoResult::kDone : bad_reply("bytes came that nobody asked for");
   }
   auto reply = wire::decode_body<wire::GetReply>(body(), header_.body_bytes);
-  if (!reply) return nonsense("the reply to a GET does not parse");
+  if (!reply) return bad_reply("the reply to a GET does not parse");
   crcs_ = std::move(reply->crcs);
   if (crcs_.size() > blocks || header_.payload_bytes != crcs_.size() * block_bytes)
-    return nonsense("other blocks came than were asked for");
+    return bad_reply("other blocks came than were asked for");
   return IoResult::kDone;
 }
 

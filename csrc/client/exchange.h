@@ -1,7 +1,6 @@
-// One request of a blocking client and its reply. Which reply is right, the request's header says.
+// One request of a blocking client and its reply.
 #pragma once
 
-#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -10,8 +9,8 @@
 
 namespace kv {
 
-// Each of ask, put and get is the whole exchange; one of them is called, once. After anything but
-// kDone the connection is of no more use: what of the reply is still to come is not known.
+// One of ask, put and get is called, once: it is the whole exchange. After any result but kDone the
+// connection cannot be used any more: how much of the reply is still to come is unknown.
 class Exchange {
  public:
   // `frame`: a whole request, which outlives this.
@@ -20,25 +19,25 @@ class Exchange {
 
   // A request without payload, whose reply has none.
   IoResult ask();
-  // A PUT of these blocks; without `digest` where the server has digests off.
+  // A PUT of these blocks; without `digest` if the server has digests off.
   IoResult put(const Segments& segments, const std::vector<size_t>& indices, bool digest);
-  // A GET of as many blocks as `landing` has room for: their bytes go there straight.
+  // A GET of as many blocks as `landing` has room for; their bytes go straight there.
   IoResult get(BlockLanding& landing, size_t blocks, uint64_t block_bytes);
 
   // The reply, after kDone.
   const wire::Header& header() const { return header_; }
   bool ok() const { return header_.status == wire::Status::kOk; }
   const uint8_t* body() const { return data_ + wire::kHeaderBytes; }
-  // Of the blocks that a GET brought, as the server tells; of a PUT's blocks, one status for each.
+  // The server's CRC32C of each block of a GET; the status of each block of a PUT.
   const std::vector<uint32_t>& crcs() const { return crcs_; }
   const std::vector<uint8_t>& statuses() const { return statuses_; }
-  // Why it is kNonsense: a part of a sentence.
+  // Why it is kBadReply: a part of a sentence.
   const char* why() const { return why_; }
 
  private:
-  static constexpr size_t kFirstBytes = 8192;  // as a rule a reply is shorter
+  static constexpr size_t kFirstBytes = 8192;  // most replies are shorter
 
-  IoResult nonsense(const char* why);
+  IoResult bad_reply(const char* why);
   IoResult send_frame();
   IoResult receive_reply();
   IoResult read_header();
@@ -55,10 +54,10 @@ class Exchange {
   std::vector<uint32_t> crcs_;
   std::vector<uint8_t> statuses_;
   const char* why_ = "";
-  uint8_t* data_ = first_;     // what has come, from the reply's first byte on
-  size_t have_ = 0;            // how much of it
-  size_t in_place_ = 0;        // of a GET's payload: came with the frame, and is where it belongs
-  std::vector<uint8_t> long_;  // holds what is longer than first_
+  uint8_t* data_ = first_;  // the received bytes of the reply
+  size_t have_ = 0;         // how many
+  size_t in_place_ = 0;     // bytes of a GET's payload that came with the frame, already in place
+  std::vector<uint8_t> long_;  // for frames longer than first_
   uint8_t first_[kFirstBytes];
 };
 

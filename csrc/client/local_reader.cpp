@@ -6,12 +6,12 @@
 namespace kv {
 namespace {
 
-constexpr uint32_t kAhead = 16;  // lookups in flight: each is a miss of the caches
+constexpr uint32_t kAhead = 16;  // lookups in flight: each is a cache miss
 
 }  // namespace
 
-std::shared_ptr<LocalReader> LocalReader::map(int directory_fd, size_t directory_bytes, int notes_fd,
-                                              int& error) {
+std::shared_ptr<LocalReader> LocalReader::map(int directory_fd, size_t directory_bytes,
+                                              int notes_fd, int& error) {
   auto directory = PoolMapping::map(directory_fd, directory_bytes, false, -1, false, error);
   if (!directory) return nullptr;
   auto notes = PoolMapping::map(notes_fd, NotesLayout::kBytes, true, -1, false, error);
@@ -31,8 +31,7 @@ void LocalReader::prefetch(const BlockNames& names, HashSpan hashes) const {
 }
 
 void LocalReader::prefetch_one(const BlockNames& names, const Hash& hash) const {
-  if (!names.part_ids.empty())
-    directory_.prefetch({{names.spec_id, hash}, names.part_ids.front()});
+  if (!names.part_ids.empty()) directory_.prefetch({{names.spec_id, hash}, names.part_ids.front()});
 }
 
 std::optional<LocalReader::Place> LocalReader::find_complete(const BlockNames& names,
@@ -91,7 +90,7 @@ bool LocalLease::add(const PartKey& key) {
   const std::optional<size_t> pin = place ? reader_->pins_.pin(place->offset) : std::nullopt;
   if (!pin) return false;
   pins_.push_back(*pin);
-  // Pinned too late: the server may have looked already.
+  // Pinned too late: the server may have checked the pins already.
   if (!reader_->directory_.stands(*place)) return false;
   offsets_.push_back(place->offset);
   crcs_.push_back(place->crc);
@@ -114,7 +113,7 @@ size_t LocalReader::read(const PoolMapping& pool, const Segments& to, const Requ
     if (!place || !pool.holds(place->offset, to.block_bytes)) break;
     const uint8_t* from = pool.data() + place->offset;
     const uint32_t crc = copy_out(from, to, request.indices[done], request.verify);
-    // A block that went meanwhile may have been written over while it was copied.
+    // A block that was evicted meanwhile may have been overwritten during the copy.
     if (!directory_.stands(*place) || (request.verify && crc != place->crc)) break;
     log_.add({place->index, UseLog::Kind::kRead});
   }

@@ -1,8 +1,6 @@
-// Blocks of a pool on this host, found in its directory and copied without asking the server.
+// Blocks of a pool on this host, found in its directory and copied without a request.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -15,7 +13,7 @@
 
 namespace kv {
 
-// What the node calls the blocks of one manifest.
+// The ids of one manifest in the node.
 struct BlockNames {
   uint32_t spec_id = 0;
   std::vector<uint32_t> part_ids;  // in the manifest's order
@@ -23,15 +21,15 @@ struct BlockNames {
 
 class LocalLease;
 
-// Answers yes only: what it does not find, or what changes under it, is for the server to say. One
-// thread at a time.
+// It only confirms: for a block that it does not find, or that changes meanwhile, the server has to
+// be asked. One thread at a time.
 class LocalReader : public std::enable_shared_from_this<LocalReader> {
  public:
   // Maps both files (not owned, not needed afterwards). Null and an errno if they cannot be mapped.
   static std::shared_ptr<LocalReader> map(int directory_fd, size_t directory_bytes, int notes_fd,
                                           int& error);
 
-  // Whether the pool has all of these blocks with all parts. If so, they count as used.
+  // Whether the pool has all these blocks with all parts. If so, they count as used.
   bool has_all(const BlockNames& names, HashSpan hashes);
 
   struct Request {
@@ -41,18 +39,18 @@ class LocalReader : public std::enable_shared_from_this<LocalReader> {
     const std::vector<size_t>& indices;  // as many as hashes, within the segments
     bool verify;
   };
-  // Copies one part of the leading blocks that the pool has with all parts; returns how many came
-  // whole, with `verify` also checked against their digests. What lies in the memory of the first
-  // block behind them is anything.
+  // Copies one part of the leading blocks that the pool has with all parts; returns how many were
+  // copied, and with `verify` agree with their digests. The memory of the first block after them is
+  // undefined.
   size_t read(const PoolMapping& pool, const Segments& to, const Request& request);
 
-  // Whether this part is there. If so, it counts as used, but not as asked for.
+  // Whether the pool has this part. If so, it counts as used, but not as a hit.
   bool keep(const PartKey& key);
-  // What the client tells the node (memory/notes.h).
+  // The notes of this client (memory/notes.h).
   uint8_t* notes() const { return notes_memory_->data(); }
 
-  // Pins these blocks where they lie, one part of them or (no `part`) all. Null if not all of them
-  // are found with all parts, or there are no pins left. They count as used.
+  // Pins one part (without `part`: all parts) of these blocks. Null if not all of them are found
+  // with all parts, or no pins are left. They count as used.
   std::unique_ptr<LocalLease> acquire(const BlockNames& names, std::optional<size_t> part,
                                       HashSpan hashes);
 
@@ -62,7 +60,7 @@ class LocalReader : public std::enable_shared_from_this<LocalReader> {
   using Place = DirectoryView::Place;
   void prefetch(const BlockNames& names, HashSpan hashes) const;
   void prefetch_one(const BlockNames& names, const Hash& hash) const;
-  // Where the part at `part` lies, if all parts are there.
+  // Where the part with index `part` is, if the pool has all parts.
   std::optional<Place> find_complete(const BlockNames& names, const Hash& hash, size_t part) const;
 
   std::shared_ptr<PoolMapping> directory_memory_, notes_memory_;
@@ -73,7 +71,7 @@ class LocalReader : public std::enable_shared_from_this<LocalReader> {
   PinBoard pins_;
 };
 
-// Parts of blocks that stay where they are while this lives, or until release(). Safe in threads.
+// Parts of blocks that are pinned until release() or the end of this object. Thread-safe.
 class LocalLease {
  public:
   LocalLease(std::shared_ptr<LocalReader> reader, size_t blocks);
@@ -81,7 +79,7 @@ class LocalLease {
   LocalLease(const LocalLease&) = delete;
   LocalLease& operator=(const LocalLease&) = delete;
 
-  // False if the part is not there any more, or there is no pin left.
+  // False if the part is gone or no pin is left.
   bool add(const PartKey& key);
   void release();
 

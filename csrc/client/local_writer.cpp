@@ -13,8 +13,8 @@ void LocalWriter::lent(uint64_t bytes, size_t most, const std::vector<uint64_t>&
   for (size_t i = 0; i < offsets.size(); ++i) slots_.push_back({offsets[i], generations[i]});
 }
 
-// In this order: the node writes what it takes into the directory before it says that it has taken
-// it.
+// In this order: the node publishes a posted part in the directory before it marks the post as
+// taken.
 bool LocalWriter::exists(const Request& request, const PartKey& key) {
   const auto part = static_cast<uint32_t>(request.part);
   return ring_.pending(request.manifest_id, part, key.block.hash) || reader_->keep(key);
@@ -34,7 +34,7 @@ LocalWriter::Outcome LocalWriter::put(const PoolMapping& pool, const Segments& f
   return outcome;
 }
 
-// False where the rest is for the node to say.
+// False: the rest needs a request.
 bool LocalWriter::put_next(const PoolMapping& pool, const Segments& from, const Request& request,
                            std::vector<uint8_t>& statuses) {
   const size_t i = statuses.size();
@@ -48,7 +48,8 @@ bool LocalWriter::put_next(const PoolMapping& pool, const Segments& from, const 
     if (stock(from.block_bytes) == 0 || ring_.full()) return false;
     const Lent slot = slots_.front();
     if (!pool.holds(slot.offset, from.block_bytes)) return false;
-    const uint32_t crc = copy_in(pool.data() + slot.offset, from, request.indices[i], request.digest);
+    const uint32_t crc =
+        copy_in(pool.data() + slot.offset, from, request.indices[i], request.digest);
     slots_.pop_front();
     ring_.post({hash, parent, slot.offset, slot.generation, crc, request.manifest_id,
                 static_cast<uint32_t>(request.part)});

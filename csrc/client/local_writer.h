@@ -1,8 +1,6 @@
-// Blocks written into a pool on this host, in slots that its node has lent, without asking it.
+// Puts blocks into lent slots of a pool on this host without a request.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <deque>
 #include <memory>
 #include <vector>
@@ -17,15 +15,14 @@ class LocalWriter {
  public:
   explicit LocalWriter(std::shared_ptr<LocalReader> reader);
 
-  // What the node has lent: all slots that it has not got back, of this size, of which it lends
-  // `most` at a time.
+  // The reply to a LEND: all lent slots, of this size; the node lends at most `most` of them.
   void lent(uint64_t bytes, size_t most, const std::vector<uint64_t>& offsets,
             const std::vector<uint32_t>& generations);
-  // No slots, of a size that is not known.
+  // Forgets all slots.
   void forget() { slots_.clear(), bytes_ = 0; }
-  // Slots of this size to write.
+  // How many slots of this size are left.
   size_t stock(uint64_t bytes) const { return bytes == bytes_ ? slots_.size() : 0; }
-  // How many of this size the node lends at a time, as far as is known: else any number.
+  // How many of this size the node lends at most; SIZE_MAX if unknown.
   size_t most(uint64_t bytes) const { return bytes == bytes_ ? most_ : SIZE_MAX; }
 
   struct Request {
@@ -35,14 +32,13 @@ class LocalWriter {
     Hash parent;
     HashSpan hashes;
     const std::vector<size_t>& indices;  // as many as hashes, within the segments
-    bool digest = true;                  // compute it; else it is posted as 0
+    bool digest = true;                  // false: 0 is posted
   };
   struct Outcome {
-    std::vector<uint8_t> statuses;  // of the leading blocks, as far as the stock went
+    std::vector<uint8_t> statuses;  // of the leading blocks, as far as the slots sufficed
     PutRing::State state = PutRing::State::kQuiet;
   };
-  // STORED, or EXISTS where the node has the part already. kClosed: what was stored may never be
-  // found.
+  // STORED, or EXISTS if the node has the part. With kClosed, stored parts may never be found.
   Outcome put(const PoolMapping& pool, const Segments& from, const Request& request);
 
  private:

@@ -1,7 +1,5 @@
 #include "client/socket_io.h"
 
-#include "base/clock.h"
-
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -10,21 +8,23 @@
 #include <cerrno>
 #include <cmath>
 
+#include "base/clock.h"
+
 namespace kv {
 namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-// A signal that comes just before the kernel is asked to wait wakes nobody: waits are looked after.
+// A signal just before a wait does not interrupt it: so waits are cut into pieces.
 constexpr Seconds kLongestWait{1.0};
 
-// Whether to go on after a signal, or where there may have been one.
+// kInterrupted, or kDone: go on after a (possible) signal.
 IoResult after_signal(const Wire& wire) {
   const bool stop = wire.interrupted != nullptr && wire.interrupted();
   return stop ? IoResult::kInterrupted : IoResult::kDone;
 }
 
-// Waits until `fd` is ready for `events`. kDone if it is (or has failed: the next call will tell).
+// Waits until `fd` is ready for `events`. kDone: it is, or it has failed, as the next call shows.
 IoResult wait_ready(const Wire& wire, short events, Deadline deadline) {
   while (true) {
     const auto left = std::chrono::duration<double, std::milli>(deadline - Clock::now()).count();
@@ -38,7 +38,7 @@ IoResult wait_ready(const Wire& wire, short events, Deadline deadline) {
   }
 }
 
-// What a failed send or recv means: kDone to try again.
+// What a failed send or recv means. kDone: try again.
 IoResult after_error(const Wire& wire, short events, Deadline deadline) {
   if (errno == EINTR) return after_signal(wire);
   if (errno == EAGAIN || errno == EWOULDBLOCK) {
@@ -48,9 +48,10 @@ IoResult after_error(const Wire& wire, short events, Deadline deadline) {
   return errno == EPIPE || errno == ECONNRESET ? IoResult::kClosed : IoResult::kFailed;
 }
 
-// Lets the kernel keep the deadline of a recv, which is one system call less than to poll first. It
-// is told anew only where what it was told last is too long, or so short that it would wake in vain.
-IoResult have_patience(Wire& wire, Deadline deadline) {
+// Lets the kernel watch the deadline of a recv: one system call less than a poll before it.
+// SO_RCVTIMEO is set again only if its value is too long, or so short that recv would return in
+// vain.
+IoResult set_receive_timeout(Wire& wire, Deadline deadline) {
   const Seconds left = deadline - Clock::now();
   if (left.count() <= 0) return IoResult::kTimeout;
   const Seconds patience = std::min(left * 0.75, kLongestWait);
@@ -81,7 +82,7 @@ ssize_t receive_some(const Wire& wire, std::span<iovec> spans) {
 
 }  // namespace
 
-IoResult shake_hands(Wire& wire, Deadline deadline) {
+IoResult tls_handshake(Wire& wire, Deadline deadline) {
   while (wire.tls->handshake() != 0) {
     const short events = wire.tls->writing() ? POLLOUT : POLLIN;
     const IoResult result = after_error(wire, events, deadline);
@@ -119,7 +120,7 @@ IoResult flush(Wire& wire, Deadline deadline) {
 
 IoResult receive_spans(Wire& wire, std::span<iovec> spans, Deadline deadline, size_t& received) {
   while (true) {
-    IoResult result = wire.tls == nullptr      ? have_patience(wire, deadline)
+    IoResult result = wire.tls == nullptr    ? set_receive_timeout(wire, deadline)
                       : wire.tls->readable() ? IoResult::kDone
                                              : wait_ready(wire, POLLIN, deadline);
     if (result != IoResult::kDone) return result;

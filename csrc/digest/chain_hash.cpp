@@ -36,7 +36,7 @@ uint8_t* put_text(uint8_t* at, std::string_view text) {
   return at + text.size();
 }
 
-// What follows the token ids of a block: null, or the list of what else tells blocks apart.
+// What follows the token ids of a block: null, or the list of its other properties.
 std::vector<uint8_t> encode_extra(const std::optional<Lora>& lora,
                                   const std::optional<std::string_view>& salt) {
   const size_t entries = (lora ? 1u : 0u) + (salt ? 1u : 0u);
@@ -57,12 +57,11 @@ std::vector<uint8_t> encode_extra(const std::optional<Lora>& lora,
 constexpr int kBeforeParent = 0x205883;  // heads of an array of 3 and of 32 bytes
 constexpr size_t kRoom = std::max(kSha256Room, kTokenCborRoom);
 
-// The encoded form of one block: what stands before its token ids is written once, the parent last.
+// The encoded form of one block. The bytes before its token ids are written once, the parent last.
 class EncodedBlock {
  public:
   EncodedBlock(size_t block_tokens, size_t most_extra)
-      : bytes_(1 + 2 + kHashBytes + kMaxHead + block_tokens * kTokenCborBytes + most_extra +
-               kRoom),
+      : bytes_(1 + 2 + kHashBytes + kMaxHead + block_tokens * kTokenCborBytes + most_extra + kRoom),
         ids_head_(put_head(put_head(bytes_.data(), kArray, 3), kBytes, kHashBytes) + kHashBytes),
         ids_(put_head(ids_head_, kArray, block_tokens)) {}
 
@@ -72,7 +71,7 @@ class EncodedBlock {
   template <class Token>
   void set(const Token* tokens, size_t count, const std::vector<uint8_t>& extra, bool& bad) {
     end_ = put_tokens(ids_, tokens, count, bad);
-    if (extra.size() == 1) *end_++ = extra[0];  // null, as nearly always
+    if (extra.size() == 1) *end_++ = extra[0];  // null, as in most blocks
     else end_ = std::copy(extra.begin(), extra.end(), end_);
   }
 
@@ -82,8 +81,8 @@ class EncodedBlock {
   }
 
  private:
-  // On x86 in stores of 16 bytes that SHA-256 loads as they were stored. A parent is the digest that
-  // was just computed: loads that straddle its stores would wait for the cache at every block.
+  // On x86 in stores of 16 bytes, as SHA-256 loads them. The parent is the digest just computed:
+  // loads that straddle its stores would stall at every block.
   void put_parent(const uint8_t* parent) {
 #if defined(__SSE2__)
     auto* out = reinterpret_cast<__m128i*>(bytes_.data());
@@ -105,14 +104,14 @@ class EncodedBlock {
   uint8_t* end_ = nullptr;
 };
 
-// Every block is encoded before the one ahead of it is hashed: SHA-256 is a chain of latencies in
-// whose shadow the encoding runs, and never waits for bytes that are still on their way to the cache.
+// Each block is encoded before the previous one is hashed: SHA-256 is bound by latency, so that the
+// encoding runs beside it, and the encoded bytes are in the cache when they are hashed.
 template <class Token>
 bool hash_blocks(const Token* tokens, size_t blocks, size_t block_tokens, const ChainStart& start,
                  uint8_t* out) {
   if (blocks == 0) return true;
   const bool first_of_chain = start.parent == nullptr;
-  // vLLM takes an empty salt for none.
+  // To vLLM an empty salt is none.
   const bool salted = first_of_chain && start.cache_salt && !start.cache_salt->empty();
   const auto first_extra = encode_extra(start.lora, salted ? start.cache_salt : std::nullopt);
   const auto extra = encode_extra(start.lora, std::nullopt);

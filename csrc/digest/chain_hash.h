@@ -1,4 +1,4 @@
-// Names of blocks: the hash chain of vLLM's `--prefix-caching-hash-algo sha256_cbor`.
+// Block hashes: the hash chain of vLLM's `--prefix-caching-hash-algo sha256_cbor`.
 //
 //     h[i] = sha256(cbor([h[i-1], [token ids of block i], extra]))         h[-1] = the root
 //     extra = null, or [["lora", name, path] (each block), ["cache_salt", salt] (first block)]
@@ -7,8 +7,6 @@
 // (hash_block_tokens, generate_block_hash_extra_keys, init_none_hash).
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <string_view>
 
@@ -32,19 +30,19 @@ struct Lora {
 
 struct ChainStart {
   const uint8_t* root = nullptr;    // 32 bytes; the parent of a first block
-  const uint8_t* parent = nullptr;  // 32 bytes: the chain goes on after this block; null: it begins
+  const uint8_t* parent = nullptr;  // 32 bytes: the chain continues this block; null: it begins
   std::optional<Lora> lora;
   std::optional<std::string_view> cache_salt;
 };
 
-// Writes the root of chains of this seed, sha256(cbor(seed as text)), to `out` (32 bytes).
+// Writes the root of this seed, sha256(cbor(seed as text)), to `out` (32 bytes).
 void root_hash(std::string_view seed, uint8_t* out);
 
 // Writes the hashes of the tokens.count / block_tokens full blocks to `out` (32 bytes each). False
 // if a token is outside 0..2^32-1; `out` is then undefined.
 bool chain_hashes(const Tokens& tokens, size_t block_tokens, const ChainStart& start, uint8_t* out);
 
-// The id that KV events carry for a block: the last 8 bytes of its hash, big-endian.
+// The id of a block in KV events: the last 8 bytes of its hash, big-endian.
 uint64_t low64(const uint8_t* hash);
 
 }  // namespace kv

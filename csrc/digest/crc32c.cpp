@@ -11,14 +11,13 @@
 
 #include "base/processor.h"
 #include "digest/crc32c_fold.h"
-#include "digest/crc32c_paired.h"
 #include "digest/crc32c_polynomial.h"
 
 namespace kv {
 namespace {
 
-// Bytes per stream of a three-way round. The longest are for memory that no cache holds, which comes
-// at its full rate only in long runs; three of kMiddle are just less than 64 KiB.
+// Bytes per stream of a three-way round. The longest are for bytes outside of the caches, which
+// memory delivers at its full rate only in long runs; three of kMiddle are just below 64 KiB.
 constexpr size_t kLongest = 64u << 10;
 constexpr size_t kMiddle = 20u << 10;
 constexpr size_t kLong = 4096;
@@ -65,7 +64,7 @@ __attribute__((target("sse4.2"))) uint64_t three_way(const uint8_t* at, uint64_t
   return shift(tables, shift(tables, crc) ^ second) ^ third;
 }
 
-// Steps over as many whole rounds as there are.
+// As many whole rounds as there are.
 template <size_t kStream>
 uint64_t rounds(const uint8_t*& at, size_t& size, uint64_t crc, const ShiftTables& tables) {
   for (; size >= 3 * kStream; at += 3 * kStream, size -= 3 * kStream)
@@ -95,8 +94,8 @@ __attribute__((target("sse4.2"))) inline uint64_t copy_16(uint8_t* to, const uin
   return _mm_crc32_u64(crc, static_cast<uint64_t>(_mm_extract_epi64(words, 1)));
 }
 
-// three_way, storing what it reads on the way: the CRC costs next to nothing while memory is waited
-// for, and it is of the very registers that are written.
+// three_way that also stores what it reads: beside the memory accesses the CRC costs almost
+// nothing, and it is of the very registers that are written.
 template <size_t kStream>
 __attribute__((target("sse4.2"))) uint64_t copy_three_way(uint8_t* to, const uint8_t* at,
                                                           uint64_t crc, const ShiftTables& tables) {
@@ -132,7 +131,7 @@ uint32_t copy_portable(uint8_t* to, const uint8_t* at, size_t size, uint32_t crc
 }
 
 #if defined(__x86_64__)
-// Whole rounds are folded; the rest, or what is too short for it, goes the other way.
+// Whole rounds are folded; the rest is for the CRC32 instruction.
 uint32_t crc32c_folded(const void* data, size_t size, uint32_t crc) {
   const size_t folded = fold_rounds(size);
   const auto* at = static_cast<const uint8_t*>(data);

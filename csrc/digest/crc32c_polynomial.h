@@ -19,7 +19,7 @@ constexpr uint32_t crc32c_multiply(uint32_t a, uint32_t b) {
   return product;
 }
 
-// x^n: what appending n zero bits multiplies a CRC with.
+// x^n: appending n zero bits multiplies a CRC by it.
 constexpr uint32_t crc32c_power(uint64_t n) {
   uint32_t power = 1u << 31;         // x^0
   uint32_t square = 1u << (31 - 1);  // x^1
@@ -30,8 +30,8 @@ constexpr uint32_t crc32c_power(uint64_t n) {
   return power;
 }
 
-// To fold what stands so many bits before something else. Half of it stands 32 bits off the middle
-// either way, and a product of reflected numbers comes out one bit short: hence 31 and 33.
+// The powers that fold a lane over `bits`. Each half is 32 bits off the middle, and a product of
+// reflected numbers is one bit short: hence 31 and 33.
 struct FoldPowers {
   uint64_t low, high;
 };
@@ -39,7 +39,7 @@ constexpr FoldPowers fold_powers(uint64_t bits) {
   return {crc32c_power(bits + 31), crc32c_power(bits - 33)};
 }
 
-// What a CRC is worth so many bytes further on, by each of its four bytes.
+// The value of a CRC after so many zero bytes, by each of its four bytes.
 using ShiftTables = std::array<std::array<uint32_t, 256>, 4>;
 constexpr ShiftTables make_shift_tables(size_t bytes) {
   ShiftTables tables{};

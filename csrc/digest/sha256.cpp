@@ -55,7 +55,7 @@ void compress(State& state, const uint8_t* chunk) {
   for (size_t i = 0; i < 8; ++i) state[i] += add[i];
 }
 
-// On x86 in stores of 16 bytes, so that a chain can load them again at once (store forwarding).
+// On x86 in stores of 16 bytes, which the next hash of a chain can load at once (store forwarding).
 void put_state(const State& state, uint8_t* out) {
 #if defined(__SSE2__)
   for (size_t i = 0; i < 2; ++i) {
@@ -72,7 +72,7 @@ void put_state(const State& state, uint8_t* out) {
 #endif
 }
 
-// Pads a message in place, in stores of fixed sizes; returns its bytes then, a multiple of kChunk.
+// Pads a message in place, in stores of fixed sizes; returns its new length, a multiple of kChunk.
 size_t pad(uint8_t* data, size_t size) {
   const size_t padded = (size + 9 + kChunk - 1) / kChunk * kChunk;
   std::memset(data + size, 0, kSha256Room);
@@ -83,7 +83,7 @@ size_t pad(uint8_t* data, size_t size) {
 }
 
 // OpenSSL's SHA256_CTX (openssl/sha.h): the state comes first; 112 bytes in every release since
-// 0.9.8. We give it more.
+// 0.9.8. This one is larger.
 struct Context {
   State state;
   unsigned char rest[224];
@@ -110,7 +110,7 @@ struct LibCrypto {
     return loaded;
   }
 
-  // A library that is not what its name says must not name our blocks.
+  // A wrong library must not compute block hashes.
   bool answers_right() const {
     uint8_t theirs[kSha256Bytes], padded[kSha256Bytes], ours[kSha256Bytes];
     uint8_t message[3 + kSha256Room] = {'a', 'b', 'c'};
@@ -144,7 +144,7 @@ void sha256_portable(const void* data, size_t size, uint8_t* out) {
   const auto* at = static_cast<const uint8_t*>(data);
   State state = kInitial;
   for (size_t left = size; left >= kChunk; at += kChunk, left -= kChunk) compress(state, at);
-  // The last, incomplete chunk, as if it were a message, with the length of the whole.
+  // The last, incomplete chunk, padded with the length of the whole message.
   uint8_t tail[kChunk + kSha256Room];
   const size_t left = size % kChunk;
   if (left != 0) std::memcpy(tail, at, left);

@@ -13,7 +13,7 @@
 namespace kv {
 namespace {
 
-// Bits that no token of 0..2^32-1 has set, in the type that it comes in; a negative one has some.
+// Bits that no token of 0..2^32-1 has set in its type; a negative one has some.
 template <class Token>
 constexpr uint64_t kNoTokenBits = std::is_same_v<Token, int64_t>   ? ~uint64_t{UINT32_MAX}
                                   : std::is_same_v<Token, int32_t> ? uint64_t{1} << 31
@@ -69,8 +69,8 @@ __attribute__((target("avx2"))) uint8_t* put_all_avx2(uint8_t* at, const Token* 
   return put_all(at, tokens, count, bad);
 }
 
-// Eight tokens at a time: each is laid out as head and four bytes in eight, and one instruction
-// (VPCOMPRESSB) leaves out those that its encoding does not have.
+// Eight tokens at a time: each becomes a head and four bytes in a lane of eight, and one instruction
+// (VPCOMPRESSB) removes the bytes that its encoding does not have.
 template <class Token>
 KV_VBMI2 uint8_t* put_compressed(uint8_t* at, const Token* tokens, size_t count, bool& bad) {
   // Per lane of 16 bytes: nothing, then bytes 3 to 0 of the first token; the same of the second.

@@ -1,5 +1,5 @@
 // Token ids as canonical CBOR unsigned integers (RFC 8949 section 3.1), one after the other: most of
-// what a chain of block hashes is computed of.
+// the bytes that block hashes are computed from.
 #pragma once
 
 #include <cstddef>
@@ -8,15 +8,15 @@
 namespace kv {
 
 inline constexpr size_t kTokenCborBytes = 5;  // of one token at most
-inline constexpr size_t kTokenCborRoom = 64;  // bytes behind the last that may be overwritten
+inline constexpr size_t kTokenCborRoom = 64;  // bytes after the last that may be overwritten
 
 // Write `count` tokens to `at`, which has kTokenCborBytes for each and kTokenCborRoom more; return
-// the end of what was written. Sets `bad`, and writes anything, where one is not in 0..2^32-1. Token
-// is uint32_t, int32_t or int64_t.
+// the end of what was written. Sets `bad`, and writes anything, if one is not in 0..2^32-1. Token is
+// uint32_t, int32_t or int64_t.
 template <class Token>
 uint8_t* put_tokens(uint8_t* at, const Token* tokens, size_t count, bool& bad);
 
-// What processors without AVX-512 VBMI2 run, for tests.
+// For processors without AVX-512 VBMI2, and for tests.
 template <class Token>
 uint8_t* put_tokens_portable(uint8_t* at, const Token* tokens, size_t count, bool& bad);
 

@@ -1,8 +1,7 @@
-// What the disk tier counts. One thread writes; readers hold the node's mutex.
+// The counters of the disk tier. One thread writes; readers hold the node's mutex.
 #pragma once
 
 #include <array>
-#include <cstdint>
 
 #include "disk/health.h"
 #include "table/counters.h"
@@ -26,9 +25,9 @@ struct DiskCounters {
   uint64_t stored = 0;    // parts written and recorded
   uint64_t promoted = 0;  // parts brought back into memory
   uint64_t deleted = 0;   // blocks that a client deleted or purged
-  uint64_t dropped = 0;   // blocks that could not be read, or whose bytes were not what was written
+  uint64_t dropped = 0;   // blocks that could not be read, or had other bytes than were written
   uint64_t parked = 0;    // requests that waited for the disk
-  uint64_t late = 0;      // of those, answered with less since time ran out
+  uint64_t late = 0;      // of those, answered with fewer blocks at the deadline
   uint64_t announced = 0;
   CountsBy<DiskSkip, kDiskSkipNames.size()> skipped;
   CountsBy<DiskError, kDiskErrorNames.size()> errors;
@@ -36,15 +35,15 @@ struct DiskCounters {
   Histogram<kPromotionBounds> promotions;
 };
 
-// What there is now. Of a node without a disk: nothing.
+// The state now. All zero without a disk.
 struct DiskGauges {
   uint64_t bytes = 0, used_bytes = 0, blocks = 0, durable_blocks = 0, journal_bytes = 0;
   uint64_t queue = 0, reads = 0;
-  uint64_t evictions = 0;  // for want of room; grows only
+  uint64_t evictions = 0;  // because the disk was full; only grows
   CountsBy<DiskFault, kDiskFaultNames.size()> bypassed;
 };
 
-// The names are read by kvstore/metrics.py.
+// kvrouter_store/node/metrics.py reads the names.
 void add_disk_stats(StatList& list, const DiskGauges& gauges, const DiskCounters& counters);
 
 }  // namespace kv

@@ -10,8 +10,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <random>
 
+#include "base/random.h"
 #include "digest/crc32c.h"
 
 namespace kv {
@@ -35,15 +35,9 @@ struct Freed {
 using Page = std::unique_ptr<uint8_t, Freed>;
 
 Page make_page() {
-  Page page(static_cast<uint8_t*>(
-      std::aligned_alloc(DiskFile::kAlignment, DiskFile::kAlignment)));
+  Page page(static_cast<uint8_t*>(std::aligned_alloc(DiskFile::kAlignment, DiskFile::kAlignment)));
   if (page) std::memset(page.get(), 0, DiskFile::kAlignment);
   return page;
-}
-
-uint64_t random_id() {
-  std::random_device random;
-  return (uint64_t{random()} << 32) | random() | 1;
 }
 
 }  // namespace
@@ -65,11 +59,11 @@ int DiskFile::open(const std::string& path, uint64_t data_bytes) {
   if (!kept_) {
     id_ = random_id();
     data_bytes_ = data_bytes;
-    // First the header: a crash leaves a file that is known as ours, with nothing in it.
+    // First the header: a crash leaves a valid, empty file.
     if (const int error = write_header()) return error;
   }
   if (const int error = set_size(kDataOffset + data_bytes)) {
-    // What was taken of a disk that is too small is given back.
+    // Free the room that was taken on a disk that is too small.
     if (!kept_ && ftruncate(file_.get(), static_cast<off_t>(kDataOffset)) != 0) return errno;
     return error;
   }
@@ -95,7 +89,7 @@ int DiskFile::read_header(bool& found) {
   if (!page) return ENOMEM;
   ssize_t got = pread(file_.get(), page.get(), kAlignment, 0);
   if (got < 0 && errno == EINVAL && direct_) {
-    // Some file systems take the flag and refuse the I/O.
+    // Some file systems accept the flag and refuse the I/O.
     if (fcntl(file_.get(), F_SETFL, 0) != 0) return errno;
     direct_ = false;
     got = pread(file_.get(), page.get(), kAlignment, 0);
@@ -110,7 +104,7 @@ int DiskFile::read_header(bool& found) {
     data_bytes_ = header.data_bytes;
     return 0;
   }
-  // Empty, or made by us just before a crash.
+  // Empty, or made just before a crash.
   const bool blank = std::all_of(page.get(), page.get() + got, [](uint8_t b) { return b == 0; });
   struct stat status;
   if (fstat(file_.get(), &status) != 0) return errno;

@@ -9,7 +9,7 @@ bool DiskHealth::failed(DiskFault fault, TimePoint now) {
   const bool reads = fault == DiskFault::kReadErrors;
   if ((reads || fault == DiskFault::kWriteErrors) && ++errors_[reads ? 1 : 0] < kErrorsInARow)
     return false;
-  // What came back and soon failed again is not mended.
+  // A disk that fails soon after it came back keeps its long pause.
   if (now - up_since_ > kLongestPause) pause_ = kFirstPause;
   fault_ = fault;
   trying_ = false;

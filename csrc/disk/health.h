@@ -1,10 +1,9 @@
-// Whether the disk is used: what puts it aside, and when it is tried again. Takes the time as an
-// argument and does no I/O.
+// Whether the disk is used: what makes the node bypass it, and when it is tried again. Takes the
+// time as an argument and does no I/O.
 #pragma once
 
 #include <array>
 #include <chrono>
-#include <cstdint>
 #include <optional>
 
 #include "base/clock.h"
@@ -16,10 +15,11 @@ enum class DiskFault : uint8_t { kFull, kReadErrors, kWriteErrors, kSlow, kJourn
 inline constexpr std::array<const char*, 5> kDiskFaultNames{"full", "read_errors", "write_errors",
                                                             "slow", "journal"};
 
-// Up until a fault; then bypassed, with pauses between trials that grow from one second to a minute.
+// Up until a fault; then bypassed, with pauses between trials that grow from one second to a
+// minute.
 //
-// One block that cannot be read or written is that block's loss. Errors in a row are the disk's. A
-// disk that is full, slow, or whose journal failed is put aside at once.
+// A single block that cannot be read or written is lost; several errors in a row are a fault of the
+// disk. A disk that is full or slow, or has a failed journal, is bypassed at once.
 class DiskHealth {
  public:
   static constexpr unsigned kErrorsInARow = 3;
@@ -29,17 +29,17 @@ class DiskHealth {
   bool up() const { return !fault_; }
   std::optional<DiskFault> fault() const { return fault_; }
 
-  // An operation succeeded: of reads if `read`, else of writes.
+  // An operation succeeded: a read if `read`, else a write.
   void succeeded(bool read) { errors_[read ? 1 : 0] = 0; }
-  // True if this put the disk aside; false if it is aside already, or goes on.
+  // True: the disk is bypassed from now on. False: it was before, or is still used.
   bool failed(DiskFault fault, TimePoint now);
 
-  // The disk is to be tried now.
+  // Whether the disk is to be tried now.
   bool trial_due(TimePoint now) const { return fault_ && !trying_ && now >= next_trial_; }
-  // When it will be, if it is aside and not being tried.
+  // When it is to be tried, if it is bypassed and not being tried.
   std::optional<TimePoint> next_trial() const;
   void trial_began() { trying_ = true; }
-  // It is up again if it went well; else aside for longer.
+  // The disk is up again if it went well; else it is bypassed for longer.
   void trial_ended(bool well, TimePoint now);
 
  private:

@@ -5,10 +5,11 @@
 namespace kv {
 namespace {
 
-// Kept free, so that a write need not wait until a DELETE is durable: this part of the file, at most.
+// Kept free, so that a write need not wait until a DELETE is durable: this share of the file, at
+// most.
 constexpr uint64_t kAheadShare = 16;
 constexpr uint64_t kAheadBytes = 64u << 20;
-// As of the pool: what is left is too scattered.
+// As in the pool (table/table.cpp).
 constexpr uint64_t kEvictFactor = 16;
 constexpr uint64_t kEvictBytes = 64u << 20;
 constexpr size_t kCompactBlocks = 4096;  // in one slice
@@ -49,13 +50,12 @@ bool DiskIndex::named(uint32_t spec_id, uint32_t part_id) const {
 uint64_t DiskIndex::restore(const DiskContents& found) {
   for (const DiskSpec& spec : found.specs) spec_numbers_[spec.number] = spec.number;
   for (const DiskPart& part : found.parts) part_numbers_[part.number] = part.number;
-  // In the order in which they were written: parents first, and policies learn who is older.
+  // In the order in which they were written: parents first, and policies learn their age.
   std::vector<const DiskEntry*> entries;
   entries.reserve(found.entries.size());
   for (const auto& [offset, entry] : found.entries) entries.push_back(&entry);
-  std::sort(entries.begin(), entries.end(), [](const DiskEntry* a, const DiskEntry* b) {
-    return a->sequence < b->sequence;
-  });
+  std::sort(entries.begin(), entries.end(),
+            [](const DiskEntry* a, const DiskEntry* b) { return a->sequence < b->sequence; });
   for (const DiskEntry* entry : entries)
     if (!restore_one(*entry)) journal_.remove(entry->spec, entry->hash, entry->part);
   return parts_;
@@ -104,13 +104,13 @@ DiskIndex::Room DiskIndex::reserve(const BlockKey& key, const std::optional<Bloc
 
 DiskIndex::Room DiskIndex::make_room(const std::optional<BlockKey>& parent, uint64_t bytes) {
   if (bytes > slab_.pool_bytes()) return Room::kNever;
-  // What is on its way back may do.
+  // The extents that will become free may suffice.
   if (freed_bytes_ >= bytes) return Room::kLater;
   if (evicted_in_vain_ > kEvictFactor * bytes + kEvictBytes) {
     evicted_in_vain_ = 0;
     return Room::kNever;
   }
-  // The block that is to follow its parent is not there to hold it.
+  // Pin the parent: its child is not in the table yet.
   Block* above = parent ? table_.find(*parent) : nullptr;
   if (above != nullptr) table_.pin(*above);
   evicted_in_vain_ += table_.evict(bytes - freed_bytes_);

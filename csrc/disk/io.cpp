@@ -2,8 +2,6 @@
 
 #include <cerrno>
 
-#include "disk/io_kinds.h"
-
 namespace kv {
 namespace {
 

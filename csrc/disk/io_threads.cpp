@@ -1,6 +1,5 @@
-// DiskIo where there is no io_uring: a few threads that block in its place.
+// DiskIo without io_uring: a few threads with blocking calls.
 #include <fcntl.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,14 +11,14 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "base/file.h"
+#include "base/event_fd.h"
 #include "base/quiet_thread.h"
-#include "disk/io_kinds.h"
+#include "disk/io.h"
 
 namespace kv {
 namespace {
 
-// What a disk is kept busy by, without a thread for each request.
+// Enough to keep a disk busy.
 constexpr size_t kMaxThreads = 8;
 
 ssize_t transfer(const DiskRequest& request, uint64_t done) {
@@ -34,17 +33,15 @@ int perform(const DiskRequest& request) {
   for (uint64_t done = 0; done < request.bytes;) {
     const ssize_t moved = transfer(request, done);
     if (moved == 0) return EIO;
-    if (moved > 0)
-      done += static_cast<uint64_t>(moved);
-    else if (errno != EINTR)
-      return errno;
+    if (moved > 0) done += static_cast<uint64_t>(moved);
+    else if (errno != EINTR) return errno;
   }
   return 0;
 }
 
 class DiskIoThreads final : public DiskIo {
  public:
-  DiskIoThreads(size_t depth, File wake) : depth_(depth), wake_(std::move(wake)) {
+  DiskIoThreads(size_t depth, EventFd wake) : depth_(depth), wake_(std::move(wake)) {
     for (size_t i = 0; i < std::min(depth, kMaxThreads); ++i)
       threads_.push_back(quiet_thread([this] { work(); }));
   }
@@ -84,9 +81,8 @@ class DiskIoThreads final : public DiskIo {
   void take(std::vector<DiskCompletion>& done) override {
     const std::scoped_lock lock(mutex_);
     if (done_.empty()) return;
-    // Under the lock, so that what is signalled and what is done stay one.
-    uint64_t count;
-    [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof count);
+    // Under the lock, so that the signal and the completions agree.
+    wake_.clear();
     in_flight_ -= done_.size();
     done.insert(done.end(), done_.begin(), done_.end());
     done_.clear();
@@ -110,18 +106,16 @@ class DiskIoThreads final : public DiskIo {
       const std::chrono::nanoseconds spent = Clock::now() - task.since;
       lock.lock();
       done_.push_back({task.request.id, error, static_cast<uint64_t>(spent.count())});
-      if (done_.size() > 1) continue;  // signalled already
-      const uint64_t one = 1;
-      [[maybe_unused]] const ssize_t put = write(wake_.get(), &one, sizeof one);
+      if (done_.size() == 1) wake_.signal();
     }
   }
 
   const size_t depth_;
-  const File wake_;
-  // The owner's.
+  const EventFd wake_;
+  // Of the owner.
   std::vector<Task> submitted_;
   size_t in_flight_ = 0;
-  // Everybody's, under the mutex.
+  // Shared, under the mutex.
   std::mutex mutex_;
   std::condition_variable ready_;
   std::deque<Task> begun_;
@@ -133,12 +127,9 @@ class DiskIoThreads final : public DiskIo {
 }  // namespace
 
 std::unique_ptr<DiskIo> make_disk_io_threads(size_t depth, int& error) {
-  File wake(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  if (!wake) {
-    error = errno;
-    return nullptr;
-  }
-  return std::make_unique<DiskIoThreads>(depth, std::move(wake));
+  EventFd wake;
+  error = wake.open();
+  return error == 0 ? std::make_unique<DiskIoThreads>(depth, std::move(wake)) : nullptr;
 }
 
 }  // namespace kv

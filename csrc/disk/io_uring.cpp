@@ -1,12 +1,11 @@
-// DiskIo on io_uring, by raw system calls: a wheel must neither carry liburing nor demand it, and
-// what is used of the interface is small.
+// DiskIo on io_uring, by raw system calls: the wheel must neither contain nor require liburing, and
+// the part of the interface in use is small.
 #include "base/clock.h"
-#include "disk/io_kinds.h"
+#include "disk/io.h"
 
 #if __has_include(<linux/io_uring.h>)
 
 #include <linux/io_uring.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -17,12 +16,12 @@
 #include <cerrno>
 #include <chrono>
 
-#include "base/file.h"
+#include "base/event_fd.h"
 
 namespace kv {
 namespace {
 
-// How often a request is asked for again that the kernel says it could not take just now.
+// How often a request is repeated that the kernel could not take just now.
 constexpr uint8_t kMaxRetries = 16;
 
 int setup(unsigned entries, io_uring_params& params) {
@@ -39,7 +38,7 @@ int register_eventfd(int ring, int fd) {
   return static_cast<int>(syscall(__NR_io_uring_register, ring, IORING_REGISTER_EVENTFD, &fd, 1u));
 }
 
-// A part of a ring that is shared with the kernel.
+// A part of the ring, shared with the kernel.
 class SharedMap {
  public:
   SharedMap() = default;
@@ -74,8 +73,8 @@ class DiskIoUring final : public DiskIo {
     depth_ = depth;
     io_uring_params params{};
     ring_.reset(setup(std::bit_ceil(static_cast<unsigned>(depth)), params));
-    wake_.reset(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-    if (!ring_ || !wake_) return errno;
+    if (!ring_) return errno;
+    if (const int error = wake_.open()) return error;
     if (const int error = map(params)) return error;
     if (register_eventfd(ring_.get(), wake_.get()) != 0) return errno;
     slots_.resize(depth);
@@ -83,7 +82,7 @@ class DiskIoUring final : public DiskIo {
     return 0;
   }
 
-  // Closing the ring alone would leave the kernel writing to memory that is no longer ours to lend.
+  // After closing the ring alone the kernel would still write to memory that may be freed.
   ~DiskIoUring() override {
     uint32_t head = cq_head_ == nullptr ? 0 : *cq_head_;
     while (in_kernel_ != 0) {
@@ -112,8 +111,8 @@ class DiskIoUring final : public DiskIo {
     while (!queued_.empty()) {
       const int taken = enter(ring_.get(), static_cast<unsigned>(queued_.size()), 0);
       if (taken < 0 && errno == EINTR) continue;
-      // EAGAIN, EBUSY: the kernel lacks memory just now. take() tries again as long as something
-      // will wake us; else the requests fail, so that nobody waits for ever.
+      // EAGAIN, EBUSY: the kernel lacks memory just now. take() tries again if a completion is
+      // still to come; else the requests fail, so that no caller waits for ever.
       if (taken <= 0) return in_kernel_ != 0 ? void() : fail_queued(taken < 0 ? errno : EIO);
       queued_.erase(queued_.begin(), queued_.begin() + taken);
       in_kernel_ += static_cast<uint32_t>(taken);
@@ -121,14 +120,13 @@ class DiskIoUring final : public DiskIo {
   }
 
   void take(std::vector<DiskCompletion>& done) override {
-    // Before the ring is looked at: what completes later signals again.
-    uint64_t count;
-    [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof count);
+    // Before the ring is read: later completions signal again.
+    wake_.clear();
     done.insert(done.end(), failed_.begin(), failed_.end());
     failed_.clear();
-    // The kernel's store of the tail is a release: what it wrote before it can be read now.
+    // Pairs with the kernel's release store of the tail.
     const uint32_t tail = std::atomic_ref(*cq_tail_).load(std::memory_order_acquire);
-    uint32_t head = *cq_head_;  // nobody else writes it
+    uint32_t head = *cq_head_;  // only this thread writes it
     for (; head != tail; ++head) {
       const io_uring_cqe& entry = cqes_[head & cq_mask_];
       --in_kernel_;
@@ -173,7 +171,7 @@ class DiskIoUring final : public DiskIo {
   void queue(uint32_t slot) {
     Slot& own = slots_[slot];
     const DiskRequest& request = own.request;
-    const uint32_t tail = *sq_tail_;  // nobody else writes it
+    const uint32_t tail = *sq_tail_;  // only this thread writes it
     io_uring_sqe& entry = sqes_.at<io_uring_sqe>(0)[tail & sq_mask_];
     entry = {};
     entry.fd = request.fd;
@@ -210,19 +208,18 @@ class DiskIoUring final : public DiskIo {
     free_.push_back(slot);
   }
 
-  // The kernel has not looked at what is queued: it is taken back.
+  // The kernel has not read the queued requests: they are taken back.
   void fail_queued(int error) {
     const auto count = static_cast<uint32_t>(queued_.size());
     std::atomic_ref(*sq_tail_).store(*sq_tail_ - count, std::memory_order_release);
     for (const uint32_t slot : queued_) complete(slot, error, failed_);
     queued_.clear();
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t put = write(wake_.get(), &one, sizeof one);
+    wake_.signal();
   }
 
   size_t depth_ = 0;
   File ring_;
-  File wake_;
+  EventFd wake_;
   SharedMap sq_, cq_, sqes_;
   uint32_t* sq_tail_ = nullptr;
   uint32_t* sq_array_ = nullptr;

@@ -8,10 +8,6 @@ namespace {
 
 constexpr uint64_t kReaderIds = uint64_t{1} << 61;
 
-uint64_t io_bytes(uint64_t bytes) {
-  return (bytes + DiskFile::kAlignment - 1) / DiskFile::kAlignment * DiskFile::kAlignment;
-}
-
 }  // namespace
 
 DiskReader::DiskReader(Table& memory, DiskIndex& index, uint8_t* pool, int fd, uint64_t most_bytes,
@@ -71,7 +67,7 @@ void DiskReader::pump(DiskIo& io, TimePoint now) {
                               fd_,
                               DiskFile::kDataOffset + read.extent.offset,
                               pool_ + read.slot.offset,
-                              io_bytes(read.slot.bytes)};
+                              DiskFile::aligned(read.slot.bytes)};
     if (!io.submit(request)) return;
     read.submitted = now;
     flying_.emplace(++last_id_, key);
@@ -90,14 +86,15 @@ DiskReader::Ended DiskReader::complete(const DiskCompletion& done, TimePoint now
   if (done.error == 0) counters_.read_bytes += read.slot.bytes;
   if (read.cancelled) outcome = End::kCancelled;
   else if (done.error != 0) outcome = End::kFailed;
-  else if (crc32c(pool_ + read.slot.offset, read.slot.bytes, 0) != read.crc) outcome = End::kCorrupt;
+  else if (crc32c(pool_ + read.slot.offset, read.slot.bytes, 0) != read.crc)
+    outcome = End::kCorrupt;
   end(key, read, outcome == End::kPromoted);
   if (outcome == End::kPromoted) {
     ++counters_.promoted;
     const std::chrono::nanoseconds took = now - read.since;
     counters_.promotions.observe(static_cast<uint64_t>(took.count()));
   } else if (outcome != End::kCancelled) {
-    // Not served, and not found again.
+    // Not found again on the disk.
     if (index_.remove(key.block)) ++counters_.dropped;
   }
   return {outcome, key.block};

@@ -1,7 +1,6 @@
 // Promotion: parts that lie on the disk are read into slots of the memory, checked and committed.
 #pragma once
 
-#include <cstdint>
 #include <deque>
 #include <unordered_map>
 #include <vector>
@@ -14,29 +13,30 @@
 
 namespace kv {
 
-// One read per part, whoever asks. The slot is reserved when the read is asked for and becomes
-// visible when the CRC32C of what came is that of what was written.
+// One read per part, for any number of requests. The slot is reserved when the read is requested.
+// The part becomes visible when the CRC32C of its bytes is the recorded one.
 class DiskReader {
  public:
   static constexpr size_t kMaxReads = 32;  // in flight
-  static constexpr uint64_t kSession = ~uint64_t{0};  // as which it reserves; no connection has it
+  static constexpr uint64_t kSession =
+      ~uint64_t{0};  // reserves slots as this; no connection has it
 
   DiskReader(Table& memory, DiskIndex& index, uint8_t* pool, int fd, uint64_t most_bytes,
              DiskCounters& counters);
 
-  // Whether more may be asked for now.
+  // Whether more reads may be requested now.
   bool has_room() const { return bytes_ < most_bytes_; }
   enum class Start {
-    kReading,  // now, or since somebody else asked
+    kReading,  // now, or already
     kThere,    // in memory already
     kNoSpace,  // no slot, even after eviction
     kAbsent,   // not on the disk, or a client is writing it
   };
   Start start(const BlockKey& key, uint32_t part_id, TimePoint now);
   bool reading(const PartKey& key) const { return reads_.contains(key); }
-  // What of these blocks is being read shall not get into memory.
+  // Parts of this block that are being read do not become visible.
   void cancel(const BlockKey& key);
-  // Gives up what has not been submitted. The blocks concerned.
+  // Gives up reads that have not been submitted. Returns their blocks.
   std::vector<BlockKey> abandon();
 
   void pump(DiskIo& io, TimePoint now);
@@ -52,12 +52,12 @@ class DiskReader {
 
  private:
   struct Read {
-    Slot slot;    // in memory
-    Slot extent;  // on the disk
+    Slot slot;                // in memory
+    Slot extent;              // on the disk
     Block* source = nullptr;  // in the disk's index, pinned
     uint32_t crc = 0;
     bool cancelled = false;
-    TimePoint since{};      // asked for
+    TimePoint since{};      // requested
     TimePoint submitted{};  // if in flight
   };
   void end(const PartKey& key, const Read& read, bool keep);

@@ -4,8 +4,8 @@
 
 namespace kv {
 
-bool DiskRuns::has_room(DiskRun::Kind kind, size_t hashes) const {
-  if (kind == DiskRun::Kind::kAnnounced && announced_ >= kMaxAnnounced) return false;
+bool DiskRuns::has_room(bool announced, size_t hashes) const {
+  if (announced && announced_ >= kMaxAnnounced) return false;
   return runs_.size() < kMaxRuns && hashes_ + hashes <= kMaxHashes;
 }
 
@@ -17,7 +17,7 @@ std::unique_ptr<DiskRun> DiskRuns::add(std::unique_ptr<DiskRun> run) {
     starved_.erase(run->id);
     return run;
   }
-  announced_ += run->kind == DiskRun::Kind::kAnnounced ? 1 : 0;
+  announced_ += run->announced() ? 1 : 0;
   hashes_ += run->hashes.size();
   deadlines_.emplace(run->deadline, run->id);
   runs_.emplace(run->id, std::move(run));
@@ -45,7 +45,7 @@ void DiskRuns::advance(DiskRun& run) {
   }
 }
 
-// Tells the runs that stand at the block what became of it.
+// Updates the runs that wait for this block.
 void DiskRuns::look_at(const BlockKey& key, std::set<uint64_t>& touched) {
   const auto [first, last] = standing_.equal_range(key);
   for (auto at = first; at != last;) {
@@ -71,7 +71,7 @@ DiskRuns::Ended DiskRuns::changed(const BlockKey& key) {
   std::set<uint64_t> touched = starved_;
   look_at(key, touched);
   Ended ended;
-  // Those who came first go on first.
+  // In the order in which they came.
   for (const uint64_t id : touched) {
     DiskRun& run = *runs_.find(id)->second;
     advance(run);
@@ -110,9 +110,9 @@ std::unique_ptr<DiskRun> DiskRuns::take(uint64_t id) {
   runs_.erase(found);
   deadlines_.erase({run->deadline, id});
   starved_.erase(id);
-  announced_ -= run->kind == DiskRun::Kind::kAnnounced ? 1 : 0;
+  announced_ -= run->announced() ? 1 : 0;
   hashes_ -= run->hashes.size();
-  // What it still waits for comes for others, or for the next who asks.
+  // The blocks that it awaits are read all the same, for other runs and later requests.
   for (uint32_t i = 0; i < run->next && run->awaited != 0; ++i) {
     const auto [first, last] = standing_.equal_range({run->spec_id, run->hashes[i]});
     for (auto at = first; at != last; ++at) {

@@ -51,7 +51,7 @@ int DiskTier::open(DiskContents& found, std::unique_ptr<DiskIo> io,
   reader_ = std::make_unique<DiskReader>(memory_.table, *index_, memory_.pool, file_.fd(), share,
                                          counters_);
   if (!file_.direct())
-    tell(false, "the file system of " + options_.folder +
+    note(false, "the file system of " + options_.folder +
                     " refuses O_DIRECT: the disk is used through the page cache");
   return 0;
 }
@@ -59,19 +59,16 @@ int DiskTier::open(DiskContents& found, std::unique_ptr<DiskIo> io,
 int DiskTier::open_journal(DiskContents& found, std::unique_ptr<JournalFiles> files) {
   const DiskGeometry geometry{file_.id(), file_.data_bytes(), memory_.granule_bytes};
   journal_ = std::make_unique<DiskJournal>(
-      JournalOptions{options_.folder + "/" + kJournalName, geometry, 4u << 20},
-      std::move(files));
+      JournalOptions{options_.folder + "/" + kJournalName, geometry, 4u << 20}, std::move(files));
   JournalSummary summary;
   if (const int error = journal_->open(found, summary)) return error;
   index_ = std::make_unique<DiskIndex>(geometry, eviction_, *journal_);
   const uint64_t parts = index_->restore(found);
-  if (!summary.discarded.empty())
-    tell(true, "the disk starts empty: " + summary.discarded);
+  if (!summary.discarded.empty()) note(true, "the disk starts empty: " + summary.discarded);
   if (summary.torn_bytes != 0)
-    tell(true, std::to_string(summary.torn_bytes) +
+    note(true, std::to_string(summary.torn_bytes) +
                    " bytes at the end of the disk's index were torn and are cut off");
-  if (parts != 0)
-    tell(false, std::to_string(index_->blocks()) + " blocks were found on the disk");
+  if (parts != 0) note(false, std::to_string(index_->blocks()) + " blocks were found on the disk");
   return 0;
 }
 
@@ -110,8 +107,9 @@ DiskTier::Promote DiskTier::promote(const BlockKey& key, const PartIds& parts) {
 }
 
 bool DiskTier::promoting(const BlockKey& key, const PartIds& parts) const {
-  return std::any_of(parts.begin(), parts.end(),
-                     [&](uint32_t part_id) { return reader_->reading({key, part_id}); });
+  return std::any_of(parts.begin(), parts.end(), [&](uint32_t part_id) {
+    return reader_->reading({key, part_id});
+  });
 }
 
 void DiskTier::committed(const BlockKey& key, uint32_t part_id) {
@@ -126,19 +124,17 @@ bool DiskTier::remove(const BlockKey& key) {
   reader_->cancel(key);
   const Block* block = index_->find_block(key);
   if (block == nullptr) return false;
-  // What is being written is reserved in the index.
+  // A part that is being written is reserved in the index.
   if (block->reserved != 0) writer_->cancel(key);
   const bool removed = index_->remove(key);
   counters_.deleted += removed ? 1 : 0;
   return removed;
 }
 
-DiskTier::FlushMark DiskTier::begin_flush() {
-  return {writer_->add_all(), journal_->appended()};
-}
+DiskTier::FlushMark DiskTier::begin_flush() { return {writer_->add_all(), journal_->appended()}; }
 
 uint64_t DiskTier::durable_blocks() const {
-  const uint64_t blocks = index_->blocks() - std::min(index_->blocks(), writer_->under_way());
+  const uint64_t blocks = index_->blocks() - std::min(index_->blocks(), writer_->unrecorded());
   return blocks - std::min(blocks, index_->undurable());
 }
 
@@ -179,9 +175,7 @@ void DiskTier::complete(const DiskCompletion& done) {
 void DiskTier::complete_read(const DiskReader::Ended& ended, const DiskCompletion& done) {
   switch (ended.end) {
     case DiskReader::End::kNotOurs: return;
-    case DiskReader::End::kPromoted:
-      health_.succeeded(true);
-      return events_.on_promoted(ended.key);
+    case DiskReader::End::kPromoted: health_.succeeded(true); return events_.on_promoted(ended.key);
     case DiskReader::End::kCorrupt: ++counters_.errors[DiskError::kCorrupt]; break;
     case DiskReader::End::kFailed:
       ++counters_.errors[DiskError::kRead];
@@ -200,9 +194,10 @@ void DiskTier::bypass(int error) {
   const DiskFault fault = *health_.fault();
   ++counters_.bypasses[fault];
   bypassed_since_ = now_;
-  tell(true, "the disk at " + options_.folder + " is bypassed since " + what(fault) +
-                 reason_of(error) + ": blocks live in memory alone until it is mended; it is tried "
-                 "again with pauses");
+  note(true, "the disk at " + options_.folder + " is bypassed since " + what(fault) +
+                 reason_of(error) +
+                 ": until it works again, blocks are kept in memory only; "
+                 "it is retried with growing pauses");
   writer_->abandon(DiskSkip::kBypassed);
   reader_->abandon();
   events_.on_bypassed();
@@ -219,7 +214,7 @@ bool DiskTier::pump() {
   writer_->record();
   more |= index_->compact(usable());
   journal_->flush();
-  index_->advance();  // what the journal never heard of is durable at once
+  index_->advance();  // a removal without a record is durable at once
   writer_->advance(journal_->durable());
   io_->flush();
   return more;
@@ -230,7 +225,7 @@ void DiskTier::watch_time() {
   if (next && *next <= now_) failed(DiskFault::kSlow, 0);
 }
 
-// A page is written and read; a journal that failed is written anew.
+// Writes and reads a page; then rewrites a failed journal.
 void DiskTier::run_trial() {
   if (health_.trial_due(now_)) {
     health_.trial_began();
@@ -254,7 +249,7 @@ void DiskTier::end_trial(bool well) {
   const std::chrono::duration<double> away = now_ - bypassed_since_;
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.1f s", away.count());
-  tell(false, "the disk at " + options_.folder + " is used again after " + seconds);
+  note(false, "the disk at " + options_.folder + " is used again after " + seconds);
 }
 
 std::optional<TimePoint> DiskTier::next_deadline() const {
@@ -267,15 +262,10 @@ std::optional<TimePoint> DiskTier::next_deadline() const {
 }
 
 void DiskTier::add_stats(StatList& list) const {
-  DiskGauges gauges{index_->bytes(),
-                    index_->used_bytes(),
-                    index_->blocks(),
-                    durable_blocks(),
-                    journal_->file_bytes(),
-                    writer_->queued() + writer_->writing(),
-                    reader_->waiting(),
-                    index_->evictions(),
-                    {}};
+  DiskGauges gauges{
+      index_->bytes(),    index_->used_bytes(),   index_->blocks(),
+      durable_blocks(),   journal_->file_bytes(), writer_->queued() + writer_->writing(),
+      reader_->waiting(), index_->evictions(),    {}};
   if (const auto fault = health_.fault()) gauges.bypassed[*fault] = 1;
   add_disk_stats(list, gauges, counters_);
 }

@@ -1,8 +1,7 @@
-// The SSD under a node's memory: written behind the puts, read back ahead of the gets, and left alone
-// when it fails. One loop owns it; it waits for nothing but in open() and the destructor.
+// The SSD under a node's memory: written after the puts, read before the gets, and bypassed when it
+// fails. One loop owns it. It blocks only in open() and the destructor.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,18 +23,18 @@ namespace kv {
 struct DiskOptions {
   std::string folder;  // of the tier's files; "": there is no disk
   uint64_t bytes = 0;
-  std::string io = "auto";     // "auto", or one of disk_io_kinds()
-  double read_timeout_s = 1.0;  // what a request waits for its blocks, at most
-  double slow_s = 5.0;          // an operation that takes longer puts the disk aside
+  std::string io = "auto";      // or one of disk_io_kinds()
+  double read_timeout_s = 1.0;  // for which a request waits for its blocks
+  double slow_s = 5.0;          // after an operation that takes longer the disk is bypassed
 };
 
-// What becomes of blocks that were asked for.
+// The outcome of promotions.
 class DiskEvents {
  public:
   virtual ~DiskEvents() = default;
   virtual void on_promoted(const BlockKey& key) = 0;  // a part of it is in memory
-  virtual void on_lost(const BlockKey& key) = 0;      // what was asked for does not come
-  virtual void on_bypassed() = 0;                     // nothing that was asked for comes
+  virtual void on_lost(const BlockKey& key) = 0;      // it cannot be read
+  virtual void on_bypassed() = 0;                     // none can be read any more
 };
 
 struct DiskNotice {
@@ -54,19 +53,19 @@ class DiskTier {
     Slab& slab;
     uint8_t* pool;
     uint32_t granule_bytes;
-    bool digests = true;  // its parts have theirs; else the disk computes those that it records
+    bool digests = true;  // parts have CRC32Cs; else the disk tier computes those that it records
   };
   DiskTier(DiskOptions options, std::string eviction, Memory memory, DiskEvents& events);
 
-  // Opens the files and takes over what they have; what that is stands in `found`. 0 or an errno, as
-  // DiskFile::open says. `io`, `files`: in place of the real ones.
+  // Opens the files and takes over their contents, which `found` lists. 0 or an errno, as
+  // DiskFile::open. `io`, `files`: in place of the real ones.
   int open(DiskContents& found, std::unique_ptr<DiskIo> io = nullptr,
            std::unique_ptr<JournalFiles> files = nullptr);
   // To be watched for EPOLLIN; then poll() is due.
   int io_fd() const { return io_->completion_fd(); }
   int journal_fd() const { return journal_->completion_fd(); }
 
-  // What the ids of a manifest mean, before blocks with them come.
+  // The names of a manifest's ids, before blocks with them come.
   void name_spec(uint32_t spec_id, std::string_view tenant, const Hash& digest) {
     index_->name_spec(spec_id, tenant, digest);
   }
@@ -77,47 +76,47 @@ class DiskTier {
   // Not bypassed.
   bool usable() const { return health_.up(); }
   std::optional<DiskFault> fault() const { return health_.fault(); }
-  // Each part is on the disk or in memory, and the disk may be used.
+  // Whether each part is on the disk or in memory, and the disk is not bypassed.
   bool has(const BlockKey& key, const PartIds& parts) const;
   void touch(const BlockKey& key) { index_->touch(key); }
   enum class Promote {
-    kReading,  // some parts of it: on_promoted() or on_lost() tell
+    kReading,  // some parts of it; on_promoted() or on_lost() follow
     kLater,    // too much is being read
-    kNone,     // it cannot be had
+    kNone,     // it cannot be promoted
   };
   Promote promote(const BlockKey& key, const PartIds& parts);
   bool promoting(const BlockKey& key, const PartIds& parts) const;
 
-  // A part is committed in memory, by a client.
+  // A client has committed a part in memory.
   void committed(const BlockKey& key, uint32_t part_id);
-  // Forgets blocks, and what of them is under way. Recorded at once; durable soon after.
+  // Forgets a block, and cancels its reads and writes. Durable soon after.
   bool remove(const BlockKey& key);
   // As Table::next_keys.
   bool next_keys(Table::Sweep& sweep, std::vector<BlockKey>& keys) const {
     return index_->next_keys(sweep, keys);
   }
 
-  // How far it had come when somebody began to wait.
+  // The progress when a flush began.
   struct FlushMark {
     uint64_t written;   // of the writer
     uint64_t recorded;  // of the journal
   };
-  // flushed(the mark returned): whatever was committed before is durable, or was skipped; whatever
-  // was removed before does not come back.
+  // After flushed(mark) is true: all that was committed before is durable, or was skipped; blocks
+  // removed before do not come back.
   FlushMark begin_flush();
   bool flushed(const FlushMark& mark) const {
     return writer_->flushed(mark.written) && journal_->durable() >= mark.recorded;
   }
   uint64_t durable_blocks() const;
-  // Parts of blocks that were not written, for whatever reason.
+  // Parts of blocks that were not written, for any reason.
   uint64_t skipped() const;
   // The label of fault(); "" without one.
   const char* fault_name() const;
 
   void set_now(TimePoint now);
-  // Takes what has been completed.
+  // Handles completions.
   void poll();
-  // Begins what is to be done, once per turn of the loop. True: it has more to do at once.
+  // Begins reads, writes and records, once per turn of the loop. True: there is more to do at once.
   bool pump();
   std::optional<TimePoint> next_deadline() const;
 
@@ -130,7 +129,7 @@ class DiskTier {
 
  private:
   int open_journal(DiskContents& found, std::unique_ptr<JournalFiles> files);
-  void tell(bool bad, std::string sentence) { notices_.push_back({bad, std::move(sentence)}); }
+  void note(bool bad, std::string sentence) { notices_.push_back({bad, std::move(sentence)}); }
   void complete(const DiskCompletion& done);
   void complete_read(const DiskReader::Ended& ended, const DiskCompletion& done);
   void failed(DiskFault fault, int error);
@@ -153,7 +152,7 @@ class DiskTier {
   std::unique_ptr<DiskWriter> writer_;
   std::unique_ptr<DiskReader> reader_;
   DiskTrial trial_;
-  bool mending_ = false;  // a journal that failed is being written anew
+  bool mending_ = false;  // a failed journal is being rewritten
   std::vector<DiskCompletion> done_;
   std::unique_ptr<DiskIo> io_;  // last: its end waits for the kernel to let go of the memory
 };

@@ -1,7 +1,6 @@
-// Trying a disk that was put aside: one page is written where no block lies, and read back.
+// The trial of a bypassed disk: a page that belongs to no block is written and read back.
 #pragma once
 
-#include <cstdint>
 #include <cstdlib>
 #include <memory>
 
@@ -16,7 +15,7 @@ class DiskTrial {
 
   // Begins with a write to the extent. False: the disk takes no request.
   bool begin(DiskIo& io, int fd, uint64_t offset);
-  // Whether the completion is its own; then it goes on.
+  // Whether the completion belongs to the trial; then it goes on.
   bool complete(DiskIo& io, const DiskCompletion& done);
   State state() const { return state_; }
   // It took too long.

@@ -11,10 +11,6 @@ namespace {
 
 constexpr uint64_t kWriterIds = uint64_t{1} << 62;
 
-uint64_t io_bytes(uint64_t bytes) {
-  return (bytes + DiskFile::kAlignment - 1) / DiskFile::kAlignment * DiskFile::kAlignment;
-}
-
 }  // namespace
 
 DiskWriter::DiskWriter(Table& memory, DiskIndex& index, uint8_t* pool, int fd,
@@ -38,9 +34,8 @@ void DiskWriter::add(Block& block, uint32_t part_id, size_t most) {
     return;
   }
   const uint64_t bytes = block.find(part_id)->slot.bytes;
-  // Where tenants have limits, what is pinned counts as theirs: the queue shall not use them up.
-  const bool fits =
-      !memory_.quotas().limited() && pinned_bytes_ + bytes <= most_pinned_bytes_;
+  // With tenants, pinned blocks count for their limits: the queue must not use those up.
+  const bool fits = !memory_.quotas().limited() && pinned_bytes_ + bytes <= most_pinned_bytes_;
   if (fits) {
     memory_.pin(block);
     pinned_bytes_ += bytes;
@@ -58,7 +53,7 @@ uint64_t DiskWriter::add_all() {
   return last_mark_;
 }
 
-// The blocks before it first.
+// Its ancestors first.
 void DiskWriter::add_chain(Block& block, std::unordered_set<const Block*>& seen) {
   std::vector<Block*> up;
   for (Block* at = &block; at != nullptr && seen.insert(at).second;
@@ -106,7 +101,7 @@ bool DiskWriter::pump(DiskIo& io, bool beside_reads, TimePoint now) {
   return ready && digested && !queue_.empty() && writing_.size() < most;
 }
 
-// False: it has to wait.
+// False: the part has to wait.
 bool DiskWriter::submit_next(DiskIo& io, TimePoint now) {
   const Queued next = queue_.front();
   Block* block = memory_.find(next.key.block);
@@ -115,8 +110,7 @@ bool DiskWriter::submit_next(DiskIo& io, TimePoint now) {
   DiskIndex::Room room = DiskIndex::Room::kNever;
   if (part != nullptr && part->committed())
     room = index_.reserve(block->key, block->parent, *part, extent);
-  else
-    part = nullptr;
+  else part = nullptr;
   if (room == DiskIndex::Room::kBusy || room == DiskIndex::Room::kLater) return false;
   if (room == DiskIndex::Room::kGranted && !write(io, next, *block, *part, extent, now))
     return false;
@@ -132,26 +126,26 @@ bool DiskWriter::write(DiskIo& io, const Queued& next, Block& block, const Part&
                        const Slot& extent, TimePoint now) {
   const uint64_t id = last_id_ + 1, bytes = part.slot.bytes;
   uint8_t* const data = pool_ + part.slot.offset;
-  // The rest of the last page is of whoever had the slot before.
-  std::memset(data + bytes, 0, io_bytes(bytes) - bytes);
+  // The rest of the last page may have bytes of a former block.
+  std::memset(data + bytes, 0, DiskFile::aligned(bytes) - bytes);
   if (!io.submit({id, DiskOp::kWrite, fd_, DiskFile::kDataOffset + extent.offset, data,
-                  io_bytes(bytes)})) {
+                  DiskFile::aligned(bytes)})) {
     index_.give_up(next.key.block, next.key.part_id);
     return false;
   }
   last_id_ = id;
   memory_.pin(block);
   const uint32_t crc = digests_ ? part.crc : crc32c(data, bytes);
-  writing_.emplace(id, Writing{next.key, next.mark, &block, extent.generation, crc, bytes, false,
-                               now});
+  writing_.emplace(id,
+                   Writing{next.key, next.mark, &block, extent.generation, crc, bytes, false, now});
   return true;
 }
 
 void DiskWriter::submit_sync(DiskIo& io, TimePoint now) {
-  if (sync_under_way_ || written_.empty()) return;
+  if (sync_in_flight_ || written_.empty()) return;
   if (!io.submit({last_id_ + 1, DiskOp::kSync, fd_, 0, nullptr, 0})) return;
   sync_id_ = ++last_id_;
-  sync_under_way_ = true;
+  sync_in_flight_ = true;
   sync_since_ = now;
   syncing_.swap(written_);
   // Recorded in the order in which they were put: parents first.
@@ -160,8 +154,8 @@ void DiskWriter::submit_sync(DiskIo& io, TimePoint now) {
 }
 
 DiskWriter::Done DiskWriter::complete(const DiskCompletion& done) {
-  if (sync_under_way_ && done.id == sync_id_) {
-    sync_under_way_ = false;
+  if (sync_in_flight_ && done.id == sync_id_) {
+    sync_in_flight_ = false;
     for (Writing& one : syncing_) {
       one.cancelled |= done.error != 0;
       synced_.push_back(one);
@@ -190,8 +184,7 @@ bool DiskWriter::record() {
     const Writing& one = synced_.front();
     if (!index_.may_record() && !one.cancelled) return false;
     const uint64_t sequence =
-        one.cancelled ? 0
-                      : index_.record(one.key.block, one.key.part_id, one.generation, one.crc);
+        one.cancelled ? 0 : index_.record(one.key.block, one.key.part_id, one.generation, one.crc);
     if (sequence == 0) {
       index_.give_up(one.key.block, one.key.part_id);
       outstanding_.erase(one.mark);
@@ -210,7 +203,7 @@ void DiskWriter::advance(uint64_t durable) {
 
 std::optional<TimePoint> DiskWriter::oldest() const {
   std::optional<TimePoint> oldest;
-  if (sync_under_way_) oldest = sync_since_;
+  if (sync_in_flight_) oldest = sync_since_;
   for (const auto& [id, one] : writing_)
     if (!oldest || one.since < *oldest) oldest = one.since;
   return oldest;

@@ -1,7 +1,6 @@
-// Write-behind: what was committed in memory goes to the disk, parents first, from where it lies.
+// Write-behind: parts committed in memory are written to the disk, parents first, without a copy.
 #pragma once
 
-#include <cstdint>
 #include <deque>
 #include <set>
 #include <unordered_map>
@@ -16,40 +15,40 @@
 
 namespace kv {
 
-// A part waits in a queue, its block pinned as far as `pinned_bytes` go (a block that is not pinned
-// may be evicted meanwhile, and is then skipped); is written; then a sync covers all that was
-// written before it; then it is recorded, and durable when the journal says so.
+// A part waits in a queue; its block is pinned, up to `pinned_bytes` (a block that is not pinned
+// may be evicted meanwhile, and is then skipped). It is written; then a sync covers all writes
+// before it; then it is recorded, and durable when the journal is.
 class DiskWriter {
  public:
   static constexpr size_t kMaxQueued = 65536;
-  static constexpr size_t kMaxWrites = 8;       // in flight
-  static constexpr size_t kMaxWritesBeside = 2;  // while somebody waits for reads
+  static constexpr size_t kMaxWrites = 8;        // in flight
+  static constexpr size_t kMaxWritesBeside = 2;  // while requests wait for reads
 
-  // `digests`: the parts of the memory have theirs; else this computes what is recorded.
+  // `digests`: parts in memory have CRC32Cs; else this computes those that it records.
   DiskWriter(Table& memory, DiskIndex& index, uint8_t* pool, int fd, uint64_t pinned_bytes,
              DiskCounters& counters, bool digests = true);
 
-  // A part of a block of the memory is committed.
+  // A part of a block in memory is committed.
   void add(Block& block, uint32_t part_id);
-  // Adds whatever the memory has and the disk has not. Returns what flushed() is to be asked.
+  // Adds all that is in memory and not on the disk. Returns the mark for flushed().
   uint64_t add_all();
   // Everything up to `mark` is durable, or was skipped and counted.
   bool flushed(uint64_t mark) const { return outstanding_.empty() || *outstanding_.begin() > mark; }
-  // What of this block is under way shall not get to the disk's index.
+  // Parts of this block that are being written are not recorded.
   void cancel(const BlockKey& key);
-  // Skips what has not begun: the disk is put aside.
+  // Skips parts that are not being written yet: the disk is bypassed.
   void abandon(DiskSkip why);
 
-  // Submits what may begin. `beside_reads`: they go first. True: more of it may begin at once, in
-  // another turn (each computes one digest at most).
+  // Submits writes and syncs. `beside_reads`: fewer, since requests wait for reads. True: more may
+  // be submitted at once, in another turn (each computes one digest at most).
   bool pump(DiskIo& io, bool beside_reads, TimePoint now);
-  // Records what has been synced. False: the journal takes nothing now.
+  // Records the synced parts. False: the journal takes no record now.
   bool record();
   struct Done {
     bool ours = false;
     bool sync = false;
   };
-  // A completion, if it is of this writer's.
+  // Handles a completion, if it is of this writer.
   Done complete(const DiskCompletion& done);
   // The journal's durable() may have moved.
   void advance(uint64_t durable);
@@ -57,7 +56,7 @@ class DiskWriter {
   size_t queued() const { return queue_.size(); }
   size_t writing() const { return writing_.size(); }
   // Written or being written, and not recorded.
-  uint64_t under_way() const {
+  uint64_t unrecorded() const {
     return writing_.size() + written_.size() + syncing_.size() + synced_.size();
   }
   // When the oldest operation in flight began.
@@ -105,11 +104,11 @@ class DiskWriter {
   uint64_t last_id_ = 0;
   std::deque<Queued> queue_;
   std::unordered_set<PartKey, PartKeyHash> waiting_;  // the names of queue_
-  std::set<uint64_t> outstanding_;                    // marks that are neither durable nor skipped
+  std::set<uint64_t> outstanding_;                    // marks of parts neither durable nor skipped
   std::unordered_map<uint64_t, Writing> writing_;     // by request id
   std::vector<Writing> written_;                      // and not synced
   std::vector<Writing> syncing_;
-  bool sync_under_way_ = false;
+  bool sync_in_flight_ = false;
   uint64_t sync_id_ = 0;
   TimePoint sync_since_{};
   std::deque<Writing> synced_;  // and not recorded

@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "disk/journal/replay.h"
-#include "disk/journal/stream.h"
+#include "disk/journal/journal.h"
 #include "seeds.h"
 #include "tests/crashing_disk.h"
 #include "tests/journal_history.h"

@@ -79,7 +79,7 @@ void receive(const Header& header, const GetReply& reply, const uint8_t* data, s
   Exchange exchange(wire, frame, deadline);
   const IoResult result = exchange.get(landing, kAskedFor, kBlockBytes);
   expect(result == IoResult::kDone || result == IoResult::kClosed ||
-         result == IoResult::kNonsense);
+         result == IoResult::kBadReply);
   if (result != IoResult::kDone || !exchange.ok()) return;
   const uint8_t* payload = data + kHeaderBytes + header.body_bytes;
   expect(header.op == Op::kGet && reply.crcs.size() <= kAskedFor && exchange.crcs() == reply.crcs &&

@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "node/node.h"
-#include "server/server.h"
+#include "node/put_intake.h"
+#include "server/frames.h"
 #include "story_acts.h"
 #include "story_host.h"
 #include "story_peer.h"
@@ -215,8 +216,9 @@ class Story {
   // Writes a lent slot and posts it; or posts anything.
   void post(Peer& peer) {
     const Session* session = node_.find_session(peer.session());
-    if (session == nullptr || !session->posts) return;
-    PutRing ring(session->notes_memory.data() + NotesLayout::kPuts);
+    uint8_t* const notes = node_.local_peers().notes(peer.session());
+    if (notes == nullptr || session->access != PoolAccess::kWrite) return;
+    PutRing ring(notes + NotesLayout::kPuts);
     if (bend_ != nullptr) {
       honest_ = false;
       Post lie;
@@ -319,14 +321,14 @@ class Story {
         continue;
       }
       size_t missing = 0;
-      switch (Server::parse_frame(node_, session, missing)) {
-        case Server::Parse::kHandled: break;
-        case Server::Parse::kUnfinished:
+      switch (parse_frame(node_, session, missing)) {
+        case Parse::kHandled: break;
+        case Parse::kUnfinished:
           if (!prompt_) return;
           node_.begin_turn();
           break;
-        case Server::Parse::kRefused: session.closing = true; return;
-        case Server::Parse::kMore: expect(missing != 0); return;
+        case Parse::kRefused: session.closing = true; return;
+        case Parse::kMore: expect(missing != 0); return;
       }
     }
   }
@@ -387,7 +389,7 @@ class Story {
   // What the server does after each batch of events.
   void after_a_batch() {
     node_.expire_waits();
-    node_.take_dirty();
+    node_.replies().take_dirty();
     node_.begin_turn();
     node_.clear_up();
     if (!node_.draining()) return;

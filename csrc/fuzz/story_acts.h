@@ -39,11 +39,11 @@ inline void expect_zero(const Node& node, const std::vector<std::string_view>& g
 
 // Ends what gone clients have left, and forgets all blocks.
 inline void forget_all(Node& node) {
-  Node::Purge purge = node.begin_purge();
+  Purge purge = node.begin_purge();
   for (bool done = false; !done || !node.is_clear();) {
     node.begin_turn();
     node.clear_up();
-    done = node.go_on(purge);
+    done = purge.go_on();
   }
 }
 

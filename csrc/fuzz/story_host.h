@@ -31,9 +31,9 @@ class Host {
     waiting_.erase(chosen);
     const bool here = node_.find_session(session) != nullptr;
     if (choice % 4 == 3) {
-      expect(node_.refuse_attachment(session, Status::kLimit, "none is left") == here);
+      expect(node_.attachments().refuse(session, Status::kLimit, "none is left") == here);
     } else {
-      expect(node_.attached(session, "a card") == here);
+      expect(node_.attachments().attached(session, "a card") == here);
       if (here) pairs_.push_back(session);
     }
   }
@@ -44,7 +44,7 @@ class Host {
   void end(uint64_t session) {
     std::erase(waiting_, session);
     std::erase(pairs_, session);
-    node_.fenced(session);
+    node_.attachments().fenced(session);
   }
 
  private:

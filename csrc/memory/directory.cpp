@@ -16,7 +16,7 @@ uint64_t pack(uint32_t spec_id, uint32_t part_id) { return (uint64_t{spec_id} <<
 DirectoryWindow::DirectoryWindow(size_t entries, const PartKey& key)
     : names_(pack(key.block.spec_id, key.part_id)), mask_(entries - 1) {
   std::memcpy(hash_, key.block.hash.bytes, sizeof hash_);
-  // The hash is uniform already; the parts of a block are spread by a multiplication.
+  // The hash is uniform; the multiplication spreads the parts of a block.
   first_ = ((hash_[0] ^ (names_ * 0x9E3779B97F4A7C15u)) >> 7) & mask_;
 }
 
@@ -65,7 +65,7 @@ void Directory::withdraw(const PartKey& key) {
     entry.version.store(version + 1, kRelaxed);
     std::atomic_thread_fence(std::memory_order_release);
     entry.names.store(0, kRelaxed);
-    // Before anybody writes the slot: a reader who sees a byte of theirs sees this too.
+    // Before the slot is written again: a reader that sees a new byte sees this too.
     entry.version.store(version + 2, std::memory_order_seq_cst);
     return;
   }

@@ -1,10 +1,8 @@
-// Where committed parts lie, in memory that clients on the same host map: they find blocks and copy
-// them without asking the server.
+// Where each committed part is, in memory that clients on the same host map: they find blocks and
+// copy them without a request.
 #pragma once
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <optional>
 
 #include "wire/keys.h"
@@ -12,9 +10,8 @@
 
 namespace kv {
 
-// One part of one block. The server alone writes; whoever maps the memory reads at any time, so
-// every word is atomic and `version` is a sequence lock (odd: being changed; another after each
-// change).
+// One part of one block. Only the server writes; clients read at any time. So every word is atomic,
+// and `version` is a sequence lock: it is odd during a change and has a new value after each.
 struct DirectoryEntry {
   std::atomic<uint64_t> version;
   std::atomic<uint64_t> hash[4];
@@ -24,8 +21,8 @@ struct DirectoryEntry {
 };
 static_assert(sizeof(DirectoryEntry) == 64 && std::atomic<uint64_t>::is_always_lock_free);
 
-// The places where a part may stand: kWindow entries from the one that its name gives. A part that
-// finds them taken is not in the directory; its readers ask the server.
+// The places where a part may be: kWindow entries from the one that its name gives. If all are
+// taken, the part is not in the directory and its readers ask the server.
 class DirectoryWindow {
  public:
   static constexpr size_t kWindow = 8;
@@ -42,7 +39,7 @@ class DirectoryWindow {
   size_t first_, mask_;
 };
 
-// Half a thousandth of the pool: twice as many entries as it can have parts of 64 KiB.
+// 1/512 of the pool: twice as many entries as the pool can have parts of 64 KiB.
 size_t directory_bytes(uint64_t pool_bytes);
 
 // The server's side.
@@ -52,10 +49,10 @@ class Directory {
   Directory(void* memory, size_t bytes);
 
   void publish(const PartKey& key, uint64_t offset, uint32_t crc);
-  // After it returns, no reader that looks the part up again finds it. The slot may be reused then:
-  // a reader in the midst of a copy sees the change when it is done.
+  // Afterwards no reader finds the part, and the slot may be reused: a reader that is copying sees
+  // the change when it is done.
   void withdraw(const PartKey& key);
-  // What stands at `index` (any number), or nothing.
+  // The part at `index` (any number), or nothing.
   std::optional<PartKey> at(uint64_t index) const;
 
  private:
@@ -75,8 +72,7 @@ class DirectoryView {
     uint32_t crc = 0;
   };
   std::optional<Place> find(const PartKey& key) const;
-  // Whether the part has been where it was found from then on till now: bytes that were copied from
-  // there in between are its bytes.
+  // Whether the part is still at this place: bytes copied from there since find() are its bytes.
   bool stands(const Place& place) const;
   void prefetch(const PartKey& key) const;
 

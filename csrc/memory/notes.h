@@ -1,9 +1,5 @@
-// What a client on this host tells its node in memory: one after the other, in a file of each
-// connection's own.
+// The memory in which a client on this host reports to its node; each connection has its own.
 #pragma once
-
-#include <cstddef>
-#include <cstdint>
 
 #include "memory/pin_board.h"
 #include "memory/put_ring.h"

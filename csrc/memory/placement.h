@@ -1,4 +1,4 @@
-// Where a pool's memory is to come from, and where it came from.
+// Which memory a pool is to be made of.
 #pragma once
 
 #include <array>
@@ -8,19 +8,19 @@
 
 namespace kv {
 
-// What a pool can be made of: the system's own pages; huge ones that the kernel puts together
-// itself (THP); huge ones that the host has set aside (hugetlbfs).
+// Pages of a pool: the system's own; huge ones that the kernel assembles (THP); huge ones that the
+// host has reserved (hugetlbfs).
 enum class Pages : uint8_t { kSmall, kTransparent, kExplicit };
 inline constexpr std::array<const char*, 3> kPagesNames{"small", "transparent", "explicit"};
 
-// What is wanted. Whoever fills it in has looked at the host; a size of 0 is "not those".
+// What is wanted. A size of 0: not those pages.
 struct Placement {
-  size_t explicit_page_bytes = 0;     // tried first
-  bool explicit_only = false;         // no other pages will do
-  size_t transparent_page_bytes = 0;  // tried next
-  bool transparent_by_touch = true;   // the host gives those to who touches the pool first; else they
-                                      // have to be asked for, which takes a pool that is prefaulted
-  std::vector<uint32_t> numa_nodes{};  // one region of the pool for each; none: it is bound to none
+  size_t explicit_page_bytes = 0;      // tried first
+  bool explicit_only = false;          // no other pages
+  size_t transparent_page_bytes = 0;   // tried next
+  bool transparent_by_touch = true;    // the kernel gives those at the first touch; else only a
+                                       // prefaulted pool can get them, by MADV_COLLAPSE
+  std::vector<uint32_t> numa_nodes{};  // one region of the pool for each; empty: not bound
 };
 
 // A part of the pool whose memory belongs to a NUMA node.
@@ -30,8 +30,8 @@ struct PoolRegion {
   uint64_t bytes = 0;
 };
 
-// Divides `bytes` evenly, each region beginning at a multiple of `alignment`. Empty without nodes,
-// and where the pool is too small to be divided.
+// Divides `bytes` evenly; regions begin at multiples of `alignment`. Empty without nodes, or if the
+// pool is too small to be divided.
 std::vector<PoolRegion> divide_pool(uint64_t bytes, uint64_t alignment,
                                     const std::vector<uint32_t>& numa_nodes);
 

@@ -15,6 +15,19 @@
 
 namespace kv {
 
+std::vector<PoolRegion> divide_pool(uint64_t bytes, uint64_t alignment,
+                                    const std::vector<uint32_t>& numa_nodes) {
+  std::vector<PoolRegion> regions;
+  const uint64_t units = bytes / alignment, count = numa_nodes.size();
+  if (count == 0 || units < count) return regions;
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t begin = units * i / count * alignment;
+    const uint64_t end = i + 1 == count ? bytes : units * (i + 1) / count * alignment;
+    regions.push_back({numa_nodes[i], begin, end - begin});
+  }
+  return regions;
+}
+
 int Pool::open(size_t bytes, bool prefault, size_t granule_bytes, const Placement& wanted) {
   if (wanted.explicit_page_bytes != 0) {
     const int error = open_explicit(bytes, prefault, wanted);
@@ -27,7 +40,7 @@ int Pool::open(size_t bytes, bool prefault, size_t granule_bytes, const Placemen
   return open_other(bytes, prefault, granule_bytes, wanted);
 }
 
-// The mapping reserves the pages for the file: a client that touches one later will find it.
+// The mapping reserves the pages: a client that touches one later will find it.
 int Pool::open_explicit(size_t bytes, bool prefault, const Placement& wanted) {
   const size_t page = wanted.explicit_page_bytes;
   const auto shift = static_cast<unsigned>(std::countr_zero(page));
@@ -46,7 +59,7 @@ int Pool::open_other(size_t bytes, bool prefault, size_t granule_bytes, const Pl
   bind(std::max({granule_bytes, page_bytes_, huge}), wanted.numa_nodes);
   madvise(data_, size_, huge == 0 ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
   const int refused = huge != 0 && prefault ? collapse(data_, size_, huge) : 0;
-  // EINVAL: this kernel never does, or is told not to. Anything else: not everywhere.
+  // EINVAL: the kernel does not support it, or it is off. Any other error: not everywhere.
   const bool asked = prefault && refused != EINVAL;
   if (huge != 0 && (wanted.transparent_by_touch || asked))
     pages_ = Pages::kTransparent, page_bytes_ = huge;
@@ -60,9 +73,9 @@ int Pool::make(size_t bytes, unsigned flags, size_t alignment) {
   if (!writable_) return errno;
   const int fd = writable_.get();
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) return errno;
-  // A shrunken file would be a SIGBUS for everybody who copies.
+  // A client that copies would get SIGBUS if the file shrank.
   if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return errno;
-  // A reader cannot open it anew for writing through /proc (unless it is root).
+  // A reader cannot re-open it for writing through /proc (unless it is root).
   if (fchmod(fd, S_IRUSR) != 0) return errno;
   const std::string path = "/proc/self/fd/" + std::to_string(fd);
   readable_.reset(::open(path.c_str(), O_RDONLY | O_CLOEXEC));

@@ -1,8 +1,6 @@
 // The server's memory: a sealed memfd that clients may map.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <vector>
 
 #include "base/file.h"
@@ -12,11 +10,11 @@ namespace kv {
 
 class Pool {
  public:
-  // Makes and maps at least `bytes` of memory, whole pages of those that `wanted` names first and
-  // the host has, touching all of it with `prefault`. `granule_bytes`: where regions may begin. 0 or
-  // an errno; ENOMEM where only explicit pages would do and the host has too few.
+  // Makes and maps at least `bytes` of memory, in whole pages of the first wanted kind that the
+  // host has. `prefault`: touches all of it. `granule_bytes`: regions begin at multiples. 0 or an
+  // errno; ENOMEM if explicit_only and the host has too few such pages.
   int open(size_t bytes, bool prefault, size_t granule_bytes = 4096, const Placement& wanted = {});
-  // `name`: under which the kernel lists the memory.
+  // The kernel lists the memory under `name`.
   explicit Pool(const char* name = "kvstore-pool") : name_(name) {}
   ~Pool();
   Pool(const Pool&) = delete;
@@ -24,19 +22,18 @@ class Pool {
 
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
-  // To be passed to clients: cannot be grown, shrunk or sealed otherwise; the second cannot be
-  // mapped for writing.
+  // For clients: neither can be grown, shrunk or unsealed; the second cannot be mapped for writing.
   int writable_fd() const { return writable_.get(); }
   int readable_fd() const { return readable_.get(); }
-  // Only the mapping is needed from here on.
-  void close_files() { writable_.reset(), readable_.reset(); }
+  // The caller's from here on; only the mapping stays.
+  File take_writable_file() { return readable_.reset(), std::move(writable_); }
 
   Pages pages() const { return pages_; }
   size_t page_bytes() const { return page_bytes_; }
-  // Empty where no NUMA node was wanted, or the pool could not be bound, with the reason.
+  // Empty if no NUMA node was wanted or the pool could not be bound; numa_error() is the reason.
   const std::vector<PoolRegion>& regions() const { return regions_; }
   int numa_error() const { return numa_error_; }
-  // Why some of it, or all, is not in the pages that were wanted; 0 where it is, or may yet be.
+  // Why some or all of it is not in the wanted pages; 0: it is, or may still be.
   int huge_error() const { return huge_error_; }
 
  private:

@@ -14,8 +14,8 @@ namespace {
 
 constexpr size_t kMostPageBytes = size_t{1} << 30;
 
-// What the mapping has to be aligned to so that transparent huge pages of that size stay whole; 0
-// for small ones, and for sizes that nobody has.
+// The alignment at which transparent huge pages of this size stay whole; 0 for small pages, and for
+// sizes that do not exist.
 size_t huge_alignment(size_t page_bytes) {
   const bool huge = page_bytes > static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return huge && page_bytes <= kMostPageBytes && std::has_single_bit(page_bytes) ? page_bytes : 0;
@@ -25,7 +25,7 @@ size_t huge_alignment(size_t page_bytes) {
 
 std::shared_ptr<PoolMapping> PoolMapping::map(int fd, size_t size, bool writable, int fence_fd,
                                               bool prefault, int& error, size_t page_bytes) {
-  struct stat info{};
+  struct stat info {};
   const int protection = PROT_READ | (writable ? PROT_WRITE : 0);
   // hugetlbfs aligns by itself, and unmaps whole pages only.
   const size_t hugetlb = hugetlb_page_bytes(fd);
@@ -33,7 +33,7 @@ std::shared_ptr<PoolMapping> PoolMapping::map(int fd, size_t size, bool writable
   const size_t mapped = hugetlb != 0 ? (size + hugetlb - 1) / hugetlb * hugetlb : size;
   void* data = MAP_FAILED;
   if (fstat(fd, &info) == 0) {
-    // A file shorter than the mapping would be a SIGBUS in the middle of a copy.
+    // A file shorter than the mapping would cause SIGBUS during a copy.
     if (size == 0 || static_cast<uint64_t>(info.st_size) < size) errno = EINVAL;
     else data = map_shared(fd, mapped, protection, alignment);
   }
@@ -42,9 +42,9 @@ std::shared_ptr<PoolMapping> PoolMapping::map(int fd, size_t size, bool writable
     if (fence_fd >= 0) close(fence_fd);
     return nullptr;
   }
-  // A forked child must not keep a way to write slots after its parent has died.
+  // A forked child must not be able to write slots after its parent has died.
   madvise(data, mapped, MADV_DONTFORK);
-  // Pages come as those ask for them who touch them first, and that may be this client.
+  // The first process that touches a page determines its kind, and that may be this client.
   if (alignment != 0) madvise(data, mapped, MADV_HUGEPAGE);
   else if (hugetlb == 0 && page_bytes != 0) madvise(data, mapped, MADV_NOHUGEPAGE);
   if (prefault) populate(data, mapped, writable);  // best effort

@@ -1,22 +1,19 @@
-// A client's mapping of a server's pool, and the fence that tells the server when it is gone.
+// A client's mapping of a server's pool, and the fence that ends with it.
 #pragma once
 
 #include <sys/types.h>
 
-#include <cstddef>
-#include <cstdint>
 #include <memory>
 
 namespace kv {
 
-// Unmaps the pool, and only then closes the fence (wire/wire.h, SHARED MEMORY). Shared by whoever copies
-// or reads, so that it ends when the last of them is done.
+// Unmaps the pool, and only then closes the fence (wire/wire.h, SHARED MEMORY). Shared by all
+// copies and reads in progress: it ends with the last of them.
 class PoolMapping {
  public:
-  // Maps `size` bytes of `fd` (not owned, not needed afterwards). Owns `fence_fd` (-1: none) from
-  // here on, also on failure. `page_bytes`: what the server says that the pool's pages have, 0 if it
-  // says nothing; whatever it says, the mapping is right, and with huge ones it is faster. Null and
-  // an errno in `error` if it cannot be mapped.
+  // Maps `size` bytes of `fd` (not owned, not needed afterwards). Owns `fence_fd` (-1: none), also
+  // on failure. `page_bytes`: the size of the pool's pages according to the server, 0 if unknown; a
+  // wrong one only makes the mapping slower. Null with an errno in `error` on failure.
   static std::shared_ptr<PoolMapping> map(int fd, size_t size, bool writable, int fence_fd,
                                           bool prefault, int& error, size_t page_bytes = 0);
   ~PoolMapping();
@@ -40,7 +37,7 @@ class PoolMapping {
   size_t mapped_;  // bytes, whole pages
   bool writable_;
   int fence_fd_;
-  pid_t owner_;  // the mapping is not inherited: a forked child has something else there
+  pid_t owner_;  // a forked child does not inherit the mapping
 };
 
 }  // namespace kv

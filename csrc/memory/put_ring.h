@@ -1,17 +1,15 @@
-// Puts that ask nobody: what a client on this host has written into slots that were lent to it.
+// Puts without a request: parts that a client on this host has written into lent slots.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 
 #include "wire/wire.h"
 
 namespace kv {
 
-// A whole part of a block, in a lent slot: the client will not write there again.
+// A whole part of a block in a lent slot, which the client does not write again.
 struct Post {
   wire::Hash hash{};
   wire::Hash parent{};  // zeros if the block begins a chain
@@ -22,20 +20,20 @@ struct Post {
   uint32_t part = 0;  // index into the manifest's parts
 };
 
-// A ring in memory of the server that one client writes and the server reads. It has no more records
-// than the client may have lent slots, and slots are lent only after what was posted has been taken:
-// it does not overflow. The server checks all that it reads here; a record that is changed while it
-// is read is some other record.
+// A ring in memory that one client writes and the server reads. It has at least as many records as
+// the client may have lent slots, and slots are lent only after all posts have been taken: it does
+// not overflow. The server checks all that it reads; a record that changes while it is read is just
+// another record.
 //
-// The server looks before it answers any request, and once in a while. If somebody waits for blocks
-// it says so here (kCalling), and then looks; who posts looks at that afterwards. Both looks follow
-// a full fence, so that one of the two sees the other. The same holds for the end (kClosed).
+// The server takes posts before it handles any request, and once in a while. If some request waits
+// for blocks, the server sets kCalling, then takes posts; the client posts, then reads the state.
+// Both follow a full fence, so that one of the two sees the other. The same holds for kClosed.
 class PutRing {
  public:
   enum class State : uint64_t {
     kQuiet,    // posts are taken in time
-    kCalling,  // a request is to follow a post, whichever: somebody waits
-    kClosed,   // the connection has ended: what is posted now may never be seen
+    kCalling,  // the client is to send any request after a post: another one waits for blocks
+    kClosed,   // the connection has ended: new posts may never be taken
   };
   static constexpr size_t kRecords = 64;
   static constexpr size_t kWords = 16;
@@ -43,7 +41,7 @@ class PutRing {
 
   explicit PutRing(void* memory) : words_(static_cast<std::atomic<uint64_t>*>(memory)) {}
 
-  // By the client, one thread at a time.
+  // CLIENT, one thread at a time.
   bool full() const { return words_[kPosted].load(kRelaxed) - taken() >= kRecords; }
   void post(const Post& post) {
     static_assert(sizeof(Post) <= kWords * sizeof(uint64_t));
@@ -53,7 +51,8 @@ class PutRing {
     for (size_t i = 0; i < kWords; ++i) word(posted, i).store(raw[i], kRelaxed);
     words_[kPosted].store(posted + 1, std::memory_order_release);
   }
-  // Whether the server has yet to take a post of this part. What it has taken was found before.
+  // Whether a post of this part waits to be taken. A part is in the directory before its post is
+  // taken.
   bool pending(uint32_t manifest_id, uint32_t part, const wire::Hash& hash) const {
     for (uint64_t i = taken(); i < words_[kPosted].load(kRelaxed); ++i)
       if (const Post post = read(i);
@@ -61,7 +60,7 @@ class PutRing {
         return true;
     return false;
   }
-  // While it is so, the connection is not idle. To be followed by a look at the state.
+  // While true, the connection is not idle. The state is to be read afterwards.
   void set_writing(bool writing) {
     words_[kWriting].store(writing ? 1 : 0, std::memory_order_release);
   }
@@ -71,20 +70,20 @@ class PutRing {
     return static_cast<State>(words_[kState].load());
   }
 
-  // By the server.
+  // SERVER.
   bool writing() const { return words_[kWriting].load() != 0; }
-  // Visits what was posted since the last time.
+  // Visits the posts since the last call.
   template <class Visit>
   void take(Visit visit) {
     const uint64_t posted = words_[kPosted].load(std::memory_order_acquire);
     if (posted == seen_) return;
-    // A client can write any number there.
+    // A client can write any number.
     const uint64_t count = std::min<uint64_t>(posted - seen_, kRecords);
     for (uint64_t i = posted - count; i != posted; ++i) visit(read(i));
     seen_ = posted;
     words_[kTaken].store(posted, std::memory_order_release);
   }
-  // To be followed by take().
+  // take() is to follow.
   void set(State state) {
     words_[kState].store(static_cast<uint64_t>(state));
     std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -22,8 +22,7 @@ std::vector<Piece> pieces_of(const Segments& segments, size_t block) {
     if (segments.sizes[k] == 0) continue;
     if (!pieces.empty() && pieces.back().address + pieces.back().bytes == at)
       pieces.back().bytes += segments.sizes[k];
-    else
-      pieces.push_back({at, segments.sizes[k]});
+    else pieces.push_back({at, segments.sizes[k]});
   }
   return pieces;
 }

@@ -1,10 +1,8 @@
-// Where blocks lie in a caller's memory, and the copies between there and a pool.
+// Where blocks are in a caller's memory, and copies between there and a pool.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <utility>
 #include <vector>
 
 namespace kv {
@@ -14,7 +12,7 @@ struct Segments {
   std::vector<uintptr_t> bases;
   std::vector<int64_t> strides;
   std::vector<size_t> sizes;
-  std::optional<size_t> blocks;  // indices are checked against it where it is known
+  std::optional<size_t> blocks;  // if known, indices are checked against it
   bool writable = true;
   size_t block_bytes = 0;  // sum of sizes
 
@@ -29,19 +27,20 @@ struct Piece {
   uintptr_t address = 0;
   size_t bytes = 0;
 };
-// Where the bytes of a block lie, in their order: as few runs as there are.
+// Where the bytes of a block are, in order, in as few runs as possible.
 std::vector<Piece> pieces_of(const Segments& segments, size_t block);
 
-// The CRC32C of each block, where it lies.
+// The CRC32C of each block, without a copy.
 void digest(const Segments& segments, const std::vector<size_t>& indices,
             std::vector<uint32_t>& crcs);
 
-// Copies a block into a slot, or out of it. The CRC32C of what was written; 0 without `digest`.
+// Copies a block into a slot, or out of it. Returns the CRC32C of what was written; 0 without
+// `digest`.
 uint32_t copy_in(uint8_t* slot, const Segments& segments, size_t block, bool digest);
 uint32_t copy_out(const uint8_t* slot, const Segments& segments, size_t block, bool digest);
 
-// The same of several blocks, whose slots lie at these offsets of the pool: crcs[i] becomes what the
-// copy of block i returned. The caller has checked indices and offsets.
+// The same for several blocks, whose slots are at these offsets of the pool; crcs[i] is the result
+// for block i. The caller has checked indices and offsets.
 void gather(uint8_t* pool, const Segments& segments, const std::vector<size_t>& indices,
             const std::vector<uint64_t>& offsets, bool digest, std::vector<uint32_t>& crcs);
 void scatter(const uint8_t* pool, const Segments& segments, const std::vector<size_t>& indices,

@@ -63,7 +63,7 @@ void Slab::release(const Slot& slot) {
       freed(span, std::max(first, span.begin), here);
 }
 
-// Among regions the wanted one first, then those with most room.
+// The wanted region first, then those with the most room.
 std::optional<uint64_t> Slab::search_regions(uint64_t count, uint32_t first) {
   std::vector<size_t> order(regions_.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -79,7 +79,7 @@ std::optional<uint64_t> Slab::search_regions(uint64_t count, uint32_t first) {
 std::optional<uint64_t> Slab::search(Span& span, uint64_t count) const {
   if (count > span.free || count >= span.too_long) return std::nullopt;
   std::optional<uint64_t> first = find(count, span.cursor, span.end);
-  // A run that begins before the cursor may go on behind it.
+  // A run that begins before the cursor may extend beyond it.
   if (!first) first = find(count, span.begin, std::min(span.end, span.cursor + count - 1));
   if (!first) span.too_long = count;
   else span.cursor = *first + count == span.end ? span.begin : *first + count;
@@ -91,7 +91,7 @@ void Slab::freed(Span& span, uint64_t first, uint64_t count) const {
   uint64_t begin = first;
   const uint64_t run = free_run_around(span, first, count, begin);
   if (run < span.too_long) return;
-  // The search for what could not be met before starts where it now can be.
+  // The next search starts at the run that can meet the failed request now.
   span.too_long = span.end - span.begin + 1;
   span.cursor = begin;
 }
@@ -108,7 +108,7 @@ uint64_t Slab::next_free(uint64_t granule) const {
   return index * 64 + static_cast<uint64_t>(std::countr_zero(word));
 }
 
-// The first used granule at or after `granule`, or `limit` if there is none before it.
+// The first used granule at or after `granule`, or `limit` if there is none before that.
 uint64_t Slab::next_used(uint64_t granule, uint64_t limit) const {
   uint64_t index = granule / 64;
   uint64_t word = ~words_[index] & (~uint64_t{0} << (granule % 64));
@@ -140,7 +140,7 @@ void Slab::mark(uint64_t first, uint64_t count, bool free) {
   }
 }
 
-// The length of the free run in the span that holds the given free granules; as far as it matters.
+// The length of the free run in the span around the given free granules, as far as it matters.
 uint64_t Slab::free_run_around(const Span& span, uint64_t first, uint64_t count,
                                uint64_t& begin) const {
   const uint64_t enough = span.too_long;

@@ -1,7 +1,6 @@
-// Slots in a pool: runs of granules, found in a bitmap, each with a generation.
+// Slots in a pool: runs of granules in a bitmap, each with a generation.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -10,34 +9,34 @@ namespace kv {
 
 struct Slot {
   uint64_t offset = 0;  // in the pool, a multiple of the granule
-  uint64_t bytes = 0;   // as asked for; the slot has them rounded up to granules
+  uint64_t bytes = 0;   // as requested; the slot has whole granules
   uint32_t generation = 0;
-  uint32_t tenant = 0;  // whose it is; the table's business, not the slab's
+  uint32_t tenant = 0;  // its owner; used by the table only
 };
 
-// Hands out slots of a pool it never touches. First fit; not thread-safe.
+// Allocates slots of a pool that it never touches. First fit; not thread-safe.
 //
-// Invariants: granules of living slots are disjoint; no two of the last 2^32 slots had the same
-// generation; a request that cannot be met is refused without a search if nothing
-// that could meet it has been freed since the last one was refused.
+// Invariants: the granules of allocated slots are disjoint; no two of the last 2^32 slots had the
+// same generation; after a failed request, requests of that size fail without a search until enough
+// has been freed.
 class Slab {
  public:
   static constexpr uint32_t kAnyRegion = UINT32_MAX;
 
-  // `regions`: where in the pool each begins, in bytes, ascending from 0 (a NUMA node's memory each).
-  // None: the pool is not divided.
+  // `regions`: where each begins in the pool, in bytes, ascending from 0; each has the memory of a
+  // NUMA node. Empty: the pool is not divided.
   Slab(uint64_t pool_bytes, uint32_t granule_bytes, const std::vector<uint64_t>& regions = {});
 
-  // A slot of at least `bytes` > 0, or nothing. In `region` where that has room, else in the one with
-  // the most, else across their borders: a divided pool holds whatever an undivided one would.
+  // A slot of at least `bytes` > 0, or nothing. In `region` if that has room, else in the region
+  // with the most, else across their borders: a divided pool holds what an undivided one would.
   std::optional<Slot> allocate(uint64_t bytes, uint32_t region = kAnyRegion);
   void release(const Slot& slot);
-  // The slot of `bytes` > 0 at this offset, if all of it is free: for what is known to lie there.
+  // The slot of `bytes` > 0 at this offset, if all of it is free.
   std::optional<Slot> claim(uint64_t offset, uint64_t bytes);
 
   uint64_t pool_bytes() const { return granules_ * granule_bytes_; }
   uint64_t free_bytes() const { return whole_.free * granule_bytes_; }
-  // What a slot of so many bytes takes up.
+  // The bytes that such a slot occupies.
   uint64_t rounded(uint64_t bytes) const { return granules_of(bytes) * granule_bytes_; }
   uint64_t granules_of(uint64_t bytes) const {
     return (bytes + granule_bytes_ - 1) / granule_bytes_;
@@ -49,7 +48,7 @@ class Slab {
   }
 
  private:
-  // Granules [begin, end), and what is known of them.
+  // Granules [begin, end).
   struct Span {
     Span(uint64_t from, uint64_t to)
         : begin(from), end(to), free(to - from), cursor(from), too_long(to - from + 1) {}

@@ -1,15 +1,13 @@
-// What a client that reads without asking tells of it: which blocks it has used.
+// A log of the blocks that a client on this host has used without a request.
 #pragma once
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 
 namespace kv {
 
-// A ring in memory of the server that one client writes and the server reads when it likes. What
-// the server does not read in time is overwritten: uses are for eviction and figures, and some may
-// be lost. Nothing that a client writes can do more than name entries of the directory.
+// A ring in memory that one client writes and the server reads now and then. Records that are not
+// read in time are overwritten: they serve eviction and statistics, and some may be lost. Whatever
+// a client writes, it can only name entries of the directory.
 class UseLog {
  public:
   static constexpr size_t kRecords = 4096;
@@ -20,27 +18,27 @@ class UseLog {
   enum class Kind : uint64_t {
     kMatched,
     kRead,  // its bytes
-    kKept,  // it was to be put and was there
+    kKept,  // a put found it there
   };
   struct Use {
     uint64_t index = 0;  // of an entry of the directory
     Kind kind = Kind::kMatched;
   };
 
-  // By the client, one thread at a time.
+  // CLIENT, one thread at a time.
   void add(Use use) {
     const uint64_t head = head_->load(std::memory_order_relaxed);
-    const uint64_t told = (use.index << kKindBits) | static_cast<uint64_t>(use.kind);
-    record(head).store(told, std::memory_order_relaxed);
+    const uint64_t packed = (use.index << kKindBits) | static_cast<uint64_t>(use.kind);
+    record(head).store(packed, std::memory_order_relaxed);
     head_->store(head + 1, std::memory_order_release);
   }
 
-  // By the server: visits what came since the last time, the oldest first.
+  // SERVER. Visits the uses since the last call, the oldest first.
   template <class Visit>
   void drain(Visit visit) {
     const uint64_t head = head_->load(std::memory_order_acquire);
     if (head == seen_) return;
-    // A client can write any number there.
+    // A client can write any number.
     if (head - seen_ > kRecords) seen_ = head - kRecords;
     for (; seen_ != head; ++seen_) {
       const uint64_t use = record(seen_).load(std::memory_order_relaxed);

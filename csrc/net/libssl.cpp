@@ -13,8 +13,8 @@ const char* const kNoLibSsl =
 bool LibSsl::open(const char* library, LibSsl& out) {
   void* handle = dlopen(library, RTLD_LAZY | RTLD_LOCAL);
   if (handle == nullptr) return false;
-  // Functions of libcrypto are found through it too: it is what libssl depends on.
-#define KV_BIND(result, name, parameters)                                 \
+    // Functions of libcrypto are found through it too, since libssl depends on that.
+#define KV_BIND(result, name, parameters)                                \
   out.name = reinterpret_cast<decltype(out.name)>(dlsym(handle, #name)); \
   if (out.name == nullptr) return false;
   KV_LIBSSL(KV_BIND)
@@ -31,7 +31,7 @@ const LibSsl* LibSsl::find() {
 }
 
 std::string take_reason(const LibSsl& ssl, int* number) {
-  // The reason stands in the low bits: ERR_GET_REASON of openssl/err.h. A system error is an errno.
+  // The low bits are the reason: ERR_GET_REASON of openssl/err.h. A system error is an errno.
   constexpr unsigned long kSystem = 1ul << 31, kReasonMask = 0x7FFFFF;
   const unsigned long code = ssl.ERR_get_error();
   ssl.ERR_clear_error();

@@ -31,9 +31,9 @@ int bind_one(const addrinfo& address, uint16_t& port, File& out) {
   return 0;
 }
 
-// Whether a socket file is what a server that is gone left behind.
+// Whether a socket file was left behind by a server that does not run any more.
 bool is_stale(const sockaddr_un& address) {
-  struct stat info{};
+  struct stat info {};
   if (lstat(address.sun_path, &info) != 0 || !S_ISSOCK(info.st_mode)) return false;
   const File probe(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!probe) return false;
@@ -74,7 +74,7 @@ int listen_unix(const std::string& path, unsigned mode, File& out) {
     if (!is_stale(address)) return EADDRINUSE;
     if (unlink(path.c_str()) != 0 || bind(socket.get(), name, sizeof address) != 0) return errno;
   }
-  // Nobody can connect before listen(): the mode is in force from the first connection on.
+  // No client can connect before listen(): the mode applies to every connection.
   if (chmod(path.c_str(), static_cast<mode_t>(mode)) != 0 || listen(socket.get(), kBacklog) != 0) {
     const int error = errno;
     unlink(path.c_str());

@@ -1,19 +1,18 @@
 // Listening sockets: TCP and Unix.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "base/file.h"
 
 namespace kv {
 
-// Binds and listens on a name or address; `port` 0 becomes the one taken. 0 or an errno
+// Binds and listens on a name or address; `port` 0 becomes the assigned one. 0 or an errno
 // (EADDRNOTAVAIL for a host that does not resolve).
 int listen_tcp(const std::string& host, uint16_t& port, File& out);
 
-// Binds and listens on `path` with the file mode `mode`. The socket file of a server that is gone
-// is replaced; EADDRINUSE if one still answers there, ENAMETOOLONG, or another errno.
+// Binds and listens on `path` with the file mode `mode`. Replaces the socket file of a server that
+// does not run any more. EADDRINUSE if a server answers there, ENAMETOOLONG, or another errno.
 int listen_unix(const std::string& path, unsigned mode, File& out);
 
 }  // namespace kv

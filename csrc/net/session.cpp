@@ -12,13 +12,11 @@ namespace kv {
 namespace {
 
 constexpr size_t kMaxSpans = 64;
-// A peer has the deadline for each of these.
-constexpr uint64_t kProgressBytes = 1u << 20;
-// Fewer are read as they come.
-constexpr size_t kPatientBytes = 128u << 10;
+constexpr uint64_t kProgressBytes = 1u << 20;  // each of these starts the deadline again
+constexpr size_t kPatientBytes = 128u << 10;   // fewer are read as they come
 constexpr size_t kMaxPassedFds = 4;
-constexpr size_t kMaxSentFds = 3;  // pool, directory, use log
-// For a refused peer to read why and close.
+constexpr size_t kMaxSentFds = 3;  // pool, directory, notes
+// For a refused peer to read the reason and close.
 constexpr auto kLinger = std::chrono::seconds(1);
 
 IoState state_of_error() {
@@ -27,7 +25,7 @@ IoState state_of_error() {
   return errno == EINTR ? IoState::kOpen : IoState::kEnded;
 }
 
-// Keeps the first descriptor that came along and closes the others.
+// Keeps the first descriptor of a message and closes the others.
 void take_fds(msghdr& message, File& keep) {
   for (cmsghdr* at = CMSG_FIRSTHDR(&message); at != nullptr; at = CMSG_NXTHDR(&message, at)) {
     if (at->cmsg_level != SOL_SOCKET || at->cmsg_type != SCM_RIGHTS) continue;
@@ -64,7 +62,7 @@ Session::Session(uint64_t session_id, File socket, bool is_local, TimePoint now,
     : id(session_id),
       local(is_local),
       client(client_of(socket.get(), is_local, session_id)),
-      heard(now),
+      active_at(now),
       socket_(std::move(socket)),
       input_since_(now) {
   if (tls != nullptr) tls_ = std::make_unique<TlsStream>(tls, socket_.get());
@@ -89,7 +87,7 @@ IoState Session::receive(size_t want, size_t& received) {
   msghdr message{};
   message.msg_iov = &span;
   message.msg_iovlen = 1;
-  // Only a HELLO may bring a descriptor: later ones are closed by the kernel.
+  // Only a HELLO may bring a descriptor: the kernel closes later ones.
   const bool take = local && !greeted;
   if (take) message.msg_control = control, message.msg_controllen = sizeof control;
   const ssize_t got = receive_some(message, MSG_CMSG_CLOEXEC);
@@ -113,7 +111,7 @@ IoState Session::receive_into(iovec* spans, size_t count, size_t& received) {
 }
 
 void Session::wake_at(size_t bytes) {
-  // A few bytes more or less are not worth a system call.
+  // Small differences are not worth a system call.
   const size_t wanted = bytes < kPatientBytes ? 1 : bytes;
   if (local || tls_ != nullptr || wanted == wake_bytes_) return;
   const int most = static_cast<int>(wanted);
@@ -123,13 +121,15 @@ void Session::wake_at(size_t bytes) {
 
 bool Session::give_up_tls(wire::Header& header) {
   const uint8_t* first = tls_ == nullptr ? nullptr : tls_->plain_header();
-  if (first == nullptr || wire::read_header(first, header) != wire::HeaderError::kNone) return false;
+  if (first == nullptr || wire::read_header(first, header) != wire::HeaderError::kNone)
+    return false;
   tls_.reset();
   return true;
 }
 
-IoState Session::drop(const iovec& scratch) {
-  const ssize_t got = recv(socket_.get(), scratch.iov_base, scratch.iov_len, MSG_DONTWAIT);
+IoState Session::drop() {
+  char dropped[16u << 10];
+  const ssize_t got = recv(socket_.get(), dropped, sizeof dropped, MSG_DONTWAIT);
   if (got < 0) return state_of_error();
   return got == 0 ? IoState::kEnded : IoState::kOpen;
 }
@@ -140,7 +140,7 @@ void Session::send(Outgoing out, TimePoint now) {
   output_.push_back(std::move(out));
 }
 
-// The next bytes to send, up to `budget`, and never beyond a frame that brings a descriptor.
+// The next bytes to send, up to `budget`, and never beyond a frame with descriptors.
 size_t Session::gather(std::vector<iovec>& spans, size_t budget) const {
   size_t bytes = 0;
   for (size_t i = 0; i < output_.size() && spans.size() < kMaxSpans && bytes < budget; ++i) {
@@ -170,7 +170,7 @@ void Session::advance(size_t sent) {
     frame_sent_ += of_frame, sent -= of_frame;
     if (frame_sent_ != 0 && !out.fds.empty()) {
       out.fds.clear();
-      notes_memory.close_files();  // the peer has them now; descriptors are scarce
+      out.owned_fd.reset();  // the client has it now; descriptors are scarce
     }
     while (span_at_ < out.payload.size() &&
            (sent != 0 || out.payload[span_at_].iov_len == span_sent_)) {
@@ -232,10 +232,22 @@ void Session::finish_closing(TimePoint now) {
   shutdown(socket_.get(), SHUT_WR);
 }
 
+bool Session::idle() const {
+  if (output_pending()) return false;
+  if (closing) return true;
+  if (put != nullptr || unfinished != nullptr || input.size() != 0 || !reservations.empty() ||
+      waits != 0 || parked != 0 || attachment == Attachment::kAsked)
+    return false;
+  // A request that has come but has not been read yet is in flight.
+  if (tls_ != nullptr && tls_->readable()) return false;
+  char next;
+  return recv(socket_.get(), &next, sizeof next, MSG_PEEK | MSG_DONTWAIT) <= 0;
+}
+
 bool Session::stalled(TimePoint now, std::chrono::duration<double> deadline) const {
   if (closed_at_) return now - *closed_at_ > kLinger;
   const bool half_read = !greeted || input.size() != 0 || put != nullptr;
-  // While its own output keeps it from being read, the input is not late.
+  // While it is not read because of its output, the input is not late.
   if (half_read && !paused && !closing && now - input_since_ > deadline) return true;
   return output_since_ && now - *output_since_ > deadline;
 }

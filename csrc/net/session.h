@@ -1,10 +1,9 @@
-// One connection: its bytes in and out, and what belongs to it and dies with it.
+// One connection: its bytes in and out, and what ends with it.
 #pragma once
 
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-#include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
@@ -13,13 +12,10 @@
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 #include <vector>
 
 #include "base/file.h"
 #include "base/turn.h"
-#include "memory/notes.h"
-#include "memory/pool.h"
 #include "net/tls.h"
 #include "table/client_holds.h"
 #include "table/counters.h"
@@ -31,7 +27,7 @@ namespace kv {
 
 class PutIntake;
 
-// Blocks that stay where they are while this lives.
+// Blocks that are pinned while this lives.
 class PinnedRun {
  public:
   explicit PinnedRun(Table& table) : table_(table) {}
@@ -50,33 +46,34 @@ class PinnedRun {
   std::vector<Block*> blocks_;
 };
 
-// A reply on its way: a frame, then perhaps a payload straight from the pool.
+// A reply in the queue: a frame, and perhaps a payload straight from the pool.
 struct Outgoing {
   std::string frame;
-  std::vector<int> fds{};  // go along with the first byte; not owned
-  std::vector<iovec> payload;
-  std::shared_ptr<PinnedRun> pins;
+  std::vector<int> fds{};  // sent with the first byte; not owned
+  File owned_fd{};         // one of them that is; closed once it is sent
+  std::vector<iovec> payload{};
+  std::shared_ptr<PinnedRun> pins{};
 };
 
-// A reservation that ended because the peer said nothing for too long: it may still write the slot.
+// A reservation that expired because the client was silent: it may still write the slot.
 struct ExpiredReservation {
   PartKey key;
   Slot slot;
 };
 
-// kBroken: TLS failed; the peer has been told why, as far as TLS tells.
+// kBroken: TLS failed; the alert for the peer has been written.
 enum class IoState { kOpen, kWouldBlock, kEnded, kBroken };
 
-// What a session has of RDMA.
+// The state of a session's ATTACH.
 enum class Attachment : uint8_t { kNone, kAsked, kDone };
 
-// Bytes received and not yet understood.
+// Bytes received and not yet handled.
 class Input {
  public:
   const uint8_t* data() const { return bytes_.data() + begin_; }
   size_t size() const { return end_ - begin_; }
   void consume(size_t bytes);
-  // Room for `bytes` more; to be followed by added().
+  // Room for `bytes` more; added() is to follow.
   uint8_t* room(size_t bytes);
   void added(size_t bytes) { end_ += bytes; }
 
@@ -87,11 +84,11 @@ class Input {
 
 class Session {
  public:
-  // More output than this waiting: no request is read until half of it has been taken.
+  // With more output than this, no request is read until half of it has been sent.
   static constexpr size_t kMaxOutputBytes = 8u << 20;
   static constexpr size_t kMaxOutputs = 1024;
 
-  // With `tls` it is a TLS server's end.
+  // With `tls`: the server's end of a TLS connection.
   Session(uint64_t id, File socket, bool local, TimePoint now,
           const std::shared_ptr<const TlsContext>& tls = nullptr);
   ~Session();
@@ -101,20 +98,21 @@ class Session {
   // Receives into `input` (about `want` bytes) or, if given, into `spans`; sets `received`.
   IoState receive(size_t want, size_t& received);
   IoState receive_into(iovec* spans, size_t count, size_t& received);
-  // Where the peer turned out to speak the protocol without TLS: what its first header says; from
-  // now on we answer alike.
+  // If the peer turned out to speak the protocol without TLS: its first header; replies are plain
+  // from here on.
   bool give_up_tls(wire::Header& header);
-  // Receives and forgets what comes, without TLS; `scratch` is written.
-  IoState drop(const iovec& scratch);
-  // Sends what the socket takes. kOpen: all is sent, or `budget` bytes are.
+  // Receives and drops what comes, without TLS.
+  IoState drop();
+  // Sends as much as the socket takes. kOpen: all is sent, or `budget` bytes are.
   IoState flush(size_t budget, TimePoint now);
 
   void send(Outgoing out, TimePoint now);
   bool output_pending() const { return !output_.empty() || sealed_pending(); }
-  // Over plain TCP, epoll tells of input from so many bytes on. Never more than are sure to come.
+  // Over plain TCP, epoll reports input only from so many bytes on. Never more than are sure to
+  // come.
   void wake_at(size_t bytes);
   bool sealed() const { return tls_ != nullptr; }
-  // What TLS has made of output, or has to say itself, waits for the socket.
+  // Encrypted output, or output of TLS itself, waits for the socket.
   bool sealed_pending() const { return tls_ != nullptr && tls_->writing(); }
   bool output_full() const {
     return output_bytes_ > kMaxOutputBytes || output_.size() > kMaxOutputs;
@@ -123,73 +121,68 @@ class Session {
     return output_bytes_ <= kMaxOutputBytes / 2 && output_.size() <= kMaxOutputs / 2;
   }
 
-  // A request begins or is complete: its time starts anew.
+  // A request begins or is complete: the deadline starts again.
   void input_progress(TimePoint now) { input_since_ = now, payload_since_mark_ = 0; }
-  // Each MiB of payload gives it time for the next.
+  // Each MiB of payload starts the deadline again.
   void payload_progress(size_t received, TimePoint now);
-  // Its output is sent: tells the peer that no more will come. It has a second to take it.
+  // All output is sent: shuts the sending side down. The peer has a second to read the rest.
   void finish_closing(TimePoint now);
   bool stalled(TimePoint now, std::chrono::duration<double> deadline) const;
-  // No request or reply is under way, and nothing is reserved or waited for.
+  // No request or reply is in flight, and nothing is reserved or waited for.
   bool idle() const;
-  // It copies into lent slots.
-  bool posting() const { return posts && posts->writing(); }
   int socket() const { return socket_.get(); }
-  // How it moves the bytes of blocks, as far as it has told.
+  // How it moves the bytes of blocks.
   Transport transport() const {
     if (attachment == Attachment::kDone) return Transport::kRdma;
     return access == wire::PoolAccess::kNone ? stream() : Transport::kShm;
   }
-  // It copies from the pool, and into slots of it, by itself.
-  bool reads_pool() const { return transport() == Transport::kShm || attachment == Attachment::kDone; }
+  // It copies from the pool, or into its slots, by itself.
+  bool reads_pool() const {
+    return transport() == Transport::kShm || attachment == Attachment::kDone;
+  }
   bool writes_pool() const {
     return access == wire::PoolAccess::kWrite || attachment == Attachment::kDone;
   }
   Writer writer() const { return {id, client, region}; }
-  // How its PUT and GET do.
+  // How its PUT and GET move them.
   Transport stream() const { return local ? Transport::kUnix : Transport::kTcp; }
 
   const uint64_t id;
-  const bool local;  // over a Unix socket
-  const uint64_t client;  // what it holds counts together with what its other connections hold
+  const bool local;       // over a Unix socket
+  const uint64_t client;  // the same for all connections of a process on this host
 
-  // What the peer has told.
+  // From its HELLO and REGISTERs.
   bool greeted = false;
-  bool digests = true;  // the lines of its PUTs tell them
-  uint32_t tenant = 0;  // whose token it showed; 0 where none is asked for
+  bool digests = true;  // its PUTs have CRC32Cs
+  uint32_t tenant = 0;  // 0 if no token is needed
   std::string name;
-  uint32_t region = Slab::kAnyRegion;  // of the pool: its memory is the nearest to the peer
+  uint32_t region = Slab::kAnyRegion;  // of the pool, with the memory nearest to the client
   wire::PoolAccess access = wire::PoolAccess::kNone;
   Attachment attachment = Attachment::kNone;
   std::map<uint32_t, std::string> engines;  // by manifest id
   std::vector<std::pair<std::string, std::string>> refusals;
 
   // What it holds.
-  File passed_fd;  // came with its first bytes
+  File passed_fd;  // received with its first bytes
   File fence;
-  Pool notes_memory{"kvstore-notes"};
-  std::optional<UseLog> use_log;  // it reads without asking, and tells here
-  std::optional<PinBoard> pins;   // and what it reads in place, here
-  std::optional<PutRing> posts;   // and what it has written into `lent` slots, here
-  std::vector<Slot> lent;
-  // A part twice where another's post took the place of the first, which has not ended yet.
+  // A part is here twice if another connection's post took the place of the first reservation.
   std::unordered_multiset<PartKey, PartKeyHash> reservations;
   std::unordered_map<uint32_t, ExpiredReservation> expired;  // by the slot's generation
   uint64_t waits = 0, wait_hashes = 0;
   uint64_t parked = 0;  // requests that wait for blocks from the disk
   static constexpr uint64_t kMaxParked = 64;
 
-  // Where it stands.
-  TimePoint heard;  // when its last request or post came
+  // Its progress.
+  TimePoint active_at;  // time of its last request or post
   Input input;
   std::shared_ptr<PutIntake> put;
   std::unique_ptr<Unfinished> unfinished;  // the request that `input` begins with
-  bool closing = false;   // nothing more is read; ends when its output is sent
-  bool paused = false;    // its output is full
+  bool closing = false;   // no further request is read; ends when its output is sent
+  bool paused = false;    // its output is full: not read
   bool dirty = false;     // has output that the loop has not tried to send
   bool queued = false;    // has input that the loop has not looked at
-  bool drained = false;   // its socket had no more when it was read last
-  uint32_t interest = 0;  // what epoll was told
+  bool drained = false;   // the last read emptied its socket
+  uint32_t interest = 0;  // the events that epoll reports
 
  private:
   ssize_t receive_some(msghdr& message, int flags);
@@ -198,7 +191,7 @@ class Session {
   size_t gather(std::vector<iovec>& spans, size_t budget) const;
 
   File socket_;
-  std::unique_ptr<TlsStream> tls_;  // over the socket, where there is TLS
+  std::unique_ptr<TlsStream> tls_;  // null: plain
   std::deque<Outgoing> output_;
   size_t wake_bytes_ = 1;
   size_t output_bytes_ = 0;                              // frames only: payloads are the pool's

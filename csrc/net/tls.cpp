@@ -15,12 +15,12 @@ using namespace openssl;
 
 namespace {
 
-// The first is the fastest by far where the processor has AES, and as good as the others.
+// The first is by far the fastest on processors with AES instructions.
 constexpr const char* kCipherSuites =
     "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
-// One system call brings several records.
+// Several records by one system call.
 constexpr size_t kReadBytes = 64u << 10;
-// Replies of TLS itself may go beyond kSealedBytes by so much and no more.
+// Output of TLS itself may exceed kSealedBytes by so much.
 constexpr size_t kSealedMostBytes = TlsStream::kSealedBytes + (64u << 10);
 
 int no_passphrase(char*, int, int, void*) { return 0; }
@@ -32,7 +32,7 @@ class SpanWalk {
  public:
   SpanWalk(const iovec* spans, size_t count) : at_(spans), end_(spans + count) {}
   bool done() const { return at_ == end_; }
-  // The next bytes that lie together, at most `most`.
+  // The next contiguous bytes, at most `most`.
   iovec take(size_t most) {
     const iovec taken{static_cast<uint8_t*>(at_->iov_base) + offset_,
                       std::min(most, at_->iov_len - offset_)};
@@ -58,15 +58,14 @@ std::shared_ptr<TlsContext> TlsContext::make(bool server, bool check_host, std::
   }
   ssl->ERR_clear_error();
   std::shared_ptr<TlsContext> made(new TlsContext(*ssl, server, check_host));
-  made->context_ =
-      ssl->SSL_CTX_new(server ? ssl->TLS_server_method() : ssl->TLS_client_method());
+  made->context_ = ssl->SSL_CTX_new(server ? ssl->TLS_server_method() : ssl->TLS_client_method());
   if (made->context_ != nullptr && made->tune()) return made;
   error = "OpenSSL cannot be used for TLS 1.3: " + take_reason(*ssl);
   return nullptr;
 }
 
 bool TlsContext::tune() {
-  // Connections live long: nothing is gained by resuming them, and nothing is to come unasked.
+  // Connections live long: resuming sessions gains nothing, and tickets would come unexpectedly.
   ssl_.SSL_CTX_set_options(context_, kOpNoTicket | kOpServerPreference);
   ssl_.SSL_CTX_ctrl(context_, kCtrlSessionCache, 0, nullptr);
   ssl_.SSL_CTX_ctrl(context_, kCtrlMode, kModeReleaseBuffers, nullptr);
@@ -109,7 +108,7 @@ std::shared_ptr<TlsContext> TlsContext::client(const TlsFiles& files, bool check
   auto made = make(false, check_host, error);
   if (made == nullptr || !made->load(files, error)) return nullptr;
   if (files.ca.empty()) made->ssl_.SSL_CTX_set_default_verify_paths(made->context_);
-  // A file with the server's own certificate is trust enough, as it is for Python's ssl.
+  // A file with the server's own certificate is enough, as in Python's ssl.
   made->ssl_.X509_VERIFY_PARAM_set_flags(made->ssl_.SSL_CTX_get0_param(made->context_),
                                          kFlagPartialChain);
   made->ssl_.SSL_CTX_set_verify(made->context_, kVerifyPeer, nullptr);
@@ -134,7 +133,7 @@ void TlsStream::expect(const std::string& host) {
   VerifyParam* expected = ssl_.SSL_get0_param(stream_);
   ssl_.X509_VERIFY_PARAM_set_hostflags(expected, kHostExactly);
   if (ssl_.X509_VERIFY_PARAM_set1_ip_asc(expected, host.c_str()) == 1) return;
-  ssl_.ERR_clear_error();  // it is no address but a name
+  ssl_.ERR_clear_error();  // not an address: a name
   const bool named = !host.empty() && ssl_.SSL_set1_host(stream_, host.c_str()) == 1 &&
                      ssl_.SSL_ctrl(stream_, kCtrlHostName, 0, const_cast<char*>(host.c_str())) == 1;
   if (!named) error_ = EPROTO, why_ = "'" + host + "' is no name of a host";
@@ -144,7 +143,7 @@ TlsStream::~TlsStream() {
   if (stream_ != nullptr) ssl_.SSL_free(stream_);
 }
 
-// The socket, as OpenSSL sees it. Its own would raise SIGPIPE, and make a system call per record.
+// The socket for OpenSSL. OpenSSL's own would raise SIGPIPE and make a system call per record.
 Bio* TlsStream::make_bio(const LibSsl& ssl, TlsStream* stream) {
   static const bio_method_st* const method = [&ssl] {
     bio_method_st* made = ssl.BIO_meth_new(ssl.BIO_get_new_index() | kBioSourceSink, "kvstore");
@@ -192,7 +191,8 @@ int TlsStream::keep_some(Bio* bio, const char* from, int size) {
     ssl.BIO_set_flags(bio, kBioWrite | kBioRetry);
     return -1;
   }
-  const auto sent = self.sealed_.begin() + static_cast<ptrdiff_t>(std::exchange(self.sealed_at_, 0));
+  const auto sent =
+      self.sealed_.begin() + static_cast<ptrdiff_t>(std::exchange(self.sealed_at_, 0));
   self.sealed_.erase(self.sealed_.begin(), sent);
   self.sealed_.insert(self.sealed_.end(), from, from + size);
   return size;
@@ -201,7 +201,7 @@ int TlsStream::keep_some(Bio* bio, const char* from, int size) {
 long TlsStream::control(Bio* bio, int what, long, void*) {
   if (what == kBioCtrlDup) return 1;
   if (what != kBioCtrlFlush) return 0;
-  // What the socket does not take now it takes later.
+  // What the socket does not take now is sent later.
   static_cast<TlsStream*>(LibSsl::find()->BIO_get_data(bio))->flush();
   return 1;
 }
@@ -219,7 +219,7 @@ int TlsStream::flush() {
   return 0;
 }
 
-// Turns the outcome of an OpenSSL call that did not succeed into -1 and errno.
+// Converts the failure of an OpenSSL call to -1 and errno.
 int TlsStream::failed(int result) {
   const int kind = ssl_.SSL_get_error(stream_, result);
   if (kind == kErrorWantRead || kind == kErrorWantWrite) {
@@ -277,12 +277,12 @@ ssize_t TlsStream::read(const iovec* spans, size_t count) {
       if (result == 1) continue;
       failed(result);
       if (ended_ && begun_ && ssl_.SSL_is_init_finished(stream_) != 1) {
-        // It did not like what it was shown; not all say so.
+        // The peer rejected our certificate; not every peer sends an alert.
         error_ = errno = EPROTO;
         why_ = "the other end left the handshake";
         return -1;
       }
-      // What was read goes first; why nothing more was is told again.
+      // The bytes go first; the next call returns the failure again.
       if (total != 0) return static_cast<ssize_t>(total);
       return ended_ && error_ == 0 ? 0 : -1;
     }
@@ -291,7 +291,7 @@ ssize_t TlsStream::read(const iovec* spans, size_t count) {
 }
 
 ssize_t TlsStream::write_record(const iovec& record) {
-  // A system call for several records.
+  // One system call for several records.
   if (sealed_.size() - sealed_at_ >= kSealedBytes && flush() != 0 &&
       (errno != EAGAIN || sealed_.size() - sealed_at_ >= kSealedBytes))
     return -1;
@@ -300,7 +300,7 @@ ssize_t TlsStream::write_record(const iovec& record) {
   return result == 1 ? static_cast<ssize_t>(taken) : failed(result);
 }
 
-// The next record of what is left of the spans: where it lies, or gathered from several short ones.
+// The next record: a part of a span, or several short ones gathered.
 iovec TlsStream::next_record(SpanWalk& walk) {
   const iovec first = walk.take(kRecordBytes);
   if (first.iov_len == kRecordBytes || walk.done()) return first;
@@ -329,9 +329,7 @@ ssize_t TlsStream::write(const iovec* spans, size_t count) {
   return static_cast<ssize_t>(total);
 }
 
-bool TlsStream::readable() const {
-  return error_ == 0 && ssl_.SSL_has_pending(stream_) == 1;
-}
+bool TlsStream::readable() const { return error_ == 0 && ssl_.SSL_has_pending(stream_) == 1; }
 
 bool TlsStream::quiet() {
   if (error_ != 0 || ended_) return false;

@@ -5,8 +5,6 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-#include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,21 +15,21 @@ namespace kv {
 
 // Paths of PEM files; "" for none.
 struct TlsFiles {
-  std::string cert;  // the chain that this end shows, its own certificate first
+  std::string cert;  // the chain of this end, its own certificate first
   std::string key;   // of that certificate, without a passphrase
-  std::string ca;    // who has signed the other end's
+  std::string ca;    // trusted to sign the peer's certificate
 };
 
 class SpanWalk;
 
-// What one end shows and whom it trusts. Immutable; any number of streams and threads share it.
+// The certificate and the trust of one end. Immutable; any number of streams and threads share it.
 class TlsContext {
  public:
-  // A server's: with `files.ca` it asks every client for a certificate. nullptr with a sentence in
-  // `error` where libssl is missing or a file cannot be used.
+  // For a server: with `files.ca`, every client needs a certificate. Null with a sentence in
+  // `error` if libssl is missing or a file cannot be used.
   static std::shared_ptr<TlsContext> server(const TlsFiles& files, std::string& error);
-  // A client's: `files.ca`, or whom this machine trusts, must have signed the server's certificate,
-  // which must name the host unless not `check_host`.
+  // For a client: `files.ca`, or a CA that this machine trusts, must have signed the server's
+  // certificate. With `check_host` it must be valid for the host.
   static std::shared_ptr<TlsContext> client(const TlsFiles& files, bool check_host,
                                             std::string& error);
   ~TlsContext();
@@ -53,41 +51,42 @@ class TlsContext {
   openssl::SslCtx* context_ = nullptr;
 };
 
-// One end of a connection over `fd`, which stays its owner's. Used by one thread at a time. Never
-// blocks, on whatever kind of socket, and never raises SIGPIPE.
+// One end of a connection over `fd`, which it does not own. Used by one thread at a time. Never
+// blocks, not even on a blocking socket, and never raises SIGPIPE.
 //
-// What is written is sealed at once and kept until the socket takes it, at most about
-// kSealedBytes: a write is never to be repeated with the same memory. Failures are told as those
-// of sockets: -1 and errno, EPROTO where TLS itself failed, of which why() tells more.
+// Written bytes are encrypted at once and kept until the socket takes them, about kSealedBytes at
+// most: a write need not be repeated with the same memory. Failures are those of sockets: -1 and
+// errno; EPROTO if TLS itself failed, with the reason in why().
 class TlsStream {
  public:
   static constexpr size_t kRecordBytes = 16u << 10;
   static constexpr size_t kSealedBytes = 64u << 10;
 
-  // `host`: whom a client means to reach, a name or an address.
+  // `host`: the name or address that a client connects to.
   TlsStream(std::shared_ptr<const TlsContext> context, int fd, const std::string& host = "");
   ~TlsStream();
   TlsStream(const TlsStream&) = delete;
   TlsStream& operator=(const TlsStream&) = delete;
 
-  // 0 when both ends know each other; EAGAIN: see writing(). read() does it too.
+  // 0 when it is complete; EAGAIN: see writing(). read() does it too.
   int handshake();
-  // Fills the spans as far as bytes have come; how many. 0: the peer has ended the connection.
+  // Fills the spans with the bytes that have come; returns how many. 0: the peer has ended the
+  // connection.
   ssize_t read(const iovec* spans, size_t count);
-  // Takes what there is room for; how many bytes. After handshake().
+  // Takes as much as there is room for; returns how many bytes. After handshake().
   ssize_t write(const iovec* spans, size_t count);
   // 0 when the socket has taken everything.
   int flush();
-  // Tells the peer that nothing more will come, if the socket takes it.
+  // Sends close_notify, if the socket takes it.
   void close();
 
-  // Sealed bytes wait for the socket to be writable.
+  // Encrypted bytes wait for the socket to be writable.
   bool writing() const { return sealed_at_ != sealed_.size(); }
-  // Bytes have been received and not yet been read.
+  // Bytes have been received and not been read.
   bool readable() const;
-  // Nothing has come that was not asked for, and the peer has not ended the connection.
+  // Nothing has been received unexpectedly, and the peer has not ended the connection.
   bool quiet();
-  // The header that the peer began with, if it speaks our protocol without TLS; else nullptr.
+  // The first header from the peer, if it speaks our protocol without TLS; else null.
   const uint8_t* plain_header() const { return plain_.empty() ? nullptr : plain_.data(); }
   // Why TLS failed: a part of a sentence.
   const std::string& why() const { return why_; }
@@ -110,13 +109,13 @@ class TlsStream {
   int fd_;
   std::string host_;
   openssl::Ssl* stream_ = nullptr;
-  std::vector<uint8_t> sealed_;  // from sealed_at_ on it waits for the socket
+  std::vector<uint8_t> sealed_;  // encrypted; from sealed_at_ on it waits for the socket
   size_t sealed_at_ = 0;
   std::vector<uint8_t> small_;  // gathers short spans into one record
-  bool ended_ = false;          // the peer has
-  bool begun_ = false;          // something has come
-  std::vector<uint8_t> plain_;  // how it began, if that was our protocol without TLS
-  int error_ = 0;               // an errno for good, once it failed
+  bool ended_ = false;          // by the peer
+  bool begun_ = false;          // something has been received
+  std::vector<uint8_t> plain_;  // the first header, if it is of our protocol without TLS
+  int error_ = 0;               // an errno, once it has failed
   std::string why_;
 };
 

@@ -1,88 +1,114 @@
 #include "node/attachments.h"
 
-#include <sys/eventfd.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <iterator>
-
 namespace kv {
 
+using wire::Header;
+using wire::Status;
+
+bool Attachments::attach(Session& session, const Header& header,
+                         const wire::AttachRequest& request) {
+  if (session.access != wire::PoolAccess::kNone || session.attachment != Attachment::kNone)
+    return replies_.fail(session, header, Status::kNotAllowed,
+                         "this connection has the pool already");
+  // An attached client reaches all of the pool: with several tenants none may.
+  if (most_ == 0 || state_.options.tenants.count() > 1)
+    return replies_.fail(session, header, Status::kNotAllowed, "this store offers no RDMA");
+  if (state_.draining)
+    return replies_.fail(session, header, Status::kNotAllowed, "the store is draining");
+  if (entries_.size() >= most_) {
+    ++state_.counters.attaches[Attached::kRefused];
+    return replies_.fail(session, header, Status::kLimit,
+                         "it has as many RDMA connections as it may");
+  }
+  session.attachment = Attachment::kAsked;
+  entries_.try_emplace(session.id, Entry{header.request_id, Phase::kQueued, std::nullopt});
+  push({session.id, true, request.rail, std::string(request.card)});
+  return true;
+}
+
 int Attachments::offer(size_t most) {
-  if (!ready_) ready_.reset(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  if (!ready_) return errno;
+  if (ready_.get() < 0)
+    if (const int error = ready_.open()) return error;
   most_ = most;
   return 0;
 }
 
-Attachments::Entry* Attachments::find(uint64_t session) {
-  const auto found = entries_.find(session);
-  return found == entries_.end() ? nullptr : &found->second;
-}
-
 void Attachments::push(AttachEvent event) {
   events_.push_back(std::move(event));
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(ready_.get(), &one, sizeof one);
+  ready_.signal();
 }
 
-void Attachments::ask(uint64_t session, uint64_t request_id, uint32_t rail, std::string_view card) {
-  entries_.try_emplace(session, Entry{request_id, Phase::kQueued, std::nullopt});
-  push({session, true, rail, std::string(card)});
+void Attachments::drop_events(uint64_t session) {
+  std::erase_if(events_, [session](const AttachEvent& event) { return event.session == session; });
 }
 
 std::vector<AttachEvent> Attachments::take_events() {
-  uint64_t count;
-  [[maybe_unused]] const ssize_t got = read(ready_.get(), &count, sizeof count);
-  std::vector<AttachEvent> taken(std::make_move_iterator(events_.begin()),
-                                 std::make_move_iterator(events_.end()));
-  events_.clear();
-  for (const AttachEvent& event : taken)
-    if (Entry* entry = find(event.session); entry != nullptr && entry->phase == Phase::kQueued)
-      entry->phase = Phase::kTaken;
-  return taken;
+  ready_.clear();
+  for (const AttachEvent& event : events_)
+    if (const auto found = entries_.find(event.session);
+        found != entries_.end() && found->second.phase == Phase::kQueued)
+      found->second.phase = Phase::kTaken;
+  return std::exchange(events_, {});
 }
 
-std::optional<uint64_t> Attachments::attached(uint64_t session) {
-  Entry* const entry = find(session);
-  if (entry == nullptr || entry->phase != Phase::kTaken) return std::nullopt;
-  entry->phase = Phase::kAttached;
-  return entry->request_id;
-}
-
-std::optional<uint64_t> Attachments::refused(uint64_t session) {
-  const Entry* const entry = find(session);
-  if (entry == nullptr || entry->phase != Phase::kTaken) return std::nullopt;
-  const uint64_t request_id = entry->request_id;
-  entries_.erase(session);
-  return request_id;
-}
-
-bool Attachments::ended(uint64_t session) {
-  Entry* const entry = find(session);
-  if (entry == nullptr || entry->phase == Phase::kEnded) return false;
-  if (entry->phase == Phase::kQueued) {  // the host has never heard of it
-    std::erase_if(events_, [session](const AttachEvent& event) { return event.session == session; });
-    entries_.erase(session);
-    return false;
+// The session that the host's answer is for, and the header of its request. Null: it does not wait
+// for an answer (any more).
+Session* Attachments::answer(uint64_t id, bool attached, Header& request) {
+  const auto found = entries_.find(id);
+  const bool waits = found != entries_.end() && found->second.phase == Phase::kTaken;
+  Session* const session = waits ? state_.find_session(id) : nullptr;
+  if (waits) {
+    request.op = wire::Op::kAttach;
+    request.request_id = found->second.request_id;
+    if (attached) found->second.phase = Phase::kAttached;
+    else entries_.erase(found);
   }
-  entry->phase = Phase::kEnded;
-  push({session, false, 0, {}});
+  ++state_.counters.attaches[session == nullptr ? Attached::kGone
+                             : attached         ? Attached::kDone
+                                                : Attached::kRefused];
+  return session;
+}
+
+bool Attachments::attached(uint64_t id, std::string_view card) {
+  Header request;
+  Session* const session = answer(id, true, request);
+  if (session == nullptr) return false;
+  session->attachment = Attachment::kDone;
+  replies_.send(*session, request, wire::AttachReply{card});
   return true;
 }
 
-void Attachments::fence_with(uint64_t session, uint64_t fence) {
-  if (Entry* const entry = find(session)) entry->fence = fence;
+bool Attachments::refuse(uint64_t id, Status status, std::string_view why) {
+  Header request;
+  Session* const session = answer(id, false, request);
+  if (session == nullptr) return false;
+  session->attachment = Attachment::kNone;
+  return replies_.fail(*session, request, status, why);
 }
 
-std::optional<uint64_t> Attachments::fenced(uint64_t session) {
+bool Attachments::end(const Session& session, bool in_use, std::vector<Slot>& slots) {
+  const auto found = entries_.find(session.id);
+  if (found == entries_.end() || found->second.phase == Phase::kEnded) return false;
+  if (found->second.phase == Phase::kQueued) {  // the host does not know of it
+    drop_events(session.id);
+    entries_.erase(found);
+    return false;
+  }
+  found->second.phase = Phase::kEnded;
+  push({session.id, false, 0, {}});
+  if (in_use) ++state_.counters.broken_attachments;
+  if (slots.empty()) return true;
+  state_.counters.fenced += slots.size();
+  found->second.fence = state_.fences.raise(File(), std::move(slots), session.client);
+  return true;
+}
+
+void Attachments::fenced(uint64_t session) {
   const auto found = entries_.find(session);
-  if (found == entries_.end() || found->second.phase != Phase::kEnded) return std::nullopt;
-  const std::optional<uint64_t> fence = found->second.fence;
+  if (found == entries_.end() || found->second.phase != Phase::kEnded) return;
+  if (found->second.fence) state_.fences.lift(*found->second.fence);
   entries_.erase(found);
-  // It may not have heard yet that it was to end it.
-  std::erase_if(events_, [session](const AttachEvent& event) { return event.session == session; });
-  return fence;
+  drop_events(session);  // the host may not have taken the event to end it
 }
 
 }  // namespace kv

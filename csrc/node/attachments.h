@@ -1,22 +1,20 @@
-// Connections that move blocks with RDMA: who wishes to, and who can still reach the pool. What makes
-// and ends their queue pairs is the host, outside of kvcore: it takes events and says what it did.
+// ATTACH: connections that move blocks by RDMA, and what the host has to do for them. The host,
+// outside of this library, makes and ends the queue pairs: it takes events and reports what it did.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <deque>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
-#include "base/file.h"
+#include "base/event_fd.h"
+#include "node/replies.h"
 
 namespace kv {
 
-// What the host has to do: make a queue pair for a session that shows this card, or end the one it has.
+// What the host has to do: make a queue pair for a session that sent this card, or end the one it
+// has.
 struct AttachEvent {
   uint64_t session = 0;
   bool begins = false;
@@ -24,33 +22,35 @@ struct AttachEvent {
   std::string card;
 };
 
-// One entry for each session from its ATTACH until its queue pair is known to be gone. Not
-// thread-safe.
+// An entry for each session from its ATTACH until its queue pair is known to be gone.
 class Attachments {
  public:
-  // From now on sessions may attach, at most `most` at a time; with 0 none any more. 0 or an errno.
+  Attachments(NodeState& state, Replies& replies) : state_(state), replies_(replies) {}
+
+  bool attach(Session& session, const wire::Header& header, const wire::AttachRequest& request);
+  // A session ends. True if it may have had a queue pair: the host gets an event to end it, and
+  // `slots` stay fenced until then. `in_use`: it had blocks leased or reserved.
+  bool end(const Session& session, bool in_use, std::vector<Slot>& slots);
+
+  // For the host.
+  // From now on sessions may attach, at most `most` at a time; 0: no further ones. 0 or an errno.
   int offer(size_t most);
-  bool offered() const { return most_ != 0; }
-  bool full() const { return entries_.size() >= most_; }
-  size_t size() const { return entries_.size(); }
   // Readable while there are events. -1 before the first offer.
   int ready_fd() const { return ready_.get(); }
-
-  // A session asks; not when full().
-  void ask(uint64_t session, uint64_t request_id, uint32_t rail, std::string_view card);
-  // All events since the last time.
+  // All events since the last call.
   std::vector<AttachEvent> take_events();
-  // The session has its queue pair. The id of its request; nothing if it is not asking (any more): then
-  // the host is told to end what it made.
-  std::optional<uint64_t> attached(uint64_t session);
-  // It gets none, and its entry goes. As above.
-  std::optional<uint64_t> refused(uint64_t session);
-  // The session is gone. True if it may have had a queue pair, which the host is told to end; until then
-  // its entry, and what `fence` stands for, stay.
-  bool ended(uint64_t session);
-  void fence_with(uint64_t session, uint64_t fence);
-  // Of a session that has ended: its queue pair is gone, and so is its entry. The fence, if there is one.
-  std::optional<uint64_t> fenced(uint64_t session);
+  // The session has its queue pair, whose card (at most kMaxCardBytes) goes to the client. False:
+  // the session is gone or did not ask, and an event to end the queue pair follows or has been
+  // taken.
+  bool attached(uint64_t session, std::string_view card);
+  // It gets none. False as above.
+  bool refuse(uint64_t session, wire::Status status, std::string_view why);
+  // The queue pair of a session that has ended is gone: nothing accesses the pool through it any
+  // more.
+  void fenced(uint64_t session);
+
+  // Sessions that asked for a queue pair or may have one.
+  size_t size() const { return entries_.size(); }
 
  private:
   enum class Phase { kQueued, kTaken, kAttached, kEnded };
@@ -59,13 +59,18 @@ class Attachments {
     Phase phase = Phase::kQueued;
     std::optional<uint64_t> fence;
   };
-  Entry* find(uint64_t session);
-  void push(AttachEvent event);
+  using Entries = std::unordered_map<uint64_t, Entry>;
 
+  Session* answer(uint64_t id, bool attached, wire::Header& request);
+  void push(AttachEvent event);
+  void drop_events(uint64_t session);
+
+  NodeState& state_;
+  Replies& replies_;
   size_t most_ = 0;
-  File ready_;
-  std::unordered_map<uint64_t, Entry> entries_;
-  std::deque<AttachEvent> events_;
+  EventFd ready_;
+  Entries entries_;  // by session
+  std::vector<AttachEvent> events_;
 };
 
 }  // namespace kv

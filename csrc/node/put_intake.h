@@ -1,40 +1,39 @@
-// The payload of one PUT while it arrives: straight into slots, digested, committed block by block.
+// The payload of one PUT while it arrives: received straight into slots, digested, committed block
+// by block.
 #pragma once
 
 #include <sys/uio.h>
 
 #include <chrono>
-#include <cstdint>
 #include <vector>
 
-#include "net/session.h"
-#include "table/table.h"
-#include "wire/wire.h"
+#include "node/state.h"
 
 namespace kv {
 
-class Node;
+class Writes;
 
-// A block's slot is reserved when its first byte is due. It is committed when all of it has come and,
-// where digests are checked and the peer tells one, that agrees. Bytes of blocks that get no slot are
-// read and dropped. What is not committed when this goes is freed: only this ever writes there.
+// A block's slot is reserved when its first byte is due. It is committed when all its bytes have
+// come and, if digests are checked, agree with the client's CRC32C. The bytes of blocks that get no
+// slot are dropped. The slot of an unfinished block is freed by the destructor: nothing else writes
+// it.
 class PutIntake {
  public:
-  // `request` has been checked against the manifest; `part_bytes` are of each block.
-  PutIntake(Node& node, const Session& session, uint64_t request_id, uint32_t spec_id,
-            uint32_t part_id, uint64_t part_bytes, const wire::WriteRequest& request);
+  // `request` has been checked against the manifest whose part this is.
+  PutIntake(NodeState& state, Writes& writes, const Session& session, uint64_t request_id,
+            uint32_t spec_id, const ManifestPart& part, const wire::WriteRequest& request);
   ~PutIntake();
   PutIntake(const PutIntake&) = delete;
   PutIntake& operator=(const PutIntake&) = delete;
 
   bool done() const { return block_ == hashes_.size(); }
-  // Its last block is on the way.
+  // Its last block is arriving.
   bool at_last() const { return block_ + 1 == hashes_.size(); }
   // Where the next bytes belong (at most two spans); not when done().
   size_t spans(iovec out[2]);
   // The first `bytes` of the spans have been filled.
   void filled(size_t bytes);
-  // Takes what it can, in this turn, of bytes that were received elsewhere; returns how many.
+  // Copies bytes that were received elsewhere, as many as this turn allows. Returns how many.
   size_t feed(const uint8_t* data, size_t size);
 
   uint64_t request_id() const { return request_id_; }
@@ -46,18 +45,18 @@ class PutIntake {
  private:
   void begin_block();
   void end_block();
-  BlockKey key(size_t block) const { return {spec_id_, hashes_[block]}; }
+  PartKey key() const { return {{spec_id_, hashes_[block_]}, part_.part_id}; }
 
-  Node& node_;
-  Writer writer_;
-  Transport transport_;
-  bool told_;  // the peer sends digests
-  uint64_t request_id_;
-  uint32_t spec_id_;
-  uint32_t part_id_;
-  uint64_t part_bytes_;
-  Hash parent_;
-  std::vector<Hash> hashes_;
+  NodeState& state_;
+  Writes& writes_;
+  const Writer writer_;
+  const Transport transport_;
+  const bool has_crcs_;  // the client sends digests
+  const uint64_t request_id_;
+  const uint32_t spec_id_;
+  const ManifestPart part_;
+  const Hash parent_;
+  const std::vector<Hash> hashes_;
   std::vector<uint8_t> statuses_;
   bool no_space_ = false;
   std::chrono::nanoseconds spent_{0};
@@ -66,9 +65,9 @@ class PutIntake {
   bool begun_ = false;    // the current block has been looked up
   bool granted_ = false;  // it has a slot
   Slot slot_;
-  uint64_t at_ = 0;          // bytes of the block and its trailer that have come
-  uint32_t crc_ = 0;         // of the bytes in the slot
-  uint8_t trailer_[wire::kLineBytes] = {};  // begins with the CRC32C that the client sent
+  uint64_t at_ = 0;                      // bytes of the block and its line that have come
+  uint32_t crc_ = 0;                     // of the bytes in the slot
+  uint8_t line_[wire::kLineBytes] = {};  // begins with the client's CRC32C
 };
 
 }  // namespace kv

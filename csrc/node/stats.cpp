@@ -1,4 +1,4 @@
-// What a node tells of itself. The names are read by kvstore/metrics.py.
+// Gauges and counters of a node. kvrouter_store/node/metrics.py reads their names.
 #include "node/node.h"
 
 namespace kv {
@@ -13,10 +13,6 @@ void add_numa_nodes(StatList& list, const Slab& slab, const std::vector<PoolRegi
     list.add("numa_used_bytes." + std::to_string(regions[i].numa_node),
              slab.regions() == 0 ? used : slab.used_bytes_of(i));
 }
-
-}  // namespace
-
-namespace {
 
 // Each series, by the name of its tenant.
 void add_tenant(StatList& list, const std::string& name, const TenantUse& use,
@@ -35,41 +31,37 @@ void add_tenant(StatList& list, const std::string& name, const TenantUse& use,
 }  // namespace
 
 StatList::Values Node::stats(std::optional<uint32_t> tenant) const {
-  const TableCounts& table = table_.counts();
-  const Counters& c = counters_;
+  const TableCounts& table = state_.table.counts();
+  const Counters& c = state_.counters;
+  const Slab& slab = state_.slab;
   CountsBy<Transport, kTransportNames.size()> connections;
-  uint64_t fenced_blocks = fences_.slots(), fenced_bytes = fences_.bytes();
-  for (const auto& [id, session] : sessions_) {
+  uint64_t fenced_blocks = state_.fences.slots(), fenced_bytes = state_.fences.bytes();
+  for (const auto& [id, session] : state_.sessions) {
     ++connections[session->transport()];
     fenced_blocks += session->expired.size();
     for (const auto& [generation, one] : session->expired) fenced_bytes += one.slot.bytes;
   }
-  uint64_t leases = leases_.size(), leased_blocks = leases_.blocks();
-  for (const Session* session : neighbours_) {
-    leases += session->pins->leases();
-    leased_blocks += session->pins->blocks();
-  }
   CountsBy<Pages, kPagesNames.size()> page_bytes;
-  page_bytes[options_.pages] = options_.page_bytes;
+  page_bytes[state_.options.pages] = state_.options.page_bytes;
   StatList list;
-  list.add("pool_bytes", slab_.pool_bytes())
-      .add("free_bytes", slab_.free_bytes())
-      .add("used_bytes", slab_.pool_bytes() - slab_.free_bytes() - lent_bytes_)
+  list.add("pool_bytes", slab.pool_bytes())
+      .add("free_bytes", slab.free_bytes())
+      .add("used_bytes", slab.pool_bytes() - slab.free_bytes() - local_.lent_bytes())
       .add_each("page_bytes", kPagesNames, page_bytes.values);
-  add_numa_nodes(list, slab_, options_.regions);
-  list.add("blocks", table_.blocks())
+  add_numa_nodes(list, slab, state_.options.regions);
+  list.add("blocks", state_.table.blocks())
       .add("reserved_blocks", table.reserved_blocks)
-      .add("lent_bytes", lent_bytes_)
+      .add("lent_bytes", local_.lent_bytes())
       .add("fenced_blocks", fenced_blocks)
       .add("fenced_bytes", fenced_bytes)
       .add("pinned_blocks", table.pinned_blocks)
-      .add("leases", leases)
-      .add("leased_blocks", leased_blocks)
-      .add("waits", waits_.size() + ended_waits_.size())
+      .add("leases", state_.leases.size() + local_.leases())
+      .add("leased_blocks", state_.leases.blocks() + local_.leased_blocks())
+      .add("waits", landings_.size())
       .add_each("connections", kTransportNames, connections.values)
       .add("queue_pairs", attachments_.size())
-      .add("draining", draining_ ? 1 : 0)
-      .add("manifests", registry_.manifests().size())
+      .add("draining", state_.draining ? 1 : 0)
+      .add("manifests", state_.registry.manifests().size())
       .add("connections_total", c.connections)
       .add_each("hits_total", kTierNames, c.hits.values)
       .add_each("misses_total", kTierNames, c.misses.values)
@@ -77,7 +69,8 @@ StatList::Values Node::stats(std::optional<uint32_t> tenant) const {
       .add("commits_total", c.commits)
       .add_each("posts_total", kPostedNames, c.posts.values)
       .add("aborts_total", c.aborts)
-      .add_each("evictions_total", kEvictionNames, {table.evictions, c.deleted, c.purged})
+      .add_each("evictions_total", std::array<const char*, 3>{"capacity", "deleted", "purged"},
+                {table.evictions, c.deleted, c.purged})
       .add("no_space_total", c.no_space)
       .add("corrupt_total", c.corrupt)
       .add("fenced_total", c.fenced)
@@ -97,12 +90,12 @@ StatList::Values Node::stats(std::optional<uint32_t> tenant) const {
       .add_times("landing_wait_ns", c.landing_waits);
   for (size_t i = 0; i < kOpNames.size(); ++i)
     list.add_times(std::string("operation_ns.") + kOpNames[i], c.operations[i]);
-  const Tenants& tenants = options_.tenants;
+  const Tenants& tenants = state_.options.tenants;
   for (uint32_t i = 1; i <= tenants.count(); ++i)
     if (!tenant || *tenant == i)
-      add_tenant(list, tenants.names()[i - 1], table_.quotas().use(i), tenant_counts_[i],
-                 tenants.quotas()[i - 1]);
-  if (disk_ != nullptr) disk_->add_stats(list);
+      add_tenant(list, tenants.names()[i - 1], state_.table.quotas().use(i),
+                 state_.tenant_counts[i], tenants.quotas()[i - 1]);
+  if (state_.disk != nullptr) state_.disk->add_stats(list);
   else add_disk_stats(list, {}, {});
   return list.take();
 }

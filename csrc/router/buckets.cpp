@@ -1,7 +1,6 @@
 #include "router/buckets.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace kv {
 

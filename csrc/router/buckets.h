@@ -1,4 +1,4 @@
-// Values counted by upper bounds, as a Prometheus histogram has them. One thread.
+// A histogram as in Prometheus: values counted by upper bounds. One thread.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace kv {
 
 class Buckets {
  public:
-  // `bounds` ascend; what is above all of them is counted last.
+  // `bounds` ascend; the last count is of values above all of them.
   explicit Buckets(std::vector<double> bounds);
   void observe(double value, uint64_t times);
   const std::vector<uint64_t>& counts() const { return counts_; }  // not cumulative

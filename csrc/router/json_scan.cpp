@@ -1,12 +1,12 @@
 #include "router/json_scan.h"
 
-#include "router/token_ids.h"
-
 #include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <system_error>
 #include <unordered_set>
+
+#include "router/token_ids.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -39,7 +39,8 @@ bool is_finite(std::string_view number) {
   if (lead == std::string_view::npos) return true;
   const size_t point = std::min(digits.find('.'), e);
   const auto place = static_cast<long long>(point) - static_cast<long long>(lead);
-  const long long magnitude = place + exponent_of(number.substr(e));  // of its first digit, + 1 or 0
+  const long long magnitude =
+      place + exponent_of(number.substr(e));  // of its first digit, + 1 or 0
   if (magnitude < 300) return true;
   if (magnitude > 320) return false;
   double value = 0;  // near the bound rounding decides
@@ -87,12 +88,16 @@ class Scanner {
   }
 
  private:
+  static constexpr const char* kCommaOrBrace = "expected ',' or '}'";
+  static constexpr const char* kCommaOrBracket = "expected ',' or ']'";
+
   bool at(char c) const { return p_ != end_ && *p_ == c; }
+  size_t offset() const { return static_cast<size_t>(p_ - begin_); }
 
   bool fail(const char* what) {
     if (out_.error == nullptr) {
       out_.error = what;
-      out_.error_at = static_cast<size_t>(p_ - begin_);
+      out_.error_at = offset();
     }
     return false;
   }
@@ -101,44 +106,47 @@ class Scanner {
     while (p_ != end_ && (*p_ == ' ' || *p_ == '\n' || *p_ == '\r' || *p_ == '\t')) ++p_;
   }
 
-  bool top_level() {
+  // What stands between brackets, separated by commas, `p_` at the opening one. `item` consumes
+  // one.
+  template <class Item>
+  bool list(char close, const char* expected, Item item) {
     ++p_;
     space();
-    if (at('}')) return ++p_, true;
-    std::unordered_set<std::string> seen;
+    if (at(close)) return ++p_, true;
     for (;;) {
-      JsonMember member;
-      if (!name(&member.key)) return false;
-      if (!seen.insert(member.key).second) return fail("a name that occurs twice");
-      if (seen.size() > kMaxJsonMembers) return fail("too many members");
-      member.start = static_cast<size_t>(p_ - begin_);
-      if (!(member.key == ids_key_ ? ids_or_value() : value(1))) return false;
-      member.end = static_cast<size_t>(p_ - begin_);
-      out_.members.push_back(std::move(member));
+      if (!item()) return false;
       space();
-      if (at('}')) return ++p_, true;
-      if (!at(',')) return fail("expected ',' or '}'");
+      if (at(close)) return ++p_, true;
+      if (!at(',')) return fail(expected);
       ++p_;
       space();
     }
   }
 
+  bool top_level() {
+    std::unordered_set<std::string> seen;
+    return list('}', kCommaOrBrace, [&] {
+      JsonMember member;
+      if (!name(&member.key)) return false;
+      if (!seen.insert(member.key).second) return fail("a name that occurs twice");
+      if (seen.size() > kMaxJsonMembers) return fail("too many members");
+      member.start = offset();
+      if (!(member.key == ids_key_ ? ids_or_value() : value(1))) return false;
+      member.end = offset();
+      out_.members.push_back(std::move(member));
+      return true;
+    });
+  }
+
   bool array_items(size_t max_items, std::vector<JsonSpan>& items) {
-    ++p_;
-    space();
-    if (at(']')) return ++p_, true;
-    for (;;) {
+    return list(']', kCommaOrBracket, [&] {
       if (items.size() == max_items) return fail("too many items");
       JsonSpan& item = items.emplace_back();
-      item.start = static_cast<size_t>(p_ - begin_);
+      item.start = offset();
       if (!value(1)) return false;
-      item.end = static_cast<size_t>(p_ - begin_);
-      space();
-      if (at(']')) return ++p_, true;
-      if (!at(',')) return fail("expected ',' or ']'");
-      ++p_;
-      space();
-    }
+      item.end = offset();
+      return true;
+    });
   }
 
   // A member's name, the colon and the space around it.
@@ -176,37 +184,12 @@ class Scanner {
 
   bool object(size_t depth) {
     if (depth >= kMaxJsonDepth) return fail("nested too deeply");
-    ++p_;
-    space();
-    if (at('}')) return ++p_, true;
-    for (;;) {
-      if (!name(nullptr) || !value(depth + 1)) return false;
-      space();
-      if (at('}')) return ++p_, true;
-      if (!at(',')) return fail("expected ',' or '}'");
-      ++p_;
-      space();
-    }
+    return list('}', kCommaOrBrace, [&] { return name(nullptr) && value(depth + 1); });
   }
 
   bool array(size_t depth) {
     if (depth >= kMaxJsonDepth) return fail("nested too deeply");
-    ++p_;
-    space();
-    if (at(']')) return ++p_, true;
-    return items(depth);
-  }
-
-  // Items from the current one to the closing bracket.
-  bool items(size_t depth) {
-    for (;;) {
-      if (!value(depth + 1)) return false;
-      space();
-      if (at(']')) return ++p_, true;
-      if (!at(',')) return fail("expected ',' or ']'");
-      ++p_;
-      space();
-    }
+    return list(']', kCommaOrBracket, [&] { return value(depth + 1); });
   }
 
   // An array of token ids goes to `ids`; any other value is just scanned.
@@ -278,9 +261,9 @@ class Scanner {
     while (end_ - p_ >= 16) {
       const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p_));
       // Signed compare: bytes of 0x80 and above are negative, so below 0x20 as well.
-      const __m128i special = _mm_or_si128(
-          _mm_cmplt_epi8(v, _mm_set1_epi8(0x20)),
-          _mm_or_si128(_mm_cmpeq_epi8(v, _mm_set1_epi8('"')), _mm_cmpeq_epi8(v, _mm_set1_epi8('\\'))));
+      const __m128i special = _mm_or_si128(_mm_cmplt_epi8(v, _mm_set1_epi8(0x20)),
+                                           _mm_or_si128(_mm_cmpeq_epi8(v, _mm_set1_epi8('"')),
+                                                        _mm_cmpeq_epi8(v, _mm_set1_epi8('\\'))));
       const int mask = _mm_movemask_epi8(special);
       if (mask != 0) {
         p_ += __builtin_ctz(static_cast<unsigned>(mask));

@@ -12,8 +12,8 @@ namespace kv {
 namespace {
 
 constexpr HolderSet kUsed{0, 1ull << 63};
-constexpr size_t kWrapped = 1024;  // more than entries ever lie from their place
-constexpr size_t kAhead = 8;  // lookups whose memory is asked for before it is needed
+constexpr size_t kWrapped = 1024;  // no entry is so far from its place
+constexpr size_t kAhead = 8;       // lookups that are prefetched
 
 uint64_t id_at(const uint8_t* hashes, size_t block) {
   uint64_t id;
@@ -35,8 +35,8 @@ void append_runs(std::vector<HolderRun>& runs, HolderSet holders, size_t blocks)
 
 PrefixTable::PrefixTable(size_t max_blocks)
     : mask_(std::bit_ceil(max_blocks + max_blocks / 2 + 2) - 1), max_blocks_(max_blocks) {
-  // Zeroed by the kernel when first touched. In huge pages, where there are any: lookups go all over
-  // the table, and each would miss the TLB.
+  // The kernel zeroes it at the first touch. In huge pages, if possible: lookups are random, and
+  // each one would miss the TLB.
   const size_t bytes = (mask_ + 1) * sizeof(Entry);
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
@@ -46,7 +46,7 @@ PrefixTable::PrefixTable(size_t max_blocks)
 
 void PrefixTable::Unmap::operator()(Entry* entries) const { munmap(entries, bytes); }
 
-// Ids are bits of SHA-256, but other engines' may be anything: one multiplication mixes them.
+// Ids are bits of SHA-256, but those of other engines may be anything: a multiplication mixes them.
 size_t PrefixTable::place(uint64_t id) const {
   return static_cast<size_t>((id * 0x9e3779b97f4a7c15ull) >> 20) & mask_;
 }
@@ -136,8 +136,8 @@ size_t PrefixTable::held(unsigned holder, size_t end, size_t max_slots,
   return begin;
 }
 
-// Backward shift: every entry after the hole that may lie nearer to its place moves there, so that
-// no tombstones are needed.
+// Backward shift: entries after the hole move towards their place, so that no tombstones are
+// needed.
 void PrefixTable::erase(size_t slot) {
   size_t next = slot;
   for (;;) {
@@ -145,7 +145,7 @@ void PrefixTable::erase(size_t slot) {
     if (entries_[next].id == 0) break;
     const size_t home = place(entries_[next].id);
     if (((next - home) & mask_) >= ((next - slot) & mask_)) {
-      // The sweep under way may have passed `slot` but not `next`: it would miss this entry.
+      // The current sweep may have passed `slot` but not `next`: it would miss this entry.
       entries_[slot] = {entries_[next].id, entries_[next].holders & ~dying_};
       slot = next;
     }
@@ -158,7 +158,7 @@ void PrefixTable::evict() {
   for (;;) {
     Entry& entry = entries_[hand_];
     if (entry.id != 0) {
-      if ((entry.holders & kUsed).empty()) return erase(hand_);  // what moves here is next
+      if ((entry.holders & kUsed).empty()) return erase(hand_);  // another entry may move here
       entry.holders = entry.holders & ~kUsed;
     }
     hand_ = (hand_ + 1) & mask_;

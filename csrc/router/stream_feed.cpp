@@ -21,11 +21,12 @@ int hex_digit(char c) {
 
 enum class Line : uint8_t { kWhole, kPart, kBad };
 
-// The extensions at `at`, perhaps with blanks before them; `at` moves to the CR behind them.
+// The extensions at `at`, perhaps after blanks; `at` moves to the CR after them.
 Line skip_extensions(std::string_view text, size_t& at) {
   const size_t start = at;
   at = text.find_first_not_of(" \t", at);
-  if (at == std::string_view::npos) return text.size() - start > kMaxSizeLine ? Line::kBad : Line::kPart;
+  if (at == std::string_view::npos)
+    return text.size() - start > kMaxSizeLine ? Line::kBad : Line::kPart;
   if (text[at] != ';') return Line::kBad;
   for (; at < text.size() && at - start < kMaxSizeLine; ++at) {
     if (text[at] == '\r') return Line::kWhole;
@@ -34,7 +35,7 @@ Line skip_extensions(std::string_view text, size_t& at) {
   return at < text.size() ? Line::kBad : Line::kPart;
 }
 
-// A chunk's size line at `at`: its value, the offset behind it, and whether it had extensions.
+// A chunk's size line at `at`: its value, the offset after it, and whether it had extensions.
 Line read_size(std::string_view text, size_t& at, size_t& size, bool& extended) {
   size = 0;
   extended = false;
@@ -114,7 +115,7 @@ void StreamFeed::note(std::string_view payload, double now_s) {
   events_ += fresh_;
 }
 
-// From here on the frames of this piece are written anew, behind those that were passed as they came.
+// From here on the frames of this piece are rewritten, after those that are passed on unchanged.
 void StreamFeed::rewrite(std::string_view passed) {
   if (rewritten_) return;
   rewritten_ = true;
@@ -129,7 +130,7 @@ void StreamFeed::emit(std::string_view payload) {
   see(payload);
 }
 
-// Pass on what has come of a large frame.
+// Pass on the bytes of a large frame that have come.
 bool StreamFeed::scan_large(std::string_view text, size_t& at) {
   if (left_ > 0 && at < text.size()) {
     const std::string_view payload = text.substr(at, left_);
@@ -207,7 +208,8 @@ bool StreamFeed::take(std::string_view data, double now_s) {
   }
   last_s_ = now_s;
   if (!marks_.empty() && whole > 0 && !at_event_end()) marked_ = true;
-  if (!joined && !marked_ && !rewritten_ && whole == data.size() && state_ == State::kOpen) return true;
+  if (!joined && !marked_ && !rewritten_ && whole == data.size() && state_ == State::kOpen)
+    return true;
   if (!rewritten_) out_.assign(text.substr(0, whole));
   std::string rest(state_ == State::kOpen ? text.substr(whole) : std::string_view());
   if (rest.size() > kMaxFrameBytes + 2 * kMaxSizeLine) state_ = State::kBad;

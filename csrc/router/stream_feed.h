@@ -1,15 +1,12 @@
-// A streamed answer on its way through: where its chunk frames end, and what it tells by the way.
-// Frames are passed on as they came; one that has not come whole is held back, so that what the
-// client sees always ends between two frames (engines send an event per frame). A frame of more
-// than kMaxFrameBytes goes on in several, as it comes. Extensions of chunks are left out, as
-// RFC 9112 7.1.1 demands of who does not know them.
+// A streamed response with chunk framing on its way from an engine to the client, its events
+// counted. Frames are passed on as they came. An incomplete frame is held back, so that the
+// client's stream always ends between two frames (engines send an event per frame). A frame of more
+// than kMaxFrameBytes is passed on in several, as it comes. Chunk extensions are removed (RFC
+// 9112 7.1.1: a recipient ignores unknown ones).
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "router/buckets.h"
@@ -22,25 +19,24 @@ class StreamFeed {
  public:
   enum class State : uint8_t { kOpen, kEnded, kBad };
 
-  // Take the next bytes of a chunked body, at `now_s` of a monotonic clock. True: pass them on as
-  // they are. False: pass on what `frames` gives, and look at `state`.
+  // Take the next bytes of a chunked body, at `now_s` of a monotonic clock. True: pass them on
+  // unchanged. False: pass on frames(), and check state().
   bool take(std::string_view data, double now_s);
 
-  // Whole frames to be passed on after `take` gave false, without the last, empty one.
+  // Whole frames to be passed on after take() returned false, without the last, empty one.
   const std::string& frames() const { return out_; }
 
-  // From now on the pieces are `marked` that hold one of these texts, which all begin with the same
-  // byte, or that do not begin and end between two events. `take` gives false for them.
+  // From now on, a piece is `marked` if it has one of these texts, which all begin with the same
+  // byte, or if it does not begin and end between two events. take() returns false for it.
   void watch(std::vector<std::string> marks) { marks_ = std::move(marks); }
 
-  // Whether the latest piece is to be looked at before it is passed on; false where nothing is
-  // watched for.
+  // Whether the latest piece is to be inspected before it is passed on; false without watch().
   bool marked() const { return marked_; }
 
-  // Count a piece of body that comes without frames.
+  // Count a piece of a body without frames.
   void note(std::string_view payload, double now_s);
 
-  // Count the seconds between events there.
+  // Count the seconds between events in `gaps`.
   void count_into(Buckets* gaps) { gaps_ = gaps; }
   State state() const { return state_; }
   uint64_t events() const { return events_; }
@@ -48,8 +44,8 @@ class StreamFeed {
   const std::string& tail() const { return tail_; }
 
  private:
-  size_t scan(std::string_view text);  // bytes that can be passed on; sets `state_`
-  bool scan_large(std::string_view text, size_t& at);  // false: the frame goes on, or is bad
+  size_t scan(std::string_view text);                  // bytes that can be passed on; sets `state_`
+  bool scan_large(std::string_view text, size_t& at);  // false: the frame is incomplete, or bad
   void rewrite(std::string_view passed);
   void emit(std::string_view payload);
   void see(std::string_view payload);
@@ -59,11 +55,11 @@ class StreamFeed {
   Buckets* gaps_ = nullptr;
   State state_ = State::kOpen;
   uint64_t events_ = 0;
-  uint64_t fresh_ = 0;  // events of the piece at hand
+  uint64_t fresh_ = 0;  // events of the current piece
   double last_s_ = 0;
-  bool newline_ = false;  // the body so far ends with one that closes no event yet
+  bool newline_ = false;  // the body so far ends with a newline that ends no event yet
   bool marked_ = false;
-  bool rewritten_ = false;  // `out_` has the frames of the piece at hand, other than they came
+  bool rewritten_ = false;  // `out_` has the frames of the current piece, changed
   bool in_large_ = false;   // between the size line of a large frame and its end
   size_t left_ = 0;         // bytes of its payload that have not come
   std::vector<std::string> marks_;

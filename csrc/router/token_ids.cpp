@@ -35,7 +35,7 @@ uint32_t parse_digits(uint64_t chunk, size_t n) {
   return static_cast<uint32_t>(chunk * 10000 + (chunk >> 32));
 }
 
-// Which of the kLook bytes are no digits.
+// A mask of the kLook bytes that are not digits.
 uint64_t others(const char* p) {
   uint64_t mask = 0;
 #if defined(__SSE2__)
@@ -53,14 +53,15 @@ uint64_t others(const char* p) {
   return mask;
 }
 
-// Take items of one to eight digits that end with "," or ", " as long as there are such; return the
-// start of the first that was left. The ends of items are found 64 bytes at a time and not one after
-// the other, so that the processor parses several of them at once.
+// Take items of one to eight digits that end with "," or ", "; return the start of the first other
+// one. The ends of items are found 64 bytes at a time, so that the processor parses several items
+// at once.
 const char* parse_run(const char* p, const char* end, std::vector<uint32_t>& ids) {
   uint32_t found[kRoom];
   size_t count = 0;
   bool plain = true;
-  for (const char* look = p; plain && static_cast<size_t>(end - look) >= kLook + 16; look += kLook) {
+  for (const char* look = p; plain && static_cast<size_t>(end - look) >= kLook + 16;
+       look += kLook) {
     for (uint64_t mask = others(look); mask != 0; mask &= mask - 1) {
       const char* stop = look + __builtin_ctzll(mask);
       const auto n = static_cast<size_t>(stop - p);
@@ -121,7 +122,8 @@ TokenIdsMember find_token_ids(std::string_view text, std::string_view key) {
   const char* const end = text.data() + text.size();
   const size_t name = key.size() + 2;  // with its quotes
   for (size_t at = text.find(key, 1); at != std::string_view::npos; at = text.find(key, at + 1)) {
-    if (text[at - 1] != '"' || at - 1 + name >= text.size() || text[at + key.size()] != '"') continue;
+    if (text[at - 1] != '"' || at - 1 + name >= text.size() || text[at + key.size()] != '"')
+      continue;
     const char* p = skip_space(text.data() + at - 1 + name, end);
     if (p == end || *p != ':') continue;
     p = skip_space(p + 1, end);

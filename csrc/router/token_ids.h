@@ -1,15 +1,14 @@
-// Token ids in JSON: arrays of integers 0..2^32-1. They are the bulk of a long prompt.
+// Token ids in JSON: arrays of integers 0..2^32-1, the bulk of a long prompt.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <string_view>
 #include <vector>
 
 namespace kv {
 
-// Parse a non-empty array of token ids, `p` at its opening bracket, behind what `ids` has already.
-// Return the position after its closing one, or null for anything else; `ids` then holds some items.
+// Parse a non-empty array of token ids, with `p` at its opening bracket, and append them to `ids`.
+// Return the position after its closing bracket; null for anything else: `ids` then has some items
+// more.
 const char* parse_token_ids(const char* p, const char* end, std::vector<uint32_t>& ids);
 
 struct TokenIdsMember {
@@ -20,7 +19,7 @@ struct TokenIdsMember {
 
 // Find the first member `key` of any object in the JSON `text` whose value is a non-empty array of
 // token ids. The text is not validated otherwise: a name in unescaped quotes before a colon cannot
-// stand within a JSON string, so a search finds members only.
+// occur within a JSON string, so a search finds members only.
 TokenIdsMember find_token_ids(std::string_view text, std::string_view key);
 
 }  // namespace kv

@@ -27,7 +27,7 @@ void ChainForest::pull(Node& node) {
     if (child != nullptr && child->least == node.least) node.least_bytes += child->least_bytes;
 }
 
-// The node takes the place of the one over it in their splay tree.
+// The node takes the place of its parent in their splay tree.
 void ChainForest::rotate(Node& node) {
   Node& old = *node.up;
   if (!is_splay_root(old)) (old.up->above == &old ? old.up->above : old.up->below) = &node;
@@ -58,7 +58,8 @@ void ChainForest::splay(Node& node) {
   pull(node);
 }
 
-// Makes the nodes from the root down to this one a splay tree of their own, whose root it is.
+// Makes the nodes from the root down to this one a splay tree of their own, with this node as its
+// root.
 void ChainForest::reach(Node& node) {
   Node* lower = nullptr;
   for (Node* at = &node; at != nullptr; at = at->up) {
@@ -70,7 +71,7 @@ void ChainForest::reach(Node& node) {
   splay(node);
 }
 
-// To all nodes of a path, of which this is the splay tree's root, or of none.
+// Adds holds to all nodes of a path, given by the root of its splay tree; null: to none.
 int64_t ChainForest::add(Node* path, uint32_t holds) {
   if (path == nullptr || holds == 0) return 0;
   const uint64_t free_before = free_bytes(*path);

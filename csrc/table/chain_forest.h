@@ -1,14 +1,13 @@
-// Which block comes before which, and which cannot go because of what comes after them: trees in
-// which each step takes O(log n) amortised, however long a chain is.
+// The chains of blocks as trees, and which blocks cannot be evicted because of blocks after them.
+// Each operation takes O(log n) amortised, however long a chain is.
 //
-// Link-cut trees: Sleator and Tarjan, "A data structure for dynamic trees", JCSS 26 (1983), with splay
-// trees as in their "Self-adjusting binary search trees", JACM 32 (1985). The paths from a root are
-// kept in splay trees, ordered by depth. A number of holds is added to a whole path at once. Each
-// splay tree knows the least number of holds in it, and the bytes of the nodes with that number: so
-// it knows the bytes of those that nobody holds.
+// Link-cut trees: Sleator and Tarjan, "A data structure for dynamic trees", JCSS 26 (1983), with
+// splay trees as in their "Self-adjusting binary search trees", JACM 32 (1985). The paths from a
+// root are kept in splay trees, ordered by depth. A number of holds is added to a whole path at
+// once. Each splay tree keeps the least number of holds in it, and the bytes of the nodes with that
+// number: if it is 0, the bytes that nothing holds.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -26,7 +25,7 @@ class ChainForest {
 
    private:
     friend class ChainForest;
-    // The parent in the splay tree; at its root, the node that the path hangs on.
+    // The parent in the splay tree; at the root of that, the parent of the path's top node.
     Node* up = nullptr;
     Node* above = nullptr;  // in the splay tree: nearer to the root of the forest's tree
     Node* below = nullptr;
@@ -39,17 +38,17 @@ class ChainForest {
 
   // `child` has no parent, and `parent` is not below it.
   int64_t hang(Node& child, Node& parent);
-  // Takes the node, with all below it, from its parent, if it has one. A node may be destroyed when
-  // it has neither a parent nor children.
+  // Takes the node, with all below it, from its parent, if it has one. A node without parent and
+  // children may be destroyed.
   int64_t cut(Node& node);
   // Whether `root`, which has no parent, is the node or above it.
   bool has_root(Node& node, const Node& root);
   int64_t hold(Node& node) { return reach(node), add(&node, 1); }
   int64_t let_go(Node& node) { return reach(node), add(&node, ~uint32_t{0}); }
-  // The node has so many bytes more; modulo 2^64.
+  // The node has `bytes` more; modulo 2^64.
   int64_t grow(Node& node, uint64_t bytes);
 
-  // Nodes visited so far: the time of all calls is proportional to it.
+  // Nodes visited so far; the time of all calls is proportional to it.
   uint64_t steps() const { return steps_; }
 
  private:

@@ -1,27 +1,26 @@
-// How much of the pool each client has before it is anybody's block: reserved, lent, or fenced.
+// How much of the pool each client has reserved, lent, or fenced: slots that are no block's yet.
 #pragma once
 
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <unordered_map>
 
 #include "memory/slab.h"
 
 namespace kv {
 
-// Who fills slots: `client` is the same for all connections that are known to be one client's.
+// The connection that fills a slot. `client` is the same for all connections of one client.
 struct Writer {
   uint64_t session = 0;
   uint64_t client = 0;
   uint32_t region = Slab::kAnyRegion;
 };
 
-// All connections of a process over a Unix socket are one client's, by the process id that the kernel
-// tells (unix(7), SO_PEERCRED). Any other connection is a client by itself.
+// All connections of a process over a Unix socket are one client, by the process id from the kernel
+// (unix(7), SO_PEERCRED). Any other connection is a client of its own.
 inline uint64_t client_of(int socket, bool local, uint64_t session) {
-  constexpr uint64_t kProcess = uint64_t{1} << 63;  // no session's id has this bit
+  constexpr uint64_t kProcess = uint64_t{1} << 63;  // no session id has this bit
   ucred peer{};
   socklen_t size = sizeof peer;
   const bool known = local && getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&

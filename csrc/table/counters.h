@@ -1,50 +1,43 @@
-// What a node counts, and how it is told. One thread writes; readers hold the node's mutex.
+// The counters of a node, and the list in which they are reported. One thread writes; readers hold
+// the node's mutex.
 #pragma once
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <numeric>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "wire/wire.h"
 
 namespace kv {
 
-// How the bytes of blocks travel.
+// How the bytes of blocks are moved.
 enum class Transport : uint8_t { kShm, kUnix, kTcp, kRdma };
 inline constexpr std::array<const char*, 4> kTransportNames{"shm", "unix", "tcp", "rdma"};
 
-// How a wait for a landing ended; kGone: with its connection.
+// How a WAIT ended; kGone: with its connection.
 enum class Landing : uint8_t { kLanded, kTimeout, kCancelled, kGone };
 inline constexpr std::array<const char*, 4> kLandingNames{"landed", "timeout", "cancelled", "gone"};
 
-// What became of a part that was written into a lent slot.
+// The outcome of a post.
 enum class Posted : uint8_t { kStored, kExists, kRefused };
 inline constexpr std::array<const char*, 3> kPostedNames{"stored", "exists", "refused"};
 
-// What became of a wish for RDMA; kGone: who had it left before the answer.
+// The outcome of an ATTACH; kGone: the connection ended before the answer.
 enum class Attached : uint8_t { kDone, kRefused, kGone };
 inline constexpr std::array<const char*, 3> kAttachedNames{"attached", "refused", "gone"};
 
-// Why a block went.
-enum class Eviction : uint8_t { kCapacity, kDeleted, kPurged };
-inline constexpr std::array<const char*, 3> kEvictionNames{"capacity", "deleted", "purged"};
-
-// Where blocks lie; the number is that of wire::Place.
+// Where blocks are; the number is that of wire::Place.
 enum class Tier : uint8_t { kMemory, kDisk };
 inline constexpr std::array<const char*, 2> kTierNames{"memory", "disk"};
 
-// By the number of the op, less one.
+// By the number of the op, minus one.
 inline constexpr std::array<const char*, 18> kOpNames{
-    "hello",   "register", "manifests", "match", "reserve", "commit", "abort", "put",
-    "acquire", "release",  "get",       "wait",  "cancel",  "delete", "purge", "stats",
-    "lend",    "attach"};
+    "hello",   "register", "manifests", "match",  "reserve", "commit", "abort", "put",  "acquire",
+    "release", "get",      "wait",      "cancel", "delete",  "purge",  "stats", "lend", "attach"};
 static_assert(static_cast<size_t>(wire::Op::kAttach) == kOpNames.size());
 
-// Times in nanoseconds, counted in buckets with these upper bounds and one without.
+// Times in nanoseconds, counted in buckets with these upper bounds and a last one without.
 template <const auto& Bounds>
 class Histogram {
  public:
@@ -66,8 +59,8 @@ class Histogram {
 inline constexpr std::array<uint64_t, 9> kOperationBounds{
     2'000, 5'000, 10'000, 50'000, 100'000, 500'000, 1'000'000, 10'000'000, 100'000'000};
 inline constexpr std::array<uint64_t, 13> kLandingBounds{
-    1'000'000,     5'000'000,     10'000'000,     25'000'000,    50'000'000,
-    100'000'000,   250'000'000,   500'000'000,    1'000'000'000, 2'500'000'000,
+    1'000'000,     5'000'000,      10'000'000,    25'000'000,    50'000'000,
+    100'000'000,   250'000'000,    500'000'000,   1'000'000'000, 2'500'000'000,
     5'000'000'000, 10'000'000'000, 30'000'000'000};
 
 template <class Of, size_t N>
@@ -76,26 +69,26 @@ struct CountsBy {
   uint64_t& operator[](Of which) { return values[static_cast<size_t>(which)]; }
 };
 
-// What never goes down. Blocks unless the name says otherwise.
+// They only grow. They count blocks unless the name says otherwise.
 struct Counters {
   uint64_t connections = 0, puts = 0, commits = 0, aborts = 0, corrupt = 0, no_space = 0;
   uint64_t deleted = 0, purged = 0;
   CountsBy<Tier, kTierNames.size()> hits, misses;         // of MATCH and ACQUIRE
   CountsBy<Transport, kTransportNames.size()> bytes_in;   // committed
-  CountsBy<Transport, kTransportNames.size()> bytes_out;  // of GET, and of ACQUIRE by who can read the pool
+  CountsBy<Transport, kTransportNames.size()> bytes_out;  // sent, or leased to readers of the pool
   CountsBy<Posted, kPostedNames.size()> posts;            // parts put without a request
   CountsBy<Attached, kAttachedNames.size()> attaches;
-  uint64_t broken_attachments = 0;  // ended in the midst of a put or get
-  uint64_t refusals = 0;                                  // engines that refused to share
-  CountsBy<Landing, kLandingNames.size()> landings;       // waits that ended
-  uint64_t bad_frames = 0;    // connections ended for breaking the protocol
-  uint64_t unauthorized = 0;  // HELLOs and HTTP requests without a token of this node
-  uint64_t tls_failures = 0;  // connections ended since TLS failed
-  uint64_t stalled = 0;       // connections ended for being too slow
-  uint64_t rejected = 0;      // connections ended since there were too many
-  uint64_t fenced = 0;        // slots that had to be fenced when their connection ended
-  uint64_t expired = 0;       // reservations that ended because their connection said nothing
-  uint64_t client_limited = 0;  // puts cut short: their client held as much as it may
+  uint64_t broken_attachments = 0;                   // ended during a put or get
+  uint64_t refusals = 0;                             // engines that refused to share
+  CountsBy<Landing, kLandingNames.size()> landings;  // waits that ended
+  uint64_t bad_frames = 0;                           // connections ended for breaking the protocol
+  uint64_t unauthorized = 0;    // HELLOs and HTTP requests without a valid token
+  uint64_t tls_failures = 0;    // connections ended because TLS failed
+  uint64_t stalled = 0;         // connections ended for making no progress
+  uint64_t rejected = 0;        // connections ended because there were too many
+  uint64_t fenced = 0;          // slots fenced because their connection ended
+  uint64_t expired = 0;         // reservations of silent connections
+  uint64_t client_limited = 0;  // blocks refused because their client held as much as it may
   Histogram<kLandingBounds> landing_waits;  // of those that landed
   std::array<Histogram<kOperationBounds>, kOpNames.size()> operations;
 
@@ -104,7 +97,7 @@ struct Counters {
   }
 };
 
-// Names and values, as wire/replies.h says under Stat.
+// Names and values, as specified at Stat in wire/replies.h.
 class StatList {
  public:
   using Values = std::vector<std::pair<std::string, uint64_t>>;

@@ -1,7 +1,6 @@
-// Slots that nobody may have yet: a peer that is gone could still be writing them.
+// Slots that stay out of use: the client of an ended connection may still be writing them.
 #pragma once
 
-#include <cstdint>
 #include <unordered_map>
 #include <vector>
 
@@ -11,13 +10,13 @@
 
 namespace kv {
 
-// A fence is the read end of a pipe whose write end the peer closes after it has unmapped the pool
-// (wire/wire.h, SHARED MEMORY). Whoever owns this polls the descriptors for a hang-up.
+// A fence is the read end of a pipe; the client closes the write end after it has unmapped the pool
+// (wire/wire.h, SHARED MEMORY). The owner polls the descriptors for a hang-up.
 class Fences {
  public:
   Fences(Table& table, ClientHolds& holds) : table_(table), holds_(holds) {}
 
-  // Keeps the client's slots out of use, and counted as held by it, until lift(the id returned).
+  // Keeps the slots out of use, and counted as the client's, until lift() of the returned id.
   uint64_t raise(File fence, std::vector<Slot> slots, uint64_t client) {
     slots_ += slots.size();
     for (const Slot& slot : slots) bytes_ += slot.bytes;

@@ -16,7 +16,7 @@ void Leases::add(uint64_t session, uint64_t lease_id, Block& block) {
   ++blocks_by_session_[session];
 }
 
-// From the end: what is left is the beginning of a chain.
+// From the end, so that the rest is the beginning of a chain.
 bool Leases::unpin(Blocks& blocks, Turn& turn) {
   for (; !blocks.empty() && !turn.over(); turn.spend(1)) {
     table_.unpin(*blocks.back());

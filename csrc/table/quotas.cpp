@@ -56,8 +56,7 @@ Block* Quotas::victim(uint32_t tenant, uint64_t bytes) {
   return own.policy == nullptr ? nullptr : own.policy->victim();
 }
 
-// Of the share that is furthest over what it can count on; of the next one where all of that is
-// held.
+// From the share that exceeds its size most; if all of that is held, from the next one.
 Block* Quotas::victim_of_others(const Share& own) {
   over_.clear();
   for (size_t i = 0; i < shares_.size(); ++i)

@@ -1,7 +1,6 @@
-// What engines have registered: specs, parts and manifests, and the small ids that stand for them.
+// What engines have registered: specs, parts and manifests, and their small ids.
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -29,35 +28,35 @@ struct Manifest {
   PartIds part_ids;                 // ascending
 };
 
-// Ids live as long as the server; what is registered stays. Bounded by kMaxManifests, or by
-// kLeastManifests of each tenant where that is more.
+// Entries and ids live as long as the server. At most kMaxManifests, or kLeastManifests per tenant
+// if that is more.
 //
-// Invariant: what one tenant registers, and the ids that stand for it, are no other's. Two tenants
-// who register the same spec get two spec ids, so that no name of a block is common to them.
+// Invariant: entries and ids belong to one tenant. Two tenants that register the same spec get two
+// spec ids, so that they have no block key in common.
 class Registry {
  public:
   static constexpr uint32_t kMaxManifests = 1024;
   static constexpr uint32_t kLeastManifests = 16;
 
-  // `tenants`: how many there can be; each may register its share.
+  // Each of the `tenants` may register an equal share.
   explicit Registry(size_t tenants = 1);
 
   struct Outcome {
     wire::Status status = wire::Status::kOk;
     const Manifest* manifest = nullptr;  // if kOk
   };
-  // The same digest gives the same manifest. CONFLICT for a part digest known with another size, or
-  // a manifest digest known with other parts; LIMIT; BAD_REQUEST for no part, or one that is empty,
-  // larger than `most_part_bytes`, or there twice.
+  // The same digest gives the same manifest. CONFLICT: a part digest is known with another size, or
+  // the manifest digest with other parts. BAD_REQUEST: no part, or one that is empty, larger than
+  // `most_part_bytes`, or listed twice. LIMIT.
   Outcome add(uint32_t tenant, const wire::RegisterRequest& request, uint64_t most_part_bytes);
 
-  // What a life of the node before this one had registered keeps its ids, so that whoever registers
-  // it again gets the same. Of a tenant that there is no more (nothing) the ids are only not given
-  // away. Ignored where the name has another id already.
+  // Restores an id from before the restart, for an engine that registers the same again. Without
+  // `tenant`, which does not exist any more, the id is only not used again. Ignored if the name has
+  // another id already.
   void restore_spec(std::optional<uint32_t> tenant, const Hash& digest, uint32_t id);
   void restore_part(uint32_t spec_id, const Hash& digest, uint64_t bytes, uint32_t id);
 
-  // Null also for another tenant's.
+  // Null for an unknown id and for that of another tenant.
   const Manifest* find(uint32_t tenant, uint32_t id) const;
   std::unordered_set<uint32_t> specs_of(uint32_t tenant) const;
   const std::vector<Manifest>& manifests() const { return manifests_; }
@@ -72,13 +71,13 @@ class Registry {
   bool agrees(const Manifest& known, const wire::RegisterRequest& request) const;
 
   uint32_t most_each_;
-  uint32_t last_spec_ = 0, last_part_ = 0;            // ids given away
-  std::vector<Manifest> manifests_;                   // id i stands at i - 1
-  std::unordered_map<uint32_t, uint32_t> count_of_;   // manifests by tenant
-  // Keyed with the tenant where a BlockKey has its spec.
+  uint32_t last_spec_ = 0, last_part_ = 0;           // the last ids in use
+  std::vector<Manifest> manifests_;                  // id i is at i - 1
+  std::unordered_map<uint32_t, uint32_t> count_of_;  // manifests by tenant
+  // Keyed by tenant and digest; spec_id of the key is the tenant.
   std::unordered_map<BlockKey, uint32_t, BlockKeyHash> manifest_ids_;
   std::unordered_map<BlockKey, uint32_t, BlockKeyHash> spec_ids_;
-  std::unordered_map<BlockKey, KnownPart, BlockKeyHash> parts_;  // keyed with the spec's id
+  std::unordered_map<BlockKey, KnownPart, BlockKeyHash> parts_;  // keyed by spec id and digest
 };
 
 }  // namespace kv

@@ -6,11 +6,11 @@
 namespace kv {
 namespace {
 
-// Eviction for one slot ends after this much more than it needs: what is left is too scattered, and
-// emptying the pool would not be worth one block.
+// Eviction for one slot stops after so many bytes: the free memory is too scattered, and one block
+// is not worth emptying the pool.
 constexpr uint64_t kEvictFactor = 16;
 constexpr uint64_t kEvictBytes = 64u << 20;
-constexpr size_t kSweepBuckets = 64;  // in one piece
+constexpr size_t kSweepBuckets = 64;  // in one call
 
 bool before(const Part& part, uint32_t part_id) { return part.part_id < part_id; }
 
@@ -29,24 +29,20 @@ Table::~Table() = default;
 Table::Reserved Table::reserve(const BlockKey& key, const std::optional<BlockKey>& parent,
                                uint32_t part_id, uint64_t bytes, uint64_t session,
                                uint32_t region) {
-  const auto found = blocks_.find(key);
-  Block* block = found == blocks_.end() ? nullptr : found->second.get();
-  if (block != nullptr) {
-    if (const Part* part = block->find(part_id)) {
-      if (!part->committed()) return {BlockStatus::kBusy, {}};
-      touch(*block);
-      return {BlockStatus::kExists, {}};
-    }
+  Block* block = find(key);
+  if (const Part* part = block == nullptr ? nullptr : block->find(part_id)) {
+    if (!part->committed()) return {BlockStatus::kBusy, {}};
+    touch(*block);
+    return {BlockStatus::kExists, {}};
   }
-  // The block stands in the table, and counts as being written, before room is made for it: neither
-  // it nor the prefix it hangs on can be what goes.
+  // In the table, and counted as being written, before room is made for it: then neither the block
+  // nor its prefix can be evicted.
   if (block == nullptr) block = &insert(key, parent);
   ++block->reserved;
   refresh(*block);
-  // It and what it hangs on are held from here on.
+  // It and its prefix are held from here on.
   const bool may = quotas_.within_limits(block->tenant, slab_.rounded(bytes));
-  const std::optional<Slot> slot =
-      may ? allocate(block->tenant, bytes, region) : std::nullopt;
+  const std::optional<Slot> slot = may ? allocate(block->tenant, bytes, region) : std::nullopt;
   if (!slot) {
     --block->reserved;
     refresh(*block);
@@ -60,8 +56,8 @@ Table::Reserved Table::reserve(const BlockKey& key, const std::optional<BlockKey
 
 BlockStatus Table::commit(const BlockKey& key, uint32_t part_id, uint64_t session,
                           uint32_t generation, uint32_t crc) {
-  const auto found = blocks_.find(key);
-  Part* part = found == blocks_.end() ? nullptr : found->second->find(part_id);
+  Block* const block = find(key);
+  Part* const part = block == nullptr ? nullptr : block->find(part_id);
   if (part == nullptr || part->writer != session || part->slot.generation != generation) {
     const auto slot = take_superseded({key, part_id}, session, generation);
     if (slot) release(*slot);
@@ -71,19 +67,19 @@ BlockStatus Table::commit(const BlockKey& key, uint32_t part_id, uint64_t sessio
   part->crc = crc;
   if (directory_ != nullptr) directory_->publish({key, part_id}, part->slot.offset, crc);
   --counts_.reserved_blocks;
-  --found->second->reserved;
-  refresh(*found->second);
+  --block->reserved;
+  refresh(*block);
   return BlockStatus::kOk;
 }
 
 std::optional<Slot> Table::take_back(const BlockKey& key, uint32_t part_id, uint64_t session,
                                      std::optional<uint32_t> generation) {
-  const auto found = blocks_.find(key);
-  Part* part = found == blocks_.end() ? nullptr : found->second->find(part_id);
+  Block* const found = find(key);
+  Part* const part = found == nullptr ? nullptr : found->find(part_id);
   if (part == nullptr || part->writer != session ||
       (generation && part->slot.generation != *generation))
     return take_superseded({key, part_id}, session, generation);
-  Block& block = *found->second;
+  Block& block = *found;
   const Slot slot = part->slot;
   block.parts.erase(block.parts.begin() + (part - block.parts.data()));
   grow(block, 0 - slab_.rounded(slot.bytes));
@@ -129,8 +125,7 @@ std::optional<Slot> Table::take_superseded(const PartKey& key, uint64_t session,
   return std::nullopt;
 }
 
-std::optional<Slot> Table::lend(uint32_t tenant, uint64_t bytes, Block* next_to,
-                                uint32_t region) {
+std::optional<Slot> Table::lend(uint32_t tenant, uint64_t bytes, Block* next_to, uint32_t region) {
   if (next_to != nullptr) pin(*next_to);
   const std::optional<Slot> slot = allocate(tenant, bytes, region);
   if (next_to != nullptr) unpin(*next_to);
@@ -188,14 +183,13 @@ void Table::unpin(Block& block) {
 }
 
 bool Table::remove(const BlockKey& key) {
-  const auto found = blocks_.find(key);
-  if (found == blocks_.end() || found->second->reserved == found->second->parts.size())
-    return false;
-  remove_committed(*found->second);
+  Block* const block = find(key);
+  if (block == nullptr || block->reserved == block->parts.size()) return false;
+  remove_committed(*block);
   return true;
 }
 
-// The buckets of the table one after the other; from the first again where it has got other buckets.
+// Bucket by bucket; again from the first one after a rehash.
 bool Table::next_keys(Sweep& sweep, std::vector<BlockKey>& keys) const {
   if (sweep.buckets != blocks_.bucket_count()) sweep = {0, blocks_.bucket_count()};
   const size_t end = std::min(sweep.bucket + kSweepBuckets, sweep.buckets);
@@ -205,7 +199,7 @@ bool Table::next_keys(Sweep& sweep, std::vector<BlockKey>& keys) const {
   return sweep.bucket < sweep.buckets;
 }
 
-// What is being written goes on in a new block of the same name; readers keep the old one.
+// Parts being written move to a new block of the same name; readers keep the old one.
 void Table::remove_committed(Block& block) {
   const auto first_writing = std::stable_partition(
       block.parts.begin(), block.parts.end(), [](const Part& part) { return part.committed(); });
@@ -246,12 +240,12 @@ Block& Table::insert(const BlockKey& key, const std::optional<BlockKey>& parent)
   return block;
 }
 
-// The parent, if it is resident. One that is the block itself, or comes after it, is none.
+// Returns the parent if it is resident. A parent that is the block itself, or below it, is ignored.
 Block* Table::hang_on_parent(Block& block) {
   if (!block.parent) return nullptr;
   Block* const above = find(*block.parent);
-  if (above == &block || (above != nullptr && block.children != 0 &&
-                          forest_.has_root(*above->place, *block.place))) {
+  if (above == &block ||
+      (above != nullptr && block.children != 0 && forest_.has_root(*above->place, *block.place))) {
     block.parent.reset();
     return nullptr;
   }
@@ -293,7 +287,7 @@ void Table::leave_parent(Block& block) {
   if (--absent->second.children == 0) absent_.erase(absent);
 }
 
-// Releases the slots of a block that is out of the table, now or when its last pin goes.
+// Releases the slots of a block that is out of the table, now or at its last unpin.
 void Table::discard(std::unique_ptr<Block> block) {
   if (block->pins == 0 && read_in_place_ && read_in_place_(*block)) {
     pin(*block);
@@ -301,7 +295,7 @@ void Table::discard(std::unique_ptr<Block> block) {
   }
   if (block->pins != 0) {
     Block* key = block.get();
-    // Out of its chain it holds its own bytes.
+    // Outside of its chain it holds its own bytes.
     if (quotas_.limited()) quotas_.hold(block->tenant, bytes_of(block->parts));
     leaving_.emplace(key, std::move(block));
     return;
@@ -352,7 +346,7 @@ uint64_t Table::evict(uint64_t bytes) {
   return evicted;
 }
 
-// The bytes that its slots had.
+// Returns the bytes of its slots.
 uint64_t Table::let_go(Block& victim) {
   uint64_t bytes = 0;
   for (const Part& part : victim.parts) bytes += part.slot.bytes;
@@ -373,7 +367,7 @@ void Table::withdraw(const Block& block) {
   for (const Part& part : block.parts) directory_->withdraw({block.key, part.part_id});
 }
 
-// A block that is read in place stays: whoever reads it was promised so.
+// A block that a client reads in place is not evicted.
 bool Table::keep_if_read(Block& block) {
   if (!read_in_place_) return false;
   withdraw(block);
@@ -402,6 +396,30 @@ void Table::refresh(Block& block) {
 
 void Table::drop_if_empty(Block& block) {
   if (block.parts.empty() && block.reserved == 0) discard(take_out(block));
+}
+
+uint64_t Table::bytes_of(const std::vector<Part>& parts) const {
+  uint64_t bytes = 0;
+  for (const Part& part : parts) bytes += slab_.rounded(part.slot.bytes);
+  return bytes;
+}
+
+// A chain belongs to one tenant, since its blocks have one spec.
+void Table::count_held(const Block& block, int64_t more_bytes) {
+  if (more_bytes > 0) quotas_.hold(block.tenant, static_cast<uint64_t>(more_bytes));
+  if (more_bytes < 0) quotas_.let_go(block.tenant, static_cast<uint64_t>(-more_bytes));
+}
+
+void Table::settle_hold(Block& block) {
+  if (!quotas_.limited()) return;
+  const bool holds = block.resident && (block.pins != 0 || block.reserved != 0);
+  if (std::exchange(block.holds, holds) == holds) return;
+  count_held(block, holds ? forest_.hold(*block.place) : forest_.let_go(*block.place));
+}
+
+// The block has `bytes` more; modulo 2^64.
+void Table::grow(Block& block, uint64_t bytes) {
+  if (quotas_.limited() && bytes != 0) count_held(block, forest_.grow(*block.place, bytes));
 }
 
 }  // namespace kv

@@ -1,8 +1,6 @@
-// Which blocks there are, what parts they have, and who holds them. Knows neither sockets nor
-// bytes.
+// The blocks in a pool, their parts, and what keeps them there. Knows neither sockets nor bytes.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -26,7 +24,7 @@ struct Part {
   uint32_t crc = 0;
   uint64_t writer = 0;  // session that has it reserved; 0 = committed
   Slot slot;
-  uint64_t sequence = 0;  // of its record, where one is kept
+  uint64_t sequence = 0;  // of its record in the journal; 0: it has none
   bool committed() const { return writer == 0; }
 };
 
@@ -36,13 +34,13 @@ struct Block : EvictionMark {
   std::vector<Part> parts;  // by part_id
   uint32_t children = 0;    // resident blocks whose parent this is
   uint32_t reserved = 0;    // parts that are being written
-  uint32_t pins = 0;        // leases and sends; its slots do not move or go
-  bool resident = false;    // in the table; else it waits for its last pin
+  uint32_t pins = 0;        // leases and sends: its slots stay
+  bool resident = false;    // in the table; else it waits for its last unpin
   bool evictable = false;
-  bool holds = false;       // where tenants have limits: pinned or being written
+  bool holds = false;  // pinned or being written; kept only if tenants have limits
   std::unique_ptr<ChainForest::Node> place;  // in its chain, while it is resident
-  uint32_t tenant = 0;               // whose it is: that of its spec
-  EvictionPolicy* policy = nullptr;  // of the tenant's share
+  uint32_t tenant = 0;                       // owner of its spec
+  EvictionPolicy* policy = nullptr;          // of the tenant's share
 
   Part* find(uint32_t part_id);
 };
@@ -53,13 +51,14 @@ struct TableCounts {
   uint64_t evictions = 0;
 };
 
-// What a table tells of blocks that leave, to whoever keeps a record of them elsewhere.
+// Keeps a record of the table's blocks elsewhere: it is called when blocks leave.
 class TableObserver {
  public:
   virtual ~TableObserver() = default;
-  // Nobody finds it any more, and its name may come again. Has only committed parts, at least one.
+  // The block is out of the table; another one may get its name. It has only committed parts, at
+  // least one.
   virtual void on_leave(const Block& block) = 0;
-  // Its last pin is gone: its slots are the observer's, who releases them when they may be used.
+  // Its last pin is gone. The observer owns its slots now and releases them when they may be used.
   virtual void on_free(const Block& block) = 0;
 };
 
@@ -69,61 +68,63 @@ using PartIds = std::vector<uint32_t>;
 // Blocks with their parts in slots of a slab. Not thread-safe; one loop owns it.
 //
 // Invariants: a part is found by readers only after commit; a (block, part) is reserved by at most
-// one session; a slot is released exactly once, and never while a pin or a writer is on it; no block
-// is its own ancestor, whatever parents clients name, so that there is always a leaf to evict.
+// one session; a slot is released exactly once, and never while a pin or a writer is on it; no
+// block is its own ancestor, whatever parents clients send, so that there is always a leaf to
+// evict.
 class Table {
  public:
-  // All blocks are everybody's, ranked by one policy. With an observer nothing is evicted to make
-  // room in reserve(): slots come back only later, so that the owner evicts ahead with evict().
+  // Without tenants: one policy ranks all blocks. With an observer, reserve() evicts nothing: slots
+  // come back only later, and the owner evicts ahead with evict().
   Table(Slab& slab, std::unique_ptr<EvictionPolicy> policy, TableObserver* observer = nullptr);
-  // Blocks are of the tenants to whom `quotas` says that their specs belong.
+  // A block belongs to the tenant that owns its spec (Quotas::own).
   Table(Slab& slab, Quotas quotas);
   ~Table();
 
-  // From now on what is committed stands in `directory` until just before its slot may be reused.
+  // Committed parts are published in `directory` until just before their slots may be reused.
   void publish_in(Directory& directory) { directory_ = &directory; }
-  // Called before a search for who is to go: the last chance to touch() what has been used.
+  // Called before a victim is searched for: the last chance to touch() blocks that were used.
   void before_eviction(std::function<void()> act) { before_eviction_ = std::move(act); }
-  // Whether somebody reads a block in place without a pin of ours; asked when it has just left the
-  // directory. While it is so, the block is pinned here.
+  // `read_in_place` returns whether a client reads a block in place without a pin of this table. It
+  // is called when the block has just left the directory. As long as it returns true the block is
+  // pinned.
   void keep_while(std::function<bool(const Block&)> read_in_place) {
     read_in_place_ = std::move(read_in_place);
   }
-  // Lets blocks go on that nobody reads in place any more.
+  // Unpins the blocks that no client reads in place any more.
   void recheck_kept();
 
   struct Reserved {
     BlockStatus status = BlockStatus::kNoSpace;
     Slot slot;
   };
-  // GRANTED with a slot for `session` to fill, EXISTS, BUSY, or NO_SPACE if eviction does not help or
-  // the block's tenant would hold more than it may. In `region` of the slab where that has room;
-  // another is taken before anything is evicted.
+  // GRANTED with a slot for `session` to fill, EXISTS, BUSY, or NO_SPACE if eviction does not help
+  // or the block's tenant would hold more than it may. The slot is in `region` of the slab if that
+  // has room, else in another one; only then is anything evicted.
   Reserved reserve(const BlockKey& key, const std::optional<BlockKey>& parent, uint32_t part_id,
                    uint64_t bytes, uint64_t session, uint32_t region = Slab::kAnyRegion);
   // OK; EXISTS if an adopted part has taken its place, which gives the slot back; GONE if `session`
   // has no such reservation of that generation.
   BlockStatus commit(const BlockKey& key, uint32_t part_id, uint64_t session, uint32_t generation,
                      uint32_t crc);
-  // Ends a reservation and gives its slot to the caller, who releases it now or when it is safe.
+  // Ends a reservation. The caller owns its slot and releases it now or when it is safe.
   std::optional<Slot> take_back(const BlockKey& key, uint32_t part_id, uint64_t session,
                                 std::optional<uint32_t> generation);
-  // Ends a slot that take_back() gave.
+  // Frees a slot that take_back() or lend() returned.
   void release(const Slot& slot);
 
-  // A whole part in a slot from lend(): commits it. False, and the slot stays the caller's, where the
-  // part is there. If somebody has it reserved, the whole one takes its place; what that writer has
-  // stays the writer's until commit() or take_back().
+  // Commits a whole part in a slot from lend(). False, and the slot stays the caller's, if the part
+  // exists. If a session has the part reserved, the whole one takes its place; the slot of that
+  // reservation stays the session's until commit() or take_back().
   bool adopt(const BlockKey& key, const std::optional<BlockKey>& parent, uint32_t part_id,
-                const Slot& slot, uint32_t crc);
-  // A slot that is no block's yet, for adopt() or release(). As reserve(), it may evict, but not
-  // `next_to` nor what that hangs on.
+             const Slot& slot, uint32_t crc);
+  // A slot that belongs to no block yet, for adopt() or release(). As reserve(), it may evict, but
+  // neither `next_to` nor the blocks before that in its chain.
   std::optional<Slot> lend(uint32_t tenant, uint64_t bytes, Block* next_to, uint32_t region);
 
-  // A committed part that was there before this table was: takes its slot over. False, and the
-  // slot stays the caller's, where the table has such a part already.
+  // Takes over a committed part from before this table was made. False, and the slot stays the
+  // caller's, if the table has such a part already.
   bool restore(const BlockKey& key, const std::optional<BlockKey>& parent, const Part& part);
-  // Lets blocks go until they had this many bytes or none may go. How many bytes they had.
+  // Evicts blocks until they had so many bytes or none may be evicted. Returns how many they had.
   uint64_t evict(uint64_t bytes);
 
   // The resident block, or null.
@@ -143,18 +144,18 @@ class Table {
   void pin(Block& block);
   void unpin(Block& block);
 
-  // Forgets what is committed of a block; what is being written stays. False if there was nothing.
+  // Forgets the committed parts of a block; those being written stay. False if there were none.
   bool remove(const BlockKey& key);
-  // A way through all blocks in pieces, while others come and go.
+  // A pass over all blocks in pieces, while blocks come and go.
   struct Sweep {
     size_t bucket = 0, buckets = 0;
   };
-  // Adds some names to `keys`: sooner or later each one that stands in the table from the first call
-  // to the last. False: that was the last call.
+  // Adds some names to `keys`. The calls together return at least every block that is in the table
+  // from the first call to the last. False: that was the last call.
   bool next_keys(Sweep& sweep, std::vector<BlockKey>& keys) const;
 
   uint64_t blocks() const { return blocks_.size(); }
-  // What all walks along chains have cost so far.
+  // The cost of all walks along chains so far.
   uint64_t chain_steps() const { return forest_.steps(); }
   const TableCounts& counts() const { return counts_; }
   Quotas& quotas() { return quotas_; }
@@ -180,13 +181,14 @@ class Table {
   bool keep_if_read(Block& block);
   void drop_if_empty(Block& block);
 
-  // table/holds.cpp: what cannot go, counted where tenants have limits.
+  // The bytes that cannot be evicted: pinned or being written blocks, and those before them in
+  // their chains. Counted only if tenants have limits.
   uint64_t bytes_of(const std::vector<Part>& parts) const;
   void settle_hold(Block& block);
   void grow(Block& block, uint64_t bytes);
   void count_held(const Block& block, int64_t more_bytes);
 
-  // A block that is not resident (yet, or any more), as its children see it.
+  // A block that is not resident but has resident children.
   struct Absent {
     uint32_t children = 0;
     std::unique_ptr<ChainForest::Node> place;
@@ -197,14 +199,14 @@ class Table {
   Directory* directory_ = nullptr;
   std::function<void()> before_eviction_;
   std::function<bool(const Block&)> read_in_place_;
-  std::vector<Block*> kept_;  // pinned for read_in_place_
+  std::vector<Block*> kept_;  // pinned because of read_in_place_
   TableObserver* observer_ = nullptr;
   BlockMap blocks_;
   std::unordered_map<BlockKey, Absent, BlockKeyHash> absent_;  // those that have children
   ChainForest forest_;  // of the places of all blocks, resident and absent
-  // Reservations whose part was adopted from another writer before they ended.
+  // Reservations whose place an adopted part has taken before they ended.
   std::unordered_multimap<PartKey, Part, PartKeyHash> superseded_;
-  // Taken out of the table while pinned: unpin() ends them.
+  // Taken out of the table while pinned; freed by the last unpin().
   std::unordered_map<Block*, std::unique_ptr<Block>> leaving_;
   TableCounts counts_;
 };

@@ -1,7 +1,6 @@
 #include "table/tenants.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "digest/sha256.h"
 

@@ -1,6 +1,7 @@
 #include "table/waits.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace kv {
 
@@ -52,8 +53,8 @@ std::unique_ptr<Wait> Waits::cancel(uint64_t session, uint64_t request_id) {
 
 size_t Waits::drop_session(uint64_t session) {
   size_t dropped = 0;
-  for (auto at = waits_.lower_bound({session, 0});
-       at != waits_.end() && at->first.first == session; ++dropped) {
+  for (auto at = waits_.lower_bound({session, 0}); at != waits_.end() && at->first.first == session;
+       ++dropped) {
     const Id id = at->first;
     ++at;
     take(id);
@@ -66,8 +67,8 @@ std::optional<TimePoint> Waits::next_deadline() const {
   return deadlines_.begin()->first;
 }
 
-// Goes on from where the wait stood; before it has landed, once more from the start: blocks that were
-// there may have gone meanwhile. Neither landed nor standing: the turn is over.
+// Goes on from where the wait stood; at the end, once more from the start: blocks that were there
+// may have been evicted meanwhile. True: landed. Neither landed nor standing: the turn is over.
 bool Waits::look(Wait& wait, Turn& turn) {
   const HashSpan all = wait.span();
   while (!turn.over()) {

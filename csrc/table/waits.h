@@ -1,8 +1,8 @@
-// Landings that are waited for. Takes the time as an argument and tells what is to be answered.
+// Requests that wait until blocks have landed. Takes the time as an argument and returns what is to
+// be answered.
 #pragma once
 
 #include <chrono>
-#include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
@@ -10,7 +10,6 @@
 #include <optional>
 #include <set>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -28,44 +27,40 @@ struct Wait {
   std::vector<Hash> hashes;  // the first `upto` of the request
   bool lease = false;
   TimePoint deadline;
-  uint32_t reached = 0;  // blocks before it were complete when looked at last
+  uint32_t reached = 0;  // blocks before it were complete at the last check
   TimePoint since{};
-  bool stands = false;    // at its block `reached`, which is missing; else it is being looked at
-  bool from_start = true;  // it is being looked at from the first block on
+  bool stands = false;     // it waits for its block `reached`; else it is being checked
+  bool from_start = true;  // it is being checked from the first block on
 
   HashSpan span() const { return {hashes.data(), static_cast<uint32_t>(hashes.size())}; }
 };
 
-// Each wait stands at the first of its blocks that is missing, and is looked at again only when
-// something of that block has been committed.
+// Each wait stands at its first missing block. It is checked again only when a part of that block
+// has been committed.
 class Waits {
  public:
   using Ended = std::vector<std::unique_ptr<Wait>>;
 
-  // How many leading blocks are there.
+  // Returns how many leading blocks exist.
   using Match = std::function<uint32_t(uint32_t spec_id, const PartIds& parts, HashSpan hashes)>;
 
   explicit Waits(Match match) : match_(std::move(match)) {}
-  explicit Waits(Table& table)
-      : Waits([&table](uint32_t spec_id, const PartIds& parts, HashSpan hashes) {
-          return table.match(spec_id, parts, hashes, false);
-        }) {}
 
-  // Whether (session, request) waits already.
+  // Whether this request waits already.
   bool has(uint64_t session, uint64_t request_id) const {
     return waits_.contains({session, request_id});
   }
-  // To be looked at.
+  // The wait is to be checked.
   void add(std::unique_ptr<Wait> wait);
-  // A part of this block was committed: the waits that stand there are to be looked at.
+  // A part of this block was committed: the waits that stand there are to be checked.
   void committed(const BlockKey& key);
-  // Looks at waits for as long as the turn lasts. The next one that has landed, or null.
+  // Checks waits for as long as the turn lasts. Returns the next one that has landed, or null.
   std::unique_ptr<Wait> landed(Turn& turn);
   bool looking() const { return !looking_.empty(); }
   Ended expired(TimePoint now);
-  Ended all();  // and none is left
+  Ended all();  // none is left
   std::unique_ptr<Wait> cancel(uint64_t session, uint64_t request_id);
-  // How many it had.
+  // Returns how many it had.
   size_t drop_session(uint64_t session);
 
   std::optional<TimePoint> next_deadline() const;
@@ -80,7 +75,7 @@ class Waits {
   Match match_;
   std::map<Id, std::unique_ptr<Wait>> waits_;
   std::unordered_multimap<BlockKey, Id, BlockKeyHash> standing_;
-  std::deque<Id> looking_;  // to be looked at; some may have ended
+  std::deque<Id> looking_;  // to be checked; some may have ended
   std::set<std::pair<TimePoint, Id>> deadlines_;
 };
 

@@ -19,12 +19,12 @@ struct Bench {
   }
   std::unique_ptr<DiskRun> run(uint32_t first, uint32_t last, uint64_t session = kMe) {
     auto made = std::make_unique<DiskRun>();
-    made->kind = DiskRun::Kind::kRequest;
     made->session = session;
     made->spec_id = 1;
     made->parts = kPart;
     for (uint32_t i = first; i <= last; ++i) made->hashes.push_back(name(i));
     made->deadline = rig.now + std::chrono::seconds(1);
+    made->then = [](HashSpan) {};
     return made;
   }
   uint64_t pinned() { return rig.table.counts().pinned_blocks; }
@@ -144,18 +144,18 @@ void a_disk_that_is_put_aside_ends_every_run() {
 
 void the_number_of_runs_is_bounded() {
   Bench b;
-  CHECK(!b.runs.has_room(DiskRun::Kind::kRequest, DiskRuns::kMaxHashes + 1));
+  CHECK(!b.runs.has_room(false, DiskRuns::kMaxHashes + 1));
   for (size_t i = 0; i < DiskRuns::kMaxAnnounced; ++i) {
     auto announced = b.run(1, 8);
-    announced->kind = DiskRun::Kind::kAnnounced;
-    CHECK(b.runs.has_room(DiskRun::Kind::kAnnounced, 8));
+    announced->then = nullptr;
+    CHECK(b.runs.has_room(true, 8));
     CHECK(b.runs.add(std::move(announced)) == nullptr);
   }
-  CHECK(!b.runs.has_room(DiskRun::Kind::kAnnounced, 8));
-  CHECK(b.runs.has_room(DiskRun::Kind::kRequest, 8));
+  CHECK(!b.runs.has_room(true, 8));
+  CHECK(b.runs.has_room(false, 8));
   b.rig.run_until([&] { return b.rig.ended.size() == DiskRuns::kMaxAnnounced; });
   for (auto& run : b.rig.ended) b.runs.let_go(*run);
-  CHECK(b.pinned() == 0 && b.runs.has_room(DiskRun::Kind::kAnnounced, 8));
+  CHECK(b.pinned() == 0 && b.runs.has_room(true, 8));
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 #include "memory/put_ring.h"
 #include "node/node.h"
-#include "server/server.h"
+#include "server/frames.h"
 #include "wire_client.h"
 
 namespace {
@@ -80,7 +80,7 @@ class Peer {
     std::memcpy(session.input.room(frame.size()), frame.data(), frame.size());
     session.input.added(frame.size());
     size_t missing = 0;
-    CHECK(Server::parse_frame(*rig_.node, session, missing) == Server::Parse::kHandled);
+    CHECK(parse_frame(*rig_.node, session, missing) == Parse::kHandled);
     CHECK(session.flush(SIZE_MAX, rig_.now) == IoState::kOpen);
     std::string reply(1 << 16, '\0');
     const ssize_t got = recv(end_.get(), reply.data(), reply.size(), 0);
@@ -215,7 +215,7 @@ void lent_slots_count_and_stay_with_a_silent_client() {
   // It writes and posts after all: the slot was its own throughout.
   const std::string bytes = bytes_of(1);
   std::memcpy(rig.pool.data() + lent.offsets[0], bytes.data(), bytes.size());
-  PutRing ring(rig.node->find_session(peer.id)->notes_memory.data() + NotesLayout::kPuts);
+  PutRing ring(rig.node->local_peers().notes(peer.id) + NotesLayout::kPuts);
   ring.post({name(1), {}, lent.offsets[0], lent.generations[0],
              crc32c(bytes.data(), bytes.size()), 1, 0});
   CHECK(peer.match(1) == 1);
@@ -223,8 +223,8 @@ void lent_slots_count_and_stay_with_a_silent_client() {
   CHECK(peer.reserve(21, 3).statuses[2] == static_cast<uint8_t>(BlockStatus::kNoSpace));
   const auto fence = peer.leave();
   rig.node->fences().lift(*fence);
-  Node::Purge purge = rig.node->begin_purge();
-  while (!rig.node->go_on(purge)) rig.node->begin_turn();
+  Purge purge = rig.node->begin_purge();
+  while (!purge.go_on()) rig.node->begin_turn();
   CHECK(rig.gauge("used_bytes") == 0 && rig.gauge("lent_bytes") == 0);
 }
 

@@ -245,6 +245,12 @@ std::unique_ptr<Wait> wait_for(uint32_t upto, uint64_t request, TimePoint deadli
 }
 
 // How many landed, of those that are to be looked at.
+Waits waits_on(Table& table) {
+  return Waits([&table](uint32_t spec_id, const PartIds& parts, HashSpan hashes) {
+    return table.match(spec_id, parts, hashes, false);
+  });
+}
+
 size_t landed(Waits& waits) {
   size_t count = 0;
   for (Turn turn = Turn::endless(); waits.landed(turn) != nullptr;) ++count;
@@ -261,7 +267,7 @@ size_t commit(Waits& waits, uint32_t i) {
 
 void a_wait_ends_when_its_last_block_lands_in_any_order() {
   Store s(8);
-  Waits waits(s.table);
+  Waits waits = waits_on(s.table);
   const TimePoint soon = TimePoint{} + std::chrono::seconds(1);
   CHECK(add(waits, wait_for(3, 1, soon)) == 0);
   CHECK(add(waits, wait_for(0, 2, soon)) == 1);
@@ -276,7 +282,7 @@ void a_wait_ends_when_its_last_block_lands_in_any_order() {
 
 void a_wait_does_not_land_on_a_prefix_that_went_meanwhile() {
   Store s(8);
-  Waits waits(s.table);
+  Waits waits = waits_on(s.table);
   s.put(1);
   CHECK(add(waits, wait_for(2, 1, TimePoint::max())) == 0);
   s.table.remove(key(1));
@@ -289,7 +295,7 @@ void a_wait_does_not_land_on_a_prefix_that_went_meanwhile() {
 void a_long_wait_is_looked_at_in_turns_and_lands_once() {
   constexpr uint32_t kBlocks = 100;
   Store s(kBlocks);
-  Waits waits(s.table);
+  Waits waits = waits_on(s.table);
   for (uint32_t i = 1; i < kBlocks; ++i) s.put(i);
   waits.add(wait_for(kBlocks, 1, TimePoint::max()));
   waits.add(wait_for(1, 2, TimePoint::max()));
@@ -308,7 +314,7 @@ void a_long_wait_is_looked_at_in_turns_and_lands_once() {
 
 void a_wait_ends_at_its_deadline_when_cancelled_or_with_its_session() {
   Store s(1);
-  Waits waits(s.table);
+  Waits waits = waits_on(s.table);
   const TimePoint soon = TimePoint{} + std::chrono::seconds(1);
   for (uint64_t request = 1; request <= 4; ++request)
     CHECK(add(waits, wait_for(1, request, request == 1 ? soon : TimePoint::max())) == 0);

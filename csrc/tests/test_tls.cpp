@@ -62,7 +62,7 @@ struct Peer {
         tls(std::move(context), frames.fd(), "127.0.0.1"),
         wire(frames.fd(), tls) {}
   bool greet() {
-    if (shake_hands(wire, soon()) != IoResult::kDone) return false;
+    if (tls_handshake(wire, soon()) != IoResult::kDone) return false;
     RegisterRequest request{name(1), name(2), "engine", "", "doc", {{name(3), kPartBytes}}};
     ask(Op::kHello, HelloRequest{0, "test"});
     ask(Op::kRegister, request);
@@ -165,7 +165,7 @@ void what_is_put_is_read_back(const Trust& trust) {
 void who_does_not_trust_the_node_or_speaks_no_tls_is_let_go(const Trust& trust) {
   Node node(trust);
   Peer stranger(node, trust.stranger);
-  CHECK(shake_hands(stranger.wire, soon()) == IoResult::kFailed);
+  CHECK(tls_handshake(stranger.wire, soon()) == IoResult::kFailed);
   CHECK(stranger.tls.why().find("is not trusted") != std::string::npos);
   stranger.frames.close();
   Client plain = Client::tcp(node.server.port());
@@ -185,7 +185,7 @@ void slow_and_silent_peers_are_let_go(const Trust& trust) {
   Client half = Client::tcp(node.server.port());
   CHECK(half.send(std::string_view("\x16\x03\x01\x02\x00\x01", 6)));
   Peer mute(node, trust.client);
-  CHECK(shake_hands(mute.wire, soon()) == IoResult::kDone);
+  CHECK(tls_handshake(mute.wire, soon()) == IoResult::kDone);
   Peer deaf(node, trust.client);
   CHECK(deaf.greet() && deaf.send(deaf.frames.put_frame(1, 2000)));
   deaf.reply(Op::kPut);
@@ -237,7 +237,7 @@ void a_server_stops_while_peers_are_in_every_state(const Trust& trust) {
   Node node(trust);
   Client silent = Client::tcp(node.server.port());
   Peer met(node, trust.client), greeted(node, trust.client);
-  CHECK(shake_hands(met.wire, soon()) == IoResult::kDone && greeted.greet());
+  CHECK(tls_handshake(met.wire, soon()) == IoResult::kDone && greeted.greet());
   node.server.stop();
 }
 

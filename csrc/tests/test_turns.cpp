@@ -9,7 +9,7 @@
 #include "check.h"
 #include "node/node.h"
 #include "node/put_intake.h"
-#include "server/server.h"
+#include "server/frames.h"
 #include "wire_client.h"
 
 namespace {
@@ -69,7 +69,7 @@ class Peer {
   void turn() {
     rig_.node.begin_turn();
     size_t missing = 0;
-    Server::parse_frame(rig_.node, *session_, missing);
+    parse_frame(rig_.node, *session_, missing);
     ++turns_;
   }
   bool unfinished() const { return session_->unfinished != nullptr; }

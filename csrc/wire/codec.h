@@ -1,5 +1,5 @@
-// Encoder and decoder of the bodies and headers of wire/wire.h. Neither throws; the decoder allocates
-// only what the bytes at hand can fill.
+// Encoder and decoder of the headers and bodies of wire/wire.h. Neither throws; the decoder
+// allocates no more than the given bytes can fill.
 #pragma once
 
 #include <algorithm>
@@ -58,8 +58,8 @@ class Writer {
   std::string& out_;
 };
 
-// Visits the fields of a body and fills them from bytes that must outlive them. False as soon as
-// something is missing or too long.
+// Visits the fields of a body and fills them from bytes that must outlive them. False if something
+// is missing or too long.
 class Reader {
  public:
   Reader(const void* data, size_t size) : at_(static_cast<const char*>(data)), left_(size) {}
@@ -87,7 +87,7 @@ class Reader {
   bool u8s(std::vector<uint8_t>& v, uint32_t most) { return array(v, most); }
   bool u32s(std::vector<uint32_t>& v, uint32_t most) { return array(v, most); }
   bool u64s(std::vector<uint64_t>& v, uint32_t most) { return array(v, most); }
-  // `least_bytes`: no item is shorter than that.
+  // `least_bytes`: the minimal length of an item.
   template <class T>
   bool list(std::vector<T>& items, uint32_t most, size_t least_bytes) {
     uint32_t count = 0;
@@ -97,7 +97,7 @@ class Reader {
       if (!items.emplace_back().fields(*this)) return false;
     return true;
   }
-  // Whether nothing is left but padding.
+  // Whether only padding is left.
   bool at_end() const {
     return left_ < kLineBytes && std::all_of(at_, at_ + left_, [](char c) { return c == 0; });
   }
@@ -140,15 +140,14 @@ inline void put_digest_line(std::string& out, uint32_t crc) {
 // Writes the 32 bytes of a header.
 void write_header(char* to, const Header& header);
 
-// Reads the kHeaderBytes bytes at `data`. kNone if a peer of this version may send them; op and
-// request_id are set in any case. Does not check body_bytes against the op.
+// Reads the kHeaderBytes bytes at `data`. kNone: valid in this version. Sets op and request_id in
+// any case. Does not check body_bytes against the op.
 HeaderError read_header(const uint8_t* data, Header& header);
 
-// As a rule a frame is no longer: it is made with one allocation.
+// Most frames are shorter: one allocation makes them.
 inline constexpr size_t kUsualFrameBytes = 256;
 
-// The whole frame of a body (what is to follow as payload is announced only). Empty if a field is
-// longer than the protocol allows.
+// The header and body of a frame. Empty if a field is longer than the protocol allows.
 template <class Body>
 std::string encode_frame(Op op, Status status, uint64_t request_id, Body& body,
                          uint64_t payload_bytes = 0) {
@@ -164,7 +163,7 @@ std::string encode_frame(Op op, Status status, uint64_t request_id, Body& body,
   return frame;
 }
 
-// A body, if the bytes are one and its padding.
+// The body, if the bytes are one with its padding.
 template <class Body>
 std::optional<Body> decode_body(const void* data, size_t size) {
   Body body;

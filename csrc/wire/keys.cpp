@@ -1,7 +1,8 @@
 #include "wire/keys.h"
 
 #include <cstring>
-#include <random>
+
+#include "base/random.h"
 
 namespace kv {
 namespace {
@@ -9,8 +10,7 @@ namespace {
 struct HashKeys {
   uint64_t word[4];
   HashKeys() {
-    std::random_device random;
-    for (uint64_t& k : word) k = (uint64_t{random()} << 32) | random();
+    for (uint64_t& k : word) k = random_u64();
   }
 };
 

@@ -1,8 +1,6 @@
-// The names of blocks and of their parts, as a node has them.
+// The keys of blocks and parts in a node.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <optional>
 
 #include "wire/wire.h"
@@ -18,17 +16,17 @@ struct BlockKey {
   bool operator==(const BlockKey&) const = default;
 };
 
-// The block that one of this spec hangs on; nothing where `parent` is zeros: it begins a chain.
+// The key of the parent; nothing if `parent` is zeros: the block begins a chain.
 inline std::optional<BlockKey> parent_of(uint32_t spec_id, const Hash& parent) {
   if (parent == Hash{}) return std::nullopt;
   return BlockKey{spec_id, parent};
 }
-// A block that is its own ancestor could never be evicted.
+// Whether a block may have this parent: a block that is its own ancestor could never be evicted.
 inline bool may_hang(const Hash& hash, const Hash& parent) {
   return hash != parent && hash != Hash{};
 }
 
-// Keyed: clients choose the hashes.
+// Randomly keyed, since clients choose the hashes.
 struct BlockKeyHash {
   size_t operator()(const BlockKey& key) const;
 };

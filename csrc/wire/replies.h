@@ -1,10 +1,9 @@
-// The bodies of replies: the second half of the protocol's specification, which begins in wire/wire.h.
+// The bodies of replies; a part of the protocol's specification (wire/wire.h).
 //
 // `fields(visitor)` names the fields in wire order, for the encoder and the decoder alike. Views
 // (HashSpan, string_view) point into the decoded buffer.
 #pragma once
 
-#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -13,16 +12,16 @@
 namespace kv::wire {
 
 struct HelloReply {
-  uint64_t epoch = 0;  // random per server start: leases and ids of another epoch mean nothing
+  uint64_t epoch = 0;  // random per server start: leases and ids are valid in one epoch only
   uint64_t session = 0;
   uint64_t pool_bytes = 0;
   uint32_t granule_bytes = 0;
   uint32_t node = 0;
-  uint8_t access = 0;          // PoolAccess, whose memfds come along if not kNone; and kDigestsOff
-  uint64_t directory_bytes = 0;  // 0: none comes along
-  std::string_view unix_path;  // "" if the server has no Unix socket
-  std::string_view boot_id;    // of the server's kernel: equal to the client's on the same host
-  uint64_t page_bytes = 0;     // of the pages that the pool is made of
+  uint8_t access = 0;            // PoolAccess, with kDigestsOff; descriptors come unless kNone
+  uint64_t directory_bytes = 0;  // 0: there is no directory
+  std::string_view unix_path;    // "" if the server has no Unix socket
+  std::string_view boot_id;      // of the server's kernel: equal to the client's on the same host
+  uint64_t page_bytes = 0;       // of the pool's pages
   template <class V>
   bool fields(V& v) {
     return v.u64(epoch) && v.u64(session) && v.u64(pool_bytes) && v.u32(granule_bytes) &&
@@ -54,7 +53,7 @@ struct ManifestInfo {
   uint32_t spec_id = 0;
   Hash digest{};
   std::string_view doc;
-  std::vector<Name> engines;  // engines whose connection lives
+  std::vector<Name> engines;  // with a connection now
   std::vector<uint32_t> part_ids;
   template <class V>
   bool fields(V& v) {
@@ -73,16 +72,16 @@ struct RefusalInfo {
 };
 
 struct ManifestsReply {
-  uint8_t more = 0;  // ask again with `after` = the last id
+  uint8_t more = 0;  // 1: there is another page, after the last id
   std::vector<ManifestInfo> manifests;
-  std::vector<RefusalInfo> refusals;  // of living connections; in the first page only
+  std::vector<RefusalInfo> refusals;  // of connections now; in the first page only
   template <class V>
   bool fields(V& v) {
     return v.u8(more) && v.list(manifests, kMaxHashes, 52) && v.list(refusals, kMaxHashes, 4);
   }
 };
 
-// The leading run as far as one tier and the tiers above it have it in full.
+// The leading run that this tier and the faster ones have together.
 struct Place {
   uint32_t blocks = 0;
   uint32_t node = 0;
@@ -105,7 +104,7 @@ struct MatchReply {
 struct ReserveReply {
   std::vector<uint8_t> statuses;      // BlockStatus
   std::vector<uint64_t> offsets;      // of the slot in the pool; 0 if not granted
-  std::vector<uint32_t> generations;  // of the slot; to be named by COMMIT and ABORT
+  std::vector<uint32_t> generations;  // of the slot; for COMMIT and ABORT
   template <class V>
   bool fields(V& v) {
     return v.u8s(statuses, kMaxHashes) && v.u64s(offsets, kMaxHashes) &&
@@ -115,7 +114,7 @@ struct ReserveReply {
 
 // All slots that the connection has now, the oldest first.
 struct LendReply {
-  uint32_t most = 0;  // that it may have of this size
+  uint32_t most = 0;  // the limit for slots of this size
   std::vector<uint64_t> offsets;
   std::vector<uint32_t> generations;
   template <class V>
@@ -134,7 +133,7 @@ struct StatusesReply {
   }
 };
 
-// Slot k of block i stands at i * part_bytes.size() + k of the three lists.
+// Slot k of block i is at i * part_bytes.size() + k of the three lists.
 struct AcquireReply {
   uint64_t lease_id = 0;  // 0 if no block matched: nothing to release
   uint32_t blocks = 0;
@@ -151,7 +150,7 @@ struct AcquireReply {
 
 struct GetReply {
   uint64_t part_bytes = 0;
-  std::vector<uint32_t> crcs;  // one per block of the leading run; the payload has their bytes
+  std::vector<uint32_t> crcs;  // one per block of the leading run, whose bytes are the payload
   template <class V>
   bool fields(V& v) {
     return v.u64(part_bytes) && v.u32s(crcs, kMaxHashes);
@@ -159,15 +158,15 @@ struct GetReply {
 };
 
 struct WaitReply {
-  uint32_t blocks = 0;    // leading run now
-  uint64_t lease_id = 0;  // 0 unless landed and asked for
+  uint32_t blocks = 0;    // the leading run now
+  uint64_t lease_id = 0;  // 0 unless landed, wanted and within the tenant's limits
   template <class V>
   bool fields(V& v) {
     return v.u32(blocks) && v.u64(lease_id);
   }
 };
 
-// RELEASE: held throughout. CANCEL: the WAIT was pending.
+// RELEASE: the lease existed. CANCEL: the WAIT was pending.
 struct FlagReply {
   uint8_t flag = 0;
   template <class V>
@@ -176,7 +175,7 @@ struct FlagReply {
   }
 };
 
-// DELETE, PURGE: blocks forgotten.
+// DELETE, PURGE: the number of blocks forgotten.
 struct CountReply {
   uint64_t count = 0;
   template <class V>
@@ -186,17 +185,17 @@ struct CountReply {
 };
 
 struct AttachReply {
-  std::string_view card;  // blob <= kMaxCardBytes: the server's end, and where the pool lies
+  std::string_view card;  // blob <= kMaxCardBytes: the server's end, and where the pool is
   template <class V>
   bool fields(V& v) {
     return v.blob(card, kMaxCardBytes);
   }
 };
 
-// Gauges, and counters whose name's first word ends in `_total`. `NAME.SERIES` is one series of NAME,
-// whose own value is their sum. Times are told in nanoseconds, as NAME.le_BOUND (how many took at
-// most that long; BOUND `inf`: all) and NAME.sum. What is told of each tenant, tenant_NAME.TENANT, has
-// no sum.
+// A gauge; or a counter, if the first word of the name ends in `_total`. `NAME.SERIES` is one
+// series of NAME, and NAME is their sum. Times are in nanoseconds: NAME.le_BOUND is how many took
+// at most BOUND
+// (`inf`: all), NAME.sum their sum. Figures of tenants, tenant_NAME.TENANT, have no sum.
 struct Stat {
   std::string_view name;
   uint64_t value = 0;

@@ -1,10 +1,9 @@
-// The bodies of requests: the second half of the protocol's specification, which begins in wire/wire.h.
+// The bodies of requests; a part of the protocol's specification (wire/wire.h).
 //
 // `fields(visitor)` names the fields in wire order, for the encoder and the decoder alike. Views
 // (HashSpan, string_view) point into the decoded buffer.
 #pragma once
 
-#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -15,8 +14,8 @@ namespace kv::wire {
 struct HelloRequest {
   uint32_t flags = 0;  // HelloFlags
   std::string_view name;
-  std::string_view token{};  // blob <= kMaxTokenBytes: opaque, never logged; "" without one
-  uint32_t numa_node = kNoNumaNode;  // of the memory that it copies from, as its host counts them
+  std::string_view token{};          // blob <= kMaxTokenBytes: opaque, never logged; "" without one
+  uint32_t numa_node = kNoNumaNode;  // of the memory that the client copies from
   template <class V>
   bool fields(V& v) {
     return v.u32(flags) && v.text(name) && v.blob(token, kMaxTokenBytes) && v.u32(numa_node);
@@ -32,8 +31,8 @@ struct PartSpec {
   }
 };
 
-// With a refusal the engine takes no part in sharing: it is counted and listed, the rest is ignored
-// and the ids of the reply are 0.
+// With a refusal (a reason) the engine does not share its blocks: it is counted and listed, the
+// rest is ignored, and the ids in the reply are 0.
 struct RegisterRequest {
   Hash spec{};
   Hash manifest{};
@@ -56,8 +55,8 @@ struct ManifestsRequest {
   }
 };
 
-// With `promote`, blocks that lie on slower tiers are brought into memory in the order of the chain,
-// since somebody is about to read them. The reply does not wait for it.
+// With `promote`, blocks on slower tiers are brought into memory in the order of the chain, for a
+// client that is about to read them. The reply does not wait for it.
 struct MatchRequest {
   uint32_t manifest_id = 0;
   uint8_t promote = 0;
@@ -90,7 +89,7 @@ struct WriteRequest {
   }
 };
 
-// `parent`: the block before the first that is about to be put, which is not to be evicted for it.
+// `parent`: the block before the first that is to be put; it is not evicted for the lent slots.
 struct LendRequest {
   uint32_t manifest_id = 0;
   uint16_t part = 0;

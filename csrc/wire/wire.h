@@ -1,121 +1,129 @@
-// The protocol between kvstore clients and a store node. This header is its specification.
+// The protocol between kvstore clients and a store node. This header is its specification, together
+// with the bodies of requests (wire/requests.h) and replies (wire/replies.h).
 //
-// TRANSPORT. A byte stream: a Unix socket, or TCP, where a server with a certificate speaks TLS 1.3
-// and nothing else. A HELLO that comes there without TLS is answered without it, with BAD_REQUEST,
-// and ends the connection. The end of TLS without close_notify is like that of a socket: frames tell
-// by themselves whether they are whole. All integers are little-endian. Every frame is
+// TRANSPORT. A byte stream: a Unix socket, or TCP. A server with a certificate speaks only TLS 1.3
+// on its TCP port; it answers a HELLO without TLS in plain text, with BAD_REQUEST, and ends the
+// connection. A connection may end without TLS's close_notify: the lengths in a frame say whether
+// it is whole.
+//
+// FRAMES. All integers are little-endian. Every request and every reply is one frame:
 //
 //     header (32 bytes) | body (body_bytes) | payload (payload_bytes)
 //
 //     offset  0  u32 magic          "KVR1"
 //             4  u8  version        kVersion
-//             5  u8  op             Op
+//             5  u8  op             Op; a reply has that of its request
 //             6  u16 status         Status; 0 in a request
-//             8  u64 request_id     chosen by the client; the reply carries it
+//             8  u64 request_id     chosen by the client; the reply has the same
 //            16  u32 body_bytes     <= max_body_bytes(op) in a request, <= kMaxBodyBytes in a reply
 //            20  u32 reserved       0
 //            24  u64 payload_bytes  0 except in a PUT request and a GET reply
 //
-// One request has one reply. Replies may come in another order than the requests: WAIT is answered
-// when the blocks land. A request of many blocks is served in turns with those of other connections,
-// and what it finds, leases or removes it finds, leases or removes block by block. The first request
-// of a connection is HELLO, soon after it was made: one without may be ended to make room for
-// another. Anything else before the HELLO (which
-// is refused by its header, before its body has come), a header that breaks the rules above, and a body that does not parse to its last byte are answered
-// with BAD_REQUEST (or UNSUPPORTED_VERSION) and end the connection.
-//
-// VERIFICATION. The header is checked before a byte of the body is kept, body memory grows with the
-// bytes that have come (never with the length that was announced), and each count in a body is
-// checked against the bytes left before anything is allocated for it.
-//
-// DIGESTS. They are the server's setting: checked, or off. The client learns it from the reply to its
-// HELLO: kDigestsOff in `access` means off.
-// Checked: the client computes the CRC32C of each part that it puts. The server keeps it beside the
-// bytes, and it goes wherever they go. The server checks what comes in a PUT before anybody can find
-// it. Who reads a part checks it.
-// Off: nobody computes a digest. Where one would stand (the lines of a PUT, COMMIT, posts, the
-// DIRECTORY, replies) stands any number, and nobody looks at it. The server takes a HELLO only with
-// kDigestsAsTold (the client does what the reply says) or with kNoDigests; another client would take
-// every part for corrupt, and is answered with NOT_ALLOWED, which ends the connection.
-// Clients of earlier versions say other things. kVouch asks the server not to check: it checks all
-// the same. kNoDigests says that the lines of PUTs say nothing and that the client looks at no
-// digest: the server then computes the CRC32C of what it receives, and keeps that.
-//
-// FIELDS of a body, in the order of the `fields` function of its struct in wire/requests.h and
-// wire/replies.h:
+// A body consists of the fields of its struct, in the order of the struct's `fields` function:
 //     u8 u16 u32 u64     integers                    digest      32 raw bytes
 //     text               u16 length, UTF-8           blob        u32 length, bytes
 //     list of X          u32 count, then count X     hashes      list of digest
-// After the fields come as few zero bytes as make header and body fill whole lines of 64 bytes:
-// kernels copy payloads at half speed from and to where no line begins.
+// Zero bytes follow, as few as make header and body a multiple of 64 bytes: kernels copy a payload
+// at half the speed if it does not begin on a cache line.
 //
-// TOKENS. A server with tokens takes a HELLO only with one of them; without tokens it ignores what
-// HELLO carries. A missing and a wrong token are answered alike, with UNAUTHORIZED, and end the
-// connection. Under TLS they travel encrypted; without it the network is trusted with them.
+// ORDER. Each request has one reply. Replies may come in another order than the requests. The
+// server serves a request of many blocks in turns with the requests of other connections: it finds,
+// leases or removes block by block, not all at once.
 //
-// TENANTS. The token says whose connection it is. What a tenant registers, its blocks under the
-// specs that it registered, and the ids of both are its own: another tenant's ids are unknown to it
-// (UNKNOWN_MANIFEST), the same spec and hashes name other blocks, MANIFESTS and PURGE are of its
-// own. STATS are the node's, and the tenant's own. A server of several tenants hands its pool to
-// nobody, and bounds what each has at a time (table/quotas.h, table/tenant_limits.h): what would exceed it is
-// answered with LIMIT, a block of a PUT with NO_SPACE, a WAIT that landed with lease 0.
+// HANDSHAKE. The first request of a connection is HELLO, soon after the connection was made: the
+// server may end one without a HELLO to make room for another. Any other first request is refused
+// once its header has come.
 //
-// ERRORS. A reply whose status is not OK has one `text` as its body (ErrorReply), except the reply
-// of WAIT: LANDED is OK, and TIMEOUT and CANCELLED carry a WaitReply too. Any error reply to a PUT
-// ends the connection: its payload is on the way and will not be read.
+// VERSIONS. A server accepts frames of its own version only. It answers another version with
+// UNSUPPORTED_VERSION. An op that it does not know ends the connection with BAD_REQUEST.
+//
+// ERRORS. A reply whose status is not OK has an ErrorReply as its body. Exception: the reply to a
+// WAIT with TIMEOUT or CANCELLED has a WaitReply. These errors end the connection:
+//   - BAD_REQUEST and UNSUPPORTED_VERSION: the header breaks the rules above, the body does not
+//     parse to its last byte, or a field is out of range;
+//   - any error in reply to a PUT: its payload is on the way and is not read;
+//   - UNAUTHORIZED, and any error in reply to a HELLO.
+// After any other error the connection goes on.
+//
+// LIMITS OF TRUST. The server checks a header before it keeps a byte of the body. Its memory for a
+// body grows with the bytes that have come, never with the announced length. It checks each count
+// in a body against the bytes left before it allocates anything.
+//
+// TOKENS. A server with tokens accepts a HELLO with one of them only. It answers a missing and a
+// wrong token alike, with UNAUTHORIZED. A server without tokens ignores the field. Without TLS,
+// tokens travel in plain text.
+//
+// TENANTS. The token tells the tenant. A tenant sees only its own manifests (others are
+// UNKNOWN_MANIFEST), blocks and ids: the same spec and hashes of two tenants name different blocks.
+// MANIFESTS and PURGE concern its own only; STATS has the node's figures and its own. A server of
+// several tenants gives no client access to its pool, and limits each tenant (table/quotas.h,
+// table/tenants.h): beyond a limit the answer is LIMIT, for a block of a PUT NO_SPACE, for a WAIT
+// that landed lease 0.
+//
+// DIGESTS. The digest of a part is the CRC32C of its bytes. The server's setting is on or off; the
+// client learns it from the reply to its HELLO: kDigestsOff in `access` means off.
+//   - On: the client computes the CRC32C of each part that it puts. The server stores it beside the
+//     bytes and sends it wherever the bytes go. It checks the payload of a PUT before the block can
+//     be found. The reader of a part checks it.
+//   - Off: no digest is computed or checked. Where one would stand (PUT, COMMIT, posts, the
+//     directory, replies) stands any number.
+// With digests off, the server refuses a HELLO with neither kDigestsAsTold nor kNoDigests
+// (NOT_ALLOWED): that client would take every part for corrupt.
+// A client sends kDigestsAsTold. Earlier versions sent other flags: kVouch has no effect any more.
+// kNoDigests: the client sends and checks none; with digests on, the server computes the CRC32C of
+// what it receives and stores that.
+//
+// PAYLOADS. PUT: for each block of `hashes` the part's bytes, then 64 bytes that begin with their
+// CRC32C (u32; the rest is 0 and ignored), also for blocks that turn out to exist. GET: the bytes
+// of the leading run of blocks, whose CRC32Cs are in the body of the reply.
+//
+// RESERVATIONS. A client has a limited number of bytes reserved, lent and fenced; beyond that the
+// answer is NO_SPACE, or fewer lent slots. If a connection is silent for a while its reservations
+// expire: others may write these blocks, and its COMMIT is answered with GONE. The slot stays the
+// connection's until its COMMIT, its ABORT, or its end.
 //
 // SHARED MEMORY. A HELLO with kWantPool over a Unix socket is answered with the pool's memfd
-// (SCM_RIGHTS, with the first byte of the reply): re-opened read-only, or read-write with
-// kWantWrite. A HELLO with kWantWrite carries the read end of a pipe along (SCM_RIGHTS, with its
-// first byte): the FENCE. The client closes the write end only after it has unmapped the pool; when
-// the process dies the kernel does so after its memory map is gone. Slots that a vanished
-// connection might still be writing stay out of use until the fence's write end is closed.
+// (SCM_RIGHTS, with the first byte of the reply), opened read-only, or read-write with kWantWrite.
+// A HELLO with kWantWrite brings the read end of a pipe (SCM_RIGHTS, with its first byte): the
+// FENCE. The client closes the write end only after it has unmapped the pool; when the process
+// dies, the kernel does so after the memory map is gone. Slots that the client of an ended
+// connection may still be writing stay out of use until the write end is closed.
 //
-// RESERVATIONS. What one client may have reserved, lent and fenced at a time is bounded in bytes; beyond
-// that the answer is NO_SPACE, or fewer lent slots. The reservations of a connection that sends nothing
-// for a while end: others may write these blocks, and its COMMIT is answered with GONE. Each slot stays
-// the connection's until it asks for the COMMIT or the ABORT, or is gone as said above.
+// DIRECTORY. If directory_bytes is not 0, two more descriptors come with the pool: the DIRECTORY
+// (memory/directory.h), read-only, in which the server publishes where each part is; and the NOTES
+// of this connection (memory/notes.h), read-write: a log of uses, a board of pins, a ring of posts.
+// A client may read without a request: it looks the part up and copies it; the bytes are the part's
+// only if the version of the entry is unchanged afterwards. To read in place it pins the slot, then
+// checks that the version is unchanged. It logs what it has read. It sends a request for what it
+// does not find.
 //
-// DIRECTORY. With the pool come, if directory_bytes is not 0, two more descriptors: the DIRECTORY
-// (memory/directory.h), read-only, where the server writes which part lies where, and the NOTES of this
-// connection alone, read-write (memory/notes.h): a use log, a pin board, a ring of puts. A client may
-// copy what it finds there without a request: it looks the part up, copies, and takes the bytes for
-// the part's only if the entry's version is still what it was. To read in place, it pins the slot,
-// and then looks whether the version still stands. What it used it notes in the log. What it does
-// not find, it asks for.
+// POSTS. A client with a writable pool and a directory may put without a request. The server lends
+// it slots (LEND). The client copies a part into one of them and posts it in its notes
+// (memory/put_ring.h); the slot is the server's from then on. The server takes all posts before it
+// handles any request, so that a posted part is found. A post of a part that exists, or that breaks
+// a rule, is dropped and counted. A post of a part that another client has reserved takes its
+// place: the part is whole; the COMMIT or ABORT of the other ends its reservation. Lent slots have
+// one size at a time: a LEND for another size returns all slots that the client has. While it
+// copies, the client says so in the ring: the connection is not idle then.
 //
-// POSTS. A client with a writable pool and a directory may put without a request. The server lends it
-// slots (LEND); the client copies a part into one of them and posts it in a ring in its notes
-// (memory/put_ring.h), after which the slot is the server's. A part is found as soon as it was posted: the
-// server takes what was posted before it looks at any request. What stands already, or breaks a
-// rule, is dropped, and counted; where another writer has the part reserved, the posted one, which is
-// whole, takes its place, and the COMMIT or ABORT of the other ends what it had. Lent slots have one
-// size at a time: a LEND for another size gives those back that the client has. While it copies it says
-// so in the ring: it is then not idle.
+// RDMA. A connection that maps nothing may ATTACH. The client and the server's host each make one
+// end of a reliable RDMA connection and exchange cards, which the server passes on unread
+// (store/kvrouter_store/rdma/base.py). From then on the client may RESERVE, and ACQUIRE tells it
+// where the bytes are: it writes reserved slots and reads leased ones itself. It sends a COMMIT
+// only after all its writes were acknowledged, and an ABORT only for slots that it never wrote or
+// whose writes were acknowledged; otherwise it ends the connection. The slots that it had then stay
+// out of use until the host has ended its end. `rail` selects one of several devices. The answer is
+// LIMIT if the host has as many ends as it may, NOT_ALLOWED if it has none, or if the server has
+// several tenants.
 //
-// ATTACHING. A connection that maps nothing may ATTACH: its client and the server's host each make one
-// end of a reliable RDMA connection and tell each other about it, in cards that the server hands on
-// as they are (store/kvrouter_store/rdma/base.py). From then on it may RESERVE, and ACQUIRE tells it where
-// its bytes lie: the client writes reserved slots and reads leased ones itself. It asks for a COMMIT
-// only when all its writes were acknowledged, and for an ABORT only of slots of which that is so, or
-// which it never wrote: else it ends the connection. The slots that it then still had stay out of use
-// until the host has ended its end of the RDMA connection. `rail` says which of several devices the
-// client uses. Of several tenants nobody attaches; where the host has as many ends as it may, the
-// answer is LIMIT, where there is none to be had, NOT_ALLOWED. A server that does not know the op
-// ends the connection with BAD_REQUEST.
+// PLACEMENT. `page_bytes` in the reply to a HELLO is the size of the pool's pages. A client that
+// maps the pool at a multiple of it, and advises huge pages if it is larger than the system's page,
+// keeps them whole. The server looks first in the memory of the NUMA node that a client on its host
+// names, for slots that this client writes.
 //
-// PLACEMENT. `page_bytes` of a HELLO's reply is the size of the pages that the pool is made of: who
-// maps the pool at a multiple of it, and advises huge pages where it exceeds the system's own, keeps
-// them whole. The NUMA node that a client names is where the memory for what it writes is looked for
-// first, if the client shares the server's host (a Unix socket says so); it promises nothing.
-//
-// LEAVING. A server that is about to stop accepts no connection, and ends each one as soon as nothing
-// of it is under way: no request or reply, no reservation or post, no lease. When nobody writes any more it
-// answers WAITs with TIMEOUT, since nothing can land.
-//
-// PAYLOADS. PUT: for each block of `hashes` the part's bytes and a line of 64 bytes that begins with
-// their CRC32C (u32; the rest is 0 and not looked at), also for blocks that turn out to exist. GET: the
-// bytes of the leading run of blocks, whose CRC32Cs are in the body of the reply.
+// DRAINING. A server that is about to stop accepts no connection. It ends each one as soon as
+// nothing of it is in flight: no request or reply, no reservation or post, no lease. When no
+// connection writes any more it answers WAITs with TIMEOUT, since nothing can land.
 #pragma once
 
 #include <bit>
@@ -124,7 +132,7 @@
 
 namespace kv::wire {
 
-static_assert(std::endian::native == std::endian::little, "kvcore is written for little-endian");
+static_assert(std::endian::native == std::endian::little, "only little-endian processors");
 
 inline constexpr uint32_t kMagic = 0x3152564B;  // "KVR1"
 inline constexpr uint8_t kVersion = 3;
@@ -144,15 +152,15 @@ inline constexpr uint16_t kAllParts = 0xFFFF;
 inline constexpr uint32_t kNoNumaNode = 0xFFFFFFFF;
 
 enum class Op : uint8_t {
-  kHello = 1,      // who the client is; what the server is; the pool's memfd
-  kRegister = 2,   // a manifest, its spec and its parts, by an engine
-  kManifests = 3,  // what is registered, and by whom
-  kMatch = 4,      // the longest leading run of blocks whose parts are all committed
-  kReserve = 5,    // slots to write one part of several blocks into (shared memory, RDMA)
+  kHello = 1,      // handshake: the client's name and token; the server's properties, its pool
+  kRegister = 2,   // an engine registers a manifest with its spec and parts
+  kManifests = 3,  // what is registered, with the engines
+  kMatch = 4,      // the longest leading run of blocks that have all parts
+  kReserve = 5,    // get slots to write one part of several blocks into (shared memory, RDMA)
   kCommit = 6,     // make reserved parts visible
-  kAbort = 7,      // give reserved slots back; the client no longer writes them
+  kAbort = 7,      // return reserved slots, which the client does not write any more
   kPut = 8,        // reserve, send and commit in one request
-  kAcquire = 9,    // match, and a lease on what matched
+  kAcquire = 9,    // match, and lease the blocks that matched
   kRelease = 10,   // end a lease
   kGet = 11,       // the bytes of one part of a leading run of blocks
   kWait = 12,      // answered when the first `upto` blocks have landed, or at the deadline
@@ -160,7 +168,7 @@ enum class Op : uint8_t {
   kDelete = 14,    // forget blocks
   kPurge = 15,     // forget all blocks of the tenant
   kStats = 16,     // gauges and counters
-  kLend = 17,      // slots for parts that are then posted (shared memory only)
+  kLend = 17,      // get slots for parts that are then posted (shared memory)
   kAttach = 18,    // an RDMA connection beside this one
 };
 
@@ -169,38 +177,37 @@ enum class Status : uint16_t {
   kBadRequest = 1,
   kUnsupportedVersion = 2,
   kUnknownManifest = 3,  // not registered with this server (it may have restarted)
-  kLimit = 4,            // a limit of the server; nothing was done
-  kNotAllowed = 5,       // e.g. RESERVE by who can write no slot
-  kConflict = 6,         // REGISTER: a part digest that is known with another size
-  kTimeout = 7,
-  kCancelled = 8,
-  kUnauthorized = 9,  // HELLO: no token, or not one of this server's; the connection ends
+  kLimit = 4,            // beyond a limit of the server; nothing was done
+  kNotAllowed = 5,       // e.g. RESERVE without a writable pool
+  kConflict = 6,         // REGISTER: the same digest is registered with other contents
+  kTimeout = 7,          // WAIT: at its deadline
+  kCancelled = 8,        // WAIT: by CANCEL
+  kUnauthorized = 9,     // HELLO: no token, or a wrong one
 };
 
-// What became of one block of a request.
+// The outcome for one block of a request.
 enum class BlockStatus : uint8_t {
-  kOk = 0,       // COMMIT: visible. ABORT: freed. get_into: read and verified.
-  kGranted = 1,  // RESERVE: the slot is the caller's until COMMIT or ABORT
+  kOk = 0,       // COMMIT: visible. ABORT: freed. Reader: read and checked.
+  kGranted = 1,  // RESERVE: the slot is the client's until COMMIT or ABORT
   kStored = 2,   // PUT: visible
   kExists = 3,   // RESERVE, PUT: committed already
-  kBusy = 4,     // RESERVE, PUT: another writer has it reserved
-  kNoSpace = 5,  // RESERVE, PUT: no slot, even after eviction; or the client holds as much as it may
-  kCorrupt = 6,  // PUT: the bytes do not match their CRC32C; not stored. get_into: the same, found
-                 // by the reader
-  kGone = 7,     // COMMIT, ABORT: no such reservation of this connection (any more)
-  kMissing = 8,  // get_into: not in the store
+  kBusy = 4,     // RESERVE, PUT: reserved by another connection
+  kNoSpace = 5,  // RESERVE, PUT: no slot, even after eviction; or the client has reached its limit
+  kCorrupt = 6,  // PUT: the bytes do not match their CRC32C, and are not stored. Reader: the same.
+  kGone = 7,     // COMMIT, ABORT: this connection has no such reservation (any more)
+  kMissing = 8,  // never sent; in clients: not in the store
 };
 inline constexpr uint8_t kLastBlockStatus = 8;
 
 enum HelloFlags : uint32_t {
   kWantPool = 1,
   kWantWrite = 2,
-  kVouch = 4,      // of earlier versions; says nothing any more
+  kVouch = 4,      // of earlier versions; no effect
   kNoDigests = 8,  // of earlier versions
   kDigestsAsTold = 16,
 };
 enum class PoolAccess : uint8_t { kNone = 0, kRead = 1, kWrite = 2 };
-inline constexpr uint8_t kDigestsOff = 0x80;  // beside the access; only to who said kDigestsAsTold
+inline constexpr uint8_t kDigestsOff = 0x80;  // beside the access, in reply to kDigestsAsTold
 
 struct Hash {
   uint8_t bytes[kHashBytes];
@@ -208,7 +215,7 @@ struct Hash {
 };
 static_assert(sizeof(Hash) == kHashBytes && alignof(Hash) == 1);
 
-// Hashes that lie in someone else's memory (a frame body, a caller's buffer).
+// Hashes in memory that it does not own: a frame body, a caller's buffer.
 struct HashSpan {
   const Hash* data = nullptr;
   uint32_t count = 0;
@@ -226,13 +233,12 @@ struct Header {
 
 enum class HeaderError { kNone, kMagic, kVersion, kOp, kBodyTooLong, kReserved };
 
-// The payload of a PUT: each block's bytes and the line with their CRC32C.
+// The length of a PUT's payload.
 constexpr uint64_t put_payload_bytes(uint64_t block_bytes, uint64_t blocks) {
   return (block_bytes + kLineBytes) * blocks;
 }
 
-// The most that the body of a request of this op may have, with room for a few integers and the
-// padding.
+// The limit for the body of a request, with room for a few integers and the padding.
 constexpr uint32_t max_body_bytes(Op op) {
   constexpr uint32_t rest = 64 + kLineBytes;
   constexpr uint32_t hashes = kMaxHashes * kHashBytes + rest;

@@ -3,7 +3,6 @@
 
 #include <ctime>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "bindings/router/module.h"
@@ -19,12 +18,13 @@ std::string_view view(nb::bytes data) {
 }
 
 nb::object latin1(std::string_view text) {
-  return nb::steal(PyUnicode_DecodeLatin1(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
+  return nb::steal(
+      PyUnicode_DecodeLatin1(text.data(), static_cast<Py_ssize_t>(text.size()), nullptr));
 }
 
 nb::bytes to_bytes(std::string_view text) { return nb::bytes(text.data(), text.size()); }
 
-// Without the blanks behind a field's value, which are no part of it (RFC 9110 5.5); llhttp leaves them.
+// Without the blanks after a field's value, which llhttp keeps and RFC 9110 5.5 excludes.
 std::string_view trimmed(std::string_view value) {
   while (!value.empty() && (value.back() == ' ' || value.back() == '\t')) value.remove_suffix(1);
   return value;
@@ -39,8 +39,8 @@ std::string_view lower(std::string_view name, std::string& room) {
   return room;
 }
 
-// The header fields of one request, as llhttp finds them one by one. What is beyond the bounds is
-// dropped, so that a head that does not end holds no memory.
+// The header fields of one request, which llhttp finds one by one. Fields beyond the bounds are
+// dropped, so that an endless head takes no memory.
 class HeaderFields {
  public:
   HeaderFields(size_t max_lines, size_t max_bytes) : max_lines_(max_lines), max_bytes_(max_bytes) {}
@@ -55,7 +55,7 @@ class HeaderFields {
     fields_[key] = held == nullptr ? text : nb::borrow<nb::str>(held) + nb::str(", ") + text;
   }
 
-  // All of them; none is left. None: they were beyond the bounds.
+  // Returns all fields and forgets them. None: they were beyond the bounds.
   nb::object take() {
     nb::object taken = beyond() ? nb::none() : nb::object(fields_);
     fields_ = nb::dict();
@@ -101,11 +101,13 @@ void bind_streams(nb::module_& module) {
       .def("frames", [](const StreamFeed& feed) { return to_bytes(feed.frames()); })
       .def("watch", &watch, nb::arg("marks"), nb::sig("def watch(self, *marks: bytes) -> None"))
       .def_prop_ro("marked", &StreamFeed::marked)
-      .def("note",
-           [](StreamFeed& feed, nb::bytes payload) { feed.note(view(payload), monotonic_s()); },
-           nb::arg("payload"))
+      .def(
+          "note",
+          [](StreamFeed& feed, nb::bytes payload) { feed.note(view(payload), monotonic_s()); },
+          nb::arg("payload"))
       .def("count_into", &StreamFeed::count_into, nb::arg("gaps"), nb::keep_alive<1, 2>())
-      .def_prop_ro("ended", [](const StreamFeed& f) { return f.state() == StreamFeed::State::kEnded; })
+      .def_prop_ro("ended",
+                   [](const StreamFeed& f) { return f.state() == StreamFeed::State::kEnded; })
       .def_prop_ro("bad", [](const StreamFeed& f) { return f.state() == StreamFeed::State::kBad; })
       .def_prop_ro("events", &StreamFeed::events)
       .def_prop_ro("last_s", &StreamFeed::last_s)

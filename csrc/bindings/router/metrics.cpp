@@ -1,7 +1,6 @@
 // kvrouter._native, histograms. Conversions only, no logic.
 #include <nanobind/nanobind.h>
 
-#include <utility>
 #include <vector>
 
 #include "bindings/router/module.h"
@@ -22,14 +21,17 @@ nb::list counts_of(const Buckets& buckets) {
 
 void bind_metrics(nb::module_& module) {
   nb::class_<Buckets>(module, "Buckets")
-      .def("__init__",
-           [](Buckets* self, nb::sequence bounds) {
-             std::vector<double> values;
-             for (nb::handle bound : bounds) values.push_back(nb::cast<double>(bound));
-             new (self) Buckets(std::move(values));
-           }, nb::arg("bounds"))
-      .def("observe", [](Buckets& buckets, double value) { buckets.observe(value, 1); },
-           nb::sig("def observe(self, value: float, /) -> None"))
+      .def(
+          "__init__",
+          [](Buckets* self, nb::sequence bounds) {
+            std::vector<double> values;
+            for (nb::handle bound : bounds) values.push_back(nb::cast<double>(bound));
+            new (self) Buckets(std::move(values));
+          },
+          nb::arg("bounds"))
+      .def(
+          "observe", [](Buckets& buckets, double value) { buckets.observe(value, 1); },
+          nb::sig("def observe(self, value: float, /) -> None"))
       .def_prop_ro("counts", &counts_of)
       .def_prop_ro("sum", &Buckets::sum);
 }

@@ -1,13 +1,13 @@
-// kvrouter._native: what the router's hot path scans natively. Conversions only, no logic.
+// kvrouter._native: native scanning for the router's hot path. Conversions only, no logic.
+#include "bindings/router/module.h"
+
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <string>
 #include <vector>
 
-#include "bindings/router/module.h"
 #include "router/json_scan.h"
 #include "router/prefix_table.h"
 #include "router/token_ids.h"
@@ -71,7 +71,7 @@ unsigned checked_holder(unsigned holder) {
   return holder;
 }
 
-// Whole items of `size` bytes in `data`; nanobind's bytes are contiguous and stay while we look.
+// The number of items of `size` bytes in `data`. ValueError for a part of one.
 size_t items(nb::bytes data, size_t size) {
   if (data.size() % size != 0) throw nb::value_error("not a whole number of items");
   return data.size() / size;
@@ -100,32 +100,41 @@ void bind_prefix_table(nb::module_& m) {
       .def("__len__", &PrefixTable::size)
       .def_prop_ro("evicted", &PrefixTable::evicted)
       .def_prop_ro("memory_bytes", &PrefixTable::memory_bytes)
-      .def("store",
-           [](PrefixTable& table, unsigned holder, nb::bytes ids) {
-             const std::vector<uint64_t> list = ids_of(ids);
-             table.store(checked_holder(holder), list.data(), list.size());
-           }, nb::arg("holder"), nb::arg("ids"))
-      .def("store_hashes",
-           [](PrefixTable& table, unsigned holder, nb::bytes hashes) {
-             const size_t count = items(hashes, kv::kHashBytes32);
-             table.store_hashes(checked_holder(holder), hashes_of(hashes), count);
-           }, nb::arg("holder"), nb::arg("hashes"))
-      .def("remove",
-           [](PrefixTable& table, unsigned holder, nb::bytes ids) {
-             const std::vector<uint64_t> list = ids_of(ids);
-             table.remove(checked_holder(holder), list.data(), list.size());
-           }, nb::arg("holder"), nb::arg("ids"))
+      .def(
+          "store",
+          [](PrefixTable& table, unsigned holder, nb::bytes ids) {
+            const std::vector<uint64_t> list = ids_of(ids);
+            table.store(checked_holder(holder), list.data(), list.size());
+          },
+          nb::arg("holder"), nb::arg("ids"))
+      .def(
+          "store_hashes",
+          [](PrefixTable& table, unsigned holder, nb::bytes hashes) {
+            const size_t count = items(hashes, kv::kHashBytes32);
+            table.store_hashes(checked_holder(holder), hashes_of(hashes), count);
+          },
+          nb::arg("holder"), nb::arg("hashes"))
+      .def(
+          "remove",
+          [](PrefixTable& table, unsigned holder, nb::bytes ids) {
+            const std::vector<uint64_t> list = ids_of(ids);
+            table.remove(checked_holder(holder), list.data(), list.size());
+          },
+          nb::arg("holder"), nb::arg("ids"))
       .def("match", &match, nb::arg("hashes"))
-      .def("retire",
-           [](PrefixTable& table, unsigned holder) { table.retire(checked_holder(holder)); },
-           nb::arg("holder"))
-      .def("held",
-           [](const PrefixTable& table, unsigned holder, size_t end, size_t max_slots) {
-             std::vector<uint64_t> ids;
-             const size_t next = table.held(checked_holder(holder), end, max_slots, ids);
-             return nb::make_tuple(next, nb::bytes(reinterpret_cast<const char*>(ids.data()),
-                                                   ids.size() * sizeof(uint64_t)));
-           }, nb::arg("holder"), nb::arg("end"), nb::arg("max_slots"))
+      .def(
+          "retire",
+          [](PrefixTable& table, unsigned holder) { table.retire(checked_holder(holder)); },
+          nb::arg("holder"))
+      .def(
+          "held",
+          [](const PrefixTable& table, unsigned holder, size_t end, size_t max_slots) {
+            std::vector<uint64_t> ids;
+            const size_t next = table.held(checked_holder(holder), end, max_slots, ids);
+            return nb::make_tuple(next, nb::bytes(reinterpret_cast<const char*>(ids.data()),
+                                                  ids.size() * sizeof(uint64_t)));
+          },
+          nb::arg("holder"), nb::arg("end"), nb::arg("max_slots"))
       .def("sweep", &PrefixTable::sweep, nb::arg("max_slots"));
 }
 

@@ -1,4 +1,4 @@
-// What the binding files of kvrouter._native share: the parts of the module.
+// The parts of the module kvrouter._native.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -5,7 +5,6 @@
 
 #include <cstring>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "bindings/store/module.h"

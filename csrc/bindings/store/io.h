@@ -1,4 +1,4 @@
-// How the outcome of native I/O becomes a Python exception.
+// Conversion of the results of native I/O to Python exceptions.
 #pragma once
 
 #include <cerrno>
@@ -14,17 +14,17 @@ struct TlsFailure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Becomes kvrouter_store._core.ProtocolError, a ConnectionError: what came is not what a server sends.
+// Becomes kvrouter_store._core.ProtocolError, a ConnectionError: the reply is not that of a server.
 struct ProtocolFailure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Raises unless `result` is kDone; `error` is the errno of a kFailed, `why` of a kNonsense. Needs
-// the GIL.
+// Raises unless `result` is kDone; `error` is the errno of a kFailed, `why` the reason of a
+// kBadReply. Needs the GIL.
 inline void check_io(IoResult result, int error, const TlsStream* tls, const char* why = "") {
   if (result == IoResult::kDone) return;
-  if (result == IoResult::kInterrupted) throw nb::python_error();  // what the handler raised
-  if (result == IoResult::kNonsense) throw ProtocolFailure(why);
+  if (result == IoResult::kInterrupted) throw nb::python_error();  // of the signal handler
+  if (result == IoResult::kBadReply) throw ProtocolFailure(why);
   if (result == IoResult::kFailed && tls != nullptr && !tls->why().empty())
     throw TlsFailure(tls->why());
   if (result == IoResult::kFailed) {
@@ -34,8 +34,7 @@ inline void check_io(IoResult result, int error, const TlsStream* tls, const cha
   }
   const bool timeout = result == IoResult::kTimeout;
   PyErr_SetString(timeout ? PyExc_TimeoutError : PyExc_ConnectionError,
-                  timeout ? "the store did not answer in time"
-                          : "the store closed the connection");
+                  timeout ? "the store did not answer in time" : "the store closed the connection");
   throw nb::python_error();
 }
 

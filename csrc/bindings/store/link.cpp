@@ -6,16 +6,13 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/tcp_options.h"
 #include "bindings/store/io.h"
 #include "bindings/store/memory.h"
-#include "bindings/store/reply.h"
 #include "client/exchange.h"
 #include "wire/codec.h"
 
@@ -24,13 +21,13 @@ namespace {
 
 using namespace wire;
 
-// Lets handlers of signals run in Python, as a wait that Python makes does.
+// Runs Python's signal handlers, as Python's own waits do.
 bool handler_raised() {
   const nb::gil_scoped_acquire gil;
   return PyErr_CheckSignals() != 0;
 }
 
-// Over a socket that Python owns.
+// A connection over a socket that Python owns.
 class Link {
  public:
   explicit Link(int fd) : wire_(fd) { wire_.interrupted = handler_raised; }
@@ -39,11 +36,11 @@ class Link {
     wire_.interrupted = handler_raised;
   }
   Wire& wire() { return wire_; }
-  // An id that no request had before.
+  // A new request id.
   uint64_t next_id() { return ++last_id_; }
   const TlsStream* stream() const { return stream_.get(); }
 
-  bool digests = true;  // computed of what is put; not where the server has them off
+  bool digests = true;  // false: the server has digests off
 
  private:
   std::unique_ptr<TlsStream> stream_;
@@ -51,13 +48,13 @@ class Link {
   uint64_t last_id_ = 0;
 };
 
-// As a reading of time.monotonic(), which is the same clock.
+// `seconds`: a value of time.monotonic(), which is the same clock.
 Deadline deadline_at(double seconds) {
-  return Deadline(std::chrono::duration_cast<Deadline::duration>(
-      std::chrono::duration<double>(seconds)));
+  return Deadline(
+      std::chrono::duration_cast<Deadline::duration>(std::chrono::duration<double>(seconds)));
 }
 
-// Does `io` without the GIL; raises unless that goes well.
+// Performs `io` without the GIL; raises if it fails.
 template <class Io>
 void perform(Link& link, const Exchange* exchange, Io io) {
   IoResult result;
@@ -79,7 +76,7 @@ nb::object reply_of(const Exchange& exchange) {
 }
 
 void handshake(Link& link, double deadline) {
-  perform(link, nullptr, [&] { return shake_hands(link.wire(), deadline_at(deadline)); });
+  perform(link, nullptr, [&] { return tls_handshake(link.wire(), deadline_at(deadline)); });
 }
 
 nb::object ask(Link& link, const nb::bytes& frame, double deadline) {
@@ -89,18 +86,11 @@ nb::object ask(Link& link, const nb::bytes& frame, double deadline) {
   return reply_of(exchange);
 }
 
-HashSpan hashes_of(const nb::bytes& bytes, const Indices& indices) {
-  if (indices.size() > kMaxHashes || bytes.size() != indices.size() * kHashBytes)
-    throw nb::value_error("one hash of 32 bytes per index is needed, at most MAX_HASHES");
-  return {reinterpret_cast<const Hash*>(bytes.c_str()), static_cast<uint32_t>(indices.size())};
-}
-
-Hash parent_of(const std::optional<nb::bytes>& parent) {
-  Hash hash{};
-  if (!parent) return hash;
-  if (parent->size() != kHashBytes) throw nb::value_error("a digest is not 32 bytes");
-  std::memcpy(hash.bytes, parent->c_str(), kHashBytes);
-  return hash;
+HashSpan checked_hashes(const nb::bytes& bytes, const Indices& indices) {
+  const HashSpan hashes = hashes_of(bytes);
+  if (hashes.count != indices.size() || hashes.count > kMaxHashes)
+    throw nb::value_error("one hash per index is needed, at most MAX_HASHES");
+  return hashes;
 }
 
 nb::list list_of(const std::vector<uint8_t>& statuses) {
@@ -112,7 +102,7 @@ nb::list list_of(const std::vector<uint8_t>& statuses) {
 nb::object put(Link& link, uint32_t manifest_id, uint16_t part,
                const std::optional<nb::bytes>& parent, const nb::bytes& hashes,
                const OwnedSegments& from, const Indices& indices, double deadline) {
-  WriteRequest body{manifest_id, part, parent_of(parent), hashes_of(hashes, indices)};
+  WriteRequest body{manifest_id, part, hash_of(parent), checked_hashes(hashes, indices)};
   check_indices(from.segments, indices);
   const uint64_t payload = put_payload_bytes(from.segments.block_bytes, indices.size());
   const std::string frame = encode_frame(Op::kPut, Status::kOk, link.next_id(), body, payload);
@@ -123,15 +113,14 @@ nb::object put(Link& link, uint32_t manifest_id, uint16_t part,
 
 nb::object get(Link& link, uint32_t manifest_id, uint16_t part, const nb::bytes& hashes,
                const OwnedSegments& to, const Indices& indices, bool verify, double deadline) {
-  ReadRequest body{manifest_id, part, hashes_of(hashes, indices)};
+  ReadRequest body{manifest_id, part, checked_hashes(hashes, indices)};
   check_destination(to.segments);
   check_indices(to.segments, indices);
   const std::string frame = encode_frame(Op::kGet, Status::kOk, link.next_id(), body);
   Exchange exchange(link.wire(), frame, deadline_at(deadline));
   BlockLanding landing(to.segments, indices, verify);
-  perform(link, &exchange, [&] {
-    return exchange.get(landing, indices.size(), to.segments.block_bytes);
-  });
+  perform(link, &exchange,
+          [&] { return exchange.get(landing, indices.size(), to.segments.block_bytes); });
   if (!exchange.ok()) return reply_of(exchange);
   std::vector<uint8_t> statuses(indices.size(), static_cast<uint8_t>(BlockStatus::kMissing));
   const std::vector<uint32_t>& wanted = exchange.crcs();
@@ -156,10 +145,10 @@ void bind_link(nb::module_& m) {
       .def("ask", ask, "frame"_a, "deadline"_a)
       .def("next_id", &Link::next_id)
       .def_rw("digests", &Link::digests)
-      .def("put", put, "manifest_id"_a, "part"_a, "parent"_a.none(), "hashes"_a,
-           "segments"_a, "indices"_a, "deadline"_a)
-      .def("get", get, "manifest_id"_a, "part"_a, "hashes"_a, "segments"_a,
-           "indices"_a, "verify"_a, "deadline"_a)
+      .def("put", put, "manifest_id"_a, "part"_a, "parent"_a.none(), "hashes"_a, "segments"_a,
+           "indices"_a, "deadline"_a)
+      .def("get", get, "manifest_id"_a, "part"_a, "hashes"_a, "segments"_a, "indices"_a, "verify"_a,
+           "deadline"_a)
       .def("quiet", [](Link& link) { return quiet(link.wire()); });
 }
 

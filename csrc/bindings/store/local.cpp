@@ -1,4 +1,4 @@
-// Bindings of reads from, and writes to, a pool on this host that ask no server.
+// Bindings of reads from, and writes to, a pool on this host without a request.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -14,7 +14,7 @@
 namespace kv::python {
 namespace {
 
-// A directory that can be given up; whoever reads takes a share of it first.
+// A directory that can be closed. Each read shares its ownership.
 class DirectoryReader {
  public:
   DirectoryReader(int fd, size_t size, int notes_fd) {
@@ -32,21 +32,15 @@ class DirectoryReader {
   std::shared_ptr<LocalReader> reader_;
 };
 
-HashSpan hashes_in(const nb::bytes& hashes) {
-  if (hashes.size() % wire::kHashBytes != 0) throw nb::value_error("hashes are 32 bytes each");
-  return {reinterpret_cast<const Hash*>(hashes.c_str()),
-          static_cast<uint32_t>(hashes.size() / wire::kHashBytes)};
-}
-
 bool has_all(const DirectoryReader& directory, const BlockNames& names, const nb::bytes& hashes) {
-  return directory.share()->has_all(names, hashes_in(hashes));
+  return directory.share()->has_all(names, hashes_of(hashes));
 }
 
 std::unique_ptr<LocalLease> acquire(const DirectoryReader& directory, const BlockNames& names,
                                     std::optional<size_t> part, const nb::bytes& hashes) {
   if (part && *part >= names.part_ids.size()) throw nb::index_error("no such part");
   if (names.part_ids.empty()) return nullptr;
-  return directory.share()->acquire(names, part, hashes_in(hashes));
+  return directory.share()->acquire(names, part, hashes_of(hashes));
 }
 
 size_t read(const DirectoryReader& directory, const PoolView& pool, const BlockNames& names,
@@ -54,7 +48,7 @@ size_t read(const DirectoryReader& directory, const PoolView& pool, const BlockN
             bool verify) {
   const auto reader = directory.share();
   auto mapping = pool.share();
-  const HashSpan span = hashes_in(hashes);
+  const HashSpan span = hashes_of(hashes);
   check_destination(to.segments);
   check_indices(to.segments, indices);
   if (part >= names.part_ids.size()) throw nb::index_error("no such part");
@@ -71,21 +65,17 @@ std::pair<nb::bytes, PutRing::State> put(LocalWriter& writer, const PoolView& po
                                          const nb::bytes& hashes, const OwnedSegments& from,
                                          const Indices& indices, bool digest) {
   auto mapping = pool.share();
-  const HashSpan span = hashes_in(hashes);
+  const HashSpan span = hashes_of(hashes);
   check_indices(from.segments, indices);
   if (!mapping->writable()) throw nb::value_error("the pool view is read-only");
   if (part >= names.part_ids.size()) throw nb::index_error("no such part");
   if (indices.size() != span.count) throw nb::value_error("one index per block is needed");
-  Hash above{};
-  if (parent) {
-    if (parent->size() != sizeof above) throw nb::value_error("a digest is not 32 bytes");
-    std::memcpy(above.bytes, parent->c_str(), sizeof above);
-  }
+  const Hash above = hash_of(parent);
   LocalWriter::Outcome outcome;
   {
     const ReleaseGil released(from.segments.block_bytes >= kKeepGilBytes);
-    outcome = writer.put(*mapping, from.segments, {names, manifest_id, part, above, span, indices,
-                                                     digest});
+    outcome = writer.put(*mapping, from.segments,
+                         {names, manifest_id, part, above, span, indices, digest});
     mapping.reset();
   }
   return {to_bytes(outcome.statuses.data(), outcome.statuses.size()), outcome.state};

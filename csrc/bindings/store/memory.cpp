@@ -1,4 +1,6 @@
 // Bindings of pool mappings and of copies between pools and the caller's memory.
+#include "bindings/store/memory.h"
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
@@ -7,7 +9,6 @@
 #include <vector>
 
 #include "base/memory_map.h"
-#include "bindings/store/memory.h"
 
 namespace kv::python {
 namespace {
@@ -115,7 +116,7 @@ std::vector<bool> scatter_from(const PoolView& view, const OwnedSegments& to,
   return verdicts(crcs, found, indices.size());
 }
 
-// For each block its runs, as pairs of address and bytes.
+// The contiguous pieces of each block, as pairs of address and bytes.
 nb::list pieces(const OwnedSegments& self, const Indices& indices) {
   check_indices(self.segments, indices);
   nb::list blocks;
@@ -154,8 +155,9 @@ void bind_memory(nb::module_& m) {
       .def("pieces", pieces, "indices"_a)
       .def("digests", digests, "indices"_a);
   nb::class_<PoolView>(m, "PoolView")
-      .def(nb::init<int, size_t, bool, std::optional<int>, bool, size_t>(), "fd"_a, "size"_a, "writable"_a,
-           "fence_fd"_a = nb::none(), nb::kw_only(), "prefault"_a = false, "page_bytes"_a = 0)
+      .def(nb::init<int, size_t, bool, std::optional<int>, bool, size_t>(), "fd"_a, "size"_a,
+           "writable"_a, "fence_fd"_a = nb::none(), nb::kw_only(), "prefault"_a = false,
+           "page_bytes"_a = 0)
       .def("close", &PoolView::close)
       .def("slice", slice, "offset"_a, "size"_a)
       .def_prop_ro("closed", &PoolView::closed)
@@ -167,8 +169,7 @@ void bind_memory(nb::module_& m) {
     const int node = current_numa_node();
     return node < 0 ? std::optional<int>() : std::optional<int>(node);
   });
-  m.def("gather", gather_into, "pool"_a, "segments"_a, "indices"_a, "offsets"_a,
-        "digest"_a);
+  m.def("gather", gather_into, "pool"_a, "segments"_a, "indices"_a, "offsets"_a, "digest"_a);
   m.def("scatter", scatter_from, "pool"_a, "segments"_a, "indices"_a, "offsets"_a, "crcs"_a.none());
 }
 

@@ -1,4 +1,4 @@
-// The memory that bindings copy between: the caller's, and a mapped pool.
+// The memory between which bindings copy: the caller's, and a mapped pool.
 #pragma once
 
 #include <cerrno>
@@ -20,13 +20,13 @@ using Indices = std::vector<size_t>;
   throw nb::python_error();
 }
 
-// Segments, and the buffer they lie in if they were made over one.
+// Segments, with the buffer if they were made over one.
 struct OwnedSegments {
   Segments segments;
   std::shared_ptr<Buffer> owner;  // dropped with the GIL held, as Python objects are
 };
 
-// A mapping that can be given up. Whoever copies or slices takes a share of it first.
+// A mapping that can be closed. Each copy and each slice shares its ownership.
 class PoolView {
  public:
   PoolView(int fd, size_t size, bool writable, std::optional<int> fence_fd, bool prefault,
@@ -35,8 +35,8 @@ class PoolView {
     int error = 0;
     {
       const ReleaseGil released(prefault);
-      mapping_ = PoolMapping::map(fd, size, writable, fence_fd.value_or(-1), prefault, error,
-                                  page_bytes);
+      mapping_ =
+          PoolMapping::map(fd, size, writable, fence_fd.value_or(-1), prefault, error, page_bytes);
     }
     if (!mapping_) throw_errno(error);
   }

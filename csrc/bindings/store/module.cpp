@@ -1,4 +1,4 @@
-// kvrouter_store._core: conversions between Python and kvcore, and the GIL. No logic.
+// kvrouter_store._core: conversions between Python and C++, and the GIL. No logic.
 #include "bindings/store/module.h"
 
 NB_MODULE(_core, module) {

@@ -1,18 +1,19 @@
-// What the binding files of kvrouter_store._core share: Python buffers, and the parts of the module.
+// Shared by the bindings of kvrouter_store._core: Python buffers, digests, and the parts of the
+// module.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
-#include <cstddef>
-#include <cstdint>
+#include <cstring>
 #include <optional>
+
+#include "wire/wire.h"
 
 namespace kv::python {
 
 namespace nb = nanobind;
 
-// A C-contiguous view of a Python object's memory, held while this lives. Needs the GIL to be made
-// and dropped.
+// A C-contiguous view of a Python object's memory. Construction and destruction need the GIL.
 class Buffer {
  public:
   explicit Buffer(nb::handle object, bool writable = false) {
@@ -32,10 +33,10 @@ class Buffer {
   Py_buffer view_{};
 };
 
-// Below this a call is cheaper than giving the GIL away.
+// A call with fewer bytes is cheaper than releasing the GIL.
 inline constexpr size_t kKeepGilBytes = 4096;
 
-// Releases the GIL for its scope if the work is worth it.
+// Releases the GIL for its scope, if that is worth it.
 class ReleaseGil {
  public:
   explicit ReleaseGil(bool worth) {
@@ -49,6 +50,27 @@ class ReleaseGil {
 inline nb::bytes to_bytes(const void* data, size_t size) {
   return nb::bytes(static_cast<const char*>(data), size);
 }
+
+// A digest that Python has as bytes; zeros for none. ValueError for another length.
+inline wire::Hash hash_of(const std::optional<nb::bytes>& bytes) {
+  wire::Hash hash{};
+  if (!bytes) return hash;
+  if (bytes->size() != sizeof hash) throw nb::value_error("a digest is not 32 bytes");
+  std::memcpy(hash.bytes, bytes->c_str(), sizeof hash);
+  return hash;
+}
+
+// Digests one after the other. ValueError for a part of one.
+inline wire::HashSpan hashes_of(const void* data, size_t bytes) {
+  if (bytes % wire::kHashBytes != 0) throw nb::value_error("hashes are not a multiple of 32 bytes");
+  return {static_cast<const wire::Hash*>(data), static_cast<uint32_t>(bytes / wire::kHashBytes)};
+}
+inline wire::HashSpan hashes_of(const nb::bytes& bytes) {
+  return hashes_of(bytes.data(), bytes.size());
+}
+
+// The reply with this header, whose body is complete. ValueError if no server sends such a reply.
+nb::object to_reply(const wire::Header& header, const uint8_t* body);
 
 void bind_hashing(nb::module_& module);
 void bind_wire(nb::module_& module);

@@ -6,10 +6,9 @@
 
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
-#include "bindings/store/reply.h"
+#include "bindings/store/module.h"
 #include "wire/codec.h"
 
 namespace kv::python {
@@ -17,7 +16,7 @@ namespace {
 
 using namespace wire;
 
-// Replies whose fields are views own their texts here: the body is the caller's.
+// Replies with owned texts: those of wire/replies.h are views of the body.
 struct Hello {
   uint64_t epoch, session, pool_bytes;
   uint32_t granule_bytes, node;
@@ -71,7 +70,7 @@ Body parse(const uint8_t* data, size_t size) {
   return std::move(*body);
 }
 
-// What the fields of a reply that parses must be to each other.
+// Checks that go beyond the format of a reply.
 void check_statuses(const std::vector<uint8_t>& statuses) {
   for (const uint8_t status : statuses)
     if (status > kLastBlockStatus) throw nb::value_error("an unknown status of a block");

@@ -1,4 +1,6 @@
 // Bindings of the server.
+#include "server/server.h"
+
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -12,9 +14,7 @@
 #include <cerrno>
 #include <string>
 
-#include "bindings/store/attach.h"
 #include "bindings/store/module.h"
-#include "server/server.h"
 #include "table/eviction/policy.h"
 
 namespace kv::python {
@@ -55,8 +55,16 @@ void init_server(Server* self, std::string host, uint16_t port, OptionalText uni
   if (!power_of_two || granule_bytes < 4096 || granule_bytes > 65536)
     throw nb::value_error("granule_bytes must be a power of two, 4..64 KiB");
   if (make_eviction_policy(eviction) == nullptr) throw nb::value_error("no such eviction policy");
-  ServerOptions options{std::move(host), port, unix_path.value_or(""), pool_bytes, granule_bytes,
-                        node, prefault, max_connections, frame_deadline_s, unix_mode,
+  ServerOptions options{std::move(host),
+                        port,
+                        unix_path.value_or(""),
+                        pool_bytes,
+                        granule_bytes,
+                        node,
+                        prefault,
+                        max_connections,
+                        frame_deadline_s,
+                        unix_mode,
                         std::move(eviction)};
   options.tenants = tenants_with(tenants, std::move(quotas), pool_bytes);
   if (tls != nullptr && !tls->is_server()) throw nb::value_error("tls must be a server's context");
@@ -68,7 +76,8 @@ void init_server(Server* self, std::string host, uint16_t port, OptionalText uni
   options.reserve_timeout_s = reserve_timeout_s;
   options.digests = digests;
   if (disk) {
-    if (disk->empty() || disk_bytes < granule_bytes) throw nb::value_error("a disk needs a folder and a size");
+    if (disk->empty() || disk_bytes < granule_bytes)
+      throw nb::value_error("a disk needs a folder and a size");
     if (!(disk_read_timeout_s > 0)) throw nb::value_error("disk_read_timeout_s must be positive");
     options.disk.folder = std::move(*disk);
     options.disk.bytes = disk_bytes;
@@ -78,7 +87,9 @@ void init_server(Server* self, std::string host, uint16_t port, OptionalText uni
   new (self) Server(std::move(options));
 }
 
-bool is_page_size(size_t bytes) { return bytes == 0 || (bytes >= 4096 && std::has_single_bit(bytes)); }
+bool is_page_size(size_t bytes) {
+  return bytes == 0 || (bytes >= 4096 && std::has_single_bit(bytes));
+}
 
 void init_placement(Placement* self, size_t explicit_page_bytes, bool explicit_only,
                     size_t transparent_page_bytes, bool transparent_by_touch,
@@ -164,9 +175,47 @@ nb::dict stats(Server& server) {
   return result;
 }
 
+int offer_attach(Server& server, size_t most) {
+  int descriptor;
+  {
+    const nb::gil_scoped_release released;
+    descriptor = server.offer_attach(most);
+  }
+  if (descriptor < 0) throw nb::value_error("only a server that runs can offer RDMA");
+  return descriptor;
+}
+
+bool attached(Server& server, uint64_t session, const nb::bytes& card) {
+  if (card.size() > wire::kMaxCardBytes)
+    throw nb::value_error("a card is longer than MAX_CARD_BYTES");
+  const std::string_view view(card.c_str(), card.size());
+  const nb::gil_scoped_release released;
+  return server.attached(session, view);
+}
+
 OptionalText unix_path(const Server& server) {
   const std::string& path = server.options().unix_path;
   return path.empty() ? OptionalText() : OptionalText(path);
+}
+
+// What the host of RDMA uses.
+void bind_attach(nb::module_& m, nb::class_<Server>& server) {
+  using namespace nb::literals;
+  using Release = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<AttachEvent>(m, "AttachEvent")
+      .def_ro("session", &AttachEvent::session)
+      .def_ro("begins", &AttachEvent::begins)
+      .def_ro("rail", &AttachEvent::rail)
+      .def_prop_ro("card",
+                   [](const AttachEvent& e) { return to_bytes(e.card.data(), e.card.size()); });
+  server.def("offer_attach", offer_attach, "most"_a)
+      .def("take_attach_events", &Server::take_attach_events, Release())
+      .def("attached", attached, "session"_a, "card"_a)
+      .def("refuse_attachment", &Server::refuse_attachment, "session"_a, "status"_a, "why"_a,
+           Release())
+      .def("fenced", &Server::fenced, "session"_a, Release())
+      .def_prop_ro("pool_address",
+                   [](const Server& s) { return reinterpret_cast<uintptr_t>(s.pool_data()); });
 }
 
 }  // namespace
@@ -174,10 +223,12 @@ OptionalText unix_path(const Server& server) {
 void bind_server(nb::module_& m) {
   using namespace nb::literals;
   nb::list policies;
-  for (const std::string_view name : eviction_policies()) policies.append(nb::str(name.data(), name.size()));
+  for (const std::string_view name : eviction_policies())
+    policies.append(nb::str(name.data(), name.size()));
   m.attr("EVICTION_POLICIES") = nb::tuple(policies);
   nb::list kinds;
-  for (const std::string_view kind : disk_io_kinds()) kinds.append(nb::str(kind.data(), kind.size()));
+  for (const std::string_view kind : disk_io_kinds())
+    kinds.append(nb::str(kind.data(), kind.size()));
   m.attr("DISK_IO_KINDS") = nb::tuple(kinds);
   using Release = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Placement>(m, "Placement")
@@ -190,9 +241,10 @@ void bind_server(nb::module_& m) {
       .def_ro("transparent_by_touch", &Placement::transparent_by_touch)
       .def_ro("numa_nodes", &Placement::numa_nodes);
   nb::class_<Server::Placed>(m, "Placed")
-      .def_prop_ro("pages", [](const Server::Placed& placed) {
-        return kPagesNames[static_cast<size_t>(placed.pages)];
-      })
+      .def_prop_ro("pages",
+                   [](const Server::Placed& placed) {
+                     return kPagesNames[static_cast<size_t>(placed.pages)];
+                   })
       .def_ro("page_bytes", &Server::Placed::page_bytes)
       .def_ro("huge_error", &Server::Placed::huge_error)
       .def_ro("numa_error", &Server::Placed::numa_error)
@@ -207,8 +259,8 @@ void bind_server(nb::module_& m) {
            "disk_bytes"_a = 0, "disk_io"_a = "auto",
            "disk_read_timeout_s"_a = DiskOptions().read_timeout_s, "tls"_a = nb::none(),
            "placement"_a.none() = nb::none(), "lend_bytes"_a = nb::none(),
-           "reserve_bytes"_a = nb::none(), "reserve_timeout_s"_a = ServerOptions().reserve_timeout_s,
-           "digests"_a = true)
+           "reserve_bytes"_a = nb::none(),
+           "reserve_timeout_s"_a = ServerOptions().reserve_timeout_s, "digests"_a = true)
       .def("start", start)
       .def("stop", &Server::stop, Release())
       .def("drain", drain)

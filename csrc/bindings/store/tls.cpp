@@ -1,14 +1,14 @@
-// Bindings of TLS: what an end shows and trusts. A client's connection: bindings/store/link.cpp.
+// Bindings of TLS contexts. A client's connection: bindings/store/link.cpp.
+#include "net/tls.h"
+
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "bindings/store/io.h"
 #include "bindings/store/module.h"
-#include "net/tls.h"
 
 namespace kv::python {
 namespace {

@@ -5,7 +5,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "bindings/store/module.h"
@@ -24,20 +23,15 @@ nb::bytes frame(Op op, uint64_t id, Body body, uint64_t payload_bytes = 0) {
   return to_bytes(bytes.data(), bytes.size());
 }
 
-Hash hash_of(const nb::bytes& bytes) {
-  if (bytes.size() != kHashBytes) throw nb::value_error("a digest is not 32 bytes");
-  Hash hash;
-  std::memcpy(hash.bytes, bytes.c_str(), kHashBytes);
-  return hash;
-}
-
-HashSpan hashes_of(const Buffer& buffer) {
-  if (buffer.size() % kHashBytes != 0)
-    throw nb::value_error("hashes are not a multiple of 32 bytes");
-  const size_t count = buffer.size() / kHashBytes;
-  if (count > kMaxHashes) throw nb::value_error("more than MAX_HASHES hashes");
-  return {reinterpret_cast<const Hash*>(buffer.data()), static_cast<uint32_t>(count)};
-}
+// The hashes of a request, in a buffer of the caller's.
+struct Hashes {
+  explicit Hashes(nb::handle object)
+      : buffer(object), span(hashes_of(buffer.data(), buffer.size())) {
+    if (span.count > kMaxHashes) throw nb::value_error("more than MAX_HASHES hashes");
+  }
+  const Buffer buffer;
+  const HashSpan span;
+};
 
 void check_lengths(HashSpan hashes, const U32s& values) {
   if (values.size() != hashes.count) throw nb::value_error("one value per hash is needed");
@@ -45,8 +39,8 @@ void check_lengths(HashSpan hashes, const U32s& values) {
 
 nb::bytes hello(uint64_t id, const std::string& name, const std::string& token, bool want_pool,
                 bool want_write, std::optional<uint32_t> numa_node) {
-  const uint32_t flags = kDigestsAsTold | (want_pool ? kWantPool : 0u) |
-                         (want_write ? kWantPool | kWantWrite : 0u);
+  const uint32_t flags =
+      kDigestsAsTold | (want_pool ? kWantPool : 0u) | (want_write ? kWantPool | kWantWrite : 0u);
   return frame(Op::kHello, id, HelloRequest{flags, name, token, numa_node.value_or(kNoNumaNode)});
 }
 
@@ -63,35 +57,24 @@ nb::bytes register_(uint64_t id, const nb::bytes& spec, const nb::bytes& manifes
   return frame(Op::kRegister, id, std::move(body));
 }
 
-nb::bytes blocks_request(Op op, uint64_t id, uint32_t manifest_id, nb::handle hashes) {
-  const Buffer buffer(hashes);
-  return frame(op, id, BlocksRequest{manifest_id, hashes_of(buffer)});
-}
-
 nb::bytes match(uint64_t id, uint32_t manifest_id, nb::handle hashes, bool promote) {
-  const Buffer buffer(hashes);
   const uint8_t flag = promote ? 1 : 0;
-  return frame(Op::kMatch, id, MatchRequest{manifest_id, flag, hashes_of(buffer)});
+  return frame(Op::kMatch, id, MatchRequest{manifest_id, flag, Hashes(hashes).span});
 }
 
 nb::bytes delete_(uint64_t id, uint32_t manifest_id, nb::handle hashes) {
-  return blocks_request(Op::kDelete, id, manifest_id, hashes);
-}
-
-WriteRequest write_request(uint32_t manifest_id, uint16_t part,
-                           const std::optional<nb::bytes>& parent, const Buffer& hashes) {
-  return {manifest_id, part, parent ? hash_of(*parent) : Hash{}, hashes_of(hashes)};
+  return frame(Op::kDelete, id, BlocksRequest{manifest_id, Hashes(hashes).span});
 }
 
 nb::bytes reserve(uint64_t id, uint32_t manifest_id, uint16_t part,
                   const std::optional<nb::bytes>& parent, nb::handle hashes) {
-  const Buffer buffer(hashes);
-  return frame(Op::kReserve, id, write_request(manifest_id, part, parent, buffer));
+  return frame(Op::kReserve, id,
+               WriteRequest{manifest_id, part, hash_of(parent), Hashes(hashes).span});
 }
 
 nb::bytes lend(uint64_t id, uint32_t manifest_id, uint16_t part,
                const std::optional<nb::bytes>& parent) {
-  return frame(Op::kLend, id, LendRequest{manifest_id, part, parent ? hash_of(*parent) : Hash{}});
+  return frame(Op::kLend, id, LendRequest{manifest_id, part, hash_of(parent)});
 }
 
 nb::bytes attach(uint64_t id, const nb::bytes& card, uint32_t rail) {
@@ -100,48 +83,45 @@ nb::bytes attach(uint64_t id, const nb::bytes& card, uint32_t rail) {
 
 nb::bytes put(uint64_t id, uint32_t manifest_id, uint16_t part,
               const std::optional<nb::bytes>& parent, nb::handle hashes, uint64_t block_bytes) {
-  const Buffer buffer(hashes);
-  const WriteRequest body = write_request(manifest_id, part, parent, buffer);
-  return frame(Op::kPut, id, body, put_payload_bytes(block_bytes, body.hashes.count));
+  const Hashes given(hashes);
+  return frame(Op::kPut, id, WriteRequest{manifest_id, part, hash_of(parent), given.span},
+               put_payload_bytes(block_bytes, given.span.count));
 }
 
 nb::bytes commit(uint64_t id, uint32_t manifest_id, uint16_t part, nb::handle hashes,
                  U32s generations, U32s crcs) {
-  const Buffer buffer(hashes);
-  const HashSpan span = hashes_of(buffer);
-  check_lengths(span, generations);
-  check_lengths(span, crcs);
-  return frame(Op::kCommit, id,
-               CommitRequest{manifest_id, part, span, std::move(generations), std::move(crcs)});
+  const Hashes given(hashes);
+  check_lengths(given.span, generations);
+  check_lengths(given.span, crcs);
+  return frame(
+      Op::kCommit, id,
+      CommitRequest{manifest_id, part, given.span, std::move(generations), std::move(crcs)});
 }
 
 nb::bytes abort_(uint64_t id, uint32_t manifest_id, uint16_t part, nb::handle hashes,
                  U32s generations) {
-  const Buffer buffer(hashes);
-  const HashSpan span = hashes_of(buffer);
-  check_lengths(span, generations);
-  return frame(Op::kAbort, id, AbortRequest{manifest_id, part, span, std::move(generations)});
+  const Hashes given(hashes);
+  check_lengths(given.span, generations);
+  return frame(Op::kAbort, id, AbortRequest{manifest_id, part, given.span, std::move(generations)});
 }
 
 nb::bytes acquire(uint64_t id, uint32_t manifest_id, std::optional<uint16_t> part,
                   nb::handle hashes) {
-  const Buffer buffer(hashes);
   return frame(Op::kAcquire, id,
-               ReadRequest{manifest_id, part.value_or(kAllParts), hashes_of(buffer)});
+               ReadRequest{manifest_id, part.value_or(kAllParts), Hashes(hashes).span});
 }
 
 nb::bytes get(uint64_t id, uint32_t manifest_id, uint16_t part, nb::handle hashes) {
-  const Buffer buffer(hashes);
-  return frame(Op::kGet, id, ReadRequest{manifest_id, part, hashes_of(buffer)});
+  return frame(Op::kGet, id, ReadRequest{manifest_id, part, Hashes(hashes).span});
 }
 
 nb::bytes wait(uint64_t id, uint32_t manifest_id, nb::handle hashes, uint32_t upto,
                uint32_t deadline_ms, bool lease) {
-  const Buffer buffer(hashes);
-  const HashSpan span = hashes_of(buffer);
-  if (upto > span.count) throw nb::value_error("upto is greater than the number of hashes");
-  return frame(Op::kWait, id,
-               WaitRequest{manifest_id, upto, std::min(deadline_ms, kMaxDeadlineMs), lease, span});
+  const Hashes given(hashes);
+  if (upto > given.span.count) throw nb::value_error("upto is greater than the number of hashes");
+  return frame(
+      Op::kWait, id,
+      WaitRequest{manifest_id, upto, std::min(deadline_ms, kMaxDeadlineMs), lease, given.span});
 }
 
 void bind_enums(nb::module_& m) {
@@ -220,8 +200,7 @@ void bind_wire(nb::module_& m) {
   m.def("encode_match", match, "request_id"_a, "manifest_id"_a, "hashes"_a, "promote"_a = false);
   m.def("encode_reserve", reserve, "request_id"_a, "manifest_id"_a, "part"_a, "parent"_a.none(),
         "hashes"_a);
-  m.def("encode_lend", lend, "request_id"_a, "manifest_id"_a, "part"_a,
-        "parent"_a.none());
+  m.def("encode_lend", lend, "request_id"_a, "manifest_id"_a, "part"_a, "parent"_a.none());
   m.def("encode_attach", attach, "request_id"_a, "card"_a, "rail"_a = 0);
   m.def("encode_commit", commit, "request_id"_a, "manifest_id"_a, "part"_a, "hashes"_a,
         "generations"_a, "crcs"_a);

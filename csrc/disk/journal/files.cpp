@@ -34,10 +34,8 @@ class RealFile final : public JournalFile {
   int append(std::string_view bytes) override {
     while (!bytes.empty()) {
       const ssize_t put = write(file_.get(), bytes.data(), bytes.size());
-      if (put > 0)
-        bytes.remove_prefix(static_cast<size_t>(put));
-      else if (put == 0 || errno != EINTR)
-        return put == 0 ? EIO : errno;
+      if (put > 0) bytes.remove_prefix(static_cast<size_t>(put));
+      else if (put == 0 || errno != EINTR) return put == 0 ? EIO : errno;
     }
     return 0;
   }

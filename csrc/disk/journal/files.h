@@ -1,15 +1,13 @@
-// What a journal does to files: a seam, so that tests can crash between any two steps.
+// The file operations of a journal: an interface, so that tests can crash between any two steps.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 
 namespace kv {
 
-// An open file. Each call gives 0 or an errno, and blocks.
+// An open file. Each call blocks and returns 0 or an errno.
 class JournalFile {
  public:
   virtual ~JournalFile() = default;
@@ -18,21 +16,21 @@ class JournalFile {
   virtual int truncate(uint64_t bytes) = 0;
   // At the end. On an error some of the bytes may be there.
   virtual int append(std::string_view bytes) = 0;
-  // What was appended survives a crash of the machine.
+  // Makes the appended bytes durable.
   virtual int sync() = 0;
 };
 
 class JournalFiles {
  public:
   virtual ~JournalFiles() = default;
-  // ENOENT where there is none.
+  // ENOENT if there is none.
   virtual int open(const std::string& path, std::unique_ptr<JournalFile>& file) = 0;
-  // Empty, whatever was there before; mode 0600.
+  // An empty file in place of any before; mode 0600.
   virtual int create(const std::string& path, std::unique_ptr<JournalFile>& file) = 0;
-  // Takes the place of `to`, in one step.
+  // Replaces `to` atomically.
   virtual int rename(const std::string& from, const std::string& to) = 0;
   virtual int remove(const std::string& path) = 0;
-  // What was renamed in the directory of `path` survives a crash of the machine.
+  // Makes the renames in the directory of `path` durable.
   virtual int sync_directory(const std::string& path) = 0;
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/random.h"
 #include "disk/journal/files.h"
 #include "disk/journal/replay.h"
 #include "disk/journal/thread.h"
@@ -13,8 +14,9 @@ namespace kv {
 namespace {
 
 constexpr size_t kReadBytes = 1u << 20;
+constexpr size_t kCopyBytes = 256u << 10;  // of a snapshot, for each write and sync
 
-// All of a file through `replay`; `good` bytes of it were valid, of `all`.
+// Feeds all of a file to `replay`; `good` of its `all` bytes were valid.
 int read_all(JournalFile& file, DiskReplay& replay, uint64_t& good, uint64_t& all) {
   std::string buffer(kReadBytes, '\0');
   size_t kept = 0;
@@ -36,6 +38,25 @@ int read_all(JournalFile& file, DiskReplay& replay, uint64_t& good, uint64_t& al
 
 }  // namespace
 
+void JournalStream::begin(const DiskGeometry& geometry) {
+  const uint64_t id = random_u64();
+  *this = {};
+  seed = journal_seed(id);
+  collected = encode_header({id, geometry});
+}
+
+void JournalStream::put(const DiskEntry& entry, const DiskNames& names) {
+  if (specs.insert(entry.spec).second) append_record(collected, seed, *names.spec(entry.spec));
+  if (parts.insert(entry.part).second) append_record(collected, seed, *names.part(entry.part));
+  append_record(collected, seed, entry);
+}
+
+void JournalStream::remove(const DiskRemoval& removal) {
+  // Not needed if nothing of it was put into this file.
+  if (specs.contains(removal.spec) && (!removal.part || parts.contains(*removal.part)))
+    append_record(collected, seed, removal);
+}
+
 DiskJournal::DiskJournal(JournalOptions options, std::unique_ptr<JournalFiles> files)
     : options_(std::move(options)),
       thread_(std::make_unique<JournalThread>(options_.path,
@@ -46,7 +67,7 @@ DiskJournal::~DiskJournal() {
   while (phase_ == Phase::kSwitching) await();
   if (phase_ == Phase::kCopying) thread_->post({JournalKind::kDrop, round_, 0, {}});
   flush();
-  while (writing_) await();  // flushes again what was collected meanwhile
+  while (writing_) await();  // then the records collected meanwhile are written
 }
 
 void DiskJournal::await() {
@@ -102,10 +123,11 @@ int DiskJournal::recover(JournalFile& file, DiskContents& found, JournalSummary&
   return 0;
 }
 
-// Makes the journal anew, at once. Only while there is no thread.
+// Replaces the journal by a new one, at once. Only before the thread is started.
 int DiskJournal::replace() {
   file_bytes_ = journal_.collected.size();
-  const JournalResult begun = thread_->perform({JournalKind::kBegin, 0, 0, std::move(journal_.collected)});
+  const JournalResult begun =
+      thread_->perform({JournalKind::kBegin, 0, 0, std::move(journal_.collected)});
   journal_.collected.clear();
   if (begun.error != 0) return begun.error;
   return thread_->perform({JournalKind::kSwitch, 0, 0, {}}).error;
@@ -147,10 +169,10 @@ int DiskJournal::completion_fd() const { return thread_->completion_fd(); }
 uint64_t DiskJournal::backlog_bytes() const { return journal_.collected.size() + writing_bytes_; }
 
 void DiskJournal::flush() {
-  // While the new journal takes the old one's place, nobody knows which of them an append would meet.
+  // While the new journal replaces the old one, it is unknown which of them an append would go to.
   if (error_ != 0 || phase_ == Phase::kSwitching || writing_) return;
   if (journal_.collected.empty()) {
-    // Removals of what the journal has never heard of.
+    // Only removals without a record.
     durable_ = appended_;
     return;
   }
@@ -161,10 +183,8 @@ void DiskJournal::flush() {
 
 void DiskJournal::on_completion() {
   for (const JournalResult& result : thread_->take()) {
-    if (result.kind == JournalKind::kAppend)
-      on_appended(result);
-    else if (result.round == round_ && phase_ != Phase::kIdle)
-      on_compacted(result);
+    if (result.kind == JournalKind::kAppend) on_appended(result);
+    else if (result.round == round_ && phase_ != Phase::kIdle) on_compacted(result);
   }
   flush();
 }
@@ -179,7 +199,71 @@ void DiskJournal::on_appended(const JournalResult& result) {
 
 void DiskJournal::fail(int error) {
   error_ = error;
-  journal_.collected.clear();  // only a new journal can be believed
+  journal_.collected.clear();  // only a new journal is reliable
+}
+
+bool DiskJournal::compaction_due(uint64_t live_entries) const {
+  if (phase_ != Phase::kIdle || error_ != 0 || file_bytes_ < not_before_bytes_) return false;
+  const uint64_t live = live_entries * kMaxPutBytes;
+  return file_bytes_ > 2 * live && file_bytes_ - live > options_.least_dead_bytes;
+}
+
+bool DiskJournal::begin_compaction() {
+  if (!open_ || phase_ != Phase::kIdle) return false;
+  phase_ = Phase::kCopying;
+  ++round_;
+  new_journal_.begin(options_.geometry);
+  new_bytes_ = copying_bytes_ = 0;
+  post_new(JournalKind::kBegin);
+  return true;
+}
+
+void DiskJournal::post_new(JournalKind kind) {
+  const size_t bytes = new_journal_.collected.size();
+  new_bytes_ += bytes;
+  copying_bytes_ += bytes;
+  thread_->post({kind, round_, appended_, std::exchange(new_journal_.collected, {})});
+}
+
+void DiskJournal::snapshot(const DiskEntry& entry) {
+  if (phase_ != Phase::kCopying || !is_sound(entry)) return;
+  new_journal_.put(entry, names_);
+  if (new_journal_.collected.size() >= kCopyBytes) post_new(JournalKind::kCopy);
+}
+
+void DiskJournal::end_snapshot() {
+  if (phase_ != Phase::kCopying) return;
+  phase_ = Phase::kSwitching;
+  post_new(JournalKind::kSwitch);
+}
+
+uint64_t DiskJournal::snapshot_backlog_bytes() const {
+  return phase_ == Phase::kIdle ? 0 : copying_bytes_ + new_journal_.collected.size();
+}
+
+void DiskJournal::on_compacted(const JournalResult& result) {
+  copying_bytes_ -= result.bytes;
+  if (result.unsettled) {
+    // A crash may leave either of the two: nothing more counts as durable.
+    journal_ = std::move(new_journal_);
+    fail(result.error);
+    return end_compaction(result.error);
+  }
+  if (result.error != 0) return end_compaction(result.error);
+  if (result.kind != JournalKind::kSwitch) return;
+  journal_ = std::move(new_journal_);
+  file_bytes_ = new_bytes_;
+  durable_ = std::max(durable_, result.sequence);
+  error_ = 0;
+  ++compactions_;
+  end_compaction(0);
+}
+
+void DiskJournal::end_compaction(int error) {
+  phase_ = Phase::kIdle;
+  new_journal_ = {};
+  compaction_error_ = error;
+  not_before_bytes_ = error == 0 ? 0 : file_bytes_ + file_bytes_ / 4;
 }
 
 }  // namespace kv

@@ -1,56 +1,69 @@
-// The index of what is on the disk, kept so that it survives `kill -9` and torn writes.
-//
-// An append-only file of records beside the data file; disk/journal/records.h has their format. It says which
-// part of which block lies in which extent, and its CRC32C.
+// The index of the disk in a form that survives `kill -9` and torn writes: an append-only file of
+// records (disk/journal/records.h) beside the data file. They say which part of which block is in
+// which extent, and its CRC32C.
 //
 // ORDER. What makes a block durable, and never wrong:
 //   1. The extent is written, and synced (DiskOp::kSync), before put() is called.
 //   2. put(): the record is appended. When durable() has reached its sequence the block is found
 //      again after any crash.
 //   3. remove(): when durable() has reached ITS sequence the extent may be written again. Before
-//      that a crash would bring back a record of bytes that are no longer there.
+//      that, a crash would restore a record of bytes that have been overwritten.
 //
-// The lock on the data file is the journal's as well.
+// The lock on the data file protects the journal too.
 //
-// Nothing here blocks but open() and the destructor: records are collected in memory, and a thread
-// of the journal's own writes out and syncs what has been collected while it wrote before (group
-// commit). One owner thread calls all of it.
+// Only open() and the destructor block: records are collected in memory, and a thread of the
+// journal writes and syncs those that were collected during its last write (group commit). One
+// thread calls all of it.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include "disk/journal/names.h"
 #include "disk/journal/records.h"
-#include "disk/journal/stream.h"
 #include "wire/wire.h"
 
 namespace kv {
 
+// The records of one journal file that are yet to be written. Defines specs and parts in front of
+// the first record that needs them.
+struct JournalStream {
+  uint32_t seed = 0;
+  std::string collected;
+  std::unordered_set<uint32_t> specs;  // defined in this file
+  std::unordered_set<uint32_t> parts;
+
+  // Begins a file, with an id of its own.
+  void begin(const DiskGeometry& geometry);
+  // The entry's spec and part are in `names`.
+  void put(const DiskEntry& entry, const DiskNames& names);
+  void remove(const DiskRemoval& removal);
+};
+
 class JournalFile;
-class JournalFiles;   // what the journal does to files: the seam for tests
-class JournalThread;  // its thread, and the files that it has open
+class JournalFiles;
+class JournalThread;
 enum class JournalKind;
 struct JournalResult;
 
 // What open() found.
 struct JournalSummary {
-  // The index starts empty although there was a file. Why, in words; "" if not so.
+  // Why the index starts empty although there was a file; "" if it does not.
   std::string discarded;
-  uint64_t records = 0;    // valid ones
+  uint64_t records = 0;     // valid ones
   uint64_t good_bytes = 0;  // of the file, in valid records
   uint64_t torn_bytes = 0;  // after them: cut off
-  uint64_t overlapped = 0;  // entries that were given up because a later one has their extent
+  uint64_t overlapped = 0;  // entries dropped because a later one has their extent
 };
 
 struct JournalOptions {
   std::string path;
   DiskGeometry geometry;
-  // A compaction is due when dead records take this many bytes, and more than the live ones.
+  // A compaction is due when dead records have so many bytes, and more than the live ones.
   uint64_t least_dead_bytes = 4u << 20;
 };
 
@@ -60,64 +73,65 @@ class DiskJournal {
 
   // `files`: null for the real ones.
   explicit DiskJournal(JournalOptions options, std::unique_ptr<JournalFiles> files = nullptr);
-  // Writes out and syncs what was collected, then ends the thread.
+  // Writes and syncs the collected records, then ends the thread.
   ~DiskJournal();
   DiskJournal(const DiskJournal&) = delete;
   DiskJournal& operator=(const DiskJournal&) = delete;
 
-  // Reads the journal, or makes one; cuts off what is torn, and starts the thread. 0 or an errno.
-  // A journal of another data file (another DiskGeometry), or none of ours at all, is replaced by
+  // Reads the journal, or makes one; cuts off a torn end, and starts the thread. 0 or an errno. A
+  // journal of another data file (another DiskGeometry), or a file of another kind, is replaced by
   // an empty one.
   int open(DiskContents& found, JournalSummary& summary);
 
-  // Numbers that stand for a spec of a tenant, and for a part of it, in records; the same for the
-  // same. 0 at a limit of DiskNames, for a name that is too long, or a part larger than the data
-  // file. They last as long as the object; what open() found has its numbers.
+  // The number of a tenant's spec, or of a part of it, in records. 0 at a limit of DiskNames, for a
+  // name that is too long, or for a part larger than the data file. Numbers never change while this
+  // lives; those that open() found are kept.
   uint32_t spec_number(std::string_view tenant, const wire::Hash& digest);
   uint32_t part_number(uint32_t spec, const wire::Hash& digest, uint64_t bytes);
 
-  // Records that the part of a block lies in an extent, which has been written and synced; a part
-  // that has a record already moves. entry.sequence is set here. Returns the sequence to wait for,
-  // or 0 if nothing was recorded: the journal has failed, kMaxBacklogBytes wait to be written, or
-  // the entry breaks the geometry.
+  // Records that a part of a block is in an extent, which has been written and synced; replaces an
+  // earlier record of that part. Sets entry.sequence. Returns the sequence to wait for; 0 if
+  // nothing was recorded: the journal has failed, kMaxBacklogBytes wait to be written, or the entry
+  // is invalid.
   uint64_t put(DiskEntry entry);
   // Records that a part of a block, or all of them, is no longer on the disk. Returns the sequence
   // to wait for. Never 0: on a journal that has failed, it is reached after a compaction.
   uint64_t remove(uint32_t spec, const wire::Hash& hash, std::optional<uint32_t> part);
 
-  // Has what was collected written out, unless a write is under way: then it follows by itself.
-  // Once for a batch.
+  // Writes the collected records, unless a write is in flight: then they follow by themselves. Once
+  // for a batch.
   void flush();
-  // Readable when on_completion() has something to do: to be watched for EPOLLIN. The object's own.
+  // Readable when on_completion() has something to do: to be watched for EPOLLIN. Owned by this
+  // object.
   int completion_fd() const;
-  // Learns what has been written; then durable() and error() may have changed.
+  // Handles completed writes: durable() and error() may change.
   void on_completion();
 
   // Every record up to this sequence survives a crash.
   uint64_t durable() const { return durable_; }
-  uint64_t appended() const { return appended_; }  // the last sequence handed out
-  // An errno of a write, once one has failed: from then on nothing becomes durable, until a
-  // compaction has succeeded (a file system that failed to sync may have dropped what it was given,
-  // so only a new file can be believed). 0 else.
+  uint64_t appended() const { return appended_; }  // the last assigned sequence
+  // The errno of a failed write, or 0. After a failure nothing becomes durable until a compaction
+  // has succeeded: a file system that failed to sync may have dropped bytes, so only a new file is
+  // reliable.
   int error() const { return error_; }
   // Collected and not durable yet.
   uint64_t backlog_bytes() const;
   uint64_t file_bytes() const { return file_bytes_; }
 
-  // COMPACTION: a new journal beside the old one, of the live entries alone, synced and renamed over
-  // it. Meanwhile the journal works on; a crash leaves the old or the new one, whole. The owner
-  // gives it all live entries, a bounded slice of them each time round its loop:
+  // COMPACTION: a new journal beside the old one with the live entries only, synced and renamed
+  // over it. Meanwhile the journal is used; a crash leaves the old or the new one, whole. The owner
+  // gives it all live entries, a bounded slice in each turn of its loop:
   //     if (compaction_due(n)) begin_compaction();  snapshot(entry)...;  end_snapshot();
-  // Live is whatever put() was called for, durable or not, and remove() or a later put() was not.
-  // Entries put after begin_compaction() may be given or left out. One that fails is given up and
-  // the old journal goes on: compacting() is false then, and what is left of the snapshot ignored.
+  // An entry is live after put(), durable or not, until remove() or a later put(). Entries put
+  // after begin_compaction() may be given or left out. If a compaction fails the old journal goes
+  // on: compacting() is false then, and the rest of the snapshot is ignored.
   bool compaction_due(uint64_t live_entries) const;
   bool compacting() const { return phase_ != Phase::kIdle; }
   // Bytes of the snapshot that wait to be written: the owner pauses while they are many.
   uint64_t snapshot_backlog_bytes() const;
-  // False if one is under way. Allowed, and the remedy, when the journal has failed.
+  // False if one is running. After a failure of the journal it is the remedy.
   bool begin_compaction();
-  // A live entry, as put() took it or open() found it, with its sequence.
+  // A live entry, from put() or open(), with its sequence.
   void snapshot(const DiskEntry& entry);
   void end_snapshot();
   int compaction_error() const { return compaction_error_; }  // of the last one that ended
@@ -141,7 +155,7 @@ class DiskJournal {
   bool open_ = false;
   DiskNames names_;
   JournalStream journal_;
-  bool writing_ = false;  // an append is under way
+  bool writing_ = false;  // an append is in flight
   uint64_t writing_bytes_ = 0;
   uint64_t appended_ = 0;
   uint64_t durable_ = 0;

@@ -7,7 +7,7 @@ std::string bytes_of(const wire::Hash& digest) {
   return {reinterpret_cast<const char*>(digest.bytes), sizeof digest.bytes};
 }
 
-// What tells one from another. Digests have one length, so the rest cannot be mistaken.
+// Unique keys. Digests have a fixed length, so the rest is unambiguous.
 std::string key_of(const wire::Hash& digest, std::string_view tenant) {
   return bytes_of(digest).append(tenant);
 }
@@ -15,7 +15,7 @@ std::string key_of(const wire::Hash& digest, uint32_t spec, uint64_t bytes) {
   return bytes_of(digest) + std::to_string(spec) + "/" + std::to_string(bytes);
 }
 
-// The highest plus one; or, where that is too high, the lowest that is free.
+// The highest plus one; if that is too high, the lowest free one.
 template <class Named>
 uint32_t free_number(const std::map<uint32_t, Named>& taken, uint32_t most) {
   if (taken.empty()) return 1;

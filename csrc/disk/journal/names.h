@@ -1,7 +1,6 @@
-// Small numbers that stand for specs and parts in a journal of the SSD tier.
+// The small numbers of specs and parts in a journal of the SSD tier.
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
@@ -11,17 +10,17 @@
 
 namespace kv {
 
-// Invariants: a number stands for one spec or part and never for another; a spec or part has one
-// number; the spec of a part is there.
+// Invariants: a number is that of one spec or part and never of another; a spec or part has one
+// number; the spec of a part has one.
 class DiskNames {
  public:
   static constexpr uint32_t kMaxSpecs = 65536;
   static constexpr uint32_t kMaxParts = 1u << 20;
 
-  // Takes what a journal defines. False if that breaks an invariant or a limit.
+  // Adds a definition of a journal. False if that breaks an invariant or a limit.
   bool add(const DiskSpec& spec);
   bool add(const DiskPart& part);
-  // The number of a spec or part, which it gets when first asked for. 0 at the limit.
+  // The number of a spec or part, assigned at the first call. 0 at the limit.
   uint32_t spec_number(std::string_view tenant, const wire::Hash& digest);
   uint32_t part_number(uint32_t spec, const wire::Hash& digest, uint64_t bytes);
 

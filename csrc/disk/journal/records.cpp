@@ -32,7 +32,7 @@ struct RawHead {
 };
 static_assert(sizeof(RawHead) == kRecordHeadBytes);
 
-constexpr size_t kSealed = sizeof(uint32_t);  // the CRC32C is of what follows it
+constexpr size_t kSealed = sizeof(uint32_t);  // the CRC32C is of the bytes after it
 
 uint32_t crc_of(std::string_view sealed, uint32_t seed) {
   return crc32c(sealed.data(), sealed.size(), seed);
@@ -66,8 +66,8 @@ bool DiskGeometry::has_extent(uint64_t offset, uint64_t bytes) const {
 
 std::string encode_header(const JournalHeader& header) {
   const DiskGeometry& geometry = header.geometry;
-  RawHeader raw{kMagic, header.file_id, geometry.data_id, geometry.data_bytes,
-                geometry.granule_bytes, 0};
+  RawHeader raw{
+      kMagic, header.file_id, geometry.data_id, geometry.data_bytes, geometry.granule_bytes, 0};
   raw.crc = crc32c(&raw, offsetof(RawHeader, crc));
   return std::string(reinterpret_cast<const char*>(&raw), sizeof raw);
 }
@@ -76,8 +76,7 @@ std::optional<JournalHeader> decode_header(std::string_view bytes) {
   RawHeader raw;
   if (bytes.size() < sizeof raw) return std::nullopt;
   std::memcpy(&raw, bytes.data(), sizeof raw);
-  if (raw.magic != kMagic || raw.crc != crc32c(&raw, offsetof(RawHeader, crc)))
-    return std::nullopt;
+  if (raw.magic != kMagic || raw.crc != crc32c(&raw, offsetof(RawHeader, crc))) return std::nullopt;
   const JournalHeader header{raw.file_id, {raw.data_id, raw.data_bytes, raw.granule_bytes}};
   if (!header.geometry.valid()) return std::nullopt;
   return header;
@@ -135,8 +134,7 @@ RecordState read_record(std::string_view bytes, uint32_t seed, Record& record) {
   if (bytes.size() < whole) return RecordState::kShort;
   if (crc_of(bytes.substr(kSealed, whole - kSealed), seed) != head.crc)
     return RecordState::kInvalid;
-  record = {static_cast<RecordType>(head.type),
-            bytes.substr(kRecordHeadBytes, head.payload_bytes)};
+  record = {static_cast<RecordType>(head.type), bytes.substr(kRecordHeadBytes, head.payload_bytes)};
   return RecordState::kWhole;
 }
 

@@ -1,9 +1,9 @@
-// What a journal of the SSD tier says: specs, parts, and where the parts of blocks lie.
+// The records of a journal of the SSD tier: specs, parts, and where the parts of blocks are.
 //
 // FORMAT. Little-endian. A header of kJournalHeaderBytes, then records to the end of the file:
 //
 //     header   u64 magic "KVJRNL1\0" | u64 file id | u64 data id | u64 data bytes
-//              | u32 granule bytes | u32 CRC32C of what stands before
+//              | u32 granule bytes | u32 CRC32C of the bytes before
 //     record   u32 CRC32C of the rest, seeded | u8 type | u8 0 | u16 payload bytes | payload
 //
 //     1 SPEC    u32 number | digest | u32 length, tenant's name
@@ -12,13 +12,11 @@
 //               | u32 CRC32C of the data | u64 sequence
 //     4 DELETE  u32 spec | u32 part, 0 for all | hash | u64 sequence
 //
-// The seed is the CRC32C of the file's id, which is random: what is left on a disk of an older file
-// is never taken for a record of this one. A number is defined once, before its first use. A file
-// ends, whatever follows, at the first record that is torn or says something that cannot be.
+// The seed is the CRC32C of the file's random id: remains of an older file on the disk are never
+// taken for records of this one. A number is defined once, before its first use. A file ends at the
+// first record that is torn or invalid, whatever follows.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -29,7 +27,7 @@
 
 namespace kv {
 
-// What the extents of a data file can be. A journal is of one geometry.
+// The possible extents of a data file. A journal has one geometry.
 struct DiskGeometry {
   uint64_t data_id = 0;        // DiskFile::id()
   uint64_t data_bytes = 0;     // extents end here; a multiple of the granule
@@ -43,10 +41,10 @@ struct DiskGeometry {
   }
 };
 
-// Numbers are the journal's, from 1: those of a running node's registry are others.
+// Numbers are those of the journal, from 1; the registry of a running node has ids of its own.
 struct DiskSpec {
   uint32_t number = 0;
-  std::string tenant;  // its name; "" where the node has none
+  std::string tenant;  // its name; "" without tenants
   wire::Hash digest{};
   bool operator==(const DiskSpec&) const = default;
 };
@@ -59,16 +57,16 @@ struct DiskPart {
   bool operator==(const DiskPart&) const = default;
 };
 
-// One part of one block, and where it lies.
+// One part of one block, and where it is.
 struct DiskEntry {
   uint32_t spec = 0;
   uint32_t part = 0;
   wire::Hash hash{};
   std::optional<wire::Hash> parent;
-  uint64_t offset = 0;    // as Slab counts: from DiskFile::kDataOffset
-  uint64_t bytes = 0;     // the part's; the extent has them rounded up to granules
+  uint64_t offset = 0;    // in the slab: from DiskFile::kDataOffset
+  uint64_t bytes = 0;     // of the part; the extent has whole granules
   uint32_t crc = 0;       // CRC32C of the part's bytes
-  uint64_t sequence = 0;  // grows with time, over restarts too: the latest put is the highest
+  uint64_t sequence = 0;  // grows with time, also over restarts: the latest put has the highest
   bool operator==(const DiskEntry&) const = default;
 };
 
@@ -79,8 +77,8 @@ struct DiskRemoval {
   uint64_t sequence = 0;
 };
 
-// What a journal says in the end. Every entry's spec and part are there, its extent is in range and
-// aligned, no two extents overlap, and no (block, part) is there twice.
+// The contents of a whole journal. Every entry's spec and part are in it, its extent is in range
+// and aligned, no two extents overlap, and no (block, part) is in it twice.
 struct DiskContents {
   std::vector<DiskSpec> specs;
   std::vector<DiskPart> parts;
@@ -93,7 +91,7 @@ inline constexpr size_t kRecordHeadBytes = 8;
 inline constexpr size_t kMaxRecordBytes = 2048;  // with its head
 inline constexpr size_t kMaxPutBytes = kRecordHeadBytes + 89;
 inline constexpr uint32_t kMaxTenantBytes = 1024;
-// Far beyond what can be counted to, and never near an overflow.
+// Never reached by counting, and never near an overflow.
 inline constexpr uint64_t kMaxSequence = uint64_t{1} << 62;
 
 struct JournalHeader {
@@ -103,7 +101,7 @@ struct JournalHeader {
 
 enum class RecordType : uint8_t { kSpec = 1, kPart = 2, kPut = 3, kDelete = 4 };
 
-// A record whose CRC32C agrees. The payload is whoever's the bytes are.
+// A record with a valid CRC32C. The payload is a view of the given bytes.
 struct Record {
   RecordType type{};
   std::string_view payload;
@@ -112,7 +110,7 @@ struct Record {
 enum class RecordState { kWhole, kShort, kInvalid };
 
 std::string encode_header(const JournalHeader& header);
-// Nothing for what is no header, to its last bit.
+// Nothing if the bytes are not a valid header.
 std::optional<JournalHeader> decode_header(std::string_view bytes);
 uint32_t journal_seed(uint64_t file_id);
 
@@ -121,17 +119,17 @@ void append_record(std::string& out, uint32_t seed, const DiskPart& part);
 void append_record(std::string& out, uint32_t seed, const DiskEntry& entry);
 void append_record(std::string& out, uint32_t seed, const DiskRemoval& removal);
 
-// The record that `bytes` begin with, if all of it is there.
+// The record at the beginning of `bytes`, if all of it is there.
 RecordState read_record(std::string_view bytes, uint32_t seed, Record& record);
-// False unless the payload is one to its last byte. Of an entry, `spec` and `bytes` are not in it:
-// they are the part's.
+// False unless the payload is valid to its last byte. `spec` and `bytes` of an entry are not in it:
+// they are those of its part.
 bool decode_payload(std::string_view payload, DiskSpec& spec);
 bool decode_payload(std::string_view payload, DiskPart& part);
 bool decode_payload(std::string_view payload, DiskEntry& entry);
 bool decode_payload(std::string_view payload, DiskRemoval& removal);
 
-// Gives every record of a journal, as far as lengths lead, the CRC32C that it should have: for fuzzers
-// and tests, who want to be read.
+// Sets the right CRC32C in every record of a journal, as far as the lengths lead: for fuzzers and
+// tests.
 void reseal(std::string& journal);
 
 }  // namespace kv

@@ -9,7 +9,7 @@ size_t DiskReplay::feed(std::string_view bytes) {
   if (state_ == State::kHeader) {
     if (bytes.size() < kJournalHeaderBytes) return 0;
     const auto header = decode_header(bytes);
-    state_ = !header                             ? State::kNoJournal
+    state_ = !header                            ? State::kNoJournal
              : !(header->geometry == geometry_) ? State::kOtherGeometry
                                                 : State::kRecords;
     if (state_ != State::kRecords) return 0;
@@ -104,9 +104,8 @@ void DiskReplay::forget_overlapped(uint64_t begin, uint64_t end) {
   }
   while (at != contents_.entries.end() && at->first < end) {
     const auto [first, last] = offsets_.equal_range({at->second.spec, at->second.hash});
-    offsets_.erase(std::find_if(first, last, [&](const auto& each) {
-      return each.second == at->first;
-    }));
+    offsets_.erase(
+        std::find_if(first, last, [&](const auto& each) { return each.second == at->first; }));
     at = contents_.entries.erase(at);
     ++overlapped_;
   }

@@ -1,8 +1,6 @@
-// Reads a journal of the SSD tier: bytes that a crash, or anybody, may have left there.
+// Reads a journal of the SSD tier: bytes that a crash may have damaged, or that may be anything.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <string_view>
 #include <unordered_map>
 
@@ -12,27 +10,26 @@
 
 namespace kv {
 
-// Takes a journal's bytes in order and keeps what they say, up to the first record that is torn or
-// says something that cannot be. Never trusts a length; its memory is bounded by the records that
-// were valid.
+// Takes a journal's bytes in order and collects their contents, up to the first record that is torn
+// or invalid. Trusts no length; its memory is bounded by the valid records.
 //
-// Invariants: those of DiskContents, after every record. Of two puts whose extents overlap the later
-// one is believed: its extent was only handed out when the earlier block was no longer there.
+// Invariants: those of DiskContents, after every record. If the extents of two puts overlap, the
+// later one is valid: its extent was assigned only after the earlier block had been removed.
 class DiskReplay {
  public:
   explicit DiskReplay(const DiskGeometry& geometry) : geometry_(geometry) {}
 
   enum class State { kHeader, kRecords, kNoJournal, kOtherGeometry, kEnded };
   State state() const { return state_; }
-  // Takes what it can of the bytes that follow those it took before; returns how many. What is left
-  // is to be given again, with more behind it; if there is no more, it is torn.
+  // Takes the next bytes, as many as are whole records; returns how many. The rest is to be given
+  // again with more bytes after it; if there are none, the rest is torn.
   size_t feed(std::string_view bytes);
 
   const JournalHeader& header() const { return header_; }
   uint64_t records() const { return records_; }
   uint64_t overlapped() const { return overlapped_; }
   const DiskNames& names() const { return names_; }
-  // May be taken out when all is read.
+  // May be moved out when all is read.
   DiskContents& contents() { return contents_; }
 
  private:

@@ -1,8 +1,5 @@
 #include "disk/journal/thread.h"
 
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <cerrno>
 
 #include "base/quiet_thread.h"
@@ -10,10 +7,7 @@
 namespace kv {
 
 JournalThread::JournalThread(std::string path, std::unique_ptr<JournalFiles> files)
-    : path_(std::move(path)),
-      new_path_(path_ + ".new"),
-      files_(std::move(files)),
-      wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+    : path_(std::move(path)), new_path_(path_ + ".new"), files_(std::move(files)) {}
 
 JournalThread::~JournalThread() {
   if (!thread_.joinable()) return;
@@ -26,7 +20,7 @@ JournalThread::~JournalThread() {
 }
 
 int JournalThread::load(JournalFile*& journal) {
-  // A compaction that a crash cut short.
+  // Left by a compaction that a crash interrupted.
   if (const int error = files_->remove(new_path_); error != 0 && error != ENOENT) return error;
   const int error = files_->open(path_, journal_);
   journal = journal_.get();
@@ -34,7 +28,7 @@ int JournalThread::load(JournalFile*& journal) {
 }
 
 int JournalThread::start() {
-  if (!wake_) return EMFILE;
+  if (const int error = wake_.open()) return error;
   thread_ = quiet_thread([this] { work(); });
   return 0;
 }
@@ -49,8 +43,7 @@ void JournalThread::post(JournalJob job) {
 
 std::vector<JournalResult> JournalThread::take() {
   const std::scoped_lock lock(mutex_);
-  uint64_t count;
-  [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof count);
+  wake_.clear();
   return std::exchange(results_, {});
 }
 
@@ -65,8 +58,7 @@ void JournalThread::work() {
     const JournalResult result = perform(job);
     lock.lock();
     results_.push_back(result);
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t put = write(wake_.get(), &one, sizeof one);
+    wake_.signal();
   }
 }
 
@@ -79,9 +71,7 @@ JournalResult JournalThread::perform(const JournalJob& job) {
       break;
     case JournalKind::kBegin: result.error = begin(job.bytes); break;
     case JournalKind::kCopy: result.error = copy(job.bytes); break;
-    case JournalKind::kSwitch:
-      result.error = switch_over(job.bytes, result.unsettled);
-      break;
+    case JournalKind::kSwitch: result.error = switch_over(job.bytes, result.unsettled); break;
     case JournalKind::kDrop: drop(); break;
   }
   return result;
@@ -94,8 +84,8 @@ int JournalThread::begin(const std::string& bytes) {
   return error;
 }
 
-// Synced piece by piece, so that the last sync, which everybody waits for, is short. Where one piece
-// fails the new journal goes at once: what was posted behind it must not complete a file with a gap.
+// Synced piece by piece, so that the last sync, which delays appends, is short. If one piece fails
+// the new journal is removed at once: later pieces must not complete a file with a gap.
 int JournalThread::copy(const std::string& bytes) {
   if (!new_journal_) return ECANCELED;
   int error = new_journal_->append(bytes);

@@ -1,8 +1,7 @@
-// The thread that writes a journal of the SSD tier, and the two files that it may have open.
+// The thread that writes a journal of the SSD tier, with its (at most two) open files.
 #pragma once
 
 #include <condition_variable>
-#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -10,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/file.h"
+#include "base/event_fd.h"
 #include "disk/journal/files.h"
 
 namespace kv {
@@ -19,15 +18,15 @@ enum class JournalKind {
   kAppend,  // to the journal; synced
   kBegin,   // a new journal beside it
   kCopy,    // to the new one; synced
-  kSwitch,  // the last of the new one; it takes the journal's place
-  kDrop,    // the new one goes
+  kSwitch,  // the last bytes of the new one, which then replaces the journal
+  kDrop,    // removes the new one
 };
 
-// One that fails of kBegin, kCopy and kSwitch leaves no new journal.
+// A failed kBegin, kCopy or kSwitch leaves no new journal.
 struct JournalJob {
   JournalKind kind{};
-  uint64_t round = 0;     // which compaction it is of
-  uint64_t sequence = 0;  // the last record that is done with it
+  uint64_t round = 0;     // the number of the compaction
+  uint64_t sequence = 0;  // of the last record in it
   std::string bytes;
 };
 
@@ -37,18 +36,19 @@ struct JournalResult {
   uint64_t sequence = 0;
   size_t bytes = 0;
   int error = 0;
-  // The new journal has taken the old one's place, which may not survive a crash of the machine.
+  // The new journal has replaced the old one, but the rename may not be durable.
   bool unsettled = false;
 };
 
-// Does jobs in the order in which they come. One owner.
+// Performs jobs in order. One owner.
 class JournalThread {
  public:
   JournalThread(std::string path, std::unique_ptr<JournalFiles> files);
-  // Does what was posted, then ends.
+  // Performs the posted jobs, then ends.
   ~JournalThread();
 
-  // Before start(), by the owner: the journal as it is, null if there is none; or a job done at once.
+  // Before start(), on the owner's thread: opens the journal (null if there is none), or performs a
+  // job.
   int load(JournalFile*& journal);
   JournalResult perform(const JournalJob& job);
   int start();  // 0 or an errno
@@ -69,7 +69,7 @@ class JournalThread {
   const std::unique_ptr<JournalFiles> files_;
   std::unique_ptr<JournalFile> journal_;
   std::unique_ptr<JournalFile> new_journal_;
-  File wake_;
+  EventFd wake_;
 
   std::mutex mutex_;
   std::condition_variable ready_;

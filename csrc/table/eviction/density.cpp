@@ -8,16 +8,16 @@
 namespace kv {
 namespace {
 
-// Touches of one request follow each other: those within this time are one use.
+// Touches within this time are one use: those of one request follow each other.
 constexpr double kSameUse_s = 1.0;
 constexpr unsigned kLeastEpochBits = 6;
 constexpr size_t kEpochsPerPool = 8;  // at least so many epochs pass while the pool is used once
 constexpr size_t kGonePerBlock = 2;   // names remembered for each block in memory
 constexpr uint64_t kLeastBetweenLearning = 4096;  // uses: it takes a millisecond
-constexpr double kDecay = 0.95;  // of what was counted, each time something is learned
-constexpr double kPrior = 0.5;   // what a kind is believed to be, in epochs that were seen
+constexpr double kDecay = 0.95;                   // of the counts, each time that it learns
+constexpr double kPrior = 0.5;                    // weight of the prior, in observed epochs
 constexpr double kMostPrior = 0.9;
-constexpr double kLost = 0.02;   // a future that so few live to see counts no more
+constexpr double kLost = 0.02;  // a future that so few blocks reach is ignored
 
 size_t depth_class(uint32_t depth, size_t classes) {
   return std::min<size_t>((std::bit_width(depth) + 1) / 2, classes - 1);
@@ -154,7 +154,8 @@ void ReuseDensity::advance() {
 void ReuseDensity::end_epoch() {
   for (Kind& kind : kinds_) {
     for (size_t age = 0; age + 1 < kAges && age <= epoch_; ++age) {
-      const auto known = static_cast<double>(std::max<int64_t>(kind.known[(epoch_ - age) % kAges], 0));
+      const auto known =
+          static_cast<double>(std::max<int64_t>(kind.known[(epoch_ - age) % kAges], 0));
       kind.exposure[age] += age == 0 ? known / 2 : known;
     }
     kind.exposure[kAges - 1] += static_cast<double>(std::max<int64_t>(kind.known_old, 0));
@@ -168,8 +169,8 @@ void ReuseDensity::end_epoch() {
   }
 }
 
-// Two epochs become one: the pool holds more blocks than epochs were made for. What was old stays
-// so, and is miscounted by as much until it is gone, which takes one turn of the pool.
+// Two epochs become one: the pool holds more blocks than the epochs were made for. Old blocks stay
+// old, and are miscounted until they are evicted.
 void ReuseDensity::lengthen_epochs() {
   const uint64_t before = epoch_;
   ++epoch_bits_;
@@ -197,8 +198,8 @@ void ReuseDensity::lengthen_epochs() {
   }
 }
 
-// How many of all blocks of an age are used again in an epoch; at ages that were hardly seen, as if
-// use got less likely with age.
+// The share of all blocks of an age that is used again in an epoch. At ages with few observations,
+// use is assumed to get less likely with age.
 ReuseDensity::PerAge<double> ReuseDensity::usual_hazard(double believed) const {
   PerAge<double> reuses{}, exposure{}, hazard{};
   double all_reuses = 0, all_exposure = 0;
@@ -216,8 +217,8 @@ ReuseDensity::PerAge<double> ReuseDensity::usual_hazard(double believed) const {
   return hazard;
 }
 
-// Per age, the most uses per epoch that any moment of giving up would bring, of blocks of which
-// `used` are used again at each age.
+// Per age, the most uses per epoch over all moments of eviction, if the share `used` of the blocks
+// is used again at each age.
 ReuseDensity::PerAge<double> ReuseDensity::best_futures(const PerAge<double>& used) {
   PerAge<double> density{};
   for (size_t age = 0; age < kAges; ++age) {
@@ -232,7 +233,7 @@ ReuseDensity::PerAge<double> ReuseDensity::best_futures(const PerAge<double>& us
   return density;
 }
 
-// A kind that was hardly seen is taken for all kinds together.
+// A kind with few observations counts as the average of all kinds.
 void ReuseDensity::learn() {
   const double believed = kPrior * static_cast<double>(uint64_t{1} << epoch_bits_);
   const PerAge<double> usual = usual_hazard(believed);

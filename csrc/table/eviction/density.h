@@ -1,15 +1,13 @@
-// Keeps what will be used soonest per time that it takes up memory, as learned from what was.
+// Keeps the blocks with the most expected uses per time in memory, as learned from past uses.
 //
-// After LHD (Beckmann, Chen, Cidon, "Improving cache hit rate by maximizing hit density", NSDI 2018)
-// with two changes. Reuses are learned beyond the life of a block in memory: names that went are
-// remembered for a while, else nothing could be learned about ages that nothing lives to see. And a
-// block of some age is worth what its best future is (Gittins' index): the most uses per time that
-// any moment of giving it up would bring, since it can be given up when that has passed.
+// After LHD (Beckmann, Chen, Cidon, "Improving cache hit rate by maximizing hit density", NSDI
+// 2018) with two changes. Reuses are learned beyond the life of a block in memory: evicted names
+// are remembered for a while, else nothing could be learned about ages that no block reaches. And a
+// block of some age is worth its best future (Gittins' index): the most uses per time over all
+// moments of evicting it, since it can be evicted at that moment.
 #pragma once
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <deque>
 #include <unordered_map>
 #include <vector>
@@ -19,10 +17,10 @@
 
 namespace kv {
 
-// Blocks are of kinds, by how often they were used and how deep in their chains they lie; ages are
-// counted in epochs. Per kind and age: how many blocks were used again (`reuses`), of how many there
-// were (`exposure`, per epoch). Evictable blocks stand in a list per kind and epoch of their last
-// use; the lists are ranked once an epoch, so that a victim is found without looking at blocks.
+// Blocks have kinds, by their number of uses and their depth in the chain; ages are counted in
+// epochs. Per kind and age: how many blocks were used again (`reuses`) of how many there were
+// (`exposure`, per epoch). Evictable blocks are in a list per kind and epoch of their last use. The
+// lists are ranked once an epoch, so that a victim is found without looking at blocks.
 class ReuseDensity final : public EvictionPolicy {
  public:
   ReuseDensity();
@@ -90,8 +88,8 @@ class ReuseDensity final : public EvictionPolicy {
   std::vector<Kind> kinds_;
   std::vector<Cell> cells_;  // by density, least first
   std::array<PerAge<uint16_t>, kKinds> rank_{};
-  size_t first_ = 0;  // no cell before it has leaves
-  std::unordered_map<uint64_t, Gone> gone_;  // by hashed name
+  size_t first_ = 0;                                      // no cell before it has leaves
+  std::unordered_map<uint64_t, Gone> gone_;               // by hashed name
   std::deque<std::pair<uint64_t, uint64_t>> gone_order_;  // hashed name, last use
 };
 

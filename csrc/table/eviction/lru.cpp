@@ -7,7 +7,7 @@ namespace kv {
 void PrefixLru::on_insert(Block& block, const Block*) { block.last_use = ++tick_; }
 
 void PrefixLru::on_hit(Block& block) {
-  // Only leaves stand in the set: a hit on a long prefix moves one of them.
+  // Only leaves are in the set: a hit on a long prefix moves one of them.
   if (block.evictable) leaves_.erase({block.last_use, &block});
   block.last_use = ++tick_;
   if (block.evictable) leaves_.emplace(block.last_use, &block);

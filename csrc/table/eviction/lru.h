@@ -1,16 +1,14 @@
 // Least recently used, and a child before its parent.
 #pragma once
 
-#include <cstdint>
 #include <set>
-#include <utility>
 
 #include "table/eviction/policy.h"
 
 namespace kv {
 
-// A prefix is worth nothing without its head, so only leaves go. A parent whose last child went
-// competes with the time it was last used itself.
+// A prefix is useless without its head, so only leaves are evicted. A parent without children
+// competes with its own last use.
 class PrefixLru final : public EvictionPolicy {
  public:
   void on_insert(Block& block, const Block* parent) override;

@@ -1,0 +1,184 @@
+#include "node/reads.h"
+
+#include <span>
+
+namespace kv {
+
+using wire::Header;
+using wire::Status;
+
+bool Reads::match(Session& session, const Header& header, const wire::MatchRequest& request) {
+  if (replies_.manifest_or_fail(session, header, request.manifest_id) == nullptr) return true;
+  return in_turns(session, [=, this, &session, found = Found()]() mutable {
+    const Manifest& manifest = *state_.registry.find(session.tenant, request.manifest_id);
+    if (!lookup_.find_more(found, manifest, request.hashes, true)) return false;
+    lookup_.count(session, found, request.hashes.count);
+    wire::MatchReply answer{found.blocks, {}};
+    const auto place = [&](uint32_t blocks, Tier tier) {
+      answer.places.push_back({blocks, state_.options.node, static_cast<uint8_t>(tier)});
+    };
+    if (found.leading_in_memory != 0) place(found.leading_in_memory, Tier::kMemory);
+    if (found.blocks > found.leading_in_memory) place(found.blocks, Tier::kDisk);
+    replies_.send(session, header, std::move(answer));
+    if (request.promote == 0 || found.in_memory == found.blocks) return true;
+    const BlockKey first{manifest.spec_id, request.hashes[found.leading_in_memory]};
+    // If its first block is being read, so is the rest.
+    if (!state_.disk->promoting(first, manifest.part_ids))
+      promotion_.announce(manifest, {request.hashes.data, found.blocks});
+    return true;
+  });
+}
+
+bool Reads::acquire(Session& session, const Header& header, const wire::ReadRequest& request) {
+  const Manifest* manifest = replies_.manifest_or_fail(session, header, request.manifest_id);
+  if (manifest == nullptr) return true;
+  const bool all = request.part == wire::kAllParts;
+  if (!all && request.part >= manifest->parts.size())
+    return replies_.refuse(session, header, "no such part");
+  const size_t wanted = all ? manifest->parts.size() : 1;
+  if (wanted * request.hashes.count > wire::kMaxSlots ||
+      state_.leases.blocks_of(session.id) + request.hashes.count > NodeState::kMaxLeasedBlocks)
+    return replies_.fail(session, header, Status::kLimit,
+                         "too many blocks in one lease, or leased by this connection");
+  return read(session, header, request);
+}
+
+bool Reads::get(Session& session, const Header& header, const wire::ReadRequest& request) {
+  const Manifest* manifest = replies_.manifest_or_fail(session, header, request.manifest_id);
+  if (manifest == nullptr) return true;
+  if (request.part >= manifest->parts.size())
+    return replies_.refuse(session, header, "no such part");
+  return read(session, header, request);
+}
+
+// ACQUIRE and GET. With a disk, the blocks are looked up first: those on the disk only are waited
+// for.
+bool Reads::read(Session& session, const Header& header, const wire::ReadRequest& request) {
+  TurnStep serve_now = serve(session, header, request);
+  if (state_.disk == nullptr) return in_turns(session, std::move(serve_now));
+  return in_turns(session, [=, this, &session, serve_now = std::move(serve_now), found = Found(),
+                            looking = true]() mutable {
+    if (!looking) return serve_now();
+    const Manifest& manifest = *state_.registry.find(session.tenant, request.manifest_id);
+    if (!lookup_.find_more(found, manifest, request.hashes, false)) return false;
+    looking = false;
+    if (header.op == wire::Op::kAcquire) lookup_.count(session, found, request.hashes.count);
+    return fetch_first(session, header, manifest, request, found.leading_in_memory) || serve_now();
+  });
+}
+
+// True: the request is answered when its blocks have been brought from the disk.
+bool Reads::fetch_first(Session& session, const Header& header, const Manifest& manifest,
+                        const wire::ReadRequest& request, uint32_t leading_in_memory) {
+  const HashSpan hashes = request.hashes;
+  if (leading_in_memory == hashes.count || session.parked >= Session::kMaxParked ||
+      !state_.disk->has({manifest.spec_id, hashes[leading_in_memory]}, manifest.part_ids))
+    return false;
+  const auto then = [this, id = session.id, header, manifest_id = request.manifest_id,
+                     part = request.part](HashSpan kept) {
+    Session* const waiting = state_.find_session(id);
+    if (waiting == nullptr) return;
+    --waiting->parked;
+    // In one turn: the connection may be at another request by now.
+    const Turn before = std::exchange(state_.turn, Turn::endless());
+    serve(*waiting, header, {manifest_id, part, kept})();
+    state_.turn = before;
+  };
+  if (!promotion_.begin(
+          promotion_.run_of(session.id, manifest.spec_id, manifest.part_ids, hashes, then)))
+    return false;
+  ++session.parked;
+  return true;
+}
+
+TurnStep Reads::serve(Session& session, const Header& header, const wire::ReadRequest& request) {
+  return header.op == wire::Op::kGet ? send_run(session, header, request)
+                                     : give_lease(session, header, request);
+}
+
+// The next block of the run; null: the run has ended, or the turn is over.
+Block* Reads::next_of(Run& run, const Manifest& manifest, HashSpan hashes) {
+  run.ended = run.ended || run.blocks == hashes.count;
+  if (run.ended || state_.turn.over()) return nullptr;
+  state_.turn.spend(manifest.parts.size());
+  Block* const block =
+      state_.table.find_complete({manifest.spec_id, hashes[run.blocks]}, manifest.part_ids);
+  run.ended = block == nullptr;
+  if (run.ended) return nullptr;
+  state_.table.touch(*block);
+  ++run.blocks;
+  return block;
+}
+
+TurnStep Reads::give_lease(Session& session, const Header& header,
+                           const wire::ReadRequest& request) {
+  return [=, this, &session, run = Run(), answer = wire::AcquireReply()]() mutable {
+    const Manifest& manifest = *state_.registry.find(session.tenant, request.manifest_id);
+    const std::span<const ManifestPart> wanted =
+        request.part == wire::kAllParts ? std::span(manifest.parts)
+                                        : std::span(manifest.parts).subspan(request.part, 1);
+    // A block is leased only with all parts of the manifest, also if one part is asked for.
+    while (Block* block = next_of(run, manifest, request.hashes)) {
+      if (answer.lease_id == 0) answer.lease_id = state_.leases.acquire(session.id);
+      state_.leases.add(session.id, answer.lease_id, *block);
+      for (const ManifestPart& one : wanted) {
+        const Part& part = *block->find(one.part_id);
+        answer.offsets.push_back(part.slot.offset);
+        answer.generations.push_back(part.slot.generation);
+        answer.crcs.push_back(part.crc);
+        // A client that cannot read the pool gets no bytes.
+        if (session.reads_pool()) state_.counters.bytes_out[session.transport()] += part.slot.bytes;
+      }
+    }
+    if (!run.ended) return false;
+    answer.blocks = run.blocks;
+    for (const ManifestPart& one : wanted) answer.part_bytes.push_back(one.bytes);
+    if (state_.disk == nullptr)
+      lookup_.count(session, {run.blocks, run.blocks, run.blocks}, request.hashes.count);
+    if (!state_.table.quotas().within_limits(session.tenant)) {
+      state_.leases.release(session.id, answer.lease_id);
+      return replies_.limit(session, header, "the tenant would hold more blocks than it may");
+    }
+    replies_.send(session, header, std::move(answer));
+    return true;
+  };
+}
+
+bool Reads::release(Session& session, const Header& header, const wire::ReleaseRequest& request) {
+  const bool held = state_.leases.has(session.id, request.lease_id);
+  return in_turns(session, [=, this, &session] {
+    if (!state_.leases.release(session.id, request.lease_id, state_.turn)) return false;
+    replies_.send(session, header, wire::FlagReply{held});
+    return true;
+  });
+}
+
+TurnStep Reads::send_run(Session& session, const Header& header, const wire::ReadRequest& request) {
+  return
+      [=, this, &session, run = Run(), answer = wire::GetReply(),
+       pins = std::make_shared<PinnedRun>(state_.table), payload = std::vector<iovec>()]() mutable {
+        const Manifest& manifest = *state_.registry.find(session.tenant, request.manifest_id);
+        const ManifestPart& part = manifest.parts[request.part];
+        while (Block* block = next_of(run, manifest, request.hashes)) {
+          pins->add(*block);
+          const Part& stored = *block->find(part.part_id);
+          answer.crcs.push_back(stored.crc);
+          payload.push_back({state_.pool + stored.slot.offset, part.bytes});
+        }
+        if (!run.ended) return false;
+        if (!state_.table.quotas().within_limits(session.tenant)) {
+          pins.reset();
+          return replies_.limit(session, header, "the tenant would hold more blocks than it may");
+        }
+        answer.part_bytes = part.bytes;
+        const uint64_t bytes = part.bytes * run.blocks;
+        state_.counters.bytes_out[session.stream()] += bytes;
+        Outgoing out{wire::encode_frame(header.op, Status::kOk, header.request_id, answer, bytes)};
+        out.payload = std::move(payload);
+        out.pins = std::move(pins);
+        replies_.queue(session, std::move(out));
+        return true;
+      };
+}
+
+}  // namespace kv
