@@ -46,6 +46,8 @@ class Dialer:
         credentials: Credentials,
         rdma: Initiator,
         prepare: Callable[[Channel, Deadline], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if wish == "tcp" and address.path:
             raise ValueError(f"transport 'tcp' cannot be had at {address}; use kv://HOST:PORT")
@@ -58,31 +60,47 @@ class Dialer:
         self._rdma = rdma
         self._prepare = prepare
         self._rdma_denied = False
+        self._clock = clock
         self._digests = True
         self._backoff = BackOff()
         self._lock = threading.Lock()
 
     def choose(self, deadline: Deadline) -> ChosenTransport:
         """The transport; asks the node if need be. Raises as `open`."""
-        if self.chosen is not None:
-            return self.chosen
-        with self._attempt():
-            return self._choose(deadline)
+        chosen = self.chosen
+        if chosen is not None:
+            return chosen
+        if not self._lock.acquire(timeout=deadline.left_s()):
+            raise StoreUnavailable("the store did not answer within the deadline")
+        try:
+            chosen = self.chosen
+            if chosen is None:
+                self._check_pause()
+                with self._counted():
+                    chosen = self.chosen = self._ask(deadline)
+            return chosen
+        finally:
+            self._lock.release()
 
     def open(self, access: Access, deadline: Deadline) -> Channel:
         """A new channel, with that access to the pool where it can be mapped.
 
         Raises StoreUnavailable, at once in the pause after an attempt that failed.
         """
-        with self._attempt():
-            chosen = self._choose(deadline)
-            try:
-                return self._open(chosen, access, deadline)
-            except DeadlineExceeded:
-                raise
-            except StoreUnavailable:
-                self._forget(chosen)
-                return self._open(self._choose(deadline), access, deadline)
+        chosen = self.choose(deadline)
+        self._check_pause()
+        try:
+            channel = self._open(chosen, access, deadline)
+        except DeadlineExceeded:
+            self._backoff.failed(self._clock())
+            raise
+        except StoreUnavailable:
+            self._forget(chosen)
+            chosen = self.choose(deadline)
+            with self._counted():
+                channel = self._open(chosen, access, deadline)
+        self._backoff.succeeded()
+        return channel
 
     def probe(self, deadline: Deadline) -> None:
         """Find out whether the node answers. Raises StoreUnavailable, StoreRefused."""
@@ -93,33 +111,18 @@ class Dialer:
         self._rdma.close()
 
     @contextlib.contextmanager
-    def _attempt(self) -> Iterator[None]:
-        """An attempt to connect: refused in a pause; if it fails, a pause begins."""
-        self._check_pause()
+    def _counted(self) -> Iterator[None]:
+        """A pause begins if this fails. Success counts only with a whole channel: see `open`."""
         try:
             yield
         except StoreUnavailable:
-            self._backoff.failed(time.monotonic())
+            self._backoff.failed(self._clock())
             raise
-        self._backoff.succeeded()
 
     def _check_pause(self) -> None:
-        pause_s = self._backoff.remaining_s(time.monotonic())
+        pause_s = self._backoff.remaining_s(self._clock())
         if pause_s:
             raise StoreUnavailable(f"the store cannot be reached; next try in {pause_s:.2f} s")
-
-    def _choose(self, deadline: Deadline) -> ChosenTransport:
-        if self.chosen is None:
-            if not self._lock.acquire(timeout=deadline.left_s()):
-                raise StoreUnavailable("the store did not answer within the deadline")
-            try:
-                if self.chosen is None:
-                    self._check_pause()  # another thread may have failed meanwhile
-                    self.chosen = self._ask(deadline)
-                return self.chosen
-            finally:
-                self._lock.release()
-        return self.chosen
 
     def _forget(self, chosen: ChosenTransport) -> None:
         """No channel can be opened so (any more): choose again."""
