@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 from tests.fakes.link import Link
-from tests.rdma.test_ports import Machine
 from tests.tools.doctor.conftest import TOKEN, Rig
+from tests.unit.store.rdma.test_ports import Machine
 
 from kvrouter.tools.demo.cluster import free_port
 from kvrouter.tools.doctor.base import Severity
