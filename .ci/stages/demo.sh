@@ -10,6 +10,7 @@ demo=${command#* && }
 
 step "$install"
 eval "$install"
+python -m pip check
 if python -c 'import torch' 2> /dev/null; then echo "the base install brought torch"; exit 1; fi
 
 step "$demo"

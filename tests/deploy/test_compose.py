@@ -115,6 +115,13 @@ def test_the_image_has_what_options_of_the_router_need(deployment: Deployment) -
     deployment.compose("exec", "-T", "router", "python", "-c", f"import {wanted}")
 
 
+def test_the_demo_in_the_image_gets_every_answer_right(docker: str, deployment: Deployment) -> None:
+    command = [docker, "run", "--rm", "kvrouter:local", "demo"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert re.search(r"\b(\d+) of \1 answers complete and right", done.stdout), done.stdout[-3000:]
+    assert done.returncode == 0
+
+
 def test_engines_and_store_share_memory_across_containers(deployment: Deployment) -> None:
     used = deployment.series("kvsim:store_transport", "transport")
     expected = {"shm": 1, "unix": 0, "rdma": 0, "tcp": 0}
