@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
+from pydantic_settings import SettingsConfigDict
 
 from kvrouter.credentials.caller_keys import NAME, file_line, new_key, read_keys
 from kvrouter.options.complaints import UsageError
+from kvrouter.options.settings import Settings
 
 
-class KeySettings(BaseModel):
+class KeySettings(Settings):
     """The key to make."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    env_prefix: ClassVar[str] = "KVROUTER_KEY_"
+    model_config = SettingsConfigDict(env_prefix="KVROUTER_KEY_", frozen=True)
 
     name: str = Field(
         description="Name of the caller, as logs and metrics show it: 1 to 64 letters, digits and "

@@ -6,17 +6,16 @@ that package; `RouterSettings` inherits their fields.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import (
-    BaseModel,
     ByteSize,
-    ConfigDict,
     Field,
     SecretStr,
     field_validator,
     model_validator,
 )
+from pydantic_settings import SettingsConfigDict
 
 from kvrouter.access.ports_settings import PortSettings
 from kvrouter.access.settings import AccessSettings
@@ -27,6 +26,7 @@ from kvrouter.engines.engine import Role
 from kvrouter.engines.families import AUTO, Connector
 from kvrouter.http.server.limits import Limits
 from kvrouter.membership.discovery.settings import DiscoverySettings
+from kvrouter.options.settings import Settings
 from kvrouter.options.types import (
     Addresses,
     EnginePorts,
@@ -63,12 +63,11 @@ class RouterSettings(
     CanarySettings,
     ObservabilitySettings,
     ToyProxySettings,
-    BaseModel,
+    Settings,
 ):
     """Settings of `kvrouter serve`: its own, and those of the packages."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True, protected_namespaces=())
-    env_prefix: ClassVar[str] = "KVROUTER_"
+    model_config = SettingsConfigDict(env_prefix="KVROUTER_")
 
     prefill: Addresses = Field(
         default_factory=list,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings
 
 from kvrouter.options.complaints import UsageError, complaints
 from kvrouter.options.environment import read_environment
@@ -16,7 +17,7 @@ from kvrouter.options.yaml_file import UnreadableFile, read_settings_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-S = TypeVar("S", bound=BaseModel)
+S = TypeVar("S", bound=BaseSettings)
 
 _MISSPELT: Final = 0.85
 """Similarity from which on a variable that no command reads counts as a misspelt setting."""
@@ -61,12 +62,10 @@ def load(
         values.update(file.values)
         origins.update({name: f"file {place}" for name, place in file.places.items()})
     prefix = env_prefix(model)
-    found = read_environment(prefix)
+    found = read_environment(model)
     problems += _misspelt(prefix, found.variables, known, elsewhere)
-    for name, option in known.items():
-        if option.env in found.variables:
-            values[name] = found.variables[option.env]
-            origins[name] = f"environment {option.env}"
+    values.update(found.values)
+    origins.update({name: f"environment {known[name].env}" for name in found.values})
     values.update(flags)
     origins.update(dict.fromkeys(flags, "flag"))
     try:

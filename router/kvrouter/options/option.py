@@ -102,7 +102,7 @@ def options(model: type[BaseModel]) -> Iterator[Option]:
 
 def env_prefix(model: type[BaseModel]) -> str:
     """What the variables of a model's settings begin with."""
-    return str(getattr(model, "env_prefix", ""))
+    return str(model.model_config.get("env_prefix", ""))
 
 
 def _names(model: type[BaseModel]) -> Iterator[str]:

@@ -3,13 +3,11 @@
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ByteSize,
-    ConfigDict,
     Field,
     SecretStr,
     ValidationInfo,
@@ -17,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from kvrouter_store._core import DISK_IO_KINDS, EVICTION_POLICIES
 from kvrouter_store.connection.tokens import check_token
@@ -106,11 +105,16 @@ RdmaGidIndex = Annotated[
 StoreKeyFile = Annotated[str, Field(description="PEM file of the key of --store-cert-file.")]
 
 
-class StoreSettings(BaseModel):
+class StoreSettings(BaseSettings):
     """One store node."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-    env_prefix: ClassVar[str] = "KVROUTER_STORE_"
+    model_config = SettingsConfigDict(
+        env_prefix="KVROUTER_STORE_",
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        enable_decoding=False,
+    )
 
     host: str = Field(
         default="127.0.0.1",
@@ -329,6 +333,18 @@ class StoreSettings(BaseModel):
         if not 4 * KIB <= value <= 64 * KIB or value & (value - 1):
             raise ValueError("the granule is 4KiB, 8KiB, 16KiB, 32KiB or 64KiB")
         return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take the arguments of the constructor only: the command line reads the environment."""
+        return (init_settings,)
 
     def unix_path(self) -> Path | None:
         """Path of the Unix socket; None for no socket."""

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
 
 from kvrouter.credentials.settings import EngineTrustSettings
 from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery.base import Members, both_roles
 from kvrouter.membership.discovery.redis import MAX_TTL_S
+from kvrouter.options.settings import Settings
 from kvrouter.options.types import Addresses, LogLevel  # noqa: TC001 (pydantic reads them)
 from kvrouter.redis.settings import RedisSettings
 
 
-class RegisterSettings(RedisSettings, EngineTrustSettings, BaseModel):
+class RegisterSettings(RedisSettings, EngineTrustSettings, Settings):
     """Settings of `kvrouter register`."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True)
-    env_prefix: ClassVar[str] = "KVROUTER_"
+    model_config = SettingsConfigDict(env_prefix="KVROUTER_")
 
     prefill: Addresses = Field(
         default_factory=list,

@@ -1,18 +1,20 @@
 """Settings of `kvrouter bench serve`; flags have the names that `vllm bench serve` gives them."""
 
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from kvrouter.options.settings import Settings
 
 Name = Literal["ttft", "tpot", "itl", "e2el"]
 
 
-class BenchSettings(BaseModel):
+class BenchSettings(Settings):
     """What to send, where, and what to report."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-    env_prefix: ClassVar[str] = "KVROUTER_BENCH_"
+    model_config = SettingsConfigDict(env_prefix="KVROUTER_BENCH_", frozen=True)
 
     base_url: str = Field(
         default="http://127.0.0.1:8000",

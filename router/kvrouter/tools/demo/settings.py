@@ -2,18 +2,19 @@
 
 import os
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
 
+from kvrouter.options.settings import Settings
 from kvrouter.options.types import Port
 
 
-class DemoSettings(BaseModel):
+class DemoSettings(Settings):
     """Which engines the demo runs, and how much load it sends."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-    env_prefix: ClassVar[str] = "KVROUTER_DEMO_"
+    model_config = SettingsConfigDict(env_prefix="KVROUTER_DEMO_", frozen=True)
 
     engine: Literal["sim", "vllm"] = Field(
         default="sim",

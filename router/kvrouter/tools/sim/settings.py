@@ -5,7 +5,7 @@ Flags that llm-d-inference-sim has carry its names and meaning
 """
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import (
@@ -18,7 +18,9 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
+from pydantic_settings import SettingsConfigDict
 
+from kvrouter.options.settings import Settings
 from kvrouter.options.types import LogLevel, Percent, Port, StoreUrl, Texts
 from kvrouter.tools.sim.failures import FAILURES
 from kvrouter_store.client.dialer import TransportName
@@ -105,11 +107,10 @@ def _events_config(value: object) -> object:
         raise ValueError("give a JSON object, as '{\"enable_kv_cache_events\": true}'") from None
 
 
-class SimSettings(BaseModel):
+class SimSettings(Settings):
     """One simulated engine: what it serves, how fast it seems to be, and how it fails."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-    env_prefix: ClassVar[str] = "KVROUTER_SIM_"
+    model_config = SettingsConfigDict(env_prefix="KVROUTER_SIM_", frozen=True)
 
     model: str = Field(description="Name of the model that the engine serves.")
     role: Literal["prefill", "decode", "both"] = Field(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import ClassVar, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import SettingsConfigDict
+
+from kvrouter.options.settings import Settings
 
 
-class StatusSettings(BaseModel):
+class StatusSettings(Settings):
     """Which router to show, and how."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-    env_prefix: ClassVar[str] = "KVROUTER_STATUS_"
+    model_config = SettingsConfigDict(env_prefix="KVROUTER_STATUS_", frozen=True)
 
     url: str = Field(
         default="http://127.0.0.1:8001",
