@@ -174,8 +174,6 @@ def test_messages_in_the_list_of_errors_are_those_of_the_code() -> None:
 
 @BY_PAGE
 def test_lines_of_a_page_are_short_but_for_tables_and_addresses(page: Path) -> None:
-    if page.parent == ROOT and page.name in {"README.md", "ARCHITECTURE.md"}:
-        pytest.skip("not wrapped yet")
     text = page.read_text()
     long = [line for line in text.splitlines() if len(line) > COLUMNS and GENERATED not in text]
     assert [line for line in long if not line.startswith(("|", "![")) and "://" not in line] == []
