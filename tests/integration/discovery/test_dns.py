@@ -64,6 +64,13 @@ async def test_services_have_ports_of_their_own(server: DnsServer) -> None:
         await heard.names(dict.fromkeys(named, Role.PREFILL))
 
 
+async def test_a_service_without_a_port_is_no_engine(server: DnsServer) -> None:
+    server.set("one.test.", "A", "10.0.0.1")
+    server.set(SERVICE, "SRV", "0 0 0 one.test.", "0 0 8001 one.test.")
+    async with followed(make_source(services(server))) as heard:
+        await heard.names({"10.0.0.1:8001": Role.PREFILL})
+
+
 async def test_many_services_are_all_asked_for(server: DnsServer) -> None:
     for n in range(40):
         server.set(f"h{n}.test.", "A", f"10.0.0.{n}")

@@ -1,5 +1,6 @@
 """`kvrouter doctor` as scripts and people run it: flags, files, exit codes, what is printed."""
 
+import asyncio
 import json
 import resource
 import subprocess
@@ -8,11 +9,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from tests.fakes.redis import MISSING, RedisServer, redis_server
 from tests.tools.doctor.conftest import Rig
 from tests.tools.doctor.test_planted_faults import rdma, skewed_clock
 
 from kvrouter.cli.main import main
+from kvrouter.engines.engine import Role
+from kvrouter.membership.discovery.redis import EntryKeys
+from kvrouter.membership.discovery.register import EngineRegistration
+from kvrouter.redis.client import RedisClient
 from kvrouter.tools.demo.cluster import free_port
 from kvrouter.tools.doctor.base import Check, Finding, Setup, Severity
 from kvrouter.tools.doctor.report import Report
@@ -137,6 +144,28 @@ def test_engines_of_a_discovery_file_are_examined_like_others(
     (finding,) = json.loads(out)["findings"]
     assert (code, finding["subject"]) == (1, f"decode engine {dead}")
     assert json.loads(out)["subjects"].startswith("3 engines")
+
+
+async def register(url: str, rig: Rig) -> None:
+    client, keys = RedisClient(url), EntryKeys("kvrouter")
+    for role in (Role.PREFILL, Role.DECODE):
+        await EngineRegistration(client, keys, rig.address(role.value), role, 60).renew()
+    await client.close()
+
+
+def test_engines_that_redis_names_are_examined_like_others(
+    rig: Rig, tmp_path: Path, capsys: Any
+) -> None:
+    if redis_server() is None:
+        pytest.skip(MISSING)
+    rig.start()
+    with RedisServer(tmp_path) as redis:
+        asyncio.run(register(redis.url, rig))
+        capsys.readouterr()  # the registration prints what it registers
+        given = ["--store", rig.url, "--discovery", "redis", "--redis", redis.url]
+        code, out = doctor(capsys, *given, *PATIENT, "--json")
+    assert (code, json.loads(out)["findings"]) == (0, [])
+    assert json.loads(out)["subjects"].startswith("2 engines")
 
 
 def test_a_source_that_cannot_be_read_or_names_no_engine_is_reported(

@@ -106,7 +106,8 @@ class DnsSource:
         answer = await self._records(resolver, self._host, "SRV")
         if answer is None or answer.rrset is None:
             return [], self._interval_s
-        targets = [(str(r.target), r.port) for r in answer.rrset if str(r.target) != "."]
+        offered = (r for r in answer.rrset if r.port and str(r.target) != ".")
+        targets = [(str(r.target), r.port) for r in offered]
         found, ttls = [], [float(answer.rrset.ttl)]
         for at in range(0, len(targets), _QUESTIONS):
             some = targets[at : at + _QUESTIONS]

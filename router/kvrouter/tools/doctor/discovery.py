@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.membership.discovery import make_source
+from kvrouter.membership.discovery.base import RedisAccess
+from kvrouter.redis.client import RedisClient
 from kvrouter.tools.doctor.base import Setup, error, warning
 
 if TYPE_CHECKING:
+    from kvrouter.app.settings import RouterSettings
     from kvrouter.engines.engine import Role
     from kvrouter.membership.discovery.base import Members
     from kvrouter.tools.doctor.base import Found
@@ -40,9 +43,20 @@ class FirstMembers:
         self.came.set()
 
 
-async def read_source(text: str) -> FirstMembers:
-    """The first members of the source that `text` names. Never raises for what the source does."""
-    source = make_source(text)
+async def read_sources(settings: RouterSettings) -> list[FirstMembers]:
+    """The first members of every source of --discovery; never raises for what a source does."""
+    url = settings.redis.get_secret_value()
+    client = RedisClient(url) if url else None
+    access = RedisAccess(client, settings.redis_prefix)
+    try:
+        return await asyncio.gather(*(_read(text, access) for text in settings.discovery))
+    finally:
+        if client is not None:
+            await client.close()
+
+
+async def _read(text: str, access: RedisAccess) -> FirstMembers:
+    source = make_source(text, access)
     first = FirstMembers(source.name)
     following = asyncio.create_task(source.follow(first))
     came = asyncio.create_task(first.came.wait())

@@ -18,7 +18,7 @@ from kvrouter.membership.discovery.base import both_roles
 from kvrouter.membership.probe_client import ProbeClient
 from kvrouter.options.addresses import SECURE, bare_address
 from kvrouter.tools.doctor.base import GRAVEST_FIRST, Host, Setup, error
-from kvrouter.tools.doctor.discovery import read_source
+from kvrouter.tools.doctor.discovery import read_sources
 from kvrouter.tools.doctor.engine_facts import learn_engine
 from kvrouter.tools.doctor.registry import CHECKS
 from kvrouter.tools.doctor.report import Report
@@ -54,7 +54,7 @@ async def examine(
     keys, trust = WorkerKeys(settings.engine_keys()), Trust(settings.engine_ca_file)
     async with ProbeClient(keys, trust) as probe:
         setup = Setup(settings, host, Families(), probe, deadline_s)
-        setup.discovered = await asyncio.gather(*map(read_source, settings.discovery))
+        setup.discovered = await read_sources(settings)
         try:
             _learn(setup)
             found = await asyncio.gather(*(_run(check, setup) for check in checks))
