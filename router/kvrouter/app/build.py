@@ -87,7 +87,7 @@ def _served(
     """The endpoints that engines serve; the status page shows those with legs."""
     handlers = [
         RequestHandler(
-            service,
+            service=service,
             queue_wait=core.queue_wait,
             engine_wait=core.engine_wait,
             models=core.models,

@@ -68,10 +68,10 @@ def make_core(settings: RouterSettings) -> Core:
         pool.add(address, role)
     timer = DeadlineTimer(asyncio.get_running_loop(), _TICK_S)
     client = EngineClient(
-        pool,
-        timer,
-        Deadlines(CONNECT_S, settings.request_timeout_s, settings.request_timeout_s),
-        metrics,
+        pool=pool,
+        timer=timer,
+        deadlines=Deadlines(CONNECT_S, settings.request_timeout_s, settings.request_timeout_s),
+        metrics=metrics,
         worker_keys=access.worker_keys,
         trust=access.trust,
     )

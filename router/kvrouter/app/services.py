@@ -57,22 +57,19 @@ def make_services(core: Core, group: Group | None) -> Services:
         prefill_threshold=settings.prefill_threshold,
         publish=group.holdings.send if group is not None else None,
     )
-    landing_waiter = LandingWaiter(core.store, core.hash_cache, settings.landing_timeout_s, metrics)
-    releases = Releases(pool, core.families, core.client, metrics)
+    landing_waiter = LandingWaiter(
+        store=core.store,
+        hash_cache=core.hash_cache,
+        timeout_s=settings.landing_timeout_s,
+        metrics=metrics,
+    )
+    releases = Releases(pool=pool, families=core.families, client=core.client, metrics=metrics)
     orchestrator = _orchestrator(core, policy, in_flight, inputs_builder, landing_waiter, releases)
-    canary_rate = settings.canary_sample_rate
-    resumption = Resumption(orchestrator, core.client, metrics) if settings.resume_streams else None
-    canary = _canary(core, orchestrator, resumption) if canary_rate else None
+    resumption = _resumption(core, orchestrator) if settings.resume_streams else None
+    sampled = settings.canary_sample_rate > 0
+    canary = _canary(core, orchestrator, resumption) if sampled else None
     return Services(
-        completions=Completions(
-            orchestrator,
-            ClientSink(core.client, metrics),
-            Fanout(orchestrator, core.client, metrics, resumption),
-            core.queue_wait,
-            settings.max_choices,
-            resumption=resumption,
-            canary=canary,
-        ),
+        completions=_completions(core, orchestrator, resumption, canary),
         passthrough=Passthrough(
             pool=pool,
             families=core.families,
@@ -85,6 +82,37 @@ def make_services(core: Core, group: Group | None) -> Services:
         landing_waiter=landing_waiter,
         releases=releases,
         canary=canary,
+    )
+
+
+def _completions(
+    core: Core, orchestrator: Orchestrator, resumption: Resumption | None, canary: Canary | None
+) -> Completions:
+    return Completions(
+        orchestrator=orchestrator,
+        sink=ClientSink(core.client, core.metrics),
+        fanout=Fanout(
+            pool=core.pool,
+            families=core.families,
+            orchestrator=orchestrator,
+            client=core.client,
+            metrics=core.metrics,
+            resumption=resumption,
+        ),
+        queue_wait=core.queue_wait,
+        max_choices=core.settings.max_choices,
+        resumption=resumption,
+        canary=canary,
+    )
+
+
+def _resumption(core: Core, orchestrator: Orchestrator) -> Resumption:
+    return Resumption(
+        pool=core.pool,
+        families=core.families,
+        orchestrator=orchestrator,
+        client=core.client,
+        metrics=core.metrics,
     )
 
 
@@ -104,7 +132,13 @@ def _orchestrator(  # noqa: PLR0917
         priorities=PrefillPriorities(core.settings.prefill_priority),
         metrics=core.metrics,
     )
-    prefill_phase = PrefillPhase(policy, core.families, legs, landing_waiter, core.budget)
+    prefill_phase = PrefillPhase(
+        policy=policy,
+        families=core.families,
+        legs=legs,
+        landing_waiter=landing_waiter,
+        budget=core.budget,
+    )
     return Orchestrator(
         pool=core.pool,
         policy=policy,

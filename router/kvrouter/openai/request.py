@@ -1,7 +1,7 @@
-"""Reads what routing needs of an OpenAI request and keeps its bytes. Judges nothing else of it.
+"""Reads what routing needs of an OpenAI request, and keeps its bytes.
 
 Rules and wording follow vllm/entrypoints/openai/{completion,chat_completion}/protocol.py of
-vLLM 0.32; what is not read here, the engine judges itself.
+vLLM 0.32. The engine checks the members that are not read here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Kind = Literal["completion", "chat"]
 Span = tuple[int, int]
 
 MAX_SALT_CHARACTERS: Final = 1024
-"""Of `cache_salt`, as in vLLM: every chain of block hashes that is remembered keeps its salt."""
+"""Of `cache_salt`, as in vLLM: each cached chain of block hashes keeps its salt."""
 BYTES_PER_TOKEN: Final = 4
-"""Bytes of text per token, where nobody has counted."""
+"""Bytes of text per token, for an estimate."""
 _DEFAULT_COMPLETION_TOKENS: Final = 16
 _MAX_DIGITS: Final = 18
 _RARE: Final = frozenset({"stream_options", "n", "cache_salt"})
@@ -29,42 +29,29 @@ _NO_PROMPT: Final = "Either prompt or prompt_embeds must be provided and non-emp
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One completion or chat request.
-
-    Attributes:
-        kind: which endpoint it came to.
-        body: the client's bytes.
-        spans: start and end in `body` of the value of each top-level member.
-        model: as asked for; None where the body names none.
-        stream: whether the client wants server-sent events.
-        max_tokens: how many tokens at most; None: as many as fit; 0: only the echo of a prompt.
-        ids: the prompt's token ids as native uint32, where it was given so.
-        prompt_tokens: tokens of the prompt, counted if `ids`, else estimated from its length.
-        cache_salt: what keeps its blocks apart from others' with the same tokens.
-        n: how many samples of each prompt are wanted.
-        prompts: start and end in `body` of each prompt, where it is a list of prompts: such a
-            request is served by its `kvrouter.serving.choices.split`, never as it is.
-    """
+    """One completion or chat request, as far as routing reads it."""
 
     kind: Kind
-    body: bytes
-    spans: dict[str, Span]
-    model: str | None
-    stream: bool
-    max_tokens: int | None
-    ids: bytes | None
-    prompt_tokens: int
-    cache_salt: str | None = None
-    n: int = 1
+    body: bytes  # the client's bytes
+    spans: dict[str, Span]  # start and end in `body` of the value of each top-level member
+    model: str | None  # as asked for
+    stream: bool  # whether the client wants server-sent events
+    max_tokens: int | None  # None: as many as fit; 0: only the echo of a prompt
+    ids: bytes | None  # the prompt's token ids as native uint32, if it was given so
+    prompt_tokens: int  # counted if `ids`, else estimated from the prompt's length
+    cache_salt: str | None = None  # keeps its blocks apart from others with the same tokens
+    n: int = 1  # samples of each prompt
+    # Start and end in `body` of each prompt of a list: such a request is served by what
+    # `kvrouter.serving.choices.split` makes of it, never as it is.
     prompts: list[Span] | None = None
 
     def raw(self, key: str) -> bytes | None:
-        """The JSON of a top-level member, None if it is absent or null."""
+        """The JSON of a top-level member; None if it is absent or null."""
         return _raw(self.body, self.spans, key)
 
     @property
     def text(self) -> str | None:
-        """The prompt, where it is a text that every tokenizer reads with its default tokens."""
+        """The prompt, if it is a text that tokenizers read with their default special tokens."""
         if self.kind != "completion" or self.ids is not None:
             return None
         raw = self.raw("prompt")
@@ -79,11 +66,7 @@ UNREAD: Final = Request("completion", b"", {}, None, False, None, None, 0)
 
 
 def parse(body: bytes, kind: Kind, max_choices: int) -> Request:
-    """Read a request's body, which may ask for so many choices: prompts times samples.
-
-    Raises:
-        ApiError: 400, in OpenAI's shape and vLLM's wording where it has one.
-    """
+    """Read a body that may ask for `max_choices`, prompts times samples. Raises ApiError (400)."""
     try:
         spans, ids = _native.scan_object(body)
     except ValueError as error:
@@ -106,11 +89,7 @@ def parse(body: bytes, kind: Kind, max_choices: int) -> Request:
 
 
 def priority(request: Request) -> int:
-    """Its `priority` (lower goes first), 0 where it has none.
-
-    Raises:
-        ApiError: 400: it is no integer.
-    """
+    """Its `priority`, 0 by default; the lowest goes first. Raises ApiError (400)."""
     return _count(request.body, request.spans, "priority") or 0
 
 
@@ -217,11 +196,7 @@ def _messages_bytes(body: bytes, spans: dict[str, Span]) -> int:
 def _prompt_bytes(
     body: bytes, spans: dict[str, Span], max_prompts: int
 ) -> tuple[int, list[Span] | None]:
-    """Length in bytes of a prompt that is no token ids, and its parts where it is several.
-
-    Raises:
-        ApiError: 400: there is no prompt, or not one.
-    """
+    """Length in bytes of a prompt that is not token ids, and its parts if it is a list."""
     raw = _raw(body, spans, "prompt")
     embeds = _raw(body, spans, "prompt_embeds")
     if raw is None or raw == b'""':
@@ -246,7 +221,7 @@ def _prompts(body: bytes, span: Span, max_prompts: int) -> list[Span]:
         raise bad_request("Token ids in `prompt` must be integers of 0 to 4294967295.", "prompt")
     try:
         prompts = _native.scan_array(body, start, end, max_prompts)
-    except ValueError:  # the body has been scanned: there are just too many
+    except ValueError:  # the body was scanned before: there are only too many
         message = f"prompt list length exceeds the maximum allowed count of {max_prompts}."
         raise bad_request(message, "prompt") from None
     if any(body[at] != first[0] for at, _ in prompts):

@@ -19,7 +19,7 @@ TRANSFERS: Final = frozenset(
         "disaggregated_params",
     }
 )
-"""Members of answers that are between router and engines alone."""
+"""Members of answers that only router and engines use."""
 MARKS: Final = (b'_params":', b'_host":', b'_port":', b'_room":', b'_tokens":')
 """Ends of the names of all members that `tidy_events` changes; they begin with the same byte."""
 _TRANSFER: Final = re.compile(
@@ -33,34 +33,34 @@ _GENERATED: Final = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,12})(?
 
 
 def tidy_answer(body: bytes, cached_tokens: int | None) -> bytes:
-    """The decode leg's whole answer as the client may see it; `body` itself where nothing differs.
+    """The decode leg's whole answer as the client may see it; `body` itself if nothing differs.
 
     Transfer parameters are left out, and cached tokens are those of the prefill leg: the decode
     engine counts what it loaded from the store as cached (vllm-router issue 193).
     """
     if cached_tokens is not None and b'"cached_tokens"' in body:
-        told = _CACHED.search(body)
-        if told is not None and int(told[1]) != cached_tokens:
-            body = b"%b%d%b" % (body[: told.start(1)], cached_tokens, body[told.end(1) :])
-    found = _transfer(body)
-    if found is None:
+        found = _CACHED.search(body)
+        if found is not None and int(found[1]) != cached_tokens:
+            body = b"%b%d%b" % (body[: found.start(1)], cached_tokens, body[found.end(1) :])
+    transfer = _transfer(body)
+    if transfer is None:
         return body
-    cut = _without_last(body, found.start())
+    cut = _without_last(body, transfer.start())
     return _without_transfers(body) if cut is None else cut
 
 
 def tidy_events(data: bytes, cached_tokens: int | None) -> bytes:
-    """Whole events of the decode leg's stream, as `tidy_answer` has whole answers."""
+    """The same of whole events of a stream."""
     if cached_tokens is not None and b'"cached_tokens"' in data:
-        data = _CACHED.sub(lambda told: _with_count(told, cached_tokens), data)
+        data = _CACHED.sub(lambda found: _with_count(found, cached_tokens), data)
     if _transfer(data) is None:
         return data
     return map_data(data, _without_transfers)
 
 
-def _with_count(told: re.Match[bytes], tokens: int) -> bytes:
-    whole, end = told[0], told.end(1) - told.start(0)
-    return b"%b%d%b" % (whole[: told.start(1) - told.start(0)], tokens, whole[end:])
+def _with_count(found: re.Match[bytes], tokens: int) -> bytes:
+    whole, end = found[0], found.end(1) - found.start(0)
+    return b"%b%d%b" % (whole[: found.start(1) - found.start(0)], tokens, whole[end:])
 
 
 def _transfer(body: bytes) -> re.Match[bytes] | None:
@@ -70,7 +70,7 @@ def _transfer(body: bytes) -> re.Match[bytes] | None:
 
 
 def _without_transfers(body: bytes) -> bytes:
-    """The JSON object without its transfer parameters; as it is where it has none."""
+    """The JSON object without its transfer parameters; itself if it has none."""
     try:
         answer = orjson.loads(body)
     except ValueError:
@@ -88,7 +88,7 @@ def _without_transfers(body: bytes) -> bytes:
 def _without_last(body: bytes, at: int) -> bytes | None:
     """The object of `body` without its last members from `at` on, if all of them are transfers.
 
-    They are in vLLM's answers, so that long ones (logprobs) need not be read and written again.
+    vLLM puts them last, so that a long answer (logprobs) need not be read and written again.
     """
     if body[at - 1 : at] != b"," or not body.endswith(b"}"):
         return None
@@ -102,8 +102,8 @@ def _without_last(body: bytes, at: int) -> bytes | None:
 def answer_usage(body: bytes) -> tuple[int | None, int | None, str]:
     """Prompt tokens, completion tokens and finish reason of a whole answer.
 
-    Found by the keys' last places, without reading the answer: text cannot fake them, for a quote
-    within a JSON string is escaped.
+    Found by the last places of their keys, without decoding the answer: text cannot fake them,
+    because a quote within a JSON string is escaped.
     """
     at = body.rfind(b'"finish_reason":')
     reason = _FINISH_REASON.match(body, at) if at >= 0 else None

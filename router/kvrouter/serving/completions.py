@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from kvrouter.openai.request import parse
@@ -29,37 +30,17 @@ class Sampler(Protocol):
         """Serve a request, as `Orchestrator.run`."""
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class Completions:
-    """The `Service` of completions and chats.
+    """The `Service` of completions and chats."""
 
-    Args:
-        orchestrator: takes a prompt through its legs.
-        sink: takes the answer to a single prompt.
-        fanout: serves requests for several choices.
-        queue_wait: counts each share of a request as a request.
-        max_choices: how many choices one request may ask for; may change.
-        resumption: serves streams that outlive their engine; None: none does.
-        canary: serves and judges a sample of the requests; None: there is none.
-    """
-
-    def __init__(
-        self,
-        orchestrator: Orchestrator,
-        sink: ResponseSink,
-        fanout: Fanout,
-        queue_wait: QueueWait,
-        max_choices: int,
-        *,
-        resumption: Resumption | None = None,
-        canary: Sampler | None = None,
-    ) -> None:
-        self._orchestrator = orchestrator
-        self._sink = sink
-        self._fanout = fanout
-        self._queue_wait = queue_wait
-        self.max_choices = max_choices
-        self._resumption = resumption
-        self._canary = canary
+    orchestrator: Orchestrator
+    sink: ResponseSink  # takes the answer to a single prompt
+    fanout: Fanout  # serves requests for several choices
+    queue_wait: QueueWait  # counts each share of a request as a request
+    max_choices: int  # how many choices one request may ask for; may change
+    resumption: Resumption | None  # serves streams that outlive their engine; None: none does
+    canary: Sampler | None  # serves and judges a sample of the requests
 
     def read(self, exchange: Exchange) -> Request:
         """See `Service`."""
@@ -74,24 +55,24 @@ class Completions:
     def _answer_one(self, context: RequestContext) -> Awaitable[None]:
         """Answer a request that one decode leg can answer."""
         request, model = context.request, context.model
-        if self._canary is not None and self._canary.samples(request, model):
-            return self._canary.run(context)
-        if self._resumption is not None and self._resumption.applies(request, model):
-            return self._resumption.run(context)
-        return self._orchestrator.run(context, self._sink)
+        if self.canary is not None and self.canary.samples(request, model):
+            return self.canary.run(context)
+        if self.resumption is not None and self.resumption.applies(request, model):
+            return self.resumption.run(context)
+        return self.orchestrator.run(context, self.sink)
 
     async def _answer_choices(self, context: RequestContext) -> None:
         """Answer a request for several choices; each share with own legs counts as a request.
 
         The shares do not wait for room while they hold some: requests that come later do.
         """
-        shares = self._fanout.shares(context.request, context.model)
+        shares = self.fanout.shares(context.request, context.model)
         if len(shares) == 1:
             context.request = shares[0].request
             await self._answer_one(context)
             return
-        self._queue_wait.widen(context.tenant, len(shares) - 1)
+        self.queue_wait.widen(context.tenant, len(shares) - 1)
         try:
-            await self._fanout.serve(context, shares)
+            await self.fanout.serve(context, shares)
         finally:
-            self._queue_wait.leave(context.tenant, len(shares) - 1)
+            self.queue_wait.leave(context.tenant, len(shares) - 1)

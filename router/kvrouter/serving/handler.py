@@ -6,6 +6,7 @@ What is special to an endpoint is its `Service`: how it reads a body, and what a
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -61,59 +62,36 @@ class Service(Protocol):
         """
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class RequestHandler:
     """Handles the requests of one service, each in a task of its own.
 
     When the client leaves, the task is cancelled. That ends the leg that runs, releases what the
     request holds and settles it.
-
-    Args:
-        service: reads and answers requests.
-        queue_wait: bounds the requests in flight; those beyond wait there.
-        engine_wait: where requests wait for an engine.
-        models: which models there are.
-        metrics: counts requests in flight and those that are cut off.
-        settler: takes requests that have ended.
-        tracing: decides which requests are traced; None: none is.
-        observer: sees requests come and go.
-        route_headers: whether answers say where their request ran.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        *,
-        queue_wait: QueueWait,
-        engine_wait: EngineWait,
-        models: ModelNames,
-        metrics: Metrics,
-        settler: Settler,
-        tracing: Tracing | None = None,
-        observer: RequestObserver | None = None,
-        route_headers: bool = False,
-    ) -> None:
-        self._service = service
-        self._queue_wait = queue_wait
-        self._engine_wait = engine_wait
-        self._models = models
-        self._metrics = metrics
-        self._settler = settler
-        self._tracing = tracing
-        self._observer = observer
-        self._route_headers = route_headers
-        self._ids = RequestIds()
+    service: Service  # reads and answers requests
+    queue_wait: QueueWait  # bounds the requests in flight; those beyond wait there
+    engine_wait: EngineWait  # where requests wait for an engine
+    models: ModelNames  # which models there are
+    metrics: Metrics  # counts requests in flight and those that are cut off
+    settler: Settler  # takes requests that have ended
+    tracing: Tracing | None = None  # decides which requests are traced; None: none is
+    observer: RequestObserver | None = None  # sees requests come and go
+    route_headers: bool = False  # whether answers say where their request ran
+    _ids: RequestIds = field(default_factory=RequestIds, init=False)
 
     async def serve(self, exchange: Exchange) -> None:
         """Answer one request. Raises nothing unless it is cancelled."""
         context = self._begin(exchange)
-        if self._observer is not None:
-            self._observer.enter(context)
-        admitted = self._queue_wait.enter(context.tenant)
+        if self.observer is not None:
+            self.observer.enter(context)
+        admitted = self.queue_wait.enter(context.tenant)
         try:
             if not admitted:
                 await self._wait_for_turn(context)
                 admitted = True
-            self._metrics.running += 1
+            self.metrics.running += 1
             await self._answer(context)
         except ApiError as error:
             self._answer_error(context, error)
@@ -130,48 +108,48 @@ class RequestHandler:
             raise
         finally:
             if admitted:
-                self._metrics.running -= 1
-                self._queue_wait.leave(context.tenant)
+                self.metrics.running -= 1
+                self.queue_wait.leave(context.tenant)
             self._settle(context)
 
     def _begin(self, exchange: Exchange) -> RequestContext:
         """What is known of a request when it comes."""
         headers, trace, lines = exchange.headers, None, None
         request_id = self._ids.of(headers)
-        if self._tracing is not None:
-            trace, lines = self._tracing.begin(headers)
+        if self.tracing is not None:
+            trace, lines = self.tracing.begin(headers)
         fields = leg_fields(request_id, headers, lines)
         context = RequestContext(exchange, request_id, fields, Timing(monotonic()))
-        context.tenant = self._queue_wait.tenant(exchange)
+        context.tenant = self.queue_wait.tenant(exchange)
         context.endpoint = PASSED_THROUGH.get(exchange.path)
-        context.route_headers, context.trace = self._route_headers, trace
+        context.route_headers, context.trace = self.route_headers, trace
         return context
 
     async def _wait_for_turn(self, context: RequestContext) -> None:
-        context.request = self._service.read(context.exchange)
+        context.request = self.service.read(context.exchange)
         context.queued = True
-        await self._queue_wait.turn(context.tenant, priority(context.request))
+        await self.queue_wait.turn(context.tenant, priority(context.request))
         context.queued = False
         context.waited(context.timing.started_s, "capacity")
 
     async def _answer(self, context: RequestContext) -> None:
         """Find out the model, charge the caller, and have the service answer."""
         if context.request is UNREAD:
-            context.request = self._service.read(context.exchange)
+            context.request = self.service.read(context.exchange)
         request, path = context.request, context.exchange.path
-        if not self._models.any:
+        if not self.models.any:
             since_s = monotonic()
-            await self._engine_wait.until(lambda: self._models.any)
+            await self.engine_wait.until(lambda: self.models.any)
             context.waited(since_s, "engine")
-        context.model = self._models.resolve(request.model, path)
+        context.model = self.models.resolve(request.model, path)
         caller = caller_of(context.exchange)
         if caller is not None:
             if caller.metered:
                 caller.admit(context.model, request.prompt_tokens)
             caller.tokens += request.prompt_tokens
         # After `admit`: a caller without a right to the model must not learn what serves it.
-        self._models.require(context.model, path)
-        await self._service.answer(context)
+        self.models.require(context.model, path)
+        await self.service.answer(context)
 
     def _answer_error(self, context: RequestContext, error: ApiError) -> None:
         context.outcome.reason = "error"
@@ -187,7 +165,7 @@ class RequestHandler:
             outcome.reason = "client_left"
         elif not exchange.ended:
             outcome.reason, outcome.error = "cut_off", outcome.error or CUT_OFF.message
-            self._metrics.cut_off["stream" if exchange.started else "none"] += 1
+            self.metrics.cut_off["stream" if exchange.started else "none"] += 1
             if exchange.started:
                 exchange.write(error_events(CUT_OFF))
                 exchange.end()
@@ -203,6 +181,6 @@ class RequestHandler:
             caller.tokens += context.outcome.generated
             if caller.metered:
                 caller.charge(context.outcome.generated)
-        if self._observer is not None:
-            self._observer.leave(context)
-        self._settler.take(context, monotonic())
+        if self.observer is not None:
+            self.observer.leave(context)
+        self.settler.take(context, monotonic())

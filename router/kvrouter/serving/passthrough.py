@@ -7,6 +7,7 @@ endpoints answers itself what it does not have (404, 501).
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
@@ -54,35 +55,17 @@ NOT_SERVED: Final = ("background", "previous_response_id")
 """Members of responses that need the engine which keeps them: another one may get the next."""
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class Passthrough:
-    """The `Service` of `ENDPOINTS`: the least loaded decode engine answers.
+    """The `Service` of `ENDPOINTS`: the least loaded decode engine answers."""
 
-    Args:
-        pool: the engines.
-        families: say which parameters engines take.
-        client: asks engines.
-        engine_wait: where requests wait for an engine.
-        budget: bounds what decode engines compute where there are prefill engines.
-        metrics: times streams.
-    """
-
-    def __init__(
-        self,
-        *,
-        pool: EnginePool,
-        families: Families,
-        client: EngineClient,
-        engine_wait: EngineWait,
-        budget: RecomputeBudget,
-        metrics: Metrics,
-    ) -> None:
-        self._pool = pool
-        self._families = families
-        self._client = client
-        self._engine_wait = engine_wait
-        self._budget = budget
-        self._metrics = metrics
-        self._turn = 0
+    pool: EnginePool
+    families: Families  # say which parameters engines take
+    client: EngineClient
+    engine_wait: EngineWait  # where requests wait for an engine
+    budget: RecomputeBudget  # bounds what decode engines compute where there are prefill engines
+    metrics: Metrics  # times streams
+    _turn: int = field(default=0, init=False)
 
     def read(self, exchange: Exchange) -> Request:
         """See `Service`."""
@@ -91,12 +74,12 @@ class Passthrough:
     async def answer(self, context: RequestContext) -> None:
         """See `Service`."""
         endpoint = PASSED_THROUGH[context.exchange.path]
-        await self._engine_wait.until(lambda: self._pool.serving(endpoint.path, context.model))
-        if endpoint.generates and self._pool.has_role(Role.PREFILL):
-            context.held.grant = self._budget.take(context.request.prompt_tokens)
+        await self.engine_wait.until(lambda: self.pool.serving(endpoint.path, context.model))
+        if endpoint.generates and self.pool.has_role(Role.PREFILL):
+            context.held.grant = self.budget.take(context.request.prompt_tokens)
             if context.held.grant is None:
                 message = "The decode engines have no room to compute this prompt."
-                raise ApiError(429, message, retry_after_s=self._budget.retry_after_s)
+                raise ApiError(429, message, retry_after_s=self.budget.retry_after_s)
         await self._ask_engines(context, endpoint)
 
     async def _ask_engines(self, context: RequestContext, endpoint: Endpoint) -> None:
@@ -104,7 +87,7 @@ class Passthrough:
         tried: list[Engine] = []
         error = ApiError(503, "No decode engine is available.", retry_after_s=1)
         while len(tried) < MAX_ATTEMPTS:
-            answering = self._pool.serving(endpoint.path, context.model)
+            answering = self.pool.serving(endpoint.path, context.model)
             engines = [engine for engine in answering if engine not in tried]
             if not engines:
                 break
@@ -127,17 +110,17 @@ class Passthrough:
         request, route = context.request, context.route
         route.decode_engine = engine.address
         route.attempts += 1
-        table = self._families.of(engine).parameters
+        table = self.families.of(engine).parameters
         refused = table.refused(request)
         if refused is not None:
             raise bad_request(f"`{refused}` is not served as it is given here.", refused)
         own = dict.fromkeys(table.own & request.spans.keys())
         body = splice(request.body, request.spans, own) if own else request.body
-        ticket = self._pool.reserve(engine, request.prompt_tokens)
+        ticket = self.pool.reserve(engine, request.prompt_tokens)
         answer: EngineResponse | None = None
         span, fields = context.begin_leg("kvrouter.forward", engine)
         try:
-            answer = await self._client.forward(engine, endpoint.path, fields, body)
+            answer = await self.client.forward(engine, endpoint.path, fields, body)
             await self._pass_on(context, endpoint, engine, answer)
         finally:
             ticket.release()
@@ -145,7 +128,7 @@ class Passthrough:
                 answer.close()
             if span is not None:
                 span.end()
-        self._pool.succeeded(engine)
+        self.pool.succeeded(engine)
 
     async def _pass_on(
         self, context: RequestContext, endpoint: Endpoint, engine: Engine, answer: EngineResponse
@@ -154,7 +137,7 @@ class Passthrough:
         if answer.status == 200 and content_type.startswith("text/event-stream"):
             await self._stream(context, engine, answer)
             return
-        body = await self._client.read(engine, answer)
+        body = await self.client.read(engine, answer)
         if answer.status >= 400 and not _is_error(body):
             message = f"The engine answers {answer.status} to {endpoint.path}."
             raise ApiError(answer.status, message)
@@ -167,18 +150,18 @@ class Passthrough:
         self, context: RequestContext, engine: Engine, answer: EngineResponse
     ) -> None:
         try:
-            await answer.first_piece(self._client.deadlines.first_byte_s)
+            await answer.first_piece(self.client.deadlines.first_byte_s)
             check_begun(answer)
         except UpstreamError as error:
-            raise self._client.failed(engine, error) from None
+            raise self.client.failed(engine, error) from None
         exchange = context.exchange
         exchange.start(200, fields=SSE_FIELDS + context.answer_fields, hold=True)
         tidy = partial(tidy_events, cached_tokens=None)
-        relay = Relay(exchange, answer, self._metrics.gaps.buckets, tidy)
+        relay = Relay(exchange, answer, self.metrics.gaps.buckets, tidy)
         try:
-            await relay.run(self._client.deadlines.idle_s)
+            await relay.run(self.client.deadlines.idle_s)
         except UpstreamError as error:
-            failed = self._client.failed(engine, error)
+            failed = self.client.failed(engine, error)
             context.outcome.reason, context.outcome.error = "broken", str(failed)
             relay.fail(broke_off())
         finally:

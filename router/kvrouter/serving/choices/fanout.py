@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import orjson
 
+from kvrouter.engines.engine import Role
 from kvrouter.errors import ApiError
 from kvrouter.openai import sse
 from kvrouter.serving.choices.gathering import Gathering, ShareSink
@@ -25,6 +26,8 @@ from kvrouter.serving.request.forwarded_headers import with_id
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
 
+    from kvrouter.engines.families import Families
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.openai.request import Request
     from kvrouter.serving.choices.split import Share
     from kvrouter.serving.legs.engine_client import EngineClient
@@ -33,27 +36,16 @@ if TYPE_CHECKING:
     from kvrouter.telemetry.metrics import Metrics
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class Fanout:
-    """Serves requests for several choices, each share with its own legs.
+    """Serves requests for several choices, each share with its own legs."""
 
-    Args:
-        orchestrator: takes each share through its legs.
-        client: reports engines that break off; knows their deadlines.
-        metrics: counts and times.
-        resumption: lets shares go on at another engine if theirs dies; None: none does.
-    """
-
-    def __init__(
-        self,
-        orchestrator: Orchestrator,
-        client: EngineClient,
-        metrics: Metrics,
-        resumption: Resumption | None = None,
-    ) -> None:
-        self._orchestrator = orchestrator
-        self._client = client
-        self._metrics = metrics
-        self._resumption = resumption
+    pool: EnginePool
+    families: Families  # say how many samples one prefill leg serves
+    orchestrator: Orchestrator
+    client: EngineClient  # reports engines that break off; knows their deadlines
+    metrics: Metrics
+    resumption: Resumption | None  # lets shares outlive their engine; None: none does
 
     def shares(self, request: Request, model: str) -> list[Share]:
         """The shares that serve `request`; a single one if one engine does all of it.
@@ -61,10 +53,12 @@ class Fanout:
         Raises:
             ApiError: 400: a prompt is wrong.
         """
-        family = self._orchestrator.needs_legs_per_sample(request, model) if request.n > 1 else None
-        if family is None:
-            return split(request, alone=False)
-        return split(request, alone=True, varies_seeds=family.varies_seeds)
+        if request.n > 1:
+            for engine in self.pool.engines(Role.DECODE, model):
+                family = self.families.of(engine)
+                if family.needs_legs_per_sample(request):
+                    return split(request, alone=True, varies_seeds=family.varies_seeds)
+        return split(request, alone=False)
 
     async def serve(self, context: RequestContext, shares: list[Share]) -> None:
         """Take every share through its legs and answer the client. Nothing runs on afterwards.
@@ -72,7 +66,7 @@ class Fanout:
         Raises:
             ApiError, Refused: a share's, if the client has seen nothing yet.
         """
-        gathering = Gathering(context, self._client, self._metrics)
+        gathering = Gathering(context, self.client, self.metrics)
         parts = context.shares = [_part(context, share, i) for i, share in enumerate(shares)]
         sinks = [ShareSink(share, gathering) for share in shares]
         try:
@@ -89,10 +83,10 @@ class Fanout:
 
     def _run(self, part: RequestContext, sink: ShareSink) -> Coroutine[None, None, None]:
         """Take a share through its legs."""
-        resumption = self._resumption
+        resumption = self.resumption
         if resumption is not None and resumption.applies(part.request, part.model):
             return sink.resume(resumption, part)
-        return self._orchestrator.run(part, sink)
+        return self.orchestrator.run(part, sink)
 
 
 def _part(context: RequestContext, share: Share, number: int) -> RequestContext:

@@ -7,7 +7,7 @@ other is withdrawn, and both are sent again with a new rendezvous.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -39,34 +39,16 @@ if TYPE_CHECKING:
     from kvrouter.serving.request.context import RequestContext, ResponseSink
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class ConcurrentLegs:
-    """Sends the legs of requests to pairs of engines.
+    """Sends the legs of requests to pairs of engines."""
 
-    Args:
-        pool: the engines.
-        policy: chooses the pairs.
-        families: say where two engines meet.
-        legs: does the legs.
-        releases: frees what a prefill engine keeps for a decode engine that was not reached.
-        engine_wait: where requests wait for engines.
-    """
-
-    def __init__(
-        self,
-        *,
-        pool: EnginePool,
-        policy: Policy,
-        families: Families,
-        legs: Legs,
-        releases: Releases,
-        engine_wait: EngineWait,
-    ) -> None:
-        self._pool = pool
-        self._policy = policy
-        self._families = families
-        self._legs = legs
-        self._releases = releases
-        self._engine_wait = engine_wait
+    pool: EnginePool
+    policy: Policy  # chooses the pairs
+    families: Families  # say where two engines meet
+    legs: Legs
+    releases: Releases  # frees what a prefill engine keeps for a decode engine that was not reached
+    engine_wait: EngineWait  # where requests wait for engines
 
     async def run(
         self, context: RequestContext, sink: ResponseSink, plan: Plan, inputs: RouteInputs
@@ -85,18 +67,18 @@ class ConcurrentLegs:
         self._check(context, plan, inputs)
         for _ in range(MAX_ATTEMPTS):
             if failed is not None or not _can_run(plan):
-                found = await self._engine_wait.until(
+                found = await self.engine_wait.until(
                     partial(self._ready, context.model, inputs, tried)
                 )
                 if found is None:
                     break
-                inputs, plan = found, self._policy.plan(found)
+                inputs, plan = found, self.policy.plan(found)
             context.route.plan, context.route.handoff = plan, None
             if plan.prefill is None:
                 return (inputs, plan) if _serves_whole(plan.decode) else _no_prefill()
             rendezvous = self._meet(context, plan.decode, plan.prefill)
-            prefill = self._legs.prefill(context, plan.prefill, plan.prefill_tokens, rendezvous)
-            decode = self._legs.decode(context, sink, plan.decode, rendezvous=rendezvous)
+            prefill = self.legs.prefill(context, plan.prefill, plan.prefill_tokens, rendezvous)
+            decode = self.legs.decode(context, sink, plan.decode, rendezvous=rendezvous)
             try:
                 await both(context, prefill, decode)
                 context.held.pinned = None
@@ -109,14 +91,14 @@ class ConcurrentLegs:
                 context.outcome.error = str(failed)
                 tried.add(failed, plan)
                 if failed.engine is plan.decode and failed.failure in NOT_TAKEN:
-                    self._releases.begin(context)
+                    self.releases.begin(context)
                 context.held.pinned = None
         if failed is None:
             return _no_prefill()
         raise decode_error(failed)
 
     def _meet(self, context: RequestContext, decode: Engine, prefill: Engine) -> Rendezvous:
-        family = self._families.of(decode)
+        family = self.families.of(decode)
         rendezvous = family.new_rendezvous(prefill)
         if family.lease_s:  # from now on: if the leg is cut off, nobody hears how far it came
             context.held.pinned = pinned(rendezvous.decode["kv_transfer_params"], family.lease_s)
@@ -124,8 +106,8 @@ class ConcurrentLegs:
 
     def _ready(self, model: str, inputs: RouteInputs, tried: Tried) -> RouteInputs | None:
         """The engines that can be asked now; None if they cannot do it."""
-        prefill = tried.others(self._pool.engines(Role.PREFILL, model))
-        decode = tried.others(self._pool.engines(Role.DECODE, model))
+        prefill = tried.others(self.pool.engines(Role.PREFILL, model))
+        decode = tried.others(self.pool.engines(Role.DECODE, model))
         decode = decode if prefill else [engine for engine in decode if _serves_whole(engine)]
         return replace(inputs, prefill=prefill, decode=decode) if decode else None
 
@@ -136,7 +118,7 @@ class ConcurrentLegs:
             ApiError: 400: they cannot.
         """
         if not inputs.split and not _serves_whole(plan.decode):
-            name = self._families.of(plan.decode).unsplittable(context.request)
+            name = self.families.of(plan.decode).unsplittable(context.request)
             raise bad_request(f"`{name}` is not served by engines that only decode.", name)
 
 

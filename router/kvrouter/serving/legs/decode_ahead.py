@@ -8,6 +8,7 @@ goes on as if the leg had never been sent, within the budget for recomputation.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvrouter.engines.families.base import PendingKv
@@ -27,38 +28,17 @@ if TYPE_CHECKING:
     from kvrouter.telemetry.metrics import Metrics
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class DecodeAhead:
-    """Sends decode legs ahead of their landing, if engine and store allow it.
+    """Sends decode legs ahead of their landing, if engine and store allow it."""
 
-    Args:
-        client: reports an engine that was too slow.
-        legs: does the decode leg.
-        prefill_phase: does the prefill leg.
-        landing_waiter: awaits landings.
-        chunk_blocks: blocks that must have landed before the leg goes; 0 sends it at once.
-        answer_s: how long a leg may take to answer: the prefill leg, and the decode leg after the
-            landing.
-        metrics: counts how such legs ended.
-    """
-
-    def __init__(
-        self,
-        *,
-        client: EngineClient,
-        legs: Legs,
-        prefill_phase: PrefillPhase,
-        landing_waiter: LandingWaiter,
-        chunk_blocks: int,
-        answer_s: float,
-        metrics: Metrics,
-    ) -> None:
-        self._client = client
-        self._legs = legs
-        self._prefill_phase = prefill_phase
-        self._landing_waiter = landing_waiter
-        self._chunk_blocks = chunk_blocks
-        self._answer_s = answer_s
-        self._metrics = metrics
+    client: EngineClient  # reports an engine that was too slow
+    legs: Legs
+    prefill_phase: PrefillPhase
+    landing_waiter: LandingWaiter
+    chunk_blocks: int  # blocks that must have landed before the leg goes; 0 sends it at once
+    answer_s: float  # for the prefill leg, and for the decode leg after the landing
+    metrics: Metrics  # counts how such legs ended
 
     def announce(self, context: RequestContext, plan: Plan) -> PendingKv | None:
         """What a decode engine can wait for if its leg is sent now; None: send it after landing.
@@ -73,10 +53,10 @@ class DecodeAhead:
             return None
         if plan.prefill is None or plan.prefill.manifest != identity.manifest:
             return None
-        hashes = self._landing_waiter.known_hashes(context)
+        hashes = self.landing_waiter.known_hashes(context)
         usable = usable_blocks(request.prompt_tokens, identity.block_tokens or 0)
         blocks = min(usable, len(hashes) // HASH_BYTES)
-        wait_s = self._answer_s + self._landing_waiter.timeout_s
+        wait_s = self.answer_s + self.landing_waiter.timeout_s
         return PendingKv(blocks, wait_s) if blocks else None
 
     async def run(
@@ -95,9 +75,9 @@ class DecodeAhead:
             LegFailed: the decode engine is to blame, and the prefill leg has ended well.
             ApiError, Refused: either leg's.
         """
-        landing = self._landing_waiter.watch(context, plan.decode.manifest or "", pending)
+        landing = self.landing_waiter.watch(context, plan.decode.manifest or "", pending)
         prefill = asyncio.create_task(
-            self._prefill_phase.run(context, inputs, plan), name="prefill leg"
+            self.prefill_phase.run(context, inputs, plan), name="prefill leg"
         )
         decode = asyncio.create_task(
             self._send(context, sink, plan, landing, pending), name="decode leg"
@@ -105,15 +85,15 @@ class DecodeAhead:
         try:
             await self._decided(context, plan, pending, landing, prefill, decode)
             if not decode.done():
-                self._metrics.ahead["withdrawn"] += 1
+                self.metrics.ahead["withdrawn"] += 1
                 await _cancel(decode)
             elif (error := decode.exception()) is not None:
-                self._metrics.ahead["failed"] += 1
+                self.metrics.ahead["failed"] += 1
                 if isinstance(error, LegFailed):
                     await prefill
                 raise error
             else:
-                self._metrics.ahead["answered" if decode.result() else "not sent"] += 1
+                self.metrics.ahead["answered" if decode.result() else "not sent"] += 1
                 if decode.result():
                     return True
             await prefill
@@ -142,12 +122,12 @@ class DecodeAhead:
             return_when=asyncio.FIRST_COMPLETED,
         )
         if not decode.done() and landing.landed and not context.timing.first_s:
-            await asyncio.wait({decode}, timeout=self._answer_s)
+            await asyncio.wait({decode}, timeout=self.answer_s)
             if not decode.done() and not context.timing.first_s:
                 await _cancel(decode)
-                self._metrics.ahead["failed"] += 1
-                message = f"no answer within {self._answer_s:g} s of the landing"
-                raise self._client.failed(plan.decode, UpstreamError(Failure.TIMEOUT, message))
+                self.metrics.ahead["failed"] += 1
+                message = f"no answer within {self.answer_s:g} s of the landing"
+                raise self.client.failed(plan.decode, UpstreamError(Failure.TIMEOUT, message))
         if not decode.done() and context.timing.first_s:
             await asyncio.wait({decode})
 
@@ -160,13 +140,13 @@ class DecodeAhead:
         pending: PendingKv,
     ) -> bool:
         """Send the decode leg when its time has come; False: it was not sent."""
-        if self._chunk_blocks and not await self._landing_waiter.first_landed(
-            context, landing.manifest, pending, self._chunk_blocks
+        if self.chunk_blocks and not await self.landing_waiter.first_landed(
+            context, landing.manifest, pending, self.chunk_blocks
         ):
             return False
         if landing.task.done() and not landing.landed:
             return False
-        await self._legs.decode(context, sink, plan.decode, pending)
+        await self.legs.decode(context, sink, plan.decode, pending)
         return True
 
 

@@ -6,6 +6,7 @@ It never chooses an engine and never tries another one.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.engine import Role
@@ -112,36 +113,18 @@ def _is_json(body: bytes) -> bool:
     return body[:1] + body[-1:] in (b"{}", b"[]")
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class EngineClient:
-    """Owns the connections to all engines; `close` ends those that are idle.
+    """Owns the connections to all engines; `close` ends those that are idle."""
 
-    Args:
-        pool: counts failures and successes of engines.
-        timer: checks deadlines.
-        deadlines: of every leg.
-        metrics: counts failures.
-        worker_keys: keys that engines get.
-        trust: certificates to trust for engines that are reached by HTTPS.
-    """
-
-    def __init__(
-        self,
-        pool: EnginePool,
-        timer: DeadlineTimer,
-        deadlines: Deadlines,
-        metrics: Metrics,
-        *,
-        worker_keys: WorkerKeys,
-        trust: Trust,
-    ) -> None:
-        self._pool = pool
-        self._timer = timer
-        self._metrics = metrics
-        self._worker_keys = worker_keys
-        self._trust = trust
-        self._connections: dict[Engine, ConnectionPool] = {}
-        self._open: dict[Engine, OpenConnections] = {}
-        self.deadlines = deadlines
+    pool: EnginePool  # counts failures and successes of engines
+    timer: DeadlineTimer  # checks deadlines
+    deadlines: Deadlines  # of every leg
+    metrics: Metrics  # counts failures
+    worker_keys: WorkerKeys  # keys that engines get
+    trust: Trust  # certificates to trust for engines that are reached by HTTPS
+    _connections: dict[Engine, ConnectionPool] = field(default_factory=dict, init=False)
+    _open: dict[Engine, OpenConnections] = field(default_factory=dict, init=False)
 
     async def ask(  # noqa: PLR0917
         self,
@@ -172,12 +155,12 @@ class EngineClient:
         if answer.status == 429:
             raise self._full(engine, leg)
         if engine.rank is not None and _NO_RANK.search(content):
-            self._pool.leave(engine)  # it has fewer ranks than it said: it is detected again
+            self.pool.leave(engine)  # it has fewer ranks than it said: it is detected again
             no_rank = UpstreamError(Failure.ANSWER, "it has no such data-parallel rank")
             raise self.failed(engine, no_rank, leg)
-        judged = self._worker_keys.judged(engine.server.address, answer.status)
+        judged = self.worker_keys.judged(engine.server.address, answer.status)
         if 400 <= answer.status < 500 and not judged:
-            self._pool.succeeded(engine)
+            self.pool.succeeded(engine)
             if encoding(answer) is not None:
                 raise ApiError(answer.status, f"The engine answers {answer.status}.")
             content_type = answer.header(b"content-type") or "application/json"
@@ -216,7 +199,7 @@ class EngineClient:
             status = answer.status
             if status == 200:
                 check_plain(answer)
-            ours = self._worker_keys.judged(engine.server.address, status)
+            ours = self.worker_keys.judged(engine.server.address, status)
             if status == 501 or (status < 500 and status != 429 and not ours):
                 return answer
             await answer.read(MAX_ERROR_BYTES, self.deadlines.idle_s)
@@ -254,8 +237,8 @@ class EngineClient:
 
     def failed(self, engine: Engine, error: UpstreamError, leg: Role = Role.DECODE) -> LegFailed:
         """Count a failed leg and report it to the pool; returns the error to raise."""
-        self._metrics.upstream_errors[leg.value, error.failure.value] += 1
-        self._pool.failed(engine, error.failure)
+        self.metrics.upstream_errors[leg.value, error.failure.value] += 1
+        self.pool.failed(engine, error.failure)
         return LegFailed(engine, error.failure, str(error))
 
     def engine_left(self, engine: Engine) -> None:
@@ -277,7 +260,7 @@ class EngineClient:
             self.engine_left(engine)
 
     def _full(self, engine: Engine, leg: Role) -> EngineFull:
-        self._metrics.upstream_errors[leg.value, "full"] += 1
+        self.metrics.upstream_errors[leg.value, "full"] += 1
         return EngineFull(engine)
 
     def _send(
@@ -286,14 +269,14 @@ class EngineClient:
         """POST to the engine's rank, with the engine's key."""
         if engine.rank_line:
             fields = without_rank(fields) + engine.rank_line
-        fields = self._worker_keys.shown(engine.server.address, fields)
+        fields = self.worker_keys.shown(engine.server.address, fields)
         connections = self._connections.get(engine)
         if connections is None:
             connections = self._connections[engine] = ConnectionPool(
                 engine.host,
                 engine.port,
-                self._timer,
+                self.timer,
                 open_connections=self._open.setdefault(engine, OpenConnections()),
-                tls=self._trust.context if engine.server.tls else None,
+                tls=self.trust.context if engine.server.tls else None,
             )
         return connections.send("POST", path, fields=fields, body=(body,), deadlines=deadlines)

@@ -5,6 +5,7 @@ Asks only for what the policy or the threshold can use; without an answer the re
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -33,47 +34,21 @@ _NO_ENGINE: Final[Mapping[Engine, int]] = {}
 _NO_MANIFEST: Final[Mapping[str, int]] = {}
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class InputsBuilder:
-    """Gathers `RouteInputs`, and notes what engines have computed.
+    """Gathers `RouteInputs`, and notes what engines have computed."""
 
-    Args:
-        families: say which parameters engines take.
-        tokens: finds token ids of texts and chats.
-        hash_cache: hashes prompts.
-        index: what engines hold.
-        in_flight: what engines will hold when the legs that run now have ended.
-        tracker: follows engines' KV events; None: no events are taken.
-        store: the store, or None.
-        needs_hashes: whether the policy uses what engines and store hold.
-        prefill_threshold: see `RouteInputs`; may change.
-        publish: takes what an engine has computed, for other routers; None: there are none.
-    """
-
-    def __init__(
-        self,
-        *,
-        families: Families,
-        tokens: TokenSource,
-        hash_cache: HashCache,
-        index: PrefixIndex,
-        in_flight: InFlightPrefixes,
-        tracker: CacheTracker | None,
-        store: StoreView | None,
-        needs_hashes: bool,
-        prefill_threshold: int,
-        publish: Callable[[Engine, bytes], None] | None = None,
-    ) -> None:
-        self._families = families
-        self._tokens = tokens
-        self._hash_cache = hash_cache
-        self._index = index
-        self._in_flight = in_flight
-        self._tracker = tracker
-        self._store = store
-        self._needs_hashes = needs_hashes
-        self.prefill_threshold = prefill_threshold
-        self._publish = publish
-        self._turn = 0  # which engine tokenises next
+    families: Families  # say which parameters engines take
+    tokens: TokenSource  # finds token ids of texts and chats
+    hash_cache: HashCache
+    index: PrefixIndex  # what engines hold
+    in_flight: InFlightPrefixes  # what engines will hold when the legs that run now have ended
+    tracker: CacheTracker | None  # follows engines' KV events; None: no events are taken
+    store: StoreView | None  # the store, or None
+    needs_hashes: bool  # whether the policy uses what engines and store hold
+    prefill_threshold: int  # see `RouteInputs`; may change
+    publish: Callable[[Engine, bytes], None] | None  # to other routers; None: there are none
+    _turn: int = field(default=0, init=False)
 
     async def inputs(
         self, context: RequestContext, decode: Sequence[Engine], prefill: Sequence[Engine]
@@ -83,14 +58,14 @@ class InputsBuilder:
         Raises:
             ApiError: 400: a parameter is not served by engines of this family.
         """
-        request, prompt, family = context.request, context.prompt, self._families.of(decode[0])
+        request, prompt, family = context.request, context.prompt, self.families.of(decode[0])
         refused = family.parameters.refused(request)
         if refused is not None:
             raise bad_request(f"`{refused}` is not served as it is given here.", refused)
         ids = await self._find_ids(context, family, decode)
         domain, matches, guesses = prompt.domain, _NO_ENGINE, _NO_ENGINE
-        if self._needs_hashes and prompt.hashable and domain is not None and ids is not None:
-            hashes = prompt.hashes = hash_prompt(self._hash_cache, context, ids, domain)
+        if self.needs_hashes and prompt.hashable and domain is not None and ids is not None:
+            hashes = prompt.hashes = hash_prompt(self.hash_cache, context, ids, domain)
             matches, guesses = self._held(hashes)
             usable = usable_blocks(request.prompt_tokens, domain.block_tokens)
             if not matches or max(matches.get(engine, 0) for engine in decode) < usable:
@@ -121,11 +96,11 @@ class InputsBuilder:
             prompt.hashable = family.hashable(request) and (known or request.ids is None)
         if request.ids is not None:
             return request.ids
-        if self._needs_hashes and prompt.hashable and known and prompt.tokens is None:
+        if self.needs_hashes and prompt.hashable and known and prompt.tokens is None:
             body = family.tokenize_body(request)
             self._turn += 1
             engine, since_s = decode[self._turn % len(decode)], monotonic()
-            prompt.tokens = await self._tokens.tokens(engine, context.model, body, request.text)
+            prompt.tokens = await self.tokens.tokens(engine, context.model, body, request.text)
             context.tokenised(since_s)
         if identity is not None and _is_too_long_a_chat(context, identity):
             prompt.tokens = None
@@ -136,32 +111,32 @@ class InputsBuilder:
 
     def _held(self, hashes: bytes) -> tuple[Mapping[Engine, int], Mapping[Engine, int]]:
         """Leading blocks that engines hold by their events, and those that they probably hold."""
-        matches, guesses = _NO_ENGINE, self._index.match(hashes)
-        tracker = self._tracker
+        matches, guesses = _NO_ENGINE, self.index.match(hashes)
+        tracker = self.tracker
         if tracker is not None and guesses:
             matches = {e: blocks for e, blocks in guesses.items() if tracker.trusts(e)}
             guesses = {e: blocks for e, blocks in guesses.items() if e not in matches}
-        soon = self._in_flight.match(hashes)
+        soon = self.in_flight.match(hashes)
         more = {e: n for e, n in soon.items() if n > max(matches.get(e, 0), guesses.get(e, 0))}
         return matches, {**guesses, **more} if more else guesses
 
     async def _stored(self, hashes: bytes, decode: Sequence[Engine]) -> Mapping[str, int]:
         """Leading blocks that the store holds, by manifest of the engines."""
-        if self._store is None or not hashes:
+        if self.store is None or not hashes:
             return _NO_MANIFEST
         manifests = {e.manifest for e in decode if e.manifest is not None}
-        return {m: await self._store.match(m, hashes) for m in manifests}
+        return {m: await self.store.match(m, hashes) for m in manifests}
 
     def computed(self, engine: Engine, hashes: bytes | None) -> None:
         """`engine` has these blocks now: a guess, if it does not report them by events itself."""
-        if not hashes or not self._needs_hashes or engine.identity is None:
+        if not hashes or not self.needs_hashes or engine.identity is None:
             return  # (without an identity it left meanwhile, and what it held is gone)
-        if self._tracker is None:
-            self._index.credit(engine, hashes)
-        elif not self._tracker.computed(engine, hashes):
+        if self.tracker is None:
+            self.index.credit(engine, hashes)
+        elif not self.tracker.computed(engine, hashes):
             return
-        if self._publish is not None:
-            self._publish(engine, hashes)
+        if self.publish is not None:
+            self.publish(engine, hashes)
 
 
 def _is_too_long_a_chat(context: RequestContext, identity: Identity) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -22,23 +23,14 @@ if TYPE_CHECKING:
     from kvrouter.telemetry.metrics import Metrics
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class LandingWaiter:
-    """Awaits landings.
+    """Awaits landings."""
 
-    Args:
-        store: the store; None: engines hand KV over among themselves.
-        hash_cache: hashes prompts.
-        timeout_s: how long after the prefill leg's answer a landing is awaited; may change.
-        metrics: counts and times landings.
-    """
-
-    def __init__(
-        self, store: StoreView | None, hash_cache: HashCache, timeout_s: float, metrics: Metrics
-    ) -> None:
-        self._store = store
-        self._hash_cache = hash_cache
-        self.timeout_s = timeout_s
-        self._metrics = metrics
+    store: StoreView | None  # the store; None: engines hand KV over among themselves
+    hash_cache: HashCache
+    timeout_s: float  # how long after the prefill leg's answer a landing is awaited; may change
+    metrics: Metrics  # counts and times landings
 
     async def land(self, context: RequestContext, prefill: Engine, handoff: Handoff) -> int:
         """Wait for the KV that `prefill` promised in `handoff`, and lease it.
@@ -48,13 +40,13 @@ class LandingWaiter:
             hand-off promises nothing that could be awaited.
         """
         if handoff.missing:
-            self._metrics.handoff_missing[()] += 1
+            self.metrics.handoff_missing[()] += 1
             return context.route.plan.missing_tokens if context.route.plan is not None else 0
-        if self._store is None or context.timing.first_s:
+        if self.store is None or context.timing.first_s:
             return 0
         if handoff.manifest is None:
             if handoff.transfer_params is None and prefill.manifest is not None:
-                self._metrics.handoff_missing[()] += 1
+                self.metrics.handoff_missing[()] += 1
             return 0
         hashes = self._hashes(context, handoff)
         upto = min(handoff.blocks, len(hashes) // HASH_BYTES)
@@ -65,8 +57,8 @@ class LandingWaiter:
         if landing is None:
             landing = await self._wait(context, handoff.manifest, upto, self.timeout_s)
         context.landed(begun_s, landing)
-        self._metrics.handoff.observe(context.timing.landed_s - begun_s)
-        self._metrics.landings[landing.outcome.value] += 1
+        self.metrics.handoff.observe(context.timing.landed_s - begun_s)
+        self.metrics.landings[landing.outcome.value] += 1
         return self._missing(context, handoff, context.route.landed_blocks or 0)
 
     def loadable_anywhere(self, context: RequestContext) -> bool:
@@ -80,7 +72,7 @@ class LandingWaiter:
             return False
         if context.held.grant is not None:
             return False
-        return self._store is None or context.held.lease is not None
+        return self.store is None or context.held.lease is not None
 
     def known_hashes(self, context: RequestContext) -> bytes:
         """The chain of the prompt before any leg has answered; empty if its ids are unknown."""
@@ -154,12 +146,12 @@ class LandingWaiter:
         The last block that was there already stands for all before it, whose hashes are not sent
         again: a block leaves the store only after those that follow it.
         """
-        if self._store is None:
+        if self.store is None:
             return LandingResult(LandingOutcome.STORE_AWAY)
         first = max(0, held - 1)
         chain = (context.prompt.hashes or b"")[first * HASH_BYTES : upto * HASH_BYTES]
         count = max(0, upto - first)
-        return await self._store.wait(manifest, chain, count, timeout_s, lease=lease)
+        return await self.store.wait(manifest, chain, count, timeout_s, lease=lease)
 
     def _missing(self, context: RequestContext, handoff: Handoff, landed_blocks: int) -> int:
         """Tokens of whole blocks that neither landed nor are known to be with the decode engine.
@@ -190,7 +182,7 @@ class LandingWaiter:
             if handoff.block_tokens:  # the engine's answer counts, not what it said when it joined
                 domain = HashDomain(handoff.block_tokens, handoff.root or domain.root)
         if ids is not None:
-            prompt.hashes = hash_prompt(self._hash_cache, context, ids, domain)
+            prompt.hashes = hash_prompt(self.hash_cache, context, ids, domain)
         return prompt.hashes or b""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -41,34 +41,16 @@ _ERROR: Final = re.compile(rb'[^{}]{0,32}data: {"error": ?{[^{}]*"code": ?5\d\d\
 """The beginning of a stream, perhaps in a chunk's frame: a 5xx that came too late for a status."""
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class Legs:
-    """Does legs; cancelling one closes its connection, which ends it on its engine.
+    """Does legs; cancelling one closes its connection, which ends it on its engine."""
 
-    Args:
-        pool: counts engines that do well.
-        families: spell the legs for each engine.
-        client: asks engines.
-        inputs_builder: notes what engines have computed.
-        priorities: ranks prefill legs.
-        metrics: times legs.
-    """
-
-    def __init__(
-        self,
-        *,
-        pool: EnginePool,
-        families: Families,
-        client: EngineClient,
-        inputs_builder: InputsBuilder,
-        priorities: PrefillPriorities,
-        metrics: Metrics,
-    ) -> None:
-        self._pool = pool
-        self._families = families
-        self._client = client
-        self._inputs_builder = inputs_builder
-        self._priorities = priorities
-        self._metrics = metrics
+    pool: EnginePool  # counts engines that do well
+    families: Families  # spell the legs for each engine
+    client: EngineClient
+    inputs_builder: InputsBuilder  # notes what engines have computed
+    priorities: PrefillPriorities  # ranks prefill legs
+    metrics: Metrics  # times legs
 
     async def prefill(
         self,
@@ -103,10 +85,10 @@ class Legs:
             if span is not None:
                 span.end()
         context.route.handoff = handoff
-        self._metrics.prefill.observe(context.timing.prefilled_s - begun_s)
+        self.metrics.prefill.observe(context.timing.prefilled_s - begun_s)
         if handoff.cached_tokens:
-            self._metrics.cached_tokens[()] += handoff.cached_tokens
-        self._inputs_builder.computed(engine, context.prompt.hashes)
+            self.metrics.cached_tokens[()] += handoff.cached_tokens
+        self.inputs_builder.computed(engine, context.prompt.hashes)
         return handoff
 
     async def _ask_prefill(
@@ -117,20 +99,20 @@ class Legs:
         fields: bytes,
         rendezvous: Rendezvous | None,
     ) -> Handoff:
-        request, family = context.request, self._families.of(engine)
+        request, family = context.request, self.families.of(engine)
         known = rendezvous is not None or request.ids is not None
         body = family.prefill_body(
             request,
             prompt_ids=context.prompt.ids,
             want_ids=not known and context.prompt.tokens is None,
             rendezvous=rendezvous,
-            priority=self._priorities.of(request, engine, tokens),
+            priority=self.priorities.of(request, engine, tokens),
         )
         if rendezvous is not None:
             fields = without_rank(fields)
         if family.unique_request_ids:
             fields = with_own_id(fields)
-        client, path = self._client, PATHS[request.kind]
+        client, path = self.client, PATHS[request.kind]
         answer = await client.ask(engine, Role.PREFILL, path, fields, body, client.deadlines)
         try:
             raw = answer.whole(MAX_ANSWER_BYTES)
@@ -142,7 +124,7 @@ class Legs:
         except BadAnswer as error:
             bad = UpstreamError(Failure.ANSWER, str(error))
             raise client.failed(engine, bad, Role.PREFILL) from None
-        self._pool.succeeded(engine)
+        self.pool.succeeded(engine)
         if family.unique_request_ids:
             handoff.fields = fields
         return handoff
@@ -182,7 +164,7 @@ class Legs:
             if request.stream:
                 await sink.stream(context, engine, answer)
             else:
-                sink.whole(context, await self._client.read(engine, answer))
+                sink.whole(context, await self.client.read(engine, answer))
         except Refused:
             context.held.pinned = None  # an engine that refuses frees what it was handed
             raise
@@ -192,10 +174,10 @@ class Legs:
                 answer.close()
             if span is not None:
                 context.end_decode(span)
-        self._metrics.decode.observe(monotonic() - begun_s)
+        self.metrics.decode.observe(monotonic() - begun_s)
         if context.outcome.reason != "broken":  # within a stream: counted as failed already
-            self._pool.succeeded(engine)
-            self._inputs_builder.computed(engine, context.prompt.hashes)
+            self.pool.succeeded(engine)
+            self.inputs_builder.computed(engine, context.prompt.hashes)
 
     async def _ask_decode(
         self,
@@ -206,8 +188,8 @@ class Legs:
         rendezvous: Rendezvous | None,
     ) -> EngineResponse:
         """The answer: its body has begun, or will come whole if it is no stream."""
-        request, handoff, client = context.request, context.route.handoff, self._client
-        body = self._families.of(engine).decode_body(
+        request, handoff, client = context.request, context.route.handoff, self.client
+        body = self.families.of(engine).decode_body(
             request,
             handoff,
             prompt_ids=context.prompt.ids,

@@ -5,7 +5,7 @@ Knows no client: what an engine answers goes to a sink.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from kvrouter.admission.waiting import EngineWait
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
-    from kvrouter.engines.families.base import Family, Handoff, PendingKv
+    from kvrouter.engines.families.base import Handoff, PendingKv
     from kvrouter.engines.pool import EnginePool
-    from kvrouter.openai.request import Request
     from kvrouter.prefix.in_flight import InFlightPrefixes
     from kvrouter.routing.plan import Plan, RouteInputs
     from kvrouter.routing.policies.base import Policy
@@ -44,68 +43,27 @@ if TYPE_CHECKING:
     from kvrouter.telemetry.metrics import Metrics
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class Orchestrator:
     """Takes prompts through their legs, each in its caller's task.
 
     Cancelling closes the leg that runs and gives back its load; lease and grant stay the
     context's, whose owner releases them.
-
-    Args:
-        pool: the engines.
-        policy: chooses among them.
-        families: say in which order an engine's legs go.
-        inputs_builder: gathers what the policy decides upon.
-        legs: does single legs.
-        prefill_phase: does prefill legs with their landing.
-        ahead: sends decode legs before their landing; None: each goes after it.
-        concurrent: sends both legs at once, where a family wants that.
-        landing_waiter: knows what any decode engine can load.
-        engine_wait: where requests wait for an engine.
-        releases: frees what prefill engines keep for decode legs that do not come.
-        in_flight: notes which engines will hold which blocks.
-        metrics: counts plans.
     """
 
-    def __init__(
-        self,
-        *,
-        pool: EnginePool,
-        policy: Policy,
-        families: Families,
-        inputs_builder: InputsBuilder,
-        legs: Legs,
-        prefill_phase: PrefillPhase,
-        ahead: DecodeAhead | None,
-        concurrent: ConcurrentLegs,
-        landing_waiter: LandingWaiter,
-        engine_wait: EngineWait,
-        releases: Releases,
-        in_flight: InFlightPrefixes,
-        metrics: Metrics,
-    ) -> None:
-        self._pool = pool
-        self._policy = policy
-        self._families = families
-        self._inputs_builder = inputs_builder
-        self._legs = legs
-        self._prefill_phase = prefill_phase
-        self._ahead = ahead
-        self._concurrent = concurrent
-        self._landing_waiter = landing_waiter
-        self._engine_wait = engine_wait
-        self._releases = releases
-        self._in_flight = in_flight
-        self._metrics = metrics
-
-    def needs_legs_per_sample(self, request: Request, model: str) -> Family | None:
-        """The family of engines that may decode `request` and take one sample per hand-over."""
-        families = (self._families.of(e) for e in self._pool.engines(Role.DECODE, model))
-        return next((family for family in families if family.needs_legs_per_sample(request)), None)
-
-    def reports_tokens(self, request: Request, model: str) -> bool:
-        """Whether some engine that may decode `request` can name the tokens of its stream."""
-        engines = self._pool.engines(Role.DECODE, model)
-        return any(self._families.of(engine).reports_tokens(request) for engine in engines)
+    pool: EnginePool
+    policy: Policy  # chooses among them
+    families: Families  # say in which order an engine's legs go
+    inputs_builder: InputsBuilder  # gathers what the policy decides upon
+    legs: Legs  # does single legs
+    prefill_phase: PrefillPhase  # does prefill legs with their landing
+    ahead: DecodeAhead | None  # sends decode legs before their landing; None: each goes after it
+    concurrent: ConcurrentLegs  # sends both legs at once, where a family wants that
+    landing_waiter: LandingWaiter  # knows what any decode engine can load
+    engine_wait: EngineWait  # where requests wait for an engine
+    releases: Releases  # frees what prefill engines keep for decode legs that do not come
+    in_flight: InFlightPrefixes  # notes which engines will hold which blocks
+    metrics: Metrics  # counts plans
 
     async def run(self, context: RequestContext, sink: ResponseSink) -> None:
         """Take the prompt of `context` from its plan to the end of its answer, which `sink` gets.
@@ -114,34 +72,34 @@ class Orchestrator:
             ApiError: no engine can do it, or none has room.
             Refused: an engine refused the request itself.
         """
-        decode = self._pool.engines(Role.DECODE, context.model)
+        decode = self.pool.engines(Role.DECODE, context.model)
         if not decode:
             decode = await self._wait_for_decode(context)
-        prefill = self._pool.engines(Role.PREFILL, context.model)
-        inputs = await self._inputs_builder.inputs(context, decode, prefill)
-        plan = context.route.plan = self._policy.plan(inputs)
+        prefill = self.pool.engines(Role.PREFILL, context.model)
+        inputs = await self.inputs_builder.inputs(context, decode, prefill)
+        plan = context.route.plan = self.policy.plan(inputs)
         context.timing.planned_s = monotonic()
-        note_plan(context, plan, inputs, self._metrics)
+        note_plan(context, plan, inputs, self.metrics)
         places = self._reserve(context, plan)
         try:
-            if self._families.of(plan.decode).order is LegOrder.CONCURRENT:
+            if self.families.of(plan.decode).order is LegOrder.CONCURRENT:
                 await self._run_concurrently(context, sink, plan, inputs)
                 return
             pending = None
             if plan.prefill is None:
                 self._count_missing_prefill(context, plan)
-            elif self._ahead is None or (pending := self._ahead.announce(context, plan)) is None:
-                await self._prefill_phase.run(context, inputs, plan)
+            elif self.ahead is None or (pending := self.ahead.announce(context, plan)) is None:
+                await self.prefill_phase.run(context, inputs, plan)
                 self._rebind(context, places, inputs)
             await self._decode(context, sink, inputs, pending)
         finally:
             places.release()
             if context.held.pinned is not None:
-                self._releases.begin(context)
+                self.releases.begin(context)
 
     async def _wait_for_decode(self, context: RequestContext) -> Sequence[Engine]:
         since_s, model = monotonic(), context.model
-        decode = await self._engine_wait.until(lambda: self._pool.engines(Role.DECODE, model))
+        decode = await self.engine_wait.until(lambda: self.pool.engines(Role.DECODE, model))
         context.waited(since_s, "engine")
         if not decode:
             raise ApiError(503, "No decode engine is available.", retry_after_s=1)
@@ -151,7 +109,7 @@ class Orchestrator:
         """Count the legs of `plan` on their engines: prompts planned meanwhile see the load."""
         places = context.route.places
         if places is None:
-            places = LegReservations(self._pool, self._in_flight, context.prompt.hashes)
+            places = LegReservations(self.pool, self.in_flight, context.prompt.hashes)
             context.route.places = places
         if plan.prefill is not None:
             places.plan(Role.PREFILL, plan.prefill, plan.prefill_tokens)
@@ -171,34 +129,34 @@ class Orchestrator:
         engines = self._able_to_load(context, plan, plan.prefill, handoff)
         if not engines or (len(engines) == 1 and engines[0] is plan.decode):
             return
-        engine = self._policy.rebind(inputs, engines, plan.decode, places.tokens(Role.DECODE))
+        engine = self.policy.rebind(inputs, engines, plan.decode, places.tokens(Role.DECODE))
         if engine is not plan.decode and partners((plan.prefill,), engine, inputs.model):
             context.route.plan = replace(plan, decode=engine)
-            self._metrics.rebound[()] += 1
+            self.metrics.rebound[()] += 1
             places.plan(Role.DECODE, engine, decode_tokens(context.request))
 
     def _able_to_load(
         self, context: RequestContext, plan: Plan, prefill: Engine, handoff: Handoff
     ) -> Sequence[Engine]:
         """Decode engines that can load what `prefill` handed over, if any can."""
-        if self._families.of(plan.decode).order is not LegOrder.STORE:
+        if self.families.of(plan.decode).order is not LegOrder.STORE:
             return ()
-        if not self._landing_waiter.loadable_anywhere(context):
+        if not self.landing_waiter.loadable_anywhere(context):
             return ()
-        ready = self._pool.engines(Role.DECODE, context.model)
+        ready = self.pool.engines(Role.DECODE, context.model)
         return loaders(ready, prefill.family, handoff.manifest)
 
     async def _run_concurrently(
         self, context: RequestContext, sink: ResponseSink, plan: Plan, inputs: RouteInputs
     ) -> None:
         """Both legs at once; if no prefill engine can do its part, decode alone."""
-        left = await self._concurrent.run(context, sink, plan, inputs)
+        left = await self.concurrent.run(context, sink, plan, inputs)
         if left is None:
             return
         inputs, plan = left
         self._reserve(context, plan)
         if context.outcome.error:
-            self._prefill_phase.recompute(context, plan.missing_tokens)
+            self.prefill_phase.recompute(context, plan.missing_tokens)
         self._count_missing_prefill(context, plan)
         await self._decode(context, sink, inputs, None)
 
@@ -208,8 +166,8 @@ class Orchestrator:
         Raises:
             ApiError: 429: it is too much.
         """
-        if plan.why == "no prefill engine" and self._pool.has_role(Role.PREFILL):
-            self._prefill_phase.recompute(context, plan.missing_tokens)
+        if plan.why == "no prefill engine" and self.pool.has_role(Role.PREFILL):
+            self.prefill_phase.recompute(context, plan.missing_tokens)
 
     async def _decode(
         self,
@@ -230,10 +188,10 @@ class Orchestrator:
             tried.append((engine, engine.joins))
             try:
                 answered = False
-                if pending is not None and self._ahead is not None:
-                    answered = await self._ahead.run(context, sink, plan, inputs, pending)
+                if pending is not None and self.ahead is not None:
+                    answered = await self.ahead.run(context, sink, plan, inputs, pending)
                 if not answered:
-                    await self._legs.decode(context, sink, engine)
+                    await self.legs.decode(context, sink, engine)
                 return
             except LegFailed as failed:
                 context.outcome.error = str(failed)
@@ -242,7 +200,7 @@ class Orchestrator:
                     raise decode_error(failed) from None
                 taken = failed.failure not in NOT_TAKEN
             inputs, pending = replace(inputs, decode=others, prefill=()), None
-            engine = self._policy.plan(inputs).decode
+            engine = self.policy.plan(inputs).decode
             handoff = context.route.handoff
             handed = handoff is not None and handoff.transfer_params is not None
             if handed and (taken or spent(context, engine)):
@@ -257,14 +215,14 @@ class Orchestrator:
         without an error. KV that was not fetched was freed by the engine, or its lease ends.
         """
         context.route.handoff = context.held.pinned = None
-        prefill = self._pool.engines(Role.PREFILL, context.model)
+        prefill = self.pool.engines(Role.PREFILL, context.model)
         inputs = replace(inputs, decode=(decode,), prefill=prefill)
-        plan = context.route.plan = self._policy.plan(inputs)
+        plan = context.route.plan = self.policy.plan(inputs)
         self._reserve(context, plan)
         if plan.prefill is not None:
-            await self._prefill_phase.run(context, inputs, plan)
+            await self.prefill_phase.run(context, inputs, plan)
         else:
-            self._prefill_phase.recompute(context, plan.missing_tokens)
+            self.prefill_phase.recompute(context, plan.missing_tokens)
 
     async def _others(
         self, model: str, tried: Sequence[tuple[Engine, int]], failed: LegFailed
@@ -277,7 +235,7 @@ class Orchestrator:
         def look() -> list[Engine]:
             return [
                 engine
-                for engine in self._pool.engines(Role.DECODE, model)
+                for engine in self.pool.engines(Role.DECODE, model)
                 if (engine, engine.joins) not in tried
                 and (engine.identity is None or engine.identity.can_serve_whole)
             ]
@@ -286,11 +244,11 @@ class Orchestrator:
             return ()
         if others := look():
             return on_other_servers(others, (engine for engine, _ in tried))
-        ready = self._pool.engines(Role.DECODE, model)
+        ready = self.pool.engines(Role.DECODE, model)
         if ready:
             return (
                 [failed.engine]
                 if failed.failure is Failure.BROKEN and failed.engine in ready
                 else ()
             )
-        return await self._engine_wait.until(look)
+        return await self.engine_wait.until(look)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvrouter.engines.compatibility import on_other_servers
@@ -24,30 +24,15 @@ if TYPE_CHECKING:
     from kvrouter.serving.request.context import RequestContext
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class PrefillPhase:
-    """Brings a prompt's KV to where its decode engine loads it from.
+    """Brings a prompt's KV to where its decode engine loads it from."""
 
-    Args:
-        policy: chooses other engines.
-        families: say how long an engine keeps what it hands over.
-        legs: does the legs.
-        landing_waiter: awaits landings.
-        budget: bounds what decode engines may compute for want of KV.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        families: Families,
-        legs: Legs,
-        landing_waiter: LandingWaiter,
-        budget: RecomputeBudget,
-    ) -> None:
-        self._policy = policy
-        self._families = families
-        self._legs = legs
-        self._landing_waiter = landing_waiter
-        self._budget = budget
+    policy: Policy  # chooses other engines
+    families: Families  # say how long an engine keeps what it hands over
+    legs: Legs
+    landing_waiter: LandingWaiter
+    budget: RecomputeBudget  # bounds what decode engines may compute for want of KV
 
     async def run(self, context: RequestContext, inputs: RouteInputs, plan: Plan) -> None:
         """Prefill the prompt as `plan` says, which names a prefill engine, and await its landing.
@@ -71,12 +56,12 @@ class PrefillPhase:
                 context.outcome.error = str(failed)
                 others = self._others(inputs, tried)
                 if not (others and failed.failure is Failure.REFUSED):
-                    context.held.grant = self._budget.take(plan.missing_tokens)
+                    context.held.grant = self.budget.take(plan.missing_tokens)
                     if context.held.grant is not None:
                         return
                 if not others:
                     raise self._over_budget() from None
-            found = self._policy.plan(replace(inputs, prefill=others, decode=(plan.decode,)))
+            found = self.policy.plan(replace(inputs, prefill=others, decode=(plan.decode,)))
             if found.prefill is None:
                 self.recompute(context, found.missing_tokens)
                 return
@@ -91,16 +76,16 @@ class PrefillPhase:
         """
         if tokens <= 0 or context.held.grant is not None or context.kv_ready:
             return
-        context.held.grant = self._budget.take(tokens)
+        context.held.grant = self.budget.take(tokens)
         if context.held.grant is None:
             raise self._over_budget()
 
     async def _prefill(self, context: RequestContext, engine: Engine, tokens: int) -> None:
-        handoff = await self._legs.prefill(context, engine, tokens)
+        handoff = await self.legs.prefill(context, engine, tokens)
         if handoff.transfer_params is not None:
-            lease_s = self._families.of(engine).lease_s
+            lease_s = self.families.of(engine).lease_s
             context.held.pinned = pinned(handoff.transfer_params, lease_s)
-        missing = await self._landing_waiter.land(context, engine, handoff)
+        missing = await self.landing_waiter.land(context, engine, handoff)
         if missing:
             self.recompute(context, missing)
 
@@ -115,5 +100,5 @@ class PrefillPhase:
         return ApiError(
             429,
             "The KV of this prompt is not available and the engines have no room to compute it.",
-            retry_after_s=self._budget.retry_after_s,
+            retry_after_s=self.budget.retry_after_s,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -30,24 +31,15 @@ _REFUSED: Final = 400
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class Releases:
-    """Sends releases, each in its own task, because the request's task ends. `close` ends them.
+    """Sends releases, each in its own task, because the request's task ends. `close` ends them."""
 
-    Args:
-        pool: knows the decode engines.
-        families: spell the release.
-        client: asks engines, each within a few seconds.
-        metrics: counts releases by how they ended.
-    """
-
-    def __init__(
-        self, pool: EnginePool, families: Families, client: EngineClient, metrics: Metrics
-    ) -> None:
-        self._pool = pool
-        self._families = families
-        self._client = client
-        self._metrics = metrics
-        self._tasks: set[asyncio.Task[None]] = set()
+    pool: EnginePool  # knows the decode engines
+    families: Families  # spell the release
+    client: EngineClient  # asks engines, each within a few seconds
+    metrics: Metrics  # counts releases by how they ended
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     def begin(self, context: RequestContext) -> None:
         """Have freed what is kept for `context`, if it still is. Does not wait."""
@@ -67,11 +59,11 @@ class Releases:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _release(self, context: RequestContext, first: Engine, params: bytes) -> None:
-        body = self._families.of(first).release_body(context.model, params)
+        body = self.families.of(first).release_body(context.model, params)
         if body is not None and await self._refused_by_one(context, first, body):
-            self._metrics.releases["released"] += 1
+            self.metrics.releases["released"] += 1
             return
-        self._metrics.releases["stranded"] += 1
+        self.metrics.releases["stranded"] += 1
         log.warning(
             "request %s: %s keeps KV until its lease ends, because no decode engine could free it",
             context.request_id,
@@ -85,12 +77,12 @@ class Releases:
         """
         able = [
             engine
-            for engine in self._pool.engines(Role.DECODE, context.model)
+            for engine in self.pool.engines(Role.DECODE, context.model)
             if engine.family == first.family
         ]
         for engine in sorted(able, key=lambda engine: engine is not first)[:MAX_ASKED]:
             try:
-                status, _ = await self._client.call(engine, "/v1/completions", body, context.fields)
+                status, _ = await self.client.call(engine, "/v1/completions", body, context.fields)
             except OSError as error:
                 log.debug("release on %s: %s", engine.address, error)
                 continue

@@ -7,11 +7,13 @@ event; the client does not see them.
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from kvrouter.engines.engine import Role
 from kvrouter.engines.families.splice import splice
 from kvrouter.errors import ApiError
 from kvrouter.http.client.pool import UpstreamError
@@ -29,6 +31,8 @@ from kvrouter.serving.streaming.sinks import SSE_FIELDS, broke_off
 
 if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
+    from kvrouter.engines.families import Families
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.http.client.pool import EngineResponse
     from kvrouter.openai.request import Request
     from kvrouter.serving.legs.engine_client import EngineClient
@@ -114,23 +118,22 @@ def broken(
     return StreamBroken(str(client.failed(engine, error)))
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class Resumption:
-    """Serves streams that go on at another engine if theirs dies.
+    """Serves streams that go on at another engine if theirs dies."""
 
-    Args:
-        orchestrator: takes prompts through their legs.
-        client: reports engines that break off.
-        metrics: counts streams that broke off, by how they ended.
-    """
-
-    def __init__(self, orchestrator: Orchestrator, client: EngineClient, metrics: Metrics) -> None:
-        self._orchestrator = orchestrator
-        self._client = client
-        self._metrics = metrics
+    pool: EnginePool
+    families: Families  # say which engines can name the tokens of a stream
+    orchestrator: Orchestrator
+    client: EngineClient  # reports engines that break off
+    metrics: Metrics  # counts streams that broke off, by how they ended
 
     def applies(self, request: Request, model: str) -> bool:
         """Whether a stream that answers `request` can outlive its engine."""
-        return resumable(request) and self._orchestrator.reports_tokens(request, model)
+        return resumable(request) and any(
+            self.families.of(engine).reports_tokens(request)
+            for engine in self.pool.engines(Role.DECODE, model)
+        )
 
     async def run(self, context: RequestContext, sent: SentTokens | None = None) -> None:
         """Serve a request for which `applies` is true.
@@ -140,7 +143,7 @@ class Resumption:
             sent: filled with what was sent, if the caller wants to know it too.
         """
         sent = sent or sent_tokens(context)
-        sink = _ResumingSink(self._client, self._metrics, sent, context)
+        sink = _ResumingSink(self.client, self.metrics, sent, context)
         exchange = context.exchange
         try:
             exchange.write(await self.run_into(context, sink, sent))
@@ -176,10 +179,10 @@ class Resumption:
                 if resumes < MAX_RESUMES and isinstance(error, StreamBroken):
                     rest = _rest_of(leg, sent)
                 if rest is None:
-                    self._metrics.resumed["given up"] += 1
+                    self.metrics.resumed["given up"] += 1
                     outcome.reason = "broken"
                     raise StreamBroken(str(error))
-                self._metrics.resumed["resumed"] += 1
+                self.metrics.resumed["resumed"] += 1
                 leg, resumes = rest, resumes + 1
         finally:
             outcome.generated = sent.generated
@@ -192,7 +195,7 @@ class Resumption:
     ) -> Exception | None:
         """Run one leg; returns what went wrong, None if the answer has come to its end."""
         try:
-            await self._orchestrator.run(leg, sink)
+            await self.orchestrator.run(leg, sink)
         except StreamBroken as error:
             return error
         except (ApiError, Refused) as error:
