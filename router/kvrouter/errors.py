@@ -21,17 +21,17 @@ _TYPES: Mapping[int, str] = MappingProxyType(
         504: "GatewayTimeoutError",
     }
 )
-"""OpenAI's `type` by status, in vLLM's spelling where it has one."""
+"""OpenAI's `type` by status, as vLLM spells it."""
 
 
 class ApiError(Exception):
-    """A refusal or failure that is told to the client as OpenAI's error object.
+    """A refusal or failure that the client gets as OpenAI's error object.
 
     Attributes:
         status: HTTP status, 4xx or 5xx.
         message: one sentence; it never holds a secret or an engine's stack trace.
         kind: OpenAI's `type`; derived from the status by default.
-        param: the body's parameter that is wrong, if one is.
+        param: the wrong parameter of the body, if it is one.
         code: OpenAI's `code`; the status by default, as vLLM has it.
         retry_after_s: seconds for the `Retry-After` header, if trying again can help.
     """

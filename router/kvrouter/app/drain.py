@@ -1,6 +1,6 @@
-"""How the router stops serving: new connections go elsewhere first, then requests under way end.
+"""How the router stops serving: first new connections go elsewhere, then requests in flight end.
 
-What has not ended in time is cut off afterwards, by `HttpServer.close`.
+`HttpServer.close` then cuts off what has not ended in time.
 """
 
 from __future__ import annotations
@@ -20,16 +20,13 @@ log = logging.getLogger(__name__)
 async def drain(
     server: HttpServer, *, delay_s: float, timeout_s: float, at_once: asyncio.Event
 ) -> bool:
-    """Let what is under way at `server` end. It listens no more when this returns.
+    """Let requests in flight end; returns whether all have. The server does not listen afterwards.
 
     Args:
-        server: does not go on after this; its owner closes it.
-        delay_s: for which it still accepts connections, so that load balancers can notice.
+        server: its owner closes it afterwards.
+        delay_s: how long it still accepts connections, so that load balancers can notice.
         timeout_s: for all of it, the delay included.
-        at_once: ends the wait, whichever it is.
-
-    Returns:
-        whether all requests have ended.
+        at_once: ends the wait.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
@@ -47,13 +44,13 @@ async def drain(
     log.warning(
         "cutting off requests on %d connections, %s",
         server.connections,
-        "told to stop at once" if at_once.is_set() else f"after --drain-timeout {timeout_s:g}",
+        "after a second signal" if at_once.is_set() else f"after --drain-timeout {timeout_s:g}",
     )
     return False
 
 
 async def _first(*waits: Coroutine[None, None, object], timeout_s: float) -> None:
-    """Return when one of `waits` has ended, or the time is over."""
+    """Wait until one of `waits` has ended, or the time is over."""
     tasks = [asyncio.create_task(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, timeout=max(timeout_s, 0.0), return_when=asyncio.FIRST_COMPLETED)

@@ -105,7 +105,7 @@ async def _started(app: App, signals: Signals) -> int | None:
 
 async def leave(server: HttpServer, settings: RouterSettings, signals: Signals) -> None:
     """Let requests in flight end, within the times of the settings."""
-    # After Ctrl-C somebody waits for the end, and no load balancer stands before the router.
+    # After Ctrl-C the user waits for the end, and no load balancer stands before the router.
     delay_s = 0.0 if signals.first is signal.SIGINT else settings.drain_delay_s
     timeout_s = settings.drain_timeout_s
     await drain(server, delay_s=delay_s, timeout_s=timeout_s, at_once=signals.at_once)

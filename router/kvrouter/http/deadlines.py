@@ -1,4 +1,4 @@
-"""One timer for many deadlines. Never cancels a task; it only tells an item that it is late."""
+"""One timer for many deadlines. It calls items that are late; it cancels no task."""
 
 import asyncio
 from typing import Protocol
@@ -16,10 +16,10 @@ class HasDeadline(Protocol):
 
 
 class DeadlineTimer:
-    """Calls `expire()` of every item whose `expires_at` has passed, once per tick.
+    """Calls `expire()` of every late item, once per tick.
 
-    Moving a deadline is an attribute store, which is what makes it cheap enough to do per event:
-    a timer handle per request and per event would cost more than relaying the event.
+    To move a deadline is to set an attribute, cheap enough to do for every event: a timer handle
+    per request and per event would cost more than relaying the event.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, tick_s: float) -> None:
@@ -32,13 +32,13 @@ class DeadlineTimer:
         return len(self._items)
 
     def add(self, item: HasDeadline) -> None:
-        """Watch `item` until it is discarded; the timer runs only while there are items."""
+        """Call `item` when it is late, until it is discarded; runs only while there are items."""
         self._items.add(item)
         if self._timer is None:
             self._timer = self._loop.call_later(self._tick_s, self._tick)
 
     def discard(self, item: HasDeadline) -> None:
-        """Forget `item`; unknown items are fine."""
+        """Forget `item`; it may be unknown."""
         self._items.discard(item)
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class DeadlineTimer:
             self._timer = None
 
     def sweep(self, now: float) -> None:
-        """Tell every item that is late at `now` (seconds, the loop's clock)."""
+        """Call every item that is late at `now` (seconds, the loop's clock)."""
         for item in [item for item in self._items if item.expires_at <= now]:
             if item in self._items:
                 item.expire()

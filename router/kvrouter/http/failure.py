@@ -8,7 +8,7 @@ from enum import StrEnum
 class Failure(StrEnum):
     """Why a leg failed, as far as the engine is to blame for it."""
 
-    REFUSED = "refused"  # nobody listens: the process is gone
+    REFUSED = "refused"  # nothing listens there: the process is gone
     CONNECT = "connect"  # no connection within its deadline
     BROKEN = "broken"  # the connection broke before or within the answer
     TIMEOUT = "timeout"  # no answer, or no further byte of it, within its deadline

@@ -113,7 +113,7 @@ class Passthrough:
         table = self.families.of(engine).parameters
         refused = table.refused(request)
         if refused is not None:
-            raise bad_request(f"`{refused}` is not served as it is given here.", refused)
+            raise bad_request(f"The router does not support this value of `{refused}`.", refused)
         own = dict.fromkeys(table.own & request.spans.keys())
         body = splice(request.body, request.spans, own) if own else request.body
         ticket = self.pool.reserve(engine, request.prompt_tokens)
@@ -184,7 +184,7 @@ def _read(body: bytes, endpoint: Endpoint) -> Request:
         raise bad_request("`model` must be a string.", "model")
     for name, raw in given.items():
         if endpoint.generates and WHERE_SET.holds(raw):
-            message = f"`{name}` is not served: engines keep responses each for themselves."
+            message = f"`{name}` is not supported: each engine keeps its own responses."
             raise bad_request(message, name)
     tokens = max(1, len(body) // BYTES_PER_TOKEN)
     return Request("chat", body, spans, orjson.loads(model), False, None, None, tokens)

@@ -313,7 +313,7 @@ async def test_a_second_signal_ends_the_process_at_once(
     os.kill(made.router.pid, second)
     assert b"stopping" in await answer.read()
     assert await made.exit_code() == 0
-    await made.says("told to stop at once")
+    await made.says("after a second signal")
     await made.says('"outcome":"cut_off"')
 
 

@@ -304,7 +304,12 @@ class Connection(asyncio.Protocol):
             log.exception("the handler of %s %s failed", exchange.method, exchange.path)
             exchange.keep_alive = False
             if not exchange.started:
-                exchange.respond(500, ApiError(500, "internal error").body())
+                exchange.respond(
+                    500,
+                    ApiError(
+                        500, "The router failed to serve this request; its log says why."
+                    ).body(),
+                )
         finally:
             self._finish(exchange)
 

@@ -1,4 +1,4 @@
-"""Bytes of one client into requests. llhttp (httptools) parses; what it lets pass is judged here.
+"""Turns the bytes of one client into requests. llhttp (httptools) parses; the rest is checked here.
 
 Knows no sockets and no time, and answers nothing.
 """
@@ -61,11 +61,11 @@ class Reader:
 
     Args:
         limits: what is accepted.
-        requests: told of heads and bodies from within `feed`.
+        requests: takes heads and bodies, from within `feed`.
 
     Attributes:
         phase: what the next bytes belong to; STOPPED: they are dropped.
-        body_bytes: what has come of the body under way.
+        body_bytes: what has come of the present body.
     """
 
     __slots__ = (
@@ -93,11 +93,11 @@ class Reader:
         self.on_header = self._fields.add
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
-        self._host = ""  # the last one that was found valid
+        self._host = ""  # the last valid one
         self._body: bytes | bytearray = b""
         self.body_bytes = 0
         self.phase = Phase.IDLE
-        self._progress = False  # whether the bytes at hand held a part of a body or a request's end
+        self._progress = False  # whether the last bytes held a part of a body or a request's end
         self._waste_bytes = 0  # of a head, or of trailers and chunk extensions, since the last part
         self._refusal: RequestRefusal | None = None
         self._unread = b""  # framing of a body that llhttp leaves to another protocol
@@ -115,7 +115,7 @@ class Reader:
         except httptools.HttpParserError as error:
             return self._broken(error.__context__)
         if self.phase is not Phase.IDLE and not self._progress:
-            # Nothing but head, or trailers and the like behind a body: neither may go on for ever.
+            # Only a head, or trailers and the like behind a body: neither may go on for ever.
             self._waste_bytes += len(data)
             if self._waste_bytes > self._limits.head_bytes:
                 self.stop()
@@ -129,7 +129,7 @@ class Reader:
         self.body_bytes = 0
 
     def close(self) -> None:
-        """The connection is gone. Breaks the cycle of this and the parser, which holds methods."""
+        """The connection is gone. Breaks the cycle with the parser, which holds methods of this."""
         self.stop()
         del self._parser, self._requests
 
@@ -155,7 +155,7 @@ class Reader:
             self._refuse(414, f"the URL is longer than {self._limits.url_bytes} bytes")
 
     def on_headers_complete(self) -> None:
-        """The head is whole: judge it before its body comes."""
+        """The head is whole: check it before its body comes."""
         headers = self._fields.take()
         if self._replaying:
             return
@@ -240,7 +240,7 @@ class Reader:
         raise _StopError
 
     def _broken(self, cause: BaseException | None) -> RequestRefusal | None:
-        """What llhttp stopped for: its own reasons, or `cause`, raised by one of the callbacks."""
+        """Why llhttp stopped: its own reasons, or `cause`, raised by one of the callbacks."""
         if cause is not None and not isinstance(cause, _StopError):
             raise cause
         if self.phase is Phase.STOPPED:
@@ -251,8 +251,8 @@ class Reader:
     def _read_on(self, rest: bytes) -> RequestRefusal | None:
         """Go on behind a head that asked for an upgrade, as if it had not (RFC 9110 7.8).
 
-        llhttp leaves what follows, the body too, to the other protocol. So another parser takes
-        over; where there is a body it is told so by a head of its own.
+        llhttp leaves what follows, also the body, to the other protocol. So another parser takes
+        over; a head of its own announces the body, if there is one.
         """
         if self.phase is Phase.STOPPED:
             return None
@@ -273,7 +273,7 @@ def _target(url: bytes) -> str:
 
 
 def _framing(headers: dict[str, str]) -> bytes:
-    """The header line that says how the body is framed; empty where there is none."""
+    """The header line that says how the body is framed; empty if there is no body."""
     if "transfer-encoding" in headers:
         return b"transfer-encoding: chunked\r\n"
     length = int(headers.get("content-length", "0"))

@@ -1,4 +1,4 @@
-"""Endpoints as functions: a request in, a response out. They know no server and no connection."""
+"""Endpoints as functions: a request in, a response out, without a server or a connection."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def as_json(status: int, value: Any, headers: tuple[tuple[str, str], ...] = ()) 
 
 
 def refusal(error: ApiError) -> HttpResponse:
-    """The answer that tells of an error."""
+    """The answer for an error."""
     return HttpResponse(error.status, error.body(), headers=error.headers())
 
 

@@ -1,4 +1,4 @@
-"""What answers which path. Knows paths and methods only."""
+"""Finds what answers a path and a method."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 
 class RouteTable(Generic[T]):
-    """Something for each path and method.
+    """A value for each path and method.
 
-    A path that ends in "/", but not "/", stands for all below it that have nothing of their own.
+    A path that ends in "/", but not "/" itself, stands for all paths below it.
     """
 
     def __init__(self, rows: Iterable[tuple[str, str, T]]) -> None:
@@ -36,7 +36,7 @@ class RouteTable(Generic[T]):
             self._paths.setdefault(path, {})[method] = found
 
     def find(self, method: str, path: str) -> T:
-        """What there is; for a HEAD that of a GET.
+        """What is there; for a HEAD what is there for a GET.
 
         Raises:
             ApiError: 404: there is no such path; 405, with `Allow`: it has not this method.
@@ -57,13 +57,10 @@ class RouteTable(Generic[T]):
 
 
 class Routes(RouteTable["Handler"]):
-    """Handlers: pass `Routes(...).handle` to `HttpServer`.
-
-    A HEAD is answered as a GET whose body the exchange does not send.
-    """
+    """Handlers of an `HttpServer`. A HEAD is answered as a GET; the exchange sends no body."""
 
     def handle(self, exchange: Exchange) -> Awaitable[None]:
-        """What answers `exchange`, to be awaited."""
+        """Answer `exchange`; the result must be awaited."""
         try:
             handler = self.find(exchange.method, exchange.path)
         except ApiError as error:
@@ -72,13 +69,13 @@ class Routes(RouteTable["Handler"]):
 
 
 def on_path(rows: Iterable[Row]) -> Respond:
-    """Answers each request as its row does."""
+    """A function that answers each request as its row does."""
     table = RouteTable(rows)
     return lambda request: table.find(request.method, request.path)(request)
 
 
 def on_exchange(respond: Respond) -> Handler:
-    """The handler that answers as `respond` does."""
+    """A handler that answers as `respond` does."""
 
     async def handle(exchange: Exchange) -> None:
         asked = HttpRequest(
@@ -89,9 +86,12 @@ def on_exchange(respond: Respond) -> Handler:
             exchange.body,
             exchange.principal,
         )
-        said = answer(respond, asked)
+        answered = answer(respond, asked)
         exchange.respond(
-            said.status, said.body, content_type=said.content_type, headers=said.headers
+            answered.status,
+            answered.body,
+            content_type=answered.content_type,
+            headers=answered.headers,
         )
 
     return handle

@@ -131,7 +131,7 @@ class ShareSink:
     """The sink of one share: its answer goes to where all of them meet.
 
     Attributes:
-        share: whose answer it takes.
+        share: the share that it answers.
         first: the context of the share's first leg, if others may follow.
         sent: what was sent of a stream that may go on at another engine; None: it may not.
     """

@@ -1,7 +1,6 @@
-"""Answers of a request's shares made one: choices moved under their own index, usage summed. Pure.
+"""Merges the answers of a request's shares: choices get their index, usage is summed. Pure.
 
-Choices keep the bytes that the engine wrote; only `index` is replaced. Nothing here knows of
-sockets or tasks.
+Choices keep the bytes that the engine wrote; only `index` is replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     Piece = tuple[Share, bytes, int | None]
 
 _OF_ONE_STREAM: Final = ("metrics", *sorted(TRANSFERS))
-"""Members that tell of one share alone: vLLM gives no `metrics` with several choices either."""
+"""Members about one share alone; vLLM gives no `metrics` with several choices either."""
 
 
 class BadShare(Exception):
@@ -54,10 +53,10 @@ class UsageSum:
         """Add one share's usage.
 
         Args:
-            share: whose it is.
+            share: the share.
             raw: JSON object.
-            cached_tokens: of its prefill leg, in place of what the decode engine tells, where it
-                tells: that counts as cached what it loaded.
+            cached_tokens: of the prefill leg; replaces the count of the decode engine, which counts
+                as cached what it loaded.
 
         Raises:
             BadShare: it is no usage.
@@ -81,7 +80,7 @@ class UsageSum:
 
     @property
     def raw(self) -> bytes | None:
-        """The sum as JSON, or None where no share told any.
+        """The sum as JSON; None if no share gave any.
 
         Raises:
             BadShare: it cannot be written: no counts of tokens are so large.
@@ -132,8 +131,8 @@ def merge_answers(pieces: Sequence[Piece], ident: bytes) -> bytes:
         if sorted(numbered) != list(range(share.first, share.first + share.request.n)):
             raise BadShare("other choices than were asked for")
         choices += [numbered[index] for index in sorted(numbered)]
-        if (told := _value(body, spans, "usage")) is not None:
-            usage.add(share, told, cached_tokens)
+        if (counted := _value(body, spans, "usage")) is not None:
+            usage.add(share, counted, cached_tokens)
     assert first is not None
     body, spans = first
     changes = _envelope(spans, ident)
@@ -160,7 +159,7 @@ class StreamMerge:
         """What the client gets of an event (empty: nothing yet), and how many choices it has.
 
         Args:
-            share: whose stream it is of.
+            share: the stream's share.
             event: without the blank line at its end.
             cached_tokens: of the share's prefill leg.
 
@@ -177,9 +176,9 @@ class StreamMerge:
         if "error" in spans:
             raise ShareError(payload)
         choices = _choices(payload, spans, share)
-        told = _value(payload, spans, "usage")
-        if not choices and told is not None:
-            self._usage.add(share, told, cached_tokens)
+        counted = _value(payload, spans, "usage")
+        if not choices and counted is not None:
+            self._usage.add(share, counted, cached_tokens)
             if self._usage_event is None or share.first < self._usage_event[0]:
                 self._usage_event = share.first, payload
             return b"", 0
@@ -188,10 +187,10 @@ class StreamMerge:
         return sse_event(splice(payload, spans, changes)), len(choices)
 
     def end(self) -> bytes:
-        """The last events: the usage of all, where the shares told theirs, and the end mark.
+        """The last events: the usage of all, if the shares gave theirs, and the end mark.
 
         Raises:
-            BadShare: they told no usage that can be summed.
+            BadShare: their usage cannot be summed.
         """
         last = b""
         if self._usage_event is not None:

@@ -1,6 +1,6 @@
-"""A client's request taken apart: one share per prompt, or per sample of it. Pure.
+"""Splits a request into shares: one per prompt, or per sample of a prompt. Pure.
 
-A share is a request of its own, spliced from the client's bytes. Indices are those that vLLM gives
+A share is a request of its own, spliced from the client's bytes. Indices are those of vLLM
 (vllm/entrypoints/openai/completion/serving.py), seeds those of the family's engines.
 """
 
@@ -22,17 +22,11 @@ _SEED: Final = re.compile(rb"-?\d{1,19}")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One part of a request.
+    """One part of a request."""
 
-    Attributes:
-        request: what is asked of the engines.
-        first: index of its first choice among those of the whole; it has `request.n`.
-        counts_prompt: whether its prompt counts in the usage: another sample's does already.
-    """
-
-    request: Request
-    first: int
-    counts_prompt: bool = True
+    request: Request  # that engines get
+    first: int  # index of its first choice among those of the whole; it has `request.n`
+    counts_prompt: bool = True  # False: the prompt counts in the usage of another sample
 
 
 def split(request: Request, *, alone: bool, varies_seeds: bool = True) -> list[Share]:
@@ -40,8 +34,8 @@ def split(request: Request, *, alone: bool, varies_seeds: bool = True) -> list[S
 
     Args:
         request: as parsed, with its original bytes.
-        alone: each sample is a share. Otherwise the engine samples `n` times from one prompt.
-        varies_seeds: the seed of a sample alone is advanced by its number.
+        alone: each sample is a share; else the engine samples `n` times from one prompt.
+        varies_seeds: whether the number of a sample is added to its seed.
 
     Raises:
         ApiError: 400: a prompt is wrong.
@@ -62,7 +56,7 @@ def split(request: Request, *, alone: bool, varies_seeds: bool = True) -> list[S
 
 
 def _part(request: Request, prompt: Span | None, *, alone: bool, advance: int) -> Request:
-    """The request of one prompt, and where `alone` of one sample, its seed advanced by so much."""
+    """The request of one prompt; with `alone` of one sample, with `advance` added to its seed."""
     body, spans = request.body, request.spans
     changes: dict[str, bytes | None] = {}
     if prompt is not None:

@@ -100,7 +100,7 @@ class ConcurrentLegs:
     def _meet(self, context: RequestContext, decode: Engine, prefill: Engine) -> Rendezvous:
         family = self.families.of(decode)
         rendezvous = family.new_rendezvous(prefill)
-        if family.lease_s:  # from now on: if the leg is cut off, nobody hears how far it came
+        if family.lease_s:  # from now on: a leg that is cut off does not say how far it came
             context.held.pinned = pinned(rendezvous.decode["kv_transfer_params"], family.lease_s)
         return rendezvous
 
@@ -119,7 +119,7 @@ class ConcurrentLegs:
         """
         if not inputs.split and not _serves_whole(plan.decode):
             name = self.families.of(plan.decode).unsplittable(context.request)
-            raise bad_request(f"`{name}` is not served by engines that only decode.", name)
+            raise bad_request(f"Engines that only decode do not support `{name}`.", name)
 
 
 class Tried:

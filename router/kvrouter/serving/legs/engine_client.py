@@ -86,11 +86,7 @@ def encoding(answer: EngineResponse) -> str | None:
 
 
 def check_plain(answer: EngineResponse) -> None:
-    """Look at the head of an answer whose body is to be read or passed on. Closes it on failure.
-
-    Raises:
-        UpstreamError: its body cannot be read.
-    """
+    """Raise UpstreamError, and close the answer, if its body is encoded."""
     coding = encoding(answer)
     if coding is not None:
         answer.close()
@@ -98,11 +94,7 @@ def check_plain(answer: EngineResponse) -> None:
 
 
 def check_begun(answer: EngineResponse) -> None:
-    """Look at a stream whose first piece has come.
-
-    Raises:
-        UpstreamError: it has ended without one.
-    """
+    """Raise UpstreamError if a stream has ended without an event."""
     if answer.complete and not answer.beginning(1):
         raise UpstreamError(Failure.ANSWER, "a stream without an event")
 
@@ -169,11 +161,7 @@ class EngineClient:
         raise self.failed(engine, bad_status, leg)
 
     async def read(self, engine: Engine, answer: EngineResponse) -> bytes:
-        """The whole body of a decode leg's answer.
-
-        Raises:
-            LegFailed: it broke off, did not come in time, or is a 200 without JSON.
-        """
+        """The body of a decode leg's answer. Raises LegFailed, also for a 200 without JSON."""
         body = answer.whole(MAX_ANSWER_BYTES)
         try:
             if body is None:
@@ -212,10 +200,9 @@ class EngineClient:
     async def call(
         self, engine: Engine, path: str, body: bytes, fields: bytes = _POST_FIELDS
     ) -> tuple[int, bytes]:
-        """Status and body of the engine's answer to a POST that serves no client, within seconds.
+        """Status and body of the answer to a POST that serves no client, within seconds.
 
-        Raises:
-            OSError: no answer came.
+        Raises OSError if no answer came.
         """
         try:
             answer = await self._send(engine, path, fields, body, _CALL_DEADLINES)
@@ -224,12 +211,7 @@ class EngineClient:
             raise OSError(str(error)) from None
 
     async def post(self, engine: Engine, path: str, body: bytes) -> bytes:
-        """The same, of a 200 alone.
-
-        Raises:
-            OSError: no answer came.
-            ValueError: the answer is not a 200.
-        """
+        """The body of a 200, else as `call`; raises ValueError for any other status."""
         status, content = await self.call(engine, path, body)
         if status != 200:
             raise ValueError(f"{path} answers {status}")

@@ -56,12 +56,12 @@ class InputsBuilder:
         """All that the policy may look at; fills `context.prompt`.
 
         Raises:
-            ApiError: 400: a parameter is not served by engines of this family.
+            ApiError: 400: engines of this family do not support a parameter.
         """
         request, prompt, family = context.request, context.prompt, self.families.of(decode[0])
         refused = family.parameters.refused(request)
         if refused is not None:
-            raise bad_request(f"`{refused}` is not served as it is given here.", refused)
+            raise bad_request(f"The router does not support this value of `{refused}`.", refused)
         ids = await self._find_ids(context, family, decode)
         domain, matches, guesses = prompt.domain, _NO_ENGINE, _NO_ENGINE
         if self.needs_hashes and prompt.hashable and domain is not None and ids is not None:

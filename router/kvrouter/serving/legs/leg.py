@@ -59,13 +59,10 @@ class Legs:
         tokens: int,
         rendezvous: Rendezvous | None = None,
     ) -> Handoff:
-        """Do the prefill leg; returns the hand-off, which is the context's from then on.
+        """Do the prefill leg; returns the hand-off, which the context holds from then on.
 
-        Args:
-            context: the request, whose legs are reserved.
-            engine: does the leg.
-            tokens: of the prompt that it will compute.
-            rendezvous: where it meets the decode engine, if both legs run at once.
+        `tokens` of the prompt are computed. At `rendezvous` the engine meets the decode engine, if
+        both legs run at once.
 
         Raises:
             LegFailed: the engine is to blame.
@@ -139,12 +136,7 @@ class Legs:
     ) -> None:
         """Do the decode leg: its answer goes to `sink`.
 
-        Args:
-            context: the request, whose legs are reserved.
-            sink: takes the answer.
-            engine: does the leg.
-            pending: KV for which it is to wait.
-            rendezvous: where it meets the prefill engine, if both legs run at once.
+        The engine waits for `pending` KV. At `rendezvous` it meets the prefill engine.
 
         Raises:
             LegFailed: the engine is to blame, and the client has seen nothing of its answer.

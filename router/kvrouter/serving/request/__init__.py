@@ -1,1 +1,1 @@
-"""What is known of one request, and what is told of it."""
+"""What is known of one request, and what its log line, trace and headers say."""

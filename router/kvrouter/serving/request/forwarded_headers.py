@@ -1,4 +1,4 @@
-"""Headers of the client that engines get, and what legs change in them. Pure."""
+"""The client's headers that engines get, and what legs change in them. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TRACED: Final = ("traceparent", "tracestate")
-FORWARDED: Final = (
-    "authorization",
-    *TRACED,
-    "baggage",
-    "x-session-id",
-    "x-data-parallel-rank",
-)
+FORWARDED: Final = ("authorization", *TRACED, "baggage", "x-session-id", "x-data-parallel-rank")
 """Headers of the client that both legs carry, besides the request's id."""
 _RANK: Final = re.compile(rb"^x-data-parallel-rank:[^\r\n]*\r\n", re.MULTILINE)
 _ID: Final = re.compile(rb"^x-request-id: [^\r\n]*", re.MULTILINE)
@@ -26,10 +20,7 @@ _CONTEXT: Final = re.compile(rb"^traceparent: [^\r\n]*", re.MULTILINE)
 def leg_fields(request_id: str, headers: Mapping[str, str], context: bytes | None = None) -> bytes:
     """Header lines for both legs of a request. The parser has refused line breaks in values.
 
-    Args:
-        request_id: as in the line `x-request-id`.
-        headers: the client's.
-        context: lines of the trace context, where that is not the client's to say.
+    Lines of a trace `context` replace the client's.
     """
     lines = f"content-type: application/json\r\nx-request-id: {request_id}\r\n"
     for name in FORWARDED:
@@ -44,7 +35,7 @@ def without_rank(fields: bytes) -> bytes:
 
 
 def with_own_id(fields: bytes) -> bytes:
-    """Header lines of `leg_fields`, with a request id that begins like it and no leg ever had."""
+    """Header lines of `leg_fields`, with a request id that begins like theirs and is unique."""
     suffix = f"-{token_hex(8)}".encode()
     return _ID.sub(lambda found: found[0] + suffix, fields, count=1)
 

@@ -1,4 +1,4 @@
-"""Which streams another engine can go on with: those whose rest follows from their tokens. Pure."""
+"""Streams that another engine can continue: the rest follows from their tokens. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ KEPT: Final = frozenset(
         "return_token_ids",
     }
 )
-"""Members that mean the same for the rest of an answer as for all of it, or are put right."""
+"""Members that mean the same for the rest of an answer as for all of it, or are corrected."""
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "n": (1,),
     "echo": (False,),
@@ -71,22 +71,22 @@ NEUTRAL: Final[Mapping[Kind, Mapping[str, tuple[object, ...]]]] = {
         "include_reasoning": (True,),
     },
 }
-"""Members that may stand there with these values (or null), which change nothing."""
+"""Members that change nothing if they have these values, or null."""
 
 
 def resumable(request: Request) -> bool:
-    """Whether what is left of the answer depends on its prompt and its tokens so far alone.
+    """Whether the rest of the answer depends only on its prompt and its tokens so far.
 
-    Greedy or drawn at random: the next token's odds are the same elsewhere. Not with a seed, which
-    promises the same draws: an engine that begins anew would draw the first ones again.
+    Greedy or drawn at random: the odds of the next token are the same at another engine. Not with a
+    seed, which promises the same draws: another engine would draw the first ones again.
     """
     return request.stream and _plain(request) and (request.raw("seed") is None or _greedy(request))
 
 
 def comparable(request: Request) -> bool:
-    """Whether the tokens of its answer follow from its prompt: the same are right wherever.
+    """Whether the tokens of its answer follow from its prompt, at any engine.
 
-    Greedy requests without anything that the router does not know; near ties of two tokens may
+    Greedy requests without members that the router does not know; near ties of two tokens may
     still fall either way.
     """
     return _greedy(request) and _plain(request)
