@@ -75,7 +75,7 @@ class DecodeAhead:
             LegFailed: the decode engine is to blame, and the prefill leg has ended well.
             ApiError, Refused: either leg's.
         """
-        landing = self.landing_waiter.watch(context, plan.decode.manifest or "", pending)
+        landing = self.landing_waiter.begin_wait(context, plan.decode.manifest or "", pending)
         prefill = asyncio.create_task(
             self.prefill_phase.run(context, inputs, plan), name="prefill leg"
         )

@@ -53,7 +53,7 @@ class LandingWaiter:
         if not upto:
             return self._missing(context, handoff, 0)
         begun_s = monotonic()
-        landing = await self._watched(context, handoff.manifest, upto)
+        landing = await self._awaited(context, handoff.manifest, upto)
         if landing is None:
             landing = await self._wait(context, handoff.manifest, upto, self.timeout_s)
         context.landed(begun_s, landing)
@@ -78,15 +78,17 @@ class LandingWaiter:
         """The chain of the prompt before any leg has answered; empty if its ids are unknown."""
         return self._hashes(context, None)
 
-    def watch(self, context: RequestContext, manifest: str, pending: PendingKv) -> AwaitedLanding:
+    def begin_wait(
+        self, context: RequestContext, manifest: str, pending: PendingKv
+    ) -> AwaitedLanding:
         """Await in the background what a decode engine waits for, and lease it.
 
         `land` then awaits the same. The caller must cancel its task; a lease stays the context's.
         """
         wait = self._wait(context, manifest, pending.blocks, pending.wait_s)
         task = asyncio.create_task(wait, name="landing")
-        context.route.watch = AwaitedLanding(manifest, pending.blocks, task)
-        return context.route.watch
+        context.route.awaited = AwaitedLanding(manifest, pending.blocks, task)
+        return context.route.awaited
 
     async def first_landed(
         self, context: RequestContext, manifest: str, pending: PendingKv, blocks: int
@@ -99,20 +101,20 @@ class LandingWaiter:
         )
         return landing.outcome is LandingOutcome.LANDED
 
-    async def _watched(
+    async def _awaited(
         self, context: RequestContext, manifest: str, upto: int
     ) -> LandingResult | None:
-        """The result of `watch`, if it is for what the hand-off promises; else it is cancelled."""
-        watch = context.route.watch
-        if watch is None or watch.landed:
-            return watch.task.result() if watch is not None else None
-        if watch.manifest == manifest and upto >= watch.blocks and not watch.task.done():
-            await asyncio.wait({watch.task}, timeout=self.timeout_s)
-            if watch.landed:
-                return watch.task.result()
-            watch.task.cancel()
+        """The result of `begin_wait`, if the hand-off promises the same; else that is cancelled."""
+        awaited = context.route.awaited
+        if awaited is None or awaited.landed:
+            return awaited.task.result() if awaited is not None else None
+        if awaited.manifest == manifest and upto >= awaited.blocks and not awaited.task.done():
+            await asyncio.wait({awaited.task}, timeout=self.timeout_s)
+            if awaited.landed:
+                return awaited.task.result()
+            awaited.task.cancel()
             return LandingResult(LandingOutcome.TIMEOUT)
-        watch.task.cancel()
+        awaited.task.cancel()
         return None
 
     async def _wait(

@@ -68,16 +68,16 @@ class Legs:
             LegFailed: the engine is to blame.
             Refused: the request is.
         """
-        places = context.route.places
-        assert places is not None
+        reservations = context.route.reservations
+        assert reservations is not None
         context.route.prefill_engine = engine.address
-        places.begin(Role.PREFILL, engine, tokens)
+        reservations.begin(Role.PREFILL, engine, tokens)
         begun_s = monotonic()
         span, fields = context.begin_leg("kvrouter.prefill", engine)
         try:
             handoff = await self._ask_prefill(context, engine, tokens, fields, rendezvous)
         finally:
-            places.leave(Role.PREFILL)
+            reservations.leave(Role.PREFILL)
             context.timing.prefilled_s = monotonic()
             if span is not None:
                 span.end()
@@ -142,11 +142,11 @@ class Legs:
             LegFailed: the engine is to blame, and the client has seen nothing of its answer.
             Refused: the request is.
         """
-        request, places = context.request, context.route.places
-        assert places is not None
+        request, reservations = context.request, context.route.reservations
+        assert reservations is not None
         context.route.attempts += 1
         context.route.decode_engine = engine.address
-        places.begin(Role.DECODE, engine, decode_tokens(request), computing_tokens(context))
+        reservations.begin(Role.DECODE, engine, decode_tokens(request), computing_tokens(context))
         begun_s = monotonic()
         span, fields = context.begin_leg("kvrouter.decode", engine)
         answer: EngineResponse | None = None
@@ -161,7 +161,7 @@ class Legs:
             context.held.pinned = None  # an engine that refuses frees what it was handed
             raise
         finally:
-            places.leave(Role.DECODE)
+            reservations.leave(Role.DECODE)
             if answer is not None:
                 answer.close()
             if span is not None:

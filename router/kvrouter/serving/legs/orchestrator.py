@@ -80,7 +80,7 @@ class Orchestrator:
         plan = context.route.plan = self.policy.plan(inputs)
         context.timing.planned_s = monotonic()
         note_plan(context, plan, inputs, self.metrics)
-        places = self._reserve(context, plan)
+        reservations = self._reserve(context, plan)
         try:
             if self.families.of(plan.decode).order is LegOrder.CONCURRENT:
                 await self._run_concurrently(context, sink, plan, inputs)
@@ -90,10 +90,10 @@ class Orchestrator:
                 self._count_missing_prefill(context, plan)
             elif self.ahead is None or (pending := self.ahead.announce(context, plan)) is None:
                 await self.prefill_phase.run(context, inputs, plan)
-                self._rebind(context, places, inputs)
+                self._rebind(context, reservations, inputs)
             await self._decode(context, sink, inputs, pending)
         finally:
-            places.release()
+            reservations.release()
             if context.held.pinned is not None:
                 self.releases.begin(context)
 
@@ -107,20 +107,20 @@ class Orchestrator:
 
     def _reserve(self, context: RequestContext, plan: Plan) -> LegReservations:
         """Count the legs of `plan` on their engines: prompts planned meanwhile see the load."""
-        places = context.route.places
-        if places is None:
-            places = LegReservations(self.pool, self.in_flight, context.prompt.hashes)
-            context.route.places = places
+        reservations = context.route.reservations
+        if reservations is None:
+            reservations = LegReservations(self.pool, self.in_flight, context.prompt.hashes)
+            context.route.reservations = reservations
         if plan.prefill is not None:
-            places.plan(Role.PREFILL, plan.prefill, plan.prefill_tokens)
+            reservations.plan(Role.PREFILL, plan.prefill, plan.prefill_tokens)
         else:
-            places.leave(Role.PREFILL)
+            reservations.leave(Role.PREFILL)
         load = decode_tokens(context.request), computing_tokens(context)
-        places.plan(Role.DECODE, plan.decode, *load)
-        return places
+        reservations.plan(Role.DECODE, plan.decode, *load)
+        return reservations
 
     def _rebind(
-        self, context: RequestContext, places: LegReservations, inputs: RouteInputs
+        self, context: RequestContext, reservations: LegReservations, inputs: RouteInputs
     ) -> None:
         """Choose the decode engine again, if others can load the KV too: loads have changed."""
         plan, handoff = context.route.plan, context.route.handoff
@@ -129,11 +129,11 @@ class Orchestrator:
         engines = self._able_to_load(context, plan, plan.prefill, handoff)
         if not engines or (len(engines) == 1 and engines[0] is plan.decode):
             return
-        engine = self.policy.rebind(inputs, engines, plan.decode, places.tokens(Role.DECODE))
+        engine = self.policy.rebind(inputs, engines, plan.decode, reservations.tokens(Role.DECODE))
         if engine is not plan.decode and partners((plan.prefill,), engine, inputs.model):
             context.route.plan = replace(plan, decode=engine)
             self.metrics.rebound[()] += 1
-            places.plan(Role.DECODE, engine, decode_tokens(context.request))
+            reservations.plan(Role.DECODE, engine, decode_tokens(context.request))
 
     def _able_to_load(
         self, context: RequestContext, plan: Plan, prefill: Engine, handoff: Handoff

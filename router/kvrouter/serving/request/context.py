@@ -87,9 +87,9 @@ class Route:
     """Where the legs run. `kvrouter.serving.legs` fills it, or `Passthrough`, which has no plan."""
 
     plan: Plan | None = None  # the engines of both legs
-    places: LegReservations | None = None  # where the legs count as load, from the plan on
+    reservations: LegReservations | None = None  # the load of the legs, from the plan on
     handoff: Handoff | None = None  # what the prefill engine answered
-    watch: AwaitedLanding | None = None  # if the decode leg was sent before the landing
+    awaited: AwaitedLanding | None = None  # if the decode leg was sent before the landing
     prefill_engine: str | None = None  # address of the last engine that was asked for prefill
     decode_engine: str | None = None  # address of the last engine that was asked for decode
     attempts: int = 0  # decode engines that were asked
@@ -169,8 +169,8 @@ class RequestContext:
     @property
     def kv_ready(self) -> bool:
         """Whether the decode engine needs no more KV: it answers, or all has landed."""
-        watch = self.route.watch
-        return bool(self.timing.first_s) or (watch is not None and watch.landed)
+        awaited = self.route.awaited
+        return bool(self.timing.first_s) or (awaited is not None and awaited.landed)
 
     @property
     def answer_fields(self) -> bytes:
@@ -220,8 +220,8 @@ class RequestContext:
     def answer_began(self, now_s: float) -> None:
         """The answer's first byte came: its prompt is in the engine, no KV needs holding."""
         self.timing.first_s = now_s
-        if self.route.places is not None:
-            self.route.places.computed()
+        if self.route.reservations is not None:
+            self.route.reservations.computed()
         self.held.release()
 
 
