@@ -30,13 +30,7 @@ from benchmarks.arguments import parser_of
 from kvrouter_store._core import EVICTION_POLICIES
 
 ROOT = Path(__file__).resolve().parent.parent
-POLICIES = ("policy", "lru", "density")
-TABLE = ("table", "holds", "chain_forest", "quotas")
-SOURCES = (
-    *(f"table/eviction/{name}" for name in POLICIES),
-    *(f"table/{name}" for name in TABLE),
-    *("memory/directory", "memory/slab", "wire/keys"),
-)
+FOLDERS = ("base", "digest", "wire", "memory", "table")  # the store's table and all below it
 PERCENT = (1, 2, 5, 10, 20, 40)
 BLOCK_TOKENS = 512  # of both traces
 QUADRATIC_TOKENS = 20_000  # where attention costs as much as the rest of the model, 8B to 70B
@@ -85,11 +79,11 @@ def write_binary(requests: Iterable[Request], path: Path) -> None:
 def compile_replay(folder: Path) -> Path:
     """Compile native/eviction.cpp with the store's sources; returns the program."""
     program = folder / "eviction"
-    core = [ROOT / "csrc" / f"{name}.cpp" for name in SOURCES]
+    core = [path for name in FOLDERS for path in (ROOT / "csrc" / name).rglob("*.cpp")]
     main = ROOT / "benchmarks" / "native" / "eviction.cpp"
     command = [os.environ.get("CXX", "c++"), "-O2", "-std=c++20", f"-I{ROOT / 'csrc'}"]
     try:
-        subprocess.run([*command, main, *core, "-o", program], check=True)
+        subprocess.run([*command, main, *core, "-ldl", "-pthread", "-o", program], check=True)
     except FileNotFoundError as error:
         raise SystemExit("eviction: no C++ compiler: install one or set CXX") from error
     return program

@@ -26,7 +26,7 @@ def test_bursts_are_three_times_the_mean_rate_which_they_leave_as_it_is() -> Non
 
 def test_the_load_is_what_prefill_engines_have_to_compute_at_best() -> None:
     per_s = rate_of_load(0.7, 4, 0.0001)
-    asks = requests(7, 1000.0, per_s)
+    asks = requests(7, 200.0, per_s)
     busy_s = 0.0001 * sum(ask.missing for ask in asks) / 4
     assert busy_s / asks[-1].at_s == pytest.approx(0.7, rel=0.1)
 
