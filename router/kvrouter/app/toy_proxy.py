@@ -47,12 +47,12 @@ class ToyProxySettings(BaseModel):
 
     @property
     def paired_prefill(self) -> list[str]:
-        """`HOST:PORT` of each prefill engine; ValueError where the lists do not match."""
+        """`HOST:PORT` of each prefill engine; ValueError if the lists do not match."""
         return _paired("prefiller", self.prefiller_hosts, self.prefiller_ports, _PREFILL_PORT)
 
     @property
     def paired_decode(self) -> list[str]:
-        """`HOST:PORT` of each decode engine; ValueError where the lists do not match."""
+        """`HOST:PORT` of each decode engine; ValueError if the lists do not match."""
         return _paired("decoder", self.decoder_hosts, self.decoder_ports, _DECODE_PORT)
 
 

@@ -63,7 +63,7 @@ class Passthrough:
     families: Families  # say which parameters engines take
     client: EngineClient
     engine_wait: EngineWait  # where requests wait for an engine
-    budget: RecomputeBudget  # bounds what decode engines compute where there are prefill engines
+    budget: RecomputeBudget  # bounds what decode engines compute, if there are prefill engines
     metrics: Metrics  # times streams
     _turn: int = field(default=0, init=False)
 

@@ -9,6 +9,7 @@ import pytest
 from tests.fakes.openai_cases import COMPLETIONS, events
 from tests.integration.router.conftest import Open, metric, text, until
 
+from kvrouter.openai.sse import MAX_EVENT_BYTES
 from kvrouter.telemetry.request_log import RequestLog
 
 # -- what the legs are asked
@@ -169,6 +170,18 @@ async def test_an_engines_error_event_is_the_streams_last(site: Open) -> None:
     status, _, body = await here.post(text(prompt=["a", "b"], stream=True))
     assert status == 200
     assert body.endswith(problem + b"data: [DONE]\n\n")
+    await here.decode[0].next_left()
+
+
+async def test_an_event_without_an_end_ends_the_stream(site: Open) -> None:
+    here = await site(2, 2)
+    here.decode[0].mode = "hang_mid"
+    endless = b"data: " + b"x" * MAX_EVENT_BYTES
+    began = here.decode[1].event(0, last=False)
+    here.decode[1].event = lambda i, *, last: endless if i else began  # type: ignore[method-assign]
+    _, _, body = await here.post(text(prompt=["a", "b"], stream=True))
+    assert events(body)[-1]["error"]["code"] == 502
+    assert b"xxx" not in body
     await here.decode[0].next_left()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from kvrouter.http.headers import SSE_HEADERS
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.openai.endpoints import ENDPOINTS
 from kvrouter.openai.response import TRANSFERS
+from kvrouter.telemetry.request_log import RequestLog
 
 RESPONSES, RERANK = "/v1/responses", "/rerank"
 Page = Callable[[Exchange], Awaitable[None]]
@@ -180,6 +182,22 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(site: Open) -> 
     assert json.loads(events[1].removeprefix("data: "))["error"]["code"] == 502
     assert events[2:] == ["data: [DONE]", ""]
     assert b"half" not in answer
+
+
+async def test_the_log_line_names_the_engine_and_why_a_request_failed(site: Open) -> None:
+    written = BytesIO()
+    here = await site(lines=RequestLog(written, plain=False))
+    for page in (saying(200, {}), saying(500, {}), streaming({"n": 1}, dies=True)):
+        offer(here.decode, page)
+        await here.post(body(stream=True), RESPONSES)
+    await here.app.close()
+    lines = [json.loads(line) for line in written.getvalue().splitlines()]
+    assert [line.get("outcome") for line in lines] == [None, "error", "broken"]
+    assert [line["status"] for line in lines] == [200, 503, 200]
+    for line in lines:
+        assert (line["path"], line["model"], line["attempts"]) == (RESPONSES, "m", 1)
+        assert line["decode"] == here.decode[0].address
+        assert ("error" in line) == ("outcome" in line)
 
 
 async def test_an_engine_that_never_answers_is_a_504(site: Open) -> None:

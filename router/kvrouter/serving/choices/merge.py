@@ -217,7 +217,7 @@ def _members(text: bytes) -> dict[str, Span]:
 
 
 def _value(text: bytes, spans: dict[str, Span], key: str) -> bytes | None:
-    """The JSON of a member, None where it is absent or null."""
+    """The JSON of a member; None if it is absent or null."""
     value = text[slice(*spans[key])] if key in spans else b"null"
     return None if value == b"null" else value
 

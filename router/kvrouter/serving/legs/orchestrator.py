@@ -1,4 +1,4 @@
-"""The legs of one prompt: planned, prefilled, landed, decoded; other engines where one fails.
+"""The legs of one prompt: planned, prefilled, landed, decoded; another engine if one fails.
 
 Knows no client: what an engine answers goes to a sink.
 """
@@ -58,7 +58,7 @@ class Orchestrator:
     legs: Legs  # does single legs
     prefill_phase: PrefillPhase  # does prefill legs with their landing
     ahead: DecodeAhead | None  # sends decode legs before their landing; None: each goes after it
-    concurrent: ConcurrentLegs  # sends both legs at once, where a family wants that
+    concurrent: ConcurrentLegs  # sends both legs at once, for families that want that
     landing_waiter: LandingWaiter  # knows what any decode engine can load
     engine_wait: EngineWait  # where requests wait for an engine
     releases: Releases  # frees what prefill engines keep for decode legs that do not come

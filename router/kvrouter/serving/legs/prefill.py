@@ -1,4 +1,4 @@
-"""The prefill leg with its landing, on another engine where one fails; else decode recomputes."""
+"""The prefill leg with its landing, on another engine if one fails; else decode recomputes."""
 
 from __future__ import annotations
 

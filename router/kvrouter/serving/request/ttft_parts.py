@@ -20,7 +20,7 @@ def parts_of(timing: Timing, until_s: float) -> Parts:
 
     Args:
         timing: of the request.
-        until_s: its first byte, or its end where it had none; on the monotonic clock.
+        until_s: its first byte, or its end if it had none; on the monotonic clock.
     """
     waited_s, tokenising_s = timing.waited_s, timing.tokenising_s
     planned_s = min(timing.planned_s or until_s, until_s)
