@@ -1,4 +1,4 @@
-// The clock of everything that waits: monotonic. The time is passed as an argument: tests choose
+// The clock of everything that waits: monotonic, and passed as an argument, so that tests choose
 // it.
 #pragma once
 

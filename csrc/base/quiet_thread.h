@@ -8,8 +8,7 @@
 
 namespace kv {
 
-template <class Body>
-std::thread quiet_thread(Body&& body) {
+template <class Body> std::thread quiet_thread(Body&& body) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -25,8 +25,8 @@ class Turn {
   uint32_t left_;
 };
 
-// The next step of a request, for as long as the turn lasts. True: it was the last one; the reply
-// is queued.
+// The next step of a request, for as long as the turn lasts. True: the last one; the reply is
+// queued.
 using TurnStep = std::function<bool()>;
 
 // A request that goes on in the next turn of its connection.

@@ -1,9 +1,7 @@
-// Payloads between a connection and the caller's memory, with their CRC32C computed while the bytes
-// are in the cache.
+// Payloads between a connection and the caller's memory; CRC32Cs of bytes that are in the cache.
 #pragma once
 
 #include <string_view>
-#include <vector>
 
 #include "client/socket_io.h"
 #include "memory/segments.h"

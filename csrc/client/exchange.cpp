@@ -1,9 +1,5 @@
 #include "client/exchange.h"
 
-#include <algorithm>
-#include <cstring>
-#include <optional>
-
 #include "wire/codec.h"
 
 namespace kv {

@@ -1,9 +1,6 @@
 // One request of a blocking client and its reply.
 #pragma once
 
-#include <string_view>
-#include <vector>
-
 #include "client/block_io.h"
 #include "wire/wire.h"
 

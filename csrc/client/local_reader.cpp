@@ -1,8 +1,5 @@
 #include "client/local_reader.h"
 
-#include <algorithm>
-#include <cstring>
-
 namespace kv {
 namespace {
 
@@ -20,8 +17,7 @@ std::shared_ptr<LocalReader> LocalReader::map(int directory_fd, size_t directory
 }
 
 LocalReader::LocalReader(std::shared_ptr<PoolMapping> directory, std::shared_ptr<PoolMapping> notes)
-    : directory_memory_(std::move(directory)),
-      notes_memory_(std::move(notes)),
+    : directory_memory_(std::move(directory)), notes_memory_(std::move(notes)),
       directory_(directory_memory_->data(), directory_memory_->size()),
       log_(notes_memory_->data() + NotesLayout::kUses),
       pins_(notes_memory_->data() + NotesLayout::kPins) {}

@@ -1,11 +1,6 @@
 // Blocks of a pool on this host, found in its directory and copied without a request.
 #pragma once
 
-#include <atomic>
-#include <memory>
-#include <optional>
-#include <vector>
-
 #include "memory/directory.h"
 #include "memory/notes.h"
 #include "memory/pool_mapping.h"
@@ -39,14 +34,12 @@ class LocalReader : public std::enable_shared_from_this<LocalReader> {
     const std::vector<size_t>& indices;  // as many as hashes, within the segments
     bool verify;
   };
-  // Copies one part of the leading blocks that the pool has with all parts; returns how many were
-  // copied, and with `verify` agree with their digests. The memory of the first block after them is
-  // undefined.
+  // Copies one part of the leading blocks that the pool has with all parts; returns how many, with
+  // `verify` of those that agree with their digests. The memory of the next block is undefined.
   size_t read(const PoolMapping& pool, const Segments& to, const Request& request);
 
   // Whether the pool has this part. If so, it counts as used, but not as a hit.
   bool keep(const PartKey& key);
-  // The notes of this client (memory/notes.h).
   uint8_t* notes() const { return notes_memory_->data(); }
 
   // Pins one part (without `part`: all parts) of these blocks. Null if not all of them are found

@@ -13,8 +13,7 @@ void LocalWriter::lent(uint64_t bytes, size_t most, const std::vector<uint64_t>&
   for (size_t i = 0; i < offsets.size(); ++i) slots_.push_back({offsets[i], generations[i]});
 }
 
-// In this order: the node publishes a posted part in the directory before it marks the post as
-// taken.
+// In this order: the node publishes a part in the directory before it marks its post as taken.
 bool LocalWriter::exists(const Request& request, const PartKey& key) {
   const auto part = static_cast<uint32_t>(request.part);
   return ring_.pending(request.manifest_id, part, key.block.hash) || reader_->keep(key);

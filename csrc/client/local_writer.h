@@ -2,8 +2,6 @@
 #pragma once
 
 #include <deque>
-#include <memory>
-#include <vector>
 
 #include "client/local_reader.h"
 #include "memory/put_ring.h"
@@ -18,7 +16,6 @@ class LocalWriter {
   // The reply to a LEND: all lent slots, of this size; the node lends at most `most` of them.
   void lent(uint64_t bytes, size_t most, const std::vector<uint64_t>& offsets,
             const std::vector<uint32_t>& generations);
-  // Forgets all slots.
   void forget() { slots_.clear(), bytes_ = 0; }
   // How many slots of this size are left.
   size_t stock(uint64_t bytes) const { return bytes == bytes_ ? slots_.size() : 0; }

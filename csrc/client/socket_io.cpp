@@ -48,9 +48,8 @@ IoResult after_error(const Wire& wire, short events, Deadline deadline) {
   return errno == EPIPE || errno == ECONNRESET ? IoResult::kClosed : IoResult::kFailed;
 }
 
-// Lets the kernel watch the deadline of a recv: one system call less than a poll before it.
-// SO_RCVTIMEO is set again only if its value is too long, or so short that recv would return in
-// vain.
+// Lets the kernel watch the deadline of a recv: one system call less than a poll before it. Sets
+// SO_RCVTIMEO again only if its value is too long, or so short that recv would return in vain.
 IoResult set_receive_timeout(Wire& wire, Deadline deadline) {
   const Seconds left = deadline - Clock::now();
   if (left.count() <= 0) return IoResult::kTimeout;

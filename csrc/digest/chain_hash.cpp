@@ -106,9 +106,8 @@ class EncodedBlock {
 
 // Each block is encoded before the previous one is hashed: SHA-256 is bound by latency, so that the
 // encoding runs beside it, and the encoded bytes are in the cache when they are hashed.
-template <class Token>
-bool hash_blocks(const Token* tokens, size_t blocks, size_t block_tokens, const ChainStart& start,
-                 uint8_t* out) {
+template <class Token> bool hash_blocks(const Token* tokens, size_t blocks, size_t block_tokens,
+                                        const ChainStart& start, uint8_t* out) {
   if (blocks == 0) return true;
   const bool first_of_chain = start.parent == nullptr;
   // To vLLM an empty salt is none.

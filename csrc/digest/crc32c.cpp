@@ -1,9 +1,7 @@
 #include "digest/crc32c.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <vector>
 
 #if defined(__x86_64__)
 #include <nmmintrin.h>

@@ -1,5 +1,4 @@
-// CRC32C by carry-less multiplication (folding): two kernels for x86-64 processors with it
-// and SSE 4.2.
+// CRC32C by carry-less multiplication (folding): two kernels for x86-64 with SSE 4.2.
 #pragma once
 
 #include <cstddef>

@@ -82,8 +82,7 @@ size_t pad(uint8_t* data, size_t size) {
   return padded;
 }
 
-// OpenSSL's SHA256_CTX (openssl/sha.h): the state comes first; 112 bytes in every release since
-// 0.9.8. This one is larger.
+// OpenSSL's SHA256_CTX (openssl/sha.h), larger than in any release (112 bytes): the state is first.
 struct Context {
   State state;
   unsigned char rest[224];

@@ -1,5 +1,4 @@
-// SHA-256 (FIPS 180-4), by OpenSSL's libcrypto if the process has or can load it, else by our own
-// code.
+// SHA-256 (FIPS 180-4), by OpenSSL's libcrypto if the process can load it, else by our own code.
 //
 // libcrypto is opened at run time (its SHA256_* functions are a stable ABI): the wheel is not
 // linked with OpenSSL. Its assembly is about 1.5 times as fast as portable code.

@@ -14,10 +14,10 @@ namespace kv {
 namespace {
 
 // Bits that no token of 0..2^32-1 has set in its type; a negative one has some.
-template <class Token>
-constexpr uint64_t kNoTokenBits = std::is_same_v<Token, int64_t>   ? ~uint64_t{UINT32_MAX}
-                                  : std::is_same_v<Token, int32_t> ? uint64_t{1} << 31
-                                                                   : 0;
+template <class Token> constexpr uint64_t kNoTokenBits =
+    std::is_same_v<Token, int64_t>   ? ~uint64_t{UINT32_MAX}
+    : std::is_same_v<Token, int32_t> ? uint64_t{1} << 31
+                                     : 0;
 
 // kRun tokens in two passes: the first, without branches and in a form that compilers vectorise,
 // finds bytes and lengths; the second stores them. Token ids are unpredictable: a mispredicted
@@ -69,22 +69,21 @@ __attribute__((target("avx2"))) uint8_t* put_all_avx2(uint8_t* at, const Token* 
   return put_all(at, tokens, count, bad);
 }
 
-// Eight tokens at a time: each becomes a head and four bytes in a lane of eight, and one instruction
-// (VPCOMPRESSB) removes the bytes that its encoding does not have.
+// Eight tokens at a time: each becomes a head and four bytes in a lane of eight, and one
+// instruction (VPCOMPRESSB) removes the bytes that its encoding does not have.
 template <class Token>
 KV_VBMI2 uint8_t* put_compressed(uint8_t* at, const Token* tokens, size_t count, bool& bad) {
   // Per lane of 16 bytes: nothing, then bytes 3 to 0 of the first token; the same of the second.
   constexpr auto kSecond = static_cast<int64_t>(0x80808008090A0B80);
   constexpr auto kFirst = static_cast<int64_t>(0x8080800001020380);
-  const __m512i big_endian = _mm512_set_epi64(kSecond, kFirst, kSecond, kFirst, kSecond, kFirst,
-                                              kSecond, kFirst);
+  const __m512i big_endian =
+      _mm512_set_epi64(kSecond, kFirst, kSecond, kFirst, kSecond, kFirst, kSecond, kFirst);
   __m512i bits = _mm512_setzero_si512();
   for (size_t done = 0; done < count; done += 8) {
     const auto lanes = static_cast<__mmask8>(count - done < 8 ? (1u << (count - done)) - 1 : 0xFF);
     __m512i token;
     if constexpr (sizeof(Token) == 8) token = _mm512_maskz_loadu_epi64(lanes, tokens + done);
-    else
-      token = _mm512_maskz_cvtepu32_epi64(lanes, _mm256_maskz_loadu_epi32(lanes, tokens + done));
+    else token = _mm512_maskz_cvtepu32_epi64(lanes, _mm256_maskz_loadu_epi32(lanes, tokens + done));
     bits = _mm512_or_si512(bits, token);
     const __mmask8 one = _mm512_cmpgt_epu64_mask(token, _mm512_set1_epi64(23));
     const __mmask8 two = _mm512_cmpgt_epu64_mask(token, _mm512_set1_epi64(0xFF));

@@ -1,8 +1,6 @@
 // The counters of the disk tier. One thread writes; readers hold the node's mutex.
 #pragma once
 
-#include <array>
-
 #include "disk/health.h"
 #include "table/counters.h"
 

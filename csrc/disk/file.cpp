@@ -28,19 +28,13 @@ struct FileHeader {
   uint32_t digest() const { return crc32c(this, offsetof(FileHeader, crc)); }
 };
 
-// Memory that O_DIRECT takes.
-struct Freed {
-  void operator()(void* memory) const { std::free(memory); }
-};
-using Page = std::unique_ptr<uint8_t, Freed>;
+}  // namespace
 
-Page make_page() {
-  Page page(static_cast<uint8_t*>(std::aligned_alloc(DiskFile::kAlignment, DiskFile::kAlignment)));
-  if (page) std::memset(page.get(), 0, DiskFile::kAlignment);
+DiskFile::Page DiskFile::make_page() {
+  Page page(static_cast<uint8_t*>(std::aligned_alloc(kAlignment, kAlignment)));
+  if (page) std::memset(page.get(), 0, kAlignment);
   return page;
 }
-
-}  // namespace
 
 int sync_directory_of(const std::string& path) {
   const size_t slash = path.rfind('/');

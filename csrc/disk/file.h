@@ -1,6 +1,8 @@
 // The data file of an SSD tier: opened, locked, sized, and with an identity.
 #pragma once
 
+#include <cstdlib>
+#include <memory>
 #include <string>
 
 #include "base/file.h"
@@ -15,6 +17,12 @@ class DiskFile {
  public:
   // Offsets, lengths and memory of I/O under O_DIRECT are multiples of this.
   static constexpr uint64_t kAlignment = 4096;
+  struct Freed {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  using Page = std::unique_ptr<uint8_t, Freed>;
+  // kAlignment zero bytes; null without memory.
+  static Page make_page();
   static constexpr uint64_t aligned(uint64_t bytes) {
     return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }

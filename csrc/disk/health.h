@@ -3,20 +3,17 @@
 #pragma once
 
 #include <array>
-#include <chrono>
 #include <optional>
 
 #include "base/clock.h"
 
 namespace kv {
 
-// Why the disk is bypassed.
 enum class DiskFault : uint8_t { kFull, kReadErrors, kWriteErrors, kSlow, kJournal };
 inline constexpr std::array<const char*, 5> kDiskFaultNames{"full", "read_errors", "write_errors",
                                                             "slow", "journal"};
 
-// Up until a fault; then bypassed, with pauses between trials that grow from one second to a
-// minute.
+// Up until a fault; then bypassed, with growing pauses between trials, from one second to a minute.
 //
 // A single block that cannot be read or written is lost; several errors in a row are a fault of the
 // disk. A disk that is full or slow, or has a failed journal, is bypassed at once.
@@ -34,7 +31,6 @@ class DiskHealth {
   // True: the disk is bypassed from now on. False: it was before, or is still used.
   bool failed(DiskFault fault, TimePoint now);
 
-  // Whether the disk is to be tried now.
   bool trial_due(TimePoint now) const { return fault_ && !trying_ && now >= next_trial_; }
   // When it is to be tried, if it is bypassed and not being tried.
   std::optional<TimePoint> next_trial() const;

@@ -5,8 +5,7 @@
 namespace kv {
 namespace {
 
-// Kept free, so that a write need not wait until a DELETE is durable: this share of the file, at
-// most.
+// At most this share is kept free, so that a write need not wait until a DELETE is durable.
 constexpr uint64_t kAheadShare = 16;
 constexpr uint64_t kAheadBytes = 64u << 20;
 // As in the pool (table/table.cpp).
@@ -18,9 +17,7 @@ constexpr uint64_t kCompactBacklogBytes = 4u << 20;
 }  // namespace
 
 DiskIndex::DiskIndex(const DiskGeometry& geometry, std::string_view eviction, DiskJournal& journal)
-    : geometry_(geometry),
-      journal_(journal),
-      slab_(geometry.data_bytes, geometry.granule_bytes),
+    : geometry_(geometry), journal_(journal), slab_(geometry.data_bytes, geometry.granule_bytes),
       table_(slab_, make_eviction_policy(eviction), this) {
   const uint64_t last = slab_.pool_bytes() - geometry.granule_bytes;
   scratch_ = slab_.claim(last, geometry.granule_bytes).value_or(Slot{});

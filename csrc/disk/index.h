@@ -3,10 +3,6 @@
 #pragma once
 
 #include <deque>
-#include <optional>
-#include <string_view>
-#include <unordered_map>
-#include <vector>
 
 #include "disk/journal/journal.h"
 #include "memory/slab.h"
@@ -47,7 +43,6 @@ class DiskIndex final : public TableObserver {
   // The extent has been written and synced. Returns the sequence at which its record is durable; 0:
   // the journal takes no record now, and the extent stays reserved.
   uint64_t record(const BlockKey& key, uint32_t part_id, uint32_t generation, uint32_t crc);
-  // Whether the journal would take a record now.
   bool may_record() const;
   // The part will not be recorded; frees its extent.
   void give_up(const BlockKey& key, uint32_t part_id);
@@ -60,9 +55,8 @@ class DiskIndex final : public TableObserver {
 
   // The journal's durable() may have moved.
   void advance();
-  // Goes on with a compaction of the journal: gives it live entries, a slice at each call. With
-  // `begin` a new one may start, if it is due or the journal has failed. True: there is more to
-  // give at once.
+  // Goes on with a compaction of the journal, a slice of live entries at each call. With `begin` a
+  // new one may start, if it is due or the journal has failed. True: there is more to give at once.
   bool compact(bool begin);
   void set_now(double now_s) { table_.set_now(now_s); }
 

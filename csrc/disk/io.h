@@ -1,6 +1,7 @@
 // Asynchronous reads and writes of a disk: the interface, and its implementations by name.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -38,24 +39,22 @@ class DiskIo {
   // Completions that were not taken are lost.
   virtual ~DiskIo() = default;
 
-  // Readable while there are completions to take: to be watched for EPOLLIN, level-triggered. Owned
-  // by this object.
+  // Readable while there are completions to take (EPOLLIN, level-triggered). Owned by this object.
   virtual int completion_fd() const = 0;
   // Accepts a request, which may begin only with the next flush(). False: `depth` requests are in
   // flight; try again after a completion.
   virtual bool submit(const DiskRequest& request) = 0;
   // Begins all submitted requests: once for a batch.
   virtual void flush() = 0;
-  // Appends the completions so far.
   virtual void take(std::vector<DiskCompletion>& done) = 0;
   // Requests that were submitted and whose completions were not taken.
   virtual size_t in_flight() const = 0;
-  // Which of disk_io_kinds() it is.
+  // Which of kDiskIoKinds it is.
   virtual std::string_view kind() const = 0;
 };
 
 // "io_uring", "threads": the faster first.
-const std::vector<std::string_view>& disk_io_kinds();
+inline constexpr std::array<std::string_view, 2> kDiskIoKinds{"io_uring", "threads"};
 // For at most `depth` requests in flight, 1..4096. `kind` "auto": the first kind that works here
 // (containers often refuse io_uring). Null with an errno in `error`: EINVAL for an unknown name or
 // depth, else the reason why this kind does not work.

@@ -13,8 +13,6 @@
 
 #include <atomic>
 #include <bit>
-#include <cerrno>
-#include <chrono>
 
 #include "base/event_fd.h"
 
@@ -57,10 +55,7 @@ class SharedMap {
     return 0;
   }
 
-  template <class T>
-  T* at(size_t offset) const {
-    return reinterpret_cast<T*>(data_ + offset);
-  }
+  template <class T> T* at(size_t offset) const { return reinterpret_cast<T*>(data_ + offset); }
 
  private:
   uint8_t* data_ = nullptr;
@@ -247,8 +242,6 @@ std::unique_ptr<DiskIo> make_disk_io_uring(size_t depth, int& error) {
 }  // namespace kv
 
 #else  // built where the kernel's headers are older than io_uring
-
-#include <cerrno>
 
 namespace kv {
 

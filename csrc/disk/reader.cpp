@@ -12,13 +12,8 @@ constexpr uint64_t kReaderIds = uint64_t{1} << 61;
 
 DiskReader::DiskReader(Table& memory, DiskIndex& index, uint8_t* pool, int fd, uint64_t most_bytes,
                        DiskCounters& counters)
-    : memory_(memory),
-      index_(index),
-      pool_(pool),
-      fd_(fd),
-      most_bytes_(most_bytes),
-      counters_(counters),
-      last_id_(kReaderIds) {}
+    : memory_(memory), index_(index), pool_(pool), fd_(fd), most_bytes_(most_bytes),
+      counters_(counters), last_id_(kReaderIds) {}
 
 DiskReader::Start DiskReader::start(const BlockKey& key, uint32_t part_id, TimePoint now) {
   const PartKey name{key, part_id};

@@ -1,10 +1,6 @@
 // Promotion: parts that lie on the disk are read into slots of the memory, checked and committed.
 #pragma once
 
-#include <deque>
-#include <unordered_map>
-#include <vector>
-
 #include "base/clock.h"
 #include "disk/counters.h"
 #include "disk/index.h"
@@ -24,7 +20,6 @@ class DiskReader {
   DiskReader(Table& memory, DiskIndex& index, uint8_t* pool, int fd, uint64_t most_bytes,
              DiskCounters& counters);
 
-  // Whether more reads may be requested now.
   bool has_room() const { return bytes_ < most_bytes_; }
   enum class Start {
     kReading,  // now, or already

@@ -1,14 +1,6 @@
 // Runs of blocks that are being brought from the disk, and what follows when they are in memory.
 #pragma once
 
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
-#include <set>
-#include <unordered_map>
-#include <vector>
-
 #include "disk/tier.h"
 #include "table/table.h"
 

@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <numeric>
 
 #include "disk/journal/files.h"
 
@@ -13,16 +12,9 @@ namespace {
 
 bool is_full(int error) { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
 
-const char* what(DiskFault fault) {
-  switch (fault) {
-    case DiskFault::kFull: return "it is full";
-    case DiskFault::kReadErrors: return "it cannot be read";
-    case DiskFault::kWriteErrors: return "it cannot be written";
-    case DiskFault::kSlow: return "it does not answer in time";
-    case DiskFault::kJournal: return "its index cannot be written";
-  }
-  return "";
-}
+// By DiskFault.
+constexpr std::array kFaultTexts{"it is full", "it cannot be read", "it cannot be written",
+                                 "it does not answer in time", "its index cannot be written"};
 
 std::string reason_of(int error) {
   return error == 0 ? std::string() : std::string(" (") + std::strerror(error) + ")";
@@ -31,9 +23,7 @@ std::string reason_of(int error) {
 }  // namespace
 
 DiskTier::DiskTier(DiskOptions options, std::string eviction, Memory memory, DiskEvents& events)
-    : options_(std::move(options)),
-      eviction_(std::move(eviction)),
-      memory_(memory),
+    : options_(std::move(options)), eviction_(std::move(eviction)), memory_(memory),
       events_(events) {}
 
 int DiskTier::open(DiskContents& found, std::unique_ptr<DiskIo> io,
@@ -194,8 +184,8 @@ void DiskTier::bypass(int error) {
   const DiskFault fault = *health_.fault();
   ++counters_.bypasses[fault];
   bypassed_since_ = now_;
-  note(true, "the disk at " + options_.folder + " is bypassed since " + what(fault) +
-                 reason_of(error) +
+  note(true, "the disk at " + options_.folder + " is bypassed since " +
+                 kFaultTexts[static_cast<size_t>(fault)] + reason_of(error) +
                  ": until it works again, blocks are kept in memory only; "
                  "it is retried with growing pauses");
   writer_->abandon(DiskSkip::kBypassed);

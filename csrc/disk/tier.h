@@ -2,11 +2,6 @@
 // fails. One loop owns it. It blocks only in open() and the destructor.
 #pragma once
 
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "disk/counters.h"
 #include "disk/file.h"
 #include "disk/health.h"
@@ -23,7 +18,7 @@ namespace kv {
 struct DiskOptions {
   std::string folder;  // of the tier's files; "": there is no disk
   uint64_t bytes = 0;
-  std::string io = "auto";      // or one of disk_io_kinds()
+  std::string io = "auto";      // or one of kDiskIoKinds
   double read_timeout_s = 1.0;  // for which a request waits for its blocks
   double slow_s = 5.0;          // after an operation that takes longer the disk is bypassed
 };
@@ -96,7 +91,6 @@ class DiskTier {
     return index_->next_keys(sweep, keys);
   }
 
-  // The progress when a flush began.
   struct FlushMark {
     uint64_t written;   // of the writer
     uint64_t recorded;  // of the journal

@@ -13,7 +13,7 @@ constexpr size_t kPage = DiskFile::kAlignment;
 }  // namespace
 
 bool DiskTrial::begin(DiskIo& io, int fd, uint64_t offset) {
-  if (!page_) page_.reset(static_cast<uint8_t*>(std::aligned_alloc(kPage, kPage)));
+  if (!page_) page_ = DiskFile::make_page();
   if (!page_) return false;
   fd_ = fd, offset_ = offset;
   ++number_;

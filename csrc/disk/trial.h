@@ -1,9 +1,7 @@
 // The trial of a bypassed disk: a page that belongs to no block is written and read back.
 #pragma once
 
-#include <cstdlib>
-#include <memory>
-
+#include "disk/file.h"
 #include "disk/io.h"
 #include "memory/slab.h"
 
@@ -23,9 +21,6 @@ class DiskTrial {
   void reset() { state_ = State::kIdle; }
 
  private:
-  struct Free {
-    void operator()(uint8_t* page) const { std::free(page); }
-  };
   bool submit(DiskIo& io, DiskOp op);
 
   State state_ = State::kIdle;
@@ -33,7 +28,7 @@ class DiskTrial {
   uint64_t offset_ = 0;
   uint64_t id_ = 0;
   uint64_t number_ = 0;  // another at each trial
-  std::unique_ptr<uint8_t, Free> page_;
+  DiskFile::Page page_;
 };
 
 }  // namespace kv

@@ -15,14 +15,8 @@ constexpr uint64_t kWriterIds = uint64_t{1} << 62;
 
 DiskWriter::DiskWriter(Table& memory, DiskIndex& index, uint8_t* pool, int fd,
                        uint64_t pinned_bytes, DiskCounters& counters, bool digests)
-    : memory_(memory),
-      index_(index),
-      pool_(pool),
-      fd_(fd),
-      most_pinned_bytes_(pinned_bytes),
-      counters_(counters),
-      digests_(digests),
-      last_id_(kWriterIds) {}
+    : memory_(memory), index_(index), pool_(pool), fd_(fd), most_pinned_bytes_(pinned_bytes),
+      counters_(counters), digests_(digests), last_id_(kWriterIds) {}
 
 void DiskWriter::add(Block& block, uint32_t part_id) { add(block, part_id, kMaxQueued); }
 

@@ -1,11 +1,7 @@
 // Write-behind: parts committed in memory are written to the disk, parents first, without a copy.
 #pragma once
 
-#include <deque>
 #include <set>
-#include <unordered_map>
-#include <unordered_set>
-#include <vector>
 
 #include "base/clock.h"
 #include "disk/counters.h"

@@ -4,11 +4,13 @@
 // The first byte of an input says how the rest, which is the file, is read.
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <set>
 #include <tuple>
 
-#include "disk/journal/replay.h"
+#include "digest/crc32c.h"
 #include "disk/journal/journal.h"
+#include "disk/journal/replay.h"
 #include "seeds.h"
 #include "tests/crashing_disk.h"
 #include "tests/journal_history.h"
@@ -25,6 +27,29 @@ enum How : uint8_t {
 
 void expect(bool condition) {
   if (!condition) std::abort();
+}
+
+// Sets the right magic, and the right CRC32C in the header and in every record, as far as the lengths
+// lead. Offsets: disk/journal/records.h.
+void reseal(std::string& journal) {
+  constexpr size_t kFileId = 8, kHeaderCrc = 36, kPayloadBytes = 6, kSealed = 4;
+  if (journal.size() < kJournalHeaderBytes) return;
+  const std::string header = encode_header({});
+  journal.replace(0, kFileId, header, 0, kFileId);
+  const auto put_crc = [&journal](size_t at, uint32_t crc) {
+    std::memcpy(journal.data() + at, &crc, sizeof crc);
+  };
+  put_crc(kHeaderCrc, crc32c(journal.data(), kHeaderCrc));
+  uint64_t file_id;
+  std::memcpy(&file_id, journal.data() + kFileId, sizeof file_id);
+  for (size_t at = kJournalHeaderBytes; journal.size() - at >= kRecordHeadBytes;) {
+    uint16_t payload_bytes;
+    std::memcpy(&payload_bytes, journal.data() + at + kPayloadBytes, sizeof payload_bytes);
+    const size_t whole = kRecordHeadBytes + payload_bytes;
+    if (whole > journal.size() - at) return;
+    put_crc(at, crc32c(journal.data() + at + kSealed, whole - kSealed, journal_seed(file_id)));
+    at += whole;
+  }
 }
 
 void check_invariants(const DiskReplay& replay, const DiskContents& contents,

@@ -107,11 +107,11 @@ void copy_out(const AcquireReply& reply) {
     if (!pool().holds(offset, kBlockBytes)) return;
   Memory memory;
   const std::vector<size_t> indices = leading(reply.offsets.size());
-  std::vector<uint32_t> crcs;
-  scatter(pool().data(), memory.segments, indices, reply.offsets, true, crcs);
-  for (const size_t block : indices)
-    expect(crcs[block] == memory.crc_of(block) &&
-           crcs[block] == crc32c(pool().data() + reply.offsets[block], kBlockBytes));
+  for (const size_t block : indices) {
+    const uint8_t* const slot = pool().data() + reply.offsets[block];
+    const uint32_t crc = kv::copy_out(slot, memory.segments, block, true);
+    expect(crc == memory.crc_of(block) && crc == crc32c(slot, kBlockBytes));
+  }
 }
 
 // And the slots that it grants are written, each where it lies.
@@ -120,9 +120,9 @@ void copy_in(const ReserveReply& reply) {
   for (const uint64_t offset : reply.offsets)
     if (!pool().holds(offset, kBlockBytes)) return;
   const Memory memory;
-  std::vector<uint32_t> crcs;
-  gather(pool().data(), memory.segments, leading(reply.offsets.size()), reply.offsets, true, crcs);
-  for (size_t i = 0; i < crcs.size(); ++i) expect(crcs[i] == memory.crc_of(i));
+  for (size_t i = 0; i < reply.offsets.size(); ++i)
+    expect(kv::copy_in(pool().data() + reply.offsets[i], memory.segments, i, true) ==
+           memory.crc_of(i));
 }
 
 }  // namespace

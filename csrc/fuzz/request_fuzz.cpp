@@ -50,7 +50,7 @@ void stream(uint8_t how, const uint8_t* data, size_t size) {
              .unix_path = "",
              .boot_id = "",
              .epoch = 1,
-             .eviction = std::string(eviction_policies().back()),
+             .eviction = std::string(kEvictionPolicies.back()),
              .tenants = with_tokens ? Tenants(tenants) : Tenants()},
             pool.data(), pool.size(), -1, -1);
   Session& session = node.add_session(File(), true);

@@ -31,8 +31,8 @@ class Story {
                .unix_path = "",
                .boot_id = "",
                .epoch = 1,
-               .eviction = std::string(eviction_policies()[choices.below(
-                   static_cast<uint32_t>(eviction_policies().size()))]),
+               .eviction = std::string(kEvictionPolicies[choices.below(
+                   static_cast<uint32_t>(kEvictionPolicies.size()))]),
                .tenants = Tenants(tenant_options(tenants_)),
                .lend_bytes = (manner_ >> 1) % 4 * uint64_t{3 * kGranule},
                .reserve_bytes = (manner_ & 16) != 0 ? std::nullopt : std::optional(pool_.size()),

@@ -1,7 +1,6 @@
 #include "memory/directory.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 namespace kv {
@@ -87,8 +86,8 @@ std::optional<PartKey> Directory::at(uint64_t index) const {
 }
 
 DirectoryView::DirectoryView(const void* memory, size_t bytes)
-    : entries_(static_cast<const DirectoryEntry*>(memory)),
-      count_(bytes / sizeof(DirectoryEntry)) {}
+    : entries_(static_cast<const DirectoryEntry*>(memory)), count_(bytes / sizeof(DirectoryEntry)) {
+}
 
 std::optional<DirectoryView::Place> DirectoryView::find(const PartKey& key) const {
   const DirectoryWindow window(count_, key);

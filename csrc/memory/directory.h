@@ -1,9 +1,7 @@
-// Where each committed part is, in memory that clients on the same host map: they find blocks and
-// copy them without a request.
+// Where each committed part is, in memory that clients on the same host map to read it.
 #pragma once
 
 #include <atomic>
-#include <optional>
 
 #include "wire/keys.h"
 #include "wire/wire.h"
@@ -49,8 +47,7 @@ class Directory {
   Directory(void* memory, size_t bytes);
 
   void publish(const PartKey& key, uint64_t offset, uint32_t crc);
-  // Afterwards no reader finds the part, and the slot may be reused: a reader that is copying sees
-  // the change when it is done.
+  // Afterwards the slot may be reused: a reader that is copying sees the change when it is done.
   void withdraw(const PartKey& key);
   // The part at `index` (any number), or nothing.
   std::optional<PartKey> at(uint64_t index) const;

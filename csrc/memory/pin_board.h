@@ -10,8 +10,7 @@ namespace kv {
 // Hazard pointers, by the slot's offset, in memory that one client writes and the server reads. The
 // client pins a slot, then checks that its part is still in the directory. The server takes a part
 // out of the directory, then checks whether its slot is pinned. Both checks follow a full fence, so
-// that one of the two sees the other. Whatever a client writes here, it can only keep slots in use
-// until it ends. Thread-safe.
+// that one of the two sees the other. A client can do no more harm than to keep slots. Thread-safe.
 class PinBoard {
  public:
   static constexpr size_t kPins = 512;

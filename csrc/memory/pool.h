@@ -1,8 +1,6 @@
 // The server's memory: a sealed memfd that clients may map.
 #pragma once
 
-#include <vector>
-
 #include "base/file.h"
 #include "memory/placement.h"
 

@@ -14,8 +14,7 @@ namespace {
 
 constexpr size_t kMostPageBytes = size_t{1} << 30;
 
-// The alignment at which transparent huge pages of this size stay whole; 0 for small pages, and for
-// sizes that do not exist.
+// The alignment that keeps transparent huge pages of this size whole; 0 for small or invalid sizes.
 size_t huge_alignment(size_t page_bytes) {
   const bool huge = page_bytes > static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return huge && page_bytes <= kMostPageBytes && std::has_single_bit(page_bytes) ? page_bytes : 0;
@@ -54,11 +53,7 @@ std::shared_ptr<PoolMapping> PoolMapping::map(int fd, size_t size, bool writable
 }
 
 PoolMapping::PoolMapping(uint8_t* data, size_t size, size_t mapped, bool writable, int fence_fd)
-    : data_(data),
-      size_(size),
-      mapped_(mapped),
-      writable_(writable),
-      fence_fd_(fence_fd),
+    : data_(data), size_(size), mapped_(mapped), writable_(writable), fence_fd_(fence_fd),
       owner_(getpid()) {}
 
 bool PoolMapping::inherited() const { return getpid() != owner_; }

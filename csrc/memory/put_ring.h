@@ -22,8 +22,7 @@ struct Post {
 
 // A ring in memory that one client writes and the server reads. It has at least as many records as
 // the client may have lent slots, and slots are lent only after all posts have been taken: it does
-// not overflow. The server checks all that it reads; a record that changes while it is read is just
-// another record.
+// not overflow. The server checks all that it reads; a record may change while it is read.
 //
 // The server takes posts before it handles any request, and once in a while. If some request waits
 // for blocks, the server sets kCalling, then takes posts; the client posts, then reads the state.
@@ -51,8 +50,7 @@ class PutRing {
     for (size_t i = 0; i < kWords; ++i) word(posted, i).store(raw[i], kRelaxed);
     words_[kPosted].store(posted + 1, std::memory_order_release);
   }
-  // Whether a post of this part waits to be taken. A part is in the directory before its post is
-  // taken.
+  // Whether a post of this part waits to be taken; it is in the directory before that.
   bool pending(uint32_t manifest_id, uint32_t part, const wire::Hash& hash) const {
     for (uint64_t i = taken(); i < words_[kPosted].load(kRelaxed); ++i)
       if (const Post post = read(i);
@@ -73,8 +71,7 @@ class PutRing {
   // SERVER.
   bool writing() const { return words_[kWriting].load() != 0; }
   // Visits the posts since the last call.
-  template <class Visit>
-  void take(Visit visit) {
+  template <class Visit> void take(Visit visit) {
     const uint64_t posted = words_[kPosted].load(std::memory_order_acquire);
     if (posted == seen_) return;
     // A client can write any number.

@@ -52,16 +52,4 @@ uint32_t copy_out(const uint8_t* slot, const Segments& segments, size_t block, b
   return crc;
 }
 
-void gather(uint8_t* pool, const Segments& segments, const std::vector<size_t>& indices,
-            const std::vector<uint64_t>& offsets, bool digest, std::vector<uint32_t>& crcs) {
-  for (size_t i = 0; i < indices.size(); ++i)
-    crcs.push_back(copy_in(pool + offsets[i], segments, indices[i], digest));
-}
-
-void scatter(const uint8_t* pool, const Segments& segments, const std::vector<size_t>& indices,
-             const std::vector<uint64_t>& offsets, bool digest, std::vector<uint32_t>& crcs) {
-  for (size_t i = 0; i < indices.size(); ++i)
-    crcs.push_back(copy_out(pool + offsets[i], segments, indices[i], digest));
-}
-
 }  // namespace kv

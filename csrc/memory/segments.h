@@ -22,7 +22,6 @@ struct Segments {
   }
 };
 
-// A run of bytes in the caller's memory.
 struct Piece {
   uintptr_t address = 0;
   size_t bytes = 0;
@@ -34,16 +33,8 @@ std::vector<Piece> pieces_of(const Segments& segments, size_t block);
 void digest(const Segments& segments, const std::vector<size_t>& indices,
             std::vector<uint32_t>& crcs);
 
-// Copies a block into a slot, or out of it. Returns the CRC32C of what was written; 0 without
-// `digest`.
+// Copies a block into a slot, or out of it. Returns the CRC32C of the copy; 0 without `digest`.
 uint32_t copy_in(uint8_t* slot, const Segments& segments, size_t block, bool digest);
 uint32_t copy_out(const uint8_t* slot, const Segments& segments, size_t block, bool digest);
-
-// The same for several blocks, whose slots are at these offsets of the pool; crcs[i] is the result
-// for block i. The caller has checked indices and offsets.
-void gather(uint8_t* pool, const Segments& segments, const std::vector<size_t>& indices,
-            const std::vector<uint64_t>& offsets, bool digest, std::vector<uint32_t>& crcs);
-void scatter(const uint8_t* pool, const Segments& segments, const std::vector<size_t>& indices,
-             const std::vector<uint64_t>& offsets, bool digest, std::vector<uint32_t>& crcs);
 
 }  // namespace kv

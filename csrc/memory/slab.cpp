@@ -17,9 +17,7 @@ uint64_t overlap(uint64_t first, uint64_t count, uint64_t begin, uint64_t end) {
 }  // namespace
 
 Slab::Slab(uint64_t pool_bytes, uint32_t granule_bytes, const std::vector<uint64_t>& regions)
-    : granule_bytes_(granule_bytes),
-      granules_(pool_bytes / granule_bytes),
-      whole_(0, granules_),
+    : granule_bytes_(granule_bytes), granules_(pool_bytes / granule_bytes), whole_(0, granules_),
       words_((granules_ + 63) / 64, 0) {
   for (size_t i = 0; regions.size() > 1 && i < regions.size(); ++i) {
     const uint64_t end = i + 1 < regions.size() ? regions[i + 1] / granule_bytes : granules_;

@@ -17,8 +17,8 @@ struct Slot {
 // Allocates slots of a pool that it never touches. First fit; not thread-safe.
 //
 // Invariants: the granules of allocated slots are disjoint; no two of the last 2^32 slots had the
-// same generation; after a failed request, requests of that size fail without a search until enough
-// has been freed.
+// same generation; after a failure, requests of that size fail without a search until enough is
+// free.
 class Slab {
  public:
   static constexpr uint32_t kAnyRegion = UINT32_MAX;

@@ -34,8 +34,7 @@ class UseLog {
   }
 
   // SERVER. Visits the uses since the last call, the oldest first.
-  template <class Visit>
-  void drain(Visit visit) {
+  template <class Visit> void drain(Visit visit) {
     const uint64_t head = head_->load(std::memory_order_acquire);
     if (head == seen_) return;
     // A client can write any number.

@@ -2,9 +2,7 @@
 
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 #include "wire/codec.h"
 
@@ -59,12 +57,8 @@ uint8_t* Input::room(size_t bytes) {
 
 Session::Session(uint64_t session_id, File socket, bool is_local, TimePoint now,
                  const std::shared_ptr<const TlsContext>& tls)
-    : id(session_id),
-      local(is_local),
-      client(client_of(socket.get(), is_local, session_id)),
-      active_at(now),
-      socket_(std::move(socket)),
-      input_since_(now) {
+    : id(session_id), local(is_local), client(client_of(socket.get(), is_local, session_id)),
+      active_at(now), socket_(std::move(socket)), input_since_(now) {
   if (tls != nullptr) tls_ = std::make_unique<TlsStream>(tls, socket_.get());
 }
 

@@ -4,16 +4,6 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-#include <deque>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <unordered_map>
-#include <unordered_set>
-#include <vector>
-
 #include "base/file.h"
 #include "base/turn.h"
 #include "net/tls.h"
@@ -27,7 +17,6 @@ namespace kv {
 
 class PutIntake;
 
-// Blocks that are pinned while this lives.
 class PinnedRun {
  public:
   explicit PinnedRun(Table& table) : table_(table) {}
@@ -64,7 +53,6 @@ struct ExpiredReservation {
 // kBroken: TLS failed; the alert for the peer has been written.
 enum class IoState { kOpen, kWouldBlock, kEnded, kBroken };
 
-// The state of a session's ATTACH.
 enum class Attachment : uint8_t { kNone, kAsked, kDone };
 
 // Bytes received and not yet handled.
@@ -98,8 +86,7 @@ class Session {
   // Receives into `input` (about `want` bytes) or, if given, into `spans`; sets `received`.
   IoState receive(size_t want, size_t& received);
   IoState receive_into(iovec* spans, size_t count, size_t& received);
-  // If the peer turned out to speak the protocol without TLS: its first header; replies are plain
-  // from here on.
+  // If the peer turned out to speak without TLS: its first header; replies are plain from here on.
   bool give_up_tls(wire::Header& header);
   // Receives and drops what comes, without TLS.
   IoState drop();
@@ -108,8 +95,7 @@ class Session {
 
   void send(Outgoing out, TimePoint now);
   bool output_pending() const { return !output_.empty() || sealed_pending(); }
-  // Over plain TCP, epoll reports input only from so many bytes on. Never more than are sure to
-  // come.
+  // Over plain TCP, epoll reports input only from so many bytes on; no more than are sure to come.
   void wake_at(size_t bytes);
   bool sealed() const { return tls_ != nullptr; }
   // Encrypted output, or output of TLS itself, waits for the socket.
@@ -131,7 +117,6 @@ class Session {
   // No request or reply is in flight, and nothing is reserved or waited for.
   bool idle() const;
   int socket() const { return socket_.get(); }
-  // How it moves the bytes of blocks.
   Transport transport() const {
     if (attachment == Attachment::kDone) return Transport::kRdma;
     return access == wire::PoolAccess::kNone ? stream() : Transport::kShm;

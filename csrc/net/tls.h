@@ -6,7 +6,6 @@
 #include <sys/uio.h>
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "net/libssl.h"
@@ -70,8 +69,7 @@ class TlsStream {
 
   // 0 when it is complete; EAGAIN: see writing(). read() does it too.
   int handshake();
-  // Fills the spans with the bytes that have come; returns how many. 0: the peer has ended the
-  // connection.
+  // Fills the spans with the bytes that have come; returns how many. 0: the peer has ended it.
   ssize_t read(const iovec* spans, size_t count);
   // Takes as much as there is room for; returns how many bytes. After handshake().
   ssize_t write(const iovec* spans, size_t count);

@@ -51,8 +51,7 @@ std::vector<AttachEvent> Attachments::take_events() {
   return std::exchange(events_, {});
 }
 
-// The session that the host's answer is for, and the header of its request. Null: it does not wait
-// for an answer (any more).
+// The session that waits for the host's answer, or null, and the header of its request.
 Session* Attachments::answer(uint64_t id, bool attached, Header& request) {
   const auto found = entries_.find(id);
   const bool waits = found != entries_.end() && found->second.phase == Phase::kTaken;

@@ -2,19 +2,12 @@
 // outside of this library, makes and ends the queue pairs: it takes events and reports what it did.
 #pragma once
 
-#include <optional>
-#include <string>
-#include <string_view>
-#include <unordered_map>
-#include <vector>
-
 #include "base/event_fd.h"
 #include "node/replies.h"
 
 namespace kv {
 
-// What the host has to do: make a queue pair for a session that sent this card, or end the one it
-// has.
+// What the host has to do: make a queue pair for a session, which sent this card, or end its.
 struct AttachEvent {
   uint64_t session = 0;
   bool begins = false;
@@ -45,8 +38,7 @@ class Attachments {
   bool attached(uint64_t session, std::string_view card);
   // It gets none. False as above.
   bool refuse(uint64_t session, wire::Status status, std::string_view why);
-  // The queue pair of a session that has ended is gone: nothing accesses the pool through it any
-  // more.
+  // The queue pair of a session that has ended is gone: nothing accesses the pool through it.
   void fenced(uint64_t session);
 
   // Sessions that asked for a queue pair or may have one.

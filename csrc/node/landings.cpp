@@ -1,17 +1,12 @@
 #include "node/landings.h"
 
-#include <algorithm>
-
 namespace kv {
 
 using wire::Header;
 using wire::Status;
 
 Landings::Landings(NodeState& state, Replies& replies, Lookup& lookup, Promotion& promotion)
-    : state_(state),
-      replies_(replies),
-      lookup_(lookup),
-      promotion_(promotion),
+    : state_(state), replies_(replies), lookup_(lookup), promotion_(promotion),
       waits_([this](uint32_t spec_id, const PartIds& parts, HashSpan hashes) {
         return lookup_.find_all(spec_id, parts, hashes);
       }) {}
@@ -78,7 +73,7 @@ void Landings::land(SharedWait wait) {
 }
 
 bool Landings::in_memory(const Wait& wait) const {
-  return state_.table.match(wait.spec_id, wait.parts, wait.span(), false) == wait.hashes.size();
+  return state_.table.match(wait.spec_id, wait.parts, wait.span()) == wait.hashes.size();
 }
 
 void Landings::end(SharedWait wait, Status status) {

@@ -1,10 +1,6 @@
 // WAIT and CANCEL: clients that wait until blocks have landed.
 #pragma once
 
-#include <deque>
-#include <memory>
-#include <optional>
-
 #include "node/lookup.h"
 #include "node/promotion.h"
 #include "node/replies.h"

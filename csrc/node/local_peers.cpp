@@ -1,17 +1,12 @@
 #include "node/local_peers.h"
 
-#include <algorithm>
-
 namespace kv {
 
 using wire::Header;
 using wire::Status;
 
 LocalPeers::LocalPeers(NodeState& state, Replies& replies, Lookup& lookup, Writes& writes)
-    : state_(state),
-      replies_(replies),
-      lookup_(lookup),
-      writes_(writes),
+    : state_(state), replies_(replies), lookup_(lookup), writes_(writes),
       most_lent_bytes_(state.options.lend_bytes.value_or(
           std::min(kMaxLendBytes, state.slab.pool_bytes() / kLendShare))) {}
 
@@ -22,8 +17,7 @@ void LocalPeers::publish_in(const Pool& directory) {
   state_.table.keep_while([this](const Block& block) { return read_in_place(block); });
 }
 
-// The directory and the notes, or neither: to eviction, blocks whose reads are not logged would
-// look unused.
+// The directory and the notes, or neither: to eviction, blocks with unlogged reads look unused.
 uint64_t LocalPeers::share(Session& session, Outgoing& reply) {
   if (!directory_) return 0;
   auto made = std::make_unique<Peer>(session);
@@ -73,15 +67,9 @@ bool LocalPeers::busy(uint64_t session) const {
   return peer != nullptr && (peer->pins->in_use() || posting(session));
 }
 
-uint64_t LocalPeers::leases() const {
+uint64_t LocalPeers::sum(uint64_t (PinBoard::*count)() const) const {
   uint64_t sum = 0;
-  for (const auto& [id, peer] : peers_) sum += peer->pins->leases();
-  return sum;
-}
-
-uint64_t LocalPeers::leased_blocks() const {
-  uint64_t sum = 0;
-  for (const auto& [id, peer] : peers_) sum += peer->pins->blocks();
+  for (const auto& [id, peer] : peers_) sum += ((*peer->pins).*count)();
   return sum;
 }
 

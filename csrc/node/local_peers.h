@@ -2,10 +2,6 @@
 // write into lent slots, without a request.
 #pragma once
 
-#include <memory>
-#include <unordered_map>
-#include <vector>
-
 #include "memory/directory.h"
 #include "memory/notes.h"
 #include "memory/pool.h"
@@ -25,12 +21,10 @@ class LocalPeers {
 
   LocalPeers(NodeState& state, Replies& replies, Lookup& lookup, Writes& writes);
 
-  // Publishes committed blocks in `directory`, which outlives this. Without it share() does
-  // nothing.
+  // Publishes committed blocks in `directory`, which outlives this. Else share() does nothing.
   void publish_in(const Pool& directory);
   // Makes the notes of a session that maps the pool. Adds the descriptors of the directory and of
-  // the notes to its reply; returns the size of the directory, or 0: the client has to ask for
-  // every block.
+  // the notes to its reply; returns the directory's size, or 0: the client asks for every block.
   uint64_t share(Session& session, Outgoing& reply);
   bool lend(Session& session, const wire::Header& header, const wire::LendRequest& request);
 
@@ -39,8 +33,7 @@ class LocalPeers {
   void take_posts(bool awaited);
   // Counts what was read since the last time.
   void count_uses();
-  // Takes the last posts and uses of a session that ends. Returns its lent slots, which it may
-  // still be writing.
+  // Takes the last posts and uses of a session that ends; returns its lent slots.
   std::vector<Slot> end(const Session& session);
 
   // It is copying into lent slots.
@@ -50,8 +43,8 @@ class LocalPeers {
 
   uint64_t lent_bytes() const { return lent_bytes_; }
   // Leases that clients have taken without a request, and blocks under them.
-  uint64_t leases() const;
-  uint64_t leased_blocks() const;
+  uint64_t leases() const { return sum(&PinBoard::leases); }
+  uint64_t leased_blocks() const { return sum(&PinBoard::blocks); }
   // The memory of the session's notes, which its client maps; null if it has none.
   uint8_t* notes(uint64_t session);
 
@@ -75,6 +68,7 @@ class LocalPeers {
   void count_uses(Peer& peer);
   void count_use(const Session& session, const UseLog::Use& use);
   bool read_in_place(const Block& block) const;
+  uint64_t sum(uint64_t (PinBoard::*count)() const) const;
 
   NodeState& state_;
   Replies& replies_;

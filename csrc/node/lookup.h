@@ -5,7 +5,6 @@
 
 namespace kv {
 
-// The leading run found so far.
 struct Found {
   uint32_t blocks = 0;
   uint32_t leading_in_memory = 0;

@@ -1,7 +1,5 @@
 #include "node/node.h"
 
-#include <algorithm>
-
 #include "node/put_intake.h"
 
 namespace kv {
@@ -10,8 +8,7 @@ using wire::Op;
 
 Node::Node(NodeOptions options, uint8_t* pool, uint64_t pool_bytes, int readable_fd,
            int writable_fd, const Pool* directory)
-    : state_(std::move(options), pool, pool_bytes),
-      readable_fd_(readable_fd),
+    : state_(std::move(options), pool, pool_bytes), readable_fd_(readable_fd),
       writable_fd_(writable_fd) {
   if (directory != nullptr) local_.publish_in(*directory);
 }
@@ -82,8 +79,8 @@ bool Node::dispatch(Session& session, const Header& header, const uint8_t* body)
       return go_on;
     }
     case Op::kCancel: return by(landings_, &Landings::cancel);
-    case Op::kDelete: return by(removal_, &Removal::remove);
-    case Op::kPurge: return by(removal_, &Removal::purge);
+    case Op::kDelete: return by(*this, &Node::delete_);
+    case Op::kPurge: return by(*this, &Node::purge);
     case Op::kStats: return by(*this, &Node::stats_);
     case Op::kLend: return by(local_, &LocalPeers::lend);
     case Op::kAttach: return by(attachments_, &Attachments::attach);

@@ -1,18 +1,13 @@
 // A store node without sockets' loop: its connections, and which part of it serves which request.
 #pragma once
 
-#include <optional>
-#include <set>
-#include <string_view>
-#include <vector>
-
 #include "node/attachments.h"
 #include "node/landings.h"
 #include "node/local_peers.h"
 #include "node/lookup.h"
 #include "node/promotion.h"
+#include "node/purge.h"
 #include "node/reads.h"
-#include "node/removal.h"
 #include "node/replies.h"
 #include "node/state.h"
 #include "node/writes.h"
@@ -40,8 +35,7 @@ class Node {
   const auto& sessions() const { return state_.sessions; }
   // Connections whose HELLO has not been accepted yet, the oldest first.
   const std::set<uint64_t>& awaiting_hello() const { return awaiting_hello_; }
-  // Ends a session and what belongs to it. Returns the id of a fence if one was raised: its
-  // descriptor is to be watched.
+  // Ends a session and what belongs to it. Returns the id of the fence to be watched, if any.
   std::optional<uint64_t> end_session(uint64_t id);
   // The tenant with this token; nothing for a wrong one, which is counted.
   std::optional<uint32_t> admit(std::string_view token);
@@ -115,6 +109,8 @@ class Node {
   bool refuse_to_share(Session& session, const Header& header,
                        const wire::RegisterRequest& request);
   bool manifests(Session& session, const Header& header, const wire::ManifestsRequest& request);
+  bool delete_(Session& session, const Header& header, const wire::BlocksRequest& request);
+  bool purge(Session& session, const Header& header, const wire::EmptyRequest& request);
   bool stats_(Session& session, const Header& header, const wire::EmptyRequest& request);
 
   NodeState state_;
@@ -129,7 +125,6 @@ class Node {
   Writes writes_{state_, replies_, landings_, promotion_};
   LocalPeers local_{state_, replies_, lookup_, writes_};
   Attachments attachments_{state_, replies_};
-  Removal removal_{state_, replies_};
 };
 
 }  // namespace kv

@@ -1,7 +1,5 @@
 #include "node/promotion.h"
 
-#include <algorithm>
-
 namespace kv {
 namespace {
 

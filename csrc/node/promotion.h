@@ -2,10 +2,6 @@
 // request for them is answered.
 #pragma once
 
-#include <functional>
-#include <memory>
-#include <optional>
-
 #include "disk/runs.h"
 #include "disk/tier.h"
 #include "node/state.h"

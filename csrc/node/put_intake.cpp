@@ -1,8 +1,5 @@
 #include "node/put_intake.h"
 
-#include <algorithm>
-#include <cstring>
-
 #include "digest/crc32c.h"
 #include "node/writes.h"
 
@@ -10,14 +7,8 @@ namespace kv {
 
 PutIntake::PutIntake(NodeState& state, Writes& writes, const Session& session, uint64_t request_id,
                      uint32_t spec_id, const ManifestPart& part, const wire::WriteRequest& request)
-    : state_(state),
-      writes_(writes),
-      writer_(session.writer()),
-      transport_(session.stream()),
-      has_crcs_(session.digests),
-      request_id_(request_id),
-      spec_id_(spec_id),
-      part_(part),
+    : state_(state), writes_(writes), writer_(session.writer()), transport_(session.stream()),
+      has_crcs_(session.digests), request_id_(request_id), spec_id_(spec_id), part_(part),
       parent_(request.parent),
       hashes_(request.hashes.data, request.hashes.data + request.hashes.count) {
   statuses_.reserve(hashes_.size());

@@ -1,11 +1,7 @@
-// The payload of one PUT while it arrives: received straight into slots, digested, committed block
-// by block.
+// The payload of one PUT while it arrives: received into slots, digested, committed block by block.
 #pragma once
 
 #include <sys/uio.h>
-
-#include <chrono>
-#include <vector>
 
 #include "node/state.h"
 
@@ -15,8 +11,7 @@ class Writes;
 
 // A block's slot is reserved when its first byte is due. It is committed when all its bytes have
 // come and, if digests are checked, agree with the client's CRC32C. The bytes of blocks that get no
-// slot are dropped. The slot of an unfinished block is freed by the destructor: nothing else writes
-// it.
+// slot are dropped. The destructor frees the slot of an unfinished block.
 class PutIntake {
  public:
   // `request` has been checked against the manifest whose part this is.

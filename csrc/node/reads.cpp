@@ -51,8 +51,8 @@ bool Reads::get(Session& session, const Header& header, const wire::ReadRequest&
   return read(session, header, request);
 }
 
-// ACQUIRE and GET. With a disk, the blocks are looked up first: those on the disk only are waited
-// for.
+// ACQUIRE and GET. With a disk, blocks are looked up first, and waited for if only the disk has
+// them.
 bool Reads::read(Session& session, const Header& header, const wire::ReadRequest& request) {
   TurnStep serve_now = serve(session, header, request);
   if (state_.disk == nullptr) return in_turns(session, std::move(serve_now));

@@ -18,7 +18,6 @@ class Reads {
   bool get(Session& session, const wire::Header& header, const wire::ReadRequest& request);
 
  private:
-  // A leading run of blocks in memory.
   struct Run {
     uint32_t blocks = 0;
     bool ended = false;

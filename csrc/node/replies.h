@@ -1,10 +1,6 @@
 // How replies get to clients, and which connections have new output.
 #pragma once
 
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "node/state.h"
 #include "wire/codec.h"
 
@@ -14,9 +10,8 @@ class Replies {
  public:
   explicit Replies(NodeState& state) : state_(state) {}
 
-  template <class Body>
-  void send(Session& session, const wire::Header& request, Body body,
-            wire::Status status = wire::Status::kOk) {
+  template <class Body> void send(Session& session, const wire::Header& request, Body body,
+                                  wire::Status status = wire::Status::kOk) {
     queue(session, {encode(request, body, status)});
   }
   // The whole frame of a reply; an error in its place if a reply may not be that long.
@@ -69,10 +64,8 @@ class Replies {
   std::vector<uint64_t> dirty_;
 };
 
-// Takes the first step of a request. If it is not the last one, the request goes on in the next
-// turn. Always true.
-template <class Step>
-bool in_turns(Session& session, Step step) {
+// Takes the first step of a request, which goes on in the next turn unless that was the last. True.
+template <class Step> bool in_turns(Session& session, Step step) {
   if (!step()) session.unfinished = std::make_unique<Unfinished>(Unfinished{std::move(step)});
   return true;
 }

@@ -1,4 +1,4 @@
-// HELLO, REGISTER, MANIFESTS, STATS.
+// HELLO, REGISTER, MANIFESTS, DELETE, PURGE, STATS.
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -81,8 +81,7 @@ bool Node::hello(Session& session, const Header& header, const wire::HelloReques
   return true;
 }
 
-// Gives the client as much access to the pool as it wants and may have. False: it has sent no
-// fence.
+// Gives the client the access to the pool that it wants and may have. False: it has sent no fence.
 bool Node::share_pool(Session& session, const wire::HelloRequest& request) {
   const bool wants_write = (request.flags & wire::kWantWrite) != 0;
   const bool wants_pool = wants_write || (request.flags & wire::kWantPool) != 0;
@@ -163,6 +162,27 @@ bool Node::manifests(Session& session, const Header& header,
   }
   replies_.send(session, header, std::move(answer));
   return true;
+}
+
+bool Node::delete_(Session& session, const Header& header, const wire::BlocksRequest& request) {
+  const Manifest* manifest = replies_.manifest_or_fail(session, header, request.manifest_id);
+  if (manifest == nullptr) return true;
+  return in_turns(session, [=, this, &session, spec_id = manifest->spec_id, i = 0u,
+                            removed = uint64_t{0}]() mutable {
+    for (; i < request.hashes.count && !state_.turn.over(); ++i, state_.turn.spend(1))
+      removed += forget(state_, {spec_id, request.hashes[i]}, state_.counters.deleted) ? 1 : 0;
+    if (i < request.hashes.count) return false;
+    replies_.send(session, header, wire::CountReply{removed});
+    return true;
+  });
+}
+
+bool Node::purge(Session& session, const Header& header, const wire::EmptyRequest&) {
+  return in_turns(session, [=, this, &session, purge = begin_purge(session.tenant)]() mutable {
+    if (!purge.go_on()) return false;
+    replies_.send(session, header, wire::CountReply{purge.removed()});
+    return true;
+  });
 }
 
 bool Node::stats_(Session& session, const Header& header, const wire::EmptyRequest&) {

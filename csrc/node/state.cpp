@@ -18,12 +18,9 @@ std::vector<uint64_t> begins_of(const std::vector<PoolRegion>& regions) {
 }  // namespace
 
 NodeState::NodeState(NodeOptions given, uint8_t* memory, uint64_t bytes)
-    : options(std::move(given)),
-      pool(memory),
-      tenant_counts(options.tenants.count() + 1),
+    : options(std::move(given)), pool(memory), tenant_counts(options.tenants.count() + 1),
       slab(bytes, options.granule_bytes, begins_of(options.regions)),
       holds(slab, options.reserve_bytes.value_or(bytes / kReserveShare)),
-      table(slab, quotas_of(options, bytes)),
-      registry(options.tenants.count()) {}
+      table(slab, quotas_of(options, bytes)), registry(options.tenants.count()) {}
 
 }  // namespace kv

@@ -1,13 +1,6 @@
 // What the parts of a node share: its options, its blocks, its connections and its counters.
 #pragma once
 
-#include <algorithm>
-#include <memory>
-#include <optional>
-#include <string>
-#include <unordered_map>
-#include <vector>
-
 #include "base/turn.h"
 #include "memory/placement.h"
 #include "net/session.h"
@@ -29,7 +22,7 @@ struct NodeOptions {
   std::string unix_path;
   std::string boot_id;
   uint64_t epoch = 0;
-  std::string eviction{eviction_policies().front()};
+  std::string eviction{kEvictionPolicies.front()};
   Tenants tenants{};
   TenantLimits limits{};
   Pages pages = Pages::kSmall;  // of the pool

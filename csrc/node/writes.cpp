@@ -205,8 +205,7 @@ bool Writes::abort(Session& session, const Header& header, const wire::AbortRequ
   });
 }
 
-// Any error ends the connection: the payload is on its way and cannot be told from the next
-// request.
+// Any error ends the connection: its payload follows, which would be taken for the next request.
 bool Writes::put(Session& session, const Header& header, const wire::WriteRequest& request) {
   const Manifest* manifest = replies_.manifest_or_fail(session, header, request.manifest_id);
   if (manifest == nullptr) return false;

@@ -1,8 +1,6 @@
 // RESERVE, COMMIT, ABORT, PUT: slots that clients fill, and what may be written at a time.
 #pragma once
 
-#include <vector>
-
 #include "node/landings.h"
 #include "node/promotion.h"
 #include "node/replies.h"

@@ -106,10 +106,8 @@ class Scanner {
     while (p_ != end_ && (*p_ == ' ' || *p_ == '\n' || *p_ == '\r' || *p_ == '\t')) ++p_;
   }
 
-  // What stands between brackets, separated by commas, `p_` at the opening one. `item` consumes
-  // one.
-  template <class Item>
-  bool list(char close, const char* expected, Item item) {
+  // Items between brackets, separated by commas, `p_` at the opening one. `item` consumes one.
+  template <class Item> bool list(char close, const char* expected, Item item) {
     ++p_;
     space();
     if (at(close)) return ++p_, true;

@@ -35,8 +35,7 @@ void append_runs(std::vector<HolderRun>& runs, HolderSet holders, size_t blocks)
 
 PrefixTable::PrefixTable(size_t max_blocks)
     : mask_(std::bit_ceil(max_blocks + max_blocks / 2 + 2) - 1), max_blocks_(max_blocks) {
-  // The kernel zeroes it at the first touch. In huge pages, if possible: lookups are random, and
-  // each one would miss the TLB.
+  // Zeroed at the first touch. In huge pages, if possible: random lookups would miss the TLB.
   const size_t bytes = (mask_ + 1) * sizeof(Entry);
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
@@ -72,22 +71,21 @@ void PrefixTable::add(uint64_t id, HolderSet holder) {
   entries_[slot].holders = entries_[slot].holders | holder | kUsed;
 }
 
-void PrefixTable::store(unsigned holder, const uint64_t* ids, size_t count) {
+template <class IdAt> void PrefixTable::store_all(unsigned holder, size_t count, IdAt id_of) {
   const HolderSet set = HolderSet::of(holder);
   live_ = live_ | set;
   for (size_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) __builtin_prefetch(&entries_[place(ids[i + kAhead])]);
-    add(ids[i], set);
+    if (i + kAhead < count) __builtin_prefetch(&entries_[place(id_of(i + kAhead))]);
+    add(id_of(i), set);
   }
 }
 
+void PrefixTable::store(unsigned holder, const uint64_t* ids, size_t count) {
+  store_all(holder, count, [ids](size_t i) { return ids[i]; });
+}
+
 void PrefixTable::store_hashes(unsigned holder, const uint8_t* hashes, size_t count) {
-  const HolderSet set = HolderSet::of(holder);
-  live_ = live_ | set;
-  for (size_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) __builtin_prefetch(&entries_[place(id_at(hashes, i + kAhead))]);
-    add(id_at(hashes, i), set);
-  }
+  store_all(holder, count, [hashes](size_t i) { return id_at(hashes, i); });
 }
 
 void PrefixTable::remove(unsigned holder, const uint64_t* ids, size_t count) {
@@ -136,8 +134,7 @@ size_t PrefixTable::held(unsigned holder, size_t end, size_t max_slots,
   return begin;
 }
 
-// Backward shift: entries after the hole move towards their place, so that no tombstones are
-// needed.
+// Backward shift: entries after the hole move towards their place; no tombstones are needed.
 void PrefixTable::erase(size_t slot) {
   size_t next = slot;
   for (;;) {

@@ -70,6 +70,7 @@ class PrefixTable {
 
   size_t place(uint64_t id) const;
   size_t find(uint64_t id) const;  // its slot, or the empty one for it
+  template <class IdAt> void store_all(unsigned holder, size_t count, IdAt id_of);
   void add(uint64_t id, HolderSet holder);
   void erase(size_t slot);
   void evict();

@@ -54,8 +54,7 @@ uint64_t others(const char* p) {
 }
 
 // Take items of one to eight digits that end with "," or ", "; return the start of the first other
-// one. The ends of items are found 64 bytes at a time, so that the processor parses several items
-// at once.
+// one. The ends are found 64 bytes at a time, so that the processor parses several items at once.
 const char* parse_run(const char* p, const char* end, std::vector<uint32_t>& ids) {
   uint32_t found[kRoom];
   size_t count = 0;

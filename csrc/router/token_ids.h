@@ -7,8 +7,7 @@
 namespace kv {
 
 // Parse a non-empty array of token ids, with `p` at its opening bracket, and append them to `ids`.
-// Return the position after its closing bracket; null for anything else: `ids` then has some items
-// more.
+// Return the position after its closing bracket; null for anything else (`ids` may have grown).
 const char* parse_token_ids(const char* p, const char* end, std::vector<uint32_t>& ids);
 
 struct TokenIdsMember {

@@ -4,8 +4,6 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
-#include <algorithm>
-
 #include "base/tcp_options.h"
 #include "node/put_intake.h"
 #include "server/frames.h"
@@ -35,10 +33,7 @@ void keep_alive(int fd) {
 
 Connections::Connections(const ServerOptions& options, Node& node, Poller& poller, File tcp,
                          File unix)
-    : options_(options),
-      node_(node),
-      poller_(poller),
-      tcp_(std::move(tcp)),
+    : options_(options), node_(node), poller_(poller), tcp_(std::move(tcp)),
       unix_(std::move(unix)) {}
 
 int Connections::start() {
@@ -130,8 +125,7 @@ IoState Connections::read_some(Session& session) {
   return state;
 }
 
-// The peer gets a second to read the reason: the alert of TLS or, if it speaks no TLS, a reply that
-// it understands.
+// The peer gets a second to read the reason: TLS's alert or, if it speaks no TLS, a plain reply.
 void Connections::refuse_tls(Session& session) {
   ++node_.counters().tls_failures;
   session.closing = true;
@@ -152,8 +146,8 @@ IoState Connections::read_payload(Session& session, size_t& budget) {
     spans[0].iov_len = std::min(spans[0].iov_len, std::max<size_t>(budget, 1));
     const size_t due = spans[0].iov_len + (count == 2 ? spans[1].iov_len : 0);
     const bool whole = due <= budget;
-    // What follows the payload is read along with it: as a rule nothing does, and no second read
-    // has to find that out.
+    // Also reads what follows the payload: usually nothing, and no second read has to find that
+    // out.
     const bool beyond = whole && put.at_last() && !session.sealed();
     if (beyond) spans[count++] = {session.input.room(kReadBytes), kReadBytes};
     session.wake_at(std::min(due, kWakeBytes));

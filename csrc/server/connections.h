@@ -1,8 +1,6 @@
 // The connections of a server: accepted, read, served in turns, sent to, ended. Used by its loop.
 #pragma once
 
-#include <vector>
-
 #include "base/file.h"
 #include "node/node.h"
 #include "server/options.h"

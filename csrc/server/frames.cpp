@@ -1,21 +1,10 @@
 #include "server/frames.h"
 
-#include <algorithm>
-
 namespace kv {
 namespace {
 
 using wire::HeaderError;
 using wire::Status;
-
-const char* why_refused(HeaderError error) {
-  switch (error) {
-    case HeaderError::kMagic: return "not a kvstore frame";
-    case HeaderError::kVersion: return "this server speaks version 3 of the protocol";
-    case HeaderError::kOp: return "unknown op";
-    default: return "a header field is out of range";
-  }
-}
 
 // The limits of a request, beyond those of any header.
 bool is_request(const wire::Header& header) {
@@ -37,7 +26,7 @@ Parse parse_frame(Node& node, Session& session, size_t& missing) {
   if (error != HeaderError::kNone || early || !is_request(header)) {
     const bool version = error == HeaderError::kVersion;
     node.replies().refuse(session, header,
-                          early ? "the first request must be HELLO" : why_refused(error),
+                          early ? "the first request must be HELLO" : wire::describe(error),
                           version ? Status::kUnsupportedVersion : Status::kBadRequest);
     return Parse::kRefused;
   }

@@ -12,8 +12,7 @@ enum class Parse {
   kRefused,     // the connection is to end once its output has been sent
 };
 
-// Handles the first frame of what a session has received. kMore: at least `missing` bytes of it
-// have not come.
+// Handles the first received frame of a session. kMore: at least `missing` bytes have not come.
 Parse parse_frame(Node& node, Session& session, size_t& missing);
 
 }  // namespace kv

@@ -1,11 +1,6 @@
 // What a server is started with.
 #pragma once
 
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "disk/tier.h"
 #include "memory/placement.h"
 #include "net/tls.h"
@@ -25,7 +20,7 @@ struct ServerOptions {
   size_t max_connections = 1024;
   double frame_deadline_s = 30.0;  // for a frame, a MiB of payload, or a MiB of replies
   unsigned unix_mode = 0600;
-  std::string eviction{eviction_policies().front()};
+  std::string eviction{kEvictionPolicies.front()};
   std::vector<TenantOptions> tenants{};     // none: no token is needed
   std::optional<TenantLimits> limits{};     // per tenant; default: TenantLimits::of
   std::shared_ptr<const TlsContext> tls{};  // of TCP; null: plain. The Unix socket always is.

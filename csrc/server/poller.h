@@ -32,8 +32,7 @@ class Poller {
 
   // Waits for events; returns how many there are.
   int wait(int timeout_ms) { return wait_.wait(epoll_.get(), events_, timeout_ms); }
-  template <class Visit>
-  void each(int count, Visit visit) {
+  template <class Visit> void each(int count, Visit visit) {
     for (int i = 0; i < count; ++i) {
       const uint64_t data = events_[static_cast<size_t>(i)].data.u64;
       const auto kind = static_cast<Kind>(data & ((1u << kKindBits) - 1));

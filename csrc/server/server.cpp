@@ -1,8 +1,6 @@
 // The life of a server, and its loop.
 #include "server/server.h"
 
-#include <algorithm>
-#include <bit>
 #include <cmath>
 #include <fstream>
 
@@ -158,8 +156,7 @@ void Server::on_event(Poller::Kind kind, uint64_t id, uint32_t events) {
     case Poller::kListenTcp: return connections_->accept_all(false);
     case Poller::kListenUnix: return connections_->accept_all(true);
     case Poller::kDisk: disk_ready_ = true; return;
-    // A fence is watched for one event: its write end has been closed. Lifting it closes its
-    // descriptor.
+    // Its write end has been closed. Lifting the fence closes its descriptor.
     case Poller::kFence: return node_->fences().lift(id);
     case Poller::kSession: return connections_->serve(id, events);
   }

@@ -1,15 +1,9 @@
 // A store server: its pool, its node, and the one thread that serves every connection.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
-#include <memory>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <thread>
-#include <vector>
 
 #include "base/event_fd.h"
 #include "memory/pool.h"
@@ -20,7 +14,6 @@
 
 namespace kv {
 
-// The outcome of a flush.
 struct FlushResult {
   bool done = false;
   std::string why;  // if not done
@@ -37,8 +30,7 @@ class Server {
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // 0, or an errno: of the pool, of a listener, or EALREADY. Of the disk if failed_path() is not
-  // "".
+  // 0 or an errno: of the pool, of a listener, EALREADY; of the disk if failed_path() is not "".
   int start();
   // The folder of the disk, if that is what the last start() failed at.
   const std::string& failed_path() const { return failed_path_; }
@@ -62,16 +54,14 @@ class Server {
   Placed placed() const;
 
   StatList::Values stats();
-  // Forgets all blocks, or those of the tenant with this token (none for a wrong one); returns how
-  // many.
+  // Forgets all blocks, or those of the tenant with this token; returns how many.
   uint64_t purge(std::optional<std::string_view> token = std::nullopt);
   // Whether this is a valid token, or none is needed. Wrong ones are counted.
   bool admits(std::string_view token);
   // Replaces the tokens of the same tenants and ends the connections whose token is not valid any
   // more; returns how many. Nothing, and no change, if these are other tenants.
   std::optional<size_t> follow_tokens(const std::vector<TenantOptions>& tenants);
-  // The certificate of TCP connections accepted from here on. False if the server was started
-  // without.
+  // The certificate of TCP connections from here on. False if the server was started without TLS.
   bool follow_tls(std::shared_ptr<const TlsContext> tls);
 
   // Accepts no connection any more, and ends each one when nothing of it is in flight: no request,

@@ -58,8 +58,7 @@ void ChainForest::splay(Node& node) {
   pull(node);
 }
 
-// Makes the nodes from the root down to this one a splay tree of their own, with this node as its
-// root.
+// Makes the nodes from the root down to this one a splay tree of their own, with this as its root.
 void ChainForest::reach(Node& node) {
   Node* lower = nullptr;
   for (Node* at = &node; at != nullptr; at = at->up) {

@@ -38,8 +38,7 @@ class ChainForest {
 
   // `child` has no parent, and `parent` is not below it.
   int64_t hang(Node& child, Node& parent);
-  // Takes the node, with all below it, from its parent, if it has one. A node without parent and
-  // children may be destroyed.
+  // Takes the node, with all below it, from its parent, if any. A node alone may be destroyed.
   int64_t cut(Node& node);
   // Whether `root`, which has no parent, is the node or above it.
   bool has_root(Node& node, const Node& root);

@@ -28,8 +28,7 @@ inline uint64_t client_of(int socket, bool local, uint64_t session) {
   return known ? kProcess | static_cast<uint64_t>(peer.pid) : session;
 }
 
-// Counts in whole granules, from the slot's allocation until it is a block's or is free again. Not
-// thread-safe.
+// Counts whole granules, from a slot's allocation until it is a block's or free. Not thread-safe.
 class ClientHolds {
  public:
   ClientHolds(const Slab& slab, uint64_t most_bytes) : slab_(slab), most_bytes_(most_bytes) {}

@@ -1,17 +1,14 @@
-// The counters of a node, and the list in which they are reported. One thread writes; readers hold
-// the node's mutex.
+// The counters of a node, and the list that reports them. Guarded by the node's mutex.
 #pragma once
 
 #include <array>
 #include <numeric>
 #include <string>
-#include <vector>
 
 #include "wire/wire.h"
 
 namespace kv {
 
-// How the bytes of blocks are moved.
 enum class Transport : uint8_t { kShm, kUnix, kTcp, kRdma };
 inline constexpr std::array<const char*, 4> kTransportNames{"shm", "unix", "tcp", "rdma"};
 
@@ -19,7 +16,6 @@ inline constexpr std::array<const char*, 4> kTransportNames{"shm", "unix", "tcp"
 enum class Landing : uint8_t { kLanded, kTimeout, kCancelled, kGone };
 inline constexpr std::array<const char*, 4> kLandingNames{"landed", "timeout", "cancelled", "gone"};
 
-// The outcome of a post.
 enum class Posted : uint8_t { kStored, kExists, kRefused };
 inline constexpr std::array<const char*, 3> kPostedNames{"stored", "exists", "refused"};
 
@@ -38,8 +34,7 @@ inline constexpr std::array<const char*, 18> kOpNames{
 static_assert(static_cast<size_t>(wire::Op::kAttach) == kOpNames.size());
 
 // Times in nanoseconds, counted in buckets with these upper bounds and a last one without.
-template <const auto& Bounds>
-class Histogram {
+template <const auto& Bounds> class Histogram {
  public:
   void observe(uint64_t ns) {
     size_t at = 0;
@@ -47,7 +42,6 @@ class Histogram {
     ++counts_[at];
     sum_ns_ += ns;
   }
-  static constexpr const auto& bounds() { return Bounds; }
   const auto& counts() const { return counts_; }
   uint64_t sum_ns() const { return sum_ns_; }
 
@@ -63,8 +57,7 @@ inline constexpr std::array<uint64_t, 13> kLandingBounds{
     100'000'000,   250'000'000,    500'000'000,   1'000'000'000, 2'500'000'000,
     5'000'000'000, 10'000'000'000, 30'000'000'000};
 
-template <class Of, size_t N>
-struct CountsBy {
+template <class Of, size_t N> struct CountsBy {
   std::array<uint64_t, N> values{};
   uint64_t& operator[](Of which) { return values[static_cast<size_t>(which)]; }
 };
@@ -107,9 +100,9 @@ class StatList {
     return *this;
   }
   // The sum, then each series.
-  template <size_t N>
-  StatList& add_each(const std::string& name, const std::array<const char*, N>& series,
-                     const std::array<uint64_t, N>& values) {
+  template <size_t N> StatList& add_each(const std::string& name,
+                                         const std::array<const char*, N>& series,
+                                         const std::array<uint64_t, N>& values) {
     add(name, std::accumulate(values.begin(), values.end(), uint64_t{0}));
     for (size_t i = 0; i < N; ++i) add(name + "." + series[i], values[i]);
     return *this;

@@ -1,9 +1,6 @@
 // Slots that stay out of use: the client of an ended connection may still be writing them.
 #pragma once
 
-#include <unordered_map>
-#include <vector>
-
 #include "base/file.h"
 #include "table/client_holds.h"
 #include "table/table.h"

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <map>
-#include <unordered_map>
-#include <vector>
 
 #include "base/turn.h"
 #include "table/table.h"

@@ -1,7 +1,6 @@
 #include "table/quotas.h"
 
 #include <algorithm>
-#include <functional>
 
 namespace kv {
 
@@ -12,11 +11,8 @@ Quotas::Quotas(std::unique_ptr<EvictionPolicy> policy) : tenants_(1), shares_(1)
 
 Quotas::Quotas(uint64_t pool_bytes, const std::vector<uint64_t>& quota_bytes, MakePolicy make,
                uint64_t most_pins)
-    : make_(std::move(make)),
-      limited_(quota_bytes.size() > 1),
-      most_pins_(most_pins),
-      tenants_(quota_bytes.size() + 1),
-      shares_(1) {
+    : make_(std::move(make)), limited_(quota_bytes.size() > 1), most_pins_(most_pins),
+      tenants_(quota_bytes.size() + 1), shares_(1) {
   uint64_t left = pool_bytes;
   for (size_t i = 0; i < quota_bytes.size(); ++i) {
     if (quota_bytes[i] == 0) continue;

@@ -2,14 +2,11 @@
 #pragma once
 
 #include <functional>
-#include <memory>
-#include <vector>
 
 #include "table/eviction/policy.h"
 
 namespace kv {
 
-// What one tenant uses of a pool.
 struct TenantUse {
   uint64_t used_bytes = 0;  // of its slots, in whole granules, until they are released
   uint64_t held_bytes = 0;  // of blocks that cannot be evicted; counted if tenants have limits
@@ -35,8 +32,8 @@ class Quotas {
 
   // One share, which is all of the pool; nothing is limited.
   explicit Quotas(std::unique_ptr<EvictionPolicy> policy);
-  // `quota_bytes` of tenants 1, 2, ...; 0: no quota. Together at most `pool_bytes`. `most_pins`:
-  // per tenant.
+  // `quota_bytes` of tenants 1, 2, ... (0: none), together at most `pool_bytes`; `most_pins` of
+  // each.
   Quotas(uint64_t pool_bytes, const std::vector<uint64_t>& quota_bytes, MakePolicy make,
          uint64_t most_pins = UINT64_MAX);
 

@@ -2,11 +2,8 @@
 #pragma once
 
 #include <map>
-#include <optional>
 #include <string>
-#include <unordered_map>
 #include <unordered_set>
-#include <vector>
 
 #include "table/table.h"
 #include "wire/wire.h"
@@ -28,8 +25,7 @@ struct Manifest {
   PartIds part_ids;                 // ascending
 };
 
-// Entries and ids live as long as the server. At most kMaxManifests, or kLeastManifests per tenant
-// if that is more.
+// Entries live as long as the server. Tenants share kMaxManifests, with kLeastManifests for each.
 //
 // Invariant: entries and ids belong to one tenant. Two tenants that register the same spec get two
 // spec ids, so that they have no block key in common.
@@ -50,9 +46,8 @@ class Registry {
   // `most_part_bytes`, or listed twice. LIMIT.
   Outcome add(uint32_t tenant, const wire::RegisterRequest& request, uint64_t most_part_bytes);
 
-  // Restores an id from before the restart, for an engine that registers the same again. Without
-  // `tenant`, which does not exist any more, the id is only not used again. Ignored if the name has
-  // another id already.
+  // Restores an id from before the restart, for an engine that registers the same again; without
+  // `tenant`, it is only not used again. Ignored if the name has another id already.
   void restore_spec(std::optional<uint32_t> tenant, const Hash& digest, uint32_t id);
   void restore_part(uint32_t spec_id, const Hash& digest, uint64_t bytes, uint32_t id);
 

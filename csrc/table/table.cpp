@@ -157,13 +157,9 @@ Block* Table::find_complete(const BlockKey& key, const PartIds& parts) {
   return block;
 }
 
-uint32_t Table::match(uint32_t spec_id, const PartIds& parts, HashSpan hashes, bool touch) {
+uint32_t Table::match(uint32_t spec_id, const PartIds& parts, HashSpan hashes) {
   uint32_t run = 0;
-  for (; run < hashes.count; ++run) {
-    Block* block = find_complete({spec_id, hashes[run]}, parts);
-    if (block == nullptr) break;
-    if (touch) block->policy->on_hit(*block);
-  }
+  while (run < hashes.count && find_complete({spec_id, hashes[run]}, parts) != nullptr) ++run;
   return run;
 }
 

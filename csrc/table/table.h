@@ -1,11 +1,7 @@
 // The blocks in a pool, their parts, and what keeps them there. Knows neither sockets nor bytes.
 #pragma once
 
-#include <functional>
-#include <memory>
-#include <optional>
 #include <unordered_map>
-#include <vector>
 
 #include "memory/directory.h"
 #include "memory/slab.h"
@@ -55,8 +51,8 @@ struct TableCounts {
 class TableObserver {
  public:
   virtual ~TableObserver() = default;
-  // The block is out of the table; another one may get its name. It has only committed parts, at
-  // least one.
+  // The block is out of the table; another may get its name. All its parts (one or more) are
+  // committed.
   virtual void on_leave(const Block& block) = 0;
   // Its last pin is gone. The observer owns its slots now and releases them when they may be used.
   virtual void on_free(const Block& block) = 0;
@@ -69,8 +65,7 @@ using PartIds = std::vector<uint32_t>;
 //
 // Invariants: a part is found by readers only after commit; a (block, part) is reserved by at most
 // one session; a slot is released exactly once, and never while a pin or a writer is on it; no
-// block is its own ancestor, whatever parents clients send, so that there is always a leaf to
-// evict.
+// block is its own ancestor, whatever parents clients send: there is always a leaf to evict.
 class Table {
  public:
   // Without tenants: one policy ranks all blocks. With an observer, reserve() evicts nothing: slots
@@ -84,9 +79,8 @@ class Table {
   void publish_in(Directory& directory) { directory_ = &directory; }
   // Called before a victim is searched for: the last chance to touch() blocks that were used.
   void before_eviction(std::function<void()> act) { before_eviction_ = std::move(act); }
-  // `read_in_place` returns whether a client reads a block in place without a pin of this table. It
-  // is called when the block has just left the directory. As long as it returns true the block is
-  // pinned.
+  // `read_in_place` returns whether a client reads a block in place without a pin of this table:
+  // the block is pinned as long as it does. Called when the block has just left the directory.
   void keep_while(std::function<bool(const Block&)> read_in_place) {
     read_in_place_ = std::move(read_in_place);
   }
@@ -129,15 +123,13 @@ class Table {
 
   // The resident block, or null.
   Block* find(const BlockKey& key);
-  // All resident blocks, in no order.
-  template <class Visit>
-  void for_each(Visit visit) {
+  template <class Visit> void for_each(Visit visit) {
     for (const auto& [key, block] : blocks_) visit(*block);
   }
   // The resident block if it has all `parts` committed, else null.
   Block* find_complete(const BlockKey& key, const PartIds& parts);
-  // How many leading blocks are complete; with `touch` they count as used.
-  uint32_t match(uint32_t spec_id, const PartIds& parts, HashSpan hashes, bool touch);
+  // How many leading blocks are complete.
+  uint32_t match(uint32_t spec_id, const PartIds& parts, HashSpan hashes);
   void touch(Block& block) { block.policy->on_hit(block); }
   // Seconds on a clock that never goes back.
   void set_now(double now_s) { quotas_.set_now(now_s); }

@@ -1,7 +1,5 @@
 #include "table/tenants.h"
 
-#include <algorithm>
-
 #include "digest/sha256.h"
 
 namespace kv {

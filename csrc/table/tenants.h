@@ -6,8 +6,6 @@
 #include <limits>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <vector>
 
 #include "wire/wire.h"
 

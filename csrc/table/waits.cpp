@@ -1,6 +1,5 @@
 #include "table/waits.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace kv {

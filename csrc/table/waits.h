@@ -1,16 +1,8 @@
-// Requests that wait until blocks have landed. Takes the time as an argument and returns what is to
-// be answered.
+// Requests that wait until blocks have landed. Takes the time as an argument.
 #pragma once
 
-#include <chrono>
 #include <deque>
-#include <functional>
-#include <map>
-#include <memory>
-#include <optional>
 #include <set>
-#include <unordered_map>
-#include <vector>
 
 #include "base/clock.h"
 #include "base/turn.h"
@@ -35,8 +27,8 @@ struct Wait {
   HashSpan span() const { return {hashes.data(), static_cast<uint32_t>(hashes.size())}; }
 };
 
-// Each wait stands at its first missing block. It is checked again only when a part of that block
-// has been committed.
+// Each wait stands at its first missing block; a commit of a part of that makes it be checked
+// again.
 class Waits {
  public:
   using Ended = std::vector<std::unique_ptr<Wait>>;
@@ -46,7 +38,6 @@ class Waits {
 
   explicit Waits(Match match) : match_(std::move(match)) {}
 
-  // Whether this request waits already.
   bool has(uint64_t session, uint64_t request_id) const {
     return waits_.contains({session, request_id});
   }
@@ -60,7 +51,6 @@ class Waits {
   Ended expired(TimePoint now);
   Ended all();  // none is left
   std::unique_ptr<Wait> cancel(uint64_t session, uint64_t request_id);
-  // Returns how many it had.
   size_t drop_session(uint64_t session);
 
   std::optional<TimePoint> next_deadline() const;

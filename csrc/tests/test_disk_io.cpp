@@ -344,7 +344,7 @@ void what_is_refused_is_done_without_and_said() {
 }  // namespace
 
 int main() {
-  for (const std::string_view kind : kv::disk_io_kinds()) {
+  for (const std::string_view kind : kv::kDiskIoKinds) {
     int error = 0;
     if (kv::make_disk_io(kind, 4, error) == nullptr) {
       std::fprintf(stderr, "%s does not work here: %s\n", kind.data(), std::strerror(error));

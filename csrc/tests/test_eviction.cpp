@@ -68,8 +68,8 @@ std::vector<uint64_t> chain(uint64_t first, size_t blocks) {
 }
 
 void names_make_policies_and_others_do_not() {
-  CHECK(eviction_policies().front() == "density");
-  for (const std::string_view name : eviction_policies()) CHECK(make_eviction_policy(name));
+  CHECK(kEvictionPolicies.front() == "density");
+  for (const std::string_view name : kEvictionPolicies) CHECK(make_eviction_policy(name));
   CHECK(!make_eviction_policy("fifo"));
 }
 
@@ -159,7 +159,7 @@ void density_is_near_lru_where_that_is_good_and_far_ahead_where_it_is_not() {
 
 int main() {
   names_make_policies_and_others_do_not();
-  for (const std::string_view policy : eviction_policies()) {
+  for (const std::string_view policy : kEvictionPolicies) {
     prefixes_stay_closed_whatever_happens(policy);
     what_is_held_never_goes(policy);
   }

@@ -251,7 +251,7 @@ void a_server_stops_in_the_middle_of_a_put() {
 }  // namespace
 
 int main() {
-  for (const std::string_view policy : eviction_policies())
+  for (const std::string_view policy : kEvictionPolicies)
     eight_clients_at_once(std::string(policy));
   a_server_drains_while_clients_come_and_go();
   a_server_stops_in_the_middle_of_a_put();

@@ -46,7 +46,9 @@ struct Store {
   }
   uint32_t match(uint32_t count, const PartIds& parts = kOnePart) {
     const auto hashes = chain(count);
-    return table.match(1, parts, {hashes.data(), count}, true);
+    const uint32_t run = table.match(1, parts, {hashes.data(), count});
+    for (uint32_t k = 0; k < run; ++k) table.touch(*table.find({1, hashes[k]}));
+    return run;
   }
   bool holds(uint32_t i) { return table.find_complete(key(i), kOnePart) != nullptr; }
 
@@ -247,7 +249,7 @@ std::unique_ptr<Wait> wait_for(uint32_t upto, uint64_t request, TimePoint deadli
 // How many landed, of those that are to be looked at.
 Waits waits_on(Table& table) {
   return Waits([&table](uint32_t spec_id, const PartIds& parts, HashSpan hashes) {
-    return table.match(spec_id, parts, hashes, false);
+    return table.match(spec_id, parts, hashes);
   });
 }
 

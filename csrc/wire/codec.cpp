@@ -43,6 +43,17 @@ HeaderError read_header(const uint8_t* data, Header& header) {
   return raw.body_bytes > kMaxBodyBytes ? HeaderError::kBodyTooLong : HeaderError::kNone;
 }
 
+const char* describe(HeaderError error) {
+  switch (error) {
+    case HeaderError::kMagic: return "not a kvstore frame";
+    case HeaderError::kVersion: return "a frame of another version than 3 of the protocol";
+    case HeaderError::kOp: return "unknown op";
+    case HeaderError::kBodyTooLong: return "a body longer than the protocol allows";
+    default: return "a header field is out of range";
+  }
+}
+static_assert(kVersion == 3);
+
 // RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF.
 bool Reader::is_utf8(std::string_view text) {
   const auto* at = reinterpret_cast<const uint8_t*>(text.data());

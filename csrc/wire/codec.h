@@ -6,8 +6,6 @@
 #include <cstring>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <vector>
 
 #include "wire/wire.h"
 
@@ -33,11 +31,12 @@ class Writer {
   bool hashes(HashSpan v) {
     return v.count <= kMaxHashes && u32(v.count) && raw(v.data, size_t{v.count} * kHashBytes);
   }
-  bool u8s(const std::vector<uint8_t>& v, uint32_t most) { return array(v, most); }
-  bool u32s(const std::vector<uint32_t>& v, uint32_t most) { return array(v, most); }
-  bool u64s(const std::vector<uint64_t>& v, uint32_t most) { return array(v, most); }
-  template <class T>
-  bool list(std::vector<T>& items, uint32_t most, size_t) {
+  // A list of integers.
+  template <class T> bool numbers(const std::vector<T>& v, uint32_t most) {
+    return v.size() <= most && u32(static_cast<uint32_t>(v.size())) &&
+           raw(v.data(), v.size() * sizeof(T));
+  }
+  template <class T> bool list(std::vector<T>& items, uint32_t most, size_t) {
     if (items.size() > most || !u32(static_cast<uint32_t>(items.size()))) return false;
     for (T& item : items)
       if (!item.fields(*this)) return false;
@@ -49,17 +48,12 @@ class Writer {
     if (size != 0) out_.append(static_cast<const char*>(data), size);
     return true;
   }
-  template <class T>
-  bool array(const std::vector<T>& v, uint32_t most) {
-    return v.size() <= most && u32(static_cast<uint32_t>(v.size())) &&
-           raw(v.data(), v.size() * sizeof(T));
-  }
 
   std::string& out_;
 };
 
-// Visits the fields of a body and fills them from bytes that must outlive them. False if something
-// is missing or too long.
+// Visits the fields of a body and fills them from bytes that outlive them. False: missing, too
+// long.
 class Reader {
  public:
   Reader(const void* data, size_t size) : at_(static_cast<const char*>(data)), left_(size) {}
@@ -84,12 +78,16 @@ class Reader {
     v.data = reinterpret_cast<const Hash*>(bytes.data());
     return true;
   }
-  bool u8s(std::vector<uint8_t>& v, uint32_t most) { return array(v, most); }
-  bool u32s(std::vector<uint32_t>& v, uint32_t most) { return array(v, most); }
-  bool u64s(std::vector<uint64_t>& v, uint32_t most) { return array(v, most); }
+  template <class T> bool numbers(std::vector<T>& v, uint32_t most) {
+    uint32_t count = 0;
+    std::string_view bytes;
+    if (!u32(count) || count > most || !view(bytes, size_t{count} * sizeof(T))) return false;
+    v.resize(count);
+    if (count != 0) std::memcpy(v.data(), bytes.data(), bytes.size());
+    return true;
+  }
   // `least_bytes`: the minimal length of an item.
-  template <class T>
-  bool list(std::vector<T>& items, uint32_t most, size_t least_bytes) {
+  template <class T> bool list(std::vector<T>& items, uint32_t most, size_t least_bytes) {
     uint32_t count = 0;
     if (!u32(count) || count > most || count > left_ / least_bytes) return false;
     items.clear();
@@ -117,15 +115,6 @@ class Reader {
     std::memcpy(out, bytes.data(), size);
     return true;
   }
-  template <class T>
-  bool array(std::vector<T>& v, uint32_t most) {
-    uint32_t count = 0;
-    std::string_view bytes;
-    if (!u32(count) || count > most || !view(bytes, size_t{count} * sizeof(T))) return false;
-    v.resize(count);
-    if (count != 0) std::memcpy(v.data(), bytes.data(), bytes.size());
-    return true;
-  }
 
   const char* at_;
   size_t left_;
@@ -143,14 +132,14 @@ void write_header(char* to, const Header& header);
 // Reads the kHeaderBytes bytes at `data`. kNone: valid in this version. Sets op and request_id in
 // any case. Does not check body_bytes against the op.
 HeaderError read_header(const uint8_t* data, Header& header);
+const char* describe(HeaderError error);
 
 // Most frames are shorter: one allocation makes them.
 inline constexpr size_t kUsualFrameBytes = 256;
 
 // The header and body of a frame. Empty if a field is longer than the protocol allows.
-template <class Body>
-std::string encode_frame(Op op, Status status, uint64_t request_id, Body& body,
-                         uint64_t payload_bytes = 0) {
+template <class Body> std::string encode_frame(Op op, Status status, uint64_t request_id,
+                                               Body& body, uint64_t payload_bytes = 0) {
   std::string frame;
   frame.reserve(kUsualFrameBytes);
   frame.resize(kHeaderBytes);
@@ -164,8 +153,7 @@ std::string encode_frame(Op op, Status status, uint64_t request_id, Body& body,
 }
 
 // The body, if the bytes are one with its padding.
-template <class Body>
-std::optional<Body> decode_body(const void* data, size_t size) {
+template <class Body> std::optional<Body> decode_body(const void* data, size_t size) {
   Body body;
   Reader reader(data, size);
   if ((kHeaderBytes + size) % kLineBytes != 0) return std::nullopt;

@@ -3,8 +3,7 @@
 //
 // TRANSPORT. A byte stream: a Unix socket, or TCP. A server with a certificate speaks only TLS 1.3
 // on its TCP port; it answers a HELLO without TLS in plain text, with BAD_REQUEST, and ends the
-// connection. A connection may end without TLS's close_notify: the lengths in a frame say whether
-// it is whole.
+// connection. A connection may end without TLS's close_notify: frames say whether they are whole.
 //
 // FRAMES. All integers are little-endian. Every request and every reply is one frame:
 //
@@ -31,8 +30,7 @@
 // leases or removes block by block, not all at once.
 //
 // HANDSHAKE. The first request of a connection is HELLO, soon after the connection was made: the
-// server may end one without a HELLO to make room for another. Any other first request is refused
-// once its header has come.
+// server may end one without a HELLO to make room for another. It refuses any other first request.
 //
 // VERSIONS. A server accepts frames of its own version only. It answers another version with
 // UNSUPPORTED_VERSION. An op that it does not know ends the connection with BAD_REQUEST.
@@ -129,6 +127,8 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
+#include <vector>
 
 namespace kv::wire {
 

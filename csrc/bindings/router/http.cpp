@@ -1,11 +1,8 @@
-// kvrouter._native, HTTP: the header fields of a request, and streams. Conversions only, no logic.
+// kvrouter._native, HTTP: header fields, streams and histograms. Conversions only, no logic.
 #include <nanobind/nanobind.h>
 
 #include <ctime>
-#include <string>
-#include <vector>
 
-#include "bindings/router/module.h"
 #include "router/stream_feed.h"
 
 namespace nb = nanobind;
@@ -94,7 +91,27 @@ void watch(StreamFeed& feed, const nb::args& marks) {
   feed.watch(std::move(given));
 }
 
+nb::list counts_of(const Buckets& buckets) {
+  nb::list counts;
+  for (const uint64_t count : buckets.counts()) counts.append(count);
+  return counts;
+}
+
 void bind_streams(nb::module_& module) {
+  nb::class_<Buckets>(module, "Buckets")
+      .def(
+          "__init__",
+          [](Buckets* self, nb::sequence bounds) {
+            std::vector<double> values;
+            for (nb::handle bound : bounds) values.push_back(nb::cast<double>(bound));
+            new (self) Buckets(std::move(values));
+          },
+          nb::arg("bounds"))
+      .def(
+          "observe", [](Buckets& buckets, double value) { buckets.observe(value, 1); },
+          nb::sig("def observe(self, value: float, /) -> None"))
+      .def_prop_ro("counts", &counts_of)
+      .def_prop_ro("sum", &Buckets::sum);
   nb::class_<StreamFeed>(module, "StreamFeed")
       .def(nb::init<>())
       .def("take", &take, nb::arg("data"))

@@ -1,18 +1,18 @@
 // kvrouter._native: native scanning for the router's hot path. Conversions only, no logic.
-#include "bindings/router/module.h"
-
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
 #include <cstring>
-#include <string>
-#include <vector>
 
 #include "router/json_scan.h"
 #include "router/prefix_table.h"
 #include "router/token_ids.h"
 
 namespace nb = nanobind;
+
+namespace kv::python {
+void bind_http(nb::module_& module);  // bindings/router/http.cpp
+}
 
 namespace {
 
@@ -149,5 +149,4 @@ NB_MODULE(_native, m) {
   m.def("shared_bytes", &shared_bytes, nb::arg("one"), nb::arg("other"));
   bind_prefix_table(m);
   kv::python::bind_http(m);
-  kv::python::bind_metrics(m);
 }

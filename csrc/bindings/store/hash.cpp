@@ -3,9 +3,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
-#include <cstring>
 #include <string>
-#include <vector>
 
 #include "bindings/store/module.h"
 #include "digest/chain_hash.h"

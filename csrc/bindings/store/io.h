@@ -19,8 +19,8 @@ struct ProtocolFailure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Raises unless `result` is kDone; `error` is the errno of a kFailed, `why` the reason of a
-// kBadReply. Needs the GIL.
+// Raises unless kDone; `error` is the errno of a kFailed, `why` the reason of a kBadReply. With
+// GIL.
 inline void check_io(IoResult result, int error, const TlsStream* tls, const char* why = "") {
   if (result == IoResult::kDone) return;
   if (result == IoResult::kInterrupted) throw nb::python_error();  // of the signal handler

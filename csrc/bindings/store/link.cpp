@@ -4,12 +4,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cerrno>
-#include <chrono>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "base/tcp_options.h"
 #include "bindings/store/io.h"
 #include "bindings/store/memory.h"
@@ -55,8 +49,7 @@ Deadline deadline_at(double seconds) {
 }
 
 // Performs `io` without the GIL; raises if it fails.
-template <class Io>
-void perform(Link& link, const Exchange* exchange, Io io) {
+template <class Io> void perform(Link& link, const Exchange* exchange, Io io) {
   IoResult result;
   int error;
   {

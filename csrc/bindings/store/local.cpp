@@ -4,9 +4,6 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include <memory>
-#include <vector>
-
 #include "bindings/store/memory.h"
 #include "client/local_reader.h"
 #include "client/local_writer.h"

@@ -5,8 +5,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <cmath>
-#include <memory>
-#include <vector>
 
 #include "base/memory_map.h"
 
@@ -97,7 +95,8 @@ Crcs gather_into(const PoolView& view, const OwnedSegments& from, const Indices&
   check_slots(*mapping, from.segments, indices, offsets);
   Crcs crcs;
   const ReleaseGil released(true);
-  gather(mapping->data(), from.segments, indices, offsets, digest, crcs);
+  for (size_t i = 0; i < indices.size(); ++i)
+    crcs.push_back(copy_in(mapping->data() + offsets[i], from.segments, indices[i], digest));
   mapping.reset();
   return crcs;
 }
@@ -111,7 +110,9 @@ std::vector<bool> scatter_from(const PoolView& view, const OwnedSegments& to,
   check_crcs(crcs, indices);
   Crcs found;
   const ReleaseGil released(true);
-  scatter(mapping->data(), to.segments, indices, offsets, crcs.has_value(), found);
+  for (size_t i = 0; i < indices.size(); ++i)
+    found.push_back(
+        copy_out(mapping->data() + offsets[i], to.segments, indices[i], crcs.has_value()));
   mapping.reset();
   return verdicts(crcs, found, indices.size());
 }

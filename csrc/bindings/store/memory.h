@@ -2,9 +2,6 @@
 #pragma once
 
 #include <cerrno>
-#include <memory>
-#include <optional>
-#include <vector>
 
 #include "bindings/store/module.h"
 #include "memory/pool_mapping.h"

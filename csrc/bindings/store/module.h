@@ -1,5 +1,4 @@
-// Shared by the bindings of kvrouter_store._core: Python buffers, digests, and the parts of the
-// module.
+// Shared by the bindings of kvrouter_store._core: Python buffers, digests, parts of the module.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -4,9 +4,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <string>
 #include <tuple>
-#include <vector>
 
 #include "bindings/store/module.h"
 #include "wire/codec.h"
@@ -17,19 +15,15 @@ namespace {
 using namespace wire;
 
 // Replies with owned texts: those of wire/replies.h are views of the body.
-struct Hello {
-  uint64_t epoch, session, pool_bytes;
-  uint32_t granule_bytes, node;
-  PoolAccess access;
-  uint64_t directory_bytes;
-  std::string unix_path, boot_id;
-  uint64_t page_bytes;
+struct Hello : HelloReply {
+  std::string unix_path_text, boot_id_text;
+  PoolAccess pool_access;
   bool digests;
 };
 
 struct Manifest {
   uint32_t manifest_id, spec_id;
-  std::string digest, doc;
+  nb::bytes digest, doc;
   std::vector<std::string> engines;
   std::vector<uint32_t> part_ids;
 };
@@ -47,11 +41,11 @@ struct Landing {
 };
 
 struct Stats {
-  std::vector<std::pair<std::string, uint64_t>> values;
+  nb::dict values;
 };
 
 struct Attachment {
-  std::string card;
+  nb::bytes card;
 };
 
 struct Error {
@@ -63,8 +57,7 @@ nb::bytes bytes_of(const std::vector<uint8_t>& values) {
   return to_bytes(values.data(), values.size());
 }
 
-template <class Body>
-Body parse(const uint8_t* data, size_t size) {
+template <class Body> Body parse(const uint8_t* data, size_t size) {
   auto body = decode_body<Body>(data, size);
   if (!body) throw nb::value_error("the body of a reply does not parse");
   return std::move(*body);
@@ -101,27 +94,16 @@ Hello own(const HelloReply& r) {
   const bool digests = (r.access & kDigestsOff) == 0;
   const auto access = static_cast<PoolAccess>(r.access & ~kDigestsOff);
   if (access > PoolAccess::kWrite) throw nb::value_error("unknown pool access");
-  return {r.epoch,
-          r.session,
-          r.pool_bytes,
-          r.granule_bytes,
-          r.node,
-          access,
-          r.directory_bytes,
-          std::string(r.unix_path),
-          std::string(r.boot_id),
-          r.page_bytes,
-          digests};
+  return {r, std::string(r.unix_path), std::string(r.boot_id), access, digests};
 }
 
 Manifests own(const ManifestsReply& r) {
   Manifests out{r.more != 0, {}, {}};
   for (const ManifestInfo& info : r.manifests) {
-    const auto* digest = reinterpret_cast<const char*>(info.digest.bytes);
     Manifest& m = out.manifests.emplace_back(Manifest{info.manifest_id,
                                                       info.spec_id,
-                                                      std::string(digest, kHashBytes),
-                                                      std::string(info.doc),
+                                                      to_bytes(info.digest.bytes, kHashBytes),
+                                                      to_bytes(info.doc.data(), info.doc.size()),
                                                       {},
                                                       info.part_ids});
     for (const Name& name : info.engines) m.engines.emplace_back(name.text);
@@ -133,11 +115,12 @@ Manifests own(const ManifestsReply& r) {
 
 Stats own(const StatsReply& r) {
   Stats out;
-  for (const Stat& stat : r.values) out.values.emplace_back(stat.name, stat.value);
+  for (const Stat& stat : r.values)
+    out.values[nb::str(stat.name.data(), stat.name.size())] = stat.value;
   return out;
 }
 
-Attachment own(const AttachReply& r) { return {std::string(r.card)}; }
+Attachment own(const AttachReply& r) { return {to_bytes(r.card.data(), r.card.size())}; }
 
 nb::object decode_wait(const Header& header, const uint8_t* data, size_t size) {
   const auto reply = parse<WaitReply>(data, size);
@@ -175,18 +158,6 @@ nb::object decode_reply(const Header& header, nb::handle data, size_t offset) {
   return to_reply(header, buffer.data() + offset);
 }
 
-const char* describe(HeaderError error) {
-  switch (error) {
-    case HeaderError::kMagic: return "not a kvstore frame (wrong magic)";
-    case HeaderError::kVersion: return "another version of the protocol";
-    case HeaderError::kOp: return "unknown op";
-    case HeaderError::kBodyTooLong: return "a body longer than MAX_BODY_BYTES";
-    case HeaderError::kReserved: return "a reserved field is not zero";
-    case HeaderError::kNone: break;
-  }
-  return "";
-}
-
 Header decode_header(nb::handle data, size_t offset) {
   const Buffer buffer(data);
   if (offset > buffer.size() || buffer.size() - offset < kHeaderBytes)
@@ -203,12 +174,6 @@ std::vector<std::tuple<uint32_t, uint32_t, uint8_t>> places_of(const MatchReply&
   return places;
 }
 
-nb::dict values_of(const Stats& stats) {
-  nb::dict values;
-  for (const auto& [name, value] : stats.values) values[name.c_str()] = value;
-  return values;
-}
-
 void bind_owned_replies(nb::module_& m) {
   nb::class_<Hello>(m, "HelloReply")
       .def_ro("epoch", &Hello::epoch)
@@ -216,18 +181,17 @@ void bind_owned_replies(nb::module_& m) {
       .def_ro("pool_bytes", &Hello::pool_bytes)
       .def_ro("granule_bytes", &Hello::granule_bytes)
       .def_ro("node", &Hello::node)
-      .def_ro("access", &Hello::access)
+      .def_ro("access", &Hello::pool_access)
       .def_ro("directory_bytes", &Hello::directory_bytes)
-      .def_ro("unix_path", &Hello::unix_path)
-      .def_ro("boot_id", &Hello::boot_id)
+      .def_ro("unix_path", &Hello::unix_path_text)
+      .def_ro("boot_id", &Hello::boot_id_text)
       .def_ro("page_bytes", &Hello::page_bytes)
       .def_ro("digests", &Hello::digests);
   nb::class_<Manifest>(m, "ManifestInfo")
       .def_ro("manifest_id", &Manifest::manifest_id)
       .def_ro("spec_id", &Manifest::spec_id)
-      .def_prop_ro("digest",
-                   [](const Manifest& r) { return to_bytes(r.digest.data(), r.digest.size()); })
-      .def_prop_ro("doc", [](const Manifest& r) { return to_bytes(r.doc.data(), r.doc.size()); })
+      .def_ro("digest", &Manifest::digest)
+      .def_ro("doc", &Manifest::doc)
       .def_ro("engines", &Manifest::engines)
       .def_ro("part_ids", &Manifest::part_ids);
   nb::class_<Manifests>(m, "ManifestsReply")
@@ -238,10 +202,8 @@ void bind_owned_replies(nb::module_& m) {
       .def_ro("landed", &Landing::landed)
       .def_ro("blocks", &Landing::blocks)
       .def_ro("lease_id", &Landing::lease_id);
-  nb::class_<Stats>(m, "StatsReply").def_prop_ro("values", values_of);
-  nb::class_<Attachment>(m, "AttachReply").def_prop_ro("card", [](const Attachment& r) {
-    return to_bytes(r.card.data(), r.card.size());
-  });
+  nb::class_<Stats>(m, "StatsReply").def_ro("values", &Stats::values);
+  nb::class_<Attachment>(m, "AttachReply").def_ro("card", &Attachment::card);
   nb::class_<Error>(m, "ErrorReply")
       .def_ro("status", &Error::status)
       .def_ro("message", &Error::message);

@@ -1,6 +1,7 @@
 // Bindings of the server.
 #include "server/server.h"
 
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -9,10 +10,6 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-
-#include <bit>
-#include <cerrno>
-#include <string>
 
 #include "bindings/store/module.h"
 #include "table/eviction/policy.h"
@@ -117,49 +114,32 @@ void start(Server& server) {
 }
 
 std::tuple<std::string, uint64_t, uint64_t> flush_disk(Server& server, double timeout_s) {
-  FlushResult result;
-  {
-    const nb::gil_scoped_release released;
-    result = server.flush_disk(timeout_s);
-  }
+  const FlushResult result = server.flush_disk(timeout_s);
   return {result.why, result.durable_blocks, result.skipped};
 }
 
 Notices take_notices(Server& server) {
-  std::vector<DiskNotice> taken;
-  {
-    const nb::gil_scoped_release released;
-    taken = server.take_notices();
-  }
   Notices notices;
-  for (DiskNotice& one : taken) notices.emplace_back(one.bad, std::move(one.sentence));
+  for (DiskNotice& one : server.take_notices())
+    notices.emplace_back(one.bad, std::move(one.sentence));
   return notices;
 }
 
 size_t follow_tokens(Server& server, const TenantTokens& tokens) {
   std::vector<TenantOptions> tenants;
   for (const auto& [name, token] : tokens) tenants.push_back({name, token});
-  std::optional<size_t> ended;
-  {
-    const nb::gil_scoped_release released;
-    ended = server.follow_tokens(tenants);
-  }
+  const std::optional<size_t> ended = server.follow_tokens(tenants);
   if (!ended) throw nb::value_error("a node that runs takes other tokens of the same tenants only");
   return *ended;
 }
 
 void follow_tls(Server& server, const std::shared_ptr<TlsContext>& tls) {
   if (!tls->is_server()) throw nb::value_error("tls must be a server's context");
-  const nb::gil_scoped_release released;
   if (!server.follow_tls(tls)) throw std::invalid_argument("the node was started without TLS");
 }
 
 int drain(Server& server) {
-  int descriptor;
-  {
-    const nb::gil_scoped_release released;
-    descriptor = server.drain();
-  }
+  const int descriptor = server.drain();
   if (descriptor < 0) throw nb::value_error("only a server that runs can be drained");
   return descriptor;
 }
@@ -176,11 +156,7 @@ nb::dict stats(Server& server) {
 }
 
 int offer_attach(Server& server, size_t most) {
-  int descriptor;
-  {
-    const nb::gil_scoped_release released;
-    descriptor = server.offer_attach(most);
-  }
+  const int descriptor = server.offer_attach(most);
   if (descriptor < 0) throw nb::value_error("only a server that runs can offer RDMA");
   return descriptor;
 }
@@ -208,7 +184,7 @@ void bind_attach(nb::module_& m, nb::class_<Server>& server) {
       .def_ro("rail", &AttachEvent::rail)
       .def_prop_ro("card",
                    [](const AttachEvent& e) { return to_bytes(e.card.data(), e.card.size()); });
-  server.def("offer_attach", offer_attach, "most"_a)
+  server.def("offer_attach", offer_attach, "most"_a, Release())
       .def("take_attach_events", &Server::take_attach_events, Release())
       .def("attached", attached, "session"_a, "card"_a)
       .def("refuse_attachment", &Server::refuse_attachment, "session"_a, "status"_a, "why"_a,
@@ -222,14 +198,8 @@ void bind_attach(nb::module_& m, nb::class_<Server>& server) {
 
 void bind_server(nb::module_& m) {
   using namespace nb::literals;
-  nb::list policies;
-  for (const std::string_view name : eviction_policies())
-    policies.append(nb::str(name.data(), name.size()));
-  m.attr("EVICTION_POLICIES") = nb::tuple(policies);
-  nb::list kinds;
-  for (const std::string_view kind : disk_io_kinds())
-    kinds.append(nb::str(kind.data(), kind.size()));
-  m.attr("DISK_IO_KINDS") = nb::tuple(kinds);
+  m.attr("EVICTION_POLICIES") = nb::tuple(nb::cast(kEvictionPolicies));
+  m.attr("DISK_IO_KINDS") = nb::tuple(nb::cast(kDiskIoKinds));
   using Release = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Placement>(m, "Placement")
       .def("__init__", init_placement, nb::kw_only(), "explicit_page_bytes"_a = 0,
@@ -254,7 +224,7 @@ void bind_server(nb::module_& m) {
       .def("__init__", init_server, nb::kw_only(), "host"_a = "127.0.0.1", "port"_a = 0,
            "unix_path"_a = nb::none(), "pool_bytes"_a, "granule_bytes"_a = 16384, "node"_a = 0,
            "prefault"_a = false, "max_connections"_a = 1024, "frame_deadline_s"_a = 30.0,
-           "unix_mode"_a = 0600, "eviction"_a = std::string(eviction_policies().front()),
+           "unix_mode"_a = 0600, "eviction"_a = std::string(kEvictionPolicies.front()),
            "tenants"_a = TenantTokens(), "quotas"_a = TenantQuotas(), "disk"_a = nb::none(),
            "disk_bytes"_a = 0, "disk_io"_a = "auto",
            "disk_read_timeout_s"_a = DiskOptions().read_timeout_s, "tls"_a = nb::none(),
@@ -263,14 +233,14 @@ void bind_server(nb::module_& m) {
            "reserve_timeout_s"_a = ServerOptions().reserve_timeout_s, "digests"_a = true)
       .def("start", start)
       .def("stop", &Server::stop, Release())
-      .def("drain", drain)
+      .def("drain", drain, Release())
       .def("stats", stats)
-      .def("flush_disk", flush_disk, "timeout_s"_a)
-      .def("take_notices", take_notices)
+      .def("flush_disk", flush_disk, "timeout_s"_a, Release())
+      .def("take_notices", take_notices, Release())
       .def_prop_ro("notice_fd", &Server::notice_fd)
       .def("admits", &Server::admits, "token"_a, Release())
-      .def("follow_tokens", follow_tokens, "tenants"_a)
-      .def("follow_tls", follow_tls, "tls"_a)
+      .def("follow_tokens", follow_tokens, "tenants"_a, Release())
+      .def("follow_tls", follow_tls, "tls"_a, Release())
       .def("purge", &Server::purge, "token"_a = nb::none(), Release())
       .def_prop_ro("placed", &Server::placed)
       .def_prop_ro("port", &Server::port)

@@ -4,9 +4,6 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
-#include <memory>
-#include <string>
-
 #include "bindings/store/io.h"
 #include "bindings/store/module.h"
 

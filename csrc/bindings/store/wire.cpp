@@ -4,10 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <string>
-#include <vector>
-
 #include "bindings/store/module.h"
+#include "table/counters.h"
 #include "wire/codec.h"
 
 namespace kv::python {
@@ -16,8 +14,7 @@ namespace {
 using namespace wire;
 using U32s = std::vector<uint32_t>;
 
-template <class Body>
-nb::bytes frame(Op op, uint64_t id, Body body, uint64_t payload_bytes = 0) {
+template <class Body> nb::bytes frame(Op op, uint64_t id, Body body, uint64_t payload_bytes = 0) {
   const std::string bytes = encode_frame(op, Status::kOk, id, body, payload_bytes);
   if (bytes.empty()) throw nb::value_error("a field is longer than the protocol allows");
   return to_bytes(bytes.data(), bytes.size());
@@ -125,25 +122,12 @@ nb::bytes wait(uint64_t id, uint32_t manifest_id, nb::handle hashes, uint32_t up
 }
 
 void bind_enums(nb::module_& m) {
-  nb::enum_<Op>(m, "Op", nb::is_arithmetic())
-      .value("HELLO", Op::kHello)
-      .value("REGISTER", Op::kRegister)
-      .value("MANIFESTS", Op::kManifests)
-      .value("MATCH", Op::kMatch)
-      .value("RESERVE", Op::kReserve)
-      .value("COMMIT", Op::kCommit)
-      .value("ABORT", Op::kAbort)
-      .value("PUT", Op::kPut)
-      .value("ACQUIRE", Op::kAcquire)
-      .value("RELEASE", Op::kRelease)
-      .value("GET", Op::kGet)
-      .value("WAIT", Op::kWait)
-      .value("CANCEL", Op::kCancel)
-      .value("DELETE", Op::kDelete)
-      .value("PURGE", Op::kPurge)
-      .value("STATS", Op::kStats)
-      .value("LEND", Op::kLend)
-      .value("ATTACH", Op::kAttach);
+  nb::enum_<Op> ops(m, "Op", nb::is_arithmetic());
+  for (size_t i = 0; i < kOpNames.size(); ++i) {
+    std::string name = kOpNames[i];
+    for (char& c : name) c = static_cast<char>(c - 'a' + 'A');
+    ops.value(name.c_str(), static_cast<Op>(i + 1));
+  }
   nb::enum_<Status>(m, "Status", nb::is_arithmetic())
       .value("OK", Status::kOk)
       .value("BAD_REQUEST", Status::kBadRequest)

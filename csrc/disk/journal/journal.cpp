@@ -3,7 +3,6 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <cerrno>
 
 #include "base/random.h"
 #include "disk/journal/files.h"

@@ -12,16 +12,12 @@
 // The lock on the data file protects the journal too.
 //
 // Only open() and the destructor block: records are collected in memory, and a thread of the
-// journal writes and syncs those that were collected during its last write (group commit). One
-// thread calls all of it.
+// journal writes and syncs those collected during its last write (group commit). One thread calls
+// all of it.
 #pragma once
 
 #include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <unordered_set>
-#include <vector>
 
 #include "disk/journal/names.h"
 #include "disk/journal/records.h"
@@ -50,7 +46,6 @@ class JournalThread;
 enum class JournalKind;
 struct JournalResult;
 
-// What open() found.
 struct JournalSummary {
   // Why the index starts empty although there was a file; "" if it does not.
   std::string discarded;
@@ -78,9 +73,8 @@ class DiskJournal {
   DiskJournal(const DiskJournal&) = delete;
   DiskJournal& operator=(const DiskJournal&) = delete;
 
-  // Reads the journal, or makes one; cuts off a torn end, and starts the thread. 0 or an errno. A
-  // journal of another data file (another DiskGeometry), or a file of another kind, is replaced by
-  // an empty one.
+  // Reads the journal, or makes one; cuts off a torn end, and starts the thread. Replaces a journal
+  // of another data file (another DiskGeometry), or a file of another kind. 0 or an errno.
   int open(DiskContents& found, JournalSummary& summary);
 
   // The number of a tenant's spec, or of a part of it, in records. 0 at a limit of DiskNames, for a
@@ -90,19 +84,17 @@ class DiskJournal {
   uint32_t part_number(uint32_t spec, const wire::Hash& digest, uint64_t bytes);
 
   // Records that a part of a block is in an extent, which has been written and synced; replaces an
-  // earlier record of that part. Sets entry.sequence. Returns the sequence to wait for; 0 if
-  // nothing was recorded: the journal has failed, kMaxBacklogBytes wait to be written, or the entry
-  // is invalid.
+  // earlier record of that part. Sets entry.sequence. Returns the sequence to wait for; 0 (nothing
+  // recorded): the journal has failed, kMaxBacklogBytes wait to be written, or an invalid entry.
   uint64_t put(DiskEntry entry);
   // Records that a part of a block, or all of them, is no longer on the disk. Returns the sequence
   // to wait for. Never 0: on a journal that has failed, it is reached after a compaction.
   uint64_t remove(uint32_t spec, const wire::Hash& hash, std::optional<uint32_t> part);
 
-  // Writes the collected records, unless a write is in flight: then they follow by themselves. Once
-  // for a batch.
+  // Writes the collected records, once for a batch; if a write is in flight they follow by
+  // themselves.
   void flush();
-  // Readable when on_completion() has something to do: to be watched for EPOLLIN. Owned by this
-  // object.
+  // Readable (EPOLLIN) when on_completion() has something to do. Owned by this object.
   int completion_fd() const;
   // Handles completed writes: durable() and error() may change.
   void on_completion();
@@ -111,8 +103,7 @@ class DiskJournal {
   uint64_t durable() const { return durable_; }
   uint64_t appended() const { return appended_; }  // the last assigned sequence
   // The errno of a failed write, or 0. After a failure nothing becomes durable until a compaction
-  // has succeeded: a file system that failed to sync may have dropped bytes, so only a new file is
-  // reliable.
+  // has succeeded: a file system that failed to sync may have dropped bytes.
   int error() const { return error_; }
   // Collected and not durable yet.
   uint64_t backlog_bytes() const;

@@ -16,8 +16,7 @@ std::string key_of(const wire::Hash& digest, uint32_t spec, uint64_t bytes) {
 }
 
 // The highest plus one; if that is too high, the lowest free one.
-template <class Named>
-uint32_t free_number(const std::map<uint32_t, Named>& taken, uint32_t most) {
+template <class Named> uint32_t free_number(const std::map<uint32_t, Named>& taken, uint32_t most) {
   if (taken.empty()) return 1;
   if (taken.rbegin()->first < most) return taken.rbegin()->first + 1;
   uint32_t number = 1;
@@ -26,8 +25,7 @@ uint32_t free_number(const std::map<uint32_t, Named>& taken, uint32_t most) {
   return number <= most ? number : 0;
 }
 
-template <class Named>
-const Named* find(const std::map<uint32_t, Named>& in, uint32_t number) {
+template <class Named> const Named* find(const std::map<uint32_t, Named>& in, uint32_t number) {
   const auto at = in.find(number);
   return at == in.end() ? nullptr : &at->second;
 }

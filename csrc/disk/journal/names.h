@@ -1,9 +1,6 @@
 // The small numbers of specs and parts in a journal of the SSD tier.
 #pragma once
 
-#include <map>
-#include <string>
-#include <string_view>
 #include <unordered_map>
 
 #include "disk/journal/records.h"

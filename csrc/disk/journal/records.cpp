@@ -1,8 +1,5 @@
 #include "disk/journal/records.h"
 
-#include <bit>
-#include <cstring>
-
 #include "digest/crc32c.h"
 #include "wire/codec.h"
 
@@ -39,8 +36,7 @@ uint32_t crc_of(std::string_view sealed, uint32_t seed) {
 }
 
 // Appends a record whose payload `write` appends.
-template <class Write>
-void append(std::string& out, uint32_t seed, RecordType type, Write write) {
+template <class Write> void append(std::string& out, uint32_t seed, RecordType type, Write write) {
   const size_t begin = out.size();
   out.resize(begin + kRecordHeadBytes);
   Writer writer(out);
@@ -172,25 +168,6 @@ bool decode_payload(std::string_view payload, DiskRemoval& removal) {
     return false;
   removal.part = part == 0 ? std::nullopt : std::optional(part);
   return removal.sequence != 0 && removal.sequence <= kMaxSequence && from.at_end();
-}
-
-void reseal(std::string& journal) {
-  RawHeader header;
-  if (journal.size() < sizeof header) return;
-  std::memcpy(&header, journal.data(), sizeof header);
-  header.magic = kMagic;
-  header.crc = crc32c(&header, offsetof(RawHeader, crc));
-  std::memcpy(journal.data(), &header, sizeof header);
-  const uint32_t seed = journal_seed(header.file_id);
-  for (size_t at = sizeof header; journal.size() - at >= kRecordHeadBytes;) {
-    RawHead head;
-    std::memcpy(&head, journal.data() + at, sizeof head);
-    const size_t whole = kRecordHeadBytes + head.payload_bytes;
-    if (whole > journal.size() - at) return;
-    head.crc = crc_of(std::string_view(journal).substr(at + kSealed, whole - kSealed), seed);
-    std::memcpy(journal.data() + at, &head.crc, sizeof head.crc);
-    at += whole;
-  }
 }
 
 }  // namespace kv

@@ -20,8 +20,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <vector>
 
 #include "wire/wire.h"
 
@@ -34,7 +32,6 @@ struct DiskGeometry {
   uint32_t granule_bytes = 0;  // extents begin at multiples; power of two, 4..64 KiB
   bool operator==(const DiskGeometry&) const = default;
   bool valid() const;
-  // Whether `bytes` at `offset` can be an extent.
   bool has_extent(uint64_t offset, uint64_t bytes) const;
   uint64_t extent_bytes(uint64_t bytes) const {
     return (bytes + granule_bytes - 1) / granule_bytes * granule_bytes;
@@ -121,15 +118,10 @@ void append_record(std::string& out, uint32_t seed, const DiskRemoval& removal);
 
 // The record at the beginning of `bytes`, if all of it is there.
 RecordState read_record(std::string_view bytes, uint32_t seed, Record& record);
-// False unless the payload is valid to its last byte. `spec` and `bytes` of an entry are not in it:
-// they are those of its part.
+// False unless the payload is valid to its last byte. It has no `spec` and `bytes` of an entry.
 bool decode_payload(std::string_view payload, DiskSpec& spec);
 bool decode_payload(std::string_view payload, DiskPart& part);
 bool decode_payload(std::string_view payload, DiskEntry& entry);
 bool decode_payload(std::string_view payload, DiskRemoval& removal);
-
-// Sets the right CRC32C in every record of a journal, as far as the lengths lead: for fuzzers and
-// tests.
-void reseal(std::string& journal);
 
 }  // namespace kv

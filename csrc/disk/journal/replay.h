@@ -1,9 +1,6 @@
 // Reads a journal of the SSD tier: bytes that a crash may have damaged, or that may be anything.
 #pragma once
 
-#include <string_view>
-#include <unordered_map>
-
 #include "disk/journal/names.h"
 #include "disk/journal/records.h"
 #include "table/table.h"

@@ -1,7 +1,5 @@
 #include "disk/journal/thread.h"
 
-#include <cerrno>
-
 #include "base/quiet_thread.h"
 
 namespace kv {

@@ -3,9 +3,7 @@
 
 #include <condition_variable>
 #include <deque>
-#include <memory>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -47,8 +45,7 @@ class JournalThread {
   // Performs the posted jobs, then ends.
   ~JournalThread();
 
-  // Before start(), on the owner's thread: opens the journal (null if there is none), or performs a
-  // job.
+  // Before start(), on the owner's thread: opens the journal (null: there is none); performs a job.
   int load(JournalFile*& journal);
   JournalResult perform(const JournalJob& job);
   int start();  // 0 or an errno

@@ -1,7 +1,6 @@
 #include "table/eviction/density.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -217,8 +216,7 @@ ReuseDensity::PerAge<double> ReuseDensity::usual_hazard(double believed) const {
   return hazard;
 }
 
-// Per age, the most uses per epoch over all moments of eviction, if the share `used` of the blocks
-// is used again at each age.
+// Per age, the most uses per epoch over all moments of eviction, if `used` are used again per age.
 ReuseDensity::PerAge<double> ReuseDensity::best_futures(const PerAge<double>& used) {
   PerAge<double> density{};
   for (size_t age = 0; age < kAges; ++age) {

@@ -9,8 +9,6 @@
 
 #include <array>
 #include <deque>
-#include <unordered_map>
-#include <vector>
 
 #include "table/eviction/policy.h"
 #include "table/table.h"
@@ -35,8 +33,7 @@ class ReuseDensity final : public EvictionPolicy {
   static constexpr size_t kUses = 4, kDepths = 8, kKinds = kUses * kDepths;
   static constexpr size_t kAges = 96;  // the last one: that old or older
 
-  template <class Value>
-  using PerAge = std::array<Value, kAges>;
+  template <class Value> using PerAge = std::array<Value, kAges>;
 
   struct List : EvictionLink {
     List() { older = newer = this; }

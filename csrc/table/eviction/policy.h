@@ -1,9 +1,9 @@
 // Which block is evicted when the pool is full: the interface of policies.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string_view>
-#include <vector>
 
 namespace kv {
 
@@ -24,8 +24,7 @@ struct EvictionMark : EvictionLink {
   uint8_t kind = 0;
 };
 
-// Ranks blocks for eviction. The table reports what happens to blocks; the policy changes nothing
-// but their EvictionMark.
+// Ranks blocks for eviction, as the table reports their use. It changes only their EvictionMark.
 //
 // A block is evictable while it has no resident child and is not leased, read or written. The table
 // reports each change of that and evicts no other block.
@@ -43,7 +42,7 @@ class EvictionPolicy {
 };
 
 // Names of all policies, the default first.
-const std::vector<std::string_view>& eviction_policies();
+inline constexpr std::array<std::string_view, 2> kEvictionPolicies{"density", "lru"};
 // Null for an unknown name.
 std::unique_ptr<EvictionPolicy> make_eviction_policy(std::string_view name);
 

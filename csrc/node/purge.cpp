@@ -1,4 +1,4 @@
-#include "node/removal.h"
+#include "node/purge.h"
 
 #include "disk/tier.h"
 
@@ -31,28 +31,6 @@ bool Purge::go_on() {
     if (!more) ++tables_, sweep_ = {};
   }
   return tables_ == tables;
-}
-
-bool Removal::remove(Session& session, const wire::Header& header,
-                     const wire::BlocksRequest& request) {
-  const Manifest* manifest = replies_.manifest_or_fail(session, header, request.manifest_id);
-  if (manifest == nullptr) return true;
-  return in_turns(session, [=, this, &session, spec_id = manifest->spec_id, i = 0u,
-                            removed = uint64_t{0}]() mutable {
-    for (; i < request.hashes.count && !state_.turn.over(); ++i, state_.turn.spend(1))
-      removed += forget(state_, {spec_id, request.hashes[i]}, state_.counters.deleted) ? 1 : 0;
-    if (i < request.hashes.count) return false;
-    replies_.send(session, header, wire::CountReply{removed});
-    return true;
-  });
-}
-
-bool Removal::purge(Session& session, const wire::Header& header, const wire::EmptyRequest&) {
-  return in_turns(session, [=, this, &session, purge = Purge(state_, session.tenant)]() mutable {
-    if (!purge.go_on()) return false;
-    replies_.send(session, header, wire::CountReply{purge.removed()});
-    return true;
-  });
 }
 
 }  // namespace kv
