@@ -18,8 +18,9 @@ from kvrouter.engines.engine import Role
 from kvrouter.engines.families.splice import splice
 from kvrouter.http.client.pool import UpstreamError
 from kvrouter.openai.request import parse
-from kvrouter.serving.legs.engine_client import MAX_ANSWER_BYTES, LegFailed
+from kvrouter.serving.legs.engine_client import MAX_ANSWER_BYTES
 from kvrouter.serving.legs.leg import PATHS
+from kvrouter.serving.legs.retries import LegFailed
 from kvrouter.serving.request.forwarded_headers import with_own_id
 from kvrouter.telemetry.metrics import Tally
 

@@ -16,7 +16,7 @@ from kvrouter.http.request_id import RequestIds
 from kvrouter.openai.endpoints import PASSED_THROUGH
 from kvrouter.openai.request import UNREAD, priority
 from kvrouter.openai.sse import error_events
-from kvrouter.serving.legs.engine_client import Refused
+from kvrouter.serving.legs.retries import Refused
 from kvrouter.serving.request.context import RequestContext, Timing
 from kvrouter.serving.request.forwarded_headers import leg_fields
 

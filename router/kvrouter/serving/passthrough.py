@@ -26,12 +26,12 @@ from kvrouter.openai.endpoints import PASSED_THROUGH
 from kvrouter.openai.request import BYTES_PER_TOKEN, Request
 from kvrouter.openai.response import generated_tokens, tidy_answer, tidy_events
 from kvrouter.routing.policies.base import in_turn
-from kvrouter.serving.legs.engine_client import (
+from kvrouter.serving.legs.engine_client import check_begun
+from kvrouter.serving.legs.retries import (
     MAX_ATTEMPTS,
     NOT_TAKEN,
     EngineFull,
     LegFailed,
-    check_begun,
     decode_error,
 )
 from kvrouter.serving.streaming.relay import Relay

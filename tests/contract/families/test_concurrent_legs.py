@@ -13,7 +13,7 @@ from kvrouter.engines.engine import Bootstrap, Engine, Identity, Role
 from kvrouter.engines.families.sglang import ROOM_BITS, Rooms, Sglang
 from kvrouter.http.failure import Failure
 from kvrouter.serving.legs.concurrent import both
-from kvrouter.serving.legs.engine_client import LegFailed
+from kvrouter.serving.legs.retries import LegFailed
 from kvrouter.serving.request.context import RequestContext, Timing
 
 

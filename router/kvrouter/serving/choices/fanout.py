@@ -19,7 +19,7 @@ from kvrouter.openai import sse
 from kvrouter.serving.choices.gathering import Gathering, ShareSink
 from kvrouter.serving.choices.merge import BadShare, ShareError
 from kvrouter.serving.choices.split import split
-from kvrouter.serving.legs.engine_client import Refused
+from kvrouter.serving.legs.retries import Refused
 from kvrouter.serving.request.context import RequestContext, Route, Timing
 from kvrouter.serving.request.forwarded_headers import with_id
 

@@ -15,14 +15,8 @@ from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.engines.engine import Role
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.http.failure import Failure
-from kvrouter.serving.legs.engine_client import (
-    MAX_ATTEMPTS,
-    NOT_TAKEN,
-    LegFailed,
-    Refused,
-    decode_error,
-)
 from kvrouter.serving.legs.release import pinned
+from kvrouter.serving.legs.retries import MAX_ATTEMPTS, NOT_TAKEN, LegFailed, Refused, decode_error
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence

@@ -19,6 +19,7 @@ from kvrouter.http.client.pool import (
     UpstreamError,
 )
 from kvrouter.http.failure import Failure
+from kvrouter.serving.legs.retries import EngineFull, LegFailed, Refused
 from kvrouter.serving.request.forwarded_headers import without_rank
 
 if TYPE_CHECKING:
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
     from kvrouter.http.deadlines import DeadlineTimer
     from kvrouter.telemetry.metrics import Metrics
 
-MAX_ATTEMPTS: Final = 3
-"""Engines asked at most for one leg of one request."""
-NOT_TAKEN: Final = frozenset({Failure.REFUSED, Failure.CONNECT})
-"""Failures of an engine that has not seen the request."""
 MAX_ANSWER_BYTES: Final = 64 << 20
 MAX_ERROR_BYTES: Final = 1 << 20
 _NO_RANK: Final = re.compile(rb"(?:data_parallel_rank \d+ is|routed_dp_rank=\d+) out of range")
@@ -42,41 +39,6 @@ _NO_RANK: Final = re.compile(rb"(?:data_parallel_rank \d+ is|routed_dp_rank=\d+)
 _CALL_DEADLINES: Final = Deadlines(connect_s=2.0, first_byte_s=5.0, idle_s=5.0)
 """Of calls that are no legs."""
 _POST_FIELDS: Final = b"content-type: application/json\r\n"
-
-
-class LegFailed(Exception):
-    """An engine did not do its leg; another one may."""
-
-    def __init__(self, engine: Engine, failure: Failure, message: str) -> None:
-        super().__init__(f"{engine.address}: {message}")
-        self.engine = engine
-        self.failure = failure
-
-
-class EngineFull(LegFailed):
-    """An engine has no room (429): it has done nothing, and is not ill."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine, Failure.STATUS, "it is full")
-
-
-class Refused(Exception):
-    """An engine refused the request itself (4xx): its answer is the client's answer."""
-
-    def __init__(self, status: int, body: bytes, content_type: str) -> None:
-        super().__init__(f"refused with {status}")
-        self.status = status
-        self.body = body
-        self.content_type = content_type
-
-
-def decode_error(failed: LegFailed) -> ApiError:
-    """What the client gets if no engine did its part."""
-    if failed.failure is Failure.TIMEOUT:
-        return ApiError(504, "The engine did not answer in time.")
-    if failed.failure is Failure.ANSWER:
-        return ApiError(502, "The engine's answer cannot be served.")
-    return ApiError(503, "No decode engine could answer.", retry_after_s=1)
 
 
 def encoding(answer: EngineResponse) -> str | None:

@@ -11,7 +11,8 @@ from kvrouter.engines.engine import Role
 from kvrouter.engines.families.base import BadAnswer
 from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.failure import Failure
-from kvrouter.serving.legs.engine_client import MAX_ANSWER_BYTES, Refused, check_begun
+from kvrouter.serving.legs.engine_client import MAX_ANSWER_BYTES, check_begun
+from kvrouter.serving.legs.retries import Refused
 from kvrouter.serving.request.forwarded_headers import with_context, with_own_id, without_rank
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from kvrouter.errors import ApiError
 from kvrouter.http.failure import Failure
 from kvrouter.routing.plan import loaders
 from kvrouter.routing.reservations import LegReservations
-from kvrouter.serving.legs.engine_client import MAX_ATTEMPTS, NOT_TAKEN, LegFailed, decode_error
 from kvrouter.serving.legs.inputs import note_plan
 from kvrouter.serving.legs.leg import computing_tokens, decode_tokens
 from kvrouter.serving.legs.release import spent
+from kvrouter.serving.legs.retries import MAX_ATTEMPTS, NOT_TAKEN, LegFailed, decode_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.errors import ApiError
 from kvrouter.http.failure import Failure
-from kvrouter.serving.legs.engine_client import MAX_ATTEMPTS, LegFailed
 from kvrouter.serving.legs.release import pinned
+from kvrouter.serving.legs.retries import MAX_ATTEMPTS, LegFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,7 +23,7 @@ from kvrouter.openai.request import parse
 from kvrouter.openai.response import tidy_events
 from kvrouter.openai.token_events import SentTokens
 from kvrouter.prefix.tokenize import PromptTokens
-from kvrouter.serving.legs.engine_client import Refused
+from kvrouter.serving.legs.retries import Refused
 from kvrouter.serving.request.context import RequestContext, Timing
 from kvrouter.serving.streaming.relay import Relay
 from kvrouter.serving.streaming.resumable import resumable

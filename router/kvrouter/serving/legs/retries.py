@@ -1,0 +1,51 @@
+"""How legs fail, and how often another engine is asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvrouter.errors import ApiError
+from kvrouter.http.failure import Failure
+
+if TYPE_CHECKING:
+    from kvrouter.engines.engine import Engine
+
+MAX_ATTEMPTS: Final = 3
+"""Engines asked at most for one leg of one request."""
+NOT_TAKEN: Final = frozenset({Failure.REFUSED, Failure.CONNECT})
+"""Failures of an engine that has not seen the request."""
+
+
+class LegFailed(Exception):
+    """An engine did not do its leg; another one may."""
+
+    def __init__(self, engine: Engine, failure: Failure, message: str) -> None:
+        super().__init__(f"{engine.address}: {message}")
+        self.engine = engine
+        self.failure = failure
+
+
+class EngineFull(LegFailed):
+    """An engine has no room (429): it has done nothing, and is not ill."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine, Failure.STATUS, "it is full")
+
+
+class Refused(Exception):
+    """An engine refused the request itself (4xx): its answer is the client's answer."""
+
+    def __init__(self, status: int, body: bytes, content_type: str) -> None:
+        super().__init__(f"refused with {status}")
+        self.status = status
+        self.body = body
+        self.content_type = content_type
+
+
+def decode_error(failed: LegFailed) -> ApiError:
+    """What the client gets if no engine did its part."""
+    if failed.failure is Failure.TIMEOUT:
+        return ApiError(504, "The engine did not answer in time.")
+    if failed.failure is Failure.ANSWER:
+        return ApiError(502, "The engine's answer cannot be served.")
+    return ApiError(503, "No decode engine could answer.", retry_after_s=1)
