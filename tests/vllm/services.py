@@ -136,16 +136,7 @@ def start_router(
     """`kvrouter serve` before these engines, ready."""
     port = free_port()
     command = [
-        *(
-            sys.executable,
-            "-m",
-            "kvrouter.cli.main",
-            "serve",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            port,
-        ),
+        *(sys.executable, "-m", "kvrouter", "serve", "--host", "127.0.0.1", "--port", port),
         *("--prefill", *prefill, "--decode", *decode, "--drain-delay", "0", *flags),
         *(("--store", store_url) if store_url is not None else ()),
     ]
