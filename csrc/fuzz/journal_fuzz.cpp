@@ -1,5 +1,5 @@
-// A journal of the SSD tier that anybody may have written: whatever is read from it keeps the
-// invariants of DiskContents.
+// A journal of the SSD tier with any bytes: the contents read from it keep the invariants of
+// DiskContents.
 //
 // The first byte of an input says how the rest, which is the file, is read.
 #include <algorithm>

@@ -119,7 +119,7 @@ std::vector<std::string> stories() {
              {wait, 1, 1, 0, 0, 0, 3, 0, 99}, {deliver, 1, 255}, {deliver, 0, 5},
              {erase, 1, 1, 0, 0, 0, 2}, {deliver, 1, 255}, {deliver, 0, 255}, {read, 0, 255},
              {put, 0, 1, 1, 0, 0, 3, 0, 0}, {deliver, 0, 255}, {read, 1, 255}, {time, 0, 200}}),
-      // Leased blocks are deleted and the pool is filled; a reply that nobody takes outlives its blocks.
+      // Leased blocks are deleted and the pool is filled; an unread reply outlives its blocks.
       story(1, 0, 4, 1,
             {{connect, 0, 1}, {enroll, 0, 0, 0}, {connect, 1, 0}, {enroll, 1, 0, 0},
              {put, 0, 0, 0, 0, 0, 4, 0, 0}, {acquire, 0, 0, 0, 0, 0, 3, 0},

@@ -1,4 +1,4 @@
-// A conversation of several clients with one node, told by the bytes of a fuzzer: they connect, ask,
+// A conversation of several clients with one node, made of the bytes of a fuzzer: they connect, ask,
 // vanish and come back in any order, their frames arrive in any pieces, time passes, the node drains.
 #pragma once
 

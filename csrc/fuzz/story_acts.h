@@ -47,7 +47,7 @@ inline void forget_all(Node& node) {
   }
 }
 
-// What is nobody's when all are gone and the blocks are purged.
+// Zero when all clients are gone and the blocks are purged.
 inline const std::vector<std::string_view> kLeftAtTheEnd{
     "connections", "reserved_blocks", "pinned_blocks", "leases",       "leased_blocks",
     "waits",       "used_bytes",      "blocks",        "fenced_blocks", "lent_bytes",
@@ -60,7 +60,7 @@ inline int pipe_end() {
   return ends[0];
 }
 
-// One for all stories: what was shared of it is nobody's any more.
+// One for all stories: no client of an earlier one uses it any more.
 inline const Pool& empty_directory() {
   static Pool directory("fuzz-directory");
   if (directory.data() == nullptr) expect(directory.open(directory_bytes(1), false) == 0);

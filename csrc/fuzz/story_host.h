@@ -20,7 +20,7 @@ class Host {
  public:
   explicit Host(Node& node) : node_(node) {}
 
-  // Hears what there is, and answers one of those who wait.
+  // Takes the events, and answers one of the waiting sessions.
   void turn(Choices& choices) {
     for (const AttachEvent& event : node_.attachments().take_events())
       if (event.begins) waiting_.push_back(event.session);

@@ -72,7 +72,7 @@ inline Hash hash_at(uint32_t chain, uint32_t block) {
   return hash;
 }
 
-// What names the bytes of one part of one block. Tenants who say the same mean different bytes.
+// The identity of the bytes of one part of one block. With the same names, tenants have other bytes.
 struct Content {
   uint32_t tenant;
   uint8_t spec;

@@ -147,7 +147,7 @@ class Peer {
     }
     const auto found = asked_.find(header.request_id);
     if (!honest || found == asked_.end()) {
-      expect(!honest);  // a reply that nobody asked for
+      expect(!honest);  // a reply without a request
       return;
     }
     const Asked what = std::move(found->second);

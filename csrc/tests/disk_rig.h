@@ -196,7 +196,7 @@ struct Rig : DiskEvents {
     for (auto& run : more) ended.push_back(std::move(run));
   }
 
-  const bool digests;  // of what put() puts; else nobody has computed them
+  const bool digests;  // put() computes them
   std::unique_ptr<uint8_t, decltype(&std::free)> pool;
   Slab slab;
   Table table;

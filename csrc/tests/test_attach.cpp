@@ -1,4 +1,4 @@
-// Connections with RDMA: who gets it, what it lets them do, and when their slots are free again.
+// Connections with RDMA: which get it, what they may do, and when their slots are free again.
 #include <poll.h>
 
 #include <chrono>
@@ -38,7 +38,7 @@ struct Node {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     CHECK(gauge(name) == value);
   }
-  // What the host is told next.
+  // The next event for the host.
   AttachEvent event() {
     if (heard.empty()) {
       pollfd waiting{ready, POLLIN, 0};
@@ -158,7 +158,7 @@ void a_fence_that_never_comes_costs_memory_and_nothing_else() {
   CHECK(other.match(16) == 8 && node.gauge("fenced_blocks") == 8);
 }
 
-void who_holds_nothing_is_gone_when_its_queue_pair_is() {
+void an_attachment_without_slots_ends_with_its_queue_pair() {
   Node node;
   uint64_t session = 0;
   node.client(session).close();
@@ -168,7 +168,7 @@ void who_holds_nothing_is_gone_when_its_queue_pair_is() {
   CHECK(node.gauge("queue_pairs") == 0 && node.gauge("fenced_total") == 0);
 }
 
-void a_wish_that_the_host_has_not_heard_goes_with_its_connection() {
+void a_request_that_the_host_has_not_taken_ends_with_its_connection() {
   Node node(1);
   for (int i = 0; i < 3; ++i) {
     Client client = Client::tcp(node.server.port());
@@ -182,7 +182,7 @@ void a_wish_that_the_host_has_not_heard_goes_with_its_connection() {
   CHECK(node.server.take_attach_events().empty());
 }
 
-void a_host_that_answers_too_late_is_told_that_nobody_waits() {
+void an_answer_of_the_host_that_comes_too_late_returns_false() {
   Node node;
   Client client = Client::tcp(node.server.port());
   client.greet();
@@ -198,7 +198,7 @@ void a_host_that_answers_too_late_is_told_that_nobody_waits() {
   CHECK(node.gauge("queue_pairs") == 0);
 }
 
-void there_are_only_as_many_as_may_be() {
+void the_number_of_attachments_is_limited() {
   Node node(1);
   uint64_t session = 0;
   Client first = node.client(session);
@@ -211,7 +211,7 @@ void there_are_only_as_many_as_may_be() {
   is_answered(second, Op::kAttach, AttachRequest{0, "card"}, Status::kLimit);
   node.server.fenced(session);
   node.attach(second);
-  // Once is enough, and who maps the pool needs none.
+  // Not twice, and not with a mapped pool.
   is_answered(second, Op::kAttach, AttachRequest{0, "card"}, Status::kNotAllowed);
   node.server.offer_attach(0);
   Client third = Client::tcp(node.server.port());
@@ -236,7 +236,7 @@ void a_refusal_reaches_the_client_which_goes_on_without() {
   node.attach(client);
 }
 
-void nobody_attaches_where_there_are_several_tenants() {
+void with_several_tenants_no_client_attaches() {
   const std::string one = "the token of the first tenant", two = "the second one's";
   Node node(4, {{"one", one}, {"two", two}});
   Client client = Client::tcp(node.server.port());
@@ -260,7 +260,7 @@ void a_host_that_gives_up_ends_the_connection() {
   CHECK(other.match(1) == 0);
 }
 
-void a_node_that_drains_waits_for_the_answer_and_takes_no_new_wish() {
+void a_node_that_drains_waits_for_the_answer_and_takes_no_new_request() {
   Node node;
   uint64_t session = 0;
   Client idle = node.client(session);
@@ -323,13 +323,13 @@ int main() {
   what_an_attached_client_writes_is_found_and_read_where_it_lies();
   slots_of_a_client_that_is_gone_stay_out_of_use_until_its_queue_pair_has_ended();
   a_fence_that_never_comes_costs_memory_and_nothing_else();
-  who_holds_nothing_is_gone_when_its_queue_pair_is();
-  a_wish_that_the_host_has_not_heard_goes_with_its_connection();
-  a_host_that_answers_too_late_is_told_that_nobody_waits();
-  there_are_only_as_many_as_may_be();
+  an_attachment_without_slots_ends_with_its_queue_pair();
+  a_request_that_the_host_has_not_taken_ends_with_its_connection();
+  an_answer_of_the_host_that_comes_too_late_returns_false();
+  the_number_of_attachments_is_limited();
   a_refusal_reaches_the_client_which_goes_on_without();
-  nobody_attaches_where_there_are_several_tenants();
+  with_several_tenants_no_client_attaches();
   a_host_that_gives_up_ends_the_connection();
-  a_node_that_drains_waits_for_the_answer_and_takes_no_new_wish();
+  a_node_that_drains_waits_for_the_answer_and_takes_no_new_request();
   nothing_is_left_after_a_storm();
 }

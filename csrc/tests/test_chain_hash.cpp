@@ -37,7 +37,7 @@ void sha256_gives_the_examples_of_fips_180() {
         "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-void sha256_is_the_same_whoever_computes_it() {
+void both_implementations_of_sha256_agree() {
   for (size_t size = 0; size < 400; ++size) {
     std::vector<uint8_t> message(size + kv::kSha256Room);
     for (uint8_t& byte : message) byte = static_cast<uint8_t>(rng());
@@ -148,7 +148,7 @@ void token_ids_are_encoded_alike_on_every_processor() {
 int main() {
   token_ids_are_encoded_alike_on_every_processor();
   sha256_gives_the_examples_of_fips_180();
-  sha256_is_the_same_whoever_computes_it();
+  both_implementations_of_sha256_agree();
   a_chain_gives_vllms_names();
   item_types_and_cuts_do_not_change_names();
   ids_outside_32_bits_are_refused();

@@ -14,7 +14,7 @@ void a_time_falls_into_the_first_bucket_that_holds_it() {
   CHECK(times.sum_ns() == 5222);
 }
 
-void times_are_told_as_prometheus_counts_them() {
+void times_are_reported_as_prometheus_counts_them() {
   Histogram<kBounds> times;
   for (const uint64_t ns : {5u, 50u, 500u}) times.observe(ns);
   const StatList::Values expected{
@@ -43,7 +43,7 @@ void every_op_has_a_name_in_its_place() {
 
 int main() {
   a_time_falls_into_the_first_bucket_that_holds_it();
-  times_are_told_as_prometheus_counts_them();
+  times_are_reported_as_prometheus_counts_them();
   a_name_with_series_is_their_sum();
   every_op_has_a_name_in_its_place();
 }

@@ -42,7 +42,7 @@ std::vector<uint32_t> right_digests(uint32_t count) {
   return crcs;
 }
 
-// Blocks 1.., whose bytes are right, and the digests that come along.
+// Blocks 1.., with the right bytes and these digests.
 std::vector<uint32_t> got(Client& client, uint32_t count) {
   const auto hashes = chain(1, count);
   const auto reply = client.ask<GetReply>(Op::kGet, ReadRequest{1, 0, span_of(hashes)});
@@ -53,7 +53,7 @@ std::vector<uint32_t> got(Client& client, uint32_t count) {
   return reply.crcs;
 }
 
-// As one who maps the pool finds blocks 1.. at once, and leases them.
+// Leases blocks 1.., as a client that maps the pool.
 std::vector<uint32_t> found_in_place(uint32_t count) {
   MappingClient maps(socket_path());
   const RegisterReply known = maps.client.enroll();
@@ -62,7 +62,7 @@ std::vector<uint32_t> found_in_place(uint32_t count) {
   return maps.client.ask<AcquireReply>(Op::kAcquire, ReadRequest{1, 0, span_of(hashes)}).crcs;
 }
 
-void who_vouches_for_its_digests_is_checked_all_the_same() {
+void a_client_that_vouches_for_its_digests_is_checked_too() {
   Node node;
   Client writer = node.greeted(kVouch);
   CHECK(writer.put(1, 2) == all(2, BlockStatus::kStored));
@@ -96,7 +96,7 @@ std::optional<uint8_t> access_told(Node& node, uint32_t flags) {
   return decode_body<HelloReply>(answer->body.data(), answer->body.size())->access;
 }
 
-void a_node_tells_that_it_has_digests_off_to_who_asks() {
+void a_node_with_digests_off_says_so_in_its_reply_to_hello() {
   Node off(false);
   CHECK(access_told(off, kDigestsAsTold) == kDigestsOff);
   off.server.stop();  // its socket is the other's now
@@ -106,13 +106,13 @@ void a_node_tells_that_it_has_digests_off_to_who_asks() {
     CHECK(access_told(checked, flags) == 0);
 }
 
-void a_node_with_digests_off_takes_nobody_who_would_look_at_them() {
+void a_node_with_digests_off_refuses_clients_that_would_check_them() {
   Node off(false);
   CHECK(!access_told(off, 0) && !access_told(off, kVouch));
   CHECK(access_told(off, kNoDigests) == 0);
 }
 
-void with_digests_off_nobody_checks_what_comes() {
+void with_digests_off_nothing_is_checked() {
   Node off(false);
   Client writer = off.greeted(kDigestsAsTold);
   CHECK(writer.put(1, 3, false) == all(3, BlockStatus::kStored));
@@ -122,10 +122,10 @@ void with_digests_off_nobody_checks_what_comes() {
 }  // namespace
 
 int main() {
-  who_vouches_for_its_digests_is_checked_all_the_same();
+  a_client_that_vouches_for_its_digests_is_checked_too();
   digests_that_are_left_out_are_computed_of_what_comes();
-  a_node_tells_that_it_has_digests_off_to_who_asks();
-  a_node_with_digests_off_takes_nobody_who_would_look_at_them();
-  with_digests_off_nobody_checks_what_comes();
+  a_node_with_digests_off_says_so_in_its_reply_to_hello();
+  a_node_with_digests_off_refuses_clients_that_would_check_them();
+  with_digests_off_nothing_is_checked();
   return 0;
 }

@@ -72,7 +72,7 @@ void a_part_that_finds_no_place_is_not_found_and_harms_nobody() {
   for (uint64_t i = 0; i < 200; ++i) CHECK(!view.find(key_of(i)));
 }
 
-void the_parts_of_a_block_are_told_apart() {
+void the_parts_of_a_block_are_found_separately() {
   Memory memory(4096);
   Directory directory(memory.data(), memory.size);
   const DirectoryView view(memory.data(), memory.size);
@@ -144,7 +144,7 @@ void uses_come_in_order_and_the_oldest_are_lost() {
 int main() {
   what_is_published_is_found_until_it_is_withdrawn();
   a_part_that_finds_no_place_is_not_found_and_harms_nobody();
-  the_parts_of_a_block_are_told_apart();
+  the_parts_of_a_block_are_found_separately();
   a_reader_never_takes_other_bytes_for_the_parts();
   uses_come_in_order_and_the_oldest_are_lost();
   return 0;

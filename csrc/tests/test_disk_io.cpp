@@ -288,7 +288,7 @@ void a_disk_that_is_too_small_says_so_at_the_start() {
   CHECK(error == ENOSPC || error == EFBIG);
   CHECK(std::filesystem::file_size(folder / "data") <= DiskFile::kDataOffset);
   CHECK(std::filesystem::space(folder / "").available > room / 2);
-  // The same object, told of a size that there is room for.
+  // The same object, with a size for which there is room.
   CHECK(file.open(folder / "data", kDataBytes) == 0);
 }
 

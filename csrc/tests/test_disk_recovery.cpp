@@ -150,7 +150,7 @@ void a_torn_record_ends_the_journal_wherever_it_is_torn() {
   }
 }
 
-// Never two blocks in one place, whoever wrote the records.
+// Never two blocks in one place, whatever the records are.
 void a_later_put_takes_the_extent_of_an_earlier_one() {
   const uint32_t seed = journal_seed(3);
   std::string bytes = encode_header({3, geometry()});
@@ -233,7 +233,7 @@ void a_record_that_cannot_be_ends_the_journal() {
   }
 }
 
-void what_a_killed_process_was_told_is_durable_is_found() {
+void records_reported_as_durable_are_found_after_a_kill() {
   const TemporaryFolder folder;
   int ends[2];
   CHECK(pipe(ends) == 0);
@@ -263,7 +263,7 @@ void what_a_killed_process_was_told_is_durable_is_found() {
 }  // namespace
 
 int main() {
-  what_a_killed_process_was_told_is_durable_is_found();
+  records_reported_as_durable_are_found_after_a_kill();
   what_was_durable_survives_crashes_at_any_step();
   a_compaction_may_crash_at_every_step();
   a_torn_record_ends_the_journal_wherever_it_is_torn();

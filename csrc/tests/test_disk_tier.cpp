@@ -99,7 +99,7 @@ void what_is_on_the_disk_is_not_written_again() {
   CHECK(rig.stat("disk_written_bytes_total") == written);
 }
 
-void two_who_want_a_block_share_one_read() {
+void two_requests_for_a_block_share_one_read() {
   Folder folder;
   Rig rig(folder.path());
   put_and_flush(rig, 1, 2);
@@ -359,7 +359,7 @@ int main() {
   a_flush_waits_until_what_was_removed_cannot_come_back();
   writes_that_end_in_any_order_are_all_recorded();
   what_is_on_the_disk_is_not_written_again();
-  two_who_want_a_block_share_one_read();
+  two_requests_for_a_block_share_one_read();
   rotten_bytes_never_get_into_memory(true);
   rotten_bytes_never_get_into_memory(false);
   without_digests_in_memory_the_disk_has_those_of_what_it_writes();

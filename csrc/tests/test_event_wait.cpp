@@ -15,7 +15,7 @@ using std::chrono::microseconds;
 constexpr microseconds kMoment{1};
 constexpr microseconds kLong{1000};
 
-void whoever_has_seen_nothing_sleeps() { CHECK(!ShortWaits().expected()); }
+void a_loop_without_history_sleeps() { CHECK(!ShortWaits().expected()); }
 
 void after_some_short_waits_a_loop_stays_awake() {
   ShortWaits waits;
@@ -88,7 +88,7 @@ void where_nothing_happens_the_timeout_ends_it() {
 }  // namespace
 
 int main() {
-  whoever_has_seen_nothing_sleeps();
+  a_loop_without_history_sleeps();
   after_some_short_waits_a_loop_stays_awake();
   a_wait_that_was_slept_through_may_take_the_waking_longer();
   staying_awake_in_vain_ends_after_a_few_waits();

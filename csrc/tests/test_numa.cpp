@@ -1,4 +1,4 @@
-// Whose memory blocks get: a server whose pool is divided, and clients that say where they run. Both
+// Which NUMA node blocks are on: a server with a divided pool, and clients that name theirs. Both
 // regions are node 0's here, which every host has.
 #include <cerrno>
 #include <cstdio>
@@ -75,7 +75,7 @@ void others_take_what_has_most_room() {
   CHECK(node.used() == (Used{5, 5}));
 }
 
-void a_client_is_told_of_the_pool_s_pages() {
+void the_reply_to_hello_has_the_size_of_the_pages() {
   Divided node;
   Client client = Client::unix_socket(socket_path());
   const auto reply = client.ask<HelloReply>(Op::kHello, HelloRequest{0, "test"});
@@ -97,5 +97,5 @@ int main() {
   CHECK(current_numa_node() >= 0);
   a_neighbour_s_blocks_lie_near_it_and_elsewhere_before_any_is_evicted();
   others_take_what_has_most_room();
-  a_client_is_told_of_the_pool_s_pages();
+  the_reply_to_hello_has_the_size_of_the_pages();
 }

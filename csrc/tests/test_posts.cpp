@@ -54,8 +54,8 @@ void spin(uint32_t turns) {
   for (uint32_t i = 0; i < turns; ++i) std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 
-// Either the server finds what was posted, or who posted it is told that somebody waits.
-void no_post_is_overlooked() {
+// Either the server finds the post, or the client sees that a request waits.
+void no_post_is_missed() {
   RingMemory memory;
   PutRing client(memory.words), server(memory.words);
   constexpr uint32_t kRounds = 20000;
@@ -118,7 +118,7 @@ void a_whole_part_takes_the_place_of_a_reserved_one() {
   taken.table.release(*slot);
   CHECK(taken.slab.free_bytes() == 3 * 4096);
 
-  // Both at once, of one name: the block went, and the same writer began anew.
+  // Both at once, with one key: the block is removed, and the same writer begins again.
   Superseded twice;
   CHECK(twice.table.remove(twice.key));
   const Slot second = twice.table.reserve(twice.key, std::nullopt, 1, 4096, 1).slot;
@@ -236,7 +236,7 @@ void what_was_posted_before_a_client_went_is_there() {
   node.is_empty_when_all_have_gone();
 }
 
-void who_waits_is_told_by_the_next_request() {
+void a_waiting_request_is_answered_after_the_next_request() {
   Node node;
   {
     MappingClient writer(node.path());
@@ -257,8 +257,8 @@ void who_waits_is_told_by_the_next_request() {
   node.is_empty_when_all_have_gone();
 }
 
-// Neither it nor who waits for what it writes is sent away.
-void a_server_that_leaves_waits_for_who_posts() {
+// Neither the writer nor the client that waits for its block is disconnected.
+void a_draining_server_waits_for_a_client_that_posts() {
   Node node;
   MappingClient writer(node.path());
   Client waiter = Client::tcp(node.server.port());
@@ -281,13 +281,13 @@ void a_server_that_leaves_waits_for_who_posts() {
 
 int main() {
   posts_come_in_order_and_once();
-  no_post_is_overlooked();
+  no_post_is_missed();
   a_whole_part_takes_the_place_of_a_reserved_one();
   what_is_there_stays_and_the_slot_is_the_callers();
   what_is_posted_is_there();
   posts_that_break_a_rule_are_refused();
   what_was_posted_before_a_client_went_is_there();
-  who_waits_is_told_by_the_next_request();
-  a_server_that_leaves_waits_for_who_posts();
+  a_waiting_request_is_answered_after_the_next_request();
+  a_draining_server_waits_for_a_client_that_posts();
   return 0;
 }

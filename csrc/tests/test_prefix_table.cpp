@@ -115,7 +115,7 @@ void what_stays_is_listed_while_others_go() {
     const std::set<uint64_t> listed(ids.begin(), ids.end());
     size_t missed = 0;
     for (const uint64_t id : staying) missed += listed.count(id) == 0;
-    check(missed == 0, "who stays is listed");
+    check(missed == 0, "blocks that stay are listed");
   }
 }
 

@@ -1,4 +1,4 @@
-// Shares of the pool: whose block goes, what is counted to whom, and what nobody may hold.
+// Shares of the pool: which block is evicted, what counts for which tenant, and what none may hold.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -65,7 +65,7 @@ struct Store {
   Table table;
 };
 
-void while_there_is_room_anybody_may_use_it() {
+void while_there_is_room_every_tenant_may_use_it() {
   Store s(10, {4, 6});
   s.fill(1, 0, 10);
   CHECK(s.used(1) == 10 && s.table.counts().evictions == 0);
@@ -93,7 +93,7 @@ void those_without_a_quota_are_as_one_that_has_what_is_left() {
   CHECK(s.holds(2, 0, 5) == 0 && s.holds(3, 0, 5) == 5 && s.holds(1, 0, 4) == 4);
 }
 
-void room_is_made_by_who_is_furthest_over() {
+void room_is_made_by_the_tenant_furthest_over_its_share() {
   Store s(12, {2, 2, 8});
   s.fill(1, 0, 5);
   s.fill(2, 0, 7);
@@ -103,7 +103,7 @@ void room_is_made_by_who_is_furthest_over() {
   CHECK(s.used(1) == 2 && s.used(2) == 2 && s.used(3) == 8);
 }
 
-void nobody_can_hold_so_much_that_a_quota_cannot_be_taken_back() {
+void no_tenant_can_hold_so_much_that_a_quota_cannot_be_taken_back() {
   Store s(10, {4, 6});
   Leases leases(s.table);
   s.fill(1, 0, 10);
@@ -339,11 +339,11 @@ void a_storm_of_one_takes_nothing_from_the_quota_of_another(const char* policy) 
 }  // namespace
 
 int main() {
-  while_there_is_room_anybody_may_use_it();
+  while_there_is_room_every_tenant_may_use_it();
   what_was_lent_is_taken_back_up_to_the_quota_and_no_further();
   those_without_a_quota_are_as_one_that_has_what_is_left();
-  room_is_made_by_who_is_furthest_over();
-  nobody_can_hold_so_much_that_a_quota_cannot_be_taken_back();
+  room_is_made_by_the_tenant_furthest_over_its_share();
+  no_tenant_can_hold_so_much_that_a_quota_cannot_be_taken_back();
   a_lease_on_the_end_of_a_chain_counts_for_all_of_it();
   what_leaves_under_a_pin_is_its_tenants_until_the_pin_goes();
   each_part_counts_also_when_its_block_is_forgotten_meanwhile();

@@ -33,7 +33,7 @@ struct Node {
       if (key == name) return value;
     std::abort();
   }
-  // Polls, as nothing tells a test that the server has noticed something.
+  // Polls, since nothing reports to a test that the server has noticed something.
   void until(const std::string& name, uint64_t value) {
     for (int i = 0; i < 2000 && gauge(name) != value; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -95,7 +95,7 @@ void a_put_may_come_in_pieces() {
                           frame + kPartBytes - 1, frame + kPartBytes, length - 1}) {
     const std::string bytes = client.put_frame(++block, 1);
     CHECK(client.send(std::string_view(bytes).substr(0, at)));
-    // The server has looked at the first piece when it has answered somebody who came after it.
+    // The server has read the first piece when it has answered a later client.
     CHECK(other.match(block) == block - 1);
     CHECK(client.send(std::string_view(bytes).substr(at)));
     CHECK(client.expect<StatusesReply>(Op::kPut).statuses == all(1, BlockStatus::kStored));
@@ -124,7 +124,7 @@ void a_full_pool_evicts_leaves_and_says_when_that_does_not_help() {
   CHECK(client.match(6) == 3);
 }
 
-void a_landing_is_pushed_to_whoever_waits() {
+void a_landing_is_pushed_to_the_waiting_client() {
   Node node;
   Client waiter = Client::unix_socket(socket_path()), writer = Client::tcp(node.server.port());
   waiter.greet();
@@ -430,7 +430,7 @@ void connections_that_say_no_hello_keep_no_client_out() {
   for (Client& one : silent) CHECK(!one.receive());  // each gave way
   for (Client& one : clients) CHECK(one.match(1) == 0);
   CHECK(gauge("connections") == 8 && gauge("rejected_connections_total") == 50);
-  // Of those who have said HELLO none gives way.
+  // None with a HELLO is ended.
   CHECK(!Client::tcp(server.port()).receive() && gauge("rejected_connections_total") == 51);
 }
 
@@ -459,7 +459,7 @@ int main() {
   a_put_may_come_in_pieces();
   corrupt_bytes_are_not_stored();
   a_full_pool_evicts_leaves_and_says_when_that_does_not_help();
-  a_landing_is_pushed_to_whoever_waits();
+  a_landing_is_pushed_to_the_waiting_client();
   a_connection_takes_its_leases_and_waits_with_it();
   a_half_sent_put_leaves_what_was_complete_and_nothing_else();
   a_slot_of_a_vanished_writer_is_not_used_before_its_fence_is_down();

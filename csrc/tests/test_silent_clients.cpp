@@ -178,7 +178,7 @@ void others_may_write_what_a_silent_client_had_reserved() {
   for (const uint64_t mine : had.offsets)
     for (const uint64_t theirs : has.offsets) CHECK(mine != theirs);
   CHECK(other.commit(1, has, 4) == all(4, BlockStatus::kOk));
-  // It goes on where it stopped: what it writes nobody sees, and then its slots are free.
+  // It goes on where it stopped: what it writes is not found, and then its slots are free.
   std::memset(rig.pool.data() + had.offsets[0], 0xEE, kPartBytes);
   CHECK(silent.match(4) == 4 && rig.gauge("fenced_blocks") == 4);
   CHECK(silent.commit(1, had, 3) == all(3, BlockStatus::kGone) && rig.gauge("fenced_blocks") == 1);
@@ -192,7 +192,7 @@ void slots_of_a_silent_client_are_used_again_when_it_is_gone() {
   Peer silent(rig, true), other(rig, true);
   CHECK(silent.reserve(1, 16).statuses == all(16, BlockStatus::kGranted));
   rig.pass(31);
-  // All of the pool is fenced: nothing of it is given to anybody.
+  // All of the pool is fenced: no client gets any of it.
   CHECK(other.reserve(1, 2).statuses == all(2, BlockStatus::kNoSpace));
   const auto fence = silent.leave();
   CHECK(fence && rig.gauge("fenced_blocks") == 16);

@@ -18,7 +18,7 @@ using namespace kv::test;
 constexpr size_t kClients = 8;
 constexpr uint32_t kRounds = 250;
 constexpr uint32_t kRoundsPerPurge = 200;
-constexpr uint32_t kChain = 12;                // blocks that everybody wants
+constexpr uint32_t kChain = 12;                // blocks that all clients want
 constexpr uint64_t kPoolBytes = 7 * 2 * 4096;  // seven of them: a part takes two granules
 
 std::string socket_path() { return "/tmp/kvcore-storm-" + std::to_string(getpid()) + ".sock"; }
@@ -207,7 +207,7 @@ void eight_clients_at_once(const std::string& eviction) {
   CHECK(gauge(server, "used_bytes") == 0 && gauge(server, "blocks") == 0);
 }
 
-// Clients whose server leaves: each ends when nothing of it is under way, and none hangs.
+// Clients of a draining server: each ends when nothing of it is in flight, and none hangs.
 void a_server_drains_while_clients_come_and_go() {
   Server server({.unix_path = socket_path(), .pool_bytes = kPoolBytes, .granule_bytes = 4096});
   CHECK(server.start() == 0);
@@ -222,7 +222,7 @@ void a_server_drains_while_clients_come_and_go() {
       // Until the server ends the connection, between two requests.
       while (client.send(client.put_frame(1 + i, 2)) && client.receive()) ++puts;
     });
-  while (greeted < 4 || puts < 40) std::this_thread::yield();  // who comes later is not let in
+  while (greeted < 4 || puts < 40) std::this_thread::yield();  // later clients are refused
   const int drained = server.drain();
   for (std::thread& thread : threads) thread.join();
   pollfd waiting{drained, POLLIN, 0};

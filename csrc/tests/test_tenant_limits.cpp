@@ -1,4 +1,4 @@
-// What a tenant that asks for more than its part is told, and that the others do not notice.
+// What a tenant that asks for more than its part is answered, and that the others do not notice.
 #include <string>
 #include <vector>
 
@@ -47,7 +47,7 @@ void is_limited(Client& client, Op op, Body body) {
   client.expect<ErrorReply>(op, Status::kLimit);
 }
 
-void a_connection_too_many_is_told_so_and_ended() {
+void a_connection_beyond_the_limit_is_answered_and_ended() {
   Node node;
   std::vector<Client> mine;
   for (int i = 0; i < 4; ++i) mine.push_back(node.client(kFirst));
@@ -67,7 +67,7 @@ void a_connection_too_many_is_told_so_and_ended() {
   }
 }
 
-void who_shows_no_token_keeps_nobody_out() {
+void connections_without_a_token_keep_no_client_out() {
   Node node;
   std::vector<Client> silent;
   for (int i = 0; i < 50; ++i) silent.push_back(Client::tcp(node.server.port()));
@@ -166,8 +166,8 @@ void a_tenant_that_is_alone_is_bounded_as_before() {
 }  // namespace
 
 int main() {
-  a_connection_too_many_is_told_so_and_ended();
-  who_shows_no_token_keeps_nobody_out();
+  a_connection_beyond_the_limit_is_answered_and_ended();
+  connections_without_a_token_keep_no_client_out();
   what_is_leased_or_read_beyond_a_quota_is_refused_and_the_connection_goes_on();
   waits_of_a_tenant_are_bounded_over_all_its_connections();
   pins_of_a_tenant_are_bounded_however_often_a_block_is_leased();

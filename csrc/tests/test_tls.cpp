@@ -46,7 +46,7 @@ struct Node {
       if (key == name) return value;
     std::abort();
   }
-  // Polls, as nothing tells a test that the server has noticed something.
+  // Polls, since nothing reports to a test that the server has noticed something.
   void until(const std::string& name, uint64_t value) {
     for (int i = 0; i < 4000 && gauge(name) != value; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -99,7 +99,7 @@ struct Peer {
   Wire wire;
 };
 
-void what_is_missing_is_told_in_a_sentence() {
+void what_is_missing_is_said_in_a_sentence() {
   openssl::LibSsl none;
   CHECK(!openssl::LibSsl::open("libssl-that-is-not.so", none));
   CHECK(!openssl::LibSsl::open("libc.so.6", none));
@@ -162,7 +162,7 @@ void what_is_put_is_read_back(const Trust& trust) {
   CHECK(node.gauge("tls_failures_total") == 0);
 }
 
-void who_does_not_trust_the_node_or_speaks_no_tls_is_let_go(const Trust& trust) {
+void a_client_that_does_not_trust_the_node_or_speaks_no_tls_is_disconnected(const Trust& trust) {
   Node node(trust);
   Peer stranger(node, trust.stranger);
   CHECK(tls_handshake(stranger.wire, soon()) == IoResult::kFailed);
@@ -244,7 +244,7 @@ void a_server_stops_while_peers_are_in_every_state(const Trust& trust) {
 }  // namespace
 
 int main() {
-  if (openssl::LibSsl::find() != nullptr) what_is_missing_is_told_in_a_sentence();
+  if (openssl::LibSsl::find() != nullptr) what_is_missing_is_said_in_a_sentence();
   if (openssl::LibSsl::find() == nullptr || !Crypto().found()) {
     std::printf("skipped: there is no OpenSSL 3 here to test TLS with\n");
     return 0;
@@ -252,7 +252,7 @@ int main() {
   const Trust trust;
   bytes_arrive_in_order_through_the_narrowest_socket(trust);
   what_is_put_is_read_back(trust);
-  who_does_not_trust_the_node_or_speaks_no_tls_is_let_go(trust);
+  a_client_that_does_not_trust_the_node_or_speaks_no_tls_is_disconnected(trust);
   slow_and_silent_peers_are_let_go(trust);
   a_peer_cut_in_a_transfer_leaves_nothing(trust);
   clients_in_threads_do_not_disturb_each_other(trust);

@@ -1,4 +1,4 @@
-// Tokens: who is let in, and what a peer who is not can see and do.
+// Tokens: which clients are accepted, and what the others can see and do.
 #include <atomic>
 #include <thread>
 
@@ -162,7 +162,7 @@ void a_lease_or_a_wait_of_one_tenant_is_not_ended_by_another() {
   CHECK(node.gauge("waits") == 1 && node.gauge("leases") == 1);
 }
 
-void of_several_tenants_nobody_maps_the_pool() {
+void with_several_tenants_no_client_maps_the_pool() {
   Node node;
   Client client = Client::unix_socket(socket_path());
   const auto reply = client.ask<HelloReply>(Op::kHello, HelloRequest{kWantPool, "test", kFirst});
@@ -195,7 +195,7 @@ void tokens_of_the_same_tenants_may_change_and_of_others_nothing_does() {
   CHECK(!nobody.follow({{"first", kFirst}}) && nobody.follow({}) == Numbers{} && nobody.open());
 }
 
-void who_came_with_a_token_that_is_none_any_more_is_cut_off() {
+void connections_end_when_their_token_is_not_valid_any_more() {
   Node node;
   Client first = of_tenant(node, kFirst), second = of_tenant(node, kSecond);
   enrolled(first), enrolled(second);
@@ -249,9 +249,9 @@ int main() {
   others_may_ask_whether_a_token_is_one_of_the_nodes();
   a_tenant_finds_neither_the_blocks_nor_the_ids_of_another();
   a_lease_or_a_wait_of_one_tenant_is_not_ended_by_another();
-  of_several_tenants_nobody_maps_the_pool();
+  with_several_tenants_no_client_maps_the_pool();
   purging_by_a_token_is_of_its_tenant();
   tokens_of_the_same_tenants_may_change_and_of_others_nothing_does();
-  who_came_with_a_token_that_is_none_any_more_is_cut_off();
+  connections_end_when_their_token_is_not_valid_any_more();
   tokens_change_while_tenants_are_served();
 }

@@ -24,7 +24,7 @@ using namespace wire;
 
 constexpr uint32_t kTurn = 8;
 
-// A node without a loop, whose turns the tests give.
+// A node without a loop: the tests give its turns.
 struct Rig {
   explicit Rig(uint64_t blocks = 256)
       : pool(blocks * 2 * 4096),
@@ -92,7 +92,7 @@ class Peer {
           payload_.empty());
     return *reply;
   }
-  // All turns of a request; `turns` tells how many they were.
+  // All turns of a request; turns() is how many.
   template <class Reply, class Body>
   Reply finish(Op op, Body body) {
     turns_ = 0;
@@ -220,7 +220,7 @@ void a_wait_that_is_cancelled_while_it_is_answered_is_answered_first() {
   CHECK(peer.reply<WaitReply>().blocks == 100 && peer.reply<FlagReply>().flag == 0);
 }
 
-void who_leaves_amid_a_request_leaves_nothing() {
+void a_client_that_leaves_during_a_request_leaves_nothing() {
   for (const Op op : {Op::kAcquire, Op::kGet, Op::kReserve}) {
     Rig rig;
     Peer stays(rig), goes(rig);
@@ -235,7 +235,7 @@ void who_leaves_amid_a_request_leaves_nothing() {
   }
 }
 
-void the_leases_of_who_leaves_are_ended_in_turns() {
+void the_leases_of_an_ended_connection_are_ended_in_turns() {
   Rig rig;
   Peer stays(rig), goes(rig);
   stays.put(1, 50);
@@ -300,8 +300,8 @@ int main() {
   what_is_leased_so_far_stays_until_the_lease_is_whole();
   all_that_landed_is_leased_though_room_is_wanted_meanwhile();
   a_wait_that_is_cancelled_while_it_is_answered_is_answered_first();
-  who_leaves_amid_a_request_leaves_nothing();
-  the_leases_of_who_leaves_are_ended_in_turns();
+  a_client_that_leaves_during_a_request_leaves_nothing();
+  the_leases_of_an_ended_connection_are_ended_in_turns();
   a_purge_takes_turns_and_forgets_what_was_there();
   the_blocks_of_a_put_come_in_turns();
 }

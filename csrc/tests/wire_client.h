@@ -54,6 +54,7 @@ struct Answer {
 
 class Client {
  public:
+  explicit Client(File socket) : socket_(std::move(socket)) {}
   static Client tcp(uint16_t port) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -173,7 +174,6 @@ class Client {
   void close() { socket_.reset(); }
 
  private:
-  explicit Client(File socket) : socket_(std::move(socket)) {}
 
   ssize_t receive_once(char* at, size_t size, std::vector<File>* passed) {
     constexpr size_t kMostFds = 3;
