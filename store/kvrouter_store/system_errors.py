@@ -10,6 +10,8 @@ import ssl
 
 def reason_of(error: OSError) -> str:
     """Why the system refused, without the numbers and addresses that libraries add."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate verify failed: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
         return str(error.reason or error.strerror).replace("_", " ").lower()
     if isinstance(error, socket.gaierror) or error.errno is None:

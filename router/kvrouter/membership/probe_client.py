@@ -10,6 +10,7 @@ import aiohttp
 from kvrouter.credentials.engine_keys import REFUSALS, WorkerKeys
 from kvrouter.credentials.tls import Trust
 from kvrouter.engines.families.pages import ProbeFailed
+from kvrouter_store.system_errors import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,7 +97,7 @@ class ProbeClient:
         except TimeoutError:
             raise ProbeFailed(f"{path} does not answer within {deadline_s:g} s") from None
         except aiohttp.ClientConnectorError as error:
-            raise ProbeFailed(f"{path} cannot be connected: {error.os_error}") from None
+            raise ProbeFailed(f"{path} cannot be reached: {reason_of(error.os_error)}") from None
         except (aiohttp.ClientError, ValueError) as error:
             raise ProbeFailed(f"{path}: {error or type(error).__name__}") from None
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RouteInputs:
-    """One request as a policy sees it. Not changed."""
+    """One request as a policy sees it. Policies must not change it."""
 
     prompt_tokens: int  # an estimate from the text's length unless `exact`
     decode: Sequence[Engine]  # engines that may decode it; never empty
@@ -36,7 +36,7 @@ class RouteInputs:
 
 @dataclass(slots=True)
 class Plan:
-    """Where the legs go. Not changed."""
+    """Where the legs go. A change makes a new one (`dataclasses.replace`)."""
 
     prefill: Engine | None  # None: decode computes what is missing
     decode: Engine

@@ -71,10 +71,9 @@ class Lease:
     def view(self, index: int, part: int = 0, *, verify: bool = False) -> memoryview:
         """Read-only bytes of one part of block `index`: the pool itself where it is mapped.
 
-        The node checked these bytes against their digest when they came, and nothing changes them
-        since; `verify` checks them again (not where the node has digests off). CorruptBlock where
-        they do not match: the block is then deleted. LeaseLost after the release or a lost
-        connection.
+        `verify` checks the digest, unless the node has digests off. Without it nothing has checked
+        bytes that came through shared memory or RDMA. CorruptBlock if they do not match: the block
+        is then deleted. LeaseLost after the release or a lost connection.
         """
         if not 0 <= index < self.blocks:
             raise IndexError(f"the lease is on {self.blocks} blocks, not on block {index}")

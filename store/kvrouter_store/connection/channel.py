@@ -253,6 +253,7 @@ def _connect(address: Address, deadline: Deadline) -> socket.socket:
         if link is not None:
             link.close()
         if isinstance(error, OSError):
-            raise StoreUnavailable(f"no connection to the store at {address}: {error}") from error
+            reason = error.strerror or error  # without the number
+            raise StoreUnavailable(f"no connection to the store at {address}: {reason}") from error
         raise
     return link

@@ -110,7 +110,8 @@ HELPS: Final = {
     "already (exists), or refused for breaking a rule.",
     "aborts_total": "Parts of blocks whose writer gave them up.",
     "no_space_total": "Requests to write for which eviction did not make enough room.",
-    "corrupt_total": "Blocks not stored, or dropped, because their digest was wrong.",
+    "corrupt_total": "Blocks that came over TCP or the Unix socket with a wrong digest; the node "
+    "refused them.",
     "fenced_total": "Slots that had to be fenced when their connection ended.",
     "expired_reservations_total": "Reservations that ended because their connection sent nothing "
     "for --reserve-timeout.",

@@ -141,7 +141,9 @@ def no_events(rig: Rig) -> None:
 
 
 FAULTS = {
-    "a dead port": Fault(later(dead), "engine-reachable", "cannot be connected", "start it"),
+    "a dead port": Fault(
+        later(dead), "engine-reachable", "reached: Connection refused", "start it"
+    ),
     "a stalled engine": Fault(
         later(stalled), "engine-reachable", "/health does not answer within 10 s", "its log"
     ),

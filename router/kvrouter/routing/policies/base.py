@@ -26,7 +26,11 @@ class Policy(Protocol):
     """Whether it uses `RouteInputs.matches`, `guesses` or `store_blocks`, which need token ids."""
 
     def plan(self, inputs: RouteInputs) -> Plan:
-        """Decide. Never raises for valid inputs."""
+        """Decide. Never raises for valid inputs.
+
+        One request may ask several times, with fewer candidates after a failure: an engine that is
+        missing in `inputs` has not left the pool.
+        """
 
     def rebind(
         self, inputs: RouteInputs, decode: Sequence[Engine], bound: Engine, own_tokens: int
