@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Final
 
 import orjson
 
@@ -71,6 +72,10 @@ class ApiError(Exception):
         if self.retry_after_s is None:
             return ()
         return (("retry-after", str(self.retry_after_s)),)
+
+
+FAILED: Final = ApiError(500, "The router failed to serve this request; its log says why.")
+"""A defect of the router: its log has the traceback."""
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kvrouter.access.callers import caller_of
-from kvrouter.errors import ApiError
+from kvrouter.errors import FAILED, ApiError
 from kvrouter.http.request_id import RequestIds
 from kvrouter.openai.endpoints import PASSED_THROUGH
 from kvrouter.openai.request import UNREAD, priority
@@ -82,7 +82,10 @@ class RequestHandler:
     _ids: RequestIds = field(default_factory=RequestIds, init=False)
 
     async def serve(self, exchange: Exchange) -> None:
-        """Answer one request. Raises nothing unless it is cancelled."""
+        """Answer one request.
+
+        Raises nothing, unless it is cancelled or has a defect. Then too the client has its answer.
+        """
         context = self._begin(exchange)
         if self.observer is not None:
             self.observer.enter(context)
@@ -106,6 +109,10 @@ class RequestHandler:
         except asyncio.CancelledError:
             self._cancelled(context)
             raise
+        except Exception:
+            context.outcome.reason = "error"
+            self._break_off(context, FAILED)
+            raise
         finally:
             if admitted:
                 self.metrics.running -= 1
@@ -127,10 +134,13 @@ class RequestHandler:
 
     async def _wait_for_turn(self, context: RequestContext) -> None:
         context.request = self.service.read(context.exchange)
+        rank = priority(context.request)
         context.queued = True
-        await self.queue_wait.turn(context.tenant, priority(context.request))
-        context.queued = False
-        context.waited(context.timing.started_s, "capacity")
+        try:
+            await self.queue_wait.turn(context.tenant, rank)
+        finally:
+            context.queued = False
+            context.waited(context.timing.started_s, "capacity")
 
     async def _answer(self, context: RequestContext) -> None:
         """Find out the model, charge the caller, and have the service answer."""
@@ -164,14 +174,22 @@ class RequestHandler:
         if exchange.closed:
             outcome.reason = "client_left"
         elif not exchange.ended:
-            outcome.reason, outcome.error = "cut_off", outcome.error or CUT_OFF.message
+            outcome.reason = "cut_off"
             self.metrics.cut_off["stream" if exchange.started else "none"] += 1
-            if exchange.started:
-                exchange.write(error_events(CUT_OFF))
-                exchange.end()
-            else:
-                fields, headers = context.answer_fields, CUT_OFF.headers()
-                exchange.respond(CUT_OFF.status, CUT_OFF.body(), headers=headers, fields=fields)
+            self._break_off(context, CUT_OFF)
+
+    def _break_off(self, context: RequestContext, error: ApiError) -> None:
+        """End the answer with `error`, wherever it is."""
+        exchange, outcome = context.exchange, context.outcome
+        outcome.error = outcome.error or error.message
+        if exchange.ended or exchange.closed:
+            return
+        if exchange.started:
+            exchange.write(error_events(error))
+            exchange.end()
+        else:
+            fields, headers = context.answer_fields, error.headers()
+            exchange.respond(error.status, error.body(), headers=headers, fields=fields)
 
     def _settle(self, context: RequestContext) -> None:
         """Release what the request holds and charge its caller; the settler does the rest."""

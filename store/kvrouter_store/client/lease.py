@@ -114,8 +114,10 @@ class Lease:
         segments = Segments.over(buffer, size, writable=True)
         span = range(index, index + 1)
         status = self._client.get_into(self._manifest, part, self._hashes, span, segments, [0])
+        if status == [BlockStatus.CORRUPT]:
+            raise CorruptBlock(f"block {index} does not match its digest; it was deleted")
         if status != [BlockStatus.OK]:
-            raise CorruptBlock(f"block {index} could not be read back: {status[0].name}")
+            raise LeaseLost(f"block {index} cannot be read: {status[0].name}")
         return memoryview(buffer).toreadonly()
 
     def __enter__(self) -> Self:

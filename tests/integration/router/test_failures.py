@@ -49,6 +49,15 @@ async def test_without_budget_a_failed_prefill_leg_goes_to_another_engine(site: 
     assert len(here.prefill[1].requests) == 4
 
 
+async def test_a_prefill_engine_that_is_full_costs_its_request_nothing(site: Open) -> None:
+    here = await site(2, 1)
+    here.prefill[0].pages["/v1/completions"] = answering(b"{}", "application/json", 429)
+    for _ in range(4):
+        assert (await here.post(text()))[0] == 200
+    assert len(here.prefill[1].requests) == 4
+    assert await metric(here, 'kvrouter:upstream_errors_total{leg="prefill",reason="full"}') >= 1
+
+
 async def test_without_budget_and_without_engines_the_client_is_asked_to_wait(site: Open) -> None:
     here = await site(1, 1, recompute_budget_tokens=0)
     here.prefill[0].mode = "drop"
@@ -84,6 +93,21 @@ async def test_a_decode_engine_that_dies_before_the_first_byte_is_replaced_silen
     assert len(here.decode[1].requests) == 2
     assert here.decode[0].requests
     assert len(here.prefill[0].requests) == 2
+
+
+async def test_a_prompt_that_another_decode_engine_cannot_compute_alone_is_prefilled(
+    site: Open,
+) -> None:
+    here = await site(1, 2, prefill_threshold=60, policy="least_tokens")
+    here.decode[1].mode = "held"
+    here.decode[0].mode = "500"
+    busy = here.app.core.pool.find(here.decode[1].address)
+    assert busy is not None
+    others = here.app.core.pool.reserve(busy, 200, computing_tokens=50)
+    here.decode[1].go.set()
+    assert (await here.post(text(prompt=[7] * 50)))[0] == 200
+    assert [len(e.requests) for e in (*here.prefill, *here.decode)] == [1, 1, 1]
+    others.release()
 
 
 def answering(body: bytes, content_type: str, status: int = 200, **headers: str) -> Page:

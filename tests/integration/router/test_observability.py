@@ -18,8 +18,11 @@ from tests.integration.router.conftest import Json, Open, Site, chat, metric, te
 
 from kvrouter.access.callers import Caller
 from kvrouter.credentials.caller_keys import Key
+from kvrouter.errors import FAILED
+from kvrouter.serving.legs.orchestrator import Orchestrator
 from kvrouter.serving.request.context import RequestContext, Timing
 from kvrouter.serving.settle import Settler
+from kvrouter.serving.streaming.relay import Relay
 from kvrouter.telemetry.metrics import PARTS, Metrics
 from kvrouter.telemetry.request_log import RequestLine, RequestLog
 
@@ -140,6 +143,42 @@ async def test_a_wait_for_its_turn_is_a_part(site: Open) -> None:
     assert sum(sums.values()) == pytest.approx(
         await metric(here, "kvrouter:time_to_first_token_seconds_sum"), rel=1e-9
     )
+
+
+async def test_a_turn_that_does_not_come_is_logged_as_a_wait_in_the_queue(site: Open) -> None:
+    written = BytesIO()
+    here = await site(
+        lines=RequestLog(written, plain=False), max_concurrent_requests=1, queue_timeout_s=0.05
+    )
+    here.prefill[0].mode = "held"
+    first = asyncio.create_task(here.post(text()))
+    await here.prefill[0].next_began()
+    assert (await here.post(text()))[0] == 503
+    here.prefill[0].go.set()
+    await first
+    refused, _ = await lines_of(here, written)
+    assert refused["status"] == 503
+    assert refused["queue_ms"] > refused["total_ms"] / 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_defect_is_counted_and_logged_as_an_error_and_ends_the_answer(
+    site: Open, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def defect(*_: object) -> None:
+        raise KeyError("planted")
+
+    broken: type = Relay if stream else Orchestrator
+    monkeypatch.setattr(broken, "run", defect)
+    written = BytesIO()
+    here = await site(lines=RequestLog(written, plain=False))
+    status, _, body = await here.post(text(stream=stream))
+    assert status == (200 if stream else 500)
+    assert FAILED.message.encode() in body
+    assert await metric(here, "kvrouter:request_success_total") == 0
+    assert await metric(here, f'kvrouter:request_errors_total{{code="{status}"}}') == 1
+    (line,) = await lines_of(here, written)
+    assert (line["status"], line["outcome"], line["error"]) == (status, "error", FAILED.message)
 
 
 @pytest.mark.parametrize("mode", ["at-once", "chunk"])

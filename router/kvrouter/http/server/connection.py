@@ -5,7 +5,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
-from kvrouter.errors import ApiError
+from kvrouter.errors import FAILED, ApiError
 from kvrouter.http.deadlines import NEVER
 from kvrouter.http.headers import CONTINUE
 from kvrouter.http.server.exchange import Exchange
@@ -304,12 +304,7 @@ class Connection(asyncio.Protocol):
             log.exception("the handler of %s %s failed", exchange.method, exchange.path)
             exchange.keep_alive = False
             if not exchange.started:
-                exchange.respond(
-                    500,
-                    ApiError(
-                        500, "The router failed to serve this request; its log says why."
-                    ).body(),
-                )
+                exchange.respond(FAILED.status, FAILED.body())
         finally:
             self._finish(exchange)
 

@@ -203,16 +203,25 @@ class Orchestrator:
             engine = self.policy.plan(inputs).decode
             handoff = context.route.handoff
             handed = handoff is not None and handoff.transfer_params is not None
-            if handed and (taken or spent(context, engine)):
-                await self._hand_over_again(context, engine, inputs)
+            again = taken or spent(context, engine) if handed else self._planned_alone(context)
+            if again:
+                await self._prefill_again(context, engine, inputs)
 
-    async def _hand_over_again(
+    def _planned_alone(self, context: RequestContext) -> bool:
+        """Whether the plan counts on KV of its decode engine, which another engine may lack."""
+        plan = context.route.plan
+        if plan is None or plan.prefill is not None:
+            return False
+        return self.families.of(plan.decode).order is not LegOrder.CONCURRENT
+
+    async def _prefill_again(
         self, context: RequestContext, decode: Engine, inputs: RouteInputs
     ) -> None:
-        """Another prefill leg, because the engine that failed may have fetched the KV already.
+        """Plan both legs for another decode engine.
 
-        Then the memory belongs to another request, and an engine that fetches it now gets wrong KV
-        without an error. KV that was not fetched was freed by the engine, or its lease ends.
+        After a hand-over, because the engine that failed may have fetched the KV already. Then the
+        memory belongs to another request, and an engine that fetches it now gets wrong KV without
+        an error. KV that was not fetched was freed by the engine, or its lease ends.
         """
         context.route.handoff = context.held.pinned = None
         prefill = self.pool.engines(Role.PREFILL, context.model)
@@ -222,7 +231,7 @@ class Orchestrator:
         if plan.prefill is not None:
             await self.prefill_phase.run(context, inputs, plan)
         else:
-            self.prefill_phase.recompute(context, plan.missing_tokens)
+            self._count_missing_prefill(context, plan)
 
     async def _others(
         self, model: str, tried: Sequence[tuple[Engine, int]], failed: LegFailed

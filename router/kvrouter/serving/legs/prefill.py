@@ -9,7 +9,7 @@ from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.errors import ApiError
 from kvrouter.http.failure import Failure
 from kvrouter.serving.legs.release import pinned
-from kvrouter.serving.legs.retries import MAX_ATTEMPTS, LegFailed
+from kvrouter.serving.legs.retries import MAX_ATTEMPTS, EngineFull, LegFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,8 +37,8 @@ class PrefillPhase:
     async def run(self, context: RequestContext, inputs: RouteInputs, plan: Plan) -> None:
         """Prefill the prompt as `plan` says, which names a prefill engine, and await its landing.
 
-        An engine that refuses connections has computed nothing, so another takes the leg. After
-        any other failure decode does without, while the budget allows, else another engine.
+        An engine that refuses connections or is full has computed nothing, so another takes the
+        leg. After any other failure decode computes, while the budget allows, else another engine.
 
         Raises:
             ApiError: 429: the budget does not allow it.
@@ -55,7 +55,8 @@ class PrefillPhase:
                     return
                 context.outcome.error = str(failed)
                 others = self._others(inputs, tried)
-                if not (others and failed.failure is Failure.REFUSED):
+                idle = failed.failure is Failure.REFUSED or isinstance(failed, EngineFull)
+                if not (others and idle):
                     context.held.grant = self.budget.take(plan.missing_tokens)
                     if context.held.grant is not None:
                         return
