@@ -193,6 +193,8 @@ void DiskTier::bypass(int error) {
   events_.on_bypassed();
 }
 
+// Extents are written and synced, then recorded, then the journal is synced: ORDER in
+// journal/journal.h.
 bool DiskTier::pump() {
   watch_time();
   run_trial();

@@ -1,7 +1,7 @@
 """Token ids of a prompt, from a local tokenizer or from an engine's /tokenize.
 
-Used only where a policy or a landing needs hashes before the prefill leg's answer. It never
-guesses: without an answer the request goes on without hashes.
+Used only where a policy needs hashes. It never guesses: without an answer the request goes on
+without hashes.
 """
 
 from __future__ import annotations

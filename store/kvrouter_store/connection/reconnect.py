@@ -1,6 +1,6 @@
 """When a client tries a node again that it could not reach, or that did not answer in time.
 
-Every pause of the clients is here. Nothing waits: the methods take readings of a clock.
+Every pause of a client's connection is here. Nothing waits: the methods take readings of a clock.
 """
 
 from dataclasses import dataclass, field

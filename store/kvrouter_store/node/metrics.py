@@ -149,7 +149,7 @@ HELPS: Final = {
     "disk_skipped_total{reason}": "Parts of blocks not written: too many waited (queue_full), the "
     "block was removed before its turn (gone), there was no_room on the disk, or it was bypassed.",
     "disk_errors_total{kind}": "Operations that failed: read, write, sync, of the index (journal), "
-    "or a read whose bytes differ from those written (corrupt).",
+    "or a read whose bytes do not match the digest of the put (corrupt).",
     "disk_dropped_total": "Blocks forgotten because they could not be read or were corrupt. None "
     "of them was served.",
     "disk_evictions_total{reason}": "Blocks removed from the disk: to make room (capacity) or "

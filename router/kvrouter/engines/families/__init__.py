@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 FAMILIES: Final[Mapping[str, type[Family]]] = MappingProxyType(
     {family.name: family for family in (Vllm, Nixl, Mooncake, MooncakeLegacy, Sglang, OpenAiServer)}
 )
-"""Every family by its name: a new one is a file, and a word here."""
+"""Every family by its name. A new one is a file and a word here; `--kv-connector` names it too."""
 
 AUTO: Final = "auto"
 

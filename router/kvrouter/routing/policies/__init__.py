@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 POLICIES: Final[Mapping[str, type[Policy]]] = MappingProxyType(
     {policy.name: policy for policy in (RoundRobin, LeastTokens, Prefix)}
 )
-"""Every policy by its name. A new one is a file and a word here; docs/routing.md describes it."""
+"""Every policy by its name. A new one is a file and a word here; `--policy` describes it too."""
 
 if TYPE_CHECKING:
     PolicyName = str
