@@ -21,7 +21,7 @@ struct FlushResult {
   uint64_t skipped = 0;  // parts of blocks that were not written, since the node started
 };
 
-// start() and stop() belong to one owner. Any thread may call the rest (server/requests.cpp) while
+// start() and stop() belong to one owner. Any thread may call the rest (server/other_threads.cpp) while
 // the owner lets the server live; unless it is running, it does nothing.
 class Server {
  public:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from kvrouter.access.gate import is_open
+from kvrouter.engines.families.parameter_table import Served
 from kvrouter.engines.families.parameters import VLLM
-from kvrouter.engines.families.table import Served
 from kvrouter.openai.endpoints import ENDPOINTS
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import orjson
 from kvrouter import _native
 from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.engines.engine import Role
+from kvrouter.engines.families.parameter_table import WHERE_SET
 from kvrouter.engines.families.splice import splice
-from kvrouter.engines.families.table import WHERE_SET
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.headers import JSON

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.families.pages import EnginePages
-    from kvrouter.engines.families.table import ParameterTable
+    from kvrouter.engines.families.parameter_table import ParameterTable
     from kvrouter.openai.request import Request
 
     Changes = dict[str, bytes | None]

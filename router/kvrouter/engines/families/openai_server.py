@@ -10,7 +10,7 @@ from kvrouter.engines.families.parameters import VLLM
 
 if TYPE_CHECKING:
     from kvrouter.engines.families.pages import EnginePages
-    from kvrouter.engines.families.table import ParameterTable
+    from kvrouter.engines.families.parameter_table import ParameterTable
 
 
 class OpenAiServer(Family):

@@ -11,7 +11,7 @@ from typing import Final
 
 import orjson
 
-from kvrouter.engines.families.table import (
+from kvrouter.engines.families.parameter_table import (
     CHAT,
     COMPLETION,
     WHERE_NEGATIVE,

@@ -19,14 +19,14 @@ import orjson
 from kvrouter.engines.engine import Bootstrap, Role
 from kvrouter.engines.families.base import BadAnswer, Family, Handoff, LegOrder, Rendezvous
 from kvrouter.engines.families.pages import MAX_RANKS, LegSupport, ProbeFailed
-from kvrouter.engines.families.parameters import VLLM, steering
-from kvrouter.engines.families.table import (
+from kvrouter.engines.families.parameter_table import (
     Parameter,
     ParameterTable,
     Served,
     Tokenize,
     Treatment,
 )
+from kvrouter.engines.families.parameters import VLLM, steering
 
 if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine

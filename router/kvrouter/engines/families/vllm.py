@@ -23,7 +23,7 @@ from kvrouter_store.identity.chain import HASH_BYTES
 if TYPE_CHECKING:
     from kvrouter.engines.families.base import Changes, PendingKv
     from kvrouter.engines.families.pages import EnginePages
-    from kvrouter.engines.families.table import ParameterTable
+    from kvrouter.engines.families.parameter_table import ParameterTable
     from kvrouter.openai.request import Request
 
 MEDIA: Final = (b'"image', b'"input_audio"', b'"audio_', b'"video', b'"input_image"')

@@ -10,8 +10,14 @@ import pytest
 
 from kvrouter.engines.families import FAMILIES
 from kvrouter.engines.families.base import Family, LegOrder
+from kvrouter.engines.families.parameter_table import (
+    Parameter,
+    ParameterTable,
+    Served,
+    Tokenize,
+    Treatment,
+)
 from kvrouter.engines.families.parameters import TRANSFERS, VLLM
-from kvrouter.engines.families.table import Parameter, ParameterTable, Served, Tokenize, Treatment
 from kvrouter.engines.families.vllm import Vllm
 from kvrouter.openai.request import Kind, Request, parse
 from kvrouter.tools.docs.parameters import parameters_page
