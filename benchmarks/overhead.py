@@ -266,7 +266,7 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="overhead-") as name:
             folder = Path(name)
-            with set_stage(folder, with_peer=False) as stage:
+            with set_stage(folder, with_peers=False) as stage:
                 cells = measure(stage, folder, effort)
     except RuntimeError as error:
         print(f"overhead: {error}", file=sys.stderr)

@@ -33,6 +33,7 @@ class Peer:
 
 
 SGLANG_ROUTER = Peer(("sglang-router==0.3.2",), "sglang_router.launch_router")
+SMG = Peer(("smg==1.13.0",), "smg.launch_router")  # the successor of sglang-router
 # torch first, by its own version: what InfiniStore asks for by itself brings gigabytes of CUDA.
 # uvloop: the server drives the loop of this one by a libuv of its own, and aborts under later ones.
 INFINISTORE = Peer(("torch==2.13.0", "infinistore==0.2.35", "uvloop==0.21.0"))
@@ -78,7 +79,3 @@ def run(command: list[str], what: str) -> None:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no output"]
         raise RuntimeError(f"{what}: {lines[-1]}")
-
-
-if __name__ == "__main__":
-    print(install(SGLANG_ROUTER))

@@ -245,7 +245,7 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="router-soak-")))
         more = ["--index-blocks", str(INDEX_BLOCKS)]
         stage = stack.enter_context(
-            set_stage(folder, with_peer=False, options=more, store_memory=STORE_MEMORY)
+            set_stage(folder, with_peers=False, options=more, store_memory=STORE_MEMORY)
         )
         soak = Soak(
             stage,

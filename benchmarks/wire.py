@@ -1,4 +1,4 @@
-"""Router CPU of a request and of a streamed event, compared with sglang-router in the same run.
+"""Router CPU of a request and of a streamed event, compared with sglang-router and smg.
 
     python -m benchmarks.wire [--quick] [--json FILE]
 
@@ -22,9 +22,8 @@ from typing import Any
 from benchmarks.arguments import parser_of
 from benchmarks.wire_prompts import SHAPES, SIZES, Prompt, Shape, prompts
 from benchmarks.wire_rig import leave_in_order
-from benchmarks.wire_stage import Answers, Router, Stage, set_stage
+from benchmarks.wire_stage import PEERS, Answers, Router, Stage, set_stage
 
-PEER = "sglang-router"
 IDS, LEAST, TEXT = "ids, prefix", "text, least_tokens", "text, prefix"
 CONNECTIONS = 32
 WARM_UP_S = 0.7
@@ -73,7 +72,7 @@ class Cell:
 
 
 # How often a text prompt is tokenised in engines: once per leg that is sent text.
-ENGINE_TOKENISINGS = {IDS: 0, LEAST: 1, TEXT: 0, PEER: 2}
+ENGINE_TOKENISINGS = {IDS: 0, LEAST: 1, TEXT: 0, **dict.fromkeys(PEERS, 2)}
 
 
 def _write(folder: Path, name: str, asked: Iterable[Prompt]) -> Path:
@@ -107,19 +106,17 @@ def _plan(stage: Stage, folder: Path, effort: Effort) -> list[tuple[Router, str,
     """Every sample of one round, in order: routers take turns in each workload."""
     requests = [_request_workloads(folder, effort, shape) for shape in SHAPES]
     streams = [_stream_workloads(folder, effort, shape) for shape in SHAPES]
-    prefix, least, peer = stage.prefix, stage.least_tokens, stage.peer
+    prefix, least = stage.prefix, stage.least_tokens
     plan: list[tuple[Router, str, Workload]] = []
     for with_ids, with_text in zip(*requests, strict=True):
         plan.append((prefix, IDS, with_ids))
         plan.append((least, LEAST, with_text))
         plan.append((prefix, TEXT, with_text))
-        if peer:
-            plan.append((peer, PEER, with_text))
+        plan.extend((peer, peer.process.name, with_text) for peer in stage.peers)
     for with_ids, with_text in zip(*streams, strict=True):
         plan.append((prefix, IDS, with_ids))
         plan.append((least, LEAST, with_text))
-        if peer:
-            plan.append((peer, PEER, with_text))
+        plan.extend((peer, peer.process.name, with_text) for peer in stage.peers)
     return plan
 
 
@@ -182,13 +179,14 @@ def _cell(router: str, workload: Workload, samples: list[Answers], tokenising_us
 
 
 def bars(cells: list[Cell]) -> dict[str, bool]:
-    """Ours at most 1.0x the peer's CPU, cell by cell; false if the peer is missing."""
+    """Ours at most 1.0x a peer's CPU, cell by cell; false if the peer is missing."""
     prices = {(cell.router, cell.workload): cell.router_us for cell in cells}
     return {
-        f"{ours}: {workload}": prices.get((ours, workload), float("inf"))
-        <= prices.get((PEER, workload), -1.0)
+        f"{ours}: {workload} <= 1.0x {peer}": prices.get((ours, workload), float("inf"))
+        <= prices.get((peer, workload), -1.0)
         for workload in dict.fromkeys(cell.workload for cell in cells)
         for ours in (IDS, LEAST)
+        for peer in PEERS
     }
 
 
@@ -197,17 +195,19 @@ def _spread(values: list[float]) -> tuple[float, float, float]:
 
 
 def _print(cells: list[Cell]) -> None:
-    peer = {cell.workload: cell.router_us for cell in cells if cell.router == PEER}
+    prices = {(cell.router, cell.workload): cell.router_us for cell in cells}
     print(
-        f"{'CPU us per unit':<22}{'':<20}{'router':>9}{'ratio':>7}{'store':>8}{'tokenising':>12}"
-        f"{'per s':>9}"
+        f"{'CPU us per unit':<22}{'':<20}{'router':>9}"
+        + "".join(f"{'/ ' + peer:>16}" for peer in PEERS)
+        + f"{'store':>8}{'tokenising':>12}{'per s':>9}"
     )
     for cell in sorted(cells, key=lambda cell: (cell.unit != "request", cell.workload)):
-        theirs = peer.get(cell.workload)
-        ratio = f"{cell.router_us / theirs:.2f}" if theirs else "-"
+        theirs = [prices.get((peer, cell.workload)) for peer in PEERS]
+        ratios = [f"{cell.router_us / each:.2f}" if each else "-" for each in theirs]
         print(
-            f"{cell.workload:<22}{cell.router:<20}{cell.router_us:>9.1f}{ratio:>7}"
-            f"{cell.store_us:>8.1f}{cell.tokenising_us:>12.1f}{cell.per_s:>9.0f}"
+            f"{cell.workload:<22}{cell.router:<20}{cell.router_us:>9.1f}"
+            + "".join(f"{ratio:>16}" for ratio in ratios)
+            + f"{cell.store_us:>8.1f}{cell.tokenising_us:>12.1f}{cell.per_s:>9.0f}"
         )
 
 
@@ -239,7 +239,7 @@ def run(effort: Effort) -> dict[str, Any]:
     for note in notes:
         print(f"note: {note}")
     for name, holds in held.items():
-        print(f"{'holds ' if holds else 'MISSED'}  {name} <= 1.0x {PEER}")
+        print(f"{'holds ' if holds else 'MISSED'}  {name}")
     return report
 
 

@@ -1,7 +1,7 @@
-"""The processes of the wire benchmark: mock engines, the store with their KV, our router, the peer.
+"""The processes of the wire benchmark: mock engines, the store with their KV, routers, peers.
 
-Our router and the peer have the same engines and the same load; if the peer refuses token ids, it
-gets a text of the same size.
+Our router and the peers have the same engines and the same load; peers get texts of the same size
+instead of token ids.
 """
 
 import json
@@ -46,6 +46,7 @@ PREFILL, DECODE = 2, 2  # engines
 STORE_MEMORY = "512MiB"
 CONNECTOR = ("--kv-connector", "store")
 """Flags of our routers: the mocks answer for several families, so that the peer takes them too."""
+PEERS = {"sglang-router": peers.SGLANG_ROUTER, "smg": peers.SMG}
 TRICKLE_S = 0.05
 IDLE_DEADLINE_S, IDLE_LOOK_S, IDLE_SHARE = 8.0, 0.1, 0.2
 MOST_TOGETHER = 50_000  # requests of one sample, where another one is taken at the same time
@@ -103,7 +104,7 @@ class Stage:
     tokenizer: TextTokenizer | None
     prefix: Router
     least_tokens: Router
-    peer: Router | None
+    peers: list[Router]
     notes: list[str]
     router_core: int
     sent: int = 0  # numbers of requests so far: none is used twice
@@ -216,7 +217,7 @@ def _await_idle(router: Router) -> None:
 def set_stage(
     folder: Path,
     *,
-    with_peer: bool = True,
+    with_peers: bool = True,
     options: Sequence[str] = (),
     store_memory: str = STORE_MEMORY,
 ) -> Iterator[Stage]:
@@ -224,7 +225,7 @@ def set_stage(
 
     Args:
         folder: for output and sockets.
-        with_peer: whether to start the peer.
+        with_peers: whether to start the peers.
         options: more flags of our routers.
         store_memory: size of the store's pool. Each request puts one block.
     """
@@ -248,11 +249,7 @@ def set_stage(
         )
         least_tokens, _ = _ours(scene, engines, store_url, ["--policy", "least_tokens"])
         stack.enter_context(_kv_events(events_url, engines, chains))
-        try:
-            peer = _peer(scene, engines) if with_peer else None
-        except RuntimeError as error:
-            peer = None
-            notes.append(f"sglang-router is missing, so that its bars are false: {error}")
+        found = _peers(scene, engines, notes) if with_peers else []
         stage = Stage(
             engines,
             store,
@@ -262,7 +259,7 @@ def set_stage(
             tokenizer,
             prefix,
             least_tokens,
-            peer,
+            found,
             notes,
             router_core=scene.cores.router,
         )
@@ -318,10 +315,20 @@ def _ours(scene: Scene, engines: list[str], store: str, options: list[str]) -> t
     return Router(process, port), events
 
 
-def _peer(scene: Scene, engines: list[str]) -> Router:
-    python = peers.install(peers.SGLANG_ROUTER)
+def _peers(scene: Scene, engines: list[str], notes: list[str]) -> list[Router]:
+    found = []
+    for name, peer in PEERS.items():
+        try:
+            found.append(_peer(scene, engines, name, peer))
+        except RuntimeError as error:
+            notes.append(f"{name} is missing, so that its bars are false: {error}")
+    return found
+
+
+def _peer(scene: Scene, engines: list[str], name: str, peer: peers.Peer) -> Router:
+    python = peers.install(peer)
     port, metrics_port = free_port(), free_port()
-    command = [str(python), "-m", peers.SGLANG_ROUTER.module, "--pd-disaggregation"]
+    command = [str(python), "-m", peer.module, "--pd-disaggregation"]
     for engine in engines[:PREFILL]:
         command += ["--prefill", f"http://{engine}"]
     for engine in engines[PREFILL:]:
@@ -329,9 +336,7 @@ def _peer(scene: Scene, engines: list[str]) -> Router:
     command += ["--policy", "cache_aware", "--worker-startup-check-interval", "1"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
-    process = scene.stack.enter_context(
-        Process("sglang-router", command, scene.cores.router, scene.folder)
-    )
+    process = scene.stack.enter_context(Process(name, command, scene.cores.router, scene.folder))
     router = Router(process, port)
     body = prompts("text", SIZES["short"])[0].body
     process.await_true(lambda: _asked(router, body))
@@ -389,8 +394,6 @@ def _check(stage: Stage) -> None:
             log = router.process.output()[-2000:]
             raise RuntimeError(f"{router.process.name} refuses a {shape} prompt: {log}")
         check_legs(router)
-    peer = stage.peer
-    if peer and _asked(peer, prompts("ids", SIZES["short"])[0].body):
-        stage.notes.append("sglang-router took token ids here; its cells are of text all the same")
-    elif peer:
-        stage.notes.append("sglang-router refuses token ids: its cells are text of the same size")
+    for peer in stage.peers:
+        takes = "takes" if _asked(peer, prompts("ids", SIZES["short"])[0].body) else "refuses"
+        stage.notes.append(f"{peer.process.name} {takes} token ids; its cells are of text")
