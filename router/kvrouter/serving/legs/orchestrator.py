@@ -222,7 +222,11 @@ class Orchestrator:
         After a hand-over, because the engine that failed may have fetched the KV already. Then the
         memory belongs to another request, and an engine that fetches it now gets wrong KV without
         an error. KV that was not fetched was freed by the engine, or its lease ends.
+
+        Raises:
+            ApiError: 429: decode would have to compute more than the budget allows.
         """
+        handed = context.route.handoff is not None
         context.route.handoff = context.held.pinned = None
         prefill = self.pool.engines(Role.PREFILL, context.model)
         inputs = replace(inputs, decode=(decode,), prefill=prefill)
@@ -230,6 +234,8 @@ class Orchestrator:
         self._reserve(context, plan)
         if plan.prefill is not None:
             await self.prefill_phase.run(context, inputs, plan)
+        elif handed:
+            self.prefill_phase.recompute(context, plan.missing_tokens)
         else:
             self._count_missing_prefill(context, plan)
 
