@@ -53,7 +53,8 @@ def hashes_of(hashes: bytes, span: range) -> bytes:
 
 def parent_of(hashes: bytes, span: range) -> bytes | None:
     """The hash before the range; None where it begins the chain."""
-    return hashes_of(hashes, range(span.start - 1, span.start)) if span.start else None
+    end = span.start * HASH_BYTES
+    return hashes[end - HASH_BYTES : end] if end else None
 
 
 def batches(span: range, block_bytes: int) -> list[range]:
