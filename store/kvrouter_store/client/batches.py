@@ -53,8 +53,7 @@ def hashes_of(hashes: bytes, span: range) -> bytes:
 
 def parent_of(hashes: bytes, span: range) -> bytes | None:
     """The hash before the range; None where it begins the chain."""
-    end = span.start * HASH_BYTES
-    return hashes[end - HASH_BYTES : end] if end else None
+    return hashes_of(hashes, range(span.start - 1, span.start)) if span.start else None
 
 
 def batches(span: range, block_bytes: int) -> list[range]:

@@ -49,8 +49,8 @@ class ChannelPool:
                     self._connecting += 1
             if channel is None:
                 return self._open(deadline)
-            unproven = not proven and channel.pool is None
-            if not channel.broken and (unproven or channel.link.quiet()):
+            unproven = not proven and channel.pool is None and not channel.broken
+            if unproven or channel.alive():
                 return channel
             channel.close()
             self.give(channel)

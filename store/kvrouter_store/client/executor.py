@@ -89,8 +89,8 @@ class Executor:
         if self._circuit.is_open:
             self._check_circuit(deadline)
         try:
-            chosen = self._dialer.chosen or self._dialer.choose(deadline)
-            pool = self._pools[access if chosen.kind == "shm" else Access.NONE]
+            shared = self._dialer.choose(deadline).kind == "shm"
+            pool = self._pools[access if shared else Access.NONE]
             channel = pool.take(deadline, without_leases=without_leases, proven=proven)
             try:
                 return action(channel)

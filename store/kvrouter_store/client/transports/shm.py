@@ -17,8 +17,6 @@ from kvrouter_store.connection.deadline import Deadline
 from kvrouter_store.identity.chain import HASH_BYTES
 
 STORED = int(BlockStatus.STORED)
-OK = BlockStatus.OK
-CALLING, CLOSED = PostState.CALLING, PostState.CLOSED
 
 
 def put(channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:
@@ -27,7 +25,13 @@ def put(channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockS
     statuses = _post(channel, writer, transfer, deadline) if writer is not None else []
     if len(statuses) == len(transfer.indices):
         return statuses
-    return statuses + _put_reserved(channel, rest_of(transfer, len(statuses)), deadline)
+    rest = rest_of(transfer, len(statuses))
+
+    def copy_in(indices: Sequence[int], offsets: Sequence[int]) -> Sequence[int]:
+        digest = channel.hello.digests
+        return _core.gather(_pool(channel), rest.segments, indices, offsets, digest)
+
+    return statuses + put_reserved(channel, rest, deadline, copy_in)
 
 
 def _post(
@@ -50,9 +54,9 @@ def _post(
         transfer.indices,
         channel.hello.digests,
     )
-    if state is CLOSED:
+    if state == PostState.CLOSED:
         channel.lost(ConnectionError("the store closed the connection"))
-    if state is CALLING and STORED in posted:
+    if state == PostState.CALLING and STORED in posted:
         end = len(posted) * HASH_BYTES
         _borrow(channel, writer, transfer, transfer.hashes[end - HASH_BYTES : end], deadline)
     return [STATUSES[code] for code in posted]
@@ -71,27 +75,16 @@ def get_into(channel: Channel, transfer: Transfer, deadline: Deadline) -> list[B
             transfer.indices,
             transfer.verify,
         )
-    statuses = [OK] * here
+    statuses = [BlockStatus.OK] * here
     if here == len(transfer.indices):
         return statuses
-    return statuses + _get_leased(channel, rest_of(transfer, here), deadline)
 
-
-def _put_reserved(channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:
-    def copy_in(indices: Sequence[int], offsets: Sequence[int]) -> Sequence[int]:
-        digest = channel.hello.digests
-        return _core.gather(_pool(channel), transfer.segments, indices, offsets, digest)
-
-    return put_reserved(channel, transfer, deadline, copy_in)
-
-
-def _get_leased(channel: Channel, transfer: Transfer, deadline: Deadline) -> list[BlockStatus]:
     def copy_out(
         indices: Sequence[int], offsets: Sequence[int], crcs: Sequence[int] | None
     ) -> Sequence[bool]:
         return _core.scatter(_pool(channel), transfer.segments, indices, offsets, crcs)
 
-    return get_leased(channel, transfer, deadline, copy_out)
+    return statuses + get_leased(channel, rest_of(transfer, here), deadline, copy_out)
 
 
 def _borrow(
