@@ -25,13 +25,16 @@ class Transfers(Generic[R]):
 
     Every transfer that was submitted is finished once: also one that raises, and one that close()
     found not begun.
+
+    news: set whenever one has finished.
     """
 
-    def __init__(self, threads: int, name: str) -> None:
+    def __init__(self, threads: int, name: str, news: threading.Event) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._running: set[Future[None]] = set()
         self._finished: deque[Finished[R]] = deque()  # appended to by the threads
         self._lock = threading.Lock()
+        self._news = news
 
     def submit(self, job_id: int, transfer: Callable[[], R]) -> None:
         """Have it done; returns at once."""
@@ -60,10 +63,14 @@ class Transfers(Generic[R]):
         try:
             result = transfer()
         finally:
-            self._finished.append(Finished(job_id, result, time.monotonic() - begun))
+            self._end(Finished(job_id, result, time.monotonic() - begun))
 
     def _ended(self, job_id: int, done: Future[None]) -> None:
         if done.cancelled():
-            self._finished.append(Finished(job_id, None, 0.0))
+            self._end(Finished(job_id, None, 0.0))
         with self._lock:
             self._running.discard(done)
+
+    def _end(self, finished: Finished[R]) -> None:
+        self._finished.append(finished)
+        self._news.set()

@@ -27,8 +27,7 @@ from kvrouter_store.connectors.vllm.arrivals import Arrivals
 from kvrouter_store.connectors.vllm.identity import EngineIdentity, identify, sharing_refusal
 from kvrouter_store.connectors.vllm.plan import StepPlan
 from kvrouter_store.connectors.vllm.scheduler import SchedulerSide
-from kvrouter_store.connectors.vllm.settings import ConnectorRefused, check_start
-from kvrouter_store.connectors.vllm.versions import facts_of
+from kvrouter_store.connectors.vllm.settings import check_start, tested_facts
 from kvrouter_store.connectors.vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -141,9 +140,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._worker.shutdown()
 
     def _start_scheduler(self, vllm_config: Any, kv_cache_config: Any) -> None:
-        facts = facts_of(vllm.__version__)
-        if facts is None:
-            raise ConnectorRefused(f"vLLM {vllm.__version__} was not tested")
+        facts = tested_facts(vllm.__version__)
         identity = identify(vllm_config, kv_cache_config, self._settings, facts)
         manifest = identity.manifest
         if identity.refusal:

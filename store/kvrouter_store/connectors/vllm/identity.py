@@ -57,12 +57,12 @@ def identify(
     groups = kv_cache_config.kv_cache_groups
     spec = CacheSpec(
         model=settings.model or Path(vllm_config.model_config.model).name,
-        weights_revision=_revision(vllm_config, settings),
-        kv_dtype=_dtype_name(groups[0].kv_cache_spec, vllm_config),
+        weights_revision=weights_revision(vllm_config, settings),
+        kv_dtype=dtype_name(groups[0].kv_cache_spec, vllm_config),
         block_tokens=vllm_config.cache_config.block_size,
         hash_algo=facts.hash_algo,
-        root=root_hash(_root_seed(facts)).hex(),
-        groups=tuple(_kind(group.kv_cache_spec) for group in groups),
+        root=chain_root(facts),
+        groups=tuple(kind_of(group.kv_cache_spec) for group in groups),
     )
     engine = settings.name or f"vllm/{spec.model}@{platform.node() or 'localhost'}:{os.getpid()}"
     refusal = sharing_refusal(vllm_config, kv_cache_config)
@@ -85,11 +85,11 @@ def sharing_refusal(vllm_config: Any, kv_cache_config: Any) -> str:
     """
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
-        kinds = ", ".join(_kind(group.kv_cache_spec) for group in groups)
+        kinds = ", ".join(kind_of(group.kv_cache_spec) for group in groups)
         return f"the model has {len(groups)} cache groups ({kinds}); only one can be shared"
     group, spec = groups[0], groups[0].kv_cache_spec
     if type(spec).__name__ != "FullAttentionSpec":
-        return f"the model keeps {_kind(spec)} KV; only full_attention is shared"
+        return f"the model keeps {kind_of(spec)} KV; only full_attention is shared"
     speculative = vllm_config.speculative_config
     drafts = group.is_eagle_group or (speculative is not None and speculative.method != "ngram")
     held = len(group.layer_names) * spec.page_size_bytes * kv_cache_config.num_blocks
@@ -123,7 +123,7 @@ def weights_digest(folder: Path) -> str:
     return total.hexdigest()
 
 
-def _revision(vllm_config: Any, settings: ConnectorSettings) -> str:
+def weights_revision(vllm_config: Any, settings: ConnectorSettings) -> str:
     """What decides the KV of a token chain: weights, their dtype, model options."""
     model = vllm_config.model_config
     local = Path(model.model)
@@ -153,12 +153,13 @@ def _rope_type(options: Mapping[str, Any]) -> str:
     return str(rope.get("rope_type") or rope.get("type") or "")
 
 
-def _dtype_name(spec: Any, vllm_config: Any) -> str:
+def dtype_name(spec: Any, vllm_config: Any) -> str:
+    """The type of a cache group's elements, such as bfloat16."""
     dtype = getattr(spec, "dtype", None) or vllm_config.model_config.dtype
     return str(dtype).removeprefix("torch.")
 
 
-def _kind(spec: Any) -> str:
+def kind_of(spec: Any) -> str:
     """The attention kind of a cache group, by the names that vLLM's own KV events use."""
     kinds = import_module("vllm.v1.kv_cache_interface")
     return str(kinds.get_kv_cache_spec_kind(spec).value)
@@ -225,22 +226,23 @@ def _engine_fingerprint(vllm_config: Any, facts: VllmFacts, groups: Any) -> Layo
         "backend": "cpu_attn",
         "block_tokens": spec.block_size,
         "cache_dtype": str(vllm_config.cache_config.cache_dtype),
-        "cpu_flags": " ".join(_cpu_flags()),
         "dtype": str(spec.dtype).removeprefix("torch."),
-        "isa": _isa(facts, vllm_config, spec),
+        **cpu_order(vllm_config, facts, spec),
     }
     engine = f"vllm-{version}-cpu-{platform.machine()}"
     return Layout.per_head(engine, _head_bytes(spec), fields)
 
 
-def _isa(facts: VllmFacts, vllm_config: Any, spec: Any) -> str:
+def cpu_order(vllm_config: Any, facts: VllmFacts, spec: Any) -> dict[str, Scalar]:
+    """The machine's flags and vLLM's choice by which its CPU kernels order a block of `spec`."""
     dtype, cache_dtype = vllm_config.model_config.dtype, vllm_config.cache_config.cache_dtype
-    return str(_named(facts.cpu_isa)(dtype, spec.block_size, spec.head_size, cache_dtype))
+    isa = _named(facts.cpu_isa)(dtype, spec.block_size, spec.head_size, cache_dtype)
+    return {"cpu_flags": " ".join(_cpu_flags()), "isa": str(isa)}
 
 
-def _root_seed(facts: VllmFacts) -> str:
-    """The seed of this engine's chains, by vLLM's own rule (PYTHONHASHSEED or a fixed one)."""
-    return str(_named(facts.root_seed)(_named(facts.hash_function)))
+def chain_root(facts: VllmFacts) -> str:
+    """The hash before the first block, as hex; vLLM's own rule is PYTHONHASHSEED or a fixed one."""
+    return root_hash(str(_named(facts.root_seed)(_named(facts.hash_function)))).hex()
 
 
 def _named(name: str) -> Any:

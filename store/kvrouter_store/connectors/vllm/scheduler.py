@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from kvrouter_store.connectors.link import StoreLink
 from kvrouter_store.connectors.vllm.arrivals import Arrivals, announced
 from kvrouter_store.connectors.vllm.identity import EngineIdentity
+from kvrouter_store.connectors.vllm.names import NameCheck, may_share
 from kvrouter_store.connectors.vllm.plan import LoadOrder, SaveOrder, StepPlan
 from kvrouter_store.connectors.vllm.settings import SaveScope
-from kvrouter_store.identity.chain import hash_tokens
 
 
 class EngineRequest(Protocol):
@@ -85,10 +85,9 @@ class SchedulerSide:
         self._save = save
         self._link = link
         self._arrivals = arrivals
-        self._log = log
+        self._names = NameCheck(identity.manifest.spec.root, identity.block_tokens, log)
         self._tracked: dict[str, _Tracked] = {}
         self._loads: list[LoadOrder] = []
-        self._checked_hashes = False
 
     def matched_tokens(
         self, request: EngineRequest, computed_tokens: int
@@ -202,7 +201,8 @@ class SchedulerSide:
     def _track(self, request: EngineRequest) -> _Tracked:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
-            shared = not self._refusal and _may_share(request) and self._hashes_agree(request)
+            shared = not self._refusal and may_share(request) and self._names.agree(request)
+            self._refusal = self._refusal or self._names.refusal
             tracked = self._tracked[request.request_id] = _Tracked(request, shared)
         return tracked
 
@@ -234,31 +234,3 @@ class SchedulerSide:
             first,
             tuple(block_ids[0][first:end]),
         )
-
-    def _hashes_agree(self, request: EngineRequest) -> bool:
-        """Whether the engine names blocks as its manifest says; checked on the first plain one."""
-        if self._checked_hashes or not request.block_hashes or not _is_plain(request):
-            return True
-        self._checked_hashes = True
-        block_tokens = self._identity.block_tokens
-        ours = hash_tokens(
-            list(request.prompt_token_ids or [])[:block_tokens],
-            block_tokens,
-            root=bytes.fromhex(self._identity.manifest.spec.root),
-            cache_salt=request.cache_salt,
-        )
-        if len(ours) and ours[0] != bytes(request.block_hashes[0]):
-            self._refusal = "the engine's block hashes are not those its manifest names"
-            self._log.error("KV is not shared: %s", self._refusal)
-        return not self._refusal
-
-
-def _may_share(request: EngineRequest) -> bool:
-    """Not embedded prompts (no tokens), pooled ones (no answer), or sessions (rewritten tails)."""
-    return (
-        request.prompt_embeds is None and request.pooling_params is None and not request.resumable
-    )
-
-
-def _is_plain(request: EngineRequest) -> bool:
-    return request.lora_request is None and not request.mm_features

@@ -7,9 +7,9 @@ sentence with the flag to set. An engine whose KV cannot be shared starts, and r
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 from kvrouter_store.client.blocking import GONE_DIGEST_SETTINGS, StoreClient
@@ -17,7 +17,7 @@ from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.connection.tls import ClientTls, native_context
 from kvrouter_store.connection.tokens import check_token
-from kvrouter_store.connectors.vllm.versions import VERSIONS, facts_of
+from kvrouter_store.connectors.vllm.versions import VERSIONS, VllmFacts, facts_of
 from kvrouter_store.errors import KVStoreError
 from kvrouter_store.rdma.base import RdmaUnavailable
 from kvrouter_store.rdma.initiator import Initiator
@@ -80,31 +80,31 @@ class ConnectorSettings:
     weights_revision: str = ""
 
     @classmethod
-    def parse(cls, extra: Mapping[str, Any], kv_role: str) -> "ConnectorSettings":
+    def parse(cls, extra: Mapping[str, Any], kv_role: str) -> Self:
         """The settings in `extra`. Raises ConnectorRefused on an unknown key or a bad value."""
         known = {each.name: each.default for each in fields(cls)}
         extra = _without_deprecated(extra)
         for key in extra:
             if key not in known:
-                raise _refused(f"{key!r} is not a setting; use {', '.join(sorted(known))}")
+                raise refused(f"{key!r} is not a setting; use {', '.join(sorted(known))}")
         if not extra.get("url"):
-            raise _refused('"url" is missing; set it to the store, such as "kv://127.0.0.1:7400"')
+            raise refused('"url" is missing; set it to the store, such as "kv://127.0.0.1:7400"')
         values: dict[str, Any] = {"save": "none" if kv_role == "kv_consumer" else "all", **extra}
         for key, value in values.items():
             _check_type(key, value, known[key])
         _one_of("save", values["save"], get_args(SaveScope))
         _one_of("transport", values.get("transport", "auto"), get_args(TransportName))
         if values.get("deadline_s", 2.0) <= 0:
-            raise _refused('"deadline_s" must be a positive number of seconds')
+            raise refused('"deadline_s" must be a positive number of seconds')
         if values.get("parts", 0) < 0:
-            raise _refused('"parts" must be a number of parts, such as 2')
+            raise refused('"parts" must be a number of parts, such as 2')
         values["token"] = _token(values.get("token", ""))
         settings = cls(**values)
         try:
             native_context(parse_url(settings.url), settings.tls)
             _ = settings.rdma_options
         except ValueError as error:
-            raise _refused(str(error)) from None
+            raise refused(str(error)) from None
         return settings
 
     def client(self, name: str, rank: int = 0) -> StoreClient:
@@ -124,7 +124,7 @@ class ConnectorSettings:
                 rdma=Initiator(self.rdma_options, rank),
             )
         except RdmaUnavailable as problem:
-            raise _refused(f'"transport" is "rdma": {problem}') from problem
+            raise refused(f'"transport" is "rdma": {problem}') from problem
 
     def waiter(self, name: str) -> AsyncStoreClient:
         """A client that waits for landings, for the event loop that is running."""
@@ -152,6 +152,15 @@ class ConnectorSettings:
 
 def check_start(vllm_config: Any, version: str) -> ConnectorSettings:
     """The settings of an engine that may start. Raises ConnectorRefused, with the flag to set."""
+    facts = tested_facts(version)
+    transfer = vllm_config.kv_transfer_config
+    settings = ConnectorSettings.parse(transfer.kv_connector_extra_config, transfer.kv_role)
+    refuse_any(_copying_complaints(vllm_config) + naming_complaints(vllm_config, facts))
+    return settings
+
+
+def tested_facts(version: str) -> VllmFacts:
+    """What is known of a version of vLLM. Raises ConnectorRefused where it was not tested."""
     facts = facts_of(version)
     if facts is None:
         tested = ", ".join(row.series for row in VERSIONS)
@@ -159,39 +168,48 @@ def check_start(vllm_config: Any, version: str) -> ConnectorSettings:
             f"KVStoreConnector was not tested with vLLM {version}: install a vLLM of series "
             f"{tested}, or a newer kvrouter"
         )
-    transfer = vllm_config.kv_transfer_config
-    settings = ConnectorSettings.parse(transfer.kv_connector_extra_config, transfer.kv_role)
-    for complaint in _complaints(vllm_config, facts.hash_algo):
+    return facts
+
+
+def refuse_any(complaints: Sequence[str]) -> None:
+    """Raise ConnectorRefused with the first complaint, if there is one."""
+    for complaint in complaints:
         raise ConnectorRefused(f"KVStoreConnector cannot work so: {complaint}")
-    return settings
 
 
-def _complaints(vllm_config: Any, hash_algo: str) -> list[str]:
-    """Why the engine cannot work, each with the flag to set."""
+def naming_complaints(vllm_config: Any, facts: VllmFacts) -> list[str]:
+    """Why blocks have no names that other engines share, each with the flag to set."""
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
+    found = []
+    if not cache.enable_prefix_caching:
+        found.append("blocks have no names without prefix caching; set --enable-prefix-caching")
+    if cache.prefix_caching_hash_algo != facts.hash_algo:
+        found.append(
+            f"block hashes are {cache.prefix_caching_hash_algo!r}, which only vLLM computes; "
+            f"set --prefix-caching-hash-algo {facts.hash_algo}"
+        )
+    if parallel.pipeline_parallel_size != 1:
+        found.append("a rank must hold all layers; set --pipeline-parallel-size 1")
+    if parallel.decode_context_parallel_size != 1:
+        found.append("a rank must hold all tokens; set --decode-context-parallel-size 1")
+    return found
+
+
+def _copying_complaints(vllm_config: Any) -> list[str]:
+    """Why KV cannot be copied straight from the cache, each with the flag to set."""
     found = []
     if vllm_config.device_config.device_type != "cpu":
         found.append(
             "it copies KV from host memory, and this engine's is on "
-            f"{vllm_config.device_config.device_type}; start a CPU build of vLLM, or set "
-            '"kv_connector":"OffloadingConnector" in --kv-transfer-config on this engine'
-        )
-    if not cache.enable_prefix_caching:
-        found.append("blocks have no names without prefix caching; set --enable-prefix-caching")
-    if cache.prefix_caching_hash_algo != hash_algo:
-        found.append(
-            f"block hashes are {cache.prefix_caching_hash_algo!r}, which only vLLM computes; "
-            f"set --prefix-caching-hash-algo {hash_algo}"
+            f"{vllm_config.device_config.device_type}; set "
+            '"kv_connector_module_path":"kvrouter_store.connectors.vllm_offload" in '
+            "--kv-transfer-config"
         )
     if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
         found.append(
             "a block lost from the store would fail its request; set "
             '"kv_load_failure_policy":"recompute" in --kv-transfer-config'
         )
-    if parallel.pipeline_parallel_size != 1:
-        found.append("a rank must hold all layers; set --pipeline-parallel-size 1")
-    if parallel.decode_context_parallel_size != 1:
-        found.append("a rank must hold all tokens; set --decode-context-parallel-size 1")
     return found
 
 
@@ -202,7 +220,8 @@ def _without_deprecated(extra: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in extra.items() if key not in DEPRECATED}
 
 
-def _refused(text: str) -> ConnectorRefused:
+def refused(text: str) -> ConnectorRefused:
+    """A setting that cannot be used."""
     return ConnectorRefused(f"kv_connector_extra_config in --kv-transfer-config: {text}")
 
 
@@ -211,7 +230,7 @@ def _token(given: str) -> str:
         return check_token(given or os.environ.get(TOKEN_VARIABLE, ""))
     except ValueError as error:
         source = '"token"' if given else TOKEN_VARIABLE
-        raise _refused(f"{source} cannot be used: {error}") from None
+        raise refused(f"{source} cannot be used: {error}") from None
 
 
 def _check_type(key: str, value: object, default: object) -> None:
@@ -220,10 +239,10 @@ def _check_type(key: str, value: object, default: object) -> None:
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return
     if type(value) is not wanted:
-        raise _refused(f'"{key}" must be {TYPES[wanted]}')
+        raise refused(f'"{key}" must be {TYPES[wanted]}')
 
 
 def _one_of(key: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
         choices = ", ".join(map(str, allowed))
-        raise _refused(f'"{key}" is {value!r}; use one of {choices}')
+        raise refused(f'"{key}" is {value!r}; use one of {choices}')

@@ -6,6 +6,8 @@ opaque, with all in it that vLLM's own file tier names its folders by (vllm/v1/k
 file_mapper.py), and the weights besides.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,46 +15,73 @@ from typing import Any
 from kvrouter_store.connectors.vllm.identity import weights_digest
 from kvrouter_store.connectors.vllm.settings import ConnectorRefused, ConnectorSettings
 from kvrouter_store.identity.block import CacheSpec, Manifest, Part
-from kvrouter_store.identity.layout import Layout
+from kvrouter_store.identity.layout import Layout, Scalar
 
 HASH_ALGO = "vllm offload key"  # its first 32 bytes: the chain hash of the chunk's last block
 NO_ROOT = "00" * 32  # the seed of a chain is part of each of its hashes
 
 
-def chunk_manifests(
-    config: Any, chunk_bytes: int, settings: ConnectorSettings, version: str
-) -> dict[int, Manifest]:
-    """The manifest of each cache group that is offloaded, by the group's number in a key.
+@dataclass(frozen=True)
+class ChunkIdentity:
+    """What the chunks of an engine are.
 
-    `config`: vLLM's OffloadingConfig. Raises ConnectorRefused where the weights have no revision
-    that other engines could compare.
+    specs: the cache spec of each group that is offloaded, by the group's number in vLLM's keys.
+    layout: what decides the order of a chunk's bytes, beside what vLLM tells a tier.
+    engine: the engine's name in the store.
     """
+
+    specs: Mapping[int, CacheSpec]
+    layout: Mapping[str, Scalar]
+    engine: str
+
+
+def identify(config: Any, settings: ConnectorSettings) -> ChunkIdentity:
+    """What can be said by vLLM's OffloadingConfig alone: names have no chain that others compute.
+
+    Raises ConnectorRefused where the weights have no revision that other engines could compare.
+    """
+    model = settings.model or Path(config.model.name).name
     revision = _revision(config.model.name, settings)
-    layout = Layout.opaque(f"vllm-{version.partition('+')[0]}-offload", _fields(config))
-    manifests = {}
-    for group in config.groups:
-        spec = CacheSpec(
-            model=settings.model or Path(config.model.name).name,
+    kinds = tuple(f"offloaded group {group.group_id}" for group in config.groups)
+    specs = {
+        group.group_id: CacheSpec(
+            model=model,
             weights_revision=revision,
             kv_dtype=config.model.dtype,
             block_tokens=group.tokens_per_block * config.cache.blocks_per_chunk,
             hash_algo=HASH_ALGO,
             root=NO_ROOT,
-            groups=(f"offloaded group {group.group_id}",),
+            groups=kinds,
         )
+        for group in config.groups
+    }
+    return ChunkIdentity(specs, {}, settings.name or f"vllm/{model}/tier")
+
+
+def chunk_manifests(
+    config: Any, chunk_bytes: int, identity: ChunkIdentity, version: str
+) -> dict[int, Manifest]:
+    """The manifest of each group, by its number; `config`: vLLM's OffloadingConfig.
+
+    Groups of one kind have one spec: their parts tell them apart.
+    """
+    engine = f"vllm-{version.partition('+')[0]}-offload"
+    layout = Layout.opaque(engine, {**_fields(config), **identity.layout})
+    manifests = {}
+    for place, group in enumerate(config.groups):
         layers = (0, max(1, len(group.layer_names)))
-        part = Part(layers, kv_heads=(0, 1), group=0, block_bytes=chunk_bytes, layout=layout)
-        manifests[group.group_id] = Manifest(spec, (part,))
+        part = Part(layers, kv_heads=(0, 1), group=place, block_bytes=chunk_bytes, layout=layout)
+        manifests[group.group_id] = Manifest(identity.specs[group.group_id], (part,))
     return manifests
 
 
-def _fields(config: Any) -> dict[str, str | int | bool]:
+def _fields(config: Any) -> dict[str, Scalar]:
     """Everything that decides the order of a chunk's bytes.
 
     Without the parallel layout where vLLM says that it does not matter.
     """
     cache, parallel = config.cache, config.parallel
-    fields: dict[str, str | int | bool] = {
+    fields: dict[str, Scalar] = {
         "blocks_per_chunk": cache.blocks_per_chunk,
         "canonical": config.canonical_layout,
         "groups": ";".join(

@@ -1,11 +1,13 @@
 """Which chunks the store has, asked for in a thread that vLLM makes."""
 
+import queue
+import threading
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
 from vllm.v1.kv_offload.base import OffloadKey, get_offload_block_hash, get_offload_group_idx
-from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
+from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager, LookupPhase
 
 from kvrouter_store.connectors.link import StoreLink
 from kvrouter_store.identity.chain import HASH_BYTES
@@ -16,9 +18,19 @@ MOST_RUNS = 8  # of chunks that are there; behind more gaps than that, a chunk c
 class ChunkLookups(AsyncLookupManager):  # type: ignore[misc]
     """vLLM's manager of lookups over the store: one question for a prefix that is there in full."""
 
-    def __init__(self, tier_type: str, links: Mapping[int, StoreLink]) -> None:
+    def __init__(
+        self, tier_type: str, links: Mapping[int, StoreLink], news: threading.Event
+    ) -> None:
         self._links = links
         super().__init__(tier_type)  # starts the thread
+        self._pending_results = _Answers(news)
+
+    @property
+    def asking(self) -> bool:
+        """Whether the store has been asked for chunks and has not answered."""
+        return any(
+            state.phase is LookupPhase.IN_FLIGHT for state in self._lookup_state.values()
+        )
 
     def batch_lookup(self, keys: list[OffloadKey], req_context: Any) -> Iterable[bool]:
         """For each key whether the chunk is there; none is where the store is away."""
@@ -38,3 +50,17 @@ def _there(link: StoreLink, hashes: list[bytes]) -> list[bool]:
         if len(found) >= len(hashes):
             break
     return (found + [False] * len(hashes))[: len(hashes)]
+
+
+class _Answers:
+    """The queue of answered batches; sets an event whenever there is one more."""
+
+    def __init__(self, news: threading.Event) -> None:
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._news = news
+        self.get_nowait = self._queue.get_nowait
+
+    def put(self, batch: Any) -> None:
+        """Add a batch."""
+        self._queue.put(batch)
+        self._news.set()

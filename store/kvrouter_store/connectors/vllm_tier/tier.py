@@ -13,6 +13,7 @@ methods but batch_lookup are called by the scheduler's thread (vllm/v1/kv_offloa
 
 import ctypes
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,6 +21,7 @@ import vllm
 from vllm.v1.kv_offload.base import (
     LookupResult,
     OffloadKey,
+    OffloadPolicy,
     ReqContext,
     RequestOffloadingContext,
     ScheduleEndContext,
@@ -30,9 +32,10 @@ from kvrouter_store._core import BlockStatus, Segments
 from kvrouter_store.connectors.link import StoreLink
 from kvrouter_store.connectors.transfers import Finished, Transfers
 from kvrouter_store.connectors.vllm.settings import ConnectorSettings
-from kvrouter_store.connectors.vllm_tier.identity import chunk_manifests
+from kvrouter_store.connectors.vllm_tier.identity import ChunkIdentity, chunk_manifests, identify
 from kvrouter_store.connectors.vllm_tier.lookups import ChunkLookups
 from kvrouter_store.connectors.vllm_tier.runs import Run, runs_of
+from kvrouter_store.identity.chain import HASH_BYTES
 
 log = logging.getLogger("vllm.kvstore")
 
@@ -55,23 +58,30 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         primary_kv_view: memoryview,
         tier_type: str,
         backpressure_detector: Any = None,
+        *,
         threads: int = THREADS,
+        identity: ChunkIdentity | None = None,
         **extra: Any,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         settings = ConnectorSettings.parse(extra, "kv_both")
         config = offloading_spec.config
-        manifests = chunk_manifests(config, self.block_size_bytes, settings, vllm.__version__)
-        name = settings.name or f"vllm/{manifests[config.groups[0].group_id].spec.model}/tier"
-        self._links = {
+        identity = identity or identify(config, settings)
+        manifests = chunk_manifests(config, self.block_size_bytes, identity, vllm.__version__)
+        name = identity.engine
+        self.links = {
             group: StoreLink(settings.client(name), manifest, log, engine=name)
             for group, manifest in manifests.items()
         }
+        self.engine = identity.engine
+        self._news = threading.Event()
         self._memory = _segments_of(primary_kv_view)
-        self._transfers: Transfers[list[OffloadKey]] = Transfers(threads, "kvstore-tier")
-        self._lookups = ChunkLookups(tier_type, self._links)
+        self._transfers: Transfers[list[OffloadKey]] = Transfers(
+            threads, "kvstore-tier", self._news
+        )
+        self._lookups = ChunkLookups(tier_type, self.links, self._news)
         self._jobs: dict[int, TransferJob] = {}
-        for link in self._links.values():
+        for link in self.links.values():
             link.start()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
@@ -96,8 +106,8 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         return [self._result(each) for each in self._transfers.take()]
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        """Chunks are offloaded as they are computed."""
-        return RequestOffloadingContext()
+        """All chunks of a request are offered: the store may have lost what vLLM's memory holds."""
+        return RequestOffloadingContext(policy=OffloadPolicy.REQUEST_LEVEL)
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Forget the lookups of the request."""
@@ -107,6 +117,16 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         """Ask the store for all lookups of this step at once."""
         self._lookups.flush()
 
+    @property
+    def busy(self) -> bool:
+        """Whether the store has been asked something that it has not answered."""
+        return bool(self._jobs) or self._lookups.asking
+
+    def wait_news(self, timeout_s: float) -> None:
+        """Wait until the store answered anything since the last call, at most `timeout_s`."""
+        self._news.wait(timeout_s)
+        self._news.clear()
+
     def drain_jobs(self) -> None:
         """Wait until no transfer touches vLLM's memory."""
         self._transfers.drain()
@@ -115,7 +135,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         """End threads and connections; transfers that run end first."""
         self._lookups.shutdown()
         self._transfers.close()
-        for link in self._links.values():
+        for link in self.links.values():
             link.close()
 
     def _submit(self, job: TransferJob, transfer: Callable[[], list[OffloadKey]]) -> None:
@@ -123,14 +143,18 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         self._transfers.submit(job.job_id, transfer)
 
     def _store(self, run: Run) -> list[OffloadKey]:
-        """The chunks of the run that the store has now."""
-        put = self._links[run.group].put(PART, run.chain, run.span, self._memory, run.chunk_ids)
+        """The chunks of the run that the store has now; what it had before is not sent again."""
+        link = self.links[run.group]
+        held = link.match(run.chain[run.span.start * HASH_BYTES :])
+        span, chunk_ids = run.span[held:], run.chunk_ids[held:]
+        put = link.put(PART, run.chain, span, self._memory, chunk_ids) if span else None
         statuses = put.statuses if put is not None else ()
-        return [key for key, status in zip(run.keys, statuses, strict=False) if status in THERE]
+        new = zip(run.keys[held:], statuses, strict=False)
+        return run.keys[:held] + [key for key, status in new if status in THERE]
 
     def _load(self, run: Run) -> list[OffloadKey]:
         """The chunks of the run that came as they were put."""
-        link = self._links[run.group]
+        link = self.links[run.group]
         statuses = link.get_into(PART, run.chain, run.span, self._memory, run.chunk_ids)
         came = zip(run.keys, statuses, strict=True)
         return [key for key, status in came if status is BlockStatus.OK]

@@ -6,7 +6,7 @@ from kvrouter_store.connectors.transfers import Transfers
 
 
 def test_a_transfer_is_told_of_once_when_it_has_ended() -> None:
-    transfers: Transfers[str] = Transfers(2, "test")
+    transfers: Transfers[str] = Transfers(2, "test", threading.Event())
     gate = threading.Event()
     transfers.submit(1, lambda: "first" if gate.wait(10) else "late")
     assert transfers.take() == []
@@ -18,7 +18,7 @@ def test_a_transfer_is_told_of_once_when_it_has_ended() -> None:
 
 
 def test_a_transfer_that_raises_is_finished_too() -> None:
-    transfers: Transfers[float] = Transfers(1, "test")
+    transfers: Transfers[float] = Transfers(1, "test", threading.Event())
     transfers.submit(7, lambda: 1 / 0)
     transfers.drain()
     assert [(each.job_id, each.result) for each in transfers.take()] == [(7, None)]
@@ -26,7 +26,7 @@ def test_a_transfer_that_raises_is_finished_too() -> None:
 
 
 def test_each_transfer_is_finished_at_the_end_whether_it_had_begun_or_not() -> None:
-    transfers: Transfers[int] = Transfers(1, "test")
+    transfers: Transfers[int] = Transfers(1, "test", threading.Event())
     begun, gate = threading.Event(), threading.Event()
 
     def slow() -> int:
@@ -48,7 +48,7 @@ def test_each_transfer_is_finished_at_the_end_whether_it_had_begun_or_not() -> N
 
 
 def test_a_drain_waits_for_all_that_was_submitted() -> None:
-    transfers: Transfers[int] = Transfers(3, "test")
+    transfers: Transfers[int] = Transfers(3, "test", threading.Event())
     for job in range(50):
         transfers.submit(job, lambda: 0)
     transfers.drain()

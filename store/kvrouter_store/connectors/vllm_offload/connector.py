@@ -1,0 +1,132 @@
+"""The connector for all kinds of attention and all devices that vLLM can offload from.
+
+    --kv-transfer-config '{"kv_connector": "KVStoreConnector", "kv_role": "kv_both",
+      "kv_connector_module_path": "kvrouter_store.connectors.vllm_offload",
+      "kv_connector_extra_config": {"url": "kv://127.0.0.1:7400"}}'
+
+It is vLLM's own OffloadingConnector (vllm/distributed/kv_transfer/kv_connector/v1/
+offloading_connector.py) over its tiered offloading, with the store as the tier below. VLLM's
+scheduler decides what each cache group needs; this says what the blocks are, when they go to the
+store, and what the router may wait for.
+"""
+
+import logging
+import sys
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+
+from kvrouter_store.connectors.vllm.identity import weights_revision
+from kvrouter_store.connectors.vllm.names import NameCheck, may_share
+from kvrouter_store.connectors.vllm.settings import tested_facts
+from kvrouter_store.connectors.vllm_offload.identity import identify
+from kvrouter_store.connectors.vllm_offload.report import report
+from kvrouter_store.connectors.vllm_offload.settings import OffloadSettings, check_start
+
+if TYPE_CHECKING:
+    from kvrouter_store.connectors.vllm_tier.tier import KVStoreTier
+
+log = logging.getLogger("vllm.kvstore")
+
+IDLE_WAIT_S = 0.005  # a step without tokens waits for the store instead of spinning
+
+
+class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
+    """Shares an engine's KV blocks through a kvstore server.
+
+    Raises ConnectorRefused (one sentence, with the flag to set) where the engine cannot work so.
+    Without a reachable store the engine starts, and offloads to its own host memory.
+    """
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        facts = tested_facts(vllm.__version__)
+        settings = check_start(vllm_config, kv_cache_config, facts)
+        identity = None
+        if role == KVConnectorRole.SCHEDULER:
+            identity = identify(vllm_config, kv_cache_config, settings, facts)
+        else:
+            weights_revision(vllm_config, settings)  # refuses before it maps host memory
+        self._settings = settings
+        super().__init__(_offloading(vllm_config, identity), role, kv_cache_config)
+        if identity is not None:
+            unit = self.scheduler.config.tokens_per_hash
+            self._names = NameCheck(next(iter(identity.specs.values())).root, unit, log)
+            log.info(
+                "%s shares %d cache groups through %s",
+                self._tier.engine,
+                len(self._tier.links),
+                settings.url,
+            )
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, *more: Any) -> Any:
+        """The metrics of vLLM's tiered offloading."""
+        return super().build_prom_metrics(_offloading(vllm_config, None), *more)
+
+    # Scheduler side.
+
+    def on_new_request(self, request: Any) -> None:
+        """Begin to follow the request. One whose blocks may not be shared moves none."""
+        super().on_new_request(request)
+        status = self.scheduler._req_status[request.request_id]
+        if not may_share(request) or not self._names.agree(request):
+            status.max_load_tokens = status.max_offload_tokens = 0
+        if self._settings.save == "none":
+            status.max_offload_tokens = 0
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """This step's loads and stores. A step without tokens waits for news of the store."""
+        metadata = super().build_connector_meta(scheduler_output)
+        if not scheduler_output.num_scheduled_tokens and self._tier.busy:
+            self._tier.wait_news(IDLE_WAIT_S)
+        return metadata
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """As vLLM's; the router learns how many blocks were given to the store."""
+        status = self.scheduler._req_status.get(request.request_id)
+        delay, _ = super().request_finished_all_groups(request, block_ids)
+        return delay, {"kvstore": report(self.scheduler, status, self._tier, self._names.refusal)}
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """As request_finished_all_groups."""
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    # Worker side.
+
+    def wait_for_save(self) -> None:
+        """Copy the blocks that this step completed now, and not with the next step.
+
+        Copies nothing where the step broke off: vLLM calls this in a `finally`
+        (v1/worker/kv_connector_model_runner_mixin.py); the later layers then hold older bytes.
+        """
+        if (cause := sys.exception()) is not None:
+            log.warning("the forward pass broke off (%r): its KV is not shared", cause)
+            return
+        super().wait_for_save()
+        side = self.connector_worker
+        for job in side._unsubmitted_store_jobs:
+            side.worker.submit_store(*job)
+        side._unsubmitted_store_jobs.clear()
+
+    @property
+    def _tier(self) -> "KVStoreTier":
+        tier: KVStoreTier = self.scheduler.manager.secondary_tiers[0]
+        return tier
+
+
+def _offloading(vllm_config: Any, identity: Any) -> Any:
+    """A copy of the configuration that has the settings of vLLM's offloading in place of ours."""
+    changed = copy(vllm_config)
+    transfer = changed.kv_transfer_config = copy(vllm_config.kv_transfer_config)
+    settings = OffloadSettings.parse(transfer.kv_connector_extra_config, transfer.kv_role)
+    transfer.kv_connector_extra_config = settings.as_offloading(
+        transfer.kv_connector_extra_config, identity
+    )
+    return changed

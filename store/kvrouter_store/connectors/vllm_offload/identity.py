@@ -1,0 +1,91 @@
+"""The identity of an engine's KV by cache groups. Touches no KV bytes.
+
+A chunk is what all ranks hold of one block of one group, side by side. Its layout is opaque: it
+names all that orders the bytes of any group, so that only engines of the same build, device,
+topology and cache configuration share.
+"""
+
+import os
+import platform
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from kvrouter_store.connectors.vllm.identity import (
+    chain_root,
+    cpu_order,
+    dtype_name,
+    kind_of,
+    weights_revision,
+)
+from kvrouter_store.connectors.vllm.versions import VllmFacts
+from kvrouter_store.connectors.vllm_offload.settings import OffloadSettings
+from kvrouter_store.connectors.vllm_tier.identity import ChunkIdentity
+from kvrouter_store.identity.block import CacheSpec
+from kvrouter_store.identity.layout import Scalar
+
+
+def identify(
+    vllm_config: Any, kv_cache_config: Any, settings: OffloadSettings, facts: VllmFacts
+) -> ChunkIdentity:
+    """The identity of the engine with these configurations (the scheduler's view of them).
+
+    Raises ConnectorRefused where the weights have no revision that other engines could compare.
+    """
+    groups = {
+        number: kv_cache_config.kv_cache_groups[number].kv_cache_spec
+        for number in kv_cache_config.prefix_cacheable_group_ids
+    }
+    sizes = import_module("vllm.v1.core.kv_cache_utils").resolve_kv_cache_block_sizes
+    _, hash_tokens = sizes(kv_cache_config, vllm_config)
+    revision = weights_revision(vllm_config, settings)
+    kinds = tuple(map(kind_of, groups.values()))
+    model = settings.model or Path(vllm_config.model_config.model).name
+    specs = {
+        number: CacheSpec(
+            model=model,
+            weights_revision=revision,
+            kv_dtype=dtype_name(group, vllm_config),
+            block_tokens=group.block_size,
+            hash_algo=_hash_algo(facts, group.block_size, hash_tokens),
+            root=chain_root(facts),
+            groups=kinds,
+        )
+        for number, group in groups.items()
+    }
+    engine = settings.name or f"vllm/{model}@{platform.node() or 'localhost'}:{os.getpid()}"
+    return ChunkIdentity(specs, _layout(vllm_config, groups, facts), engine)
+
+
+def _hash_algo(facts: VllmFacts, block_tokens: int, hash_tokens: int) -> str:
+    """The chain that blocks are named by: a block has the name of its last `hash_tokens` tokens."""
+    if hash_tokens == block_tokens:
+        return facts.hash_algo
+    return f"{facts.hash_algo} by {hash_tokens} tokens"
+
+
+def _layout(
+    vllm_config: Any, groups: Mapping[int, Any], facts: VllmFacts
+) -> dict[str, Scalar]:
+    """Every field of the groups' specs, and the device that they are for."""
+    fields: dict[str, Scalar] = {
+        f"group {number}": repr(group) for number, group in groups.items()
+    }
+    fields["cache_dtype"] = str(vllm_config.cache_config.cache_dtype)
+    fields["attention_backend"] = str(vllm_config.attention_config.backend)
+    device = str(vllm_config.device_config.device_type)
+    fields["device"] = f"{device} {_capability()}".strip()
+    if device == "cpu":
+        fields["machine"] = platform.machine()
+        for number, group in groups.items():
+            if hasattr(group, "head_size"):  # a recurrent state has none, and one order
+                order = cpu_order(vllm_config, facts, group)
+                fields |= {f"group {number} {key}": value for key, value in order.items()}
+    return fields
+
+
+def _capability() -> str:
+    """Kernels order KV by the generation of the device; '' for a CPU."""
+    found = import_module("vllm.platforms").current_platform.get_device_capability()
+    return "" if found is None else str(found.as_version_str())

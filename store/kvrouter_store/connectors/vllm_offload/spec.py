@@ -1,0 +1,46 @@
+"""VLLM's tiered offloading with the store below it, on every device: class StoreOffloadingSpec."""
+
+import contextlib
+import os
+from typing import Any
+
+from vllm.platforms import current_platform
+from vllm.v1.kv_offload.base import OffloadingManager, OffloadingWorker
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+from kvrouter_store.connectors.vllm_offload.host_worker import HostWorker
+
+
+class StoreOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
+    """As vLLM's own, which has no worker for a CPU and keeps a file in /dev/shm while it runs."""
+
+    def get_manager(self) -> OffloadingManager:
+        """The manager of the tiers.
+
+        The scheduler is the last to map the host memory: its file loses its name here, so that an
+        engine that is killed leaves nothing behind.
+        """
+        manager = super().get_manager()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._scheduler_mmap.mmap_path)
+        self._scheduler_mmap._creator = False
+        return manager
+
+    def get_worker(self, kv_caches: Any) -> OffloadingWorker:
+        """What copies between the cache and the host memory."""
+        if not current_platform.is_cpu():
+            worker = super().get_worker(kv_caches)
+            worker._mmap_region._creator = False  # see get_manager
+            return worker
+        if not isinstance(self._worker, HostWorker):
+            region = SharedOffloadRegion(
+                engine_id=self._engine_id,
+                num_chunks=self.num_chunks,
+                rank=0 if self.replicated_layout else self.config.parallel.rank,
+                kv_bytes_per_chunk=self.kv_bytes_per_chunk,
+                cpu_page_size=self.cpu_page_size_per_worker,
+            )
+            region._creator = False
+            self._worker = HostWorker(kv_caches, region)
+        return self._worker
