@@ -38,6 +38,16 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+def offload_config(url: str, **extra: Any) -> dict[str, Any]:
+    """What --kv-transfer-config says to use the connector over vLLM's own offloading."""
+    return {
+        "kv_connector": "KVStoreConnector",
+        "kv_connector_module_path": "kvrouter_store.connectors.vllm_offload",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"url": url, "cpu_bytes_to_use": 64 << 20, **extra},
+    }
+
+
 def transfer_config(url: str, role: str = "kv_both", **extra: Any) -> dict[str, Any]:
     """What --kv-transfer-config says to use the connector."""
     return {
@@ -51,7 +61,10 @@ def transfer_config(url: str, role: str = "kv_both", **extra: Any) -> dict[str, 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How to start an engine: model folder, core to run on ('0', '1', '0|1'), further flags."""
+    """How to start an engine: model folder, core to run on ('0', '1', '0|1'), further flags.
+
+    block_tokens: 0 for what vLLM chooses.
+    """
 
     name: str
     model: Path
@@ -70,7 +83,8 @@ class EngineOptions:
             *("--model", str(self.model), "--served-model-name", "tiny"),
             *("--host", "127.0.0.1", "--port", str(port)),
             *("--max-model-len", str(self.max_tokens), "--enforce-eager", "--dtype", "float32"),
-            *("--block-size", str(self.block_tokens), "--kv-cache-memory-bytes", self.kv_bytes),
+            *(("--block-size", str(self.block_tokens)) if self.block_tokens else ()),
+            *("--kv-cache-memory-bytes", self.kv_bytes),
             *("--prefix-caching-hash-algo", "sha256_cbor", "--enable-prompt-tokens-details"),
             *self.flags,
         ]

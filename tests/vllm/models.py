@@ -41,6 +41,68 @@ MID = Recipe("mid", "qwen2", _options(512, 8, 8, 4, 4096) | {"intermediate_size"
 WINDOW = Recipe("window", "mistral", _options(128, 4, 4, 2, 2048) | {"sliding_window": 128})
 
 
+SMALL = _options(128, 4, 4, 2, 2048)
+GEMMA = Recipe(
+    "gemma",
+    "gemma3_text",
+    _options(128, 6, 4, 2, 2048)
+    | {
+        "head_dim": 32,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "query_pre_attn_scalar": 32,
+    },
+)
+GPT_OSS = Recipe(
+    "gpt-oss",
+    "gpt_oss",
+    SMALL
+    | {
+        "head_dim": 64,
+        "sliding_window": 128,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+)
+QWEN_NEXT = Recipe(
+    "qwen-next",
+    "qwen3_next",
+    SMALL
+    | {
+        "head_dim": 64,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [0],
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    },
+)
+NEMOTRON = Recipe(
+    "nemotron",
+    "nemotron_h",
+    SMALL
+    | {
+        "head_dim": 32,
+        "hybrid_override_pattern": "M*M-",
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 32,
+        "n_groups": 1,
+        "ssm_state_size": 32,
+        "conv_kernel": 4,
+        "chunk_size": 64,
+        "expand": 2,
+    },
+)
+
+
 def cache_folder() -> Path:
     """Where environments, models and builds are kept between test runs."""
     named = os.environ.get("KVROUTER_TEST_CACHE")

@@ -37,6 +37,18 @@ class HashDomain:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers of a model whose KV is stored under a manifest of their own, named by hex digest.
+
+    `reach`: how many trailing blocks of a prefix are enough to go on from (a sliding window, a
+    recurrent state); None: all of them.
+    """
+
+    manifest: str
+    reach: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Bootstrap:
     """The server by which decode engines find a prefill engine."""
 
@@ -71,6 +83,7 @@ class Identity:
     generates: bool = True  # False: it only embeds, ranks or scores
     endpoints: frozenset[str] | None = None  # those of the router's endpoints that it has
     takes_priority: bool = False  # whether it accepted a request with a `priority`
+    groups: tuple[CacheGroup, ...] = ()  # what `manifest` stands for, where it is not alone
     domain: HashDomain | None = field(init=False, compare=False, repr=False, default=None)
 
     def __post_init__(self) -> None:

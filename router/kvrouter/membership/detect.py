@@ -87,6 +87,7 @@ class EngineDetector:
             served,
             block_tokens=block_tokens or None,
             manifest=handoff.manifest,
+            groups=handoff.groups,
             root=handoff.root,
             refusal=handoff.refusal,
             waits=handoff.waits,

@@ -13,7 +13,7 @@ from kvrouter.engines.families.pages import ProbeFailed
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from kvrouter.engines.engine import Engine
+    from kvrouter.engines.engine import CacheGroup, Engine
     from kvrouter.engines.pool import EnginePool
     from kvrouter.membership.detect import EngineDetector
     from kvrouter.membership.probe_client import ProbeClient
@@ -32,7 +32,7 @@ class Prober:
         client: of `detector`; the prober closes it.
         detector: identifies engines and checks their health.
         interval_s: between two health checks of one engine; may change.
-        learn: is awaited with the manifest of an engine before it joins.
+        learn: is awaited with the manifest and the cache groups of an engine before it joins.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Prober:
         detector: EngineDetector,
         *,
         interval_s: float = 2.0,
-        learn: Callable[[str], Awaitable[None]] | None = None,
+        learn: Callable[[str, tuple[CacheGroup, ...]], Awaitable[None]] | None = None,
     ) -> None:
         self.client = client
         self.interval_s = interval_s
@@ -102,7 +102,7 @@ class Prober:
     async def _identify(self, engine: Engine) -> None:
         identity = await self._detector.identify(engine)
         if self._learn is not None and identity.manifest is not None:
-            await self._learn(identity.manifest)
+            await self._learn(identity.manifest, identity.groups)
         log.info("engine %s joins as %s: %s", engine.address, engine.role, identity)
         self._pool.join(engine, identity)
 

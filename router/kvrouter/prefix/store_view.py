@@ -14,13 +14,16 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.compatibility import digests_differ
+from kvrouter.engines.engine import CacheGroup
+from kvrouter.prefix.groups import landed, loadable
 from kvrouter_store.errors import KVStoreError
 from kvrouter_store.identity.block import parts_in_common
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from kvrouter_store.client.asyncio_client import AsyncLease, AsyncStoreClient
+    from kvrouter.prefix.groups import Group, Leases
+    from kvrouter_store.client.asyncio_client import AsyncStoreClient
     from kvrouter_store.identity.block import Manifest
 
 LEARN_DEADLINE_S: Final = 2.0
@@ -46,7 +49,7 @@ class LandingResult:
 
     outcome: LandingOutcome
     blocks: int = 0  # leading blocks that are whole in the store, as far as it answered
-    lease: AsyncLease | None = None  # on them; its owner must release it
+    lease: Leases | None = None  # on them; its owner must release it
 
 
 class StoreView:
@@ -61,12 +64,15 @@ class StoreView:
         self._store = store
         self._clock = clock
         self._manifests: dict[str, Manifest] = {}
+        self._groups: dict[str, tuple[CacheGroup, ...]] = {}
         self._reload_at = float("-inf")
         self._reloading: asyncio.Task[None] | None = None
         self.counts: Counter[str] = Counter()
 
-    async def learn(self, manifest: str) -> None:
-        """Fetch a manifest that is not known yet, for `difference`."""
+    async def learn(self, manifest: str, groups: tuple[CacheGroup, ...] = ()) -> None:
+        """Fetch a manifest that is not known yet, for `difference`; note what it stands for."""
+        if groups:
+            self._groups[manifest] = groups
         try:
             async with asyncio.timeout(LEARN_DEADLINE_S):
                 await self._find(manifest)
@@ -87,45 +93,67 @@ class StoreView:
         return "; ".join(_differences("", first.as_dict(), second.as_dict())[:SHOWN_DIFFERENCES])
 
     async def match(self, manifest: str, hashes: bytes) -> int:
-        """Leading blocks of the chain that are whole in the store; 0 if it does not answer.
+        """Leading blocks of the chain that an engine can load; 0 if the store does not answer.
 
         The store brings those that are on its disk alone into memory meanwhile. The client's own
-        deadline bounds the call. `manifest` is a hex digest, `hashes` 32 bytes per block.
+        deadline bounds each question. `manifest` is a hex digest, `hashes` 32 bytes per block.
         """
         if not hashes:
             return 0
         try:
-            found = await self._find(manifest)
-            return (await self._store.match(found, hashes, promote=True)).blocks if found else 0
+            return await loadable(self._store, await self._groups_of(manifest), hashes)
         except (KVStoreError, TimeoutError):
             self.counts["match_failed"] += 1
             return 0
 
     async def wait(
-        self, manifest: str, hashes: bytes, upto: int, deadline_s: float, *, lease: bool = True
+        self,
+        manifest: str,
+        hashes: bytes,
+        upto: int,
+        deadline_s: float,
+        *,
+        held: int = 0,
+        lease: bool = True,
     ) -> LandingResult:
-        """Wait until the first `upto` blocks are whole in the store, at most `deadline_s`.
+        """Wait until an engine can load the first `upto` blocks, at most `deadline_s`.
+
+        held: how many of them were there already. The last of these stands for all before it,
+            whose hashes are not sent again: a block leaves the store only after those that follow.
 
         Cancellation ends the wait at the store too. A lease in the result must be released.
         """
         if upto <= 0:
             return self._ended(LandingOutcome.LANDED)
+        span = range(max(0, min(held, upto) - 1), upto)
         try:
-            found = await self._find(manifest)
-            if found is None:
+            groups = await self._groups_of(manifest)
+            if not groups:
                 return self._ended(LandingOutcome.UNKNOWN_MANIFEST)
-            landed = await self._store.wait(found, hashes, upto, deadline_s, lease)
+            landing, leases = await landed(
+                self._store, groups, hashes, span, deadline_s, lease=lease
+            )
         except (KVStoreError, TimeoutError) as error:
             log.debug("landing: %s", error)
             return self._ended(LandingOutcome.STORE_AWAY)
-        outcome = LandingOutcome.LANDED if landed.landed else LandingOutcome.TIMEOUT
-        return self._ended(outcome, landed.blocks, landed.lease)
+        outcome = LandingOutcome.LANDED if landing.landed else LandingOutcome.TIMEOUT
+        return self._ended(outcome, landing.blocks, leases if leases.held else None)
 
     def _ended(
-        self, outcome: LandingOutcome, blocks: int = 0, lease: AsyncLease | None = None
+        self, outcome: LandingOutcome, blocks: int = 0, lease: Leases | None = None
     ) -> LandingResult:
         self.counts[outcome] += 1
         return LandingResult(outcome, blocks, lease)
+
+    async def _groups_of(self, manifest: str) -> Sequence[Group]:
+        """What stands for an engine's manifest; none where the store does not know one of them."""
+        found = []
+        for group in self._groups.get(manifest) or (CacheGroup(manifest),):
+            known = await self._find(group.manifest)
+            if known is None:
+                return ()
+            found.append((known, group.reach))
+        return found
 
     async def _find(self, manifest: str) -> Manifest | None:
         """A manifest by its digest; concurrent calls share one request for unknown ones."""

@@ -15,7 +15,7 @@ from kvrouter.engines.families.splice import pick, splice
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvrouter.engines.engine import Engine
+    from kvrouter.engines.engine import CacheGroup, Engine
     from kvrouter.engines.families.pages import EnginePages
     from kvrouter.engines.families.parameter_table import ParameterTable
     from kvrouter.openai.request import Request
@@ -46,13 +46,14 @@ class BadAnswer(Exception):
 class Handoff:
     """What the answer of a prefill leg (or of a probe) reports. Not changed once it is read.
 
-    `refusal`, `waits`: see `Identity`.
+    `groups`, `refusal`, `waits`: see `Identity`.
     """
 
     prompt_token_ids: bytes | None = None  # raw JSON array
     ids: bytes | None = None  # the same as native uint32
     transfer_params: bytes | None = None  # raw JSON object for the decode leg, verbatim
     manifest: str | None = None  # hex digest; None without the store's connector
+    groups: tuple[CacheGroup, ...] = ()
     blocks: int = 0  # leading blocks of the prompt that are or will be in the store
     block_tokens: int = 0  # 0: unknown
     root: bytes | None = None  # of the engine's block hashes

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import orjson
 
 from kvrouter._native import find_token_ids
+from kvrouter.engines.engine import CacheGroup
 from kvrouter.engines.families.base import BadAnswer, Family, Handoff, LegOrder
 from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.engines.families.parameters import VLLM
@@ -149,6 +150,7 @@ class Vllm(Family):
             raise BadAnswer(f"a root of {len(root)} bytes")
         return Handoff(
             manifest=store.get("manifest") or None,
+            groups=tuple(CacheGroup(**group) for group in store.get("groups") or ()),
             blocks=max(0, int(store.get("blocks") or 0)),
             block_tokens=max(0, int(store.get("block_tokens") or 0)),
             root=root,

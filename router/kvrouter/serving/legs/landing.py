@@ -123,10 +123,7 @@ class LandingWaiter:
         """Wait for the first `upto` blocks of the prompt; notes and leases them in the context."""
         held = min(_stored(context, manifest), upto)
         landing = await self._wait_at_store(context, manifest, held, upto, timeout_s, lease=True)
-        route, first = context.route, max(0, held - 1)
-        route.landed_blocks = first + landing.blocks if landing.blocks else 0
-        if landing.outcome is LandingOutcome.LANDED:
-            route.landed_blocks = upto
+        context.route.landed_blocks = landing.blocks
         if context.timing.first_s and landing.lease is not None:
             landing.lease.release()  # the prompt is in the engine already
         else:
@@ -143,17 +140,11 @@ class LandingWaiter:
         *,
         lease: bool,
     ) -> LandingResult:
-        """Wait for blocks up to `upto`, of which the store had `held`.
-
-        The last block that was there already stands for all before it, whose hashes are not sent
-        again: a block leaves the store only after those that follow it.
-        """
+        """Wait for blocks up to `upto`, of which the store had `held`."""
         if self.store is None:
             return LandingResult(LandingOutcome.STORE_AWAY)
-        first = max(0, held - 1)
-        chain = (context.prompt.hashes or b"")[first * HASH_BYTES : upto * HASH_BYTES]
-        count = max(0, upto - first)
-        return await self.store.wait(manifest, chain, count, timeout_s, lease=lease)
+        hashes = context.prompt.hashes or b""
+        return await self.store.wait(manifest, hashes, upto, timeout_s, held=held, lease=lease)
 
     def _missing(self, context: RequestContext, handoff: Handoff, landed_blocks: int) -> int:
         """Tokens of whole blocks that neither landed nor are known to be with the decode engine.

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.endpoints import Endpoint
     from kvrouter.openai.request import Request
+    from kvrouter.prefix.groups import Leases
     from kvrouter.prefix.store_view import LandingResult
     from kvrouter.prefix.tokenize import PromptTokens
     from kvrouter.routing.plan import Plan
     from kvrouter.routing.reservations import LegReservations
     from kvrouter.telemetry.tracing.trace import Attributes, Span, Trace
-    from kvrouter_store.client.asyncio_client import AsyncLease
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class Timing:
 class HeldResources:
     """What a request holds until it is settled. Each part that takes one puts it here."""
 
-    lease: AsyncLease | None = None  # keeps its blocks in the store
+    lease: Leases | None = None  # keeps its blocks in the store
     grant: Grant | None = None  # lets its decode engine compute what should have been loaded
     pinned: Pinned | None = None  # kept for a decode engine that has not answered yet
 

@@ -65,13 +65,9 @@ def _hash_algo(facts: VllmFacts, block_tokens: int, hash_tokens: int) -> str:
     return f"{facts.hash_algo} by {hash_tokens} tokens"
 
 
-def _layout(
-    vllm_config: Any, groups: Mapping[int, Any], facts: VllmFacts
-) -> dict[str, Scalar]:
+def _layout(vllm_config: Any, groups: Mapping[int, Any], facts: VllmFacts) -> dict[str, Scalar]:
     """Every field of the groups' specs, and the device that they are for."""
-    fields: dict[str, Scalar] = {
-        f"group {number}": repr(group) for number, group in groups.items()
-    }
+    fields: dict[str, Scalar] = {f"group {number}": repr(group) for number, group in groups.items()}
     fields["cache_dtype"] = str(vllm_config.cache_config.cache_dtype)
     fields["attention_backend"] = str(vllm_config.attention_config.backend)
     device = str(vllm_config.device_config.device_type)

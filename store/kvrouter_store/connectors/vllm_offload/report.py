@@ -6,32 +6,56 @@ if TYPE_CHECKING:
     from kvrouter_store.connectors.vllm_tier.tier import KVStoreTier
 
 
-def full_group(scheduler: Any) -> int:
-    """The place of the cache group of whose blocks a hit needs all; of models without one, 0."""
-    reaches = [group.sliding_window_size_in_chunks for group in scheduler.config.kv_group_configs]
-    return reaches.index(None) if None in reaches else 0
-
-
 def report(scheduler: Any, status: Any, tier: "KVStoreTier", refusal: str) -> dict[str, Any]:
     """The `kv_transfer_params` about a request.
 
-    `blocks`: leading blocks of the prompt that are or will be in the store. They are none while
-    the store is away: the router would wait for them in vain.
+    `manifest`: of the blocks of which a hit needs all; `groups`: what further groups need.
+    `blocks`: leading blocks of the prompt that are or will be in the store, with all that a hit
+    needs where they end. They are none while the store is away: the router would wait in vain.
 
     status: vLLM's state of the request; None where it never began.
     """
     if refusal:
         return {"refusal": refusal}
-    place = full_group(scheduler)
-    group = scheduler.config.kv_group_configs[place]
-    link = tier.links[group.group_idx]
-    blocks = 0
-    if status is not None and not link.away:
-        blocks = status.group_states[place].next_stored_chunk_idx
-    spec = link.manifest.spec
-    return {
-        "manifest": link.manifest.digest.hex(),
-        "blocks": blocks,
-        "block_tokens": spec.block_tokens,
-        "root": spec.root,
+    configs = scheduler.config.kv_group_configs
+    unit = scheduler.config.tokens_per_hash
+    if any(config.tokens_per_chunk != unit for config in configs):
+        return {}  # the router does not know names by parts of a block
+    groups = [
+        {
+            "manifest": tier.links[config.group_idx].manifest.digest.hex(),
+            "reach": config.sliding_window_size_in_chunks,
+        }
+        for config in configs
+    ]
+    groups.sort(key=lambda group: group["reach"] is not None)
+    about = {
+        "manifest": groups[0]["manifest"],
+        "blocks": 0 if status is None or tier.away else _promised(scheduler, status, unit),
+        "block_tokens": unit,
+        "root": next(iter(tier.links.values())).manifest.spec.root,
     }
+    if len(groups) > 1 or groups[0]["reach"] is not None:
+        about["groups"] = groups
+    return about
+
+
+def _promised(scheduler: Any, status: Any, block_tokens: int) -> int:
+    """Leading blocks that the store has been given, or has been found to have."""
+    given = list(zip(scheduler.config.kv_group_configs, status.group_states, strict=True))
+    blocks = min(state.next_stored_chunk_idx for _, state in given)
+    tails = [
+        (config.sliding_window_size_in_chunks, state.offload_keys)
+        for config, state in given
+        if config.sliding_window_size_in_chunks is not None
+    ]
+    if not tails:
+        return int(blocks)
+    # A tail is kept where a hit of the same prompt ends: one token is always left to compute.
+    blocks = min(blocks, (status.req.num_prompt_tokens - 1) // block_tokens)
+    held = scheduler.manager.primary_tier
+    for reach, keys in tails:
+        for key in keys[max(0, blocks - reach) : blocks]:
+            if held.lookup(key, status.req_context).name == "MISS":
+                return 0
+    return int(blocks)

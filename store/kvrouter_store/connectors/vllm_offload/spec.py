@@ -15,6 +15,8 @@ from kvrouter_store.connectors.vllm_offload.host_worker import HostWorker
 class StoreOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
     """As vLLM's own, which has no worker for a CPU and keeps a file in /dev/shm while it runs."""
 
+    _worker: Any
+
     def get_manager(self) -> OffloadingManager:
         """The manager of the tiers.
 

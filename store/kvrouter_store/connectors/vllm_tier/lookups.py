@@ -28,9 +28,7 @@ class ChunkLookups(AsyncLookupManager):  # type: ignore[misc]
     @property
     def asking(self) -> bool:
         """Whether the store has been asked for chunks and has not answered."""
-        return any(
-            state.phase is LookupPhase.IN_FLIGHT for state in self._lookup_state.values()
-        )
+        return any(state.phase is LookupPhase.IN_FLIGHT for state in self._lookup_state.values())
 
     def batch_lookup(self, keys: list[OffloadKey], req_context: Any) -> Iterable[bool]:
         """For each key whether the chunk is there; none is where the store is away."""

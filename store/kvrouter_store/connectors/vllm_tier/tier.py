@@ -118,6 +118,11 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         self._lookups.flush()
 
     @property
+    def away(self) -> bool:
+        """Whether the store is known to be away."""
+        return any(link.away for link in self.links.values())
+
+    @property
     def busy(self) -> bool:
         """Whether the store has been asked something that it has not answered."""
         return bool(self._jobs) or self._lookups.asking

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.engines.engine import CacheGroup, Engine, Identity, Role
 from kvrouter.engines.families import Families
 from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.engines.pool import EnginePool
@@ -135,7 +135,8 @@ async def test_an_engine_is_identified_when_it_joins(bench: Bench) -> None:
 async def test_a_manifest_is_learnt_before_its_engine_joins(bench: Bench) -> None:
     learnt: list[tuple[str, bool]] = []
 
-    async def learn(manifest: str) -> None:
+    async def learn(manifest: str, groups: tuple[CacheGroup, ...]) -> None:
+        assert groups == ()
         learnt.append((manifest, bench.engine.identity is not None))
 
     bench.fake.params["kvstore"]["refusal"] = "two groups"

@@ -41,7 +41,7 @@ def test_an_engine_with_the_flags_set_may_start() -> None:
         ({"cache_config__prefix_caching_hash_algo": "sha256"}, "hash-algo sha256_cbor"),
         ({"cache_config__enable_prefix_caching": False}, "--enable-prefix-caching"),
         ({"kv_transfer_config__kv_load_failure_policy": "fail"}, '"recompute"'),
-        ({"device_config__device_type": "cuda"}, "OffloadingConnector"),
+        ({"device_config__device_type": "cuda"}, "connectors.vllm_offload"),
         ({"parallel_config__pipeline_parallel_size": 2}, "--pipeline-parallel-size 1"),
         ({"parallel_config__decode_context_parallel_size": 2}, "--decode-context-parallel-size 1"),
         ({"kv_transfer_config__kv_connector_extra_config": {}}, '"url"'),

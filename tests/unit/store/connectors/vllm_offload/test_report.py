@@ -1,0 +1,90 @@
+"""What an engine promises the router, from vLLM's state of a request."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from kvrouter_store.connectors.vllm_offload.report import report
+
+BLOCK = 16
+
+
+def group(number: int, reach: int | None, block_tokens: int = BLOCK) -> SimpleNamespace:
+    return SimpleNamespace(
+        group_idx=number, sliding_window_size_in_chunks=reach, tokens_per_chunk=block_tokens
+    )
+
+
+def state(number: int, given: int) -> SimpleNamespace:
+    keys = [f"{number}/{block}" for block in range(given + 1)]
+    return SimpleNamespace(next_stored_chunk_idx=given, offload_keys=keys)
+
+
+def told(
+    *groups: SimpleNamespace,
+    given: int = 4,
+    prompt: int = 4 * BLOCK + 3,
+    lost: frozenset[str] = frozenset(),
+    **more: Any,
+) -> dict[str, Any]:
+    """The report about a request of `prompt` tokens, of whose blocks `given` went to the store."""
+
+    def lookup(key: str, _: object) -> SimpleNamespace:
+        return SimpleNamespace(name="MISS" if key in lost else "HIT_PENDING")
+
+    manager = SimpleNamespace(primary_tier=SimpleNamespace(lookup=lookup))
+    config = SimpleNamespace(kv_group_configs=groups, tokens_per_hash=BLOCK)
+    status = SimpleNamespace(
+        group_states=[state(each.group_idx, given) for each in groups],
+        req=SimpleNamespace(num_prompt_tokens=prompt),
+        req_context=None,
+    )
+    links = {
+        each.group_idx: SimpleNamespace(
+            manifest=SimpleNamespace(
+                digest=bytes([each.group_idx]), spec=SimpleNamespace(root="ab")
+            )
+        )
+        for each in groups
+    }
+    tier: Any = SimpleNamespace(links=links, away=more.get("away", False))
+    scheduler = SimpleNamespace(manager=manager, config=config)
+    return report(scheduler, status, tier, more.get("refusal", ""))
+
+
+def test_a_model_of_full_attention_says_its_manifest_and_how_far_it_gave() -> None:
+    expected = {"manifest": "00", "blocks": 4, "block_tokens": BLOCK, "root": "ab"}
+    assert told(group(0, None)) == expected
+
+
+def test_other_groups_are_named_after_the_one_that_is_matched_on() -> None:
+    found = told(group(0, 2), group(1, None), group(2, 1))
+    assert found["manifest"] == "01"
+    assert found["groups"] == [
+        {"manifest": "01", "reach": None},
+        {"manifest": "00", "reach": 2},
+        {"manifest": "02", "reach": 1},
+    ]
+
+
+def test_tails_are_promised_where_a_hit_of_the_prompt_ends() -> None:
+    groups = group(0, None), group(1, 2)
+    assert told(*groups, prompt=4 * BLOCK)["blocks"] == 3
+    assert told(*groups, prompt=4 * BLOCK + 1)["blocks"] == 4
+
+
+def test_nothing_is_promised_of_a_tail_that_was_not_kept() -> None:
+    groups = group(0, None), group(1, 2)
+    assert told(*groups, lost=frozenset({"1/2"}))["blocks"] == 0
+    assert told(*groups, lost=frozenset({"1/1", "0/2"}))["blocks"] == 4
+
+
+def test_nothing_is_promised_while_the_store_is_away() -> None:
+    assert told(group(0, None), away=True)["blocks"] == 0
+
+
+def test_blocks_that_are_named_by_a_part_of_them_are_not_matched() -> None:
+    assert told(group(0, None, 4 * BLOCK), group(1, 2)) == {}
+
+
+def test_an_engine_that_names_blocks_in_another_way_says_so() -> None:
+    assert told(group(0, None), refusal="why") == {"refusal": "why"}

@@ -1,0 +1,155 @@
+"""Models with every kind of cache group, on real engines: prefill, store, decode, router."""
+
+import random
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.vllm.asking import Question, answer, difference, reference, token_prompt
+from tests.vllm.engines import Engine, EngineOptions, ask, offload_config, running
+from tests.vllm.models import (
+    GEMMA,
+    GPT_OSS,
+    NEMOTRON,
+    QWEN_NEXT,
+    TINY,
+    WINDOW,
+    Recipe,
+    model_folder,
+)
+from tests.vllm.services import Service, start_router, start_store
+from tests.vllm.test_engines import overwrite_pool
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+SIZES = (517, 1537)  # neither they nor what is generated after them ends a block
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model, how it is started, and how many trailing blocks each of its groups needs."""
+
+    recipe: Recipe
+    reaches: tuple[int | None, ...]
+    flags: tuple[str, ...] = ()
+    block_tokens: int = 32
+
+
+KINDS = {
+    "full": Kind(TINY, (None,)),
+    "fp8": Kind(TINY, (None,), ("--kv-cache-dtype", "fp8")),
+    "sliding": Kind(WINDOW, (4,)),
+    "sliding and full": Kind(GEMMA, (None, 4, 4)),
+    "sliding, full, sinks, experts": Kind(GPT_OSS, (None, 4)),
+    "gated delta net and full": Kind(QWEN_NEXT, (None, 1, 1, 1), block_tokens=0),
+    # Of prompts whose steps end within a block, vLLM's CPU scan returns no states (mamba_mixer2.py).
+    "mamba and full": Kind(
+        NEMOTRON, (None, 1, 1), ("--max-num-batched-tokens", "256"), block_tokens=0
+    ),
+}
+
+
+class Site:
+    """Starts engines of one model before one store."""
+
+    def __init__(self, python: Path, site: Path | None, folder: Path, store: Service) -> None:
+        self._python = python
+        self._site = site
+        self._folder = folder
+        self.store = store
+
+    def start(self, kind: Kind, name: str, core: str, **extra: Any) -> Engine:
+        options = EngineOptions(
+            name,
+            model_folder(kind.recipe, self._python),
+            core,
+            offload_config(self.store.url, name=name, save="prompt", **extra),
+            kind.flags,
+            block_tokens=kind.block_tokens,
+            environment={"VLLM_SERVER_DEV_MODE": "1"},
+        )
+        return Engine.start(self._python, options, self._folder, self._site)
+
+    @contextmanager
+    def routed(self, prefill: Engine, decode: Engine) -> Iterator[Service]:
+        flags = ["--prefill-threshold", "0"]
+        router = start_router(self._folder, [prefill.url], [decode.url], self.store.url, flags)
+        try:
+            for engine, role in ((prefill, "prefill"), (decode, "decode")):
+                router.wait_log(f"engine {engine.address} joins as {role}")
+            yield router
+        finally:
+            router.stop()
+
+
+@pytest.fixture
+def here(vllm_python: Path, site: Path | None, engine_folder: Path) -> Iterator[Site]:
+    store = start_store(engine_folder, name="store-of-groups")
+    yield Site(vllm_python, site, engine_folder, store)
+    store.stop()
+
+
+def reported(engine: Engine) -> dict[str, Any]:
+    """What an engine says of itself with any answer."""
+    answered = engine.complete(prompt=[5], max_tokens=1)
+    found: dict[str, Any] = answered["kv_transfer_params"]["kvstore"]
+    return found
+
+
+def landings(router: Service) -> dict[str, int]:
+    """How landings ended, by the router's own count."""
+    text = ask(router.address, "GET", "/metrics", None, 10.0)[1].decode()
+    found = re.findall(r'^kvrouter:landings_total\{outcome="(\w+)"\} (\d+)', text, re.M)
+    return {outcome: int(count) for outcome, count in found if int(count)}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_decode_loads_what_prefill_computed_once_it_has_landed(here: Site, name: str) -> None:
+    kind = KINDS[name]
+    prefill, decode = here.start(kind, "prefill", "0"), here.start(kind, "decode", "1")
+    with running([prefill, decode]), here.routed(prefill, decode) as router:
+        said = reported(prefill)
+        groups = said.get("groups", [{"manifest": said["manifest"], "reach": None}])
+        assert tuple(group["reach"] for group in groups) == kind.reaches
+        assert len({group["manifest"] for group in groups}) == len(groups)
+        block = said["block_tokens"]
+        for turn, size in enumerate(SIZES):
+            question = Question(f"{name}-{size}", token_prompt(random.Random(size), size))
+            expected = reference(prefill.address, replace(question, salt="computed"))
+            puts, loaded = here.store.stats()["commits_total"], external(decode)
+            assert not difference(expected, answer(router.address, question))
+            whole = size // block
+            kept = sum(whole if reach is None else min(reach, whole) for reach in kind.reaches)
+            assert here.store.stats()["commits_total"] - puts == kept
+            assert external(decode) - loaded == whole * block
+            assert landings(router) == {"landed": turn + 1}
+        stats = here.store.stats()
+        assert stats["corrupt_total"] == stats["reserved_blocks"] == 0
+
+
+def external(engine: Engine) -> int:
+    """Prompt tokens that an engine has loaded."""
+    return engine.prompt_tokens()["external_kv_transfer"]
+
+
+def test_a_window_whose_bytes_changed_is_caught_or_changes_the_answer(here: Site) -> None:
+    kind = KINDS["sliding and full"]
+    prefill, decode = here.start(kind, "prefill", "0"), here.start(kind, "decode", "1")
+    with running([prefill, decode]):
+        question = Question("overwritten", token_prompt(random.Random(4), SIZES[0]))
+        expected = reference(prefill.address, question)
+        overwrite_pool(here.store)
+        assert not difference(expected, answer(decode.address, question))
+        assert external(decode) == 0
+        decode.stop()
+        trusting = here.start(kind, "trusting", "1", verify=False)
+        with running([trusting]):
+            again = replace(question, prompt=token_prompt(random.Random(5), SIZES[0]))
+            expected = reference(prefill.address, again)
+            overwrite_pool(here.store)
+            assert difference(expected, answer(trusting.address, again))
+            assert external(trusting) > 0
