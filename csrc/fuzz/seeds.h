@@ -54,6 +54,7 @@ inline std::vector<std::string> requests() {
       frame(Op::kStats, EmptyRequest{}),
       frame(Op::kLend, LendRequest{1, 0, hash_of(3)}),
       frame(Op::kAttach, AttachRequest{1, "a card of some length"}),
+      frame(Op::kHeld, BlocksRequest{1, span}),
   };
 }
 

@@ -66,6 +66,7 @@ bool Node::dispatch(Session& session, const Header& header, const uint8_t* body)
     case Op::kRegister: return by(*this, &Node::register_);
     case Op::kManifests: return by(*this, &Node::manifests);
     case Op::kMatch: return by(reads_, &Reads::match);
+    case Op::kHeld: return by(reads_, &Reads::held);
     case Op::kReserve: return by(writes_, &Writes::reserve);
     case Op::kCommit: return by(writes_, &Writes::commit);
     case Op::kAbort: return by(writes_, &Writes::abort);

@@ -29,6 +29,25 @@ bool Reads::match(Session& session, const Header& header, const wire::MatchReque
   });
 }
 
+// A question about many blocks, of which few will be read: it does not count as a use of them.
+bool Reads::held(Session& session, const Header& header, const wire::BlocksRequest& request) {
+  if (replies_.manifest_or_fail(session, header, request.manifest_id) == nullptr) return true;
+  return in_turns(session, [=, this, &session, answer = wire::StatusesReply()]() mutable {
+    const Manifest& manifest = *state_.registry.find(session.tenant, request.manifest_id);
+    while (answer.statuses.size() < request.hashes.count) {
+      if (state_.turn.over()) return false;
+      state_.turn.spend(manifest.parts.size());
+      Found found;
+      const BlockKey key{manifest.spec_id, request.hashes[answer.statuses.size()]};
+      const bool there = lookup_.find_next(found, key, manifest.part_ids, false);
+      const auto status = there ? wire::BlockStatus::kExists : wire::BlockStatus::kMissing;
+      answer.statuses.push_back(static_cast<uint8_t>(status));
+    }
+    replies_.send(session, header, std::move(answer));
+    return true;
+  });
+}
+
 bool Reads::acquire(Session& session, const Header& header, const wire::ReadRequest& request) {
   const Manifest* manifest = replies_.manifest_or_fail(session, header, request.manifest_id);
   if (manifest == nullptr) return true;

@@ -1,4 +1,4 @@
-// MATCH, ACQUIRE, RELEASE, GET.
+// MATCH, HELD, ACQUIRE, RELEASE, GET.
 #pragma once
 
 #include "node/lookup.h"
@@ -13,6 +13,7 @@ class Reads {
       : state_(state), replies_(replies), lookup_(lookup), promotion_(promotion) {}
 
   bool match(Session& session, const wire::Header& header, const wire::MatchRequest& request);
+  bool held(Session& session, const wire::Header& header, const wire::BlocksRequest& request);
   bool acquire(Session& session, const wire::Header& header, const wire::ReadRequest& request);
   bool release(Session& session, const wire::Header& header, const wire::ReleaseRequest& request);
   bool get(Session& session, const wire::Header& header, const wire::ReadRequest& request);

@@ -28,10 +28,11 @@ enum class Tier : uint8_t { kMemory, kDisk };
 inline constexpr std::array<const char*, 2> kTierNames{"memory", "disk"};
 
 // By the number of the op, minus one.
-inline constexpr std::array<const char*, 18> kOpNames{
+inline constexpr std::array<const char*, 19> kOpNames{
     "hello",   "register", "manifests", "match",  "reserve", "commit", "abort", "put",  "acquire",
-    "release", "get",      "wait",      "cancel", "delete",  "purge",  "stats", "lend", "attach"};
-static_assert(static_cast<size_t>(wire::Op::kAttach) == kOpNames.size());
+    "release", "get",      "wait",      "cancel", "delete",  "purge",  "stats", "lend", "attach",
+    "held"};
+static_assert(static_cast<size_t>(wire::Op::kHeld) == kOpNames.size());
 
 // Times in nanoseconds, counted in buckets with these upper bounds and a last one without.
 template <const auto& Bounds> class Histogram {

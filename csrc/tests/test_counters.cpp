@@ -36,7 +36,7 @@ void every_op_has_a_name_in_its_place() {
   const size_t put = static_cast<size_t>(wire::Op::kPut) - 1;
   CHECK(counters.operations[put].sum_ns() == 1 && std::string(kOpNames[put]) == "put");
   CHECK(std::string(kOpNames[static_cast<size_t>(wire::Op::kHello) - 1]) == "hello");
-  CHECK(std::string(kOpNames[static_cast<size_t>(wire::Op::kAttach) - 1]) == "attach");
+  CHECK(std::string(kOpNames[static_cast<size_t>(wire::Op::kHeld) - 1]) == "held");
 }
 
 }  // namespace

@@ -65,6 +65,8 @@ void what_is_put_is_matched_and_read_back() {
   CHECK(client.put(1, 3) == all(3, BlockStatus::kExists));
   CHECK(client.match(4) == 3);
   const auto hashes = chain(1, 4);
+  CHECK(client.ask<StatusesReply>(Op::kHeld, BlocksRequest{1, span_of(hashes)}).statuses ==
+        std::vector<uint8_t>({3, 3, 3, 8}));
   const auto reply = client.ask<GetReply>(Op::kGet, ReadRequest{1, 0, span_of(hashes)});
   CHECK(reply.crcs.size() == 3 && reply.part_bytes == kPartBytes);
   std::string payload;

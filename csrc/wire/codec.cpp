@@ -36,7 +36,7 @@ HeaderError read_header(const uint8_t* data, Header& header) {
             raw.request_id, raw.body_bytes,          raw.payload_bytes};
   if (raw.magic != kMagic) return HeaderError::kMagic;
   if (raw.version != kVersion) return HeaderError::kVersion;
-  if (raw.op < static_cast<uint8_t>(Op::kHello) || raw.op > static_cast<uint8_t>(Op::kAttach))
+  if (raw.op < static_cast<uint8_t>(Op::kHello) || raw.op > static_cast<uint8_t>(Op::kHeld))
     return HeaderError::kOp;
   if (raw.status > static_cast<uint16_t>(Status::kUnauthorized) || raw.reserved != 0)
     return HeaderError::kReserved;

@@ -103,7 +103,7 @@ struct LendReply {
   }
 };
 
-// COMMIT, ABORT, PUT.
+// COMMIT, ABORT, PUT, HELD.
 struct StatusesReply {
   std::vector<uint8_t> statuses;  // BlockStatus, one per hash
   template <class V> bool fields(V& v) { return v.numbers(statuses, kMaxHashes); }

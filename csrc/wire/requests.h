@@ -55,7 +55,7 @@ struct MatchRequest {
   }
 };
 
-// DELETE.
+// DELETE, HELD.
 struct BlocksRequest {
   uint32_t manifest_id = 0;
   HashSpan hashes;

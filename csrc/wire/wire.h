@@ -170,6 +170,8 @@ enum class Op : uint8_t {
   kStats = 16,     // gauges and counters
   kLend = 17,      // get slots for parts that are then posted (shared memory)
   kAttach = 18,    // an RDMA connection beside this one
+  // An earlier node ends a connection that asks what follows: nodes are updated first.
+  kHeld = 19,  // which of several blocks, in any order, have all parts
 };
 
 enum class Status : uint16_t {
@@ -190,12 +192,12 @@ enum class BlockStatus : uint8_t {
   kOk = 0,       // COMMIT: visible. ABORT: freed. Reader: read and checked.
   kGranted = 1,  // RESERVE: the slot is the client's until COMMIT or ABORT
   kStored = 2,   // PUT: visible
-  kExists = 3,   // RESERVE, PUT: committed already
+  kExists = 3,   // RESERVE, PUT: committed already. HELD: has all parts.
   kBusy = 4,     // RESERVE, PUT: reserved by another connection
   kNoSpace = 5,  // RESERVE, PUT: no slot, even after eviction; or the client has reached its limit
   kCorrupt = 6,  // PUT: the bytes do not match their CRC32C, and are not stored. Reader: the same.
   kGone = 7,     // COMMIT, ABORT: this connection has no such reservation (any more)
-  kMissing = 8,  // never sent; in clients: not in the store
+  kMissing = 8,  // HELD, and in clients: not in the store
 };
 inline constexpr uint8_t kLastBlockStatus = 8;
 
@@ -246,6 +248,7 @@ constexpr uint32_t max_body_bytes(Op op) {
     case Op::kHello: return kMaxTextBytes + kMaxTokenBytes + rest;
     case Op::kRegister: return kMaxDocBytes + kMaxParts * 40 + 2 * kMaxTextBytes + 64 + rest;
     case Op::kMatch:
+    case Op::kHeld:
     case Op::kDelete:
     case Op::kReserve:
     case Op::kPut:

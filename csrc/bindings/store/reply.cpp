@@ -136,6 +136,7 @@ nb::object decode_ok(const Header& header, const uint8_t* data, size_t size) {
     case Op::kReserve: return nb::cast(checked(parse<ReserveReply>(data, size)));
     case Op::kCommit:
     case Op::kAbort:
+    case Op::kHeld:
     case Op::kPut: return nb::cast(checked(parse<StatusesReply>(data, size)));
     case Op::kAcquire: return nb::cast(checked(parse<AcquireReply>(data, size)));
     case Op::kRelease:

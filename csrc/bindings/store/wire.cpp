@@ -59,6 +59,10 @@ nb::bytes match(uint64_t id, uint32_t manifest_id, nb::handle hashes, bool promo
   return frame(Op::kMatch, id, MatchRequest{manifest_id, flag, Hashes(hashes).span});
 }
 
+nb::bytes held(uint64_t id, uint32_t manifest_id, nb::handle hashes) {
+  return frame(Op::kHeld, id, BlocksRequest{manifest_id, Hashes(hashes).span});
+}
+
 nb::bytes delete_(uint64_t id, uint32_t manifest_id, nb::handle hashes) {
   return frame(Op::kDelete, id, BlocksRequest{manifest_id, Hashes(hashes).span});
 }
@@ -181,6 +185,7 @@ void bind_wire(nb::module_& m) {
         return frame(Op::kManifests, id, ManifestsRequest{after});
       },
       "request_id"_a, "after"_a = 0);
+  m.def("encode_held", held, "request_id"_a, "manifest_id"_a, "hashes"_a);
   m.def("encode_match", match, "request_id"_a, "manifest_id"_a, "hashes"_a, "promote"_a = false);
   m.def("encode_reserve", reserve, "request_id"_a, "manifest_id"_a, "part"_a, "parent"_a.none(),
         "hashes"_a);

@@ -19,12 +19,13 @@ from kvrouter_store._core import (
     MatchReply,
     RegisterReply,
     StatsReply,
+    StatusesReply,
     WaitReply,
 )
 from kvrouter_store.client.asyncio_link import AsyncLink
-from kvrouter_store.client.batches import check_upto
+from kvrouter_store.client.batches import check_upto, questions
 from kvrouter_store.client.manifest_ids import encode_register
-from kvrouter_store.client.results import Match, RegisteredManifest, understood
+from kvrouter_store.client.results import Match, RegisteredManifest, there, understood
 from kvrouter_store.connection.address import Address, nearer_path, parse_url
 from kvrouter_store.connection.asyncio_tls import asyncio_context, tls_reason
 from kvrouter_store.connection.channel import Registration
@@ -170,6 +171,19 @@ class AsyncStoreClient:
         link, manifest_id = await self._known(manifest)
         names = manifest_id, hashes, promote
         return Match.of(await link.ask(MatchReply, self.deadline_s, _core.encode_match, *names))
+
+    async def held(self, manifest: Manifest, hashes: bytes) -> list[bool]:
+        """Of each block, in any order, whether the node has it in full, in memory or on its disk.
+
+        A node of an earlier version ends the connection: LinkLost, or StoreUnavailable.
+        """
+        link, manifest_id = await self._known(manifest)
+        found: list[bool] = []
+        for some in questions(hashes):
+            names = manifest_id, some
+            reply = await link.ask(StatusesReply, self.deadline_s, _core.encode_held, *names)
+            found += there(reply)
+        return found
 
     async def acquire(
         self, manifest: Manifest, hashes: bytes, part: int | None = None

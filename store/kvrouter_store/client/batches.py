@@ -5,7 +5,7 @@ A chain is 32 bytes of hash for each block, from block 0 on; a range names the b
 
 from collections.abc import Sequence
 
-from kvrouter_store._core import Segments
+from kvrouter_store._core import MAX_HASHES, Segments
 from kvrouter_store.identity.block import Manifest
 from kvrouter_store.identity.chain import HASH_BYTES
 
@@ -44,6 +44,12 @@ def check_upto(hashes: bytes, upto: int) -> None:
     blocks = len(hashes) // HASH_BYTES
     if not 0 <= upto <= blocks:
         raise ValueError(f"cannot wait for {upto} blocks of a chain of {blocks}")
+
+
+def questions(hashes: bytes) -> list[bytes]:
+    """The hashes, cut into as many as one request may have."""
+    most = MAX_HASHES * HASH_BYTES
+    return [hashes[at : at + most] for at in range(0, len(hashes), most)]
 
 
 def hashes_of(hashes: bytes, span: range) -> bytes:

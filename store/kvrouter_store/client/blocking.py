@@ -15,6 +15,7 @@ from kvrouter_store._core import (
     MatchReply,
     Segments,
     StatsReply,
+    StatusesReply,
     WaitReply,
 )
 from kvrouter_store.client import transports
@@ -24,6 +25,7 @@ from kvrouter_store.client.batches import (
     check_upto,
     hashes_of,
     parent_of,
+    questions,
 )
 from kvrouter_store.client.dialer import Dialer, TransportName
 from kvrouter_store.client.executor import Executor
@@ -35,6 +37,7 @@ from kvrouter_store.client.results import (
     PutResult,
     RegisteredManifest,
     SharingRefusal,
+    there,
     understood,
 )
 from kvrouter_store.client.transports.base import Target, Transfer
@@ -155,6 +158,24 @@ class StoreClient:
                 return Match(blocks, (Place(blocks, channel.hello.node, 0),) if blocks else ())
             names = known.manifest_id, hashes
             return Match.of(channel.ask(MatchReply, deadline, _core.encode_match, *names))
+
+        return self._executor.run(Access.READ, deadline, action)
+
+    def held(self, manifest: Manifest, hashes: bytes) -> list[bool]:
+        """Of each block, in any order, whether the node has it in full, in memory or on its disk.
+
+        A node of an earlier version ends the connection: LinkLost, or StoreUnavailable.
+        """
+        deadline = Deadline(self.deadline_s)
+
+        def action(channel: Channel) -> list[bool]:
+            known, found = self._ids.of(channel, manifest, deadline), list[bool]()
+            if channel.directory is not None and channel.directory.has_all(known.names, hashes):
+                return [True] * (len(hashes) // HASH_BYTES)
+            for some in questions(hashes):
+                names = known.manifest_id, some
+                found += there(channel.ask(StatusesReply, deadline, _core.encode_held, *names))
+            return found
 
         return self._executor.run(Access.READ, deadline, action)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvrouter_store._core import BlockStatus, ManifestInfo, MatchReply
+from kvrouter_store._core import BlockStatus, ManifestInfo, MatchReply, StatusesReply
 from kvrouter_store.errors import BadDocument
 from kvrouter_store.identity.block import Manifest
 
@@ -73,6 +73,11 @@ class PutResult(NamedTuple):
     def refused(self) -> int:
         """Blocks that are not stored after this put, whatever the reason."""
         return len(self.statuses) - self.stored - self.existed
+
+
+def there(reply: StatusesReply) -> list[bool]:
+    """Of each block that was asked about, whether the node has it."""
+    return [status == BlockStatus.EXISTS for status in reply.statuses]
 
 
 def understood(infos: Iterable[ManifestInfo]) -> list[RegisteredManifest]:

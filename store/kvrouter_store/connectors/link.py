@@ -15,6 +15,7 @@ from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.client.results import PutResult
 from kvrouter_store.errors import KVStoreError, StoreClosed, StoreRefused, Unauthorized
 from kvrouter_store.identity.block import Manifest
+from kvrouter_store.identity.chain import HASH_BYTES
 
 HEARTBEAT_S = 1.0
 AWAY_S = 0.1  # between heartbeats to a store that is away; connection.reconnect paces connections
@@ -83,6 +84,12 @@ class StoreLink:
     def match(self, hashes: bytes) -> int:
         """Leading blocks of `hashes` that can be loaded; 0 where the store is away."""
         return self._operate(lambda: self._client.match(self.manifest, hashes).blocks, 0)
+
+    def held(self, hashes: bytes) -> list[bool]:
+        """Of each block, in any order, whether it can be loaded; none can where it is away."""
+        return self._operate(
+            lambda: self._client.held(self.manifest, hashes), [False] * (len(hashes) // HASH_BYTES)
+        )
 
     def put(
         self, part: int, hashes: bytes, span: range, segments: Segments, indices: Sequence[int]

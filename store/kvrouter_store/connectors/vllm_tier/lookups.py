@@ -12,8 +12,6 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager, LookupPh
 from kvrouter_store.connectors.link import StoreLink
 from kvrouter_store.identity.chain import HASH_BYTES
 
-MOST_RUNS = 8  # of chunks that are there; behind more gaps than that, a chunk counts as missing
-
 
 class ChunkLookups(AsyncLookupManager):  # type: ignore[misc]
     """vLLM's manager of lookups over the store: one question for a prefix that is there in full."""
@@ -31,23 +29,18 @@ class ChunkLookups(AsyncLookupManager):  # type: ignore[misc]
         return any(state.phase is LookupPhase.IN_FLIGHT for state in self._lookup_state.values())
 
     def batch_lookup(self, keys: list[OffloadKey], req_context: Any) -> Iterable[bool]:
-        """For each key whether the chunk is there; none is where the store is away."""
+        """For each key whether the chunk is there; none is where the store is away.
+
+        VLLM's weak hashes are shorter than the store's names: it has no such chunk.
+        """
         found: list[bool] = []
         for group, members in groupby(keys, get_offload_group_idx):
-            found += _there(self._links[group], [get_offload_block_hash(key) for key in members])
+            names = [get_offload_block_hash(key) for key in members]
+            if all(len(name) == HASH_BYTES for name in names):
+                found += self._links[group].held(b"".join(names))
+            else:
+                found += [False] * len(names)
         return found
-
-
-def _there(link: StoreLink, hashes: list[bytes]) -> list[bool]:
-    """The store answers with the length of a leading run, so each gap costs a question."""
-    found: list[bool] = []
-    named = all(len(name) == HASH_BYTES for name in hashes)
-    for _ in range(MOST_RUNS if named else 0):
-        run = link.match(b"".join(hashes[len(found) :]))
-        found += [True] * run + [False]
-        if len(found) >= len(hashes):
-            break
-    return (found + [False] * len(hashes))[: len(hashes)]
 
 
 class _Answers:

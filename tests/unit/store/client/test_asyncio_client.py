@@ -33,6 +33,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_the_control_operations_answer(aio: AsyncStoreClient, client: StoreClient) -> None:
     put_chain(client, MANIFEST, chain_of(3))
     assert (await aio.match(MANIFEST, chain_of(4))).blocks == 3
+    assert await aio.held(MANIFEST, chain_of(4)) == [True, True, True, False]
     lease = await aio.acquire(MANIFEST, chain_of(4))
     assert lease.blocks == 3
     assert (await aio.stats())["leases"] == 1

@@ -40,6 +40,8 @@ def test_a_match_of_half_a_hash_or_too_many_is_refused(warm: StoreClient) -> Non
     for hashes in (CHAIN[:-1], bytes(HASH_BYTES * (MAX_HASHES + 1))):
         with pytest.raises(ValueError, match=r"32 bytes|MAX_HASHES"):
             warm.match(MANIFEST, hashes)
+    with pytest.raises(ValueError, match="32 bytes"):
+        warm.held(MANIFEST, CHAIN[:-1])
     assert warm.match(MANIFEST, CHAIN) == Match(0)
 
 

@@ -275,6 +275,28 @@ def test_a_block_matches_when_all_its_parts_are_there(client: StoreClient) -> No
     assert client.get_into(two, 0, hashes, range(2), memory.segments, range(2)) == [OK, OK]
 
 
+def test_held_tells_of_each_block_by_itself_whether_all_its_parts_are_there(
+    client: StoreClient,
+) -> None:
+    two = manifest_of(BLOCK, parts=2)
+    hashes = chain_of(4)
+    for part, blocks in ((0, (0, 1, 3)), (1, (1, 2, 3))):
+        for block in blocks:
+            put_chain(client, two, hashes[block * 32 : block * 32 + 32], part)
+    there = [False, True, False, True]
+    backwards = b"".join(hashes[at : at + 32] for at in range(96, -1, -32))
+    assert client.held(two, hashes) == there
+    assert client.held(two, backwards) == there[::-1]
+    assert client.held(manifest_of(BLOCK), hashes) == [True, True, False, True]
+    assert client.held(two, b"") == []
+
+
+def test_held_answers_for_more_blocks_than_one_request_holds(client: StoreClient) -> None:
+    put_chain(client, MANIFEST, chain_of(2))
+    many = bytes(32 * _core.MAX_HASHES) + chain_of(2)
+    assert client.held(MANIFEST, many) == [False] * _core.MAX_HASHES + [True, True]
+
+
 def test_more_blocks_than_one_request_holds_are_cut_up(client: StoreClient) -> None:
     manifest = manifest_of(512)
     hashes = chain_of(1030)

@@ -62,6 +62,7 @@ def test_a_match_says_which_tier_has_how_much(start_over_disk: Start) -> None:
     node = start_over_disk()
     chains = node.fill(10)
     with StoreClient(node.url) as client:
+        assert client.held(MANIFEST, chains[0] + bytes(32)) == [True] * 16 + [False]
         places = client.match(MANIFEST, chains[0]).places
         assert [(place.blocks, place.tier) for place in places][-1] == (16, 1)
         assert read(client, chains[0]) == 16
