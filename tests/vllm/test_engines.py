@@ -116,7 +116,6 @@ def gained(engine: Engine, action: Callable[[], object]) -> dict[str, int]:
     return {key: after[key] - before[key] for key in after}
 
 
-@pytest.mark.every_series
 def test_tokens_are_those_of_one_engine_alone_and_no_block_is_computed_twice(
     cluster: Cluster,
 ) -> None:
@@ -174,7 +173,6 @@ def test_several_prompts_and_samples_are_those_of_one_engine_alone(cluster: Clus
     assert total > 1000
 
 
-@pytest.mark.every_series
 @pytest.mark.parametrize("size", [5, 32, 33, 64, 65, 1000, 3000])
 def test_a_prompt_prefilled_elsewhere_is_loaded_but_for_its_last_tokens(
     cluster: Cluster, size: int
@@ -188,7 +186,6 @@ def test_a_prompt_prefilled_elsewhere_is_loaded_but_for_its_last_tokens(
     }
 
 
-@pytest.mark.every_series
 def test_a_prefix_computed_on_one_prefill_engine_is_loaded_by_the_other(cluster: Cluster) -> None:
     draw = random.Random(3)
     prefix = token_prompt(draw, 640)
@@ -204,7 +201,6 @@ def test_a_prefix_computed_on_one_prefill_engine_is_loaded_by_the_other(cluster:
     assert not difference(expected, answer(second.address, other))
 
 
-@pytest.mark.every_series
 def test_overwritten_bytes_are_caught_and_computed_again(cluster: Cluster) -> None:
     question = Question("overwritten", token_prompt(random.Random(4), 500), max_tokens=16)
     expected = references(cluster, [question])[0]
@@ -245,7 +241,6 @@ def overwrite_pool(store: Service) -> None:
             file.write(zeros)
 
 
-@pytest.mark.every_series
 def test_a_real_engine_speaks_the_dialect_that_the_simulator_is_held_to(cluster: Cluster) -> None:
     def ask(method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(cluster.alone.address, timeout=60)

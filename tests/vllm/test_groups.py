@@ -2,6 +2,7 @@
 
 import random
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -9,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.vllm.asking import Question, answer, difference, reference, token_prompt
+from tests.fakes.link import Link
+from tests.vllm.asking import (
+    Question,
+    answer,
+    answers,
+    difference,
+    leave_early,
+    reference,
+    token_prompt,
+)
 from tests.vllm.engines import Engine, EngineOptions, ask, offload_config, running
 from tests.vllm.models import (
     GEMMA,
@@ -69,7 +79,7 @@ class Site:
             name,
             model_folder(kind.recipe, self._python),
             core,
-            offload_config(self.store.url, name=name, save="prompt", **extra),
+            offload_config(extra.pop("url", self.store.url), name=name, save="prompt", **extra),
             kind.flags,
             block_tokens=kind.block_tokens,
             environment={"VLLM_SERVER_DEV_MODE": "1"},
@@ -91,8 +101,9 @@ class Site:
 @pytest.fixture
 def here(vllm_python: Path, site: Path | None, engine_folder: Path) -> Iterator[Site]:
     store = start_store(engine_folder, name="store-of-groups")
-    yield Site(vllm_python, site, engine_folder, store)
-    store.stop()
+    found = Site(vllm_python, site, engine_folder, store)
+    yield found
+    found.store.stop()  # a test may have started another
 
 
 def reported(engine: Engine) -> dict[str, Any]:
@@ -157,3 +168,47 @@ def test_a_window_whose_bytes_changed_is_caught_or_changes_the_answer(here: Site
             overwrite_pool(here.store)
             assert difference(expected, answer(trusting.address, again))
             assert external(trusting) > 0
+
+
+def test_engines_go_on_beside_a_store_that_hangs_or_is_dead_and_use_it_when_it_is_back(
+    here: Site, engine_folder: Path
+) -> None:
+    kind, port = KINDS["sliding and full"], int(here.store.address.rpartition(":")[2])
+    asked = [
+        Question(f"fault-{seed}", token_prompt(random.Random(seed), 500 + 37 * seed), stream=True)
+        for seed in range(10)
+    ]
+    with Link(("127.0.0.1", port)) as link:
+        to_store: dict[str, Any] = {"url": link.url, "transport": "tcp", "deadline_s": 0.5}
+        prefill = here.start(kind, "prefill", "0", **to_store)
+        decode = here.start(kind, "decode", "1", **to_store)
+        with running([prefill, decode]), here.routed(prefill, decode) as router:
+            alone = [replace(question, salt="alone") for question in asked]
+            expected = [reference(prefill.address, question) for question in alone]
+            link.stall()
+            got = answers(router.address, asked[:4], 4)
+            link.resume()
+            here.store.kill()
+            got += answers(router.address, asked[4:8], 4)
+            here.store = start_store(engine_folder, port=port, name="store-again")
+            for engine in (prefill, decode):
+                engine.wait_log("the store is back", times=2)  # of each of its three groups
+            for question in asked[:4]:
+                leave_early(router.address, replace(question, salt="left"))
+            loaded = external(decode)
+            got += answers(router.address, asked[8:], 1)
+            assert [difference(*pair) for pair in zip(expected, got, strict=True)] == [""] * 10
+            whole = [len(question.prompt) // 32 * 32 for question in asked[8:]]
+            assert external(decode) - loaded == sum(whole)
+            for engine in (prefill, decode):
+                wait_counter(engine, "vllm:kv_offload_cpu_cache_usage_perc", 0.0)
+            held = here.store.stats()
+            assert held["leases"] == held["reserved_blocks"] == 0
+
+
+def wait_counter(engine: Engine, name: str, value: float, deadline_s: float = 20.0) -> None:
+    """Return once the engine's metric has this value."""
+    until = time.monotonic() + deadline_s
+    while (found := engine.counters().get(name)) != value:
+        assert time.monotonic() < until, f"{name} of {engine.options.name} is {found}"
+        time.sleep(0.2)

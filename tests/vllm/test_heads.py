@@ -153,7 +153,6 @@ def test_heads_that_cannot_be_told_apart_are_refused(shape: tuple[int, ...], par
         head_segments({"l": FakeTensor(shape, 0)}, BLOCKS, parts)
 
 
-@pytest.mark.every_series
 @pytest.mark.vllm
 @pytest.mark.timeout(300)
 def test_vllm_writes_each_heads_bytes_together(vllm_python: Path) -> None:

@@ -34,7 +34,6 @@ def found(vllm_python: Path, site: Path | None) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.every_series
 @pytest.mark.vllm
 @pytest.mark.timeout(400)
 def test_engines_share_only_where_everything_agrees(found: dict[str, Any]) -> None:
@@ -45,7 +44,6 @@ def test_engines_share_only_where_everything_agrees(found: dict[str, Any]) -> No
     assert len(set(different)) == len(different)
 
 
-@pytest.mark.every_series
 @pytest.mark.vllm
 def test_engines_of_other_ranks_share_where_they_divide_heads_alike(found: dict[str, Any]) -> None:
     divided = found["divided"]
@@ -58,7 +56,6 @@ def test_engines_of_other_ranks_share_where_they_divide_heads_alike(found: dict[
     assert divided["refused"].endswith("6 KV heads of 2 ranks can be divided into 2 or 6")
 
 
-@pytest.mark.every_series
 @pytest.mark.vllm
 def test_only_plain_full_attention_is_shared(found: dict[str, Any]) -> None:
     refusals = found["refusals"]
@@ -71,7 +68,6 @@ def test_only_plain_full_attention_is_shared(found: dict[str, Any]) -> None:
     assert "differ in size" in refusals["pages of two sizes"]
 
 
-@pytest.mark.every_series
 @pytest.mark.vllm
 def test_vllms_defaults_but_for_the_flags_named_may_start(found: dict[str, Any]) -> None:
     start = found["start"]
@@ -80,7 +76,6 @@ def test_vllms_defaults_but_for_the_flags_named_may_start(found: dict[str, Any])
     assert "--enable-prefix-caching" in start["no prefix caching"]
 
 
-@pytest.mark.every_series
 @pytest.mark.vllm
 def test_the_connector_is_the_interface_that_vllm_calls(found: dict[str, Any]) -> None:
     assert all(found["interface"].values()), found["interface"]

@@ -12,7 +12,7 @@ from tests.unit.router.prefix.events.test_replay import Router, free_port, ports
 
 from kvrouter.prefix.events.confidence import Reason
 
-pytestmark = [pytest.mark.vllm, pytest.mark.every_series]
+pytestmark = [pytest.mark.vllm]
 
 SCRIPT = Path(__file__).parent / "inside" / "publisher.py"
 START_S = 300

@@ -35,7 +35,6 @@ def members(vllm_python: Path) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.every_series
 @pytest.mark.vllm
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["completion", "chat"])

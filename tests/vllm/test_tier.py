@@ -127,7 +127,6 @@ def url_of(node: StoreServer) -> str:
     return f"kv://127.0.0.1:{node.port}"
 
 
-@pytest.mark.every_series
 @pytest.mark.parametrize("kind", ["fs", "ours"])
 def test_a_tier_keeps_the_contract_that_vllms_own_file_tier_keeps(
     start: Callable[..., Stories], node: StoreServer, tmp_path: Path, kind: str

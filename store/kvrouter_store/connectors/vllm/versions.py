@@ -22,15 +22,14 @@ class VllmFacts:
     cpu_isa: str
 
 
-VERSIONS: tuple[VllmFacts, ...] = tuple(
+VERSIONS: tuple[VllmFacts, ...] = (
     VllmFacts(
-        series=series,
+        series="0.32",
         hash_algo="sha256_cbor",
         hash_function="vllm.utils.hashing:sha256_cbor",
         root_seed="vllm.v1.core.kv_cache_utils:resolve_none_hash_seed",
         cpu_isa="vllm.v1.attention.backends.cpu_attn:_get_attn_isa",
-    )
-    for series in ("0.31", "0.32")
+    ),
 )
 
 
