@@ -4,6 +4,7 @@
 
 namespace kv {
 
+using wire::BlockStatus;
 using wire::Header;
 using wire::Status;
 
@@ -40,7 +41,7 @@ bool Reads::held(Session& session, const Header& header, const wire::BlocksReque
       Found found;
       const BlockKey key{manifest.spec_id, request.hashes[answer.statuses.size()]};
       const bool there = lookup_.find_next(found, key, manifest.part_ids, false);
-      const auto status = there ? wire::BlockStatus::kExists : wire::BlockStatus::kMissing;
+      const auto status = there ? BlockStatus::kExists : BlockStatus::kMissing;
       answer.statuses.push_back(static_cast<uint8_t>(status));
     }
     replies_.send(session, header, std::move(answer));

@@ -170,8 +170,7 @@ enum class Op : uint8_t {
   kStats = 16,     // gauges and counters
   kLend = 17,      // get slots for parts that are then posted (shared memory)
   kAttach = 18,    // an RDMA connection beside this one
-  // An earlier node ends a connection that asks what follows: nodes are updated first.
-  kHeld = 19,  // which of several blocks, in any order, have all parts
+  kHeld = 19,      // which of several blocks have all parts; earlier nodes hang up
 };
 
 enum class Status : uint16_t {

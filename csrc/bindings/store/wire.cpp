@@ -59,12 +59,8 @@ nb::bytes match(uint64_t id, uint32_t manifest_id, nb::handle hashes, bool promo
   return frame(Op::kMatch, id, MatchRequest{manifest_id, flag, Hashes(hashes).span});
 }
 
-nb::bytes held(uint64_t id, uint32_t manifest_id, nb::handle hashes) {
-  return frame(Op::kHeld, id, BlocksRequest{manifest_id, Hashes(hashes).span});
-}
-
-nb::bytes delete_(uint64_t id, uint32_t manifest_id, nb::handle hashes) {
-  return frame(Op::kDelete, id, BlocksRequest{manifest_id, Hashes(hashes).span});
+template <Op op> nb::bytes blocks(uint64_t id, uint32_t manifest_id, nb::handle hashes) {
+  return frame(op, id, BlocksRequest{manifest_id, Hashes(hashes).span});
 }
 
 nb::bytes reserve(uint64_t id, uint32_t manifest_id, uint16_t part,
@@ -185,7 +181,7 @@ void bind_wire(nb::module_& m) {
         return frame(Op::kManifests, id, ManifestsRequest{after});
       },
       "request_id"_a, "after"_a = 0);
-  m.def("encode_held", held, "request_id"_a, "manifest_id"_a, "hashes"_a);
+  m.def("encode_held", blocks<Op::kHeld>, "request_id"_a, "manifest_id"_a, "hashes"_a);
   m.def("encode_match", match, "request_id"_a, "manifest_id"_a, "hashes"_a, "promote"_a = false);
   m.def("encode_reserve", reserve, "request_id"_a, "manifest_id"_a, "part"_a, "parent"_a.none(),
         "hashes"_a);
@@ -209,7 +205,7 @@ void bind_wire(nb::module_& m) {
       "encode_cancel",
       [](uint64_t id, uint64_t wait_id) { return frame(Op::kCancel, id, CancelRequest{wait_id}); },
       "request_id"_a, "wait_request_id"_a);
-  m.def("encode_delete", delete_, "request_id"_a, "manifest_id"_a, "hashes"_a);
+  m.def("encode_delete", blocks<Op::kDelete>, "request_id"_a, "manifest_id"_a, "hashes"_a);
   m.def(
       "encode_purge", [](uint64_t id) { return frame(Op::kPurge, id, EmptyRequest{}); },
       "request_id"_a);

@@ -117,12 +117,6 @@ class Manifest:
             raise BadDocument("two parts of a manifest are the same")
         if any(part.group >= len(self.spec.groups) for part in self.parts):
             raise BadDocument("a part names a cache group that the spec does not have")
-        for part in self.parts:
-            if part.layout.tokens not in {None, self.spec.block_tokens}:
-                raise BadDocument(
-                    f"a part is laid out in blocks of {part.layout.tokens} tokens, its cache spec "
-                    f"in blocks of {self.spec.block_tokens}"
-                )
 
     def as_dict(self) -> dict[str, Any]:
         """The manifest as JSON values."""
