@@ -7,5 +7,6 @@ KVROUTER_VLLM_PYTHON=$(tests/vllm/make_env.sh)
 KVROUTER_NIXL_SITE=$(tests/vllm/make_nixl.sh) || echo "NIXL cannot be installed: its tests are skipped"
 export KVROUTER_VLLM_PYTHON KVROUTER_NIXL_SITE
 step "tests/vllm: NIXL, guidellm, the demo"
-python -m pytest -m vllm tests/vllm/test_nixl.py tests/vllm/test_guidellm.py tests/vllm/test_demo.py \
+python -m pytest -m vllm tests/vllm/test_nixl.py tests/vllm/test_multi_connector.py \
+  tests/vllm/test_guidellm.py tests/vllm/test_demo.py \
   --timeout 500 -o faulthandler_timeout=0 -v -s -rs

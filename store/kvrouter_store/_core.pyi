@@ -364,6 +364,7 @@ class Op(enum.IntEnum):
     STATS = 16
     LEND = 17
     ATTACH = 18
+    HELD = 19
 
 class Status(enum.IntEnum):
     OK = 0

@@ -88,7 +88,7 @@ class Site:
 
     @contextmanager
     def routed(self, prefill: Engine, decode: Engine) -> Iterator[Service]:
-        flags = ["--prefill-threshold", "0"]
+        flags = ["--prefill-threshold", "0", "--landing-timeout", "10"]
         router = start_router(self._folder, [prefill.url], [decode.url], self.store.url, flags)
         try:
             for engine, role in ((prefill, "prefill"), (decode, "decode")):
@@ -183,6 +183,8 @@ def test_engines_go_on_beside_a_store_that_hangs_or_is_dead_and_use_it_when_it_i
         prefill = here.start(kind, "prefill", "0", **to_store)
         decode = here.start(kind, "decode", "1", **to_store)
         with running([prefill, decode]), here.routed(prefill, decode) as router:
+            # What is killed leaves no memory behind: it has no name while it is used.
+            assert not list(Path("/dev/shm").glob("vllm_offload*"))
             alone = [replace(question, salt="alone") for question in asked]
             expected = [reference(prefill.address, question) for question in alone]
             link.stall()
@@ -204,6 +206,26 @@ def test_engines_go_on_beside_a_store_that_hangs_or_is_dead_and_use_it_when_it_i
                 wait_counter(engine, "vllm:kv_offload_cpu_cache_usage_perc", 0.0)
             held = here.store.stats()
             assert held["leases"] == held["reserved_blocks"] == 0
+
+
+@pytest.mark.parametrize("name", ["full", "sliding and full"])
+def test_one_rank_and_two_share_in_the_canonical_layout(here: Site, name: str) -> None:
+    kind = KINDS[name]
+    single = here.start(kind, "single", "0", canonical_layout=True)
+    two = replace(kind, flags=(*kind.flags, "--tensor-parallel-size", "2"))
+    pair = here.start(two, "pair", "0|1", canonical_layout=True, deadline_s=10.0)
+    with running([single, pair]):
+        assert reported(single)["manifest"] == reported(pair)["manifest"]
+        for turn, (prefill, decode) in enumerate([(pair, single), (single, pair)]):
+            with here.routed(prefill, decode) as router:
+                prompt = token_prompt(random.Random(turn), SIZES[0])
+                question = Question(f"{name}-{turn}", prompt)
+                expected = reference(single.address, replace(question, salt=f"alone-{turn}"))
+                loaded = external(decode)
+                assert not difference(expected, answer(router.address, question))
+                assert external(decode) - loaded == len(prompt) // 32 * 32
+                assert landings(router) == {"landed": 1}
+        assert here.store.stats()["corrupt_total"] == 0
 
 
 def wait_counter(engine: Engine, name: str, value: float, deadline_s: float = 20.0) -> None:

@@ -35,21 +35,26 @@ class Cluster:
     decode: Engine
 
 
-@pytest.fixture(scope="module")
-def cluster(vllm_python: Path, engine_folder: Path) -> Iterator[Cluster]:
+def nixl_environment() -> dict[str, str]:
+    """How an engine finds NIXL, and uses it on the loopback; the test is skipped without it."""
     site = os.environ.get("KVROUTER_NIXL_SITE")
     if not site:
         pytest.skip(f"no NIXL: {HOW}")
+    return {
+        "PYTHONPATH": site,
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+        "UCX_NET_DEVICES": "lo",
+        "UCX_TLS": "tcp,self,sm",
+    }
+
+
+@pytest.fixture(scope="module")
+def cluster(vllm_python: Path, engine_folder: Path) -> Iterator[Cluster]:
     model = model_folder(TINY, vllm_python)
 
     def engine(name: str, role: str, core: str) -> Engine:
-        environment = {
-            "PYTHONPATH": site,
-            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
-            "UCX_NET_DEVICES": "lo",
-            "UCX_TLS": "tcp,self,sm",
-        }
+        environment = nixl_environment()
         transfer = {**TRANSFER, "kv_role": role}
         options = EngineOptions(name, model, core, transfer, environment=environment)
         return Engine.start(vllm_python, options, engine_folder, None)

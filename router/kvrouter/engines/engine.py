@@ -98,6 +98,7 @@ class Identity:
             return f"{', '.join(self.models)}; generates no text, embeds or scores{family}{ranks}"
         block = f"blocks of {self.block_tokens} tokens" if self.block_tokens else "unknown blocks"
         kv = f"manifest {self.manifest[:12]}" if self.manifest else "no connector of the store"
+        kv += f" of {len(self.groups)} cache groups" if len(self.groups) > 1 else ""
         return f"{', '.join(self.models)}; {block}; {kv}{family}{ranks}"
 
     def serves(self, path: str) -> bool:

@@ -99,14 +99,10 @@ class TwoConnectors(NixlEngine):
         return {**(super().finish(body, request, kv) or {}), "kvstore": told}
 
 
-async def test_vllm_with_two_connectors_joins_only_where_one_is_chosen(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_vllm_with_two_connectors_hands_over_by_nixl_unless_told_otherwise() -> None:
     network = Network()
-    with caplog.at_level(logging.WARNING):
-        (found,) = await detected(TwoConnectors(network, "decode"))
-    assert found.identity is None
-    assert "it has kvrouter's connector and NixlConnector" in caplog.text
+    (found,) = await detected(TwoConnectors(network, "decode"))
+    assert (found.family, found.manifest) == ("nixl", "ab" * 32)
     (found,) = await detected(TwoConnectors(network, "decode"), kv_connector="store")
     assert (found.family, found.manifest) == ("store", "ab" * 32)
 

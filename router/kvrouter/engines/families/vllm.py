@@ -15,7 +15,6 @@ import orjson
 from kvrouter._native import find_token_ids
 from kvrouter.engines.engine import CacheGroup
 from kvrouter.engines.families.base import BadAnswer, Family, Handoff, LegOrder
-from kvrouter.engines.families.pages import ProbeFailed
 from kvrouter.engines.families.parameters import VLLM
 from kvrouter.engines.families.splice import splice
 from kvrouter.errors import bad_request
@@ -166,15 +165,8 @@ class Vllm(Family):
         return orjson.dumps(probe if priority is None else {**probe, "priority": priority})
 
     async def by_probe(self, handoff: Handoff, pages: EnginePages) -> str:
-        """By its connector; ProbeFailed: it has two, each of which hands KV over in its own way."""
-        nixl = _NIXL.search(await pages.metrics()) is not None
-        if handoff.manifest is not None and nixl:
-            raise ProbeFailed(
-                "it has kvrouter's connector and NixlConnector (by MultiConnector), and the router "
-                "uses one of them: start it with one, or give --kv-connector store, by which its "
-                "NixlConnector is not used"
-            )
-        if nixl:
+        """By its connector; of two (MultiConnector), NixlConnector is what hands KV over."""
+        if _NIXL.search(await pages.metrics()) is not None:
             log.info("engine %s is vLLM with NixlConnector, by its metrics", pages.engine.address)
             return "nixl"
         if handoff.manifest is None:

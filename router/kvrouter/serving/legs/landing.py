@@ -36,15 +36,15 @@ class LandingWaiter:
         """Wait for the KV that `prefill` promised in `handoff`, and lease it.
 
         Returns:
-            tokens that decode will have to compute after all; 0 if all has landed, or if the
-            hand-off promises nothing that could be awaited.
+            tokens that decode will have to compute after all; 0 if all has landed, if decode
+            fetches its KV from `prefill`, or if there is nothing that could be awaited.
         """
         if handoff.missing:
             self.metrics.handoff_missing[()] += 1
             return context.route.plan.missing_tokens if context.route.plan is not None else 0
         if self.store is None or context.timing.first_s:
             return 0
-        if handoff.manifest is None:
+        if handoff.manifest is None or handoff.transfer_params is not None:
             if handoff.transfer_params is None and prefill.manifest is not None:
                 self.metrics.handoff_missing[()] += 1
             return 0

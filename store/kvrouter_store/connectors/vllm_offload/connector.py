@@ -12,10 +12,12 @@ store, and what the router may wait for.
 
 import logging
 import sys
+from contextlib import suppress
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import vllm
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vllm.kvstore")
 
+NAME = "KVStoreConnector"
 IDLE_WAIT_S = 0.005  # a step without tokens waits for the store instead of spinning
 
 
@@ -54,12 +57,7 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         if identity is not None:
             unit = self.scheduler.config.tokens_per_hash
             self._names = NameCheck(next(iter(identity.specs.values())).root, unit, log)
-            log.info(
-                "%s shares %d cache groups through %s",
-                self._tier.engine,
-                len(self._tier.links),
-                settings.url,
-            )
+            self._log_groups()
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, *more: Any) -> Any:
@@ -69,11 +67,16 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
     # Scheduler side.
 
     def on_new_request(self, request: Any) -> None:
-        """Begin to follow the request. One whose blocks may not be shared moves none."""
+        """Begin to follow the request. One whose blocks may not be shared moves none.
+
+        What another connector fetches from the prefill engine (MultiConnector) is not loaded too.
+        """
         super().on_new_request(request)
         status = self.scheduler._req_status[request.request_id]
         if not may_share(request) or not self._names.agree(request):
             status.max_load_tokens = status.max_offload_tokens = 0
+        if (request.kv_transfer_params or {}).get("do_remote_prefill"):
+            status.max_load_tokens = 0
         if self._settings.save == "none":
             status.max_offload_tokens = 0
 
@@ -115,6 +118,25 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
             side.worker.submit_store(*job)
         side._unsubmitted_store_jobs.clear()
 
+    def _log_groups(self) -> None:
+        """What is shared, for operators who compare two engines."""
+        tier = self._tier
+        log.info("%s shares KV through %s", tier.engine, self._settings.url)
+        for config in self.scheduler.config.kv_group_configs:
+            manifest, reach = (
+                tier.links[config.group_idx].manifest,
+                config.sliding_window_size_in_chunks,
+            )
+            part = manifest.parts[0]
+            log.info(
+                "cache group %d: %s, blocks of %d tokens, a hit needs %s, manifest %s",
+                config.group_idx,
+                manifest.spec.groups[part.group],
+                config.tokens_per_chunk,
+                "all blocks" if reach is None else f"the last {reach}",
+                manifest.digest.hex()[:16],
+            )
+
     @property
     def _tier(self) -> "KVStoreTier":
         tier: KVStoreTier = self.scheduler.manager.secondary_tiers[0]
@@ -130,3 +152,8 @@ def _offloading(vllm_config: Any, identity: Any) -> Any:
         transfer.kv_connector_extra_config, identity
     )
     return changed
+
+
+with suppress(ValueError):  # it is registered
+    # MultiConnector finds the class that reads a connector's statistics by this name alone.
+    KVConnectorFactory.register_connector(NAME, __name__, NAME)

@@ -8,6 +8,7 @@ topology and cache configuration share.
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def identify(
     Raises ConnectorRefused where the weights have no revision that other engines could compare.
     """
     groups = {
-        number: kv_cache_config.kv_cache_groups[number].kv_cache_spec
+        number: _over_ranks(kv_cache_config, number, vllm_config, settings)
         for number in kv_cache_config.prefix_cacheable_group_ids
     }
     sizes = import_module("vllm.v1.core.kv_cache_utils").resolve_kv_cache_block_sizes
@@ -56,6 +57,17 @@ def identify(
     }
     engine = settings.name or f"vllm/{model}@{platform.node() or 'localhost'}:{os.getpid()}"
     return ChunkIdentity(specs, _layout(vllm_config, groups, facts), engine)
+
+
+def _over_ranks(
+    kv_cache_config: Any, number: int, vllm_config: Any, settings: OffloadSettings
+) -> Any:
+    """The spec of a group: of one rank, or with the heads of all ranks in the canonical layout."""
+    spec = kv_cache_config.kv_cache_groups[number].kv_cache_spec
+    ranks = vllm_config.parallel_config.tensor_parallel_size // kv_cache_config.kv_tp_replicas
+    if not settings.canonical_layout or not hasattr(spec, "num_kv_heads"):
+        return spec
+    return replace(spec, num_kv_heads=spec.num_kv_heads * ranks)
 
 
 def _hash_algo(facts: VllmFacts, block_tokens: int, hash_tokens: int) -> str:

@@ -26,16 +26,22 @@ class OffloadSettings(ConnectorSettings):
     cpu_bytes_to_use: host memory through which KV passes between the engine and the store, for all
         ranks together; vLLM keeps in it what was used last.
     threads: that copy between this memory and the store.
+    canonical_layout: a block is stored as one rank would hold it, so that engines with other
+        numbers of tensor-parallel ranks share. Of models with states they do not.
     """
 
     cpu_bytes_to_use: int = HOST_BYTES
     threads: int = THREADS
+    canonical_layout: bool = False
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any], kv_role: str) -> Self:
         """The settings in `extra`. Raises ConnectorRefused on an unknown key or a bad value."""
         if extra.get("parts"):
-            raise refused('"parts" is not a setting here: all ranks of an engine store as one')
+            raise refused(
+                '"parts" is not a setting here; set "canonical_layout": true to share with engines '
+                "of other numbers of ranks"
+            )
         settings = super().parse(extra, kv_role)
         for name in ("cpu_bytes_to_use", "threads"):
             if getattr(settings, name) < 1:
@@ -44,13 +50,13 @@ class OffloadSettings(ConnectorSettings):
 
     def as_offloading(self, extra: Mapping[str, Any], identity: Any) -> dict[str, Any]:
         """What vLLM's offloading reads in the place of `extra`."""
-        store = {
-            key: value for key, value in extra.items() if key not in {"cpu_bytes_to_use", "parts"}
-        }
+        ours = {"cpu_bytes_to_use", "canonical_layout", "parts"}
+        store = {key: value for key, value in extra.items() if key not in ours}
         return {
             "spec_name": "StoreOffloadingSpec",
             "spec_module_path": "kvrouter_store.connectors.vllm_offload.spec",
             "cpu_bytes_to_use": self.cpu_bytes_to_use,
+            "canonical_layout": self.canonical_layout,
             "offload_prompt_only": self.save == "prompt",
             "secondary_tiers": [
                 {

@@ -36,6 +36,8 @@ class StoreOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
             worker._mmap_region._creator = False  # see get_manager
             return worker
         if not isinstance(self._worker, HostWorker):
+            if self.config.canonical_layout:
+                self._validate_canonical_refs(kv_caches)
             region = SharedOffloadRegion(
                 engine_id=self._engine_id,
                 num_chunks=self.num_chunks,
@@ -44,5 +46,5 @@ class StoreOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
                 cpu_page_size=self.cpu_page_size_per_worker,
             )
             region._creator = False
-            self._worker = HostWorker(kv_caches, region)
+            self._worker = HostWorker(kv_caches, region, canonical=self.config.canonical_layout)
         return self._worker

@@ -54,6 +54,7 @@ def test_a_url_is_all_that_a_user_must_say() -> None:
 def test_host_memory_is_vllms_and_threads_are_the_tiers() -> None:
     extra = {**URL, "cpu_bytes_to_use": 1 << 20, "threads": 2, "save": "prompt"}
     told = start(engine(extra)).as_offloading(extra, None)
+    assert told["canonical_layout"] is False
     assert (told["cpu_bytes_to_use"], told["offload_prompt_only"]) == (1 << 20, True)
     (tier,) = told["secondary_tiers"]
     assert tier["threads"] == 2
