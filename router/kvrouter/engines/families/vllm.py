@@ -149,7 +149,7 @@ class Vllm(Family):
             raise BadAnswer(f"a root of {len(root)} bytes")
         return Handoff(
             manifest=store.get("manifest") or None,
-            groups=tuple(CacheGroup(**group) for group in store.get("groups") or ()),
+            groups=tuple(map(_group, store.get("groups") or ())),
             blocks=max(0, int(store.get("blocks") or 0)),
             block_tokens=max(0, int(store.get("block_tokens") or 0)),
             root=root,
@@ -192,3 +192,11 @@ class Vllm(Family):
     async def version(self, pages: EnginePages) -> object:
         """From /version."""
         return (await pages.json("/version")).get("version")
+
+
+def _group(said: dict[str, Any]) -> CacheGroup:
+    """One of an engine's cache groups, as its connector says; ValueError: it names no manifest."""
+    manifest, reach = said.get("manifest"), said.get("reach")
+    if not isinstance(manifest, str):
+        raise ValueError("a cache group without a manifest")
+    return CacheGroup(manifest, None if reach is None else max(1, int(reach)))

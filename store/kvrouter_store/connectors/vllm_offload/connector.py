@@ -123,17 +123,13 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         tier = self._tier
         log.info("%s shares KV through %s", tier.engine, self._settings.url)
         for config in self.scheduler.config.kv_group_configs:
-            manifest, reach = (
-                tier.links[config.group_idx].manifest,
-                config.sliding_window_size_in_chunks,
-            )
-            part = manifest.parts[0]
+            manifest = tier.links[config.group_idx].manifest
+            reach = config.sliding_window_size_in_chunks
             log.info(
-                "cache group %d: %s, blocks of %d tokens, a hit needs %s, manifest %s",
-                config.group_idx,
-                manifest.spec.groups[part.group],
+                "%s: blocks of %d tokens, a hit needs %s, manifest %s",
+                manifest.spec.groups[0],
                 config.tokens_per_chunk,
-                "all blocks" if reach is None else f"the last {reach}",
+                "all of them" if reach is None else f"the last {reach}",
                 manifest.digest.hex()[:16],
             )
 

@@ -41,7 +41,6 @@ def identify(
     sizes = import_module("vllm.v1.core.kv_cache_utils").resolve_kv_cache_block_sizes
     _, hash_tokens = sizes(kv_cache_config, vllm_config)
     revision = weights_revision(vllm_config, settings)
-    kinds = tuple(map(kind_of, groups.values()))
     model = settings.model or Path(vllm_config.model_config.model).name
     specs = {
         number: CacheSpec(
@@ -51,7 +50,7 @@ def identify(
             block_tokens=group.block_size,
             hash_algo=_hash_algo(facts, group.block_size, hash_tokens),
             root=chain_root(facts),
-            groups=kinds,
+            groups=(f"{kind_of(group)}, group {number}",),
         )
         for number, group in groups.items()
     }

@@ -42,7 +42,6 @@ def identify(config: Any, settings: ConnectorSettings) -> ChunkIdentity:
     """
     model = settings.model or Path(config.model.name).name
     revision = _revision(config.model.name, settings)
-    kinds = tuple(f"offloaded group {group.group_id}" for group in config.groups)
     specs = {
         group.group_id: CacheSpec(
             model=model,
@@ -51,7 +50,7 @@ def identify(config: Any, settings: ConnectorSettings) -> ChunkIdentity:
             block_tokens=group.tokens_per_block * config.cache.blocks_per_chunk,
             hash_algo=HASH_ALGO,
             root=NO_ROOT,
-            groups=kinds,
+            groups=(f"offloaded group {group.group_id}",),
         )
         for group in config.groups
     }
@@ -63,14 +62,15 @@ def chunk_manifests(
 ) -> dict[int, Manifest]:
     """The manifest of each group, by its number; `config`: vLLM's OffloadingConfig.
 
-    Groups of one kind have one spec: their parts tell them apart.
+    Each group has a spec of its own: a chain of one group has gaps that another has not, and the
+    store keeps a block for as long as it has blocks that follow it.
     """
     engine = f"vllm-{version.partition('+')[0]}-offload"
     layout = Layout.opaque(engine, {**_fields(config), **identity.layout})
     manifests = {}
-    for place, group in enumerate(config.groups):
+    for group in config.groups:
         layers = (0, max(1, len(group.layer_names)))
-        part = Part(layers, kv_heads=(0, 1), group=place, block_bytes=chunk_bytes, layout=layout)
+        part = Part(layers, kv_heads=(0, 1), group=0, block_bytes=chunk_bytes, layout=layout)
         manifests[group.group_id] = Manifest(identity.specs[group.group_id], (part,))
     return manifests
 

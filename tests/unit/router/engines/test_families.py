@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvrouter.engines.engine import CacheGroup
 from kvrouter.engines.families.base import BadAnswer, Handoff
 from kvrouter.engines.families.nixl import PREFILL, Nixl
 from kvrouter.engines.families.sglang import Rooms
@@ -279,6 +280,13 @@ def test_a_connector_that_refuses_to_share_says_why(family: Vllm) -> None:
     assert handoff == Handoff(manifest="ab", refusal="two cache groups")
 
 
+def test_further_cache_groups_are_named_with_what_a_hit_needs_of_them(family: Vllm) -> None:
+    groups = [{"manifest": "ab", "reach": None, "new": 1}, {"manifest": "cd", "reach": 4}]
+    answer = {"choices": [], "kv_transfer_params": {"kvstore": {"groups": groups}}}
+    handoff = family.read_prefill_answer(json.dumps(answer).encode())
+    assert handoff.groups == (CacheGroup("ab"), CacheGroup("cd", 4))
+
+
 def test_an_answer_of_a_chat_has_its_ids_at_the_top(family: Vllm) -> None:
     message = {"role": "assistant", "content": '\\"prompt_token_ids\\":[7]'}
     answer = {"choices": [{"message": message}], "prompt_token_ids": [5], "usage": None}
@@ -310,6 +318,7 @@ def test_cached_tokens_are_reported(family: Vllm) -> None:
         b'{"choices":[],"kv_transfer_params":{"kvstore":{"root":"zz"}}}',
         b'{"choices":[],"kv_transfer_params":{"kvstore":{"blocks":"many"}}}',
         b'{"choices":[],"kv_transfer_params":{"kvstore":[1]}}',
+        b'{"choices":[],"kv_transfer_params":{"kvstore":{"groups":[{"reach":1}]}}}',
         b'{"choices":[],"kv_transfer_params":{"kvstore":{"root":"abcd"}}}',
         b'{"prompt_token_ids":[1,2',
     ],
