@@ -210,22 +210,36 @@ def test_engines_go_on_beside_a_store_that_hangs_or_is_dead_and_use_it_when_it_i
 
 @pytest.mark.parametrize("name", ["full", "sliding and full"])
 def test_one_rank_and_two_share_in_the_canonical_layout(here: Site, name: str) -> None:
-    kind = KINDS[name]
-    single = here.start(kind, "single", "0", canonical_layout=True)
+    kind, whole = KINDS[name], SIZES[0] // 32
     two = replace(kind, flags=(*kind.flags, "--tensor-parallel-size", "2"))
-    pair = here.start(two, "pair", "0|1", canonical_layout=True, deadline_s=10.0)
-    with running([single, pair]):
-        assert reported(single)["manifest"] == reported(pair)["manifest"]
-        for turn, (prefill, decode) in enumerate([(pair, single), (single, pair)]):
-            with here.routed(prefill, decode) as router:
-                prompt = token_prompt(random.Random(turn), SIZES[0])
-                question = Question(f"{name}-{turn}", prompt)
-                expected = reference(single.address, replace(question, salt=f"alone-{turn}"))
-                loaded = external(decode)
-                assert not difference(expected, answer(router.address, question))
-                assert external(decode) - loaded == len(prompt) // 32 * 32
-                assert landings(router) == {"landed": 1}
-        assert here.store.stats()["corrupt_total"] == 0
+    kept = sum(whole if reach is None else min(reach, whole) for reach in kind.reaches)
+    one, other = (
+        Question(f"{name}-{seed}", token_prompt(random.Random(seed), SIZES[0])) for seed in (1, 2)
+    )
+    # One after the other: three ranks that spin on two cores keep each other from running.
+    with running([single := here.start(kind, "single", "0", canonical_layout=True)]):
+        asked = one, replace(other, salt="alone")
+        expected = [reference(single.address, question) for question in asked]
+        manifest = reported(single)["manifest"]
+        wait_stored(here.store, 2 * kept)
+    with running([pair := here.start(two, "pair", "0|1", canonical_layout=True)]):
+        assert reported(pair)["manifest"] == manifest
+        assert not difference(expected[0], answer(pair.address, one))
+        assert external(pair) == whole * 32
+        answer(pair.address, other)
+        wait_stored(here.store, 3 * kept)
+    with running([single := here.start(kind, "single", "0", canonical_layout=True)]):
+        assert not difference(expected[1], answer(single.address, other))
+        assert external(single) == whole * 32
+    assert here.store.stats()["corrupt_total"] == 0
+
+
+def wait_stored(store: Service, blocks: int, deadline_s: float = 20.0) -> None:
+    """Return once so many blocks have been committed."""
+    until = time.monotonic() + deadline_s
+    while (found := store.stats()["commits_total"]) != blocks:
+        assert time.monotonic() < until, f"{found} of {blocks} blocks are stored"
+        time.sleep(0.1)
 
 
 def wait_counter(engine: Engine, name: str, value: float, deadline_s: float = 20.0) -> None:
