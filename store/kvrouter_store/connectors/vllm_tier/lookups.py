@@ -14,7 +14,7 @@ from kvrouter_store.identity.chain import HASH_BYTES
 
 
 class ChunkLookups(AsyncLookupManager):  # type: ignore[misc]
-    """vLLM's manager of lookups over the store: one question for a prefix that is there in full."""
+    """vLLM's manager of lookups over the store: one question for each cache group of a request."""
 
     def __init__(
         self, tier_type: str, links: Mapping[int, StoreLink], news: threading.Event
