@@ -236,16 +236,16 @@ def _engine_fingerprint(vllm_config: Any, facts: VllmFacts, groups: Any) -> Layo
 def cpu_order(vllm_config: Any, facts: VllmFacts, spec: Any) -> dict[str, Scalar]:
     """The machine's flags and vLLM's choice by which its CPU kernels order a block of `spec`."""
     dtype, cache_dtype = vllm_config.model_config.dtype, vllm_config.cache_config.cache_dtype
-    isa = _named(facts.cpu_isa)(dtype, spec.block_size, spec.head_size, cache_dtype)
+    isa = named(facts.cpu_isa)(dtype, spec.block_size, spec.head_size, cache_dtype)
     return {"cpu_flags": " ".join(_cpu_flags()), "isa": str(isa)}
 
 
 def chain_root(facts: VllmFacts) -> str:
     """The hash before the first block, as hex; vLLM's own rule is PYTHONHASHSEED or a fixed one."""
-    return root_hash(str(_named(facts.root_seed)(_named(facts.hash_function)))).hex()
+    return root_hash(str(named(facts.root_seed)(named(facts.hash_function)))).hex()
 
 
-def _named(name: str) -> Any:
+def named(name: str) -> Any:
     """What "module:attribute" names."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)

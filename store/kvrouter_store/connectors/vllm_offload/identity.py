@@ -9,7 +9,6 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from kvrouter_store.connectors.vllm.identity import (
     cpu_order,
     dtype_name,
     kind_of,
+    named,
     weights_revision,
 )
 from kvrouter_store.connectors.vllm.versions import VllmFacts
@@ -25,6 +25,10 @@ from kvrouter_store.connectors.vllm_offload.settings import OffloadSettings
 from kvrouter_store.connectors.vllm_tier.identity import ChunkIdentity
 from kvrouter_store.identity.block import CacheSpec
 from kvrouter_store.identity.layout import Scalar
+
+# vLLM's own answers: which groups it offloads, and (scheduler block, hash) sizes in tokens.
+GROUPS = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.config:get_offloading_group_ids"
+BLOCK_SIZES = "vllm.v1.core.kv_cache_utils:resolve_kv_cache_block_sizes"
 
 
 def identify(
@@ -36,10 +40,9 @@ def identify(
     """
     groups = {
         number: _over_ranks(kv_cache_config, number, vllm_config, settings)
-        for number in kv_cache_config.prefix_cacheable_group_ids
+        for number in named(GROUPS)(kv_cache_config)
     }
-    sizes = import_module("vllm.v1.core.kv_cache_utils").resolve_kv_cache_block_sizes
-    _, hash_tokens = sizes(kv_cache_config, vllm_config)
+    _, hash_tokens = named(BLOCK_SIZES)(kv_cache_config, vllm_config)
     revision = weights_revision(vllm_config, settings)
     model = settings.model or Path(vllm_config.model_config.model).name
     specs = {
@@ -94,5 +97,5 @@ def _layout(vllm_config: Any, groups: Mapping[int, Any], facts: VllmFacts) -> di
 
 def _capability() -> str:
     """Kernels order KV by the generation of the device; '' for a CPU."""
-    found = import_module("vllm.platforms").current_platform.get_device_capability()
+    found = named("vllm.platforms:current_platform").get_device_capability()
     return "" if found is None else str(found.as_version_str())
