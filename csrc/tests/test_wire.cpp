@@ -34,7 +34,7 @@ void headers_are_checked_field_by_field() {
   };
   CHECK(error_with(0, 'k') == HeaderError::kMagic);
   CHECK(error_with(4, 1) == HeaderError::kVersion);
-  CHECK(error_with(5, 0) == HeaderError::kOp && error_with(5, 19) == HeaderError::kOp);
+  CHECK(error_with(5, 0) == HeaderError::kOp && error_with(5, 20) == HeaderError::kOp);
   CHECK(error_with(6, 10) == HeaderError::kReserved && error_with(20, 1) == HeaderError::kReserved);
   CHECK(error_with(19, 1) == HeaderError::kBodyTooLong);
 }
