@@ -41,9 +41,12 @@ async def loadable(store: AsyncStoreClient, groups: Sequence[Group], hashes: byt
         if reach is None and blocks:
             found = await store.match(manifest, hashes[: blocks * HASH_BYTES], promote=True)
             blocks = found.blocks
+    tails = [(manifest, reach) for manifest, reach in groups if reach is not None]
+    if not tails:
+        return blocks
     boundaries = set(range(1, blocks + 1))
-    for manifest, reach in groups:
-        if reach is not None and boundaries:
+    for manifest, reach in tails:
+        if boundaries:
             held = await store.held(manifest, hashes[: blocks * HASH_BYTES])
             boundaries &= _boundaries(held, reach)
     return max(boundaries, default=0)

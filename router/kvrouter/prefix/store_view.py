@@ -65,6 +65,7 @@ class StoreView:
         self._clock = clock
         self._manifests: dict[str, Manifest] = {}
         self._groups: dict[str, tuple[CacheGroup, ...]] = {}
+        self._resolved: dict[str, Sequence[Group]] = {}  # of `_groups_of`, where all are known
         self._reload_at = float("-inf")
         self._reloading: asyncio.Task[None] | None = None
         self.counts: Counter[str] = Counter()
@@ -73,6 +74,7 @@ class StoreView:
         """Fetch a manifest that is not known yet, for `difference`; note what it stands for."""
         if groups:
             self._groups[manifest] = groups
+            self._resolved.pop(manifest, None)
         try:
             async with asyncio.timeout(LEARN_DEADLINE_S):
                 await self._find(manifest)
@@ -147,12 +149,16 @@ class StoreView:
 
     async def _groups_of(self, manifest: str) -> Sequence[Group]:
         """What stands for an engine's manifest; none where the store does not know one of them."""
+        resolved = self._resolved.get(manifest)
+        if resolved is not None:
+            return resolved
         found = []
         for group in self._groups.get(manifest) or (CacheGroup(manifest),):
             known = await self._find(group.manifest)
             if known is None:
                 return ()
             found.append((known, group.reach))
+        self._resolved[manifest] = found
         return found
 
     async def _find(self, manifest: str) -> Manifest | None:

@@ -161,21 +161,21 @@ class ClientConnection(asyncio.Protocol):
         try:
             if not self._bytes_seen:
                 self._bytes_seen = True
-                if data.find(b"chunked", 0, _HEAD_BYTES) >= 0:
-                    data = self._take_stream_head(data, parser)
+                end = data.find(b"\r\n\r\n", 0, _HEAD_BYTES) + 4
+                if end > 4 and data.find(b"chunked", 0, end) >= 0:
+                    data = self._take_stream_head(data, end, parser)
             if data:
                 parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fail(Failure.ANSWER, "the answer is not HTTP/1.1")
 
-    def _take_stream_head(self, data: bytes, parser: httptools.HttpResponseParser) -> bytes:
+    def _take_stream_head(
+        self, data: bytes, end: int, parser: httptools.HttpResponseParser
+    ) -> bytes:
         """Parse the head of a stream, and hand its body to a feed; returns what is left to parse.
 
-        If the head does not come in one piece, the parser takes the chunks as well.
+        `end`: of the head. If it does not come in one piece, the parser takes the chunks as well.
         """
-        end = data.find(b"\r\n\r\n", 0, _HEAD_BYTES) + 4
-        if end < 4 or data.find(b"chunked", 0, end) < 0:
-            return data
         parser.feed_data(data[:end])
         answer = self._answer
         if answer is None or not self._head_done or _CHUNKED not in answer.headers:
