@@ -21,9 +21,11 @@ class StoreOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
         """The manager of the tiers.
 
         The scheduler is the last to map the host memory: its file loses its name here, so that an
-        engine that is killed leaves nothing behind.
+        engine that is killed leaves nothing behind. Where it is the first, workers need the name.
         """
         manager = super().get_manager()
+        if self._scheduler_mmap._creator:
+            return manager
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._scheduler_mmap.mmap_path)
         self._scheduler_mmap._creator = False
