@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline stubs lock vllm-env docker rdma drill page soak
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline stubs lock vllm-env docker rdma drill page soak walks
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
 
@@ -65,6 +65,9 @@ lock: ## renew deploy/requirements.lock, what the image installs
 
 vllm-env: ## the environment of the real engines that tests/vllm need; prints its python
 	@tests/vllm/make_env.sh
+
+walks: ## 10,000 steps of vLLM's scheduler over each kind of cache groups, while the store and clients fail
+	KVROUTER_VLLM_PYTHON=$$(tests/vllm/make_env.sh) KVROUTER_WALK_STEPS=10000 $(PYTHON) -m pytest -m vllm tests/vllm/test_walks.py -q -s
 
 docker: ## deploy/ for real: build, start, ask, stop (a private Docker engine where there is none)
 	.ci/stages/containers.sh

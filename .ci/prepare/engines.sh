@@ -5,3 +5,4 @@ python=$(tests/vllm/make_env.sh)
 python3 -m tests.vllm.install "$python"
 tests/vllm/make_guidellm.sh "$python"
 tests/vllm/make_nixl.sh
+tests/vllm/make_next.sh "$python"

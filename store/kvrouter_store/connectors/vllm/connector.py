@@ -140,7 +140,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._worker.shutdown()
 
     def _start_scheduler(self, vllm_config: Any, kv_cache_config: Any) -> None:
-        facts = tested_facts(vllm.__version__)
+        facts = tested_facts(vllm.__version__, models=True)
         identity = identify(vllm_config, kv_cache_config, self._settings, facts)
         manifest = identity.manifest
         if identity.refusal:

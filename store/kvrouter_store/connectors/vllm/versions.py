@@ -1,9 +1,9 @@
 """What differs between vLLM versions, in one table. Imports no vLLM.
 
-The connector refuses to start with a version that is not listed: it was not tested.
+The connectors refuse to start with a version that is not listed: it was not tested.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,8 @@ class VllmFacts:
     `hash_algo`: the value of --prefix-caching-hash-algo whose chain the store computes too.
     `hash_function`: the function behind that value. `root_seed`: gives the seed of an engine's
     chains for that function. `cpu_isa`: names the instruction set, which orders a block's bytes.
+    `models`: whether engines with models ran; else vLLM's schedulers over cache groups made by hand
+    (tests/vllm/test_walks.py).
     """
 
     series: str
@@ -20,17 +22,17 @@ class VllmFacts:
     hash_function: str
     root_seed: str
     cpu_isa: str
+    models: bool = True
 
 
-VERSIONS: tuple[VllmFacts, ...] = (
-    VllmFacts(
-        series="0.32",
-        hash_algo="sha256_cbor",
-        hash_function="vllm.utils.hashing:sha256_cbor",
-        root_seed="vllm.v1.core.kv_cache_utils:resolve_none_hash_seed",
-        cpu_isa="vllm.v1.attention.backends.cpu_attn:_get_attn_isa",
-    ),
+_V0_32 = VllmFacts(
+    series="0.32",
+    hash_algo="sha256_cbor",
+    hash_function="vllm.utils.hashing:sha256_cbor",
+    root_seed="vllm.v1.core.kv_cache_utils:resolve_none_hash_seed",
+    cpu_isa="vllm.v1.attention.backends.cpu_attn:_get_attn_isa",
 )
+VERSIONS: tuple[VllmFacts, ...] = (_V0_32, replace(_V0_32, series="0.33", models=False))
 
 
 def facts_of(version: str) -> VllmFacts | None:

@@ -14,6 +14,7 @@ import logging
 import sys
 from contextlib import suppress
 from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import vllm
@@ -45,7 +46,7 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        facts = tested_facts(vllm.__version__)
+        facts = tested_facts(vllm.__version__, models=False)
         settings = check_start(vllm_config, kv_cache_config, facts)
         identity = None
         if role == KVConnectorRole.SCHEDULER:
@@ -82,6 +83,10 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """This step's loads and stores. A step without tokens waits for news of the store."""
+        loading = {job.req_id for job in self.scheduler._current_batch_load_jobs.values()}
+        preempted = scheduler_output.preempted_req_ids or set()
+        if preempted & loading:  # by a reset before this step; vLLM asserts that they load nothing
+            scheduler_output = replace(scheduler_output, preempted_req_ids=preempted - loading)
         metadata = super().build_connector_meta(scheduler_output)
         if not scheduler_output.num_scheduled_tokens and self._tier.busy:
             self._tier.wait_news(IDLE_WAIT_S)
@@ -122,6 +127,8 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         """What is shared, for operators who compare two engines."""
         tier = self._tier
         log.info("%s shares KV through %s", tier.engine, self._settings.url)
+        if not tested_facts(vllm.__version__, models=False).models:
+            log.warning("with vLLM %s this connector ran without models alone", vllm.__version__)
         for config in self.scheduler.config.kv_group_configs:
             manifest = tier.links[config.group_idx].manifest
             reach = config.sliding_window_size_in_chunks

@@ -1,0 +1,251 @@
+"""Random walks of two engines and a store over hand-made cache groups; run by vLLM's python.
+
+walks.py MODEL STEPS SEED VERIFY KIND...: prints a JSON object of kind to what happened, by name.
+MODEL is any small model: only its configuration is read. VERIFY: 1, or 0 for engines that do not
+check digests. A wrong byte, a leak or a request that does not end is an AssertionError.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from scheduled import BLOCK, KINDS, PAGE, Engine, Kind
+
+from kvrouter_store.client.blocking import StoreClient
+from kvrouter_store.errors import KVStoreError
+
+POOL_BYTES = 32 << 20
+DEADLINE_S = 0.1  # of an engine's questions to the store
+SCHEDULER_FIRST = 0.2  # share of engines whose scheduler begins before the worker
+STORE = """
+import signal, sys
+from kvrouter_store._core import StoreServer
+node = StoreServer(port=int(sys.argv[1]), pool_bytes=int(sys.argv[2]))
+node.start()
+print(node.port, flush=True)
+signal.pause()
+"""
+HOST_CHUNKS = 24  # of an engine's host memory: less than its requests hold
+LONGEST = 12 * BLOCK  # tokens of a prompt
+MOST_REQUESTS = 6
+
+
+class Store:
+    """A process with a node. Its owner must kill it."""
+
+    def __init__(self, port: int) -> None:
+        command = [sys.executable, "-c", STORE, str(port), str(POOL_BYTES)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+        self.url = f"kv://127.0.0.1:{self.port}"
+
+    def overwrite(self) -> None:
+        """Fill its pool with zeros behind its back."""
+        for link in Path(f"/proc/{self._process.pid}/fd").iterdir():
+            if os.readlink(link).startswith("/memfd:"):
+                with link.open("r+b", buffering=0) as pool:
+                    pool.write(bytes(POOL_BYTES))
+                return
+        raise AssertionError("the store has no pool")
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.communicate()
+
+
+class Walk:
+    """What happens, one action after another. Its owner must close it."""
+
+    def __init__(self, name: str, model: str, seed: int, *, verify: bool) -> None:
+        self.kind: Kind = KINDS[name]
+        self.seen: Counter[str] = Counter()
+        self._name, self._model, self._verify = name.replace(",", ""), model, verify
+        self._random = Random(f"{name} {seed}")
+        self._prompts = [[self._random.randrange(1000) for _ in range(LONGEST)] for _ in range(5)]
+        self._store = Store(0)
+        self._client = StoreClient(self._store.url)
+        self.engines = [self._engine(number) for number in range(2)]
+
+    def act(self) -> None:
+        """One random action, or mostly a step of an engine."""
+        actions = {
+            self.step: 300,
+            self.ask: 40,
+            self.abort: 6,
+            self.forget: 8,
+            self.preempt: 4,
+            self.lose_blocks: 10,
+            self.overwrite_pool: 2,
+            self.kill_store: 2,
+            self.stall_store: 2,
+            self.replace_engine: 2,
+        }
+        (action,) = self._random.choices(list(actions), list(actions.values()))
+        action()
+
+    def step(self) -> None:
+        """A step of one engine."""
+        self._step(self._random.choice(self.engines))
+
+    def ask(self) -> None:
+        """A prompt that begins as others do, and perhaps goes on otherwise."""
+        engine = self._random.choice(self.engines)
+        if len(engine.requests) >= MOST_REQUESTS:
+            return
+        prompt = self._random.choice(self._prompts)
+        tokens = prompt[: self._random.randrange(1, LONGEST)]
+        if self._random.random() < 0.4:
+            others = self._random.randrange(1, 2 * BLOCK)
+            tokens = tokens[: LONGEST - others] + [self._random.randrange(1000)] * others
+        salt = "salt" if self._random.random() < 0.1 else None
+        engine.ask(tokens, self._random.choice((1, 1, 3, 70, 200)), salt)
+        self.seen["requests"] += 1
+
+    def abort(self) -> None:
+        """A client leaves."""
+        engine = self._random.choice(self.engines)
+        if engine.requests:
+            left = self._random.choice(engine.requests)
+            self.seen[f"left while {engine.scheduler.requests[left].status.name.lower()}"] += 1
+            engine.abort(left)
+
+    def forget(self) -> None:
+        """An engine loses its own cache, if no request runs."""
+        self._random.choice(self.engines).forget(running=False)
+
+    def preempt(self) -> None:
+        """All requests of an engine begin again, as for a change of weights."""
+        try:
+            self._random.choice(self.engines).forget(running=True)
+            self.seen["reset"] += 1
+        except RuntimeError:  # vLLM's answer while a load is under way
+            self.seen["reset refused"] += 1
+
+    def lose_blocks(self) -> None:
+        """The store evicts some blocks of one group, anywhere in a chain."""
+        engine = self._random.choice(self.engines)
+        requests = list(engine.scheduler.requests.values())
+        chains = [each.block_hashes for each in requests if each.block_hashes]
+        if not chains:
+            return
+        hashes = self._random.choice(chains)
+        lost = self._random.sample(hashes, self._random.randint(1, min(3, len(hashes))))
+        link = self._random.choice(list(tier_of(engine).links.values()))
+        try:
+            self.seen["blocks lost"] += self._client.delete(link.manifest, b"".join(lost))
+        except KVStoreError:  # it does not know the manifest yet, or was restarted
+            self.seen["blocks not lost"] += 1
+
+    def overwrite_pool(self) -> None:
+        """The store's memory decays."""
+        self._store.overwrite()
+        self.seen["pool overwritten"] += 1
+
+    def kill_store(self) -> None:
+        """The store dies with all that it holds; engines make some steps without it."""
+        self._store.kill()
+        for _ in range(self._random.randrange(40)):
+            self.step()
+        self._store = Store(self._store.port)
+        self.seen["store killed"] += 1
+
+    def stall_store(self) -> None:
+        """The store hangs while engines make some steps."""
+        self._store.signal(signal.SIGSTOP)
+        for _ in range(self._random.randrange(40)):
+            self.step()
+        self._store.signal(signal.SIGCONT)
+        self.seen["store stalled"] += 1
+
+    def replace_engine(self) -> None:
+        """An engine ends with its requests; another one takes its place."""
+        number = self._random.randrange(len(self.engines))
+        self.engines[number].close()
+        self.engines[number] = self._engine(number)
+        self.seen["engine replaced"] += 1
+
+    def end(self) -> None:
+        """All requests end, and nothing is held any more."""
+        for engine in self.engines:
+            while not engine.idle:
+                self._step(engine)
+            assert not engine.leaks(), engine.leaks()
+
+    def close(self) -> None:
+        """End engines and store."""
+        for engine in self.engines:
+            engine.close()
+        self._client.close()
+        self._store.kill()
+
+    def _engine(self, number: int) -> Engine:
+        settings = {
+            "url": self._store.url,
+            "deadline_s": DEADLINE_S,
+            "verify": self._verify,
+            "name": f"engine-{number}",
+            "model": self._name,
+            "weights_revision": "none",
+            "cpu_bytes_to_use": HOST_CHUNKS * 2 * PAGE,
+        }
+        blocks = len(self.kind.specs) * (LONGEST // BLOCK + 8)
+        first = self._random.random() < SCHEDULER_FIRST
+        return Engine(self.kind, self._model, blocks, settings, scheduler_first=first)
+
+    def _step(self, engine: Engine) -> None:
+        before = Counter(counts_of(engine))
+        engine.step()
+        self.seen["steps"] += 1
+        self.seen.update(Counter(counts_of(engine)) - before)
+
+
+def counts_of(engine: Engine) -> dict[str, int]:
+    """What an engine did so far, by name."""
+    requests = engine.scheduler.requests.values()
+    return {
+        "tokens computed": engine.computed,
+        "blocks compared": engine.compared,
+        "preemptions": sum(each.num_preemptions for each in requests),
+        **{f"blocks loaded of group {group}": n for group, n in engine.loaded.items()},
+    }
+
+
+def tier_of(engine: Engine) -> Any:
+    """The store as the engine's offloading sees it."""
+    return engine.connector.scheduler.manager.secondary_tiers[0]
+
+
+def walk(name: str, model: str, steps: int, seed: int, *, verify: bool) -> dict[str, int]:
+    """One walk; what happened."""
+    walking = Walk(name, model, seed, verify=verify)
+    try:
+        while walking.seen["steps"] < steps:
+            walking.act()
+        walking.end()
+    except BaseException:
+        print(f"{name}, seed {seed}, after {walking.seen['steps']} steps", file=sys.stderr)
+        raise
+    finally:
+        walking.close()
+    return dict(walking.seen)
+
+
+if __name__ == "__main__":
+    model, steps, seed, verify, *names = sys.argv[1:]
+    found = {
+        name: walk(name, model, int(steps), int(seed), verify=verify == "1")
+        for name in names or KINDS
+    }
+    print("\n" + json.dumps(found))

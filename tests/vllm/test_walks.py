@@ -1,0 +1,81 @@
+"""The connector under vLLM's own scheduler, over cache groups that no CPU backend computes.
+
+Engines without a model (inside/scheduled.py) walk at random beside a store that dies, hangs, evicts
+and decays, while clients leave and caches are reset (inside/walks.py). Every byte that attention
+would read is compared. KVROUTER_WALK_STEPS: steps of each walk.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.vllm.models import TINY, model_folder
+
+MAKE_NEXT = Path(__file__).parent / "make_next.sh"
+WALKS = Path(__file__).parent / "inside" / "walks.py"
+STEPS = int(os.environ.get("KVROUTER_WALK_STEPS", "1000"))
+SEED = os.environ.get("KVROUTER_WALK_SEED", "1")
+GROUPS = {
+    "latents": 1,
+    "sparse": 1,
+    "latents, window, state": 3,
+    "two windows": 3,
+    "packed": 2,
+    "draft": 1,
+    "draft, window": 2,
+}
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(200 + STEPS)]
+
+
+@pytest.fixture(scope="module")
+def next_vllm(vllm_python: Path) -> Path:
+    """The Python code of a newer vLLM, for PYTHONPATH."""
+    made = subprocess.check_output([MAKE_NEXT, vllm_python], text=True, timeout=900)
+    return Path(made.splitlines()[-1])
+
+
+def walk(
+    python: Path, paths: Sequence[Path | None], steps: int, *kinds: str, verify: bool = True
+) -> subprocess.CompletedProcess[str]:
+    searched = {"PYTHONPATH": ":".join(str(path) for path in paths if path is not None)}
+    model = model_folder(TINY, python)
+    return subprocess.run(
+        [python, WALKS, model, str(steps), SEED, str(int(verify)), *kinds],
+        env={**os.environ, **searched, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
+        capture_output=True,
+        text=True,
+        timeout=100 + STEPS,
+        check=False,
+    )
+
+
+def check(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 0, done.stderr[-3000:]
+    for kind, seen in json.loads(done.stdout.splitlines()[-1]).items():
+        print(f"{kind}: {seen}")
+        for group in range(GROUPS[kind]):
+            assert seen[f"blocks loaded of group {group}"] > 0, kind
+
+
+def test_whatever_happens_attention_reads_what_was_computed_and_nothing_stays_held(
+    vllm_python: Path, site: Path | None
+) -> None:
+    check(walk(vllm_python, [site], STEPS, *GROUPS))
+
+
+def test_the_same_holds_for_the_code_of_a_vllm_that_has_no_cpu_build(
+    vllm_python: Path, site: Path | None, next_vllm: Path
+) -> None:
+    check(walk(vllm_python, [next_vllm, site], STEPS, *GROUPS))
+
+
+def test_a_walk_of_engines_that_do_not_verify_finds_a_store_that_decays(
+    vllm_python: Path, site: Path | None
+) -> None:
+    done = walk(vllm_python, [site], 20 * STEPS, "two windows", verify=False)
+    assert done.returncode != 0
+    assert "assert torch.equal(page, expected)" in done.stderr, done.stderr[-3000:]
