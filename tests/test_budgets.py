@@ -88,7 +88,7 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 41_500),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 41_550),
     Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_000),
     Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_000),
     Budget("request path, files", lambda: len(request_path()), 30, 30),

@@ -170,6 +170,30 @@ def test_a_window_whose_bytes_changed_is_caught_or_changes_the_answer(here: Site
             assert external(trusting) > 0
 
 
+def test_what_was_stored_before_the_weights_changed_is_not_loaded_after(here: Site) -> None:
+    kind, tokens = KINDS["sliding and full"], token_prompt(random.Random(6), SIZES[0])
+    prefill, decode = here.start(kind, "prefill", "0"), here.start(kind, "decode", "1")
+    question = Question("new weights", tokens)
+    with running([prefill, decode]):
+        expected = answer(prefill.address, question)
+        for engine in (decode, prefill):
+            reset(engine)
+            loaded = external(decode)
+            assert not difference(expected, answer(engine.address, question))
+            assert external(decode) == loaded
+        reset(decode, external=False)
+        loaded = external(decode)
+        assert not difference(expected, answer(decode.address, question))
+        assert external(decode) > loaded  # its own, or those of the other: both renamed them once
+
+
+def reset(engine: Engine, *, external: bool = True) -> None:
+    """Reset an engine's own cache, and with `external` that of the connector."""
+    path = f"/reset_prefix_cache?reset_external={str(external).lower()}"
+    status, _ = ask(engine.address, "POST", path, None, 10.0)
+    assert status == 200
+
+
 def test_engines_go_on_beside_a_store_that_hangs_or_is_dead_and_use_it_when_it_is_back(
     here: Site, engine_folder: Path
 ) -> None:

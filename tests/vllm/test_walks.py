@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.vllm.models import TINY, model_folder
 
+ROOT = Path(__file__).parents[2]
 MAKE_NEXT = Path(__file__).parent / "make_next.sh"
 WALKS = Path(__file__).parent / "inside" / "walks.py"
 STEPS = int(os.environ.get("KVROUTER_WALK_STEPS", "1000"))
@@ -41,7 +42,7 @@ def next_vllm(vllm_python: Path) -> Path:
 def walk(
     python: Path, paths: Sequence[Path | None], steps: int, *kinds: str, verify: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    searched = {"PYTHONPATH": ":".join(str(path) for path in paths if path is not None)}
+    searched = {"PYTHONPATH": ":".join(str(path) for path in [*paths, ROOT] if path is not None)}
     model = model_folder(TINY, python)
     return subprocess.run(
         [python, WALKS, model, str(steps), SEED, str(int(verify)), *kinds],

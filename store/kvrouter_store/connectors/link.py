@@ -63,6 +63,10 @@ class StoreLink:
         """Register the engine, and keep it registered while it is idle, in the link's thread."""
         self._thread.start()
 
+    def rename(self, manifest: Manifest) -> None:
+        """Operate on another manifest from now on. The link's thread registers it."""
+        self.manifest, self._registered = manifest, False
+
     def beat(self) -> bool:
         """Ask the store for a sign of life, registering first if need be; whether it came.
 

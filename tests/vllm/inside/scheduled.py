@@ -2,7 +2,7 @@
 
 The groups may be of kinds that no CPU backend computes. A forward pass first compares every byte
 that attention would read, then writes what the step computes: of each block a pattern that its
-hash, its group and its layer determine.
+hash, its layer and the weights determine.
 """
 
 from collections import Counter
@@ -156,6 +156,7 @@ class Engine:
         self.connector: Any = self.scheduler.connector
         self._hasher = get_request_block_hasher(self.cache.hash_block_size, HASH)
         self._numbers = count()
+        self._weights = 0  # how often they were renewed
         self.computed = 0  # tokens
         self.compared = 0  # blocks
         self.loaded: Counter[int] = Counter()  # blocks by group
@@ -194,9 +195,14 @@ class Engine:
         """The client left."""
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
-    def forget(self, *, running: bool) -> None:
-        """Reset the engine's own prefix cache; with `running`, all requests start again."""
-        self.scheduler.reset_prefix_cache(reset_running_requests=running)
+    def forget(self, *, running: bool = False, weights: bool = False) -> None:
+        """Reset the engine's own prefix cache.
+
+        With `running`, all requests start again; with `weights`, there are new weights. vLLM raises
+        RuntimeError while a load is under way.
+        """
+        self.scheduler.reset_prefix_cache(running, weights)
+        self._weights += weights
 
     @property
     def requests(self) -> list[str]:
@@ -281,7 +287,8 @@ class Engine:
         if table[index] != NULL_BLOCK:
             for name in group.layer_names:
                 page = self._pages[name][table[index]]
-                yield page, pattern(bytes(request.block_hashes[index]), name)[: len(page)]
+                computed = pattern(bytes(request.block_hashes[index]), name, self._weights)
+                yield page, computed[: len(page)]
 
 
 def configured(model: str, kind: Kind, blocks: int, settings: dict[str, Any]) -> VllmConfig:
@@ -375,9 +382,9 @@ def written(spec: Any, begin: int, end: int) -> range:
 
 
 @lru_cache(maxsize=4096)
-def pattern(block_hash: bytes, layer: str) -> Any:
+def pattern(block_hash: bytes, layer: str, weights: int) -> Any:
     """The bytes of a page of a layer."""
-    seed = sha256(block_hash + layer.encode()).digest()
+    seed = sha256(block_hash + f"{layer} {weights}".encode()).digest()
     return torch.frombuffer(bytearray(seed * (PAGE // len(seed) + 1)), dtype=torch.int8)
 
 

@@ -15,13 +15,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from scheduled import BLOCK, KINDS, PAGE, Engine, Kind
+from tests.vllm.inside.scheduled import BLOCK, KINDS, PAGE, Engine, Kind
 
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.errors import KVStoreError
 
 POOL_BYTES = 32 << 20
 DEADLINE_S = 0.1  # of an engine's questions to the store
+NEW_WEIGHTS = 0.3  # share of the resets
 SCHEDULER_FIRST = 0.2  # share of engines whose scheduler begins before the worker
 STORE = """
 import signal, sys
@@ -123,14 +124,15 @@ class Walk:
 
     def forget(self) -> None:
         """An engine loses its own cache, if no request runs."""
-        self._random.choice(self.engines).forget(running=False)
+        self._random.choice(self.engines).forget()
 
     def preempt(self) -> None:
-        """All requests of an engine begin again, as for a change of weights."""
+        """All requests of an engine begin again, perhaps with new weights."""
+        weights = self._random.random() < NEW_WEIGHTS
         try:
-            self._random.choice(self.engines).forget(running=True)
-            self.seen["reset"] += 1
-        except RuntimeError:  # vLLM's answer while a load is under way
+            self._random.choice(self.engines).forget(running=True, weights=weights)
+            self.seen["new weights" if weights else "reset"] += 1
+        except RuntimeError:  # a load is under way
             self.seen["reset refused"] += 1
 
     def lose_blocks(self) -> None:

@@ -81,6 +81,12 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         if self._settings.save == "none":
             status.max_offload_tokens = 0
 
+    def reset_cache(self) -> bool | None:
+        """As vLLM's, for new weights: what the store holds of the old ones is not loaded again."""
+        reset: bool | None = super().reset_cache()
+        self._tier.renew()
+        return reset
+
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """This step's loads and stores. A step without tokens waits for news of the store."""
         loading = {job.req_id for job in self.scheduler._current_batch_load_jobs.values()}

@@ -15,6 +15,7 @@ import ctypes
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import vllm
@@ -74,6 +75,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
             for group, manifest in manifests.items()
         }
         self.engine = identity.engine
+        self._manifests, self._renewals = manifests, 0
         self._news = threading.Event()
         self._memory = _segments_of(primary_kv_view)
         self._transfers: Transfers[list[OffloadKey]] = Transfers(
@@ -131,6 +133,17 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         """Wait until the store answered anything since the last call, at most `timeout_s`."""
         self._news.wait(timeout_s)
         self._news.clear()
+
+    def renew(self) -> None:
+        """Name chunks otherwise from now on: the weights may have changed. Nothing may be moving.
+
+        Engines share again that were renewed as often.
+        """
+        self._renewals += 1
+        for group, manifest in self._manifests.items():
+            revision = f"{manifest.spec.weights_revision}, renewed {self._renewals}"
+            spec = replace(manifest.spec, weights_revision=revision)
+            self.links[group].rename(replace(manifest, spec=spec))
 
     def drain_jobs(self) -> None:
         """Wait until no transfer touches vLLM's memory."""
