@@ -171,25 +171,24 @@ def test_a_window_whose_bytes_changed_is_caught_or_changes_the_answer(here: Site
 
 
 def test_what_was_stored_before_the_weights_changed_is_not_loaded_after(here: Site) -> None:
-    kind, tokens = KINDS["sliding and full"], token_prompt(random.Random(6), SIZES[0])
+    kind = KINDS["sliding and full"]
     prefill, decode = here.start(kind, "prefill", "0"), here.start(kind, "decode", "1")
-    question = Question("new weights", tokens)
-    with running([prefill, decode]):
-        expected = answer(prefill.address, question)
-        for engine in (decode, prefill):
-            reset(engine)
-            loaded = external(decode)
-            assert not difference(expected, answer(engine.address, question))
-            assert external(decode) == loaded
-        reset(decode, external=False)
-        loaded = external(decode)
-        assert not difference(expected, answer(decode.address, question))
-        assert external(decode) > loaded  # its own, or those of the other: both renamed them once
+    before, after = (Question(n, token_prompt(random.Random(n), SIZES[0])) for n in "ab")
+    with running([prefill, decode]), here.routed(prefill, decode) as router:
+        expected = answer(prefill.address, before)
+        reset(decode)
+        assert not difference(expected, answer(decode.address, before))
+        assert external(decode) == 0
+        reset(prefill)
+        expected = reference(prefill.address, replace(after, salt="alone"))
+        assert not difference(expected, answer(router.address, after))
+        assert landings(router) == {"landed": 1}
+        assert external(decode) == SIZES[0] // 32 * 32
 
 
-def reset(engine: Engine, *, external: bool = True) -> None:
-    """Reset an engine's own cache, and with `external` that of the connector."""
-    path = f"/reset_prefix_cache?reset_external={str(external).lower()}"
+def reset(engine: Engine) -> None:
+    """Reset an engine's own cache and that of its connector, as for new weights."""
+    path = "/reset_prefix_cache?reset_external=true"
     status, _ = ask(engine.address, "POST", path, None, 10.0)
     assert status == 200
 
@@ -202,13 +201,14 @@ def test_engines_go_on_beside_a_store_that_hangs_or_is_dead_and_use_it_when_it_i
         Question(f"fault-{seed}", token_prompt(random.Random(seed), 500 + 37 * seed), stream=True)
         for seed in range(10)
     ]
+    others = set(Path("/dev/shm").glob("vllm_offload*"))
     with Link(("127.0.0.1", port)) as link:
         to_store: dict[str, Any] = {"url": link.url, "transport": "tcp", "deadline_s": 0.5}
         prefill = here.start(kind, "prefill", "0", **to_store)
         decode = here.start(kind, "decode", "1", **to_store)
         with running([prefill, decode]), here.routed(prefill, decode) as router:
             # What is killed leaves no memory behind: it has no name while it is used.
-            assert not list(Path("/dev/shm").glob("vllm_offload*"))
+            assert not set(Path("/dev/shm").glob("vllm_offload*")) - others
             alone = [replace(question, salt="alone") for question in asked]
             expected = [reference(prefill.address, question) for question in alone]
             link.stall()

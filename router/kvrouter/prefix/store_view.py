@@ -66,6 +66,7 @@ class StoreView:
         self._manifests: dict[str, Manifest] = {}
         self._groups: dict[str, tuple[CacheGroup, ...]] = {}
         self._resolved: dict[str, Sequence[Group]] = {}  # of `_groups_of`, where all are known
+        self._renamed: dict[str, str] = {}  # by manifests of engines when they joined
         self._reload_at = float("-inf")
         self._reloading: asyncio.Task[None] | None = None
         self.counts: Counter[str] = Counter()
@@ -80,6 +81,12 @@ class StoreView:
                 await self._find(manifest)
         except (KVStoreError, TimeoutError) as error:
             log.debug("manifest %s: %s", manifest, error)
+
+    def rename(self, joined: str, manifest: str, groups: tuple[CacheGroup, ...]) -> None:
+        """An engine that joined with one manifest names its blocks by another: match those."""
+        if self._renamed.get(joined) != manifest:
+            self._renamed[joined] = manifest
+            self._groups[manifest] = groups
 
     def difference(self, one: str, other: str) -> str:
         """How two manifests differ, in a few words."""
@@ -149,6 +156,7 @@ class StoreView:
 
     async def _groups_of(self, manifest: str) -> Sequence[Group]:
         """What stands for an engine's manifest; none where the store does not know one of them."""
+        manifest = self._renamed.get(manifest, manifest)
         resolved = self._resolved.get(manifest)
         if resolved is not None:
             return resolved

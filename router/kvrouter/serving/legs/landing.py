@@ -48,6 +48,8 @@ class LandingWaiter:
             if handoff.transfer_params is None and prefill.manifest is not None:
                 self.metrics.handoff_missing[()] += 1
             return 0
+        if prefill.manifest not in {None, handoff.manifest}:
+            self.store.rename(prefill.manifest, handoff.manifest, handoff.groups)
         hashes = self._hashes(context, handoff)
         upto = min(handoff.blocks, len(hashes) // HASH_BYTES)
         if not upto:

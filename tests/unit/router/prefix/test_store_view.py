@@ -1,7 +1,7 @@
 import asyncio
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from tests.unit.router.conftest import Clock
@@ -16,6 +16,7 @@ from kvrouter_store.identity.layout import Layout
 SPEC = CacheSpec("m", "r1", "float32", 16, "sha256_cbor", root_hash(None).hex())
 MANIFEST = Manifest(SPEC, (Part((0, 2), (0, 1), 0, 64, Layout.opaque("fake")),))
 NAME = MANIFEST.digest.hex()
+RENEWED = Manifest(replace(SPEC, weights_revision="r2"), MANIFEST.parts)
 HASHES = bytes(32 * 4)
 
 
@@ -43,6 +44,7 @@ class FakeStore:
     slow: bool = False
     registered: list[Manifest] = field(default_factory=lambda: [MANIFEST])
     asked: list[str] = field(default_factory=list)
+    matched: list[Manifest] = field(default_factory=list)
     go_away: asyncio.Event = field(default_factory=asyncio.Event)  # ends what is slow
 
     async def _asked(self, what: str) -> None:
@@ -58,6 +60,7 @@ class FakeStore:
         return [RegisteredManifest(n, m.digest, m, ()) for n, m in enumerate(self.registered)]
 
     async def match(self, manifest: Manifest, hashes: bytes, *, promote: bool = False) -> Match:
+        self.matched.append(manifest)
         await self._asked("match" if promote else "match without a word of what comes")
         return Match(self.blocks)
 
@@ -77,6 +80,17 @@ async def test_a_match_is_what_the_store_says(clock: Clock) -> None:
     view = view_of(FakeStore(3), clock)
     assert await view.match(NAME, HASHES) == 3
     assert await view.match(NAME, b"") == 0
+
+
+async def test_an_engine_that_renamed_its_blocks_is_matched_by_their_new_names(
+    clock: Clock,
+) -> None:
+    store = FakeStore(3, registered=[MANIFEST, RENEWED])
+    view = view_of(store, clock)
+    assert await view.match(NAME, HASHES) == 3
+    view.rename(NAME, RENEWED.digest.hex(), ())
+    assert await view.match(NAME, HASHES) == 3
+    assert store.matched == [MANIFEST, RENEWED]
 
 
 async def test_a_store_that_is_away_matches_nothing_and_fails_no_request(clock: Clock) -> None:
