@@ -19,15 +19,6 @@ MAKE_NEXT = Path(__file__).parent / "make_next.sh"
 WALKS = Path(__file__).parent / "inside" / "walks.py"
 STEPS = int(os.environ.get("KVROUTER_WALK_STEPS", "1000"))
 SEED = os.environ.get("KVROUTER_WALK_SEED", "1")
-GROUPS = {
-    "latents": 1,
-    "sparse": 1,
-    "latents, window, state": 3,
-    "two windows": 3,
-    "packed": 2,
-    "draft": 1,
-    "draft, window": 2,
-}
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(200 + STEPS)]
 
@@ -56,22 +47,24 @@ def walk(
 
 def check(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
-    for kind, seen in json.loads(done.stdout.splitlines()[-1]).items():
+    walked = json.loads(done.stdout.splitlines()[-1])
+    assert walked
+    for kind, seen in walked.items():
         print(f"{kind}: {seen}")
-        for group in range(GROUPS[kind]):
+        for group in range(seen["groups"]):
             assert seen[f"blocks loaded of group {group}"] > 0, kind
 
 
 def test_whatever_happens_attention_reads_what_was_computed_and_nothing_stays_held(
     vllm_python: Path, site: Path | None
 ) -> None:
-    check(walk(vllm_python, [site], STEPS, *GROUPS))
+    check(walk(vllm_python, [site], STEPS))
 
 
 def test_the_same_holds_for_the_code_of_a_vllm_that_has_no_cpu_build(
     vllm_python: Path, site: Path | None, next_vllm: Path
 ) -> None:
-    check(walk(vllm_python, [next_vllm, site], STEPS, *GROUPS))
+    check(walk(vllm_python, [next_vllm, site], STEPS))
 
 
 def test_a_walk_of_engines_that_do_not_verify_finds_a_store_that_decays(

@@ -53,7 +53,7 @@ NULL_BLOCK = 0
 init_none_hash(HASH)
 
 
-def latent(**changes: Any) -> MLAAttentionSpec:
+def latent() -> MLAAttentionSpec:
     """DeepSeek's latents, in the layout of their fp8 kernels."""
     return MLAAttentionSpec(
         block_size=BLOCK,
@@ -62,35 +62,30 @@ def latent(**changes: Any) -> MLAAttentionSpec:
         dtype=torch.uint8,
         cache_dtype_str="fp8_ds_mla",
         state_content_bytes=656,
-        **changes,
     )
 
 
 PAGE = latent().page_size_bytes
 
 
-def window(tokens: int, **changes: Any) -> SlidingWindowSpec:
-    """Attention to the last tokens."""
-    return SlidingWindowSpec(
-        block_size=BLOCK,
-        num_kv_heads=2,
-        head_size=64,
-        dtype=torch.bfloat16,
-        sliding_window=tokens,
-        page_size_padded=PAGE,
-        **changes,
-    )
+HEADS: dict[str, Any] = {
+    "block_size": BLOCK,
+    "num_kv_heads": 2,
+    "head_size": 64,
+    "dtype": torch.bfloat16,
+    "page_size_padded": PAGE,
+}
+"""Keys and values of two heads, in pages as large as the latents'."""
 
 
 def full() -> FullAttentionSpec:
-    """Attention to all tokens, with pages as large as the latents'."""
-    return FullAttentionSpec(
-        block_size=BLOCK,
-        num_kv_heads=2,
-        head_size=64,
-        dtype=torch.bfloat16,
-        page_size_padded=PAGE,
-    )
+    """Attention to all tokens."""
+    return FullAttentionSpec(**HEADS)
+
+
+def window(tokens: int) -> SlidingWindowSpec:
+    """Attention to the last tokens."""
+    return SlidingWindowSpec(**HEADS, sliding_window=tokens)
 
 
 def state() -> MambaSpec:

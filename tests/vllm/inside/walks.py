@@ -1,6 +1,6 @@
 """Random walks of two engines and a store over hand-made cache groups; run by vLLM's python.
 
-walks.py MODEL STEPS SEED VERIFY KIND...: prints a JSON object of kind to what happened, by name.
+walks.py MODEL STEPS SEED VERIFY [KIND...]: prints a JSON object of kind to what happened, by name.
 MODEL is any small model: only its configuration is read. VERIFY: 1, or 0 for engines that do not
 check digests. A wrong byte, a leak or a request that does not end is an AssertionError.
 """
@@ -71,7 +71,7 @@ class Walk:
 
     def __init__(self, name: str, model: str, seed: int, *, verify: bool) -> None:
         self.kind: Kind = KINDS[name]
-        self.seen: Counter[str] = Counter()
+        self.seen: Counter[str] = Counter(groups=len(self.kind.specs))
         self._name, self._model, self._verify = name.replace(",", ""), model, verify
         self._random = Random(f"{name} {seed}")
         self._prompts = [[self._random.randrange(1000) for _ in range(LONGEST)] for _ in range(5)]

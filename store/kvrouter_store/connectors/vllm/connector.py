@@ -27,7 +27,7 @@ from kvrouter_store.connectors.vllm.arrivals import Arrivals
 from kvrouter_store.connectors.vllm.identity import EngineIdentity, identify, sharing_refusal
 from kvrouter_store.connectors.vllm.plan import StepPlan
 from kvrouter_store.connectors.vllm.scheduler import SchedulerSide
-from kvrouter_store.connectors.vllm.settings import check_start, tested_facts
+from kvrouter_store.connectors.vllm.settings import check_start, required_facts
 from kvrouter_store.connectors.vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._worker.shutdown()
 
     def _start_scheduler(self, vllm_config: Any, kv_cache_config: Any) -> None:
-        facts = tested_facts(vllm.__version__, models=True)
+        facts = required_facts(vllm.__version__, models=True)
         identity = identify(vllm_config, kv_cache_config, self._settings, facts)
         manifest = identity.manifest
         if identity.refusal:

@@ -152,21 +152,21 @@ class ConnectorSettings:
 
 def check_start(vllm_config: Any, version: str) -> ConnectorSettings:
     """The settings of an engine that may start. Raises ConnectorRefused, with the flag to set."""
-    facts = tested_facts(version, models=True)
+    facts = required_facts(version, models=True)
     transfer = vllm_config.kv_transfer_config
     settings = ConnectorSettings.parse(transfer.kv_connector_extra_config, transfer.kv_role)
     refuse_any(_copying_complaints(vllm_config) + naming_complaints(vllm_config, facts))
     return settings
 
 
-def tested_facts(version: str, *, models: bool) -> VllmFacts:
+def required_facts(version: str, *, models: bool) -> VllmFacts:
     """What is known of a version of vLLM. Raises ConnectorRefused where it was not tested.
 
-    models: whether tests without models do not count.
+    models: whether it counts only where engines with models ran.
     """
     facts = facts_of(version)
-    if facts is None or facts.models < models:
-        tested = ", ".join(row.series for row in VERSIONS if row.models >= models)
+    if facts is None or (models and not facts.models):
+        tested = ", ".join(row.series for row in VERSIONS if row.models or not models)
         raise ConnectorRefused(
             f"KVStoreConnector was not tested with vLLM {version}: install a vLLM of series "
             f"{tested}, or a newer kvrouter"

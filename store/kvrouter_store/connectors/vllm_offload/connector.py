@@ -24,7 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 
 from kvrouter_store.connectors.vllm.identity import weights_revision
 from kvrouter_store.connectors.vllm.names import NameCheck, may_share
-from kvrouter_store.connectors.vllm.settings import tested_facts
+from kvrouter_store.connectors.vllm.settings import required_facts
 from kvrouter_store.connectors.vllm_offload.identity import identify
 from kvrouter_store.connectors.vllm_offload.report import report
 from kvrouter_store.connectors.vllm_offload.settings import OffloadSettings, check_start
@@ -46,7 +46,7 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        facts = tested_facts(vllm.__version__, models=False)
+        facts = required_facts(vllm.__version__, models=False)
         settings = check_start(vllm_config, kv_cache_config, facts)
         identity = None
         if role == KVConnectorRole.SCHEDULER:
@@ -89,9 +89,9 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """This step's loads and stores. A step without tokens waits for news of the store."""
-        loading = {job.req_id for job in self.scheduler._current_batch_load_jobs.values()}
-        preempted = scheduler_output.preempted_req_ids or set()
-        if preempted & loading:  # by a reset before this step; vLLM asserts that they load nothing
+        if preempted := scheduler_output.preempted_req_ids:
+            # Those that a reset preempted may load in this step; vLLM asserts that they do not.
+            loading = {job.req_id for job in self.scheduler._current_batch_load_jobs.values()}
             scheduler_output = replace(scheduler_output, preempted_req_ids=preempted - loading)
         metadata = super().build_connector_meta(scheduler_output)
         if not scheduler_output.num_scheduled_tokens and self._tier.busy:
@@ -133,7 +133,7 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         """What is shared, for operators who compare two engines."""
         tier = self._tier
         log.info("%s shares KV through %s", tier.engine, self._settings.url)
-        if not tested_facts(vllm.__version__, models=False).models:
+        if not required_facts(vllm.__version__, models=False).models:
             log.warning("with vLLM %s this connector ran without models alone", vllm.__version__)
         for config in self.scheduler.config.kv_group_configs:
             manifest = tier.links[config.group_idx].manifest

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -110,3 +111,14 @@ def test_closing_ends_the_thread_and_the_client(client: FakeClient, link: StoreL
     link.close()
     assert client.closed
     assert threading.active_count() == before
+
+
+def test_a_link_that_is_renamed_registers_its_new_manifest(
+    client: FakeClient, link: StoreLink
+) -> None:
+    assert link.beat()
+    assert client.calls.count("register") == 1
+    link.rename(Manifest(replace(SPEC, weights_revision="r2"), MANIFEST.parts))
+    assert link.beat()
+    assert link.beat()
+    assert client.calls.count("register") == 2

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvrouter_store.connectors.vllm.settings import ConnectorRefused
+from kvrouter_store.connectors.vllm.settings import ConnectorRefused, required_facts
 from kvrouter_store.connectors.vllm.versions import facts_of
 from kvrouter_store.connectors.vllm_offload.settings import OffloadSettings, check_start
 
@@ -89,3 +89,11 @@ def test_states_must_lie_at_the_ends_of_blocks() -> None:
     assert start(engine(URL), groups_of("align", "align")).url == URL["url"]
     with pytest.raises(ConnectorRefused, match="--mamba-cache-mode align"):
         start(engine(URL), groups_of("align", "all"))
+
+
+def test_a_series_that_ran_without_models_alone_is_for_those_that_ask_for_no_more() -> None:
+    assert required_facts("0.33.0", models=False).series == "0.33"
+    with pytest.raises(ConnectorRefused, match=r"not tested with vLLM 0\.33\.0: .* series 0\.32,"):
+        required_facts("0.33.0", models=True)
+    with pytest.raises(ConnectorRefused, match=r"series 0\.32, 0\.33,"):
+        required_facts("0.31.0", models=False)
