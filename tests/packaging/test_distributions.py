@@ -21,7 +21,7 @@ ENGINE_IMPORTS = """
 import sys
 import kvrouter_store, kvrouter_store._core
 from kvrouter_store.client.blocking import StoreClient
-from kvrouter_store.connectors.vllm import settings as vllm_settings
+from kvrouter_store.connectors import settings as connector_settings
 foreign = sorted({name.split(".")[0] for name in sys.modules} - set(sys.stdlib_module_names))
 print(" ".join(name for name in foreign if not name.startswith("_")))
 """

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 READY_DEADLINE_S = 420.0  # a quiet machine needs 30 to 70
 BLOCK_TOKENS = 32
+HOST_BYTES = 128 << 20  # of an engine, for KV on its way
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -38,24 +39,13 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def offload_config(url: str, **extra: Any) -> dict[str, Any]:
-    """What --kv-transfer-config says to use the connector over vLLM's own offloading."""
-    return {
-        "kv_connector": "KVStoreConnector",
-        "kv_connector_module_path": "kvrouter_store.connectors.vllm_offload",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"url": url, "cpu_bytes_to_use": 64 << 20, **extra},
-    }
-
-
 def transfer_config(url: str, role: str = "kv_both", **extra: Any) -> dict[str, Any]:
     """What --kv-transfer-config says to use the connector."""
     return {
         "kv_connector": "KVStoreConnector",
         "kv_connector_module_path": "kvrouter_store.connectors.vllm",
         "kv_role": role,
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"url": url, **extra},
+        "kv_connector_extra_config": {"url": url, "cpu_bytes_to_use": HOST_BYTES, **extra},
     }
 
 

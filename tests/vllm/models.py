@@ -85,6 +85,20 @@ QWEN_NEXT = Recipe(
         "layer_types": ["linear_attention"] * 3 + ["full_attention"],
     },
 )
+DEEPSEEK = Recipe(
+    "deepseek",
+    "deepseek_v2",
+    SMALL
+    | {
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 64,
+        "num_key_value_heads": 4,
+        "first_k_dense_replace": 4,
+    },
+)
 NEMOTRON = Recipe(
     "nemotron",
     "nemotron_h",

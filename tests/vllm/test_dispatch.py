@@ -27,7 +27,7 @@ from tests.vllm.services import Service, start_router, start_store
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 MODES = ("landing", "chunk", "at-once")
-SIZES = (5, 33, 64, 500, 1000, 3000, 3800)
+SIZES = (5, 33, 70, 500, 1000, 3000, 3800)
 DEADLINE_S = 10.0  # of the connector: a crowded machine is no store that is away
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.vllm.install import CHECKOUT, install_into
 
 STORE = CHECKOUT / "store"
-ENGINES_OWN = {"torch", "vllm"}
+ENGINES_OWN = {"numpy", "torch", "vllm"}
 
 
 def imported(module: str) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.vllm.asking import Question, answer, difference, reference, token_prompt
-from tests.vllm.engines import Engine, EngineOptions, offload_config, running
+from tests.vllm.engines import Engine, EngineOptions, running, transfer_config
 from tests.vllm.models import TINY, model_folder
 from tests.vllm.services import Service, start_router, start_store
 from tests.vllm.test_nixl import TRANSFER, nixl_environment, until_met
@@ -34,7 +34,7 @@ def cluster(
     def engine(name: str, core: str) -> Engine:
         both: list[dict[str, Any]] = [
             {**TRANSFER, "kv_role": "kv_both"},
-            offload_config(store.url, name=name, save="prompt"),
+            transfer_config(store.url, name=name, save="prompt"),
         ]
         if request.param == "ours first":
             both.reverse()

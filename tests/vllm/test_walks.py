@@ -12,12 +12,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.vllm.compatibility import SCHEDULER, note
 from tests.vllm.models import TINY, model_folder
 
 ROOT = Path(__file__).parents[2]
 MAKE_NEXT = Path(__file__).parent / "make_next.sh"
 WALKS = Path(__file__).parent / "inside" / "walks.py"
 STEPS = int(os.environ.get("KVROUTER_WALK_STEPS", "1000"))
+ROWS = {
+    "latents": "MLA",
+    "sparse": "MLA, sparse",
+    "latents, window, state": "MLA, sliding window, state",
+    "two windows": "full, two sliding windows",
+    "packed": "MLA, sliding window, packed",
+    "draft": "MLA, draft layers",
+    "draft, window": "MLA, draft layers",
+}
+"""What the kinds of groups are called in the documentation."""
 SEED = os.environ.get("KVROUTER_WALK_SEED", "1")
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(200 + STEPS)]
@@ -45,7 +56,7 @@ def walk(
     )
 
 
-def check(done: subprocess.CompletedProcess[str]) -> None:
+def check(done: subprocess.CompletedProcess[str], series: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     walked = json.loads(done.stdout.splitlines()[-1])
     assert walked
@@ -53,18 +64,19 @@ def check(done: subprocess.CompletedProcess[str]) -> None:
         print(f"{kind}: {seen}")
         for group in range(seen["groups"]):
             assert seen[f"blocks loaded of group {group}"] > 0, kind
+        note(ROWS[kind], series, SCHEDULER)
 
 
 def test_whatever_happens_attention_reads_what_was_computed_and_nothing_stays_held(
     vllm_python: Path, site: Path | None
 ) -> None:
-    check(walk(vllm_python, [site], STEPS))
+    check(walk(vllm_python, [site], STEPS), "0.32")
 
 
 def test_the_same_holds_for_the_code_of_a_vllm_that_has_no_cpu_build(
     vllm_python: Path, site: Path | None, next_vllm: Path
 ) -> None:
-    check(walk(vllm_python, [next_vllm, site], STEPS))
+    check(walk(vllm_python, [next_vllm, site], STEPS), "0.33")
 
 
 def test_a_walk_of_engines_that_do_not_verify_finds_a_store_that_decays(

@@ -17,7 +17,6 @@ from kvrouter.engines.compatibility import digests_differ
 from kvrouter.engines.engine import CacheGroup
 from kvrouter.prefix.groups import landed, loadable
 from kvrouter_store.errors import KVStoreError
-from kvrouter_store.identity.block import parts_in_common
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -93,12 +92,6 @@ class StoreView:
         first, second = self._manifests.get(one), self._manifests.get(other)
         if first is None or second is None:
             return digests_differ(one, other)
-        parts = parts_in_common(first, second)
-        if parts:
-            counts = f"{len(first.parts)} and {len(second.parts)}"
-            return (
-                f'parts: {counts}; with "parts": {parts} in the settings of both they would share'
-            )
         return "; ".join(_differences("", first.as_dict(), second.as_dict())[:SHOWN_DIFFERENCES])
 
     async def match(self, manifest: str, hashes: bytes) -> int:

@@ -25,22 +25,20 @@ CONNECT_S = 2.0
 class AwaitedPrefix:
     """Blocks of one request that are on their way into the store. Read in any thread.
 
-    hashes: the chain from block 0 to the last block awaited, 32 bytes each.
-    first: leading blocks that were there when the wait began.
-    landed: leading blocks that are there, as far as the store has reported; only grows.
+    hashes: the awaited blocks, in the order of their chain, 32 bytes each.
+    landed: leading ones of them that are there, as far as the store has reported; only grows.
     over: no more news will come: all have landed, the time is up, or the store is away.
     """
 
-    def __init__(self, hashes: bytes, first: int) -> None:
+    def __init__(self, hashes: bytes) -> None:
         self.hashes = hashes
-        self.first = first
-        self.landed = first
+        self.landed = 0
         self.over = False
         self.wait: Future[None] | None = None
 
     @property
     def blocks(self) -> int:
-        """Leading blocks that are awaited."""
+        """Blocks that are awaited."""
         return len(self.hashes) // HASH_BYTES
 
     def drop(self) -> None:
@@ -50,23 +48,23 @@ class AwaitedPrefix:
 
 
 class Landings:
-    """Follows landings of one manifest. Thread and connection begin with the first; `close` ends.
+    """Follows landings. Thread and connection begin with the first; `close` ends both.
 
     open_client: makes the client, in the thread's loop; this object owns it.
+    news: is set whenever a block landed or a wait ended.
     """
 
     def __init__(
         self,
         open_client: Callable[[], AsyncStoreClient],
-        manifest: Manifest,
+        news: threading.Event,
         log: logging.Logger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open_client = open_client
-        self._manifest = manifest
+        self._news = news
         self._log = log
         self._clock = clock
-        self._news = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._client: AsyncStoreClient | None = None
@@ -74,21 +72,15 @@ class Landings:
         self._stop = asyncio.Event()
         self._closed = False
 
-    def follow(self, hashes: bytes, first: int, wait_s: float) -> AwaitedPrefix:
-        """Follow the blocks of a chain from `first` on, at most `wait_s` seconds. Never blocks."""
-        coming = AwaitedPrefix(hashes, first)
-        if self._closed or coming.landed >= coming.blocks:
+    def follow(self, manifest: Manifest, hashes: bytes, wait_s: float) -> AwaitedPrefix:
+        """Follow consecutive blocks of a chain, at most `wait_s` seconds. Never blocks."""
+        coming = AwaitedPrefix(hashes)
+        if self._closed:
             coming.over = True
             return coming
-        until = self._clock() + wait_s
-        coming.wait = asyncio.run_coroutine_threadsafe(self._follow(coming, until), self._begun())
+        following = self._follow(manifest, coming, self._clock() + wait_s)
+        coming.wait = asyncio.run_coroutine_threadsafe(following, self._begun())
         return coming
-
-    def news(self, timeout_s: float) -> bool:
-        """Wait until something landed or ended since the last call, at most `timeout_s`."""
-        came = self._news.wait(timeout_s)
-        self._news.clear()
-        return came
 
     def close(self, deadline_s: float = 5.0) -> None:
         """End the waits, the connection and the thread. Idempotent."""
@@ -124,7 +116,7 @@ class Landings:
             wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
 
-    async def _follow(self, coming: AwaitedPrefix, until: float) -> None:
+    async def _follow(self, manifest: Manifest, coming: AwaitedPrefix, until: float) -> None:
         try:
             await self._ready.wait()
             assert self._client is not None
@@ -132,7 +124,7 @@ class Landings:
             while coming.landed < coming.blocks and (left_s := until - self._clock()) > 0:
                 rest = coming.hashes[coming.landed * HASH_BYTES :]
                 # It waits for the next block alone; the answer says how many came with it.
-                landing = await self._client.wait(self._manifest, rest, 1, left_s)
+                landing = await self._client.wait(manifest, rest, 1, left_s)
                 if not landing.landed:
                     break
                 coming.landed += max(1, landing.blocks)

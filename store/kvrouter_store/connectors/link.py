@@ -26,7 +26,7 @@ T = TypeVar("T")
 class StoreLink:
     """One manifest on one client. Safe in threads. Owns the client and a thread: close() ends both.
 
-    engine: the name under which the store lists this link. refusal: why its KV is not shared ('').
+    engine: the name under which the store lists this link.
     """
 
     def __init__(
@@ -36,13 +36,11 @@ class StoreLink:
         log: logging.Logger,
         *,
         engine: str = "",
-        refusal: str = "",
     ) -> None:
         self.manifest = manifest
         self._client = client
         self._log = log
         self._engine = engine
-        self._refusal = refusal
         self._registered = False
         self._away = threading.Event()
         self._turn = threading.Lock()
@@ -74,7 +72,7 @@ class StoreLink:
         """
         try:
             if not self._registered:
-                self._client.register(self.manifest, self._engine, self._refusal)
+                self._client.register(self.manifest, self._engine)
                 self._registered = True
             self._client.stats()
         except KVStoreError as error:

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha256
-from math import lcm
 from typing import Any
 
 from kvrouter_store.errors import BadDocument
-from kvrouter_store.identity.layout import PER_HEAD, Layout
+from kvrouter_store.identity.layout import Layout
 
 DOCUMENT_VERSION = 1
 
@@ -85,7 +84,6 @@ class Part:
                 raise BadDocument(f"{name} must be a range with first < end, got {first}..{end}")
         if self.block_bytes < 1 or self.group < 0:
             raise BadDocument("a part has a group of at least 0 and block_bytes of at least 1")
-        self.layout.check_part(self.layers, self.kv_heads, self.block_bytes)
 
     def as_dict(self) -> dict[str, Any]:
         """The part as JSON values."""
@@ -155,19 +153,6 @@ class Manifest:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadDocument(f"not a manifest: {error!r}") from error
         return manifest
-
-
-def parts_in_common(one: Manifest, other: Manifest) -> int:
-    """Into how many parts both would have to be divided by KV heads to be equal.
-
-    0 where they differ in more than that, or where the layout does not separate heads.
-    """
-    ends = {max(part.kv_heads[1] for part in each.parts) for each in (one, other)}
-    kinds = {(part.layers, part.group, part.layout) for part in one.parts + other.parts}
-    if one.spec != other.spec or len(ends) > 1 or len(kinds) > 1:
-        return 0
-    parts = lcm(len(one.parts), len(other.parts))
-    return 0 if one.parts[0].layout.kind != PER_HEAD or ends.pop() % parts else parts
 
 
 def _part(tree: Mapping[str, Any]) -> Part:

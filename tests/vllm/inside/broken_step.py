@@ -1,31 +1,24 @@
-"""Steps by vLLM's own model runner mixin, one of them broken off by SIGTERM; run by vLLM's python.
+"""Steps by vLLM's own model runner mixin, the last broken off by SIGTERM; run by vLLM's python.
 
-broken_step.py URL: prints a JSON list: how many of each step's two blocks the store has.
+broken_step.py MODEL URL: prints a JSON list: how many blocks of each step's prompt the store has.
+MODEL is any small model: only its configuration is read.
 """
 
 import json
-import logging
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-import torch
+from tests.vllm.inside.scheduled import BLOCK, KINDS, PAGE, Engine, sampled
 from vllm.v1.worker import kv_connector_model_runner_mixin as mixin
 
 from kvrouter_store.client.blocking import StoreClient
-from kvrouter_store.connectors.link import StoreLink
-from kvrouter_store.connectors.vllm.connector import KVStoreConnector, PlanMetadata
-from kvrouter_store.connectors.vllm.plan import SaveOrder, StepPlan
-from kvrouter_store.connectors.vllm.worker import WorkerSide
-from kvrouter_store.identity.block import CacheSpec, Manifest, Part
-from kvrouter_store.identity.layout import Layout
 
-BLOCKS, PAGE = 4, 64
-SPEC = CacheSpec("tiny", "r1", "float32", 16, "sha256_cbor", "00" * 32)
-MANIFEST = Manifest(SPEC, (Part((0, 2), (0, 1), 0, 2 * PAGE, Layout.opaque("test")),))
+BLOCKS, END_S = 3, 20.0
 
 
 def end(*_: object) -> None:
@@ -33,40 +26,49 @@ def end(*_: object) -> None:
     raise SystemExit
 
 
-def hashes(step: int) -> bytes:
-    """The names of a step's blocks."""
-    return b"".join(bytes([step, block]) * 16 for block in (1, 2))
-
-
-def run_step(connector: KVStoreConnector, step: int, *, cut: bool) -> None:
-    """One forward pass that completes blocks 1 and 2."""
-    plan = StepPlan(MANIFEST.doc, saves=[SaveOrder("r", hashes(step), 0, (1, 2))])
-    output: Any = SimpleNamespace(
-        kv_connector_metadata=PlanMetadata(plan), has_sync_kv_loads=False, finished_req_ids=set()
+def run_step(engine: Engine, *, cut: bool) -> None:
+    """One step, as vLLM's worker and its engine core run it."""
+    output = engine.scheduler.schedule()
+    told: Any = SimpleNamespace(
+        kv_connector_metadata=output.kv_connector_metadata,
+        has_sync_kv_loads=False,
+        finished_req_ids=output.finished_req_ids,
     )
-    with mixin.KVConnectorModelRunnerMixin.maybe_get_kv_connector_output(output):
+    with mixin.KVConnectorModelRunnerMixin.maybe_get_kv_connector_output(told) as connector_output:
         if cut:
             os.kill(os.getpid(), signal.SIGTERM)
+    model_output = sampled(engine.scheduler, list(output.num_scheduled_tokens), connector_output)
+    engine.scheduler.update_from_output(output, model_output)
 
 
-def main(url: str) -> None:
-    """A whole step, one that is cut, and another whole one."""
-    log = logging.getLogger("broken_step")
-    client = StoreClient(url)
-    connector = object.__new__(KVStoreConnector)
-    connector._worker = WorkerSide(0, lambda told: StoreLink(client, told, log), log)
-    connector._worker.register(
-        {f"layers.{n}": torch.zeros((BLOCKS, PAGE), dtype=torch.uint8) for n in range(2)}, BLOCKS
-    )
+def main(model: str, url: str) -> None:
+    """Prompts that one step computes: two whole, and one that is cut."""
+    settings = {
+        "url": url,
+        "model": "broken",
+        "weights_revision": "none",
+        "cpu_bytes_to_use": 64 * PAGE,
+    }
+    engine = Engine(KINDS["latents"], model, 64, settings)
     mixin.has_kv_transfer_group = lambda: True
-    mixin.get_kv_transfer_group = lambda: connector
+    mixin.get_kv_transfer_group = lambda: engine.worker
     mixin.get_forward_context = lambda: None
     signal.signal(signal.SIGTERM, end)
-    for step, cut in enumerate((False, True, False)):
+    chains = []
+    for prompt, cut in enumerate((False, False, True)):
+        request = engine.ask([prompt] * (BLOCKS * BLOCK + 1))
+        chains.append(b"".join(engine.scheduler.requests[request].block_hashes))
         with suppress(SystemExit):
-            run_step(connector, step, cut=cut)
-    print(json.dumps([client.match(MANIFEST, hashes(step)).blocks for step in range(3)]))
-    connector._worker.shutdown()
+            run_step(engine, cut=cut)
+        until = time.monotonic() + END_S
+        while not cut and not engine.idle and time.monotonic() < until:
+            run_step(engine, cut=False)
+    client = StoreClient(url)
+    tier = engine.connector.scheduler.manager.secondary_tiers[0]
+    print(
+        "\n" + json.dumps([client.match(tier.links[0].manifest, chain).blocks for chain in chains])
+    )
+    engine.close()
 
 
-main(sys.argv[1])
+main(*sys.argv[1:])

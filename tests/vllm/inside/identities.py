@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -23,12 +24,13 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from kvrouter_store.connectors.vllm.connector import KVStoreConnector
-from kvrouter_store.connectors.vllm.identity import EngineIdentity, identify, sharing_refusal
-from kvrouter_store.connectors.vllm.settings import ConnectorRefused, ConnectorSettings, check_start
+from kvrouter_store.connectors.vllm.connector import KVStoreConnector, offloading_config
+from kvrouter_store.connectors.vllm.identity import identify
+from kvrouter_store.connectors.vllm.start import EngineSettings, check_start
 from kvrouter_store.connectors.vllm.versions import VERSIONS
+from kvrouter_store.connectors.vllm_tier.identity import chunk_manifests
 
-SETTINGS = ConnectorSettings(url="kv://127.0.0.1:1", model="tiny")
+SETTINGS = {"url": "kv://127.0.0.1:1", "cpu_bytes_to_use": 1 << 20, "model": "tiny"}
 FULL = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
 WINDOW = SlidingWindowSpec(
     block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32, sliding_window=128
@@ -36,7 +38,7 @@ WINDOW = SlidingWindowSpec(
 STATE = MambaSpec(block_size=32, shapes=((8, 8),), dtypes=(torch.float32,))
 
 
-def configured(model: str, **changes: Any) -> VllmConfig:
+def configured(model: str, settings: dict[str, Any] | None = None, **changes: Any) -> VllmConfig:
     """vLLM's configuration as the engine's command line makes it."""
     arguments = {
         "model": model,
@@ -49,8 +51,7 @@ def configured(model: str, **changes: Any) -> VllmConfig:
             kv_connector="KVStoreConnector",
             kv_connector_module_path="kvrouter_store.connectors.vllm",
             kv_role="kv_both",
-            kv_load_failure_policy="recompute",
-            kv_connector_extra_config={"url": "kv://127.0.0.1:1"},
+            kv_connector_extra_config={**SETTINGS, **(settings or {})},
         ),
         **changes,
     }
@@ -74,49 +75,33 @@ def cached(*specs: Any, blocks: int = 10) -> KVCacheConfig:
     return KVCacheConfig(num_blocks=blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
 
 
-def who(config: VllmConfig, cache: KVCacheConfig | None = None, parts: int = 0) -> EngineIdentity:
-    settings = dataclasses.replace(SETTINGS, parts=parts)
-    return identify(config, cache or cached(FULL), settings, VERSIONS[0])
+def who(config: VllmConfig, cache: KVCacheConfig | None = None) -> list[str]:
+    """The manifests of an engine, by cache group."""
+    cache = cache or cached(FULL)
+    transfer = config.kv_transfer_config
+    assert transfer is not None
+    settings = EngineSettings.parse(transfer.kv_connector_extra_config, "kv_both")
+    identity = identify(config, cache, settings, VERSIONS[0])
+    offloading = build_offloading_config(offloading_config(config, 1 << 20, identity), cache)
+    chunk_bytes = offloading.worker_kv_bytes_per_block * offloading.parallel.world_size
+    manifests = chunk_manifests(offloading, chunk_bytes, identity, "0.32.0")
+    return [manifest.digest.hex() for manifest in manifests.values()]
 
 
-def ranked(model: str, ranks: int, heads: int, parts: int = 0) -> EngineIdentity:
-    """An engine of so many ranks with so many KV heads each."""
-    config = configured(model)
-    config.parallel_config.tensor_parallel_size = ranks
-    return who(config, cached(dataclasses.replace(FULL, num_kv_heads=heads)), parts)
+def ranked(model: str, ranks: int, **settings: Any) -> list[str]:
+    """An engine of so many ranks that have two KV heads together."""
+    config = configured(model, settings)
+    config.parallel_config.tensor_parallel_size = config.parallel_config.world_size = ranks
+    return who(config, cached(dataclasses.replace(FULL, num_kv_heads=2 // ranks)))
 
 
-def divided(model: str) -> dict[str, Any]:
-    """Engines of four KV heads on one, two and four ranks: who has which manifest."""
-    cases = {
-        "one": ranked(model, 1, 4),
-        "two": ranked(model, 2, 2),
-        "four": ranked(model, 4, 1),
-        "one as two": ranked(model, 1, 4, parts=2),
-        "one as four": ranked(model, 1, 4, parts=4),
-        "two as four": ranked(model, 2, 2, parts=4),
-    }
-    try:
-        refused = str(ranked(model, 2, 3, parts=4).manifest)
-    except ConnectorRefused as error:
-        refused = str(error)
-    return {
-        "digests": {name: one.manifest.digest.hex() for name, one in cases.items()},
-        "rank_parts": {name: one.rank_parts for name, one in cases.items()},
-        "refused": refused,
-    }
-
-
-def digests(model: str, other: str) -> dict[str, str]:
-    """The manifest of an engine, and of others that differ in one thing."""
+def digests(model: str, other: str) -> dict[str, list[str]]:
+    """The manifests of an engine, and of others that differ in one thing."""
     base = configured(model)
-    replicated = dataclasses.replace(cached(FULL), kv_tp_replicas=2)
-    wide = configured(model)
-    wide.parallel_config.tensor_parallel_size = 2
     os.environ["PYTHONHASHSEED"] = "7"
     seeded = who(base)
     del os.environ["PYTHONHASHSEED"]
-    identities = {
+    return {
         "base": who(base),
         "same": who(configured(model, max_model_len=2048, max_num_seqs=3)),
         "other weights": who(configured(other)),
@@ -125,30 +110,26 @@ def digests(model: str, other: str) -> dict[str, str]:
             configured(model, block_size=64), cached(dataclasses.replace(FULL, block_size=64))
         ),
         "other options": who(configured(model, hf_overrides={"rope_theta": 5000.0})),
-        "two ranks": who(wide),
-        "two ranks with the same heads": who(wide, replicated),
+        "quantised": who(configured(model, kv_cache_dtype="fp8")),
         "seeded": seeded,
-        "refusing": who(base, cached(WINDOW)),
+        "a window in it": who(base, cached(dataclasses.replace(FULL, sliding_window=128))),
+        "window": who(base, cached(WINDOW)),
+        "another window": who(base, cached(dataclasses.replace(WINDOW, sliding_window=64))),
+        "state": who(base, cached(STATE)),
+        "full and window": who(base, cached(FULL, WINDOW)),
+        "two windows": who(base, cached(WINDOW, WINDOW)),
     }
-    assert len(identities["two ranks"].manifest.parts) == 2
-    assert len(identities["two ranks with the same heads"].manifest.parts) == 1
-    return {name: identity.manifest.digest.hex() for name, identity in identities.items()}
 
 
-def refusals(model: str) -> dict[str, str]:
-    """Why KV is not shared, by what the model keeps."""
-    config = configured(model)
-    caches = {
-        "full attention": cached(FULL),
-        "sliding window": cached(WINDOW),
-        "state": cached(STATE),
-        "full and window": cached(FULL, WINDOW),
-        "full with a window in it": cached(dataclasses.replace(FULL, sliding_window=128)),
-        "not causal": cached(dataclasses.replace(FULL, non_causal=True)),
-        "pages of two sizes": cached(FULL),
+def ranks(model: str) -> dict[str, list[str]]:
+    """Engines of one rank and two, that keep their layout or take the canonical one."""
+    return {
+        f"{count}{' canonical' if canonical else ''}": ranked(
+            model, count, canonical_layout=canonical
+        )
+        for count in (1, 2)
+        for canonical in (False, True)
     }
-    caches["pages of two sizes"].kv_cache_tensors[0].size += 1
-    return {name: sharing_refusal(config, cache) for name, cache in caches.items()}
 
 
 def start_refusals(model: str) -> dict[str, str]:
@@ -157,11 +138,13 @@ def start_refusals(model: str) -> dict[str, str]:
         "defaults": configured(model),
         "hash": configured(model, prefix_caching_hash_algo="sha256"),
         "no prefix caching": configured(model, enable_prefix_caching=False),
+        "not causal": configured(model),
     }
     told = {}
     for name, config in cases.items():
         try:
-            check_start(config, "0.32.0")
+            spec = dataclasses.replace(FULL, non_causal=name == "not causal")
+            check_start(config, cached(spec), "0.32.0")
             told[name] = ""
         except ValueError as error:
             told[name] = str(error)
@@ -183,9 +166,8 @@ if __name__ == "__main__":
     model, other = sys.argv[1:]
     found = {
         "digests": digests(model, other),
-        "refusals": refusals(model),
+        "ranks": ranks(model),
         "start": start_refusals(model),
         "interface": interface(),
-        "divided": divided(model),
     }
     print("\n" + json.dumps(found))

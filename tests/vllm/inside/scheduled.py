@@ -42,7 +42,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from kvrouter_store.connectors.vllm_offload import KVStoreConnector
+from kvrouter_store.connectors.vllm import KVStoreConnector
 
 BLOCK = 64  # tokens
 LAYERS = 2  # of each group
@@ -171,9 +171,17 @@ class Engine:
             hash_block_size=self.cache.hash_block_size,
         )
 
-    def ask(self, tokens: Sequence[int], max_tokens: int = 1, salt: str | None = None) -> str:
-        """Add a request; its id."""
-        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    def ask(
+        self,
+        tokens: Sequence[int],
+        max_tokens: int = 1,
+        salt: str | None = None,
+        coming: tuple[int, float] | None = None,
+    ) -> str:
+        """Add a request; its id. `coming`: so many blocks will land within so many seconds."""
+        about = {"coming_blocks": coming[0], "wait_s": coming[1]} if coming else {}
+        params = {"kv_transfer_params": {"kvstore": about}}
+        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=params)
         sampling.update_from_generation_config({}, 2)
         request = Request(
             request_id=f"request-{next(self._numbers)}",
@@ -300,7 +308,7 @@ def configured(model: str, kind: Kind, blocks: int, settings: dict[str, Any]) ->
         prefix_caching_hash_algo="sha256_cbor",
         kv_transfer_config=KVTransferConfig(
             kv_connector="KVStoreConnector",
-            kv_connector_module_path="kvrouter_store.connectors.vllm_offload",
+            kv_connector_module_path="kvrouter_store.connectors.vllm",
             kv_role="kv_both",
             kv_load_failure_policy="recompute",
             kv_connector_extra_config=settings,

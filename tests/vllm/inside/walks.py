@@ -61,9 +61,10 @@ class Store:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it at once."""
-        self._process.kill()
-        self._process.communicate()
+        """End it at once. Idempotent."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
 
 
 class Walk:
@@ -111,7 +112,14 @@ class Walk:
             others = self._random.randrange(1, 2 * BLOCK)
             tokens = tokens[: LONGEST - others] + [self._random.randrange(1000)] * others
         salt = "salt" if self._random.random() < 0.1 else None
-        engine.ask(tokens, self._random.choice((1, 1, 3, 70, 200)), salt)
+        coming = None
+        if self._random.random() < 0.3:
+            coming = self._random.randint(1, LONGEST // BLOCK), self._random.choice((0.01, 0.1, 1))
+            self.seen["announced"] += 1
+            for other in self.engines:
+                if other is not engine and self._random.random() < 0.8:
+                    other.ask(tokens, 1, salt)
+        engine.ask(tokens, self._random.choice((1, 1, 3, 70, 200)), salt, coming)
         self.seen["requests"] += 1
 
     def abort(self) -> None:

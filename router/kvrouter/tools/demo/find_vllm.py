@@ -35,13 +35,14 @@ def find_vllm(python: str) -> VllmFound:
     """
     python = python or sys.executable
     version, connector = _probe(python)
-    tested = " or ".join(facts.series for facts in VERSIONS)
+    tested = " or ".join(each.series for each in VERSIONS)
     if version is None:
         raise UsageError(
             f"vLLM is not installed for {python}; install a CPU build of vLLM {tested} there, or "
             "name the Python of an environment that has one with --vllm-python"
         )
-    if facts_of(version) is None:
+    facts = facts_of(version)
+    if facts is None or facts.ran == "nothing":
         raise UsageError(
             f"{python} has vLLM {version}, with which the connector was not tested; install a CPU "
             f"build of vLLM {tested}"

@@ -23,7 +23,7 @@ from kvrouter.tools.demo.workload import Reply
 BLOCK_TOKENS = 32
 DOCUMENT_TOKENS = 3072  # at most, of a document, if a token is two letters or more
 TURN_TOKENS = 64  # at most, of a question and what a template adds
-STORE_MEMORY, KV_MEMORY = "1GiB", "1G"
+STORE_MEMORY, KV_MEMORY, HOST_BYTES = "1GiB", "1G", 1 << 30
 ROLES = {"prefill-0": "kv_producer", "decode-0": "kv_consumer"}
 HEALTH_S = 2.0
 LOOK_S = 0.25
@@ -115,8 +115,12 @@ class VllmEngines:
             "kv_connector": "KVStoreConnector",
             "kv_connector_module_path": "kvrouter_store.connectors.vllm",
             "kv_role": role,
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"url": store, "name": name, "deadline_s": 10.0},
+            "kv_connector_extra_config": {
+                "url": store,
+                "name": name,
+                "deadline_s": 10.0,
+                "cpu_bytes_to_use": HOST_BYTES,
+            },
         }
         publisher = {
             "enable_kv_cache_events": True,

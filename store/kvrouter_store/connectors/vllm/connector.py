@@ -1,193 +1,197 @@
-"""The connector that a vLLM engine loads: `kvrouter_store.connectors.vllm`, class KVStoreConnector.
+"""The connector for all kinds of attention and all devices that vLLM can offload from.
 
     --kv-transfer-config '{"kv_connector": "KVStoreConnector", "kv_role": "kv_both",
       "kv_connector_module_path": "kvrouter_store.connectors.vllm",
-      "kv_load_failure_policy": "recompute",
       "kv_connector_extra_config": {"url": "kv://127.0.0.1:7400"}}'
 
-It only translates vLLM's v1 connector interface (vllm/distributed/kv_transfer/kv_connector/v1/
-base.py) to the two sides: `SchedulerSide` in the engine core, `WorkerSide` in each worker.
+It is vLLM's own OffloadingConnector (vllm/distributed/kv_transfer/kv_connector/v1/
+offloading_connector.py) over its tiered offloading, with the store as the tier below. VLLM's
+scheduler decides what each cache group needs; this says what the blocks are, when they go to the
+store, and what the router may wait for.
 """
 
 import logging
+import sys
+from contextlib import suppress
+from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import vllm
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
-    KVConnectorMetadata,
-    KVConnectorRole,
-    SupportsHMA,
-)
-from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
-from kvrouter_store.connectors.landings import Landings
-from kvrouter_store.connectors.link import StoreLink
-from kvrouter_store.connectors.vllm.arrivals import Arrivals
-from kvrouter_store.connectors.vllm.identity import EngineIdentity, identify, sharing_refusal
-from kvrouter_store.connectors.vllm.plan import StepPlan
-from kvrouter_store.connectors.vllm.scheduler import SchedulerSide
-from kvrouter_store.connectors.vllm.settings import check_start, required_facts
-from kvrouter_store.connectors.vllm.worker import WorkerSide
+from kvrouter_store.connectors.vllm.identity import identify
+from kvrouter_store.connectors.vllm.names import NameCheck, may_share
+from kvrouter_store.connectors.vllm.report import report
+from kvrouter_store.connectors.vllm.self_test import check_names
+from kvrouter_store.connectors.vllm.start import (
+    EngineSettings,
+    check_start,
+    host_bytes,
+    required_facts,
+)
+from kvrouter_store.connectors.vllm.weights import weights_revision
 
 if TYPE_CHECKING:
-    from kvrouter_store.identity.block import Manifest
+    from kvrouter_store.connectors.vllm_tier.tier import KVStoreTier
 
 log = logging.getLogger("vllm.kvstore")
 
-
-class PlanMetadata(KVConnectorMetadata):  # type: ignore[misc]
-    """A StepPlan in the wrapper that vLLM carries from the scheduler to the workers."""
-
-    def __init__(self, plan: StepPlan) -> None:
-        self.plan = plan
+NAME = "KVStoreConnector"
+IDLE_WAIT_S = 0.005  # a step without tokens waits for the store instead of spinning
 
 
-class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
     """Shares an engine's KV blocks through a kvstore server.
 
     Raises ConnectorRefused (one sentence, with the flag to set) where the engine cannot work so.
-    Without a reachable store the engine starts and computes everything itself.
+    Without a reachable store the engine starts, and offloads to its own host memory.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        settings = check_start(vllm_config, vllm.__version__)
-        super().__init__(vllm_config, role, kv_cache_config)
-        self._settings = settings
-        self._scheduler: SchedulerSide | None = None
-        self._worker: WorkerSide | None = None
-        self._link: StoreLink | None = None
-        self._landings: Landings | None = None
+        settings = check_start(vllm_config, kv_cache_config, vllm.__version__)
+        facts = required_facts(vllm.__version__, allow_untested=settings.allow_untested)
+        identity = None
         if role == KVConnectorRole.SCHEDULER:
-            self._start_scheduler(vllm_config, kv_cache_config)
+            identity = identify(vllm_config, kv_cache_config, settings, facts)
         else:
-            self._worker = WorkerSide(get_tensor_model_parallel_rank(), self._open_link, log)
+            weights_revision(vllm_config, settings)  # refuses before it maps host memory
+        self._settings = settings
+        needed = host_bytes(settings, vllm_config, kv_cache_config)
+        config = offloading_config(vllm_config, needed, identity)
+        super().__init__(config, role, kv_cache_config)
+        if identity is not None:
+            unit = self.scheduler.config.tokens_per_hash
+            root = next(iter(identity.specs.values())).root
+            if settings.allow_untested:
+                check_names(facts, root, unit)
+            self._names = NameCheck(root, unit, log)
+            self._tier.arrivals.await_groups(
+                {
+                    config.group_idx: None if reach is None else reach * config.tokens_per_chunk
+                    for config in self.scheduler.config.kv_group_configs
+                    for reach in [config.sliding_window_size_in_chunks]
+                }
+            )
+            self._log_groups(facts.ran)
 
-    @property
-    def requires_kv_delivery(self) -> bool:
-        """Nothing is owed: chunks are saved as they are computed, and a lost one is recomputed."""
-        return False
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, *more: Any) -> Any:
+        """The metrics of vLLM's tiered offloading."""
+        return super().build_prom_metrics(offloading_config(vllm_config, 0, None), *more)
 
     # Scheduler side.
+
+    def on_new_request(self, request: Any) -> None:
+        """Begin to follow the request. One whose blocks may not be shared moves none.
+
+        What another connector fetches from the prefill engine (MultiConnector) is not loaded too.
+        """
+        super().on_new_request(request)
+        status = self.scheduler._req_status[request.request_id]
+        if not may_share(request) or not self._names.agree(request):
+            status.max_load_tokens = status.max_offload_tokens = 0
+        if (request.kv_transfer_params or {}).get("do_remote_prefill"):
+            status.max_load_tokens = 0
+        if self._settings.save == "none":
+            status.max_offload_tokens = 0
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Tokens beyond the local hit that the store can give; they are loaded asynchronously.
+        """As vLLM's. Asks nothing for a request that waits, while nothing comes."""
+        status = self.scheduler._req_status[request.request_id]
+        if self._tier.arrivals.unchanged(status.req_context):
+            return None, False
+        matched: tuple[int | None, bool] = super().get_num_new_matched_tokens(
+            request, num_computed_tokens
+        )
+        return matched
 
-        None where they are on their way and none has come: vLLM asks again in its next step.
-        """
-        return self._planner.matched_tokens(request, num_computed_tokens)
-
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Remember where the external tokens of the request go."""
-        self._planner.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+    def reset_cache(self) -> bool | None:
+        """As vLLM's, for new weights: what the store holds of the old ones is not loaded again."""
+        reset: bool | None = super().reset_cache()
+        self._tier.renew()
+        return reset
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """This step's loads and saves."""
-        return PlanMetadata(self._planner.plan(scheduler_output))
-
-    def request_finished(
-        self, request: Any, block_ids: list[int]
-    ) -> tuple[bool, dict[str, Any] | None]:
-        """Blocks may be freed at once (saves are done); the router gets the manifest's name."""
-        return False, self._planner.finished(request)
+        """This step's loads and stores. A step without tokens waits for news of the store."""
+        if preempted := scheduler_output.preempted_req_ids:
+            # Those that a reset preempted may load in this step; vLLM asserts that they do not.
+            loading = {job.req_id for job in self.scheduler._current_batch_load_jobs.values()}
+            scheduler_output = replace(scheduler_output, preempted_req_ids=preempted - loading)
+        metadata = super().build_connector_meta(scheduler_output)
+        if not scheduler_output.num_scheduled_tokens and self._tier.busy:
+            self._tier.wait_news(IDLE_WAIT_S)
+        return metadata
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """As request_finished; with several groups nothing was shared, so nothing is held."""
-        return False, self._planner.finished(request)
+        """As vLLM's; the router learns how many blocks were given to the store."""
+        status = self.scheduler._req_status.get(request.request_id)
+        delay, _ = super().request_finished_all_groups(request, block_ids)
+        return delay, {"kvstore": report(self.scheduler, status, self._tier, self._names.refusal)}
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """As request_finished_all_groups."""
+        return self.request_finished_all_groups(request, (block_ids,))
 
     # Worker side.
 
-    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Take the tensors that blocks are copied from and to (of a model whose KV is shared)."""
-        if not sharing_refusal(self._vllm_config, self._kv_cache_config):
-            self._copier.register(kv_caches, self._kv_cache_config.num_blocks)
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Start this step's loads; they end between steps."""
-        self._copier.start_loads(self._plan())
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for: a request is computed only after its load was reported."""
-
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
-    ) -> None:
-        """Nothing to do by layer: blocks are saved whole in wait_for_save."""
-
     def wait_for_save(self) -> None:
-        """Copy the blocks that this step completed."""
-        self._copier.save(self._plan())
+        """Copy the blocks that this step completed now, and not with the next step.
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Requests whose loads ended."""
-        return None, self._copier.finished_loads() or None
+        Copies nothing where the step broke off: vLLM calls this in a `finally`
+        (v1/worker/kv_connector_model_runner_mixin.py); the later layers then hold older bytes.
+        """
+        if (cause := sys.exception()) is not None:
+            log.warning("the forward pass broke off (%r): its KV is not shared", cause)
+            return
+        super().wait_for_save()
+        side = self.connector_worker
+        for job in side._unsubmitted_store_jobs:
+            side.worker.submit_store(*job)
+        side._unsubmitted_store_jobs.clear()
 
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks of those requests that must be recomputed."""
-        return self._copier.failed_blocks()
-
-    def shutdown(self) -> None:
-        """End threads and connections, and with them what the store held for this engine."""
-        if self._landings is not None:
-            self._landings.close()
-        if self._link is not None:
-            self._link.close()
-        if self._worker is not None:
-            self._worker.shutdown()
-
-    def _start_scheduler(self, vllm_config: Any, kv_cache_config: Any) -> None:
-        facts = required_facts(vllm.__version__, models=True)
-        identity = identify(vllm_config, kv_cache_config, self._settings, facts)
-        manifest = identity.manifest
-        if identity.refusal:
-            log.warning("KV of this engine is not shared: %s", identity.refusal)
-        else:
+    def _log_groups(self, ran: str) -> None:
+        """What is shared, for operators who compare two engines."""
+        tier = self._tier
+        log.info("%s shares KV through %s", tier.engine, self._settings.url)
+        if ran != "engines":
+            log.warning("of vLLM %s %s ran with this connector in its tests", vllm.__version__, ran)
+        for config in self.scheduler.config.kv_group_configs:
+            manifest = tier.links[config.group_idx].manifest
+            reach = config.sliding_window_size_in_chunks
             log.info(
-                "%s shares blocks of %d bytes in %d parts through %s: spec %s, manifest %s",
-                *(identity.engine, manifest.block_bytes, len(manifest.parts), self._settings.url),
-                *(manifest.spec.digest.hex()[:16], manifest.digest.hex()[:16]),
+                "%s: blocks of %d tokens, a hit needs %s, manifest %s",
+                manifest.spec.groups[0],
+                config.tokens_per_chunk,
+                "all of them" if reach is None else f"the last {reach}",
+                manifest.digest.hex()[:16],
             )
-        self._link = self._link_for(identity)
-        self._link.start()
-        self._landings = Landings(
-            lambda: self._settings.waiter(f"{identity.engine}/landings"), manifest, log
-        )
-        arrivals = Arrivals(self._landings)
-        self._scheduler = SchedulerSide(identity, self._settings.save, self._link, arrivals, log)
-
-    def _link_for(self, identity: EngineIdentity) -> StoreLink:
-        return StoreLink(
-            self._settings.client(identity.engine),
-            identity.manifest,
-            log,
-            engine=identity.engine,
-            refusal=identity.refusal,
-        )
-
-    def _open_link(self, manifest: "Manifest") -> StoreLink:
-        rank = get_tensor_model_parallel_rank()
-        name = f"{self._settings.name or 'vllm'}/rank{rank}"
-        link = StoreLink(self._settings.client(name, rank), manifest, log, engine=name)
-        link.start()
-        return link
-
-    def _plan(self) -> StepPlan:
-        metadata = self._get_connector_metadata()
-        assert isinstance(metadata, PlanMetadata)
-        return metadata.plan
 
     @property
-    def _planner(self) -> SchedulerSide:
-        if self._scheduler is None:
-            raise RuntimeError("vLLM called a scheduler method of a worker's connector")
-        return self._scheduler
+    def _tier(self) -> "KVStoreTier":
+        tier: KVStoreTier = self.scheduler.manager.secondary_tiers[0]
+        return tier
 
-    @property
-    def _copier(self) -> WorkerSide:
-        if self._worker is None:
-            raise RuntimeError("vLLM called a worker method of the scheduler's connector")
-        return self._worker
+
+def offloading_config(vllm_config: Any, needed: int, identity: Any) -> Any:
+    """A copy of the configuration that has the settings of vLLM's offloading in place of ours."""
+    changed = copy(vllm_config)
+    transfer = changed.kv_transfer_config = copy(vllm_config.kv_transfer_config)
+    settings = EngineSettings.parse(transfer.kv_connector_extra_config, transfer.kv_role)
+    transfer.kv_connector_extra_config = settings.as_offloading(
+        transfer.kv_connector_extra_config, needed, identity
+    )
+    return changed
+
+
+with suppress(ValueError):  # it is registered
+    # MultiConnector finds the class that reads a connector's statistics by this name alone.
+    KVConnectorFactory.register_connector(NAME, __name__, NAME)

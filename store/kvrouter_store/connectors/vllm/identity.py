@@ -1,156 +1,100 @@
-"""The identity of a vLLM engine's KV: cache spec, layout and manifest. Touches no KV bytes.
+"""The identity of an engine's KV by cache groups. Touches no KV bytes.
 
-Two engines share blocks only where all of this agrees. In doubt an engine runs without sharing, and
-`sharing_refusal` says why.
+A chunk is what all ranks hold of one block of one group, side by side. Its layout is opaque: it
+names all that orders the bytes of any group, so that only engines of the same build, device,
+topology and cache configuration share.
 """
 
-import json
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
-from hashlib import sha256
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from kvrouter_store.connectors.vllm.settings import ConnectorRefused, ConnectorSettings
+from kvrouter_store.connectors.vllm.start import EngineSettings
 from kvrouter_store.connectors.vllm.versions import VllmFacts
-from kvrouter_store.identity.block import CacheSpec, Manifest, Part, canonical_json
+from kvrouter_store.connectors.vllm.weights import weights_revision
+from kvrouter_store.connectors.vllm_tier.identity import ChunkIdentity
+from kvrouter_store.identity.block import CacheSpec
 from kvrouter_store.identity.chain import root_hash
-from kvrouter_store.identity.layout import Layout, Scalar
+from kvrouter_store.identity.layout import Scalar
 
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
-MAX_HASHED_BYTES = 2 << 30  # larger checkpoints would delay the start by more than seconds
 ISA_FLAGS = ("amx_bf16", "amx_tile", "avx2", "avx512_bf16", "avx512_vnni", "avx512f", "fma")
-# Their positions are scaled by lengths that are set per engine, not by the weights alone.
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-
-
-@dataclass(frozen=True)
-class EngineIdentity:
-    """An engine's manifest, why its KV is not shared ('' where it is), and its name in the store.
-
-    `replicas`: consecutive ranks that hold the same heads; the first of them saves them.
-    `rank_parts`: parts of the manifest that a rank holds.
-    """
-
-    manifest: Manifest
-    refusal: str
-    engine: str
-    replicas: int = 1
-    rank_parts: int = 1
-
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of one block."""
-        return self.manifest.spec.block_tokens
+# vLLM's own answers: which groups it offloads, and (scheduler block, hash) sizes in tokens.
+GROUPS = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.config:get_offloading_group_ids"
+BLOCK_SIZES = "vllm.v1.core.kv_cache_utils:resolve_kv_cache_block_sizes"
 
 
 def identify(
-    vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings, facts: VllmFacts
-) -> EngineIdentity:
+    vllm_config: Any, kv_cache_config: Any, settings: EngineSettings, facts: VllmFacts
+) -> ChunkIdentity:
     """The identity of the engine with these configurations (the scheduler's view of them).
 
     Raises ConnectorRefused where the weights have no revision that other engines could compare.
     """
-    groups = kv_cache_config.kv_cache_groups
-    spec = CacheSpec(
-        model=settings.model or Path(vllm_config.model_config.model).name,
-        weights_revision=weights_revision(vllm_config, settings),
-        kv_dtype=dtype_name(groups[0].kv_cache_spec, vllm_config),
-        block_tokens=vllm_config.cache_config.block_size,
-        hash_algo=facts.hash_algo,
-        root=chain_root(facts),
-        groups=tuple(kind_of(group.kv_cache_spec) for group in groups),
-    )
-    engine = settings.name or f"vllm/{spec.model}@{platform.node() or 'localhost'}:{os.getpid()}"
-    refusal = sharing_refusal(vllm_config, kv_cache_config)
-    replicas = kv_cache_config.kv_tp_replicas
-    if refusal:
-        return EngineIdentity(
-            Manifest(spec, _refused_parts(groups, engine)), refusal, engine, replicas
+    groups = {
+        number: _over_ranks(kv_cache_config, number, vllm_config, settings)
+        for number in named(GROUPS)(kv_cache_config)
+    }
+    _, hash_tokens = named(BLOCK_SIZES)(kv_cache_config, vllm_config)
+    revision = weights_revision(vllm_config, settings)
+    model = settings.model or Path(vllm_config.model_config.model).name
+    specs = {
+        number: CacheSpec(
+            model=model,
+            weights_revision=revision,
+            kv_dtype=dtype_name(group, vllm_config),
+            block_tokens=group.block_size,
+            hash_algo=_hash_algo(facts, group.block_size, hash_tokens),
+            root=chain_root(facts),
+            groups=(f"{kind_of(group)}, group {number}",),
         )
-    ranks = vllm_config.parallel_config.tensor_parallel_size // replicas
-    layout = _engine_fingerprint(vllm_config, facts, groups)
-    parts = _parts(groups[0], ranks, settings.parts or ranks, layout)
-    return EngineIdentity(Manifest(spec, parts), refusal, engine, replicas, len(parts) // ranks)
+        for number, group in groups.items()
+    }
+    engine = settings.name or f"vllm/{model}@{platform.node() or 'localhost'}:{os.getpid()}"
+    return ChunkIdentity(specs, _layout(vllm_config, groups, facts), engine)
 
 
-def sharing_refusal(vllm_config: Any, kv_cache_config: Any) -> str:
-    """Why this engine's KV is not shared, or ''. Only plain full attention is known to be safe.
-
-    A sliding window or a recurrent state keeps no whole prefix; several groups have block ids that
-    mean different things; a draft model's KV and dynamic quantisation scales are outside the spec.
-    """
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        kinds = ", ".join(kind_of(group.kv_cache_spec) for group in groups)
-        return f"the model has {len(groups)} cache groups ({kinds}); only one can be shared"
-    group, spec = groups[0], groups[0].kv_cache_spec
-    if type(spec).__name__ != "FullAttentionSpec":
-        return f"the model keeps {kind_of(spec)} KV; only full_attention is shared"
-    speculative = vllm_config.speculative_config
-    drafts = group.is_eagle_group or (speculative is not None and speculative.method != "ngram")
-    held = len(group.layer_names) * spec.page_size_bytes * kv_cache_config.num_blocks
-    doubts = (
-        (spec.non_causal, "attention is not causal: a prefix's KV depends on what follows it"),
-        (
-            spec.block_size != vllm_config.cache_config.block_size,
-            "the cache group's block size is not the engine's",
-        ),
-        (spec.kv_quant_mode.value != 0, "quantised KV has scales that are not part of a block"),
-        (drafts, "speculative decoding keeps KV of a draft model among the blocks"),
-        (
-            {tensor.size for tensor in kv_cache_config.kv_cache_tensors} != {held},
-            "the layers' pages differ in size",
-        ),
-    )
-    return next((reason for doubt, reason in doubts if doubt), "")
+def _over_ranks(
+    kv_cache_config: Any, number: int, vllm_config: Any, settings: EngineSettings
+) -> Any:
+    """The spec of a group: of one rank, or with the heads of all ranks in the canonical layout."""
+    spec = kv_cache_config.kv_cache_groups[number].kv_cache_spec
+    ranks = vllm_config.parallel_config.tensor_parallel_size // kv_cache_config.kv_tp_replicas
+    if not settings.canonical_layout or not hasattr(spec, "num_kv_heads"):
+        return spec
+    return replace(spec, num_kv_heads=spec.num_kv_heads * ranks)
 
 
-def weights_digest(folder: Path) -> str:
-    """A digest over the weight files of a local model, or '' where there are none or too much."""
-    files = sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern))
-    if not files or sum(path.stat().st_size for path in files) > MAX_HASHED_BYTES:
-        return ""
-    total = sha256()
-    for path in files:
-        total.update(canonical_json([path.name, path.stat().st_size]))
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                total.update(chunk)
-    return total.hexdigest()
+def _hash_algo(facts: VllmFacts, block_tokens: int, hash_tokens: int) -> str:
+    """The chain that blocks are named by: a block has the name of its last `hash_tokens` tokens."""
+    if hash_tokens == block_tokens:
+        return facts.hash_algo
+    return f"{facts.hash_algo} by {hash_tokens} tokens"
 
 
-def weights_revision(vllm_config: Any, settings: ConnectorSettings) -> str:
-    """What decides the KV of a token chain: weights, their dtype, model options."""
-    model = vllm_config.model_config
-    local = Path(model.model)
-    weights = settings.weights_revision
-    if not weights:
-        weights = weights_digest(local) if local.is_dir() else (model.revision or "")
-    if not weights:
-        raise ConnectorRefused(
-            f"the weights of {model.model} have no revision that engines could compare; set "
-            '"weights_revision" (such as the commit) in kv_connector_extra_config'
-        )
-    options = _model_options(model.hf_config.to_dict())
-    if _rope_type(options) in LENGTH_DEPENDENT_ROPE:
-        options["max_model_len"] = model.max_model_len
-    facts = [weights, options, str(model.dtype), str(model.quantization)]
-    return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+def _layout(vllm_config: Any, groups: Mapping[int, Any], facts: VllmFacts) -> dict[str, Scalar]:
+    """Every field of the groups' specs, and the device that they are for."""
+    fields: dict[str, Scalar] = {f"group {number}": repr(group) for number, group in groups.items()}
+    fields["cache_dtype"] = str(vllm_config.cache_config.cache_dtype)
+    fields["attention_backend"] = str(vllm_config.attention_config.backend)
+    device = str(vllm_config.device_config.device_type)
+    fields["device"] = f"{device} {_capability()}".strip()
+    if device == "cpu":
+        fields["machine"] = platform.machine()
+        for number, group in groups.items():
+            if hasattr(group, "head_size"):  # a recurrent state has none, and one order
+                order = cpu_order(vllm_config, facts, group)
+                fields |= {f"group {number} {key}": value for key, value in order.items()}
+    return fields
 
 
-def _model_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's configuration without where and by which program it was written."""
-    volatile = ("_name_or_path", "transformers_version", "_commit_hash", "torch_dtype", "dtype")
-    return {key: value for key, value in config.items() if key not in volatile}
-
-
-def _rope_type(options: Mapping[str, Any]) -> str:
-    rope = options.get("rope_parameters") or options.get("rope_scaling") or {}
-    return str(rope.get("rope_type") or rope.get("type") or "")
+def _capability() -> str:
+    """Kernels order KV by the generation of the device; '' for a CPU."""
+    found = named("vllm.platforms:current_platform").get_device_capability()
+    return "" if found is None else str(found.as_version_str())
 
 
 def dtype_name(spec: Any, vllm_config: Any) -> str:
@@ -163,74 +107,6 @@ def kind_of(spec: Any) -> str:
     """The attention kind of a cache group, by the names that vLLM's own KV events use."""
     kinds = import_module("vllm.v1.kv_cache_interface")
     return str(kinds.get_kv_cache_spec_kind(spec).value)
-
-
-def _parts(group: Any, ranks: int, parts: int, layout: Layout) -> tuple[Part, ...]:
-    """All layers of the one group, its KV heads divided evenly: so many parts of as many ranks.
-
-    Raises ConnectorRefused where the heads of a rank cannot be divided so.
-    """
-    spec, layers = group.kv_cache_spec, len(group.layer_names)
-    heads = ranks * spec.num_kv_heads
-    able = [count for count in range(ranks, heads + 1, ranks) if heads % count == 0]
-    if parts not in able:
-        raise ConnectorRefused(
-            f'"parts" in kv_connector_extra_config is {parts}, and {heads} KV heads of {ranks} '
-            f"ranks can be divided into {' or '.join(map(str, able))}"
-        )
-    each = heads // parts
-    return tuple(
-        Part(
-            layers=(0, layers),
-            kv_heads=(number * each, (number + 1) * each),
-            group=0,
-            block_bytes=layers * each * _head_bytes(spec),
-            layout=layout,
-        )
-        for number in range(parts)
-    )
-
-
-def _head_bytes(spec: Any) -> int:
-    """What one KV head has of a block in one layer."""
-    return int(spec.num_states * spec.state_content_size_bytes)
-
-
-def _refused_parts(groups: Any, engine: str) -> tuple[Part, ...]:
-    """Parts that describe what the engine keeps, with nothing stored under them.
-
-    They name the engine, so that no other engine has the same manifest.
-    """
-    return tuple(
-        Part(
-            layers=(0, max(1, len(group.layer_names))),
-            kv_heads=(0, 1),
-            group=index,
-            block_bytes=max(1, len(group.layer_names) * group.kv_cache_spec.page_size_bytes),
-            layout=Layout.opaque("not shared", {"engine": engine}),
-        )
-        for index, group in enumerate(groups)
-    )
-
-
-def _engine_fingerprint(vllm_config: Any, facts: VllmFacts, groups: Any) -> Layout:
-    """The layout, opaque per head: all that decides how this engine orders a head's bytes.
-
-    The CPU backend packs keys by the instruction set it runs on (vLLM v1/attention/backends/
-    cpu_attn.py), so the machine's flags and vLLM's own choice are both part of it. It does so head
-    by head: a block of a layer is (heads, tokens, keys and values), whatever heads a rank has.
-    """
-    spec = groups[0].kv_cache_spec
-    version = import_module("vllm").__version__.split("+")[0]
-    fields: dict[str, Scalar] = {
-        "backend": "cpu_attn",
-        "block_tokens": spec.block_size,
-        "cache_dtype": str(vllm_config.cache_config.cache_dtype),
-        "dtype": str(spec.dtype).removeprefix("torch."),
-        **cpu_order(vllm_config, facts, spec),
-    }
-    engine = f"vllm-{version}-cpu-{platform.machine()}"
-    return Layout.per_head(engine, _head_bytes(spec), fields)
 
 
 def cpu_order(vllm_config: Any, facts: VllmFacts, spec: Any) -> dict[str, Scalar]:

@@ -12,10 +12,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from kvrouter_store.connectors.vllm.identity import weights_digest
-from kvrouter_store.connectors.vllm.settings import ConnectorRefused, ConnectorSettings
+from kvrouter_store.connectors.settings import ConnectorRefused, ConnectorSettings
 from kvrouter_store.identity.block import CacheSpec, Manifest, Part
 from kvrouter_store.identity.layout import Layout, Scalar
+from kvrouter_store.identity.weights import weights_digest
 
 HASH_ALGO = "vllm offload key"  # its first 32 bytes: the chain hash of the chunk's last block
 NO_ROOT = "00" * 32  # the seed of a chain is part of each of its hashes

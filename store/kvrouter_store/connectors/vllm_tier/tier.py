@@ -30,9 +30,11 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from kvrouter_store._core import BlockStatus, Segments
+from kvrouter_store.connectors.landings import Landings
 from kvrouter_store.connectors.link import StoreLink
+from kvrouter_store.connectors.settings import ConnectorSettings
 from kvrouter_store.connectors.transfers import Finished, Transfers
-from kvrouter_store.connectors.vllm.settings import ConnectorSettings
+from kvrouter_store.connectors.vllm_tier.arrivals import Arrivals
 from kvrouter_store.connectors.vllm_tier.identity import ChunkIdentity, chunk_manifests, identify
 from kvrouter_store.connectors.vllm_tier.lookups import ChunkLookups
 from kvrouter_store.connectors.vllm_tier.runs import Run, runs_of
@@ -48,8 +50,7 @@ PART = 0
 class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
     """Keeps chunks in a kvstore node. Without a reachable store vLLM goes on with its own memory.
 
-    Takes the settings of KVStoreConnector (url, transport, verify, deadline_s, name, token, model,
-    weights_revision and the files of TLS), and `threads` that move chunks. Raises ConnectorRefused
+    Takes what `ConnectorSettings` says, and `threads` that move chunks. Raises ConnectorRefused
     where they cannot be used. Owns threads and connections: shutdown() ends them.
     """
 
@@ -71,17 +72,21 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         manifests = chunk_manifests(config, self.block_size_bytes, identity, vllm.__version__)
         name = identity.engine
         self.links = {
-            group: StoreLink(settings.client(name), manifest, log, engine=name)
+            group: StoreLink(settings.client(name, group), manifest, log, engine=name)
             for group, manifest in manifests.items()
         }
         self.engine = identity.engine
         self._manifests, self._renewals = manifests, 0
         self._news = threading.Event()
-        self._memory = _segments_of(primary_kv_view)
+        self.memory = _segments_of(primary_kv_view)
         self._transfers: Transfers[list[OffloadKey]] = Transfers(
             threads, "kvstore-tier", self._news
         )
         self._lookups = ChunkLookups(tier_type, self.links, self._news)
+        self._landings = Landings(lambda: settings.waiter(f"{name}/landings"), self._news, log)
+        self.arrivals = Arrivals(
+            self._landings, config.cache.tokens_per_hash, lambda group: self.links[group].manifest
+        )
         self._jobs: dict[int, TransferJob] = {}
         for link in self.links.values():
             link.start()
@@ -89,6 +94,8 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Whether the store has the chunk; unknown the first time that a request asks."""
         found = self._lookups.lookup(key, req_context)
+        if found is False:
+            found = self.arrivals.lookup(key, req_context)
         if found is None:
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
@@ -109,15 +116,18 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """All chunks of a request are offered: the store may have lost what vLLM's memory holds."""
+        self.arrivals.begin(req_context)
         return RequestOffloadingContext(policy=OffloadPolicy.REQUEST_LEVEL)
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """Forget the lookups of the request."""
+        """Forget the lookups of the request, and what is on its way to it."""
+        self.arrivals.forget(req_context)
         self._lookups.cleanup(req_context.req_id)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Ask the store for all lookups of this step at once."""
         self._lookups.flush()
+        self.arrivals.follow()
 
     @property
     def away(self) -> bool:
@@ -127,7 +137,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
     @property
     def busy(self) -> bool:
         """Whether the store has been asked something that it has not answered."""
-        return bool(self._jobs) or self._lookups.asking
+        return bool(self._jobs) or self._lookups.asking or self.arrivals.waiting
 
     def wait_news(self, timeout_s: float) -> None:
         """Wait until the store answered anything since the last call, at most `timeout_s`."""
@@ -153,6 +163,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         """End threads and connections; transfers that run end first."""
         self._lookups.shutdown()
         self._transfers.close()
+        self._landings.close()
         for link in self.links.values():
             link.close()
 
@@ -165,7 +176,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         link = self.links[run.group]
         held = link.match(run.chain[run.span.start * HASH_BYTES :])
         span, chunk_ids = run.span[held:], run.chunk_ids[held:]
-        put = link.put(PART, run.chain, span, self._memory, chunk_ids) if span else None
+        put = link.put(PART, run.chain, span, self.memory, chunk_ids) if span else None
         statuses = put.statuses if put is not None else ()
         new = zip(run.keys[held:], statuses, strict=False)
         return run.keys[:held] + [key for key, status in new if status in THERE]
@@ -173,7 +184,13 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
     def _load(self, run: Run) -> list[OffloadKey]:
         """The chunks of the run that came as they were put."""
         link = self.links[run.group]
-        statuses = link.get_into(PART, run.chain, run.span, self._memory, run.chunk_ids)
+        statuses = link.get_into(PART, run.chain, run.span, self.memory, run.chunk_ids)
+        lost = [status.name.lower() for status in statuses if status is not BlockStatus.OK]
+        if lost:
+            log.warning(
+                "%d of %d blocks did not come (%s): vLLM computes from there on",
+                *(len(lost), len(run.keys), ", ".join(sorted(set(lost)))),
+            )
         came = zip(run.keys, statuses, strict=True)
         return [key for key, status in came if status is BlockStatus.OK]
 
@@ -182,7 +199,9 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
         success = len(moved) == len(job.keys)
         if job.is_promotion and not success:
             # Or vLLM would ask for what cannot be had again and again.
-            self._lookups.mark_miss(set(job.keys).difference(moved))
+            lost = set(job.keys).difference(moved)
+            self._lookups.mark_miss(lost)
+            self.arrivals.lose(lost, job.req_context)
         return JobResult(
             job_id=job.job_id,
             success=success,

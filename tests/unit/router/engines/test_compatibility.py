@@ -80,33 +80,6 @@ async def test_the_difference_names_what_differs(clock: Clock) -> None:
     assert view.difference(NAME, other) == "parts: 1 and 2; spec.kv_dtype: float32 and bfloat16"
 
 
-def of_heads(parts: int, heads: int = 4, engine: str = "fake") -> Manifest:
-    each, layout = heads // parts, Layout.per_head(engine, 16)
-    return Manifest(
-        HALVES.spec,
-        tuple(
-            Part((0, 2), (n * each, (n + 1) * each), 0, 2 * each * 16, layout) for n in range(parts)
-        ),
-    )
-
-
-async def test_engines_that_differ_only_in_heads_get_a_setting_as_remedy(clock: Clock) -> None:
-    one, two, four = of_heads(1), of_heads(2), of_heads(4)
-    others = [of_heads(2, heads=8), of_heads(2, engine="other"), HALVES]
-    registered = [one, two, four, *others]
-    view = view_of(FakeStore(registered=registered), clock)
-    await view.learn(NAME)
-
-    def told(first: Manifest, second: Manifest) -> str:
-        return view.difference(first.digest.hex(), second.digest.hex())
-
-    assert (
-        told(one, two) == 'parts: 1 and 2; with "parts": 2 in the settings of both they would share'
-    )
-    assert '"parts": 4' in told(two, four)
-    assert not any("would share" in told(one, other) for other in others)
-
-
 async def test_a_store_that_is_away_keeps_no_engine_from_joining(clock: Clock) -> None:
     view = view_of(FakeStore(away=True), clock)
     await view.learn(NAME)

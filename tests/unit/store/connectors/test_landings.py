@@ -23,8 +23,13 @@ def node(tmp_path: Path) -> Iterator[StoreProcess]:
 
 
 @pytest.fixture
-def landings(node: StoreProcess) -> Iterator[Landings]:
-    made = Landings(lambda: AsyncStoreClient(node.url), MANIFEST, logging.getLogger("landings"))
+def news() -> threading.Event:
+    return threading.Event()
+
+
+@pytest.fixture
+def landings(node: StoreProcess, news: threading.Event) -> Iterator[Landings]:
+    made = Landings(lambda: AsyncStoreClient(node.url), news, logging.getLogger("landings"))
     yield made
     made.close()
 
@@ -40,14 +45,16 @@ def waits(client: StoreClient, count: int) -> bool:
     return eventually(lambda: client.stats()["waits"] == count)
 
 
-def test_each_piece_is_told_when_it_lands(landings: Landings, client: StoreClient) -> None:
+def test_each_piece_is_told_when_it_lands(
+    landings: Landings, client: StoreClient, news: threading.Event
+) -> None:
     chain = chain_of(5)
-    coming = landings.follow(chain, 0, LONG_S)
+    coming = landings.follow(MANIFEST, chain, LONG_S)
     assert waits(client, 1)
     assert (coming.landed, coming.over) == (0, False)
     put_chain(client, MANIFEST, chain[: 2 * 32])
     assert eventually(lambda: coming.landed == 2)
-    assert landings.news(0)
+    assert news.is_set()
     assert waits(client, 1)
     assert not coming.over
     put_chain(client, MANIFEST, chain)
@@ -56,22 +63,10 @@ def test_each_piece_is_told_when_it_lands(landings: Landings, client: StoreClien
     assert waits(client, 0)
 
 
-def test_news_wake_who_waits_for_them(landings: Landings, client: StoreClient) -> None:
-    chain = chain_of(1)
-    landings.follow(chain, 0, LONG_S)
-    assert waits(client, 1)
-    told: list[bool] = []
-    thread = threading.Thread(target=lambda: told.append(landings.news(LONG_S)))
-    thread.start()
-    put_chain(client, MANIFEST, chain)
-    thread.join(10)
-    assert told == [True]
-
-
 def test_many_requests_wait_on_one_connection(landings: Landings, client: StoreClient) -> None:
     before = client.stats()["connections"]
     chains = [chain_of(1, f"chain {k}") for k in range(50)]
-    comings = [landings.follow(chain, 0, LONG_S) for chain in chains]
+    comings = [landings.follow(MANIFEST, chain, LONG_S) for chain in chains]
     assert waits(client, 50)
     assert client.stats()["connections"] == before + 1
     for chain in chains:
@@ -79,17 +74,19 @@ def test_many_requests_wait_on_one_connection(landings: Landings, client: StoreC
     assert eventually(lambda: all(coming.landed == 1 and coming.over for coming in comings))
 
 
-def test_a_wait_ends_with_its_time(landings: Landings, client: StoreClient) -> None:
-    coming = landings.follow(chain_of(2), 0, 0.05)
+def test_a_wait_ends_with_its_time(
+    landings: Landings, client: StoreClient, news: threading.Event
+) -> None:
+    coming = landings.follow(MANIFEST, chain_of(2), 0.05)
     assert eventually(lambda: coming.over)
     assert coming.landed == 0
-    assert landings.news(0)
+    assert news.is_set()
 
 
 def test_a_dropped_wait_leaves_nothing_at_the_store(
     landings: Landings, client: StoreClient
 ) -> None:
-    coming = landings.follow(chain_of(2), 0, LONG_S)
+    coming = landings.follow(MANIFEST, chain_of(2), LONG_S)
     assert waits(client, 1)
     coming.drop()
     assert waits(client, 0)
@@ -99,24 +96,27 @@ def test_a_dropped_wait_leaves_nothing_at_the_store(
 def test_a_store_that_dies_ends_every_wait_at_once(landings: Landings, node: StoreProcess) -> None:
     with StoreClient(node.url) as client:
         client.register(MANIFEST)
-        comings = [landings.follow(chain_of(2, name), 0, LONG_S) for name in "abc"]
+        comings = [landings.follow(MANIFEST, chain_of(2, name), LONG_S) for name in "abc"]
         assert waits(client, 3)
     node.kill()
     assert eventually(lambda: all(coming.over for coming in comings))
     assert all(coming.landed == 0 for coming in comings)
 
 
-def test_what_is_there_already_needs_no_wait(landings: Landings) -> None:
-    coming = landings.follow(chain_of(2), 2, LONG_S)
-    assert (coming.landed, coming.over) == (2, True)
+def test_what_is_there_already_lands_at_once(landings: Landings, client: StoreClient) -> None:
+    chain = chain_of(2)
+    put_chain(client, MANIFEST, chain)
+    coming = landings.follow(MANIFEST, chain, LONG_S)
+    assert eventually(lambda: coming.over)
+    assert coming.landed == 2
 
 
 def test_closing_ends_what_is_awaited_and_the_thread(
     landings: Landings, client: StoreClient
 ) -> None:
-    coming = landings.follow(chain_of(2), 0, LONG_S)
+    coming = landings.follow(MANIFEST, chain_of(2), LONG_S)
     assert waits(client, 1)
     landings.close()
     assert coming.over
     assert "kvstore-landings" not in {thread.name for thread in threading.enumerate()}
-    assert landings.follow(chain_of(2), 0, LONG_S).over
+    assert landings.follow(MANIFEST, chain_of(2), LONG_S).over

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from tests.fakes.vllm import FakeClient, chain_of
+from tests.fakes.store_client import FakeClient, chain_of
 
 from kvrouter_store._core import BlockStatus
 from kvrouter_store.connectors.link import AWAY_S, HEARTBEAT_S, StoreLink
@@ -27,7 +27,7 @@ def client() -> FakeClient:
 @pytest.fixture
 def link(client: FakeClient) -> StoreLink:
     log = logging.getLogger("link")
-    return StoreLink(cast("Any", client), MANIFEST, log, engine="e1", refusal="why")
+    return StoreLink(cast("Any", client), MANIFEST, log, engine="e1")
 
 
 def test_without_a_store_nothing_matches_nothing_is_stored_and_every_get_misses(
@@ -83,7 +83,7 @@ def test_an_engine_registers_once_and_says_why_it_shares_nothing(
     client.failure = None
     link.beat()
     link.beat()
-    assert client.registered == [("e1", "why")]
+    assert client.registered == [("e1", "")]
 
 
 def test_a_refused_operation_does_not_make_the_store_away(

@@ -16,7 +16,7 @@ from tests.fakes.store import Memory, chain_of, manifest_of, put_chain
 from kvrouter.tools.sim.settings import SimSettings
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client.blocking import StoreClient
-from kvrouter_store.connectors.vllm.settings import ConnectorRefused, ConnectorSettings
+from kvrouter_store.connectors.settings import ConnectorRefused, ConnectorSettings
 from kvrouter_store.errors import StoreUnavailable
 from kvrouter_store.node.rdma_host import serving_rdma
 from kvrouter_store.node.settings import StoreSettings

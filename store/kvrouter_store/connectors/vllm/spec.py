@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -9,7 +10,8 @@ from vllm.v1.kv_offload.base import OffloadingManager, OffloadingWorker
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from kvrouter_store.connectors.vllm_offload.host_worker import HostWorker
+from kvrouter_store.connectors.vllm.host_worker import HostWorker
+from kvrouter_store.connectors.vllm.self_test import check_copies, check_store
 
 
 class StoreOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
@@ -24,15 +26,23 @@ class StoreOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
         engine that is killed leaves nothing behind. Where it is the first, workers need the name.
         """
         manager = super().get_manager()
-        if self._scheduler_mmap._creator:
-            return manager
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._scheduler_mmap.mmap_path)
-        self._scheduler_mmap._creator = False
+        region = self._scheduler_mmap
+        if self.extra_config["self_test"]:
+            with _nameless_if_it_fails(region):
+                check_store(manager.secondary_tiers[0])
+        if not region._creator:
+            _unlink(region)
         return manager
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
         """What copies between the cache and the host memory."""
+        worker = self._made_worker(kv_caches)
+        if self.extra_config["self_test"]:
+            with _nameless_if_it_fails(worker._mmap_region):
+                check_copies(kv_caches, worker)
+        return worker
+
+    def _made_worker(self, kv_caches: Any) -> OffloadingWorker:
         if not current_platform.is_cpu():
             worker = super().get_worker(kv_caches)
             worker._mmap_region._creator = False  # see get_manager
@@ -50,3 +60,18 @@ class StoreOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
             region._creator = False
             self._worker = HostWorker(kv_caches, region, canonical=self.config.canonical_layout)
         return self._worker
+
+
+@contextlib.contextmanager
+def _nameless_if_it_fails(region: SharedOffloadRegion) -> Iterator[None]:
+    """An engine that does not start leaves no file behind."""
+    try:
+        yield
+    except BaseException:
+        _unlink(region)
+        raise
+
+
+def _unlink(region: SharedOffloadRegion) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(region.mmap_path)

@@ -34,7 +34,7 @@ class HostWorker(OffloadingWorker):  # type: ignore[misc]
     """
 
     def __init__(self, kv_caches: Any, region: SharedOffloadRegion, *, canonical: bool) -> None:
-        self._region = region
+        self._mmap_region = region
         caches = [each.tensor.numpy() for each in kv_caches.tensors]
         groups = kv_caches.group_data_refs
         if canonical:
@@ -77,7 +77,7 @@ class HostWorker(OffloadingWorker):  # type: ignore[misc]
     def shutdown(self) -> None:
         """End the map of the region."""
         self._groups.clear()
-        self._region.cleanup()
+        self._mmap_region.cleanup()
 
     def _each(self, cache_spec: Any, chunk_spec: Any) -> Iterator[tuple[Fragments, Any, Any]]:
         """What a job copies of each group: fragments, numbers of blocks, numbers of chunks."""

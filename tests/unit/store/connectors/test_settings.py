@@ -1,59 +1,15 @@
-"""What the connector refuses to start with, each in a sentence that names the flag to set."""
+"""What a connector is told of the store; what it cannot mean is refused in one sentence."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.fakes.certificates import Authority
 
 from kvrouter_store.connection.tls import ClientTls
-from kvrouter_store.connectors.vllm.settings import ConnectorRefused, ConnectorSettings, check_start
+from kvrouter_store.connectors.settings import ConnectorRefused, ConnectorSettings
 
 URL = {"url": "kv://127.0.0.1:7400"}
-
-
-def engine(**changes: Any) -> SimpleNamespace:
-    """vLLM's configuration of an engine that may start, with changes ('section.name': value)."""
-    sections: dict[str, dict[str, Any]] = {
-        "kv_transfer_config": {
-            "kv_connector_extra_config": dict(URL),
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-        },
-        "cache_config": {"enable_prefix_caching": True, "prefix_caching_hash_algo": "sha256_cbor"},
-        "parallel_config": {"pipeline_parallel_size": 1, "decode_context_parallel_size": 1},
-        "device_config": {"device_type": "cpu"},
-    }
-    for name, value in changes.items():
-        section, _, key = name.partition("__")
-        sections[section][key] = value
-    return SimpleNamespace(**{key: SimpleNamespace(**value) for key, value in sections.items()})
-
-
-def test_an_engine_with_the_flags_set_may_start() -> None:
-    assert check_start(engine(), "0.32.0+cpu").url == URL["url"]
-
-
-@pytest.mark.parametrize(
-    ("change", "remedy"),
-    [
-        ({"cache_config__prefix_caching_hash_algo": "sha256"}, "hash-algo sha256_cbor"),
-        ({"cache_config__enable_prefix_caching": False}, "--enable-prefix-caching"),
-        ({"kv_transfer_config__kv_load_failure_policy": "fail"}, '"recompute"'),
-        ({"device_config__device_type": "cuda"}, "connectors.vllm_offload"),
-        ({"parallel_config__pipeline_parallel_size": 2}, "--pipeline-parallel-size 1"),
-        ({"parallel_config__decode_context_parallel_size": 2}, "--decode-context-parallel-size 1"),
-        ({"kv_transfer_config__kv_connector_extra_config": {}}, '"url"'),
-    ],
-)
-def test_what_cannot_work_is_refused_with_the_flag_to_set(
-    change: dict[str, Any], remedy: str
-) -> None:
-    with pytest.raises(ConnectorRefused) as refused:
-        check_start(engine(**change), "0.32.0")
-    assert remedy in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_the_token_is_taken_from_the_configuration_or_the_environment_and_shown_nowhere(
@@ -109,11 +65,6 @@ def test_files_for_tls_that_cannot_be_used_are_refused(wrong: dict[str, Any], to
         ConnectorSettings.parse({**URL, **wrong}, "kv_both")
 
 
-def test_an_untested_vllm_is_refused() -> None:
-    with pytest.raises(ConnectorRefused, match=r"0\.30\.2"):
-        check_start(engine(), "0.30.2")
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -124,9 +75,6 @@ def test_an_untested_vllm_is_refused() -> None:
         {"deadline_s": 0},
         {"deadline_s": True},
         {"name": 7},
-        {"parts": -1},
-        {"parts": "2"},
-        {"parts": True},
     ],
 )
 def test_a_setting_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:

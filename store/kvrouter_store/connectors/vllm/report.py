@@ -10,6 +10,7 @@ def report(scheduler: Any, status: Any, tier: "KVStoreTier", refusal: str) -> di
     """The `kv_transfer_params` about a request.
 
     `manifest`: of the blocks of which a hit needs all; `groups`: what further groups need.
+    `waits`: it can be asked before its KV has landed.
     `blocks`: leading blocks of the prompt that are or will be in the store, with all that a hit
     needs where they end. They are none while the store is away: the router would wait in vain.
 
@@ -20,7 +21,7 @@ def report(scheduler: Any, status: Any, tier: "KVStoreTier", refusal: str) -> di
     configs = scheduler.config.kv_group_configs
     unit = scheduler.config.tokens_per_hash
     if any(config.tokens_per_chunk != unit for config in configs):
-        return {}  # the router does not know names by parts of a block
+        return {"refusal": "the router cannot match cache groups with blocks of different sizes"}
     groups = [
         {
             "manifest": tier.links[config.group_idx].manifest.digest.hex(),
@@ -34,6 +35,7 @@ def report(scheduler: Any, status: Any, tier: "KVStoreTier", refusal: str) -> di
         "blocks": 0 if status is None or tier.away else _promised(scheduler, status, unit),
         "block_tokens": unit,
         "root": next(iter(tier.links.values())).manifest.spec.root,
+        "waits": True,
     }
     if len(groups) > 1 or groups[0]["reach"] is not None:
         about["groups"] = groups

@@ -1,13 +1,8 @@
-"""The connector's settings, and why it refuses to start. Knows vLLM's configuration only.
-
-A setting is a key of `kv_connector_extra_config` in --kv-transfer-config. A refusal at start is one
-sentence with the flag to set. An engine whose KV cannot be shared starts, and runs without sharing
-(`identity.sharing_refusal`).
-"""
+"""How a connector or a tier reaches the store: its settings in --kv-transfer-config."""
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self, get_args
 
@@ -17,7 +12,6 @@ from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.connection.tls import ClientTls, native_context
 from kvrouter_store.connection.tokens import check_token
-from kvrouter_store.connectors.vllm.versions import VERSIONS, VllmFacts, facts_of
 from kvrouter_store.errors import KVStoreError
 from kvrouter_store.rdma.base import RdmaUnavailable
 from kvrouter_store.rdma.initiator import Initiator
@@ -42,23 +36,21 @@ class ConnectorRefused(KVStoreError, ValueError):
 
 @dataclass(frozen=True)
 class ConnectorSettings:
-    """What `kv_connector_extra_config` may hold.
+    """What `kv_connector_extra_config` may hold for the connector, and the entry of a tier.
 
     url: the store, kv://HOST:PORT, or kvs://HOST:PORT for TLS (required).
     transport: 'auto', 'shm', 'unix', 'tcp' or 'rdma'.
     dev_name, ib_port, link_type, hint_gid_index: of RDMA, as `RdmaOptions` says;
-        several devices take turns by tensor-parallel rank.
+        several devices take turns by cache group.
     verify: check the digest of every loaded block.
     deadline_s: seconds within which each operation on the store ends.
     save: which computed blocks go to the store: 'none', 'prompt', or 'all' (generated ones too).
         Left out: 'all', for kv_role kv_consumer 'none'.
-    parts: into how many parts a block is divided by its KV heads; engines with other numbers of
-        ranks share where it is the same. Left out (0): one for each rank.
     name: what the store lists this engine as. Left out: host and process id.
     token: of the store, where it asks for one. Left out: KVROUTER_STORE_TOKEN of the environment.
     ca_file, cert_file, key_file: for kvs://, as `ClientTls` says. Left out: what
         KVROUTER_STORE_CA_FILE, _CERT_FILE and _KEY_FILE of the environment say.
-    model, weights_revision: what is served, where the files do not say it (see `identity`).
+    model, weights_revision: what is served, where the files do not say it (see `weights`).
     """
 
     url: str
@@ -70,7 +62,6 @@ class ConnectorSettings:
     verify: bool = True
     deadline_s: float = 2.0
     save: SaveScope = "all"
-    parts: int = 0
     name: str = ""
     token: str = field(default="", repr=False)
     ca_file: str = ""
@@ -96,8 +87,6 @@ class ConnectorSettings:
         _one_of("transport", values.get("transport", "auto"), get_args(TransportName))
         if values.get("deadline_s", 2.0) <= 0:
             raise refused('"deadline_s" must be a positive number of seconds')
-        if values.get("parts", 0) < 0:
-            raise refused('"parts" must be a number of parts, such as 2')
         values["token"] = _token(values.get("token", ""))
         settings = cls(**values)
         try:
@@ -107,8 +96,8 @@ class ConnectorSettings:
             raise refused(str(error)) from None
         return settings
 
-    def client(self, name: str, rank: int = 0) -> StoreClient:
-        """A client of the store, listed there under this name, with the RDMA device of a rank.
+    def client(self, name: str, turn: int = 0) -> StoreClient:
+        """A client of the store, listed there under this name; of several RDMA devices with one.
 
         Raises ConnectorRefused where RDMA is demanded and there is no device.
         """
@@ -121,7 +110,7 @@ class ConnectorSettings:
                 name=name,
                 token=self.token,
                 tls=self.tls,
-                rdma=Initiator(self.rdma_options, rank),
+                rdma=Initiator(self.rdma_options, turn),
             )
         except RdmaUnavailable as problem:
             raise refused(f'"transport" is "rdma": {problem}') from problem
@@ -148,72 +137,6 @@ class ConnectorSettings:
             own.cert_file or os.environ.get("KVROUTER_STORE_CERT_FILE", ""),
             own.key_file or os.environ.get("KVROUTER_STORE_KEY_FILE", ""),
         )
-
-
-def check_start(vllm_config: Any, version: str) -> ConnectorSettings:
-    """The settings of an engine that may start. Raises ConnectorRefused, with the flag to set."""
-    facts = required_facts(version, models=True)
-    transfer = vllm_config.kv_transfer_config
-    settings = ConnectorSettings.parse(transfer.kv_connector_extra_config, transfer.kv_role)
-    refuse_any(_copying_complaints(vllm_config) + naming_complaints(vllm_config, facts))
-    return settings
-
-
-def required_facts(version: str, *, models: bool) -> VllmFacts:
-    """What is known of a version of vLLM. Raises ConnectorRefused where it was not tested.
-
-    models: whether it counts only where engines with models ran.
-    """
-    facts = facts_of(version)
-    if facts is None or (models and not facts.models):
-        tested = ", ".join(row.series for row in VERSIONS if row.models or not models)
-        raise ConnectorRefused(
-            f"KVStoreConnector was not tested with vLLM {version}: install a vLLM of series "
-            f"{tested}, or a newer kvrouter"
-        )
-    return facts
-
-
-def refuse_any(complaints: Sequence[str]) -> None:
-    """Raise ConnectorRefused with the first complaint, if there is one."""
-    for complaint in complaints:
-        raise ConnectorRefused(f"KVStoreConnector cannot work so: {complaint}")
-
-
-def naming_complaints(vllm_config: Any, facts: VllmFacts) -> list[str]:
-    """Why blocks have no names that other engines share, each with the flag to set."""
-    cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
-    found = []
-    if not cache.enable_prefix_caching:
-        found.append("blocks have no names without prefix caching; set --enable-prefix-caching")
-    if cache.prefix_caching_hash_algo != facts.hash_algo:
-        found.append(
-            f"block hashes are {cache.prefix_caching_hash_algo!r}, which only vLLM computes; "
-            f"set --prefix-caching-hash-algo {facts.hash_algo}"
-        )
-    if parallel.pipeline_parallel_size != 1:
-        found.append("a rank must hold all layers; set --pipeline-parallel-size 1")
-    if parallel.decode_context_parallel_size != 1:
-        found.append("a rank must hold all tokens; set --decode-context-parallel-size 1")
-    return found
-
-
-def _copying_complaints(vllm_config: Any) -> list[str]:
-    """Why KV cannot be copied straight from the cache, each with the flag to set."""
-    found = []
-    if vllm_config.device_config.device_type != "cpu":
-        found.append(
-            "it copies KV from host memory, and this engine's is on "
-            f"{vllm_config.device_config.device_type}; set "
-            '"kv_connector_module_path":"kvrouter_store.connectors.vllm_offload" in '
-            "--kv-transfer-config"
-        )
-    if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
-        found.append(
-            "a block lost from the store would fail its request; set "
-            '"kv_load_failure_policy":"recompute" in --kv-transfer-config'
-        )
-    return found
 
 
 def _without_deprecated(extra: Mapping[str, Any]) -> dict[str, Any]:

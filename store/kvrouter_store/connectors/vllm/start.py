@@ -1,0 +1,164 @@
+"""What an engine needs to start with the connector, and what vLLM's offloading is told then.
+
+Knows vLLM's configuration only. A refusal at start is one sentence with the flag to set.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from kvrouter_store.connectors.settings import ConnectorRefused, ConnectorSettings, refused
+from kvrouter_store.connectors.vllm.versions import VERSIONS, VllmFacts, facts_of
+
+LEAST_HOST_BYTES: Final = 256 << 20
+MOST_HOST_BYTES: Final = 4 << 30  # unless a setting asks for more
+THREADS: Final = 4
+
+
+@dataclass(frozen=True)
+class EngineSettings(ConnectorSettings):
+    """What `kv_connector_extra_config` may hold: the settings of `ConnectorSettings`, and these.
+
+    cpu_bytes_to_use: host memory through which KV passes between the engine and the store, for all
+        ranks together; vLLM keeps in it what was used last. Left out (0): see `host_bytes`.
+    threads: that copy between this memory and the store.
+    canonical_layout: a block is stored as one rank would hold it, so that engines with other
+        numbers of tensor-parallel ranks share. Of models with states they do not.
+    allow_untested: start with a newer series of vLLM than was tested, after a self-test.
+    """
+
+    cpu_bytes_to_use: int = 0
+    threads: int = THREADS
+    canonical_layout: bool = False
+    allow_untested: bool = False
+
+    @classmethod
+    def parse(cls, extra: Mapping[str, Any], kv_role: str) -> Self:
+        """The settings in `extra`. Raises ConnectorRefused on an unknown key or a bad value."""
+        if extra.get("parts"):
+            raise refused(
+                '"parts" is not a setting here; set "canonical_layout": true to share with engines '
+                "of other numbers of ranks"
+            )
+        settings = super().parse(extra, kv_role)
+        for name, least in (("cpu_bytes_to_use", 0), ("threads", 1)):
+            if getattr(settings, name) < least:
+                raise refused(f'"{name}" must be at least {least}')
+        return settings
+
+    def as_offloading(
+        self, extra: Mapping[str, Any], host_bytes: int, identity: Any
+    ) -> dict[str, Any]:
+        """What vLLM's offloading reads in the place of `extra`."""
+        ours = {"cpu_bytes_to_use", "canonical_layout", "allow_untested", "parts"}
+        store = {key: value for key, value in extra.items() if key not in ours}
+        return {
+            "spec_name": "StoreOffloadingSpec",
+            "spec_module_path": "kvrouter_store.connectors.vllm.spec",
+            "cpu_bytes_to_use": host_bytes,
+            "canonical_layout": self.canonical_layout,
+            "offload_prompt_only": self.save == "prompt",
+            "self_test": self.allow_untested,
+            "secondary_tiers": [
+                {
+                    **store,
+                    "type": "KVStoreTier",
+                    "module_path": "kvrouter_store.connectors.vllm_tier",
+                    "identity": identity,
+                }
+            ],
+        }
+
+
+def check_start(vllm_config: Any, kv_cache_config: Any, version: str) -> EngineSettings:
+    """The settings of an engine that may start. Raises ConnectorRefused, with the flag to set."""
+    transfer = vllm_config.kv_transfer_config
+    settings = EngineSettings.parse(transfer.kv_connector_extra_config, transfer.kv_role)
+    facts = required_facts(version, allow_untested=settings.allow_untested)
+    refuse_any(naming_complaints(vllm_config, facts) + _sharing_complaints(vllm_config))
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    if any(getattr(spec, "non_causal", False) for spec in specs):
+        refuse_any(["KV depends on what follows it; leave --kv-transfer-config out"])
+    if any(getattr(spec, "mamba_cache_mode", "align") != "align" for spec in specs):
+        refuse_any(["states must lie at the ends of blocks; set --mamba-cache-mode align"])
+    needed, there = host_bytes(settings, vllm_config, kv_cache_config), _shared_memory_bytes()
+    if there < needed:
+        raise refused(
+            f'"cpu_bytes_to_use" is {needed}, and /dev/shm has {there} bytes; set it lower, or '
+            "start the container with a larger --shm-size"
+        )
+    return settings
+
+
+def host_bytes(settings: EngineSettings, vllm_config: Any, kv_cache_config: Any) -> int:
+    """Host memory for KV on its way: what the settings say, or twice the longest prompt's KV.
+
+    Of the latter at least LEAST_HOST_BYTES and at most MOST_HOST_BYTES.
+    """
+    if settings.cpu_bytes_to_use:
+        return settings.cpu_bytes_to_use
+    groups, tensors = kv_cache_config.kv_cache_groups, kv_cache_config.kv_cache_tensors
+    block_tokens = min(group.kv_cache_spec.block_size for group in groups)
+    blocks = len(groups) * -(-vllm_config.model_config.max_model_len // block_tokens)
+    ranks = vllm_config.parallel_config.world_size
+    longest: int = blocks * ranks * (tensors[0].size // kv_cache_config.num_blocks)
+    return max(LEAST_HOST_BYTES, min(2 * longest, MOST_HOST_BYTES))
+
+
+def required_facts(version: str, *, allow_untested: bool) -> VllmFacts:
+    """What is known of a version of vLLM. Raises ConnectorRefused where it was not tested."""
+    facts = facts_of(version)
+    if facts is not None and (allow_untested or facts.ran != "nothing"):
+        return facts
+    tested = ", ".join(row.series for row in VERSIONS)
+    remedy = ", or a newer kvrouter"
+    if facts is not None:
+        remedy += '; or set "allow_untested": true in kv_connector_extra_config to try it'
+    raise ConnectorRefused(
+        f"KVStoreConnector was not tested with vLLM {version}: install a vLLM of series {tested}"
+        f"{remedy}"
+    )
+
+
+def refuse_any(complaints: Sequence[str]) -> None:
+    """Raise ConnectorRefused with the first complaint, if there is one."""
+    for complaint in complaints:
+        raise ConnectorRefused(f"KVStoreConnector cannot work so: {complaint}")
+
+
+def naming_complaints(vllm_config: Any, facts: VllmFacts) -> list[str]:
+    """Why blocks have no names that other engines share, each with the flag to set."""
+    cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
+    found = []
+    if not cache.enable_prefix_caching:
+        found.append("blocks have no names without prefix caching; set --enable-prefix-caching")
+    if cache.prefix_caching_hash_algo != facts.hash_algo:
+        found.append(
+            f"block hashes are {cache.prefix_caching_hash_algo!r}, which only vLLM computes; "
+            f"set --prefix-caching-hash-algo {facts.hash_algo}"
+        )
+    if parallel.pipeline_parallel_size != 1:
+        found.append("a rank must hold all layers; set --pipeline-parallel-size 1")
+    if parallel.decode_context_parallel_size != 1:
+        found.append("a rank must hold all tokens; set --decode-context-parallel-size 1")
+    return found
+
+
+def _shared_memory_bytes() -> int:
+    """What the file system holds in which vLLM keeps its host memory, when it is empty."""
+    found = os.statvfs("/dev/shm")
+    return found.f_blocks * found.f_frsize
+
+
+def _sharing_complaints(vllm_config: Any) -> list[str]:
+    """Why equal tokens would have KV of different bytes, each with the flag to set."""
+    found = []
+    speculative = vllm_config.speculative_config
+    draft = getattr(speculative, "draft_model_config", None)
+    if draft is not None and draft.model != vllm_config.model_config.model:
+        found.append(
+            "the KV of a draft model of its own has no identity that engines could compare; leave "
+            "--speculative-config out"
+        )
+    return found

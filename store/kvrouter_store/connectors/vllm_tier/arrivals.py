@@ -1,0 +1,145 @@
+"""Chunks that a router announced: on their way into the store, and awaited.
+
+A router that sends a decode leg before the KV of its prompt has landed says in `kv_transfer_params`
+how many leading blocks will land. vLLM asks for the chunks of a waiting request in each of its
+steps. One that is on its way gets no answer until it has landed: vLLM then fetches it while the
+prefill engine computes the next, and gives the request no blocks of its cache before all came.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+
+from vllm.v1.kv_offload.base import (
+    OffloadKey,
+    ReqContext,
+    get_offload_block_hash,
+    get_offload_group_idx,
+)
+
+from kvrouter_store.connectors.landings import AwaitedPrefix, Landings
+from kvrouter_store.connectors.vllm_tier.announced import announced
+from kvrouter_store.identity.block import Manifest
+
+
+@dataclass
+class _Coming:
+    """Kept by vLLM with a request: what is on its way to it.
+
+    end: token at which the last announced block ends. until: when the wait is over.
+    asked: chunks that nobody follows yet, with group and position. places: where each followed
+    chunk is in what is awaited; None for one that came, and was lost. seen: what had landed when
+    vLLM last asked.
+    """
+
+    end: int
+    until: float
+    asked: list[tuple[int, int, OffloadKey]] = field(default_factory=list)
+    awaited: list[AwaitedPrefix] = field(default_factory=list)
+    places: dict[OffloadKey, tuple[AwaitedPrefix, int] | None] = field(default_factory=dict)
+    seen: list[tuple[int, bool]] = field(default_factory=list)
+
+
+class Arrivals:
+    """What is on its way to one engine; called by the scheduler's thread alone.
+
+    block_tokens: of the blocks that routers count. manifest_of: the manifest of a cache group.
+    """
+
+    def __init__(
+        self,
+        landings: Landings,
+        block_tokens: int,
+        manifest_of: Callable[[int], Manifest],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._landings = landings
+        self._block_tokens = block_tokens
+        self._manifest_of = manifest_of
+        self._clock = clock
+        self._reach_tokens: Mapping[int, int | None] = {}
+        self._asked: list[_Coming] = []  # those with chunks that nobody follows yet
+        self._followed: list[AwaitedPrefix] = []
+
+    def await_groups(self, reach_tokens: Mapping[int, int | None]) -> None:
+        """Of these cache groups chunks are awaited: the last so many tokens, or (None) all."""
+        self._reach_tokens = reach_tokens
+
+    def begin(self, context: ReqContext) -> None:
+        """A request came: note what was announced to it."""
+        if (told := announced(context.kv_transfer_params)) is not None:
+            end, until = told.blocks * self._block_tokens, self._clock() + told.wait_s
+            context.set_state(_Coming(end, until))
+
+    def lookup(self, key: OffloadKey, context: ReqContext) -> bool | None:
+        """Whether a chunk has landed that was not there; None: it may yet."""
+        coming = context.get_state(_Coming)
+        if coming is None:
+            return False
+        if key in coming.places:
+            place = coming.places[key]
+            if place is None:
+                return False
+            over = place[0].over  # read first: news of earlier landings has come by then
+            return place[0].landed > place[1] or (False if over else None)
+        group, position = get_offload_group_idx(key), context.get_offload_key_position(key)
+        if position is None or not self._is_announced(group, position, coming):
+            return False
+        if not coming.asked:
+            self._asked.append(coming)
+        coming.asked.append((group, position, key))
+        return None
+
+    def follow(self) -> None:
+        """Begin to follow what was asked for since the last call."""
+        for coming in self._asked:
+            self._follow(coming)
+        self._asked.clear()
+        self._followed = [each for each in self._followed if not each.over]
+
+    def unchanged(self, context: ReqContext) -> bool:
+        """Whether a request waits, and nothing came since this was asked last."""
+        coming = context.get_state(_Coming)
+        if coming is None or all(each.over for each in coming.awaited):
+            return False
+        now = [(each.landed, each.over) for each in coming.awaited]
+        unchanged = bool(now == coming.seen)
+        coming.seen = now
+        return unchanged
+
+    def lose(self, keys: Iterable[OffloadKey], context: ReqContext) -> None:
+        """Chunks that came cannot be loaded: they are awaited no longer."""
+        if (coming := context.get_state(_Coming)) is not None:
+            coming.places.update(dict.fromkeys(keys))
+
+    def forget(self, context: ReqContext) -> None:
+        """The request ended."""
+        if (coming := context.get_state(_Coming)) is not None:
+            coming.asked.clear()
+            for each in coming.awaited:
+                each.drop()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything is awaited."""
+        return bool(self._asked) or any(not each.over for each in self._followed)
+
+    def _is_announced(self, group: int, position: int, coming: _Coming) -> bool:
+        if position > coming.end or group not in self._reach_tokens:
+            return False
+        reach = self._reach_tokens[group]
+        return reach is None or position > coming.end - reach
+
+    def _follow(self, coming: _Coming) -> None:
+        asked = sorted(set(coming.asked))  # a window's chunks are asked for from the end
+        coming.asked.clear()
+        for group, members in groupby(asked, itemgetter(0)):
+            keys = [key for _, _, key in members]
+            hashes = b"".join(map(get_offload_block_hash, keys))
+            left_s = coming.until - self._clock()
+            awaited = self._landings.follow(self._manifest_of(group), hashes, left_s)
+            coming.awaited.append(awaited)
+            self._followed.append(awaited)
+            coming.places.update({key: (awaited, place) for place, key in enumerate(keys)})

@@ -1,0 +1,23 @@
+"""Which weights a model has, by the files that hold them."""
+
+from hashlib import sha256
+from pathlib import Path
+
+from kvrouter_store.identity.block import canonical_json
+
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+MAX_HASHED_BYTES = 2 << 30  # larger checkpoints would delay the start by more than seconds
+
+
+def weights_digest(folder: Path) -> str:
+    """A digest over the weight files of a local model, or '' where there are none or too much."""
+    files = sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern))
+    if not files or sum(path.stat().st_size for path in files) > MAX_HASHED_BYTES:
+        return ""
+    total = sha256()
+    for path in files:
+        total.update(canonical_json([path.name, path.stat().st_size]))
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                total.update(chunk)
+    return total.hexdigest()

@@ -1,0 +1,158 @@
+"""What vLLM's offloading is told, and what the connector refuses to start with."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvrouter_store.connectors.settings import ConnectorRefused
+from kvrouter_store.connectors.vllm.start import (
+    LEAST_HOST_BYTES,
+    MOST_HOST_BYTES,
+    EngineSettings,
+    check_start,
+    host_bytes,
+    required_facts,
+)
+
+URL = {"url": "kv://127.0.0.1:7400"}
+SMALL: dict[str, Any] = {**URL, "cpu_bytes_to_use": 1 << 20}
+NO_GROUPS = SimpleNamespace(kv_cache_groups=[])
+
+
+def engine(extra: dict[str, Any], draft: str = "", **changes: Any) -> SimpleNamespace:
+    """vLLM's configuration of an engine with these settings, and a drafter of this name."""
+    given: dict[str, Any] = {
+        "enable_prefix_caching": True,
+        "prefix_caching_hash_algo": "sha256_cbor",
+        "pipeline_parallel_size": 1,
+        "decode_context_parallel_size": 1,
+        **changes,
+    }
+    drafter = SimpleNamespace(draft_model_config=SimpleNamespace(model=draft)) if draft else None
+    return SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra, kv_role="kv_both"),
+        cache_config=SimpleNamespace(**given),
+        parallel_config=SimpleNamespace(**given),
+        model_config=SimpleNamespace(model="m"),
+        speculative_config=drafter,
+    )
+
+
+def groups_of(*modes: str) -> SimpleNamespace:
+    """Groups of states that are cached in these modes."""
+    specs = [SimpleNamespace(kv_cache_spec=SimpleNamespace(mamba_cache_mode=m)) for m in modes]
+    return SimpleNamespace(kv_cache_groups=specs)
+
+
+def start(configuration: SimpleNamespace, groups: SimpleNamespace = NO_GROUPS) -> EngineSettings:
+    return check_start(configuration, groups, "0.32.0+cpu")
+
+
+def test_a_url_is_all_that_a_user_must_say() -> None:
+    told = EngineSettings.parse(URL, "kv_both").as_offloading(URL, 1 << 30, "who")
+    assert told["spec_name"] == "StoreOffloadingSpec"
+    assert told["cpu_bytes_to_use"] == 1 << 30
+    assert told["offload_prompt_only"] is False
+    (tier,) = told["secondary_tiers"]
+    assert tier == {
+        **URL,
+        "type": "KVStoreTier",
+        "module_path": "kvrouter_store.connectors.vllm_tier",
+        "identity": "who",
+    }
+
+
+def test_host_memory_is_vllms_and_threads_are_the_tiers() -> None:
+    extra = {**URL, "cpu_bytes_to_use": 1 << 20, "threads": 2, "save": "prompt"}
+    told = start(engine(extra)).as_offloading(extra, 1 << 20, None)
+    assert told["canonical_layout"] is False
+    assert (told["cpu_bytes_to_use"], told["offload_prompt_only"]) == (1 << 20, True)
+    (tier,) = told["secondary_tiers"]
+    assert tier["threads"] == 2
+    assert "cpu_bytes_to_use" not in tier
+
+
+@pytest.mark.parametrize(
+    ("configuration", "remedy"),
+    [
+        (engine({}), '"url"'),
+        (engine({**URL, "parts": 2}), '"parts" is not a setting here'),
+        (engine({**URL, "threads": 0}), '"threads" must be at least 1'),
+        (engine({**URL, "cpu_bytes_to_use": -1}), '"cpu_bytes_to_use" must be at least 0'),
+        (engine({**URL, "cpu_bytes_to_use": 1 << 60}), "a larger --shm-size"),
+        (
+            engine(SMALL, prefix_caching_hash_algo="sha256"),
+            "--prefix-caching-hash-algo sha256_cbor",
+        ),
+        (engine(SMALL, enable_prefix_caching=False), "--enable-prefix-caching"),
+        (engine(SMALL, pipeline_parallel_size=2), "--pipeline-parallel-size 1"),
+        (engine(SMALL, decode_context_parallel_size=2), "--decode-context-parallel-size 1"),
+        (engine(SMALL, draft="another"), "leave --speculative-config out"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_flag_to_set(
+    configuration: SimpleNamespace, remedy: str
+) -> None:
+    with pytest.raises(ConnectorRefused) as refused:
+        start(configuration)
+    assert remedy in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_drafter_in_the_models_own_checkpoint_is_no_other_model() -> None:
+    assert start(engine(SMALL, draft="m")).url == URL["url"]
+
+
+def test_states_must_lie_at_the_ends_of_blocks() -> None:
+    assert start(engine(SMALL), groups_of("align", "align")).url == URL["url"]
+    with pytest.raises(ConnectorRefused, match="--mamba-cache-mode align"):
+        start(engine(SMALL), groups_of("align", "all"))
+
+
+@pytest.mark.parametrize(
+    ("context", "block_bytes", "groups", "expected"),
+    [
+        (4096, 16 << 10, 1, LEAST_HOST_BYTES),
+        (8192, 1 << 20, 1, 2 * 512 << 20),
+        (8192, 1 << 20, 3, 2 * 3 * 512 << 20),
+        (131072, 4 << 20, 1, MOST_HOST_BYTES),
+    ],
+)
+def test_host_memory_holds_two_of_the_longest_prompts_within_bounds(
+    context: int, block_bytes: int, groups: int, expected: int
+) -> None:
+    configuration = SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=context),
+        parallel_config=SimpleNamespace(world_size=1),
+    )
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=16))
+    cache = SimpleNamespace(
+        num_blocks=100,
+        kv_cache_groups=[group] * groups,
+        kv_cache_tensors=[SimpleNamespace(size=100 * block_bytes)],
+    )
+    assert host_bytes(EngineSettings.parse(URL, "kv_both"), configuration, cache) == expected
+    given = EngineSettings.parse(SMALL, "kv_both")
+    assert host_bytes(given, configuration, cache) == SMALL["cpu_bytes_to_use"]
+
+
+@pytest.mark.parametrize("version", ["0.31.0", "main"])
+@pytest.mark.parametrize("allowed", [False, True])
+def test_an_older_vllm_is_refused_whatever_is_allowed(version: str, allowed: bool) -> None:
+    with pytest.raises(
+        ConnectorRefused, match=rf"vLLM {version}: .* series 0\.32, 0\.33"
+    ) as refused:
+        required_facts(version, allow_untested=allowed)
+    assert "allow_untested" not in str(refused.value)
+
+
+def test_a_newer_vllm_is_refused_unless_that_is_allowed() -> None:
+    with pytest.raises(ConnectorRefused, match='"allow_untested": true'):
+        required_facts("0.100.2+cu130", allow_untested=False)
+    allowed = required_facts("0.100.2+cu130", allow_untested=True)
+    assert (allowed.series, allowed.ran, allowed.hash_algo) == ("0.100", "nothing", "sha256_cbor")
+
+
+def test_a_series_without_engines_of_its_own_in_the_tests_needs_no_permission() -> None:
+    assert required_facts("0.33.0", allow_untested=False).ran == "schedulers"

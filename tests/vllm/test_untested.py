@@ -1,0 +1,44 @@
+"""A newer vLLM than was tested starts where that is allowed, after a self-test that can fail."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.vllm.models import TINY, model_folder
+
+from kvrouter_store._core import StoreServer
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parent / "inside" / "untested.py"
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(400)
+def test_an_engine_that_was_not_tested_starts_if_allowed_and_if_its_self_test_passes(
+    vllm_python: Path, site: Path | None
+) -> None:
+    searched = {"PYTHONPATH": ":".join(map(str, filter(None, (site, ROOT))))}
+    model = model_folder(TINY, vllm_python)
+    node = StoreServer(pool_bytes=64 << 20)
+    node.start()
+    try:
+        done = subprocess.run(
+            [vllm_python, SCRIPT, model, f"kv://127.0.0.1:{node.port}"],
+            env={**os.environ, **searched, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+    finally:
+        node.stop()
+    assert done.returncode == 0, done.stderr[-3000:]
+    for kind, told in json.loads(done.stdout.splitlines()[-1]).items():
+        assert told["allowed"] == "", kind
+        assert not [each for each in told.values() if "LEAVES" in each], kind
+        assert '"allow_untested": true' in told["not allowed"], kind
+        assert "names blocks in another way" in told["names"], kind
+        assert "group 0 did not come back from the host memory" in told["copies"], kind
+        assert "did not come back from the store" in told["store"], kind
