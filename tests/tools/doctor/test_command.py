@@ -50,7 +50,12 @@ def test_a_set_up_that_is_well_ends_with_exit_code_0(rig: Rig, capsys: Any) -> N
     rig.start()
     code, out = doctor(capsys, *flags(rig))
     assert code == 0
-    assert out.startswith("nothing found: ")
+    shares = [line for line in out.splitlines() if " shares " in line]
+    assert shares == [
+        f"{role} engine {rig.address(role)} shares full_attention: a hit needs all blocks"
+        for role in ("prefill", "decode")
+    ]
+    assert "\n\nnothing found: " in out
     assert f"2 engines, the store at {rig.url}, this host" in out
 
 
@@ -59,7 +64,9 @@ def test_json_is_an_object_with_findings_of_five_members(rig: Rig, capsys: Any) 
     dead = f"127.0.0.1:{free_port()}"
     code, out = doctor(capsys, *flags(rig, "--json", "--decode", dead))
     assert code == 1
-    (finding,) = json.loads(out)["findings"]
+    told = json.loads(out)
+    assert [group["reach"] for group in told["shared"]] == [None, None]
+    (finding,) = told["findings"]
     assert finding.keys() == {"check", "severity", "subject", "finding", "remedy"}
     assert (finding["check"], finding["severity"]) == ("engine-reachable", "error")
     assert finding["subject"] == f"decode engine {dead}"
@@ -141,7 +148,9 @@ def test_engines_of_a_discovery_file_are_examined_like_others(
     file.write_text(yaml.safe_dump({"prefill": [rig.address("prefill")], "decode": [dead]}))
     given = ["--decode", rig.address("decode"), "--store", rig.url, "--discovery", str(file)]
     code, out = doctor(capsys, *given, *PATIENT, "--json")
-    (finding,) = json.loads(out)["findings"]
+    told = json.loads(out)
+    assert [group["reach"] for group in told["shared"]] == [None, None]
+    (finding,) = told["findings"]
     assert (code, finding["subject"]) == (1, f"decode engine {dead}")
     assert json.loads(out)["subjects"].startswith("3 engines")
 

@@ -47,6 +47,26 @@ GRAVEST_FIRST: Final = tuple(Severity)
 
 
 @dataclass(frozen=True, slots=True)
+class SharedGroup:
+    """A cache group that an engine shares through the store.
+
+    Attributes:
+        engine: by role and address.
+        group: the kind of attention, and the group's number in the engine.
+        reach: how many trailing blocks of a prefix a hit needs; None: all.
+    """
+
+    engine: str
+    group: str
+    reach: int | None
+
+    def __str__(self) -> str:
+        """A line for operators."""
+        needed = "all blocks" if self.reach is None else f"the last {self.reach} blocks"
+        return f"{self.engine} shares {self.group}: a hit needs {needed}"
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that is wrong.
 

@@ -12,7 +12,7 @@ import orjson
 from kvrouter.tools.doctor.base import GRAVEST_FIRST, Severity
 
 if TYPE_CHECKING:
-    from kvrouter.tools.doctor.base import Finding
+    from kvrouter.tools.doctor.base import Finding, SharedGroup
 
 WIDTH: Final = 100
 
@@ -26,12 +26,14 @@ class Report:
         checks: how many checks ran.
         seconds: how long they took.
         subjects: what they looked at, in words.
+        shared: what engines share through the store.
     """
 
     rows: tuple[tuple[str, Finding], ...]
     checks: int
     seconds: float
     subjects: str
+    shared: tuple[SharedGroup, ...] = ()
 
     def exit_code(self, *, strict: bool) -> int:
         """1 if there is an error, or with `strict` a warning; else 0."""
@@ -39,9 +41,10 @@ class Report:
         return int(any(finding.severity in grave for _, finding in self.rows))
 
     def json(self) -> bytes:
-        """An object with `findings`, `checks`, `subjects` and `seconds`."""
+        """An object with `findings`, `shared`, `checks`, `subjects` and `seconds`."""
         document = {
             "findings": [{"check": check, **asdict(finding)} for check, finding in self.rows],
+            "shared": [asdict(group) for group in self.shared],
             "checks": self.checks,
             "subjects": self.subjects,
             "seconds": round(self.seconds, 3),
@@ -51,6 +54,7 @@ class Report:
     def text(self) -> str:
         """Paragraphs of at most 100 columns; ends with the counts."""
         parts = [_paragraph(check, finding) for check, finding in self.rows]
+        parts += ["\n".join(map(str, self.shared))] if self.shared else []
         counts = Counter(finding.severity for _, finding in self.rows)
         found = ", ".join(_counted(counts[s], s) for s in GRAVEST_FIRST if counts[s])
         ran = f"{self.checks} checks of {self.subjects} in {self.seconds:.1f} s"

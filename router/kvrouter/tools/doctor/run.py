@@ -22,6 +22,7 @@ from kvrouter.tools.doctor.discovery import read_sources
 from kvrouter.tools.doctor.engine_facts import learn_engine
 from kvrouter.tools.doctor.registry import CHECKS
 from kvrouter.tools.doctor.report import Report
+from kvrouter.tools.doctor.sharing import shared_groups
 from kvrouter.tools.doctor.store_facts import learn_store
 from kvrouter.tools.doctor.trials import try_pairs
 
@@ -58,11 +59,12 @@ async def examine(
         try:
             _learn(setup)
             found = await asyncio.gather(*(_run(check, setup) for check in checks))
+            shared = await shared_groups(setup)
         finally:
             await setup.close()
     rows = [(check.name, one) for check, each in zip(checks, found, strict=True) for one in each]
     rows.sort(key=lambda row: GRAVEST_FIRST.index(row[1].severity))
-    return Report(tuple(rows), len(checks), monotonic() - begun_s, _subjects(setup))
+    return Report(tuple(rows), len(checks), monotonic() - begun_s, _subjects(setup), tuple(shared))
 
 
 def _learn(setup: Setup) -> None:

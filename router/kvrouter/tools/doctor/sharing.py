@@ -5,8 +5,8 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from kvrouter.engines.engine import Role
-from kvrouter.tools.doctor.base import Setup, error, warning
+from kvrouter.engines.engine import CacheGroup, Role
+from kvrouter.tools.doctor.base import Setup, SharedGroup, error, warning
 from kvrouter.tools.doctor.engines import model_groups, odd_ones
 from kvrouter.tools.doctor.links import unconnected
 
@@ -94,6 +94,22 @@ async def same_store(setup: Setup) -> Found:
         )
 
 
+async def shared_groups(setup: Setup) -> list[SharedGroup]:
+    """What engines share through the store, by cache group."""
+    store = await setup.usable_store(after_trials=True)
+    manifests = store.manifests if store is not None else {}
+    found = []
+    for each in await setup.generating_engines():
+        identity = each.engine.identity
+        if identity is None or identity.manifest is None or identity.refusal:
+            continue
+        for group in identity.groups or (CacheGroup(identity.manifest, None),):
+            known = manifests.get(group.manifest)
+            kind = known.spec.groups[0] if known and known.spec.groups else group.manifest[:12]
+            found.append(SharedGroup(each.name, kind, group.reach))
+    return found
+
+
 def block_size(setup: Setup) -> Found:
     """Blocks of engines of one model have equally many tokens."""
     remedy = "start all engines of a model with the same --block-size"
@@ -127,8 +143,8 @@ def weights(setup: Setup) -> Found:
 def kv_layout(setup: Setup) -> Found:
     """KV of engines of one model has one shape: parts, layers, heads, bytes."""
     remedy = (
-        "start all engines with one --tensor-parallel-size and attention backend, or give their "
-        'connectors the same "parts", see docs/kv-layouts.md'
+        "start all engines with one --tensor-parallel-size and attention backend, or set "
+        '"canonical_layout": true in all their connectors, see docs/kv-layouts.md'
     )
     causes = (_block_size, _dtype, _weights)
     return _differences(setup, _layout, "the parts of a block are", remedy, unless=causes)
