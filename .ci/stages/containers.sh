@@ -4,4 +4,6 @@
 . "$(dirname "$0")/../lib.sh"
 activate_dev
 can_run_containers || skip "no Docker engine answers, and a private one needs root"
+KVROUTER_VLLM_PYTHON=$(tests/vllm/make_env.sh)
+export KVROUTER_VLLM_PYTHON
 with_docker python -m pytest -m docker tests/deploy --timeout 400 -o faulthandler_timeout=0 -v -s
