@@ -37,7 +37,7 @@ identity
 connection
 rdma
 client
-connectors node
+connectors node tensors
 """.strip().splitlines()
 # What each folder of csrc may include, besides itself.
 NATIVE = {

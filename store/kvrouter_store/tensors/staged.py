@@ -1,0 +1,147 @@
+"""Tensors on a device: blocks pass through a ring of host memory, copied beside the computing."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from kvrouter_store._core import Segments
+from kvrouter_store.tensors.base import CopyFailed
+from kvrouter_store.tensors.layers import LayerBlocks
+from kvrouter_store.tensors.ring import Ring
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LOOK_S = 1e-4
+"""Between two looks at a copy that runs: an event of a device has no wait with a deadline."""
+
+
+class Event(Protocol):
+    """A point in the queue of a device."""
+
+    def query(self) -> bool:
+        """Whether the device has come to it. RuntimeError: something before it failed."""
+        ...
+
+
+class Device(Protocol):
+    """What is left to a device; RuntimeError wherever it fails."""
+
+    def host_memory(self, size: int) -> "Tensor":
+        """`size` bytes that the device copies to and from (uint8, 1-d)."""
+        ...
+
+    def run(self, copies: Callable[[], None]) -> Event:
+        """Queue copies beside the computing, after all that the caller has queued; their end."""
+        ...
+
+
+class StagedCopier:
+    """A `Copier` through `slots` slots of `slot_bytes` each, allocated at once and owned.
+
+    After the first failed copy it refuses all others: a device that failed may hold anything.
+    """
+
+    def __init__(self, device: Device, *, slots: int = 4, slot_bytes: int = 16 << 20) -> None:
+        self.device = device
+        self.slot_bytes = slot_bytes
+        self.ring = Ring(slots)
+        self.failure: Exception | None = None
+        self._memory = device.host_memory(slots * slot_bytes)
+
+    def most_blocks(self, layer: LayerBlocks) -> int:
+        """As many as a slot has room for."""
+        most = self.slot_bytes // layer.block_bytes
+        if not most:
+            raise ValueError(
+                f"a slot of {self.slot_bytes} bytes has no room for a block of {layer.block_bytes}"
+            )
+        return most
+
+    def stage(self, layer: LayerBlocks, indices: Sequence[int], deadline_s: float) -> "_Staged":
+        """A slot for at most `most_blocks` blocks."""
+        if self.failure is not None:
+            raise CopyFailed(f"an earlier copy failed: {self.failure}")
+        slot = self.ring.acquire(deadline_s)
+        first = slot * self.slot_bytes
+        memory = self._memory[first : first + self.slot_bytes]
+        return _Staged(self, layer, indices, memory, slot)
+
+    def close(self) -> None:
+        """Free the host memory."""
+        del self._memory
+
+
+class _Staged:
+    """Blocks of a layer in a slot: all of the first tensor, then all of the next."""
+
+    def __init__(
+        self,
+        copier: StagedCopier,
+        layer: LayerBlocks,
+        indices: Sequence[int],
+        memory: "Tensor",
+        slot: int,
+    ) -> None:
+        count = len(indices)
+        ends = [count * sum(layer.sizes[: at + 1]) for at in range(len(layer.sizes))]
+        starts = [0, *ends[:-1]]
+        bases = [memory.data_ptr() + start for start in starts]
+        self.segments = Segments(bases, layer.sizes, layer.sizes, blocks=count)
+        self.indices: Sequence[int] = range(count)
+        self._copier, self._slot = copier, slot
+        self._event: Event | None = None
+        self._pairs = [
+            (tensor, memory[start:end].view(tensor.dtype).view(count, *tensor.shape[1:]))
+            for tensor, start, end in zip(layer.tensors, starts, ends, strict=True)
+        ]
+        self._at = list(indices)
+
+    def fetch(self) -> None:
+        def copies() -> None:
+            for tensor, memory in self._pairs:
+                memory.copy_(tensor[_places(self._at)], non_blocking=True)
+
+        self._run(copies)
+
+    def wait(self, deadline_s: float) -> None:
+        end = time.monotonic() + deadline_s
+        try:
+            while self._event is not None and not self._event.query():
+                if time.monotonic() > end:
+                    raise RuntimeError(f"it did not end within {deadline_s:g} s")
+                time.sleep(LOOK_S)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+
+    def deliver(self, blocks: int, deadline_s: float) -> None:
+        def copies() -> None:
+            for tensor, memory in self._pairs:
+                moved = memory[:blocks].to(tensor.device, non_blocking=True)
+                tensor[_places(self._at[:blocks])] = moved
+
+        if blocks:
+            self._run(copies)
+            self.wait(deadline_s)
+
+    def release(self) -> None:
+        # After a failure the device may still write: such a slot is never used again.
+        if self._copier.failure is None:
+            self._copier.ring.release(self._slot)
+
+    def _run(self, copies: Callable[[], None]) -> None:
+        try:
+            self._event = self._copier.device.run(copies)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> CopyFailed:
+        self._copier.failure = error
+        return CopyFailed(f"a copy between device and host failed: {error}")
+
+
+def _places(indices: list[int]) -> slice | list[int]:
+    """Indices as a slice where they are consecutive: then nothing is gathered on the device."""
+    first = indices[0] if indices else 0
+    run = range(first, first + len(indices))
+    return slice(run.start, run.stop) if list(run) == indices else indices
