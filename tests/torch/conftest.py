@@ -13,24 +13,37 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.vllm.models import TINY, model_folder
 
 from kvrouter_store._core import StoreServer
 
 
-def add_engine_packages() -> None:
-    """Make torch importable if the engines' environment has it for this version of Python."""
-    named = os.environ.get("KVROUTER_VLLM_PYTHON")
-    if find_spec("torch") is not None or not named or not Path(named).exists():
-        return
+def python_with_torch() -> Path | None:
+    """A Python that has torch: this one, which gets that of the engines' environment if need be."""
+    named = Path(os.environ.get("KVROUTER_VLLM_PYTHON", ""))
+    if find_spec("torch") is not None:
+        return Path(sys.executable)
+    if not named.is_file():
+        return None
     script = "import sys, sysconfig; print(sys.version_info[:2], sysconfig.get_path('purelib'))"
     found = subprocess.check_output([named, "-c", script], text=True).strip()
     version, _, folder = found.rpartition(" ")
-    if version == str(sys.version_info[:2]):
-        sys.path.append(folder)
+    if version != str(sys.version_info[:2]):
+        return None
+    sys.path.append(folder)
+    return named
 
 
-add_engine_packages()
+TORCH_PYTHON = python_with_torch() or Path(sys.executable)
 collect_ignore_glob = [] if find_spec("torch") is not None else ["test_*.py"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Threads that wait for one another turn a busy machine into a slow one."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture
@@ -45,3 +58,9 @@ def node() -> Iterator[StoreServer]:
 @pytest.fixture
 def url(node: StoreServer) -> str:
     return f"kv://127.0.0.1:{node.port}"
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """The folder of a model with random weights, made once."""
+    return model_folder(TINY, TORCH_PYTHON)
