@@ -1,7 +1,9 @@
 """`python -m kvrouter_store.torch_engine`."""
 
-from .server import serve
 from .settings import EngineSettings
 
 if __name__ == "__main__":
-    serve(EngineSettings.from_flags())
+    settings = EngineSettings.from_flags()
+    from .server import serve  # torch takes seconds to import: not for a wrong flag
+
+    serve(settings)

@@ -75,6 +75,11 @@ class Model:
         return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
     @property
+    def vocabulary(self) -> int:
+        """How many token ids there are."""
+        return int(self.network.get_input_embeddings().num_embeddings)
+
+    @property
     def end_tokens(self) -> set[int]:
         """Tokens that end an answer."""
         found = self.network.generation_config.eos_token_id

@@ -35,7 +35,11 @@ class CompletionRequest:
 
     @classmethod
     def read(
-        cls, body: Any, encode: Callable[[str], list[int]], max_model_len: int
+        cls,
+        body: Any,
+        encode: Callable[[str], list[int]],
+        max_model_len: int,
+        vocabulary: int,
     ) -> "CompletionRequest":
         """The request in a body. Raises BadRequest."""
         if not isinstance(body, dict):
@@ -43,8 +47,8 @@ class CompletionRequest:
         for name, neutral in NEUTRAL.items():
             if body.get(name) not in neutral:
                 raise BadRequest(f"this engine does not support {name}")
-        prompt = _prompt(body.get("prompt"), encode)
-        most = body.get("max_tokens", 16)
+        prompt = _prompt(body.get("prompt"), encode, vocabulary)
+        most = 16 if body.get("max_tokens") is None else body["max_tokens"]
         if not isinstance(most, int) or most < 1 or len(prompt) + most > max_model_len:
             raise BadRequest(
                 f"max_tokens must be from 1 on, and at most {max_model_len} with the prompt's "
@@ -55,12 +59,12 @@ class CompletionRequest:
                 prompt,
                 most,
                 float(1.0 if body.get("temperature") is None else body["temperature"]),
-                None if body.get("seed") is None else int(body["seed"]),
+                None if body.get("seed") is None else int(body["seed"]) % (1 << 63),
                 body.get("ignore_eos") is True,
                 None if body.get("cache_salt") is None else str(body["cache_salt"]),
             )
             usage = (body.get("stream_options") or {}).get("include_usage") is True
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise BadRequest(str(error)) from None
         if not 0 <= generate.temperature < float("inf"):
             raise BadRequest("temperature must be at least 0")
@@ -68,13 +72,15 @@ class CompletionRequest:
         return cls(str(body.get("model")), generate, *flags)
 
 
-def _prompt(given: Any, encode: Callable[[str], list[int]]) -> list[int]:
+def _prompt(given: Any, encode: Callable[[str], list[int]], vocabulary: int) -> list[int]:
     if isinstance(given, list) and len(given) == 1 and isinstance(given[0], list | str):
         given = given[0]
     if isinstance(given, str):
         given = encode(given)
     if not isinstance(given, list) or not given or any(type(each) is not int for each in given):
         raise BadRequest("prompt must be one text or one list of token ids, and not empty")
+    if not all(0 <= each < vocabulary for each in given):
+        raise BadRequest(f"the model has token ids from 0 to {vocabulary - 1}")
     return given
 
 

@@ -66,7 +66,8 @@ class EngineServer:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         try:
             most = self._engine.settings.max_model_len
-            wanted = CompletionRequest.read(await request.json(), self._encode, most)
+            tokens = self._engine.model.vocabulary
+            wanted = CompletionRequest.read(await request.json(), self._encode, most, tokens)
         except ValueError as error:
             return _refusal(400, str(error))
         if wanted.model != self._engine.settings.served:

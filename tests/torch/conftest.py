@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.vllm.install import install_into
 from tests.vllm.models import TINY, model_folder
 
 from kvrouter_store._core import StoreServer
@@ -64,3 +65,11 @@ def url(node: StoreServer) -> str:
 def model() -> Path:
     """The folder of a model with random weights, made once."""
     return model_folder(TINY, TORCH_PYTHON)
+
+
+@pytest.fixture(scope="session")
+def engine_command() -> list[str]:
+    """The engine as a command, in the environment that has torch."""
+    site = None if Path(sys.executable) == TORCH_PYTHON else install_into(TORCH_PYTHON)
+    path = ["env", f"PYTHONPATH={site}"] if site is not None else []
+    return [*path, str(TORCH_PYTHON), "-m", "kvrouter_store.torch_engine"]

@@ -25,6 +25,7 @@ class Alone:
     session: aiohttp.ClientSession
     url: str
     request_s: float
+    log_probabilities: bool = True  # whether it gives any; without them nothing is a near tie
     near_ties: int = 0
     _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
@@ -58,8 +59,9 @@ class Alone:
     async def _answer(self, reply: Reply) -> bytes:
         """The engine's answer, with the two likeliest tokens at each place."""
         asked = {key: value for key, value in reply.body.items() if key != "stream_options"}
-        chat = reply.path == CHAT
-        asked |= {"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2}
+        if self.log_probabilities:
+            chat = reply.path == CHAT
+            asked |= {"logprobs": True, "top_logprobs": 2} if chat else {"logprobs": 2}
         asked |= {"return_tokens_as_token_ids": True, "stream": False, "cache_salt": "alone"}
         async with self.session.post(self.url + reply.path, json=asked) as answer:
             if answer.status != 200:

@@ -73,10 +73,16 @@ class Children:
     async def __aexit__(self, *error: object) -> None:
         await self.stop()
 
-    async def start(self, name: str, *arguments: str, program: Sequence[str] = KVROUTER) -> Child:
+    async def start(
+        self,
+        name: str,
+        *arguments: str,
+        program: Sequence[str] = KVROUTER,
+        start_s: float = START_S,
+    ) -> Child:
         """Run `kvrouter ARGUMENTS`, or another `program`, until it prints its URLs.
 
-        Raises ChildFailed if it ends before that, or takes too long.
+        Raises ChildFailed if it ends before that, or takes longer than `start_s`.
         """
         with self._log(name).open("wb") as log:
             command = (*program, *arguments)
@@ -84,7 +90,7 @@ class Children:
                 command, child_environment(), stdout=asyncio.subprocess.PIPE, stderr=log
             )
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(start_s):
                 urls = await _printed_urls(process)
         except TimeoutError:
             urls = {}

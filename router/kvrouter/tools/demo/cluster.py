@@ -29,6 +29,8 @@ class DemoEngines(Protocol):
     Attributes:
         model: the name that they serve.
         prefill, decode: names of the engines; the demo kills the first prefill engine.
+        chats: whether they take chats.
+        at_once: how many requests an engine computes together; the demo sends no more.
         more: members of every request, besides the question.
         request_s: how long a whole answer may take.
         loaded: how loaded KV is checked, in words.
@@ -37,6 +39,8 @@ class DemoEngines(Protocol):
     model: str
     prefill: Sequence[str]
     decode: Sequence[str]
+    chats: bool
+    at_once: int
     more: Mapping[str, Any]
     request_s: float
     loaded: str

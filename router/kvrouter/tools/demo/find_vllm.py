@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -57,17 +58,22 @@ def find_vllm(python: str) -> VllmFound:
 
 def _probe(python: str) -> tuple[str | None, bool]:
     """The version of vLLM, or None, and whether the connector is there."""
+    version, connector = ask_python(python, PROBE, "--vllm-python")
+    return version, connector
+
+
+def ask_python(python: str, script: str, flag: str) -> Any:
+    """The JSON that a script prints in an environment. UsageError, naming the flag: it cannot."""
     try:
         output = subprocess.check_output(
-            [python, "-c", PROBE],
+            [python, "-c", script],
             stderr=subprocess.DEVNULL,
             timeout=PROBE_S,
             env=child_environment(),
             cwd="/",
         )
-        version, connector = orjson.loads(output)
+        return orjson.loads(output)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise UsageError(
-            f"{python} cannot be run as Python ({error}); name one with --vllm-python"
+            f"{python} cannot be run as Python ({error}); name one with {flag}"
         ) from None
-    return version, connector

@@ -13,13 +13,15 @@ import aiohttp
 from kvrouter.tools.demo.children import Child, ChildFailed, Children
 from kvrouter.tools.demo.cluster import Cluster, DemoEngines
 from kvrouter.tools.demo.figures import Counted, hit_rate, source_table, speedup, ttft_line
+from kvrouter.tools.demo.find_torch import find_torch
 from kvrouter.tools.demo.find_vllm import find_vllm
 from kvrouter.tools.demo.folder import demo_folder
 from kvrouter.tools.demo.progress import Progress
 from kvrouter.tools.demo.settings import DemoSettings
 from kvrouter.tools.demo.simulated import Simulated
+from kvrouter.tools.demo.torch_engines import TorchEngines
 from kvrouter.tools.demo.vllm_engines import VllmEngines
-from kvrouter.tools.demo.workload import Reply, Workload, conversations
+from kvrouter.tools.demo.workload import Conversation, Reply, Workload, conversations
 
 READY_S = 20.0
 BUSY_S = 0.3
@@ -74,7 +76,7 @@ class Demo:
         urls = f"router {cluster.router.http}   page {cluster.router.urls['page']}"
         progress.line(f"{urls}   store {cluster.store.urls['kv']}")
         progress.step(f"cold: {settings.documents} documents, each for the first time")
-        for done, reader in enumerate(conversations(settings.documents, settings.documents), 1):
+        for done, reader in enumerate(self._conversations(settings.documents), 1):
             self.outcome.cold.append(await self._work.ask(reader, "What is it about?"))
             progress.count(done, settings.documents)
         await self._warm(cluster)
@@ -86,11 +88,14 @@ class Demo:
             part[:] = await engines.checked(self._session, cluster, part)
         return cluster
 
+    def _conversations(self, count: int) -> list[Conversation]:
+        return conversations(self._settings.documents, count, chats=self._engines.chats)
+
     async def _warm(self, cluster: Cluster) -> None:
         """Conversations about the same documents. A prefill engine dies after a third of them."""
         settings, progress = self._settings, self._progress
         whole = settings.conversations * settings.turns
-        every = conversations(settings.documents, settings.conversations)
+        every = self._conversations(settings.conversations)
         progress.step(f"warm: {settings.conversations} conversations of {settings.turns} turns")
         killed: list[asyncio.Task[None]] = []
         count = 0
@@ -103,7 +108,8 @@ class Demo:
                 victim = cluster.engines[self._engines.prefill[0]]
                 killed.append(asyncio.create_task(self._kill(victim)))
 
-        self.outcome.warm = await self._work.run(every, settings.turns, settings.concurrency, done)
+        at_once = min(settings.concurrency, self._engines.at_once)
+        self.outcome.warm = await self._work.run(every, settings.turns, at_once, done)
         await asyncio.gather(*killed)
 
     async def _kill(self, victim: Child) -> None:
@@ -223,9 +229,11 @@ async def _until_signalled(settings: DemoSettings, engines: DemoEngines) -> int:
 def run(settings: DemoSettings) -> int:
     """Run the demo; 0 if every answer was complete and right, else 1.
 
-    Raises UsageError if vLLM engines are wanted and cannot run.
+    Raises UsageError if engines are wanted that cannot run.
     """
     engines: DemoEngines = Simulated(settings)
     if settings.engine == "vllm":
         engines = VllmEngines(settings, find_vllm(settings.vllm_python))
+    elif settings.engine == "torch":
+        engines = TorchEngines(settings, find_torch(settings.torch_python))
     return asyncio.run(_until_signalled(settings, engines))

@@ -16,17 +16,17 @@ class DemoSettings(Settings):
 
     model_config = SettingsConfigDict(env_prefix="KVROUTER_DEMO_", frozen=True)
 
-    engine: Literal["sim", "vllm"] = Field(
+    engine: Literal["sim", "vllm", "torch"] = Field(
         default="sim",
         description="Engines of the demo. sim: simulated ones. vllm: real ones; vLLM must be "
-        "installed.",
+        "installed. torch: small ones over transformers, which must be installed.",
         json_schema_extra={"section": "Engines"},
     )
     model: str = Field(
         default="HuggingFaceTB/SmolLM2-135M-Instruct",
         min_length=1,
-        description="Model of vLLM engines: the folder, or the name on the Hugging Face Hub, of a "
-        "small model with a chat template.",
+        description="Model of vLLM and torch engines: the folder, or the name on the Hugging Face "
+        "Hub, of a small model; for vLLM with a chat template.",
     )
     vllm_python: str = Field(
         default="",
@@ -34,10 +34,17 @@ class DemoSettings(Settings):
         "the one that runs the demo.",
         json_schema_extra={"metavar": "FILE"},
     )
+    torch_python: str = Field(
+        default="",
+        description="Python interpreter of the environment where torch, transformers and "
+        "kvrouter-store are installed. By default the one that runs the demo.",
+        json_schema_extra={"metavar": "FILE"},
+    )
     start_timeout_s: float = Field(
         default=600.0,
         gt=0,
-        description="Longest time until vLLM engines are ready, the model's download included.",
+        description="Longest time until vLLM or torch engines are ready, the model's download "
+        "included.",
         json_schema_extra={"flags": ["--start-timeout"]},
     )
     keep: bool = Field(

@@ -24,6 +24,8 @@ class Simulated:
     model: str = "demo-8b"
     prefill: Sequence[str] = ("prefill-0", "prefill-1")
     decode: Sequence[str] = ("decode-0", "decode-1")
+    chats: bool = True
+    at_once: int = 256
     request_s: float = 30.0
     loaded: str = "every byte of it compared"
 

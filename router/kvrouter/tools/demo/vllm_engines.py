@@ -36,6 +36,8 @@ class VllmEngines:
     model: str = "demo"
     prefill: Sequence[str] = ("prefill-0",)
     decode: Sequence[str] = ("decode-0",)
+    chats: bool = True
+    at_once: int = 256
     request_s: float = 300.0
     loaded: str = "each part's digest verified"
 
@@ -110,7 +112,6 @@ class VllmEngines:
     def _flags(self, port: int, name: str, role: str, store: str, events: str) -> list[str]:
         """The command line: float32, so that tokens do not depend on the size of a batch."""
         settings = self._settings
-        context = DOCUMENT_TOKENS + settings.turns * (settings.answer_tokens + TURN_TOKENS)
         connector = {
             "kv_connector": "KVStoreConnector",
             "kv_connector_module_path": "kvrouter_store.connectors.vllm",
@@ -131,11 +132,21 @@ class VllmEngines:
         return [
             *("--model", settings.model, "--served-model-name", self.model),
             *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"),
-            *("--max-model-len", str(context), "--kv-cache-memory-bytes", KV_MEMORY),
+            *(
+                "--max-model-len",
+                str(context_tokens(settings)),
+                "--kv-cache-memory-bytes",
+                KV_MEMORY,
+            ),
             *("--block-size", str(BLOCK_TOKENS), "--prefix-caching-hash-algo", "sha256_cbor"),
             *("--enable-prompt-tokens-details", "--kv-transfer-config", _flag(connector)),
             *("--kv-events-config", _flag(publisher)),
         ]
+
+
+def context_tokens(settings: DemoSettings) -> int:
+    """How many tokens the longest conversation has, at most."""
+    return DOCUMENT_TOKENS + settings.turns * (settings.answer_tokens + TURN_TOKENS)
 
 
 def _flag(value: Mapping[str, object]) -> str:

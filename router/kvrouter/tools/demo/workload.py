@@ -67,12 +67,14 @@ class Conversation:
         return f"{self.document}\n{turns}Q: {question}\nA: "
 
 
-def conversations(documents: int, count: int, seed: int = 7) -> list[Conversation]:
-    """`count` conversations over `documents` documents; every second document is for chats."""
+def conversations(
+    documents: int, count: int, seed: int = 7, *, chats: bool = True
+) -> list[Conversation]:
+    """`count` conversations over `documents` documents; every second document may be for chats."""
     draw = random.Random(seed)
     texts = [_document(draw, index) for index in range(documents)]
     return [
-        Conversation(f"c{index}", texts[index % documents], chat=index % documents % 2 == 0)
+        Conversation(f"c{index}", texts[index % documents], chats and index % documents % 2 == 0)
         for index in range(count)
     ]
 
