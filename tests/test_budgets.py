@@ -62,6 +62,10 @@ def product_python() -> list[Path]:
     return [path for top in ("router", "store") for path in (ROOT / top).rglob("*.py")]
 
 
+def examples() -> list[Path]:
+    return list((ROOT / "examples").rglob("*.py"))
+
+
 def product_cpp() -> list[Path]:
     return [
         path
@@ -89,6 +93,7 @@ class Budget:
 
 BUDGETS = (
     Budget("product Python, lines", lambda: lines(product_python()), 37_000, 41_550),
+    Budget("examples, lines", lambda: lines(examples()), 900, 900),
     Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_000),
     Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_000),
     Budget("request path, files", lambda: len(request_path()), 30, 30),

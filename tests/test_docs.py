@@ -81,7 +81,7 @@ def sources() -> str:
     kinds = {".py", ".sh", ".yml", ".yaml", ""}
     return "".join(
         path.read_text()
-        for folder in ("router", "store", "tests", "benchmarks", "deploy", ".ci")
+        for folder in ("router", "store", "examples", "tests", "benchmarks", "deploy", ".ci")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in kinds and path.is_file() and "__pycache__" not in path.parts
     )

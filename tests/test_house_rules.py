@@ -89,7 +89,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
 def test_every_module_says_what_it_is() -> None:
     silent = [
         shown(path)
-        for folder in ("router", "store", "benchmarks")
+        for folder in ("router", "store", "examples", "benchmarks")
         for path in sources(".py", under=folder)
         if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text())) is None
     ]
@@ -109,7 +109,7 @@ def test_policies_know_no_event_loop() -> None:
 def test_nothing_is_unpickled() -> None:
     pickled = [
         shown(path, line)
-        for folder in ("router", "store")
+        for folder in ("router", "store", "examples")
         for path in sources(".py", under=folder)
         for module, line in imported_modules(ast.parse(path.read_text()))
         if module in {"pickle", "marshal", "shelve", "cloudpickle", "dill"}
@@ -120,7 +120,7 @@ def test_nothing_is_unpickled() -> None:
 def test_only_config_reads_the_environment() -> None:
     readers = [
         shown(path, node.lineno)
-        for folder in ("router", "store")
+        for folder in ("router", "store", "examples")
         for path in sources(".py", under=folder)
         if path.name not in {"settings.py", "environment.py"}
         for node in ast.walk(ast.parse(path.read_text()))

@@ -14,7 +14,7 @@ from tests.packaging.containers import IMAGES, no_engine, run_in
 from tests.packaging.install_page import commands
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("pyproject.toml", "CMakeLists.txt", "csrc", "router", "store", "wheels")
+SOURCES = ("pyproject.toml", "CMakeLists.txt", "csrc", "examples", "router", "store", "wheels")
 
 
 def build(folder: Path) -> None:

@@ -132,7 +132,8 @@ def test_the_sdist_carries_its_tests_and_docs(dist: Path, tmp_path: Path) -> Non
 
 def test_the_sdist_of_the_store_stands_alone(dist: Path, tmp_path: Path) -> None:
     folder = unpacked(dist, "kvrouter_store", tmp_path)
-    for name in ("LICENSE", "CMakeLists.txt", "csrc/base", "kvrouter_store", "kvstore"):
+    parts = "LICENSE", "CMakeLists.txt", "csrc/base", "kvrouter_store", "kvstore"
+    for name in (*parts, "kvrouter_store/torch_engine"):
         assert (folder / name).exists(), name
     assert not [path for path in folder.rglob("*") if path.is_symlink()]
 

@@ -58,7 +58,7 @@ def _pip(python: Path, command: str, *arguments: str | Path) -> None:
 def _source_key() -> str:
     """A digest over all that is built into the wheel."""
     total = sha256((CHECKOUT / "CMakeLists.txt").read_bytes())
-    for root in ("store", "csrc"):
+    for root in ("store", "csrc", "examples"):
         for path in sorted((CHECKOUT / root).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 total.update(str(path.relative_to(CHECKOUT)).encode() + path.read_bytes())

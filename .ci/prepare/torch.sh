@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# The engines' environment, downloaded where the cache has none, and this checkout in it.
+. "$(dirname "$0")/../lib.sh"
+python=$(tests/vllm/make_env.sh)
+python3 -m tests.vllm.install "$python"
