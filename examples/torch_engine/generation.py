@@ -1,7 +1,6 @@
 """Computes one request: loads what the store has of its prompt, computes the rest, and goes on."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvrouter_store.tensors.client import LayerwisePut
+
 from .kv_cache import CacheMemory, SequenceCache
 from .model import Model
 from .settings import EngineSettings
 from .sharing import SharedPrompt, Sharing
+
+BeginPut = Callable[[int, int], LayerwisePut | None]
+"""Begins to put the tokens from the first on, so many; None where they are not shared."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +59,17 @@ class Engine:
         """The answer; `go_on` gets each token, and says whether more are wanted."""
         answer = Generated()
         tokens = len(request.prompt) + request.max_tokens
-        with self._memory.sequence(tokens) as cache, ExitStack() as owned:
-            shared = None
-            if self.sharing is not None:
-                shared = self.sharing.prompt(request.prompt, request.cache_salt)
-                owned.enter_context(shared.open)
-                answer.cached_tokens = cache.length = shared.load(cache)
-            logits = self._prefill(request.prompt, cache, shared)
-            self._decode(request, logits, cache, answer, go_on)
-            if shared is not None and self.sharing is not None:
+        with self._memory.sequence(tokens) as cache:
+            if self.sharing is None:
+                logits = self._prefill(request.prompt, cache, lambda first, tokens: None)
+                self._decode(request, logits, cache, answer, go_on)
+                return answer
+            names = self.sharing.names(request.prompt, request.cache_salt)
+            with SharedPrompt(self.sharing, names, cache) as shared:
+                # One token is always computed: its logits begin the answer.
+                answer.cached_tokens = cache.length = shared.load(len(request.prompt) - 1)
+                logits = self._prefill(request.prompt, cache, shared.begin)
+                self._decode(request, logits, cache, answer, go_on)
                 answer.transfer = self.sharing.report(shared.stored())
         return answer
 
@@ -72,15 +78,13 @@ class Engine:
         if self.sharing is not None:
             self.sharing.close()
 
-    def _prefill(
-        self, prompt: Sequence[int], cache: SequenceCache, shared: SharedPrompt | None
-    ) -> Tensor:
+    def _prefill(self, prompt: Sequence[int], cache: SequenceCache, begin: BeginPut) -> Tensor:
         """Compute what the cache lacks of the prompt, chunk by chunk; the logits after it."""
         logits = torch.empty(0)
         step = self.settings.chunk_tokens
         for first in range(cache.length, len(prompt), step):
             chunk = prompt[first : first + step]
-            put = shared.begin(cache, first, len(chunk)) if shared is not None else None
+            put = begin(first, len(chunk))
             logits = self.model.forward(chunk, cache, put.layer if put is not None else None)
             cache.length += len(chunk)
         return logits
@@ -104,10 +108,8 @@ class Engine:
             answer.tokens.append(token)
             if not request.ignore_eos and token in self.model.end_tokens:
                 answer.finish_reason = "stop"
-            wanted = go_on(token)
-            if answer.finish_reason == "stop" or len(answer.tokens) >= request.max_tokens:
-                return
-            if not wanted:
+            ended = answer.finish_reason == "stop" or len(answer.tokens) >= request.max_tokens
+            if not go_on(token) or ended:
                 return
             logits = self.model.forward([token], cache)
             cache.length += 1

@@ -157,6 +157,7 @@ def _event(content: Mapping[str, Any]) -> bytes:
 
 def serve(settings: EngineSettings) -> None:
     """Serve until SIGTERM or SIGINT. Ends the program where the model cannot be served."""
+    transformers.logging.disable_progress_bar()
     if settings.threads:
         torch.set_num_threads(settings.threads)
     try:

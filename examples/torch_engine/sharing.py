@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 from kvrouter_store.client.blocking import StoreClient
@@ -19,7 +18,6 @@ from .kv_cache import SequenceCache
 from .settings import EngineSettings
 
 log = logging.getLogger("kvrouter_store.torch_engine")
-LAYOUT = "transformers/1"
 
 
 class Sharing:
@@ -31,100 +29,84 @@ class Sharing:
     def __init__(
         self, settings: EngineSettings, layers: Sequence[LayerBlocks], model: str, revision: str
     ) -> None:
-        spec = CacheSpec(
-            model=model,
-            weights_revision=revision,
-            kv_dtype=settings.dtype,
-            block_tokens=settings.block_tokens,
-            hash_algo="sha256_cbor",
-            root=root_hash(None).hex(),
-        )
-        self.manifest = layered_manifest(spec, layers, LAYOUT)
+        root = root_hash(None).hex()
+        sizes = settings.block_tokens, "sha256_cbor", root
+        self.spec = CacheSpec(model, revision, settings.dtype, *sizes)
+        # KV that was computed in other steps is rounded otherwise.
+        layout = f"transformers/1, {settings.chunk_tokens} tokens at once"
+        self.manifest = layered_manifest(self.spec, layers, layout)
         self.chunk_blocks = settings.chunk_tokens // settings.block_tokens
-        self._saves = settings.saves
+        self.saves = settings.saves
         name = settings.engine_name
         client = StoreClient(settings.store, name=name, token=settings.store_token)
-        self._link = StoreLink(client, self.manifest, log, engine=name)
-        self._tensors = TensorClient(self._link, _copier(settings.device))
-        self._link.start()
+        self.link = StoreLink(client, self.manifest, log, engine=name)
+        self.tensors = TensorClient(self.link, _copier(settings.device))
+        self.link.start()
 
-    def prompt(self, tokens: Sequence[int], salt: str | None) -> "SharedPrompt":
-        """The names of a prompt's blocks."""
-        spec = self.manifest.spec
-        root = bytes.fromhex(spec.root)
-        names = hash_tokens(list(tokens), spec.block_tokens, root=root, cache_salt=salt or None)
-        whole = len(names) // self.chunk_blocks * self.chunk_blocks
-        return SharedPrompt(self, names[:whole], (len(tokens) - 1) // spec.block_tokens)
-
-    def load(self, names: BlockHashes, cache: SequenceCache) -> int:
-        """Load the longest prefix that the store has, in whole chunks; how many blocks."""
-        blocks = self._link.match(names.data)
-        blocks -= blocks % self.chunk_blocks
-        wanted = Blocks(cache.blocks, cache.indices[:blocks], names.data, range(blocks))
-        try:
-            loaded = self._tensors.get_tensors_into(wanted)
-        except NoRoom:
-            return 0
-        return loaded - loaded % self.chunk_blocks
-
-    def begin(self, names: BlockHashes, cache: SequenceCache, span: range) -> LayerwisePut | None:
-        """Begin to put these blocks; None where this engine saves nothing."""
-        if not self._saves or not span or self._link.away:
-            return None
-        places = cache.indices[span.start : span.stop]
-        return self._tensors.put_tensors(Blocks(cache.blocks, places, names.data, span))
+    def names(self, tokens: Sequence[int], salt: str | None) -> BlockHashes:
+        """The names of a prompt's blocks, as far as they are whole chunks."""
+        root = bytes.fromhex(self.spec.root)
+        size = self.spec.block_tokens
+        names = hash_tokens(list(tokens), size, root=root, cache_salt=salt or None)
+        return names[: len(names) // self.chunk_blocks * self.chunk_blocks]
 
     def report(self, blocks: int) -> dict[str, Any]:
         """What the router is told of a prompt: the store has its first `blocks` blocks."""
-        spec = self.manifest.spec
         about = {"manifest": self.manifest.digest.hex(), "blocks": blocks}
-        return {"kvstore": about | {"block_tokens": spec.block_tokens, "root": spec.root}}
+        return {"kvstore": about | {"block_tokens": self.spec.block_tokens, "root": self.spec.root}}
 
     def close(self) -> None:
         """End threads and connections."""
-        self._tensors.close()
-        self._link.close()
+        self.tensors.close()
+        self.link.close()
 
 
-@dataclass
-class SharedPrompt:
-    """One prompt's blocks: whole chunks of it. `most`: how many may be loaded at most.
+class SharedPrompt(ExitStack):
+    """The whole chunks of one prompt. At the end of this context no put reads the cache any more.
 
-    One token is always left to compute: its logits begin the answer.
+    names: as `Sharing.names` has them.
     """
 
-    sharing: Sharing
-    names: BlockHashes
-    most: int
-    loaded: int = 0
-    puts: list[LayerwisePut] = field(default_factory=list)
-    open: ExitStack = field(default_factory=ExitStack)
-    """Within it chunks are put; at its end no put reads the cache any more."""
+    def __init__(self, sharing: Sharing, names: BlockHashes, cache: SequenceCache) -> None:
+        super().__init__()
+        self._sharing, self._names, self._cache = sharing, names, cache
+        self._puts: list[LayerwisePut] = []
+        self._loaded = 0
 
-    def load(self, cache: SequenceCache) -> int:
-        """Load what the store has; how many tokens."""
-        self.loaded = self.sharing.load(self.names[: self.most], cache)
-        return self.loaded * self.sharing.manifest.spec.block_tokens
+    def load(self, most_tokens: int) -> int:
+        """Load the longest prefix that the store has, in whole chunks; how many tokens."""
+        block_tokens, chunk = self._sharing.spec.block_tokens, self._sharing.chunk_blocks
+        blocks = self._sharing.link.match(self._names[: most_tokens // block_tokens].data)
+        try:
+            wanted = self._blocks(range(blocks // chunk * chunk))
+            loaded = self._sharing.tensors.get_tensors_into(wanted)
+        except NoRoom:
+            return 0
+        self._loaded = loaded // chunk * chunk
+        return self._loaded * block_tokens
 
-    def begin(self, cache: SequenceCache, first_token: int, tokens: int) -> LayerwisePut | None:
+    def begin(self, first_token: int, tokens: int) -> LayerwisePut | None:
         """Begin to put a chunk that is computed next; None where it is not shared."""
-        block_tokens = self.sharing.manifest.spec.block_tokens
-        first = first_token // block_tokens
-        span = range(first, first + tokens // block_tokens)
-        if span.stop > len(self.names) or tokens % block_tokens:
+        block_tokens = self._sharing.spec.block_tokens
+        span = range(first_token // block_tokens, (first_token + tokens) // block_tokens)
+        part = tokens % block_tokens or span.stop > len(self._names)
+        if part or not self._sharing.saves or self._sharing.link.away:
             return None
-        put = self.sharing.begin(self.names, cache, span)
-        if put is not None:
-            self.puts.append(self.open.enter_context(put))
+        put = self._sharing.tensors.put_tensors(self._blocks(span))
+        self._puts.append(self.enter_context(put))
         return put
 
     def stored(self) -> int:
-        """Leading blocks of the prompt that the store has when all puts have ended."""
-        blocks = self.loaded
-        for put in self.puts:
+        """Leading blocks of the prompt that the store has, when all puts have ended."""
+        blocks = self._loaded
+        for put in self._puts:
             if put.blocks.span.start == blocks:
                 blocks += put.finish()
         return blocks
+
+    def _blocks(self, span: range) -> Blocks:
+        places = self._cache.indices[span.start : span.stop]
+        return Blocks(self._cache.blocks, places, self._names.data, span)
 
 
 def _copier(device: str) -> Copier:

@@ -83,10 +83,13 @@ def test_caches_of_both_kinds_share_blocks(start: Start, url: str) -> None:
         assert got.tokens == put.tokens
 
 
-def test_engines_of_other_types_share_nothing(start: Start, url: str) -> None:
+@pytest.mark.parametrize("other", [{"dtype": "bfloat16"}, {"chunk_tokens": 32}])
+def test_engines_that_round_otherwise_share_nothing(
+    start: Start, url: str, other: dict[str, Any]
+) -> None:
     tokens = prompt(130)
-    start(url, dtype="float32").generate(asked(tokens))
-    assert start(url, dtype="bfloat16").generate(asked(tokens)).cached_tokens == 0
+    start(url).generate(asked(tokens))
+    assert start(url, **other).generate(asked(tokens)).cached_tokens == 0
 
 
 def test_a_salt_keeps_prompts_apart(start: Start, url: str) -> None:
@@ -139,7 +142,7 @@ def spoil(
 ) -> None:
     """Change a byte of one layer of one block in the store's memory."""
     assert engine.sharing is not None
-    hashes = engine.sharing.prompt(tokens, None).names.data
+    hashes = engine.sharing.names(tokens, None).data
     manifest = engine.sharing.manifest
     with StoreClient(url) as client, client.acquire(manifest, hashes, part) as lease:
         held = bytes(lease.view(block, part))
@@ -205,7 +208,7 @@ def test_a_full_store_takes_what_it_can_and_the_report_says_so(start: Start) -> 
             tokens = prompt(900, seed=9)
             answer = engine.generate(asked(tokens))
             assert engine.sharing is not None
-            names = engine.sharing.prompt(tokens, None).names
+            names = engine.sharing.names(tokens, None)
             assert blocks_of(answer) >= client.match(engine.sharing.manifest, names.data).blocks
             assert answer.tokens == engine.generate(asked(tokens)).tokens
     finally:

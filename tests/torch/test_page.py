@@ -45,11 +45,15 @@ def test_the_commands_make_a_router_that_answers(
         ["--port", ports["8000"]],
     )
     with ExitStack() as owned:
-        for number, (line, flags, port) in enumerate(zip(lines, more, ports.values(), strict=True)):
-            service = Service.start(f"s{number}", [*shlex.split(line), *flags], tmp_path)
-            owned.callback(service.stop)
+        services = []
+        for number, (line, flags) in enumerate(zip(lines, more, strict=True)):
+            services.append(Service.start(f"s{number}", [*shlex.split(line), *flags], tmp_path))
+            owned.callback(services[-1].stop)
+            if not number:
+                services[0].wait_port(int(ports["7400"]))
+        for service, port in zip(services, ports.values(), strict=True):
             service.wait_port(int(port))
-        service.wait_http(f"127.0.0.1:{ports['8000']}", "/health")
+        services[-1].wait_http(f"127.0.0.1:{ports['8000']}", "/health")
         body = {"model": str(model), "prompt": list(range(200)), "max_tokens": 4}
         status, _ = ask(f"127.0.0.1:{ports['8000']}", "POST", "/v1/completions", body, 60.0)
         assert status == 200
