@@ -19,6 +19,7 @@ _CHOICES = {
 class EngineSettings:
     """How the engine runs; each field is a flag.
 
+    deadline_s: within which each operation on the store ends.
     role: prefill and both put the KV of prompts into the store; every role loads it from there.
     chunk_tokens: tokens computed at once, whole blocks. Only whole chunks are shared, so that a
         prompt is computed in the same steps whether its KV was loaded or not, and its tokens are
@@ -27,6 +28,7 @@ class EngineSettings:
 
     model: str
     store: str = ""
+    deadline_s: float = 2.0
     role: str = "both"
     served_model_name: str = ""
     host: str = "127.0.0.1"

@@ -38,7 +38,8 @@ class Sharing:
         self.chunk_blocks = settings.chunk_tokens // settings.block_tokens
         self.saves = settings.saves
         name = settings.engine_name
-        client = StoreClient(settings.store, name=name, token=settings.store_token)
+        token, deadline_s = settings.store_token, settings.deadline_s
+        client = StoreClient(settings.store, name=name, token=token, deadline_s=deadline_s)
         self.link = StoreLink(client, self.manifest, log, engine=name)
         self.tensors = TensorClient(self.link, _copier(settings.device))
         self.link.start()

@@ -18,6 +18,7 @@ from kvrouter_store.tensors.layers import LayerBlocks, layered_manifest
 BLOCK_TOKENS, HEADS, ELEMENTS, LAYERS = 8, 2, 16, 3
 BLOCK_BYTES = 2 * BLOCK_TOKENS * HEADS * ELEMENTS * 4
 WAIT_S = 10.0
+PATIENT_S = 60.0  # of the store's client: a busy machine is not a store that is away
 
 
 def names(blocks: int, first_token: int = 0) -> bytes:
@@ -73,7 +74,8 @@ def linked(url: str, layers: Sequence[LayerBlocks]) -> Iterator[StoreLink]:
     """A link whose manifest has a part for each layer."""
     spec = CacheSpec("m", "r1", "float32", BLOCK_TOKENS, "sha256_cbor", root_hash(None).hex())
     manifest = layered_manifest(spec, layers, "test")
-    link = StoreLink(StoreClient(url), manifest, logging.getLogger("torch"), engine="test")
+    client = StoreClient(url, deadline_s=PATIENT_S)
+    link = StoreLink(client, manifest, logging.getLogger("torch"), engine="test")
     try:
         yield link
     finally:
@@ -112,6 +114,9 @@ class PretendedDevice:
     def host_memory(self, size: int) -> Tensor:
         self.memory.append(torch.empty(size, dtype=torch.uint8))
         return self.memory[-1]
+
+    def index(self, indices: list[int]) -> Tensor:
+        return torch.tensor(indices)
 
     def run(self, copies: Callable[[], None]) -> PretendedEvent:
         if self.broken:

@@ -198,10 +198,13 @@ def test_a_dead_store_costs_no_more_than_its_deadline_and_fails_nothing(node: St
 
 def test_a_closed_client_begins_nothing() -> None:
     client = TensorClient(WatchedLink(), HostCopier())
+    put = client.put_tensors(four())
     client.close()
     client.close()
     with pytest.raises(StoreClosed):
         client.put_tensors(four())
+    with pytest.raises(StoreClosed):
+        put.layer(0)
 
 
 def test_blocks_need_a_place_and_a_name_each() -> None:

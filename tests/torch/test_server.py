@@ -15,7 +15,10 @@ from tests.vllm.services import Service, start_router, start_store
 
 pytestmark = pytest.mark.torch
 CHUNK = 64
-SIZES = ("--block-tokens", "16", "--chunk-tokens", str(CHUNK), "--max-model-len", "2048")
+SIZES = (
+    *("--block-tokens", "16", "--chunk-tokens", str(CHUNK), "--max-model-len", "2048"),
+    *("--deadline-s", "20"),
+)
 ASK_S = 60.0
 
 

@@ -94,8 +94,7 @@ class TensorClient:
 
     def put_tensors(self, blocks: Blocks) -> "LayerwisePut":
         """Begin to put these blocks. Layers follow as they are computed; see `LayerwisePut`."""
-        if self._closed:
-            raise StoreClosed("the tensor client was closed")
+        self._check_open()
         return LayerwisePut(self, blocks)
 
     def get_tensors_into(self, blocks: Blocks) -> int:
@@ -129,6 +128,10 @@ class TensorClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed("the tensor client was closed")
+
     def _load(self, layer: int, some: Blocks) -> int:
         """The same for blocks of one layer that fit into one staging."""
         staging = self._copier.stage(some.layers[layer], some.indices, self.deadline_s)
@@ -142,6 +145,7 @@ class TensorClient:
 
     def _begin(self, put: "LayerwisePut", layer: int) -> None:
         """Begin to copy a layer, in the caller's thread; the rest is the own thread's."""
+        self._check_open()
         tensors = put.blocks.layers[layer]
         most = self._copier.most_blocks(tensors)
         for first in range(0, len(put.blocks.span), most):

@@ -22,6 +22,10 @@ class CudaDevice:
         """Pinned, so that the GPU copies while the processor goes on."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
+    def index(self, indices: list[int]) -> "Tensor":
+        """By way of pinned memory: a copy from other memory would wait for the stream."""
+        return torch.tensor(indices).pin_memory().to(self._device, non_blocking=True)
+
     def run(self, copies: Callable[[], None]) -> "torch.cuda.Event":
         """On the copy stream, after what the current stream has queued so far."""
         ready, done = torch.cuda.Event(), torch.cuda.Event()

@@ -31,6 +31,10 @@ class Device(Protocol):
         """`size` bytes that the device copies to and from (uint8, 1-d)."""
         ...
 
+    def index(self, indices: list[int]) -> "Tensor":
+        """Indices on the device, as copies in `run` use them; the processor does not wait."""
+        ...
+
     def run(self, copies: Callable[[], None]) -> Event:
         """Queue copies beside the computing, after all that the caller has queued; their end."""
         ...
@@ -99,8 +103,9 @@ class _Staged:
 
     def fetch(self) -> None:
         def copies() -> None:
+            places = self._places(len(self._at))
             for tensor, memory in self._pairs:
-                memory.copy_(tensor[_places(self._at)], non_blocking=True)
+                memory.copy_(tensor[places], non_blocking=True)
 
         self._run(copies)
 
@@ -116,9 +121,10 @@ class _Staged:
 
     def deliver(self, blocks: int, deadline_s: float) -> None:
         def copies() -> None:
+            places = self._places(blocks)
             for tensor, memory in self._pairs:
                 moved = memory[:blocks].to(tensor.device, non_blocking=True)
-                tensor[_places(self._at[:blocks])] = moved
+                tensor[places] = moved
 
         if blocks:
             self._run(copies)
@@ -129,6 +135,12 @@ class _Staged:
         if self._copier.failure is None:
             self._copier.ring.release(self._slot)
 
+    def _places(self, blocks: int) -> "slice | Tensor":
+        """Where the first blocks are: of a run, a slice, for which the device gathers nothing."""
+        at = self._at[:blocks]
+        run = range(at[0], at[0] + blocks)
+        return slice(run.start, run.stop) if list(run) == at else self._copier.device.index(at)
+
     def _run(self, copies: Callable[[], None]) -> None:
         try:
             self._event = self._copier.device.run(copies)
@@ -138,10 +150,3 @@ class _Staged:
     def _failed(self, error: Exception) -> CopyFailed:
         self._copier.failure = error
         return CopyFailed(f"a copy between device and host failed: {error}")
-
-
-def _places(indices: list[int]) -> slice | list[int]:
-    """Indices as a slice where they are consecutive: then nothing is gathered on the device."""
-    first = indices[0] if indices else 0
-    run = range(first, first + len(indices))
-    return slice(run.start, run.stop) if list(run) == indices else indices
