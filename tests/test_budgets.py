@@ -1,8 +1,8 @@
 """Sizes that are held: lines of the product, words of its documentation. `pytest -s` prints them.
 
 Where the tree is larger than its target, today's size is the ceiling. A ceiling goes down; up only
-with a capability that says what it adds: sharing of every kind of cache group (Python 800), after
-which vLLM's first connector (1,300) is to go.
+with a capability that says what it adds: KV of any torch code, layer by layer (Python 950, of which
+800 came from vLLM's first connector; words 330, of which 200 came from its page).
 """
 
 from collections.abc import Callable, Iterable
@@ -92,12 +92,12 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 41_550),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 41_700),
     Budget("examples, lines", lambda: lines(examples()), 700, 920),
     Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_000),
     Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_000),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
-    Budget("documentation, words", lambda: words(documentation()), 20_000, 20_000),
+    Budget("documentation, words", lambda: words(documentation()), 20_000, 20_130),
     Budget("README, words", lambda: words([ROOT / "README.md"]), 700, 700),
     Budget("ARCHITECTURE, words", lambda: words([ROOT / "ARCHITECTURE.md"]), 2_500, 2_500),
 )
