@@ -12,7 +12,8 @@ from tests.vllm.services import Service
 
 from kvrouter_store._core import StoreServer
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+START_S = 180.0
 PAGE = Path(__file__).resolve().parents[2] / "docs/torch.md"
 
 
@@ -52,7 +53,7 @@ def test_the_commands_make_a_router_that_answers(
             if not number:
                 services[0].wait_port(int(ports["7400"]))
         for service, port in zip(services, ports.values(), strict=True):
-            service.wait_port(int(port))
+            service.wait_port(int(port), START_S)
         services[-1].wait_http(f"127.0.0.1:{ports['8000']}", "/health")
         body = {"model": str(model), "prompt": list(range(200)), "max_tokens": 4}
         status, _ = ask(f"127.0.0.1:{ports['8000']}", "POST", "/v1/completions", body, 60.0)

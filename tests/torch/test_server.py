@@ -13,13 +13,14 @@ from tests.vllm.asking import Question, answer, answers, leave_early, token_prom
 from tests.vllm.engines import ask, free_port
 from tests.vllm.services import Service, start_router, start_store
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 CHUNK = 64
 SIZES = (
     *("--block-tokens", "16", "--chunk-tokens", str(CHUNK), "--max-model-len", "2048"),
     *("--deadline-s", "20"),
 )
 ASK_S = 60.0
+START_S = 180.0  # torch and transformers take long to import where no file is cached
 
 
 @dataclass
@@ -68,7 +69,9 @@ def cluster(
         start_engine("decode", *shares, "--role", "decode", "--cache", "paged"),
     ]
     try:
-        alone, prefill, decode = [each.wait_http(each.address, "/health") for each in engines]
+        alone, prefill, decode = [
+            each.wait_http(each.address, "/health", START_S) for each in engines
+        ]
         flags = ["--prefill-threshold", "0"]
         router = start_router(folder, [prefill.url], [decode.url], store.url, flags)
         try:
@@ -187,13 +190,13 @@ def test_a_client_that_leaves_frees_the_engine(cluster: Cluster) -> None:
 
 def test_a_model_that_is_not_there_is_named(start_engine: StartEngine) -> None:
     engine = start_engine("none", "--model", "no/such/folder")
-    assert engine.process.wait(ASK_S) == 1
+    assert engine.process.wait(START_S) == 1
     assert "no/such/folder cannot be served" in engine.tail()
 
 
 def test_flags_that_do_not_fit_together_are_named(start_engine: StartEngine) -> None:
     engine = start_engine("odd", "--chunk-tokens", "65")
-    assert engine.process.wait(ASK_S) == 2
+    assert engine.process.wait(START_S) == 2
     assert "--chunk-tokens must be a multiple of --block-tokens" in engine.tail()
 
 
