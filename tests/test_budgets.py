@@ -2,7 +2,7 @@
 
 Where the tree is larger than its target, today's size is the ceiling. A ceiling goes down; up only
 with a capability that says what it adds: KV of any torch code, layer by layer (Python 950, of which
-800 came from vLLM's first connector; words 330, of which 200 came from its page).
+800 came from vLLM's first connector; words 330, of which 150 came from its page).
 """
 
 from collections.abc import Callable, Iterable
@@ -97,7 +97,7 @@ BUDGETS = (
     Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_000),
     Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_000),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
-    Budget("documentation, words", lambda: words(documentation()), 20_000, 20_130),
+    Budget("documentation, words", lambda: words(documentation()), 20_000, 20_180),
     Budget("README, words", lambda: words([ROOT / "README.md"]), 700, 700),
     Budget("ARCHITECTURE, words", lambda: words([ROOT / "ARCHITECTURE.md"]), 2_500, 2_500),
 )

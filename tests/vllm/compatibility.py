@@ -61,7 +61,7 @@ def table(found: dict[tuple[str, str, str], str]) -> str:
 
 def _lines(rows: Iterable[Iterable[str]]) -> Iterator[str]:
     for row in rows:
-        yield f"| {' | '.join(row)} |\n"
+        yield f"|{'|'.join(row)}|\n"
 
 
 def main(folder: str, *flags: str) -> int:

@@ -1,7 +1,8 @@
 """Engines of a vLLM that says it is newer than what was tested; run by vLLM's python.
 
 untested.py MODEL URL: prints a JSON object: by kind of cache groups, what an engine that is allowed
-to start says, whole and with one of its parts broken ('' if it starts and computes).
+to start says ('' if it starts and computes); of one kind also if it is not allowed to, or if one of
+its parts is broken.
 """
 
 import json
@@ -57,9 +58,9 @@ if __name__ == "__main__":
     found = {
         name: {
             "allowed": told(name, model, url),
-            "not allowed": told(name, model, url, allowed=False),
-            **{broken: told(name, model, url, broken=broken) for broken in BREAKS},
         }
         for name in KINDS
     }
+    found["latents"] |= {"not allowed": told("latents", model, url, allowed=False)}
+    found["latents"] |= {each: told("latents", model, url, broken=each) for each in BREAKS}
     print("\n" + json.dumps(found))

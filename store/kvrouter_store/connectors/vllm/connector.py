@@ -22,7 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
-from kvrouter_store.connectors.vllm.identity import identify
+from kvrouter_store.connectors.vllm.identity import chain_root, identify
 from kvrouter_store.connectors.vllm.names import NameCheck, may_share
 from kvrouter_store.connectors.vllm.report import report
 from kvrouter_store.connectors.vllm.self_test import check_names
@@ -61,13 +61,12 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         self._settings = settings
         needed = host_bytes(settings, vllm_config, kv_cache_config)
         config = offloading_config(vllm_config, needed, identity)
+        if settings.allow_untested:
+            check_names(facts)
         super().__init__(config, role, kv_cache_config)
         if identity is not None:
             unit = self.scheduler.config.tokens_per_hash
-            root = next(iter(identity.specs.values())).root
-            if settings.allow_untested:
-                check_names(facts, root, unit)
-            self._names = NameCheck(root, unit, log)
+            self._names = NameCheck(chain_root(facts), unit, log)
             self._tier.arrivals.await_groups(
                 {
                     config.group_idx: None if reach is None else reach * config.tokens_per_chunk

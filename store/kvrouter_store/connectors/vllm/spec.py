@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -28,8 +28,9 @@ class StoreOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
         manager = super().get_manager()
         region = self._scheduler_mmap
         if self.extra_config["self_test"]:
-            with _nameless_if_it_fails(region):
-                check_store(manager.secondary_tiers[0])
+            (tier,) = manager.secondary_tiers
+            with _nameless_if_it_fails(region, tier.shutdown):
+                check_store(tier)
         if not region._creator:
             _unlink(region)
         return manager
@@ -63,12 +64,14 @@ class StoreOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def _nameless_if_it_fails(region: SharedOffloadRegion) -> Iterator[None]:
-    """An engine that does not start leaves no file behind."""
+def _nameless_if_it_fails(region: SharedOffloadRegion, *end: Callable[[], None]) -> Iterator[None]:
+    """An engine that does not start leaves no file behind, and no thread."""
     try:
         yield
     except BaseException:
         _unlink(region)
+        for each in end:
+            each()
         raise
 
 
