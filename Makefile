@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline stubs lock vllm-env docker rdma drill page soak walks
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock vllm-env docker rdma drill page soak walks
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
 
@@ -52,6 +52,10 @@ soak: ## 2,000 idle streams, then two minutes of a router at 70 % load: flat mem
 
 headline: ## cold and warm TTFT with real engines beside the seed's own proxy; ten minutes
 	$(PYTHON) -m benchmarks.headline --vllm-python "$$(tests/vllm/make_env.sh)" --json build/headline.json
+
+connectors: ## TTFT with our connector, LMCache's, Mooncake's and NIXL, on real engines; ten minutes
+	@mkdir -p build
+	$(PYTHON) -m benchmarks.connectors --vllm-python "$$(tests/vllm/make_env.sh)" --json build/connectors.json
 
 stubs: ## what the native modules offer, in build/stubs; tests/test_stubs.py holds the checked-in stubs to it
 	@mkdir -p build/stubs

@@ -1,0 +1,38 @@
+#!/bin/sh
+# Make (once) a folder with a peer's connector for engines' PYTHONPATH and print it.
+#   make_peer.sh lmcache|mooncake PYTHON [FOLDER]     PYTHON: of the vLLM environment
+#                                                     FOLDER: $KVROUTER_TEST_CACHE, else ~/.cache/kvrouter-tests
+# Keyed by its pins; 100 to 150 MB. Without its dependencies, which would bring other versions of what vLLM has; the pins
+# name the few that vLLM does not have. Mooncake also needs libibverbs, which no wheel has: if the machine has none, the
+# distribution's packages are unpacked into FOLDER/.../lib, for LD_LIBRARY_PATH. They are not installed.
+set -eu
+
+peer="$1"
+PYTHON="$2"
+case "$peer" in
+lmcache) PINS="lmcache==0.5.6 sortedcontainers==2.4.0" ;;
+mooncake) PINS="mooncake-transfer-engine-non-cuda==0.3.13.post1 msgpack==1.2.4" ;;
+*) echo "no such peer: $peer" >&2; exit 2 ;;
+esac
+VERBS="libibverbs1 libnl-3-200 libnl-route-3-200"
+
+folder="${3:-${KVROUTER_TEST_CACHE:-$HOME/.cache/kvrouter-tests}}"
+key=$(printf '%s' "$PINS $("$PYTHON" -V)" | sha256sum | cut -c1-16)
+site="$folder/$peer-$key"
+
+mkdir -p "$folder"
+exec 9>"$folder/$peer.lock"
+flock 9
+if [ ! -f "$site/complete" ]; then
+    rm -rf "$site"
+    # shellcheck disable=SC2086
+    "$PYTHON" -m pip install --quiet --no-deps --target "$site" $PINS >&2
+    if [ "$peer" = mooncake ] && ! ldconfig -p | grep -q 'libibverbs\.so\.1'; then
+        mkdir -p "$site/debian" "$site/lib"
+        # shellcheck disable=SC2086
+        (cd "$site/debian" && apt-get download --quiet $VERBS >&2 && for file in *.deb; do dpkg-deb -x "$file" .; done)
+        find "$site/debian" -name 'lib*.so.*' -exec cp -P {} "$site/lib/" \;
+    fi
+    touch "$site/complete"
+fi
+echo "$site"
