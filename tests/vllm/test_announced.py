@@ -59,8 +59,8 @@ def test_a_draft_beside_a_window_waits_and_then_computes(played: dict[str, Any])
     assert played["draft, window"]["landing"]["computed"] == PROMPT_TOKENS
 
 
-@pytest.mark.parametrize("ending", ["late", "orphaned"])
-def test_what_does_not_come_in_time_or_from_a_store_that_dies_is_computed(
+@pytest.mark.parametrize("ending", ["broken", "late", "orphaned"])
+def test_what_is_corrupt_or_late_or_in_a_store_that_dies_is_computed_without_further_waiting(
     played: dict[str, Any], ending: str
 ) -> None:
     for kind, endings in played.items():

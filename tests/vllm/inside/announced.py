@@ -89,6 +89,19 @@ def landing(pair: Pair) -> dict[str, Any]:
     return {"waited": waited, "computed": pair.decode.computed, "loaded": loaded}
 
 
+def broken(pair: Pair) -> dict[str, Any]:
+    """What landed first cannot be used, and the rest is computed yet."""
+    pair.wait_at_the_store(LONG_S)
+    pair.prefill.ask(PROMPT)
+    for _ in range(FIRST_STEPS):
+        pair.prefill.step()
+    until = time.monotonic() + END_S
+    while not pair.client.stats()["commits_total"]:
+        assert time.monotonic() < until, "nothing lands"
+    pair.store.overwrite()
+    return outcome(pair)
+
+
 def leaving(pair: Pair) -> dict[str, Any]:
     """The client leaves while its KV is awaited."""
     pair.decode.abort(pair.wait_at_the_store(LONG_S))
@@ -121,7 +134,7 @@ def outcome(pair: Pair) -> dict[str, Any]:
 def told(name: str, model: str) -> dict[str, Any]:
     """All that may happen with one kind of cache groups."""
     found = {}
-    for happens in (landing, leaving, late, orphaned):
+    for happens in (landing, broken, leaving, late, orphaned):
         pair = Pair(name, model)
         try:
             found[happens.__name__] = happens(pair)

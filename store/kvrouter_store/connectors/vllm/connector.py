@@ -107,6 +107,8 @@ class KVStoreConnector(OffloadingConnector):  # type: ignore[misc]
         matched: tuple[int | None, bool] = super().get_num_new_matched_tokens(
             request, num_computed_tokens
         )
+        if matched[0] is not None:
+            self._tier.arrivals.forget(status.req_context)
         return matched
 
     def reset_cache(self) -> bool | None:

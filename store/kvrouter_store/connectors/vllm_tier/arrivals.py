@@ -113,9 +113,10 @@ class Arrivals:
         """Chunks that came cannot be loaded: they are awaited no longer."""
         if (coming := context.get_state(_Coming)) is not None:
             coming.places.update(dict.fromkeys(keys))
+            coming.seen.clear()  # this is news, too
 
     def forget(self, context: ReqContext) -> None:
-        """The request ended."""
+        """The request waits no longer: it begins with what came, or has ended."""
         if (coming := context.get_state(_Coming)) is not None:
             coming.asked.clear()
             for each in coming.awaited:
