@@ -1,17 +1,13 @@
 """A newer vLLM than was tested starts where that is allowed, after a self-test that can fail."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from tests.vllm.models import TINY, model_folder
+from tests.vllm.run_inside import run_inside
 
 from kvrouter_store._core import StoreServer
-
-ROOT = Path(__file__).parents[2]
-SCRIPT = Path(__file__).parent / "inside" / "untested.py"
 
 
 @pytest.mark.vllm
@@ -19,19 +15,12 @@ SCRIPT = Path(__file__).parent / "inside" / "untested.py"
 def test_an_engine_that_was_not_tested_starts_if_allowed_and_if_its_self_test_passes(
     vllm_python: Path, site: Path | None
 ) -> None:
-    searched = {"PYTHONPATH": ":".join(map(str, filter(None, (site, ROOT))))}
     model = model_folder(TINY, vllm_python)
     node = StoreServer(pool_bytes=64 << 20)
     node.start()
     try:
-        done = subprocess.run(
-            [vllm_python, SCRIPT, model, f"kv://127.0.0.1:{node.port}"],
-            env={**os.environ, **searched, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+        url = f"kv://127.0.0.1:{node.port}"
+        done = run_inside(vllm_python, [site], "untested.py", model, url)
     finally:
         node.stop()
     assert done.returncode == 0, done.stderr[-3000:]

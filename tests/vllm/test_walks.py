@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 from tests.vllm.compatibility import SCHEDULER, note
 from tests.vllm.models import TINY, model_folder
+from tests.vllm.run_inside import run_inside
 
-ROOT = Path(__file__).parents[2]
 MAKE_NEXT = Path(__file__).parent / "make_next.sh"
-WALKS = Path(__file__).parent / "inside" / "walks.py"
 STEPS = int(os.environ.get("KVROUTER_WALK_STEPS", "1000"))
 ROWS = {
     "latents": "MLA",
@@ -44,16 +43,8 @@ def next_vllm(vllm_python: Path) -> Path:
 def walk(
     python: Path, paths: Sequence[Path | None], steps: int, *kinds: str, verify: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    searched = {"PYTHONPATH": ":".join(str(path) for path in [*paths, ROOT] if path is not None)}
-    model = model_folder(TINY, python)
-    return subprocess.run(
-        [python, WALKS, model, str(steps), SEED, str(int(verify)), *kinds],
-        env={**os.environ, **searched, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
-        capture_output=True,
-        text=True,
-        timeout=100 + STEPS,
-        check=False,
-    )
+    words = model_folder(TINY, python), steps, SEED, int(verify), *kinds
+    return run_inside(python, paths, "walks.py", *words, timeout_s=100 + STEPS)
 
 
 def check(done: subprocess.CompletedProcess[str], series: str) -> None:

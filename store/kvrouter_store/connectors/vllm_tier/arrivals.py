@@ -104,10 +104,8 @@ class Arrivals:
         coming = context.get_state(_Coming)
         if coming is None or all(each.over for each in coming.awaited):
             return False
-        now = [(each.landed, each.over) for each in coming.awaited]
-        unchanged = bool(now == coming.seen)
-        coming.seen = now
-        return unchanged
+        before, coming.seen = coming.seen, [(each.landed, each.over) for each in coming.awaited]
+        return bool(coming.seen == before)
 
     def lose(self, keys: Iterable[OffloadKey], context: ReqContext) -> None:
         """Chunks that came cannot be loaded: they are awaited no longer."""
