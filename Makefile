@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock vllm-env docker rdma drill page soak walks
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock vllm-env gpu-check docker rdma drill page soak walks
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
 
@@ -72,6 +72,9 @@ vllm-env: ## the environment of the real engines that tests/vllm need; prints it
 
 walks: ## 10,000 steps of vLLM's scheduler over each kind of cache groups, while the store and clients fail
 	KVROUTER_VLLM_PYTHON=$$(tests/vllm/make_env.sh) KVROUTER_WALK_STEPS=10000 $(PYTHON) -m pytest -m vllm tests/vllm/test_walks.py -q -s
+
+gpu-check: ## on a machine with a GPU: what CUDA must do, the torch engine, and vLLM where it is installed
+	.ci/gpu-check $(PYTHON)
 
 docker: ## deploy/ for real: build, start, ask, stop (a private Docker engine where there is none)
 	.ci/stages/containers.sh

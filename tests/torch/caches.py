@@ -18,6 +18,7 @@ from kvrouter_store.tensors.layers import LayerBlocks, layered_manifest
 BLOCK_TOKENS, HEADS, ELEMENTS, LAYERS = 8, 2, 16, 3
 BLOCK_BYTES = 2 * BLOCK_TOKENS * HEADS * ELEMENTS * 4
 WAIT_S = 10.0
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PATIENT_S = 60.0  # of the store's client: a busy machine is not a store that is away
 
 

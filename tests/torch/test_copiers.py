@@ -7,9 +7,11 @@ import pytest
 import torch
 from tests.torch.caches import (
     BLOCK_BYTES,
+    DEVICE,
     LAYERS,
     WAIT_S,
     PretendedDevice,
+    contents,
     contiguous,
     equal,
     linked,
@@ -197,17 +199,25 @@ def test_a_ring_serves_more_than_it_holds_and_gets_every_slot_back(
             copier.ring.release(0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_keeps_the_contract(url: str) -> None:
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("places", [[2, 0, 5], [1, 2, 3]])
+def test_a_gpu_keeps_the_contract(url: str, places: list[int]) -> None:
     from kvrouter_store.tensors.cuda import cuda_copier
 
-    source = some([LayerBlocks(tuple(t.cuda() for t in each.tensors)) for each in paged(4)], [2, 0])
-    got = some(paged(2, empty=True), [0, 1])
-    with linked(url, source.layers) as link:
+    put = some(on_device(paged(6)), places)
+    got = some(on_device(paged(6, empty=True)), places[::-1])
+    read = some(contiguous(3, empty=True), range(3))
+    with linked(url, put.layers) as link:
         with TensorClient(link, cuda_copier(slots=2, slot_bytes=2 * BLOCK_BYTES)) as client:
-            assert put_all(client, source) == 2
+            assert put_all(client, put) == 3
+            assert client.get_tensors_into(got) == 3
         with TensorClient(link, HostCopier()) as client:
-            assert client.get_tensors_into(got) == 2
-    for layer, there in zip(source.layers, got.layers, strict=True):
-        for one, other in zip(layer.tensors, there.tensors, strict=True):
-            assert torch.equal(one[[2, 0]].cpu(), other[[0, 1]])
+            assert client.get_tensors_into(read) == 3
+    assert equal(put, got)
+    for one, other in zip(contents(put), contents(read), strict=True):
+        assert torch.equal(one.cpu(), other)
+
+
+def on_device(layers: list[LayerBlocks]) -> list[LayerBlocks]:
+    """The same in the memory of a GPU."""
+    return [LayerBlocks(tuple(each.to(DEVICE) for each in layer.tensors)) for layer in layers]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.torch.caches import PATIENT_S, WAIT_S
+from tests.torch.caches import DEVICE, PATIENT_S, WAIT_S
 
 from kvrouter_store._core import StoreServer
 from kvrouter_store.client.blocking import StoreClient
@@ -46,7 +46,7 @@ def start(model: Path) -> Iterator[Start]:
 
     def start(store: str = "", **flags: Any) -> Engine:
         sizes = {"block_tokens": BLOCK, "chunk_tokens": CHUNK, "max_model_len": 1024}
-        usual = {**sizes, "deadline_s": PATIENT_S}
+        usual = {**sizes, "deadline_s": PATIENT_S, "device": DEVICE}
         settings = EngineSettings(str(model), store=store, **{**usual, **flags})
         engines.append(Engine(settings, Model.load(settings)))
         return engines[-1]

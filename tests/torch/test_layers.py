@@ -8,6 +8,7 @@ from tests.torch.caches import BLOCK_TOKENS, contiguous, paged
 
 from kvrouter_store.identity.block import CacheSpec, Manifest
 from kvrouter_store.identity.chain import root_hash
+from kvrouter_store.tensors.client import segments
 from kvrouter_store.tensors.layers import LayerBlocks, layered_manifest
 
 pytestmark = pytest.mark.torch
@@ -32,15 +33,16 @@ def test_the_bytes_of_a_block_are_its_tokens_in_each_tensor_in_turn(
         *(each.flatten(0, 1) for each in copies), block_tokens=block_tokens
     )
     assert layer.block_bytes == again.block_bytes == sum(each[0].nbytes for each in copies)
-    assert layer.segments().digests(range(blocks)) == again.segments().digests(range(blocks))
+    one, other = (segments(each.in_host_memory()) for each in (layer, again))
+    assert one.digests(range(blocks)) == other.digests(range(blocks))
     assert layer.part(0, "e") == again.part(0, "e")
 
 
 def test_tokens_after_the_last_whole_block_belong_to_none() -> None:
-    layer = contiguous(4)[0]
-    assert layer.segments().blocks == 4
+    blocks = segments(contiguous(4)[0].in_host_memory())
+    assert blocks.blocks == 4
     with pytest.raises(IndexError):
-        layer.segments().digests([4])
+        blocks.digests([4])
 
 
 def test_a_manifest_has_one_part_for_each_layer_and_survives_its_document() -> None:
@@ -87,4 +89,4 @@ def test_a_spec_of_other_blocks_is_refused() -> None:
 
 def test_tensors_that_are_not_in_host_memory_have_no_segments() -> None:
     with pytest.raises(ValueError, match="not in host memory"):
-        LayerBlocks.paged(torch.zeros(2, 4, 8, device="meta")).segments()
+        LayerBlocks.paged(torch.zeros(2, 4, 8, device="meta")).in_host_memory()

@@ -53,7 +53,7 @@ def table(found: dict[tuple[str, str, str], str]) -> str:
     """Markdown: a row for each kind of groups, a column for each vLLM and what ran of it."""
     head = ["Cache groups", "Model", *(f"{series}, {how}" for series, how in COLUMNS), "any, GPU"]
     rows = [
-        [groups, model or "-", *(found.get((groups, *each), "-") for each in COLUMNS), "not run"]
+        [groups, model or "-", *(found.get((groups, *each), "-") for each in COLUMNS), "-"]
         for groups, model in MODELS.items()
     ]
     return "".join(_lines([head, ["---"] * len(head), *rows]))

@@ -17,6 +17,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 READY_DEADLINE_S = 420.0  # a quiet machine needs 30 to 70
+GPU_FLAGS = ("--dtype", "bfloat16", "--gpu-memory-utilization", "0.3")
+"""Two engines share a GPU, whose attention kernels know no float32."""
+ON_GPU = os.environ.get("KVROUTER_VLLM_DEVICE") == "cuda"
 BLOCK_TOKENS = 32
 HOST_BYTES = 128 << 20  # of an engine, for KV on its way
 OFFLINE = {
@@ -77,6 +80,7 @@ class EngineOptions:
             *("--kv-cache-memory-bytes", self.kv_bytes),
             *("--prefix-caching-hash-algo", "sha256_cbor", "--enable-prompt-tokens-details"),
             *self.flags,
+            *(GPU_FLAGS if ON_GPU else ()),
         ]
         if self.transfer is not None:
             words += ["--kv-transfer-config", json.dumps(self.transfer)]

@@ -1,13 +1,6 @@
 """Puts a KV cache into the store layer by layer while later layers are computed, and loads it.
 
-with TensorClient(link, HostCopier()) as client:
-    put = client.put_tensors(Blocks(layers, range(8), hashes.data, range(8)))
-    for at, layer in enumerate(model):
-        ...                      # computes the layer's KV into its tensors
-        put.layer(at)            # returns at once
-    stored = put.finish()        # leading blocks that the store has now
-    ...
-    loaded = client.get_tensors_into(blocks)
+docs/torch.md has an example.
 """
 
 import queue
@@ -21,7 +14,7 @@ from kvrouter_store.client.results import PutResult
 from kvrouter_store.errors import DeadlineExceeded, StoreClosed
 from kvrouter_store.identity.chain import HASH_BYTES
 from kvrouter_store.tensors.base import Copier, CopyFailed, NoRoom, Staging
-from kvrouter_store.tensors.layers import LayerBlocks
+from kvrouter_store.tensors.layers import HostBlocks, LayerBlocks
 
 THERE = (BlockStatus.STORED, BlockStatus.EXISTS, BlockStatus.BUSY)  # BUSY: another stores it now
 
@@ -136,7 +129,7 @@ class TensorClient:
         """The same for blocks of one layer that fit into one staging."""
         staging = self._copier.stage(some.layers[layer], some.indices, self.deadline_s)
         try:
-            wanted = layer, some.hashes, some.span, staging.segments, staging.indices
+            wanted = layer, some.hashes, some.span, segments(staging.memory), staging.indices
             loaded = leading([status is BlockStatus.OK for status in self._link.get_into(*wanted)])
             staging.deliver(loaded, self.deadline_s)
         finally:
@@ -177,7 +170,8 @@ class TensorClient:
             return []
         job.staging.wait(self.deadline_s)
         some, staging = job.some, job.staging
-        done = self._link.put(job.layer, some.hashes, some.span, staging.segments, staging.indices)
+        wanted = job.layer, some.hashes, some.span, segments(staging.memory), staging.indices
+        done = self._link.put(*wanted)
         return [status in THERE for status in done.statuses] if done is not None else []
 
 
@@ -258,6 +252,11 @@ class LayerwisePut:
             self.dropped = True
             if not self._changed.wait_for(lambda: not self._open, self._client.deadline_s):
                 raise DeadlineExceeded("a put of tensors did not come to an end")
+
+
+def segments(held: HostBlocks) -> Segments:
+    """Host memory as the store's client takes it."""
+    return Segments(held.bases, held.strides, held.sizes, blocks=held.blocks)
 
 
 def leading(flags: Sequence[bool]) -> int:

@@ -3,14 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from kvrouter_store._core import Segments
 from kvrouter_store.identity.block import CacheSpec, Manifest, Part
 from kvrouter_store.identity.layout import Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class HostBlocks(NamedTuple):
+    """Blocks in host memory, as `kvrouter_store.Segments` has them."""
+
+    bases: Sequence[int]
+    strides: Sequence[int]
+    sizes: Sequence[int]
+    blocks: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +54,6 @@ class LayerBlocks:
         whole = (tensor[: blocks * block_tokens] for tensor in tensors)
         return cls(tuple(tensor.unflatten(0, (blocks, block_tokens)) for tensor in whole))
 
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of a block."""
-        return int(self.tensors[0].shape[1])
-
     @cached_property
     def sizes(self) -> list[int]:
         """Bytes of a block in each tensor."""
@@ -61,13 +64,13 @@ class LayerBlocks:
         """Bytes of a block in all tensors."""
         return sum(self.sizes)
 
-    def segments(self) -> Segments:
+    def in_host_memory(self) -> HostBlocks:
         """The blocks in place. ValueError where they are not in host memory."""
         if self.tensors[0].device.type != "cpu":
             raise ValueError(f"the tensors are on {self.tensors[0].device}, not in host memory")
         bases = [tensor.data_ptr() for tensor in self.tensors]
         strides = [tensor.stride(0) * tensor.element_size() for tensor in self.tensors]
-        return Segments(bases, strides, self.sizes, blocks=self.tensors[0].shape[0])
+        return HostBlocks(bases, strides, self.sizes, int(self.tensors[0].shape[0]))
 
     def part(self, layer: int, engine: str) -> Part:
         """The part of the manifest that this layer is; see `layered_manifest`."""
@@ -87,6 +90,6 @@ def layered_manifest(spec: CacheSpec, layers: Sequence[LayerBlocks], engine: str
     A block counts as stored when all its parts are. engine: names what else decides the meaning of
     the bytes. ValueError where blocks have another number of tokens than `spec` says.
     """
-    if any(layer.block_tokens != spec.block_tokens for layer in layers):
+    if any(layer.tensors[0].shape[1] != spec.block_tokens for layer in layers):
         raise ValueError(f"the tensors do not have {spec.block_tokens} tokens a block, as the spec")
     return Manifest(spec, tuple(layer.part(at, engine) for at, layer in enumerate(layers)))

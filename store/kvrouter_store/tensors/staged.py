@@ -4,9 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from kvrouter_store._core import Segments
 from kvrouter_store.tensors.base import CopyFailed
-from kvrouter_store.tensors.layers import LayerBlocks
+from kvrouter_store.tensors.layers import HostBlocks, LayerBlocks
 from kvrouter_store.tensors.ring import Ring
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class StagedCopier:
         return _Staged(self, layer, indices, memory, slot)
 
     def close(self) -> None:
-        """Free the host memory."""
+        """Free the host memory. After an error of the device, torch may end the process here."""
         del self._memory
 
 
@@ -91,7 +90,7 @@ class _Staged:
         ends = [count * sum(layer.sizes[: at + 1]) for at in range(len(layer.sizes))]
         starts = [0, *ends[:-1]]
         bases = [memory.data_ptr() + start for start in starts]
-        self.segments = Segments(bases, layer.sizes, layer.sizes, blocks=count)
+        self.memory = HostBlocks(bases, layer.sizes, layer.sizes, count)
         self.indices: Sequence[int] = range(count)
         self._copier, self._slot = copier, slot
         self._event: Event | None = None
