@@ -10,7 +10,8 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from tests.vllm.inside.scheduled import BLOCK, KINDS, PAGE, Engine
+from tests.vllm.inside.groups import BLOCK, KINDS, PAGE
+from tests.vllm.inside.scheduled import Engine
 from tests.vllm.inside.walks import Store
 
 from kvrouter_store.client.blocking import StoreClient

@@ -13,7 +13,8 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from tests.vllm.inside.scheduled import BLOCK, KINDS, PAGE, Engine, sampled
+from tests.vllm.inside.groups import BLOCK, KINDS, PAGE
+from tests.vllm.inside.scheduled import Engine, sampled
 from vllm.v1.worker import kv_connector_model_runner_mixin as mixin
 
 from kvrouter_store.client.blocking import StoreClient

@@ -7,15 +7,16 @@ hash, its layer and the weights determine.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
-from hashlib import sha256
 from itertools import count
 from typing import Any
 
 import torch
+from tests.vllm.inside.groups import BLOCK, Cache, Kind, cached, content, layer_specs, read, written
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256_cbor
@@ -26,26 +27,12 @@ from vllm.v1.core.kv_cache_utils import (
     resolve_kv_cache_block_sizes,
 )
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheTensor,
-    MambaSpec,
-    MLAAttentionSpec,
-    SlidingWindowSpec,
-    UniformTypeKVCacheSpecs,
-    create_kv_cache_views,
-)
-from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from kvrouter_store.connectors.vllm import KVStoreConnector
 
-BLOCK = 64  # tokens
-LAYERS = 2  # of each group
 STEP_TOKENS = 256
 HASH = sha256_cbor
 NULL_BLOCK = 0
@@ -53,78 +40,22 @@ NULL_BLOCK = 0
 init_none_hash(HASH)
 
 
-def latent() -> MLAAttentionSpec:
-    """DeepSeek's latents, in the layout of their fp8 kernels."""
-    return MLAAttentionSpec(
-        block_size=BLOCK,
-        num_kv_heads=1,
-        head_size=576,
-        dtype=torch.uint8,
-        cache_dtype_str="fp8_ds_mla",
-        state_content_bytes=656,
-    )
+@dataclass
+class Rank:
+    """One rank: its cache, and its connector once it has begun."""
 
+    number: int
+    cache: Cache
+    worker: Any = None
 
-PAGE = latent().page_size_bytes
-
-
-HEADS: dict[str, Any] = {
-    "block_size": BLOCK,
-    "num_kv_heads": 2,
-    "head_size": 64,
-    "dtype": torch.bfloat16,
-    "page_size_padded": PAGE,
-}
-"""Keys and values of two heads, in pages as large as the latents'."""
-
-
-def full() -> FullAttentionSpec:
-    """Attention to all tokens."""
-    return FullAttentionSpec(**HEADS)
-
-
-def window(tokens: int) -> SlidingWindowSpec:
-    """Attention to the last tokens."""
-    return SlidingWindowSpec(**HEADS, sliding_window=tokens)
-
-
-def state() -> MambaSpec:
-    """A recurrent state, kept where a step ends at the end of a block."""
-    return MambaSpec(
-        block_size=BLOCK,
-        shapes=((4, 64), (2, 32, 32)),
-        dtypes=(torch.bfloat16, torch.float32),
-        page_size_padded=PAGE,
-        mamba_cache_mode="align",
-    )
-
-
-def sparse() -> UniformTypeKVCacheSpecs:
-    """DeepSeek's sparse attention: latents, and smaller pages of their index."""
-    index = MLAAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=132, dtype=torch.uint8)
-    return UniformTypeKVCacheSpecs(
-        block_size=BLOCK, kv_cache_specs={"layers.0.0": latent(), "layers.0.1": index}
-    )
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Cache groups, and how vLLM orders their layers. Several groups overlay each other."""
-
-    specs: tuple[Any, ...]
-    layout: str = "LBHNC"
-    draft: tuple[int, ...] = ()  # groups with layers of a draft model
-
-
-KINDS = {
-    "latents": Kind((latent(),)),
-    "sparse": Kind((sparse(),)),
-    "latents, window, state": Kind((latent(), window(128), state())),
-    "two windows": Kind((full(), window(128), window(320))),
-    "packed": Kind((latent(), window(128)), layout="BLHNC"),
-    "draft": Kind((latent(),), draft=(0,)),
-    "draft, window": Kind((latent(), window(128)), draft=(0,)),
-}
+    def begin(self, config: VllmConfig) -> None:
+        """Make the connector, in this process."""
+        config = copy(config)
+        config.parallel_config = copy(config.parallel_config)
+        config.parallel_config.rank = self.number
+        self.worker = KVStoreConnector(config, KVConnectorRole.WORKER, self.cache.config)
+        with set_current_vllm_config(config):
+            self.worker.register_kv_caches(self.cache.views)
 
 
 class Engine:
@@ -137,15 +68,18 @@ class Engine:
         blocks: int,
         settings: dict[str, Any],
         *,
+        ranks: int = 1,
         scheduler_first: bool = False,
     ) -> None:
-        self.config = configured(model, kind, blocks, settings)
-        self.cache, self._views, self._pages = cached(kind, blocks)
+        self.config = configured(model, kind, blocks, settings, ranks)
+        self.ranks = [Rank(number, cached(kind, blocks, ranks)) for number in range(ranks)]
+        self.cache = self.ranks[0].cache.config
         tokens = resolve_kv_cache_block_sizes(self.cache, self.config)
-        self._scheduler_tokens, self.cache.hash_block_size = tokens
-        self.worker: KVStoreConnector
+        for rank in self.ranks:
+            self._scheduler_tokens, rank.cache.config.hash_block_size = tokens
+        self._gathered = KVOutputAggregator(ranks)
         self.scheduler: Scheduler
-        begin = [self._begin_worker, self._begin_scheduler]  # vLLM's order
+        begin = [self._begin_workers, self._begin_scheduler]  # vLLM's order
         for each in reversed(begin) if scheduler_first else begin:
             each()
         self.connector: Any = self.scheduler.connector
@@ -156,15 +90,16 @@ class Engine:
         self.compared = 0  # blocks
         self.loaded: Counter[int] = Counter()  # blocks by group
 
-    def _begin_worker(self) -> None:
-        self.worker = KVStoreConnector(self.config, KVConnectorRole.WORKER, self.cache)
-        with set_current_vllm_config(self.config):
-            self.worker.register_kv_caches(self._views)
+    def _begin_workers(self) -> None:
+        for rank in self.ranks:
+            rank.begin(self.config)
 
     def _begin_scheduler(self) -> None:
         self.scheduler = Scheduler(
             vllm_config=self.config,
-            kv_cache_config=generate_scheduler_kv_cache_config([self.cache]),
+            kv_cache_config=generate_scheduler_kv_cache_config(
+                [rank.cache.config for rank in self.ranks]
+            ),
             log_stats=False,
             structured_output_manager=StructuredOutputManager(self.config),
             block_size=self._scheduler_tokens,
@@ -222,17 +157,27 @@ class Engine:
             or self.connector.has_pending_push_work()
         )
 
+    @property
+    def worker(self) -> Any:
+        """The connector of the first rank."""
+        return self.ranks[0].worker
+
     def step(self) -> None:
         """One step of the engine core."""
-        scheduler, worker = self.scheduler, self.worker
-        output = scheduler.schedule()
-        scheduled = output.num_scheduled_tokens
+        output = self.scheduler.schedule()
+        for job in output.kv_connector_metadata.load_jobs.values():
+            self.loaded.update(dict(enumerate(job.dst_spec.group_sizes)))
+        answers = [self._step_of(rank, output) for rank in self.ranks]
+        self.computed += sum(output.num_scheduled_tokens.values())
+        self.scheduler.update_from_output(output, self._gathered.aggregate(answers))
+
+    def _step_of(self, rank: Rank, output: Any) -> ModelRunnerOutput:
+        """What one rank does in a step, and its answer."""
+        worker, scheduled = rank.worker, output.num_scheduled_tokens
         worker.handle_preemptions(output.kv_connector_metadata)
         worker.bind_connector_metadata(output.kv_connector_metadata)
         for request_id, tokens in scheduled.items():
-            self._compute(scheduler.requests[request_id], tokens)
-        for job in output.kv_connector_metadata.load_jobs.values():
-            self.loaded.update(dict(enumerate(job.dst_spec.group_sizes)))
+            self._compute(rank, self.scheduler.requests[request_id], tokens)
         worker.start_load_kv(None)
         worker.wait_for_save()
         results = worker.get_transfer_results(output.finished_req_ids)
@@ -243,7 +188,7 @@ class Engine:
             kv_connector_worker_meta=worker.build_connector_worker_meta(),
         )
         worker.clear_connector_metadata()
-        scheduler.update_from_output(output, sampled(scheduler, list(scheduled), told))
+        return sampled(self.scheduler, list(scheduled), told)
 
     def leaks(self) -> dict[str, int]:
         """What an idle engine still holds; empty if nothing."""
@@ -260,41 +205,45 @@ class Engine:
 
     def close(self) -> None:
         """End threads, connections and memory."""
-        self.worker.shutdown()
+        for rank in self.ranks:
+            rank.worker.shutdown()
         self.connector.shutdown()
 
     # The forward pass.
 
-    def _compute(self, request: Any, tokens: int) -> None:
+    def _compute(self, rank: Rank, request: Any, tokens: int) -> None:
         """Compare what the step reads, and write what it computes."""
         begin = request.num_computed_tokens - tokens  # schedule() has counted them already
         tables = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)
-        for number, group in enumerate(self.cache.kv_cache_groups):
+        groups = rank.cache.config.kv_cache_groups
+        for number, group in enumerate(groups):
             for index in read(group.kv_cache_spec, begin):
-                where = request.request_id, number, index, tables[number][index]
+                where = request.request_id, rank.number, number, index, tables[number][index]
                 assert tables[number][index] != NULL_BLOCK, where
-                for page, expected in self._blocks(request, group, index, tables[number]):
+                for page, expected in self._blocks(rank, request, group, index, tables[number]):
                     assert torch.equal(page, expected), where
                 self.compared += 1
-        for number, group in enumerate(self.cache.kv_cache_groups):
+        for number, group in enumerate(groups):
             for index in written(group.kv_cache_spec, begin, begin + tokens):
                 if index < min(len(tables[number]), len(request.block_hashes)):
-                    for page, computed in self._blocks(request, group, index, tables[number]):
+                    for page, computed in self._blocks(rank, request, group, index, tables[number]):
                         page[:] = computed
-        self.computed += tokens
 
     def _blocks(
-        self, request: Any, group: Any, index: int, table: Sequence[int]
+        self, rank: Rank, request: Any, group: Any, index: int, table: Sequence[int]
     ) -> Iterator[tuple[Any, Any]]:
         """Of every layer of a group, the page of a block, and what it must hold."""
         if table[index] != NULL_BLOCK:
-            for name in group.layer_names:
-                page = self._pages[name][table[index]]
-                computed = pattern(bytes(request.block_hashes[index]), name, self._weights)
-                yield page, computed[: len(page)]
+            named = bytes(request.block_hashes[index])
+            specs = layer_specs(group.kv_cache_spec)
+            for name, spec in zip(group.layer_names, specs, strict=True):
+                page = rank.cache.pages[name][table[index]]
+                yield page, content(spec, named, name, self._weights, rank.number)
 
 
-def configured(model: str, kind: Kind, blocks: int, settings: dict[str, Any]) -> VllmConfig:
+def configured(
+    model: str, kind: Kind, blocks: int, settings: dict[str, Any], ranks: int
+) -> VllmConfig:
     """vLLM's configuration, as its command line makes it."""
     config = EngineArgs(
         model=model,
@@ -304,6 +253,7 @@ def configured(model: str, kind: Kind, blocks: int, settings: dict[str, Any]) ->
         max_num_seqs=8,
         max_num_batched_tokens=STEP_TOKENS,
         block_size=BLOCK,
+        tensor_parallel_size=ranks,
         async_scheduling=False,
         prefix_caching_hash_algo="sha256_cbor",
         kv_transfer_config=KVTransferConfig(
@@ -318,77 +268,6 @@ def configured(model: str, kind: Kind, blocks: int, settings: dict[str, Any]) ->
     cache.kv_cache_layout, cache.num_gpu_blocks = kind.layout, blocks
     cache.mamba_cache_mode, cache.mamba_block_size = "align", BLOCK
     return config
-
-
-def cached(kind: Kind, blocks: int) -> tuple[KVCacheConfig, dict[str, Any], dict[str, Any]]:
-    """The cache of an engine; of each layer the view that vLLM makes, and pages without padding."""
-    groups, tensors, views, pages = [], [], {}, {}
-    block_bytes = sum(each.page_size_bytes for each in layer_specs(kind.specs[0]))
-    raw = torch.zeros(block_bytes * blocks, dtype=torch.int8)
-    layout, packed = KVCacheLayout[kind.layout], kind.layout == "BLHNC"
-    for number, spec in enumerate(kind.specs):
-        names = [f"layers.{number}.{layer}" for layer in range(LAYERS)]
-        groups.append(KVCacheGroupSpec(names, spec, is_eagle_group=number in kind.draft))
-        offset = 0
-        for name, each in zip(names, layer_specs(spec), strict=True):
-            page_bytes = each.page_size_bytes
-            tensor = KVCacheTensor(
-                size=len(raw),
-                layers=[name],
-                layer_stride=page_bytes * (1 if packed else blocks),
-                block_stride=block_bytes if packed else page_bytes,
-                offset=offset,
-            )
-            tensors.append(tensor)
-            (views[name],) = create_kv_cache_views(raw, each, blocks, layout, tensor)
-            shape = blocks, content_bytes(each)
-            pages[name] = raw.as_strided(shape, (tensor.block_stride, 1), offset)
-            offset += tensor.layer_stride
-    config = KVCacheConfig(
-        num_blocks=blocks,
-        kv_cache_tensors=tensors,
-        kv_cache_groups=groups,
-        kv_cache_layout=kind.layout,
-    )
-    return config, views, pages
-
-
-def layer_specs(spec: Any) -> list[Any]:
-    """The spec of each layer of a group."""
-    if isinstance(spec, UniformTypeKVCacheSpecs):
-        return list(spec.kv_cache_specs.values())
-    return [spec] * LAYERS
-
-
-def content_bytes(spec: Any) -> int:
-    """Bytes of a page without its padding."""
-    if isinstance(spec, MambaSpec):
-        return int(spec.state_content_size_bytes)
-    return int(spec.unpadded_page_size_bytes)
-
-
-def read(spec: Any, begin: int) -> range:
-    """Whole blocks that a step from token `begin` on reads."""
-    whole = begin // BLOCK
-    if isinstance(spec, MambaSpec):  # within a block, the state is in the running one
-        return range(whole - 1, whole) if begin and begin % BLOCK == 0 else range(0)
-    if isinstance(spec, SlidingWindowSpec):
-        return range(max(0, begin - spec.sliding_window + 1) // BLOCK, whole)
-    return range(whole)
-
-
-def written(spec: Any, begin: int, end: int) -> range:
-    """Blocks that are whole after a step over these tokens, and were not before."""
-    if isinstance(spec, MambaSpec):  # its state is where the step ends
-        return range(end // BLOCK - 1, end // BLOCK) if end % BLOCK == 0 else range(0)
-    return range(begin // BLOCK, end // BLOCK)
-
-
-@lru_cache(maxsize=4096)
-def pattern(block_hash: bytes, layer: str, weights: int) -> Any:
-    """The bytes of a page of a layer."""
-    seed = sha256(block_hash + f"{layer} {weights}".encode()).digest()
-    return torch.frombuffer(bytearray(seed * (PAGE // len(seed) + 1)), dtype=torch.int8)
 
 
 def sampled(scheduler: Any, request_ids: list[str], told: KVConnectorOutput) -> ModelRunnerOutput:

@@ -13,7 +13,8 @@ from typing import Any
 from unittest.mock import patch
 
 import vllm
-from tests.vllm.inside.scheduled import BLOCK, KINDS, PAGE, Engine
+from tests.vllm.inside.groups import BLOCK, KINDS, PAGE
+from tests.vllm.inside.scheduled import Engine
 
 from kvrouter_store.connectors.settings import ConnectorRefused
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.vllm.inside.scheduled import BLOCK, KINDS, PAGE, Engine, Kind
+from tests.vllm.inside.groups import BLOCK, KINDS, PAGE, Kind
+from tests.vllm.inside.scheduled import Engine
 
 from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.errors import KVStoreError
@@ -209,10 +210,12 @@ class Walk:
             "model": self._name,
             "weights_revision": "none",
             "cpu_bytes_to_use": HOST_CHUNKS * 2 * PAGE,
+            "canonical_layout": self.kind.ranks != (1, 1),
         }
         blocks = len(self.kind.specs) * (LONGEST // BLOCK + 8)
         first = self._random.random() < SCHEDULER_FIRST
-        return Engine(self.kind, self._model, blocks, settings, scheduler_first=first)
+        ranks = self.kind.ranks[number]
+        return Engine(self.kind, self._model, blocks, settings, ranks=ranks, scheduler_first=first)
 
     def _step(self, engine: Engine) -> None:
         before = Counter(counts_of(engine))
@@ -241,6 +244,8 @@ def walk(name: str, model: str, steps: int, seed: int, *, verify: bool) -> dict[
     """One walk; what happened."""
     walking = Walk(name, model, seed, verify=verify)
     try:
+        one, other = ([*tier_of(engine).links.values()] for engine in walking.engines)
+        assert [link.manifest for link in one] == [link.manifest for link in other]
         while walking.seen["steps"] < steps:
             walking.act()
         walking.end()

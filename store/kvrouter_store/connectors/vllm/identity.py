@@ -60,12 +60,12 @@ def identify(
 def _over_ranks(
     kv_cache_config: Any, number: int, vllm_config: Any, settings: EngineSettings
 ) -> Any:
-    """The spec of a group: of one rank, or with the heads of all ranks in the canonical layout."""
+    """The spec of a group: of one rank, or of all in the canonical layout (latents: one shard)."""
     spec = kv_cache_config.kv_cache_groups[number].kv_cache_spec
-    ranks = vllm_config.parallel_config.tensor_parallel_size // kv_cache_config.kv_tp_replicas
     if not settings.canonical_layout or not hasattr(spec, "num_kv_heads"):
         return spec
-    return replace(spec, num_kv_heads=spec.num_kv_heads * ranks)
+    heads = spec.max_tp_shards or vllm_config.model_config.get_total_num_kv_heads()
+    return replace(spec, num_kv_heads=heads)
 
 
 def _hash_algo(facts: VllmFacts, block_tokens: int, hash_tokens: int) -> str:
