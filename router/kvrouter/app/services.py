@@ -54,6 +54,7 @@ def make_services(core: Core, group: Group | None) -> Services:
         tracker=core.tracker,
         store=core.store,
         needs_hashes=policy.needs_hashes,
+        session_key=settings.session_key and settings.session_key.lower(),
         prefill_threshold=settings.prefill_threshold,
         publish=group.holdings.send if group is not None else None,
     )

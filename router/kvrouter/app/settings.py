@@ -168,6 +168,13 @@ class RouterSettings(
         "store already hold.",
         json_schema_extra={"section": "Routing"},
     )
+    session_key: str | None = Field(
+        default=None,
+        description="Header that names the session of a request. With --policy prefix, a session "
+        "without known block hashes stays with its engine while that has room. Without the header: "
+        "x-session-id, the headers of coding agents, `prompt_cache_key`, or how a chat begins.",
+        json_schema_extra={"metavar": "HEADER", "section": "Routing"},
+    )
     prefill_threshold: int = Field(
         default=0,
         ge=0,

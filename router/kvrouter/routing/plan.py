@@ -25,6 +25,8 @@ class RouteInputs:
     guesses: Mapping[Engine, int] = field(default_factory=dict)
     """Leading blocks that the router sent to an engine or has in flight there. They may be evicted,
     or not computed yet: no reason to skip a prefill leg."""
+    learnt: bool = False  # guesses are of pieces of text: nobody tells the names of blocks
+    session: bytes | None = None  # what all turns of its session share, then
     store_blocks: Mapping[str, int] = field(default_factory=dict)
     """Leading blocks that the store holds whole, by the hex digest of a manifest."""
     prefill_threshold: int = 0
@@ -45,7 +47,7 @@ class Plan:
     """The reason, for the log line and a metric's label: "prefill", "little missing", "no prefill
     engine", "not splittable", "families differ", "manifests differ", "adapters differ", "shares no
     KV" or "same engine"."""
-    prefill_tokens: int = 0  # those of the prompt that the prefill engine will compute
+    computed_tokens: int = 0  # those that the engine which computes the prompt will compute
 
 
 def loaders(decode: Sequence[Engine], family: str, manifest: str | None) -> Sequence[Engine]:
@@ -61,14 +63,14 @@ def held_tokens(inputs: RouteInputs, engine: Engine) -> tuple[int, int]:
     return own * inputs.block_tokens, min(max(own, stored), usable) * inputs.block_tokens
 
 
-def computed_tokens(inputs: RouteInputs, prefill: Engine) -> int:
-    """Tokens of the prompt that `prefill` has to compute; guesses count as held."""
+def computed_tokens(inputs: RouteInputs, engine: Engine) -> int:
+    """Tokens of the prompt that `engine` would have to compute; guesses count as held."""
     if not (inputs.matches or inputs.guesses or inputs.store_blocks):
         return inputs.prompt_tokens
     guessed = min(
-        inputs.guesses.get(prefill, 0), usable_blocks(inputs.prompt_tokens, inputs.block_tokens)
+        inputs.guesses.get(engine, 0), usable_blocks(inputs.prompt_tokens, inputs.block_tokens)
     )
-    held = max(held_tokens(inputs, prefill)[1], guessed * inputs.block_tokens)
+    held = max(held_tokens(inputs, engine)[1], guessed * inputs.block_tokens)
     return inputs.prompt_tokens - held
 
 

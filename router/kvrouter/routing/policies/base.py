@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from kvrouter.engines.compatibility import partners
@@ -69,16 +70,17 @@ def decide(
     `choose` picks the prefill engine from a sequence that is not empty.
     """
     missing = missing_tokens(inputs, decode)
+    alone = partial(Plan, None, decode, missing, computed_tokens=computed_tokens(inputs, decode))
     if decode.identity is None or decode.identity.can_serve_whole:
         if not inputs.split:
-            return Plan(None, decode, missing, "not splittable")
+            return alone("not splittable")
         if not missing or decode.computing_tokens + missing <= inputs.prefill_threshold:
-            return Plan(None, decode, missing, "little missing")
+            return alone("little missing")
     if not inputs.prefill:
-        return Plan(None, decode, missing, "no prefill engine")
+        return alone("no prefill engine")
     able = partners(inputs.prefill, decode, inputs.model)
     if not able:
-        return Plan(None, decode, missing, _why_alone(inputs, decode))
+        return alone(_why_alone(inputs, decode))
     prefill = choose(able)
     return Plan(prefill, decode, missing, "prefill", computed_tokens(inputs, prefill))
 

@@ -7,10 +7,11 @@ what computing the rest elsewhere takes, so a popular prefix cannot make a hot s
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from kvrouter.routing.plan import usable_blocks
 from kvrouter.routing.policies.base import decide, in_turn, rebound
+from kvrouter.routing.rendezvous import engine_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 LOAD_COST = 0.05
 """Cost of loading one token's KV from the store, in computed tokens (1/20 where measured)."""
+DECODE_COST = 0.1
+"""What each token of requests that an engine decodes adds to computing beside them: an estimate."""
+_TOKENS: Final = attrgetter("tokens")
 
 
 class Prefix:
@@ -32,13 +36,16 @@ class Prefix:
         self._turn = 0
 
     def plan(self, inputs: RouteInputs) -> Plan:
-        """The cheapest engine of each role."""
+        """The cheapest engine of each role; the session's, where nobody holds any of the prompt."""
         self._turn += 1
         price = pricing(inputs)
 
         def cheapest(candidates: Sequence[Engine]) -> Engine:
             if len(candidates) == 1:
                 return candidates[0]
+            session = inputs.session
+            if session is not None and inputs.guesses.keys().isdisjoint(candidates):
+                return engine_of(session, candidates, inputs.prompt_tokens)
             return min(in_turn(candidates, self._turn), key=price)
 
         return decide(inputs, cheapest(inputs.decode), cheapest)
@@ -62,10 +69,11 @@ def pricing(inputs: RouteInputs) -> Callable[[Engine], float]:
     those that it would load from the store cost LOAD_COST each.
     """
     block_tokens, stored = inputs.block_tokens, inputs.store_blocks
+    load = _computing if inputs.learnt and not (inputs.prefill and inputs.split) else _TOKENS
     held = _believed(inputs) if inputs.guesses else inputs.matches
     usable = usable_blocks(inputs.prompt_tokens, block_tokens)
     if not usable or not (held or stored):
-        return attrgetter("tokens")
+        return load
 
     def price(engine: Engine) -> float:
         own = min(held.get(engine, 0), usable)
@@ -73,9 +81,14 @@ def pricing(inputs: RouteInputs) -> Callable[[Engine], float]:
         manifest = identity.manifest if identity else None
         loadable = min(stored.get(manifest, 0), usable) - own if manifest else 0
         blocks = own + (1 - LOAD_COST) * loadable if loadable > 0 else own
-        return engine.tokens - blocks * block_tokens
+        return load(engine) - blocks * block_tokens
 
     return price
+
+
+def _computing(engine: Engine) -> float:
+    """The load of an engine that computes prompts itself: most of their tokens may be cached."""
+    return engine.computing_tokens + DECODE_COST * engine.tokens
 
 
 def _believed(inputs: RouteInputs) -> Mapping[Engine, int]:

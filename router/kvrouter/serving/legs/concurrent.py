@@ -71,7 +71,7 @@ class ConcurrentLegs:
             if plan.prefill is None:
                 return (inputs, plan) if _serves_whole(plan.decode) else _no_prefill()
             rendezvous = self._meet(context, plan.decode, plan.prefill)
-            prefill = self.legs.prefill(context, plan.prefill, plan.prefill_tokens, rendezvous)
+            prefill = self.legs.prefill(context, plan.prefill, plan.computed_tokens, rendezvous)
             decode = self.legs.decode(context, sink, plan.decode, rendezvous=rendezvous)
             try:
                 await both(context, prefill, decode)

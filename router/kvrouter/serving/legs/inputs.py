@@ -10,6 +10,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.errors import bad_request
+from kvrouter.prefix.learnt import PIECE_TOKENS, learnt_names
+from kvrouter.prefix.session import session_of
 from kvrouter.routing.plan import RouteInputs, usable_blocks
 from kvrouter_store.identity.chain import HASH_BYTES
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from kvrouter.prefix.store_view import StoreView
     from kvrouter.prefix.tokenize import TokenSource
     from kvrouter.routing.plan import Plan
-    from kvrouter.serving.request.context import RequestContext
+    from kvrouter.serving.request.context import PromptFacts, RequestContext
     from kvrouter.telemetry.metrics import Metrics
     from kvrouter.telemetry.tracing.trace import Trace
 
@@ -46,6 +48,7 @@ class InputsBuilder:
     tracker: CacheTracker | None  # follows engines' KV events; None: no events are taken
     store: StoreView | None  # the store, or None
     needs_hashes: bool  # whether the policy uses what engines and store hold
+    session_key: str | None  # the header that names sessions; None: the usual ones alone
     prefill_threshold: int  # see `RouteInputs`; may change
     publish: Callable[[Engine, bytes], None] | None  # to other routers; None: there are none
     _turn: int = field(default=0, init=False)
@@ -63,21 +66,29 @@ class InputsBuilder:
         if refused is not None:
             raise bad_request(f"The router does not support this value of `{refused}`.", refused)
         ids = await self._find_ids(context, family, decode)
-        domain, matches, guesses = prompt.domain, _NO_ENGINE, _NO_ENGINE
+        domain, matches, guesses, session = prompt.domain, _NO_ENGINE, _NO_ENGINE, None
+        block_tokens = domain.block_tokens if domain is not None else 0
         if self.needs_hashes and prompt.hashable and domain is not None and ids is not None:
             hashes = prompt.hashes = hash_prompt(self.hash_cache, context, ids, domain)
             matches, guesses = self._held(hashes)
             usable = usable_blocks(request.prompt_tokens, domain.block_tokens)
             if not matches or max(matches.get(engine, 0) for engine in decode) < usable:
                 prompt.stored = await self._stored(hashes[: usable * HASH_BYTES], decode)
+        elif self.needs_hashes and (len(decode) > 1 or len(prefill) > 1):
+            prompt.learnt = learnt_names(self.hash_cache, request, context.model)
+            matches, guesses = self._held(prompt.learnt)
+            matches, guesses, block_tokens = _NO_ENGINE, {**matches, **guesses}, PIECE_TOKENS
+            session = session_of(request, context.exchange.headers, self.session_key)
         return RouteInputs(
             prompt_tokens=request.prompt_tokens,
             decode=decode,
             prefill=prefill,
             exact=ids is not None,
-            block_tokens=domain.block_tokens if domain is not None else 0,
+            block_tokens=block_tokens,
             matches=matches,
             guesses=guesses,
+            learnt=prompt.learnt is not None,
+            session=session,
             store_blocks=prompt.stored or _NO_MANIFEST,
             prefill_threshold=self.prefill_threshold,
             split=family.unsplittable(request) is None,
@@ -127,16 +138,17 @@ class InputsBuilder:
         manifests = {e.manifest for e in decode if e.manifest is not None}
         return {m: await self.store.match(m, hashes) for m in manifests}
 
-    def computed(self, engine: Engine, hashes: bytes | None) -> None:
-        """`engine` has these blocks now: a guess, if it does not report them by events itself."""
-        if not hashes or not self.needs_hashes or engine.identity is None:
+    def computed(self, engine: Engine, prompt: PromptFacts) -> None:
+        """`engine` has a prompt now: a guess, if it does not report its blocks by events itself."""
+        if not self.needs_hashes or engine.identity is None:
             return  # (without an identity it left meanwhile, and what it held is gone)
-        if self.tracker is None:
-            self.index.credit(engine, hashes)
-        elif not self.tracker.computed(engine, hashes):
-            return
-        if self.publish is not None:
-            self.publish(engine, hashes)
+        for chain in filter(None, (prompt.hashes, prompt.learnt)):
+            if self.tracker is None or chain is prompt.learnt:
+                self.index.credit(engine, chain)
+            elif not self.tracker.computed(engine, chain):
+                continue
+            if self.publish is not None:
+                self.publish(engine, chain)
 
 
 def _is_too_long_a_chat(context: RequestContext, identity: Identity) -> bool:

@@ -86,7 +86,7 @@ class Legs:
         self.metrics.prefill.observe(context.timing.prefilled_s - begun_s)
         if handoff.cached_tokens:
             self.metrics.cached_tokens[()] += handoff.cached_tokens
-        self.inputs_builder.computed(engine, context.prompt.hashes)
+        self.inputs_builder.computed(engine, context.prompt)
         return handoff
 
     async def _ask_prefill(
@@ -170,7 +170,7 @@ class Legs:
         self.metrics.decode.observe(monotonic() - begun_s)
         if context.outcome.reason != "broken":  # within a stream: counted as failed already
             self.pool.succeeded(engine)
-            self.inputs_builder.computed(engine, context.prompt.hashes)
+            self.inputs_builder.computed(engine, context.prompt)
 
     async def _ask_decode(
         self,
@@ -223,4 +223,4 @@ def computing_tokens(context: RequestContext) -> int:
     plan, grant = context.route.plan, context.held.grant
     if plan is None or plan.prefill is not None:
         return grant.tokens if grant is not None else 0
-    return plan.missing_tokens
+    return plan.computed_tokens

@@ -109,10 +109,11 @@ class Orchestrator:
         """Count the legs of `plan` on their engines: prompts planned meanwhile see the load."""
         reservations = context.route.reservations
         if reservations is None:
-            reservations = LegReservations(self.pool, self.in_flight, context.prompt.hashes)
+            chain = context.prompt.hashes or context.prompt.learnt
+            reservations = LegReservations(self.pool, self.in_flight, chain)
             context.route.reservations = reservations
         if plan.prefill is not None:
-            reservations.plan(Role.PREFILL, plan.prefill, plan.prefill_tokens)
+            reservations.plan(Role.PREFILL, plan.prefill, plan.computed_tokens)
         else:
             reservations.leave(Role.PREFILL)
         load = decode_tokens(context.request), computing_tokens(context)

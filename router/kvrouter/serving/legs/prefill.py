@@ -48,7 +48,7 @@ class PrefillPhase:
         while plan.prefill is not None:
             tried.append(plan.prefill)
             try:
-                await self._prefill(context, plan.prefill, plan.prefill_tokens)
+                await self._prefill(context, plan.prefill, plan.computed_tokens)
                 return
             except LegFailed as failed:
                 if context.kv_ready:
@@ -66,7 +66,7 @@ class PrefillPhase:
             if found.prefill is None:
                 self.recompute(context, found.missing_tokens)
                 return
-            plan = replace(plan, prefill=found.prefill, prefill_tokens=found.prefill_tokens)
+            plan = replace(plan, prefill=found.prefill, computed_tokens=found.computed_tokens)
             context.route.plan = plan
 
     def recompute(self, context: RequestContext, tokens: int) -> None:

@@ -74,6 +74,7 @@ class PromptFacts:
     hashable: bool = False  # whether its hashes follow from token ids, salt and adapter alone
     adapter: tuple[str, str] | None = None  # name and path of the LoRA adapter
     hashes: bytes | None = None  # its chain of 32-byte block hashes, once they are needed
+    learnt: bytes | None = None  # names of its pieces, where its block hashes are unknown
     stored: Mapping[str, int] | None = None  # leading blocks that the store held, by manifest
 
     @property

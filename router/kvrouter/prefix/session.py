@@ -1,0 +1,47 @@
+"""Which session a request belongs to, by its headers or by how it begins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvrouter.openai.request import Request
+
+SESSION_HEADERS: Final = (
+    "x-session-id",
+    "x-claude-code-session-id",  # Claude Code
+    "session-id",  # Codex, since 0.14
+    "session_id",  # Codex before
+    "x-session-affinity",  # opencode
+    "x-opencode-session",
+    "x-amp-thread-id",  # Amp
+)
+"""Names of a session that clients send by themselves; the first one that is there counts."""
+
+
+def session_of(request: Request, headers: Mapping[str, str], header: str | None) -> bytes | None:
+    """What is the same for all turns of a session, and other for most others; None: nothing is.
+
+    `header` is asked first, then SESSION_HEADERS, `prompt_cache_key`, and the messages up to the
+    first one of the user. Not `user`: it names a person.
+    """
+    for name in (header, *SESSION_HEADERS) if header else SESSION_HEADERS:
+        if name in headers:
+            return headers[name].encode()
+    key = request.raw("prompt_cache_key") if "prompt_cache_key" in request.spans else None
+    return key or (_beginning(request) if request.kind == "chat" else None)
+
+
+def _beginning(request: Request) -> bytes:
+    """The messages before the one that follows the user's first.
+
+    Looks for members `role` without parsing. Where clients write them after the content, a
+    session's first turn has another beginning than its later ones.
+    """
+    start, end = request.spans["messages"]
+    body = request.body
+    user = body.find(b'"user"', start, end)
+    after = body.find(b'"role"', user + 1, end) if user >= 0 else -1
+    return body[start : after if after >= 0 else end].rstrip(b"\t\n\r ,{}]")

@@ -1,0 +1,98 @@
+"""Sessions stay with the engine that has them, also where engines do not say what they hold."""
+
+import asyncio
+import random
+from itertools import pairwise
+
+import pytest
+from tests.integration.router.conftest import Json, Open, Site
+
+SESSIONS, TURNS, ENGINES = 20, 8, 4
+AT_ONCE = 3  # sessions that have a turn in flight
+
+
+class Session:
+    """A chat that grows; `engines` are those that its turns went to."""
+
+    def __init__(self, number: int, system: str, headers: dict[str, str]) -> None:
+        self.draw = random.Random(number)
+        self.headers = headers
+        self.messages: list[Json] = [{"role": "system", "content": system}]
+        self.engines: list[str] = []
+
+    def words(self, count: int) -> str:
+        return " ".join(f"{self.draw.randrange(10**6):06}" for _ in range(count))
+
+    async def turn(self, here: Site) -> None:
+        self.messages.append({"role": "user", "content": self.words(60)})
+        body = {"model": "m", "messages": self.messages, "max_tokens": 4}
+        status, fields, _ = await here.post(body, "/v1/chat/completions", **self.headers)
+        assert status == 200
+        self.engines.append(fields["x-kvrouter-decode"])
+        self.messages.append({"role": "assistant", "content": self.words(80)})
+
+
+def sessions(system: str, named: str) -> list[Session]:
+    return [
+        Session(number, system, {named: f"session {number}"} if named else {})
+        for number in range(SESSIONS)
+    ]
+
+
+async def play(here: Site, every: list[Session]) -> None:
+    """Turn by turn in random order, at most AT_ONCE at a time."""
+    order = [session for session in every for _ in range(TURNS)]
+    random.Random(1).shuffle(order)
+    locks = {session: asyncio.Lock() for session in every}
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def turn(session: Session) -> None:
+        async with locks[session], room:
+            await session.turn(here)
+
+    await asyncio.gather(*map(turn, order))
+
+
+def kept(every: list[Session]) -> float:
+    """The share of later turns that went where the turn before had gone."""
+    pairs = [pair for session in every for pair in pairwise(session.engines)]
+    return sum(one == other for one, other in pairs) / len(pairs)
+
+
+@pytest.mark.parametrize("named", ["", "x-session-id", "x-claude-code-session-id"])
+@pytest.mark.parametrize("family", ["openai", "sglang"])
+async def test_turns_of_a_session_go_to_the_engine_that_has_its_prefix(
+    site: Open, family: str, named: str
+) -> None:
+    here = await site(
+        0, ENGINES, policy="prefix", kv_connector=family, route_headers=True, health_interval_s=60.0
+    )
+    every = sessions("Be brief.", named)
+    await play(here, every)
+    assert kept(every) >= 0.95
+    used = {session.engines[-1] for session in every}
+    assert len(used) == ENGINES
+
+
+@pytest.mark.parametrize("named", ["x-session-id", "x-mine"])
+async def test_a_named_session_keeps_its_engine_though_its_turns_share_nothing(
+    site: Open, named: str
+) -> None:
+    here = await site(
+        0,
+        ENGINES,
+        policy="prefix",
+        kv_connector="openai",
+        session_key="X-Mine",
+        route_headers=True,
+        health_interval_s=60.0,
+    )
+    engines: dict[str, set[str]] = {}
+    for turn in range(3):
+        for number in range(SESSIONS):
+            body = {"model": "m", "prompt": f"{number} {turn}", "max_tokens": 2}
+            status, fields, _ = await here.post(body, **{named: f"session {number}"})
+            assert status == 200
+            engines.setdefault(f"{number}", set()).add(fields["x-kvrouter-decode"])
+    assert all(len(each) == 1 for each in engines.values())
+    assert len(set.union(*engines.values())) == ENGINES
