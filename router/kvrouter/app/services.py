@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvrouter.canary.sample import Canary
 from kvrouter.prefix.in_flight import InFlightPrefixes
+from kvrouter.prefix.learnt import LearntPrefixes
 from kvrouter.routing.policies import make_policy
 from kvrouter.routing.prefill_priority import PrefillPriorities
 from kvrouter.serving.choices.fanout import Fanout
@@ -54,7 +55,12 @@ def make_services(core: Core, group: Group | None) -> Services:
         tracker=core.tracker,
         store=core.store,
         needs_hashes=policy.needs_hashes,
-        session_key=settings.session_key and settings.session_key.lower(),
+        learnt=LearntPrefixes(
+            hash_cache=core.hash_cache,
+            index=core.index,
+            in_flight=in_flight,
+            session_key=settings.session_key and settings.session_key.lower(),
+        ),
         prefill_threshold=settings.prefill_threshold,
         publish=group.holdings.send if group is not None else None,
     )
@@ -78,6 +84,8 @@ def make_services(core: Core, group: Group | None) -> Services:
             engine_wait=core.engine_wait,
             budget=core.budget,
             metrics=metrics,
+            policy=policy,
+            inputs_builder=inputs_builder,
         ),
         inputs_builder=inputs_builder,
         landing_waiter=landing_waiter,

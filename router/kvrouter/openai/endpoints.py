@@ -7,7 +7,8 @@ from typing import Final
 
 COMPLETIONS: Final = "/v1/completions"
 RESPONSES: Final = "/v1/responses"
-GENERATION: Final = frozenset((COMPLETIONS, "/v1/chat/completions", RESPONSES))
+MESSAGES: Final = "/v1/messages"
+GENERATION: Final = frozenset((COMPLETIONS, "/v1/chat/completions", RESPONSES, MESSAGES))
 """Endpoints that generate text; an engine that only embeds or scores has none of them."""
 
 
@@ -30,6 +31,7 @@ class Endpoint:
     members: dict[str, object] = field(default_factory=dict)
 
 
+_ASKED: Final[dict[str, object]] = {"messages": [{"role": "user", "content": "a"}]}
 _PAIR: Final[dict[str, object]] = {"text_1": "a", "text_2": "b"}
 _RANKED: Final[dict[str, object]] = {"query": "a", "documents": ["b"]}
 ENDPOINTS: Final = (
@@ -43,6 +45,14 @@ ENDPOINTS: Final = (
         generates=True,
         members={"input": "a"},
     ),
+    Endpoint(
+        MESSAGES,
+        "Anthropic's messages; an engine computes prompt and answer.",
+        again=False,
+        generates=True,
+        members={**_ASKED, "max_tokens": 1},
+    ),
+    Endpoint("/v1/messages/count_tokens", "Tokens of Anthropic's messages.", members=_ASKED),
     Endpoint("/v1/rerank", "Documents by how well they answer a query.", members=_RANKED),
     Endpoint("/rerank", "The same as /v1/rerank.", members=_RANKED),
     Endpoint("/v1/score", "How alike texts are.", members=_PAIR),

@@ -7,19 +7,54 @@ where requests went which engine has which. A match is a guess.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvrouter.engines.engine import HashDomain
 from kvrouter.openai.request import BYTES_PER_TOKEN
+from kvrouter.prefix.session import STANDING, session_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvrouter.engines.engine import Engine
     from kvrouter.openai.request import Request
     from kvrouter.prefix.hash_cache import HashCache
+    from kvrouter.prefix.in_flight import InFlightPrefixes
+    from kvrouter.prefix.index import PrefixIndex
 
 PIECE_TOKENS: Final = 128
 """Of a piece; text counts as BYTES_PER_TOKEN a token."""
+GROWING: Final = ("messages", "input", "prompt")
+"""Members of chats, Anthropic's messages, OpenAI's responses and completions."""
 PIECES: Final = HashDomain(PIECE_TOKENS, sha256(b"kvrouter: what clients wrote").digest())
+
+
+class Learnt(NamedTuple):
+    """What is known of a prompt."""
+
+    names: bytes  # of its whole pieces, 32 bytes each
+    guesses: Mapping[Engine, int]  # leading pieces that engines probably hold
+    session: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearntPrefixes:
+    """Finds out what engines may hold of prompts whose block hashes are unknown."""
+
+    hash_cache: HashCache  # names pieces
+    index: PrefixIndex  # what requests that have ended left on engines
+    in_flight: InFlightPrefixes  # what those that run now will leave there
+    session_key: str | None  # the header that names sessions; None: the usual ones alone
+
+    def look(self, request: Request, headers: Mapping[str, str], model: str) -> Learnt:
+        """What is known now."""
+        names = learnt_names(self.hash_cache, request, model)
+        guesses = dict(self.index.match(names))
+        for engine, pieces in self.in_flight.match(names).items():
+            guesses[engine] = max(pieces, guesses.get(engine, 0))
+        return Learnt(names, guesses, session_of(request, headers, self.session_key))
 
 
 def learnt_names(cache: HashCache, request: Request, model: str) -> bytes:
@@ -33,12 +68,9 @@ def learnt_names(cache: HashCache, request: Request, model: str) -> bytes:
 def written(request: Request) -> bytes:
     """What the client wrote, such that a later turn of the same session begins with it.
 
-    Of a chat the tools, which templates put first, and the messages as they were sent; of a
-    completion the token ids or the text.
+    What stands for all turns, such as tools; then messages or text as they were sent, or token ids.
     """
     if request.ids is not None:
         return request.ids
-    if request.kind == "chat":
-        start, end = request.spans["messages"]
-        return (request.raw("tools") or b"") + request.body[start + 1 : end - 1]
-    return (request.raw("prompt") or b"")[1:-1]
+    raw = next(filter(None, map(request.raw, GROWING)), b"")
+    return b"".join(filter(None, map(request.raw, STANDING))) + raw[1:-1]

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
 
     from kvrouter.openai.request import Request
 
+STANDING: Final = ("tools", "system", "instructions")
+MESSAGES: Final = ("messages", "input")
+"""Members of chats, Anthropic's messages and OpenAI's responses: for all turns, and of turns."""
 SESSION_HEADERS: Final = (
     "x-session-id",
     "x-claude-code-session-id",  # Claude Code
@@ -31,17 +34,19 @@ def session_of(request: Request, headers: Mapping[str, str], header: str | None)
         if name in headers:
             return headers[name].encode()
     key = request.raw("prompt_cache_key") if "prompt_cache_key" in request.spans else None
-    return key or (_beginning(request) if request.kind == "chat" else None)
+    return key or _beginning(request)
 
 
-def _beginning(request: Request) -> bytes:
-    """The messages before the one that follows the user's first.
+def _beginning(request: Request) -> bytes | None:
+    """What stands for all turns, and the messages before the one that follows the user's first.
 
     Looks for members `role` without parsing. Where clients write them after the content, a
     session's first turn has another beginning than its later ones.
     """
-    start, end = request.spans["messages"]
-    body = request.body
-    user = body.find(b'"user"', start, end)
-    after = body.find(b'"role"', user + 1, end) if user >= 0 else -1
-    return body[start : after if after >= 0 else end].rstrip(b"\t\n\r ,{}]")
+    raw = next(filter(None, map(request.raw, MESSAGES)), None)
+    if raw is None:
+        return None
+    user = raw.find(b'"user"')
+    after = raw.find(b'"role"', user + 1) if user >= 0 else -1
+    begun = raw[: after if after >= 0 else len(raw)].rstrip(b"\t\n\r ,{}]")
+    return b"".join(filter(None, map(request.raw, STANDING))) + begun

@@ -25,6 +25,8 @@ from kvrouter.http.headers import JSON
 from kvrouter.openai.endpoints import PASSED_THROUGH
 from kvrouter.openai.request import BYTES_PER_TOKEN, Request
 from kvrouter.openai.response import generated_tokens, tidy_answer, tidy_events
+from kvrouter.prefix.learnt import PIECE_TOKENS
+from kvrouter.routing.plan import RouteInputs
 from kvrouter.routing.policies.base import in_turn
 from kvrouter.serving.legs.engine_client import check_begun
 from kvrouter.serving.legs.retries import (
@@ -38,6 +40,8 @@ from kvrouter.serving.streaming.relay import Relay
 from kvrouter.serving.streaming.sinks import SSE_FIELDS, broke_off
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvrouter.admission.recompute_budget import RecomputeBudget
     from kvrouter.admission.waiting import EngineWait
     from kvrouter.engines.engine import Engine
@@ -46,7 +50,9 @@ if TYPE_CHECKING:
     from kvrouter.http.client.pool import EngineResponse
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.endpoints import Endpoint
+    from kvrouter.routing.policies.base import Policy
     from kvrouter.serving.legs.engine_client import EngineClient
+    from kvrouter.serving.legs.inputs import InputsBuilder
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics
 
@@ -57,7 +63,7 @@ NOT_SERVED: Final = ("background", "previous_response_id")
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Passthrough:
-    """The `Service` of `ENDPOINTS`: the least loaded decode engine answers."""
+    """The `Service` of `ENDPOINTS`: a decode engine answers, the least loaded or the session's."""
 
     pool: EnginePool
     families: Families  # say which parameters engines take
@@ -65,6 +71,8 @@ class Passthrough:
     engine_wait: EngineWait  # where requests wait for an engine
     budget: RecomputeBudget  # bounds what decode engines compute, if there are prefill engines
     metrics: Metrics  # times streams
+    policy: Policy  # chooses the engine that computes a prompt
+    inputs_builder: InputsBuilder  # knows which engine may have it already
     _turn: int = field(default=0, init=False)
 
     def read(self, exchange: Exchange) -> Request:
@@ -94,10 +102,10 @@ class Passthrough:
             self._turn += 1
             if tried:
                 engines = list(on_other_servers(engines, tried))
-            engine = min(in_turn(engines, self._turn), key=_TOKENS)
+            engine, computed_tokens = self._choose(context, endpoint, engines)
             tried.append(engine)
             try:
-                await self._ask(context, endpoint, engine)
+                await self._ask(context, endpoint, engine, computed_tokens)
                 return
             except LegFailed as failed:
                 context.outcome.error, error = str(failed), _as_answer(failed)
@@ -106,7 +114,30 @@ class Passthrough:
                     break
         raise error
 
-    async def _ask(self, context: RequestContext, endpoint: Endpoint, engine: Engine) -> None:
+    def _choose(
+        self, context: RequestContext, endpoint: Endpoint, engines: Sequence[Engine]
+    ) -> tuple[Engine, int]:
+        """The engine to ask, and how many tokens of the prompt it will compute."""
+        if not (endpoint.generates and self.inputs_builder.needs_hashes):
+            return min(in_turn(engines, self._turn), key=_TOKENS), 0
+        request, headers = context.request, context.exchange.headers
+        names, guesses, session = self.inputs_builder.learnt.look(request, headers, context.model)
+        context.prompt.learnt = names
+        inputs = RouteInputs(
+            request.prompt_tokens,
+            engines,
+            block_tokens=PIECE_TOKENS,
+            guesses=guesses,
+            learnt=True,
+            session=session,
+            split=False,
+        )
+        plan = self.policy.plan(inputs)
+        return plan.decode, plan.computed_tokens
+
+    async def _ask(
+        self, context: RequestContext, endpoint: Endpoint, engine: Engine, computed_tokens: int
+    ) -> None:
         request, route = context.request, context.route
         route.decode_engine = engine.address
         route.attempts += 1
@@ -116,11 +147,13 @@ class Passthrough:
             raise bad_request(f"The router does not support this value of `{refused}`.", refused)
         own = dict.fromkeys(table.own & request.spans.keys())
         body = splice(request.body, request.spans, own) if own else request.body
-        ticket = self.pool.reserve(engine, request.prompt_tokens)
+        tokens = request.prompt_tokens
+        ticket = self.pool.reserve(engine, tokens, computing_tokens=computed_tokens)
         answer: EngineResponse | None = None
         span, fields = context.begin_leg("kvrouter.forward", engine)
         try:
             answer = await self.client.forward(engine, endpoint.path, fields, body)
+            ticket.computed()
             await self._pass_on(context, endpoint, engine, answer)
         finally:
             ticket.release()
@@ -129,6 +162,7 @@ class Passthrough:
             if span is not None:
                 span.end()
         self.pool.succeeded(engine)
+        self.inputs_builder.computed(engine, context.prompt)
 
     async def _pass_on(
         self, context: RequestContext, endpoint: Endpoint, engine: Engine, answer: EngineResponse

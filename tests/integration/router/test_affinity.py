@@ -5,10 +5,14 @@ import random
 from itertools import pairwise
 
 import pytest
+from tests.fakes.engine import FakeEngine
 from tests.integration.router.conftest import Json, Open, Site
+from tests.integration.router.test_passthrough import offer, saying
 
 SESSIONS, TURNS, ENGINES = 20, 8, 4
-AT_ONCE = 3  # sessions that have a turn in flight
+AT_ONCE = 2  # sessions that have a turn in flight: half of the engines are busy
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+MEMBERS = {RESPONSES: "input"}  # where the turns are, if not in `messages`
 
 
 class Session:
@@ -23,10 +27,10 @@ class Session:
     def words(self, count: int) -> str:
         return " ".join(f"{self.draw.randrange(10**6):06}" for _ in range(count))
 
-    async def turn(self, here: Site) -> None:
+    async def turn(self, here: Site, path: str) -> None:
         self.messages.append({"role": "user", "content": self.words(60)})
-        body = {"model": "m", "messages": self.messages, "max_tokens": 4}
-        status, fields, _ = await here.post(body, "/v1/chat/completions", **self.headers)
+        body = {"model": "m", MEMBERS.get(path, "messages"): self.messages, "max_tokens": 4}
+        status, fields, _ = await here.post(body, path, **self.headers)
         assert status == 200
         self.engines.append(fields["x-kvrouter-decode"])
         self.messages.append({"role": "assistant", "content": self.words(80)})
@@ -39,7 +43,7 @@ def sessions(system: str, named: str) -> list[Session]:
     ]
 
 
-async def play(here: Site, every: list[Session]) -> None:
+async def play(here: Site, every: list[Session], path: str = CHAT) -> None:
     """Turn by turn in random order, at most AT_ONCE at a time."""
     order = [session for session in every for _ in range(TURNS)]
     random.Random(1).shuffle(order)
@@ -48,7 +52,7 @@ async def play(here: Site, every: list[Session]) -> None:
 
     async def turn(session: Session) -> None:
         async with locks[session], room:
-            await session.turn(here)
+            await session.turn(here, path)
 
     await asyncio.gather(*map(turn, order))
 
@@ -96,3 +100,19 @@ async def test_a_named_session_keeps_its_engine_though_its_turns_share_nothing(
             engines.setdefault(f"{number}", set()).add(fields["x-kvrouter-decode"])
     assert all(len(each) == 1 for each in engines.values())
     assert len(set.union(*engines.values())) == ENGINES
+
+
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
+async def test_what_one_engine_answers_goes_to_the_engine_that_has_its_prefix(
+    site: Open, path: str
+) -> None:
+    def prepare(made: list[FakeEngine]) -> None:
+        offer(made, saying(200, {"usage": {"output_tokens": 4}}), path)
+
+    here = await site(
+        0, ENGINES, policy="prefix", route_headers=True, health_interval_s=60.0, prepare=prepare
+    )
+    every = sessions("Be brief.", "")
+    await play(here, every, path)
+    assert kept(every) >= 0.95
+    assert len({session.engines[-1] for session in every}) == ENGINES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from kvrouter.engines.compatibility import partners
@@ -70,7 +69,10 @@ def decide(
     `choose` picks the prefill engine from a sequence that is not empty.
     """
     missing = missing_tokens(inputs, decode)
-    alone = partial(Plan, None, decode, missing, computed_tokens=computed_tokens(inputs, decode))
+
+    def alone(why: str) -> Plan:
+        return Plan(None, decode, missing, why, computed_tokens(inputs, decode))
+
     if decode.identity is None or decode.identity.can_serve_whole:
         if not inputs.split:
             return alone("not splittable")

@@ -10,8 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.errors import bad_request
-from kvrouter.prefix.learnt import PIECE_TOKENS, learnt_names
-from kvrouter.prefix.session import session_of
+from kvrouter.prefix.learnt import PIECE_TOKENS
 from kvrouter.routing.plan import RouteInputs, usable_blocks
 from kvrouter_store.identity.chain import HASH_BYTES
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from kvrouter.prefix.hash_cache import HashCache
     from kvrouter.prefix.in_flight import InFlightPrefixes
     from kvrouter.prefix.index import PrefixIndex
+    from kvrouter.prefix.learnt import LearntPrefixes
     from kvrouter.prefix.store_view import StoreView
     from kvrouter.prefix.tokenize import TokenSource
     from kvrouter.routing.plan import Plan
@@ -48,7 +48,7 @@ class InputsBuilder:
     tracker: CacheTracker | None  # follows engines' KV events; None: no events are taken
     store: StoreView | None  # the store, or None
     needs_hashes: bool  # whether the policy uses what engines and store hold
-    session_key: str | None  # the header that names sessions; None: the usual ones alone
+    learnt: LearntPrefixes  # tells what is guessed of a prompt whose block hashes are unknown
     prefill_threshold: int  # see `RouteInputs`; may change
     publish: Callable[[Engine, bytes], None] | None  # to other routers; None: there are none
     _turn: int = field(default=0, init=False)
@@ -75,10 +75,8 @@ class InputsBuilder:
             if not matches or max(matches.get(engine, 0) for engine in decode) < usable:
                 prompt.stored = await self._stored(hashes[: usable * HASH_BYTES], decode)
         elif self.needs_hashes and (len(decode) > 1 or len(prefill) > 1):
-            prompt.learnt = learnt_names(self.hash_cache, request, context.model)
-            matches, guesses = self._held(prompt.learnt)
-            matches, guesses, block_tokens = _NO_ENGINE, {**matches, **guesses}, PIECE_TOKENS
-            session = session_of(request, context.exchange.headers, self.session_key)
+            found = self.learnt.look(request, context.exchange.headers, context.model)
+            prompt.learnt, guesses, session, block_tokens = *found, PIECE_TOKENS
         return RouteInputs(
             prompt_tokens=request.prompt_tokens,
             decode=decode,
