@@ -190,6 +190,13 @@ class Engine:
         worker.clear_connector_metadata()
         return sampled(self.scheduler, list(scheduled), told)
 
+    def waiting(self) -> str:
+        """What requests that do not end wait for."""
+        manager = self.connector.scheduler.manager
+        (tier,) = manager.secondary_tiers
+        chunks = len(manager.primary_tier._policy.chunks)
+        return f"{self.requests} wait, {chunks} chunks, jobs {tier._jobs}, {tier._lookups.__dict__}"
+
     def leaks(self) -> dict[str, int]:
         """What an idle engine still holds; empty if nothing."""
         pool = self.scheduler.kv_cache_manager.block_pool

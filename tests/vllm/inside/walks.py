@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -22,6 +23,7 @@ from kvrouter_store.client.blocking import StoreClient
 from kvrouter_store.errors import KVStoreError
 
 POOL_BYTES = 32 << 20
+END_S = 30.0  # within which all requests end; none waits longer than a second
 DEADLINE_S = 0.1  # of an engine's questions to the store
 NEW_WEIGHTS = 0.3  # share of the resets
 SCHEDULER_FIRST = 0.2  # share of engines whose scheduler begins before the worker
@@ -190,8 +192,10 @@ class Walk:
     def end(self) -> None:
         """All requests end, and nothing is held any more."""
         for engine in self.engines:
+            until = time.monotonic() + END_S
             while not engine.idle:
                 self._step(engine)
+                assert time.monotonic() < until, engine.waiting()
             assert not engine.leaks(), engine.leaks()
 
     def close(self) -> None:

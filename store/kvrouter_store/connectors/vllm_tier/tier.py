@@ -88,11 +88,20 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
             self._landings, config.cache.tokens_per_hash, lambda group: self.links[group].manifest
         )
         self._jobs: dict[int, TransferJob] = {}
+        self._room = len(primary_kv_view)  # chunks
+        self._brought: dict[str, set[OffloadKey]] = {}  # by request: chunks that were loaded for it
         for link in self.links.values():
             link.start()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """Whether the store has the chunk; unknown the first time that a request asks."""
+        """Whether the store has the chunk; unknown the first time that a request asks.
+
+        No for a chunk that was brought once and is gone again, and for more than there is room for:
+        vLLM's memory is then too small for those that wait, and chunks would push each other out.
+        """
+        brought = self._brought.get(req_context.req_id, ())
+        if key in brought or len(brought) >= self._room:
+            return LookupResult.MISS
         found = self._lookups.lookup(key, req_context)
         if found is False:
             found = self.arrivals.lookup(key, req_context)
@@ -108,6 +117,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Get chunks into vLLM's memory, each checked against its digest."""
         runs = runs_of(job_metadata)
+        self._brought.setdefault(job_metadata.req_context.req_id, set()).update(job_metadata.keys)
         self._submit(job_metadata, lambda: [key for run in runs for key in self._load(run)])
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
@@ -122,6 +132,7 @@ class KVStoreTier(SecondaryTierManager):  # type: ignore[misc]
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Forget the lookups of the request, and what is on its way to it."""
         self.arrivals.forget(req_context)
+        self._brought.pop(req_context.req_id, None)
         self._lookups.cleanup(req_context.req_id)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:

@@ -1,0 +1,33 @@
+"""Where host memory has no room for what waits, engines load what fits, and compute the rest."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.vllm.models import TINY, model_folder
+from tests.vllm.run_inside import run_inside
+
+from kvrouter_store._core import StoreServer
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(400)
+def test_no_request_waits_for_chunks_that_push_each_other_out(
+    vllm_python: Path, site: Path | None
+) -> None:
+    """Every byte that is read is compared (inside/scheduled.py)."""
+    node = StoreServer(pool_bytes=64 << 20)
+    node.start()
+    try:
+        words = model_folder(TINY, vllm_python), f"kv://127.0.0.1:{node.port}"
+        done = run_inside(vllm_python, [site], "small_memory.py", *words)
+    finally:
+        node.stop()
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(found)
+    assert not [name for name, blocks in found.items() if blocks is None]
+    assert found["latents, 8 chunks, 1 prompts"] == [8]
+    assert found["latents, 40 chunks, 1 prompts"] == [12]
+    assert found["two windows, 40 chunks, 1 prompts"] == [12, 2, 5]
+    assert found["latents, window, state, 40 chunks, 1 prompts"] == [12, 2, 1]
