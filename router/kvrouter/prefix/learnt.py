@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvrouter.engines.engine import HashDomain
 from kvrouter.openai.request import BYTES_PER_TOKEN
-from kvrouter.prefix.session import STANDING, session_of
+from kvrouter.prefix.session import session_of, standing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 PIECE_TOKENS: Final = 128
 """Of a piece; text counts as BYTES_PER_TOKEN a token."""
+MOST_BYTES: Final = 256 << 10
+"""More of a prompt is not compared: such as images, whose bytes would take the time of others."""
 GROWING: Final = ("messages", "input", "prompt")
 """Members of chats, Anthropic's messages, OpenAI's responses and completions."""
 PIECES: Final = HashDomain(PIECE_TOKENS, sha256(b"kvrouter: what clients wrote").digest())
@@ -61,7 +63,7 @@ def learnt_names(cache: HashCache, request: Request, model: str) -> bytes:
     """The chain of a prompt's whole pieces, 32 bytes each. Models and salts have other chains."""
     text = written(request)
     size = PIECE_TOKENS * BYTES_PER_TOKEN
-    whole = text[: len(text) // size * size]
+    whole = text[: min(len(text), MOST_BYTES) // size * size]
     return cache.hashes(whole, PIECES, (model, request.kind), request.cache_salt)
 
 
@@ -69,8 +71,12 @@ def written(request: Request) -> bytes:
     """What the client wrote, such that a later turn of the same session begins with it.
 
     What stands for all turns, such as tools; then messages or text as they were sent, or token ids.
+    MOST_BYTES of it at least, if there are so many.
     """
     if request.ids is not None:
         return request.ids
-    raw = next(filter(None, map(request.raw, GROWING)), b"")
-    return b"".join(filter(None, map(request.raw, STANDING))) + raw[1:-1]
+    grows = next((request.spans[name] for name in GROWING if name in request.spans), None)
+    if grows is None:
+        return b""
+    first, end = grows[0] + 1, grows[1] - 1  # without quotes or brackets
+    return standing(request) + request.body[first : min(end, first + MOST_BYTES)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
 
     from kvrouter.openai.request import Request
 
+MOST_BYTES: Final = 64 << 10
+"""Of messages, where the user's first is looked for."""
 STANDING: Final = ("tools", "system", "instructions")
 MESSAGES: Final = ("messages", "input")
 """Members of chats, Anthropic's messages and OpenAI's responses: for all turns, and of turns."""
@@ -37,16 +40,22 @@ def session_of(request: Request, headers: Mapping[str, str], header: str | None)
     return key or _beginning(request)
 
 
+def standing(request: Request) -> bytes:
+    """What stands for all turns of a session."""
+    return b"".join(filter(None, map(request.raw, STANDING)))
+
+
 def _beginning(request: Request) -> bytes | None:
-    """What stands for all turns, and the messages before the one that follows the user's first.
+    """A digest of what stands, and of the messages before the one that follows the user's first.
 
     Looks for members `role` without parsing. Where clients write them after the content, a
     session's first turn has another beginning than its later ones.
     """
-    raw = next(filter(None, map(request.raw, MESSAGES)), None)
-    if raw is None:
+    span = next((request.spans[name] for name in MESSAGES if name in request.spans), None)
+    if span is None:
         return None
-    user = raw.find(b'"user"')
-    after = raw.find(b'"role"', user + 1) if user >= 0 else -1
-    begun = raw[: after if after >= 0 else len(raw)].rstrip(b"\t\n\r ,{}]")
-    return b"".join(filter(None, map(request.raw, STANDING))) + begun
+    begun = request.body[span[0] : min(span[1], span[0] + MOST_BYTES)]
+    user = begun.find(b'"user"')
+    after = begun.find(b'"role"', user + 1) if user >= 0 else -1
+    begun = begun[: after if after >= 0 else len(begun)].rstrip(b"\t\n\r ,{}]")
+    return blake2b(standing(request) + begun, digest_size=16).digest()

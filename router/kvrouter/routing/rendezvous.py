@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
 BOUND: Final = 1.25
 """Of the mean load: an engine with more, and this request, takes none by session."""
+LEAST_TOKENS: Final = 2048
+"""Less than this above the bound makes no difference."""
 
 
 def engine_of(session: bytes, candidates: Sequence[Engine], tokens: int) -> Engine:
     """The session's first engine that has room for a prompt of so many tokens."""
-    limit = BOUND * sum(engine.tokens for engine in candidates) / len(candidates) + tokens
+    limit = BOUND * sum(engine.tokens for engine in candidates) / len(candidates)
+    limit += max(tokens, LEAST_TOKENS)
     able = [engine for engine in candidates if engine.tokens <= limit]
     return max(able, key=lambda engine: _weight(session, engine.address))
 

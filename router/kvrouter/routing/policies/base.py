@@ -71,7 +71,8 @@ def decide(
     missing = missing_tokens(inputs, decode)
 
     def alone(why: str) -> Plan:
-        return Plan(None, decode, missing, why, computed_tokens(inputs, decode))
+        computed = computed_tokens(inputs, decode) if inputs.learnt else missing
+        return Plan(None, decode, missing, why, computed)
 
     if decode.identity is None or decode.identity.can_serve_whole:
         if not inputs.split:
