@@ -18,8 +18,8 @@ MESSAGES: Final = ("messages", "input")
 SESSION_HEADERS: Final = (
     "x-session-id",
     "x-claude-code-session-id",  # Claude Code
-    "session-id",  # Codex, since 0.14
-    "session_id",  # Codex before
+    "session-id",  # Codex
+    "session_id",  # earlier ones
     "x-session-affinity",  # opencode
     "x-opencode-session",
     "x-amp-thread-id",  # Amp
@@ -34,8 +34,8 @@ def session_of(request: Request, headers: Mapping[str, str], header: str | None)
     first one of the user. Not `user`: it names a person.
     """
     for name in (header, *SESSION_HEADERS) if header else SESSION_HEADERS:
-        if name in headers:
-            return headers[name].encode()
+        if value := headers.get(name):
+            return value.encode()
     key = request.raw("prompt_cache_key") if "prompt_cache_key" in request.spans else None
     return key or _beginning(request)
 

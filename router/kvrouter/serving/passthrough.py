@@ -162,7 +162,8 @@ class Passthrough:
             if span is not None:
                 span.end()
         self.pool.succeeded(engine)
-        self.inputs_builder.computed(engine, context.prompt)
+        if answer.status == 200 and context.outcome.reason != "broken":
+            self.inputs_builder.computed(engine, context.prompt)
 
     async def _pass_on(
         self, context: RequestContext, endpoint: Endpoint, engine: Engine, answer: EngineResponse

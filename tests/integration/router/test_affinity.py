@@ -1,13 +1,15 @@
 """Sessions stay with the engine that has them, also where engines do not say what they hold."""
 
 import asyncio
+import contextlib
 import random
 from itertools import pairwise
 
+import aiohttp
 import pytest
 from tests.fakes.engine import FakeEngine
 from tests.integration.router.conftest import Json, Open, Site
-from tests.integration.router.test_passthrough import offer, saying
+from tests.integration.router.test_passthrough import Page, offer, saying, streaming
 
 SESSIONS, TURNS, ENGINES = 20, 8, 4
 AT_ONCE = 2  # sessions that have a turn in flight: half of the engines are busy
@@ -116,3 +118,22 @@ async def test_what_one_engine_answers_goes_to_the_engine_that_has_its_prefix(
     await play(here, every, path)
     assert kept(every) >= 0.95
     assert len({session.engines[-1] for session in every}) > 1
+
+
+@pytest.mark.parametrize(
+    ("page", "learns"),
+    [
+        (saying(200, {"usage": {"output_tokens": 4}}), True),
+        (saying(400, {"error": {"message": "no", "code": 400}}), False),
+        (streaming({"type": "a"}, dies=True), False),
+    ],
+    ids=["computed", "refused", "broken"],
+)
+async def test_only_what_an_engine_has_computed_counts_as_there(
+    site: Open, page: Page, learns: bool
+) -> None:
+    here = await site(0, 2, policy="prefix", prepare=lambda made: offer(made, page, MESSAGES))
+    asked = {"model": "m", "messages": [{"role": "user", "content": "x" * 2000}], "max_tokens": 4}
+    with contextlib.suppress(aiohttp.ClientError):
+        await here.post(asked, MESSAGES)
+    assert (len(here.app.core.index) > 0) == learns

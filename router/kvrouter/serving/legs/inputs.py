@@ -67,7 +67,7 @@ class InputsBuilder:
             raise bad_request(f"The router does not support this value of `{refused}`.", refused)
         ids = await self._find_ids(context, family, decode)
         domain, matches, guesses, session = prompt.domain, _NO_ENGINE, _NO_ENGINE, None
-        block_tokens = domain.block_tokens if domain is not None else 0
+        learnt, block_tokens = False, domain.block_tokens if domain is not None else 0
         if self.needs_hashes and prompt.hashable and domain is not None and ids is not None:
             hashes = prompt.hashes = hash_prompt(self.hash_cache, context, ids, domain)
             matches, guesses = self._held(hashes)
@@ -76,7 +76,8 @@ class InputsBuilder:
                 prompt.stored = await self._stored(hashes[: usable * HASH_BYTES], decode)
         elif self.needs_hashes and (len(decode) > 1 or len(prefill) > 1):
             found = self.learnt.look(request, context.exchange.headers, context.model)
-            prompt.learnt, guesses, session, block_tokens = *found, PIECE_TOKENS
+            learnt, block_tokens = True, PIECE_TOKENS
+            prompt.learnt, guesses, session = found
         return RouteInputs(
             prompt_tokens=request.prompt_tokens,
             decode=decode,
@@ -85,7 +86,7 @@ class InputsBuilder:
             block_tokens=block_tokens,
             matches=matches,
             guesses=guesses,
-            learnt=prompt.learnt is not None,
+            learnt=learnt,
             session=session,
             store_blocks=prompt.stored or _NO_MANIFEST,
             prefill_threshold=self.prefill_threshold,

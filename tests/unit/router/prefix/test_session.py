@@ -37,6 +37,10 @@ def test_headers_of_agents_come_before_the_body(name: str) -> None:
     assert session_of(HELLO, {name: "s"}, "x-mine") == b"s"
 
 
+def test_an_empty_header_names_no_session() -> None:
+    assert session_of(HELLO, {"x-session-id": "", "x-mine": ""}, "x-mine") == b'"k"'
+
+
 def test_the_key_of_the_prompt_cache_comes_before_the_messages() -> None:
     assert session_of(HELLO, {}, None) == b'"k"'
 
