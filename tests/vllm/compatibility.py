@@ -14,8 +14,8 @@ from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
 BEGIN, END = "<!-- what ran -->\n", "<!-- end -->\n"
-ENGINES, SCHEDULER = "CPU engines", "scheduler"
-COLUMNS = (("0.32", ENGINES), ("0.32", SCHEDULER), ("0.33", SCHEDULER))
+ENGINES, SCHEDULER, GPU = "CPU engines", "scheduler", "GPU"
+COLUMNS = (("0.32", ENGINES), ("0.32", SCHEDULER), ("0.33", SCHEDULER), ("0.32", GPU))
 MODELS = {
     "full attention": "Qwen2",
     "full attention, fp8 KV": "Qwen2",
@@ -51,9 +51,9 @@ def notes(folder: Path) -> dict[tuple[str, str, str], str]:
 
 def table(found: dict[tuple[str, str, str], str]) -> str:
     """Markdown: a row for each kind of groups, a column for each vLLM and what ran of it."""
-    head = ["Cache groups", "Model", *(f"{series}, {how}" for series, how in COLUMNS), "any, GPU"]
+    head = ["Cache groups", "Model", *(f"{series}, {how}" for series, how in COLUMNS)]
     rows = [
-        [groups, model or "-", *(found.get((groups, *each), "-") for each in COLUMNS), "-"]
+        [groups, model or "-", *(found.get((groups, *each), "-") for each in COLUMNS)]
         for groups, model in MODELS.items()
     ]
     return "".join(_lines([head, ["---"] * len(head), *rows]))

@@ -11,6 +11,8 @@ from tests.vllm.engines import free_port
 from tests.vllm.install import install_into
 from tests.vllm.services import Service, start_router, start_store
 
+from kvrouter_store._core import StoreServer
+
 HOW = "set KVROUTER_VLLM_PYTHON to the python that tests/vllm/make_env.sh prints"
 
 
@@ -30,6 +32,15 @@ def vllm_python() -> Path:
 def site(vllm_python: Path) -> Path | None:
     """The project in the vLLM environment: see `install_into`."""
     return install_into(vllm_python)
+
+
+@pytest.fixture
+def store_url() -> Iterator[str]:
+    """A store of 64 MiB in this process."""
+    node = StoreServer(pool_bytes=64 << 20)
+    node.start()
+    yield f"kv://127.0.0.1:{node.port}"
+    node.stop()
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from tests.vllm.asking import (
     reference,
     token_prompt,
 )
-from tests.vllm.compatibility import ENGINES, note
+from tests.vllm.compatibility import ENGINES, GPU, note
 from tests.vllm.engines import ON_GPU, Engine, EngineOptions, ask, running, transfer_config
 from tests.vllm.models import (
     DEEPSEEK,
@@ -155,7 +155,7 @@ def test_decode_loads_what_prefill_computed_once_it_has_landed(here: Site, name:
             assert landings(router) == {"landed": turn + 1}
         stats = here.store.stats()
         assert stats["corrupt_total"] == stats["reserved_blocks"] == 0
-    note(name, SERIES, "GPU" if ON_GPU else ENGINES)
+    note(name, SERIES, GPU if ON_GPU else ENGINES)
 
 
 def external(engine: Engine) -> int:

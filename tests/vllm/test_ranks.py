@@ -7,22 +7,15 @@ import pytest
 from tests.vllm.models import TINY, model_folder
 from tests.vllm.run_inside import run_inside
 
-from kvrouter_store._core import StoreServer
-
 
 @pytest.mark.vllm
 @pytest.mark.timeout(400)
 def test_what_is_whole_or_split_by_heads_is_shared_in_the_canonical_layout(
-    vllm_python: Path, site: Path | None
+    vllm_python: Path, site: Path | None, store_url: str
 ) -> None:
     """That the bytes are right too is what tests/vllm/test_walks.py compares."""
-    node = StoreServer(pool_bytes=64 << 20)
-    node.start()
-    try:
-        url = f"kv://127.0.0.1:{node.port}"
-        done = run_inside(vllm_python, [site], "ranks.py", model_folder(TINY, vllm_python), url)
-    finally:
-        node.stop()
+    model = model_folder(TINY, vllm_python)
+    done = run_inside(vllm_python, [site], "ranks.py", model, store_url)
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert "Remove canonical_layout" in told.pop("packed")

@@ -7,22 +7,15 @@ import pytest
 from tests.vllm.models import TINY, model_folder
 from tests.vllm.run_inside import run_inside
 
-from kvrouter_store._core import StoreServer
-
 
 @pytest.mark.vllm
 @pytest.mark.timeout(400)
 def test_no_request_waits_for_chunks_that_push_each_other_out(
-    vllm_python: Path, site: Path | None
+    vllm_python: Path, site: Path | None, store_url: str
 ) -> None:
     """Every byte that is read is compared (inside/scheduled.py)."""
-    node = StoreServer(pool_bytes=64 << 20)
-    node.start()
-    try:
-        words = model_folder(TINY, vllm_python), f"kv://127.0.0.1:{node.port}"
-        done = run_inside(vllm_python, [site], "small_memory.py", *words)
-    finally:
-        node.stop()
+    model = model_folder(TINY, vllm_python)
+    done = run_inside(vllm_python, [site], "small_memory.py", model, store_url)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     print(found)

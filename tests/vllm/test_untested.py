@@ -7,22 +7,14 @@ import pytest
 from tests.vllm.models import TINY, model_folder
 from tests.vllm.run_inside import run_inside
 
-from kvrouter_store._core import StoreServer
-
 
 @pytest.mark.vllm
 @pytest.mark.timeout(400)
 def test_an_engine_that_was_not_tested_starts_if_allowed_and_if_its_self_test_passes(
-    vllm_python: Path, site: Path | None
+    vllm_python: Path, site: Path | None, store_url: str
 ) -> None:
     model = model_folder(TINY, vllm_python)
-    node = StoreServer(pool_bytes=64 << 20)
-    node.start()
-    try:
-        url = f"kv://127.0.0.1:{node.port}"
-        done = run_inside(vllm_python, [site], "untested.py", model, url)
-    finally:
-        node.stop()
+    done = run_inside(vllm_python, [site], "untested.py", model, store_url)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert not [kind for kind, told in found.items() if told["allowed"]]

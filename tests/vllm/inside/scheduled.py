@@ -207,6 +207,7 @@ class Engine:
             "jobs": len(manager._transfer_jobs),
             "chunks": sum(each.ref_cnt != 0 for each in chunks),
             "requests": len(self.connector.scheduler._req_status),
+            "chunks brought": len(manager.secondary_tiers[0]._brought),
         }
         return {name: number for name, number in found.items() if number}
 
