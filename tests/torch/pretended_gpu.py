@@ -14,6 +14,7 @@ from benchmarks.cuda.batch_copy import ARGUMENTS, BatchCopy
 from torch import Tensor
 
 ERROR = "an illegal memory access"
+LATE_S = 0.05  # how long copies take whose end is said too early
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ class PretendedGpu:
             ready.result()
         if self._broken:
             raise RuntimeError(ERROR)
+        if self.fault == "early":
+            time.sleep(LATE_S)
         copies()
 
     def _batch(self, to: Any, source: Any, sizes: Any, count: int, *more: Any) -> int:
