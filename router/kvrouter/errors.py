@@ -1,6 +1,6 @@
-"""Errors as clients see them: OpenAI's error object."""
+"""Errors as clients see them: OpenAI's error object, or Anthropic's."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -23,6 +23,24 @@ _TYPES: Mapping[int, str] = MappingProxyType(
     }
 )
 """OpenAI's `type` by status, as vLLM spells it."""
+_ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType(
+    {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+        504: "timeout_error",
+    }
+)
+"""Those that Anthropic documents (docs.claude.com/en/api/errors); else by class."""
+_MESSAGES: Final = "/v1/messages"
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Whether clients of an endpoint read Anthropic's errors."""
+    return path.startswith(_MESSAGES)
 
 
 class ApiError(Exception):
@@ -55,8 +73,13 @@ class ApiError(Exception):
         self.code: str | int = status if code is None else code
         self.retry_after_s = retry_after_s
 
-    def body(self) -> bytes:
-        """The JSON of the whole answer."""
+    def body(self, path: str = "") -> bytes:
+        """The JSON of the whole answer, as clients of that endpoint read it."""
+        if speaks_anthropic(path):
+            usual = "invalid_request_error" if self.status < 500 else "api_error"
+            kind = _ANTHROPIC_TYPES.get(self.status, usual)
+            told = {"type": kind, "message": self.message}
+            return orjson.dumps({"type": "error", "error": told})
         error = {
             "message": self.message,
             "type": self.kind,
@@ -91,7 +114,10 @@ def model_not_found(model: str) -> ApiError:
     )
 
 
-def endpoint_not_served(path: str, model: str | None = None) -> ApiError:
-    """404: engines of `model` (None: of any) do not have the endpoint `path`."""
+def endpoint_not_served(path: str, offered: Sequence[str], model: str | None = None) -> ApiError:
+    """404: engines of `model` (None: of any) do not have `path`, but what is offered."""
     engine = "engine" if model is None else f"engine of the model `{model}`"
-    return ApiError(404, f"No {engine} serves {path}.", code="endpoint_not_served")
+    message = f"No {engine} serves {path[:200]}."
+    if offered:
+        message += f" Served: {', '.join(offered)}."
+    return ApiError(404, message, code="endpoint_not_served")

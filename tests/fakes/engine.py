@@ -38,7 +38,8 @@ class FakeEngine:
         connections: how many connections were ever made to it.
         piece_bytes: streams come in chunks of so many bytes, wherever events end; 0: by event.
         skew: how many tokens it counts more than the prompt has.
-        pages: what answers a POST to other paths, by path; bodies of these are in `posted`.
+        pages: what answers a POST to other paths, by path; bodies of these are in `posted`,
+            headers in `posted_headers`.
         endpoints: what /openapi.json lists, and all that a POST may ask for; None: there is no such
             page, and everything may be asked.
         adapters: paths of the LoRA adapters that it has loaded, by name.
@@ -68,6 +69,7 @@ class FakeEngine:
         self.reason: Any = "length"
         self.pages: dict[str, Callable[[Exchange], Awaitable[None]]] = {}
         self.posted: list[tuple[str, bytes]] = []
+        self.posted_headers: list[dict[str, str]] = []
         self.skew = 0
         self.requests: list[Json] = []
         self.headers: list[dict[str, str]] = []
@@ -144,6 +146,7 @@ class FakeEngine:
             await self._routes.handle(exchange)
             return
         self.posted.append((exchange.path, exchange.body))
+        self.posted_headers.append(exchange.headers)
         try:
             await page(exchange)
         except asyncio.CancelledError:
@@ -314,9 +317,11 @@ class FakeEngine:
 
 
 @asynccontextmanager
-async def engines(count: int, model: str = "m") -> AsyncIterator[list[FakeEngine]]:
+async def engines(
+    count: int, model: str = "m", kind: type[FakeEngine] = FakeEngine
+) -> AsyncIterator[list[FakeEngine]]:
     """That many engines, started."""
-    made = [FakeEngine(model) for _ in range(count)]
+    made = [kind(model) for _ in range(count)]
     try:
         for engine in made:
             await engine.start()

@@ -1,7 +1,7 @@
 """Authentication in front of the router's endpoints.
 
 The gate checks the key when the head of a request has arrived, before the server reads the body. It
-removes the caller's Authorization, so that no later code can forward or log the key. Requests of
+removes the caller's key, so that no later code can forward or log the key. Requests of
 open endpoints pass unchanged.
 """
 
@@ -90,6 +90,8 @@ class Gate:
                 self._refuse(exchange, ApiError(413, f"The body is too large for {exchange.path}."))
             return
         given = exchange.headers.pop("authorization", "")
+        if (key := exchange.headers.pop("x-api-key", "")) and not given:  # Anthropic's clients
+            given = f"Bearer {key}"
         exchange.principal = self._ring.find(given)
         if exchange.principal is None:
             self._ring.unknown += 1
@@ -156,7 +158,7 @@ class Gate:
     def _refuse(self, exchange: Exchange, error: ApiError) -> None:
         request_id = self._ids.of(exchange.headers)
         headers = (*error.headers(), ("x-request-id", request_id))
-        exchange.respond(error.status, error.body(), headers=headers)
+        exchange.respond(error.status, error.body(exchange.path), headers=headers)
         self._metrics.errors[str(error.status)] += 1
         if self._log is None:
             return

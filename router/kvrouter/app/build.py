@@ -16,7 +16,7 @@ from kvrouter.control.page.board import Board
 from kvrouter.http.server.limits import Limits
 from kvrouter.http.server.listener import HttpServer
 from kvrouter.http.server.routes import Routes, on_exchange
-from kvrouter.openai.endpoints import PASSED_THROUGH
+from kvrouter.openai.endpoints import BELOW, PASSED_THROUGH
 from kvrouter.serving.handler import RequestHandler
 from kvrouter.serving.legs.leg import KINDS
 from kvrouter.serving.settle import Settler
@@ -102,7 +102,7 @@ def _served(
     with_legs, passed_through = handlers
     return [
         *(("POST", path, with_legs.serve) for path in KINDS),
-        *(("POST", path, passed_through.serve) for path in PASSED_THROUGH),
+        *(("POST", path, passed_through.serve) for path in (*PASSED_THROUGH, BELOW)),
     ]
 
 

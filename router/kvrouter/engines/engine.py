@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from kvrouter.openai.endpoints import GENERATION
+from kvrouter.openai.endpoints import GENERATION, KNOWN
 from kvrouter.options.addresses import split_address
 from kvrouter_store.identity.chain import root_hash
 
@@ -105,7 +105,7 @@ class Identity:
         """Whether a request for `path` may be sent to it, as far as is known."""
         if path in GENERATION and not self.generates:
             return False
-        return self.endpoints is None or path in self.endpoints
+        return path in (KNOWN if self.endpoints is None else self.endpoints)
 
     def adapter(self, model: str) -> tuple[str, str] | None:
         """Name and path of the adapter named `model`, as block hashes contain them."""

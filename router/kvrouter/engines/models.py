@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import TYPE_CHECKING
 
 from kvrouter.errors import ApiError, bad_request, endpoint_not_served, model_not_found
+from kvrouter.openai.endpoints import KNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -70,7 +72,7 @@ class ModelNames:
             raise model_not_found(asked)
         serving = [model for model, identities in known.items() if _serve(identities, path)]
         if not serving:
-            raise endpoint_not_served(path)
+            raise endpoint_not_served(path, _offered(itertools.chain(*known.values())))
         if len(serving) > 1:
             raise bad_request("Name the `model`: several are served.", "model")
         return serving[0]
@@ -78,7 +80,7 @@ class ModelNames:
     def require(self, model: str, path: str) -> None:
         """ApiError 404, if no engine of `model` has the endpoint `path`."""
         if not _serve(self._models().get(model, ()), path):
-            raise endpoint_not_served(path, model)
+            raise endpoint_not_served(path, _offered(self._models()[model]), model)
 
     def _models(self) -> dict[str, list[Identity]]:
         """The known models, each with the identities of its engines."""
@@ -100,9 +102,16 @@ class ModelNames:
             self._known = None
 
 
+def _offered(identities: Iterable[Identity]) -> list[str]:
+    """The endpoints that engines list, in order."""
+    return sorted({path for each in identities for path in each.endpoints or ()})
+
+
 def _serve(identities: Collection[Identity], path: str) -> bool:
-    """Whether engines serve `path`, as far as is known: True if there are none."""
-    return not identities or any(identity.serves(path) for identity in identities)
+    """Whether engines serve `path`, as far as is known: what is usual, if there are none."""
+    if not identities:
+        return path in KNOWN
+    return any(identity.serves(path) for identity in identities)
 
 
 def model_cards(engines: Iterable[Engine], created_s: int) -> dict[str, dict[str, object]]:

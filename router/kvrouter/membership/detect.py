@@ -12,7 +12,7 @@ from kvrouter.engines.engine import Identity, Role
 from kvrouter.engines.families import AUTO
 from kvrouter.engines.families.base import BadAnswer, Handoff
 from kvrouter.engines.families.pages import MAX_RANKS, EnginePages, LegSupport, ProbeFailed
-from kvrouter.openai.endpoints import COMPLETIONS, GENERATION, KNOWN
+from kvrouter.openai.endpoints import COMPLETIONS, GENERATION, listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,8 +67,9 @@ class EngineDetector:
 
     async def identify(self, engine: Engine) -> Identity:
         """All that the router needs to know of `engine`; ProbeFailed: it does not answer well."""
-        served = await self.served(engine)
-        pages = EnginePages(engine, self._ask, _of(self._ports, engine))
+        cards = await self._cards(engine)
+        served = self._served(cards)
+        pages = EnginePages(engine, self._ask, _of(self._ports, engine), cards[0].owned_by)
         endpoints = await _endpoints(pages)
         family = await self._family(pages)
         probe = None
@@ -122,7 +123,12 @@ class EngineDetector:
         Raises:
             ProbeFailed: it does not answer, or does not serve the one model that it should.
         """
-        cards = read_models(await self._ask(engine, MODELS_PATH, None))
+        return self._served(await self._cards(engine))
+
+    async def _cards(self, engine: Engine) -> list[Card]:
+        return read_models(await self._ask(engine, MODELS_PATH, None))
+
+    def _served(self, cards: list[Card]) -> Identity:
         models = tuple(dict.fromkeys(card.id for card in cards))
         if self._model is not None:
             if self._model not in models:
@@ -193,6 +199,7 @@ class Card(msgspec.Struct):
     """One model of /v1/models; an adapter has its base as `parent` and its path as `root`."""
 
     id: str
+    owned_by: str | None = None
     root: str | None = None
     parent: str | None = None
     max_model_len: int | None = None
@@ -223,7 +230,7 @@ async def _endpoints(pages: EnginePages) -> frozenset[str] | None:
         paths = (await pages.json("/openapi.json")).get("paths")
     except ProbeFailed:  # an engine that cannot make its schema may be well all the same
         return None
-    return (KNOWN.intersection(paths) if isinstance(paths, dict) else frozenset()) or None
+    return (listed(paths) if isinstance(paths, dict) else frozenset()) or None
 
 
 def _read(family: Family, answer: bytes) -> Handoff:

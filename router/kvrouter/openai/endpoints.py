@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 COMPLETIONS: Final = "/v1/completions"
+CHATS: Final = "/v1/chat/completions"
+WITH_LEGS: Final = frozenset({COMPLETIONS, CHATS})
 RESPONSES: Final = "/v1/responses"
 MESSAGES: Final = "/v1/messages"
-GENERATION: Final = frozenset((COMPLETIONS, "/v1/chat/completions", RESPONSES, MESSAGES))
+GENERATION: Final = WITH_LEGS | {RESPONSES, MESSAGES}
 """Endpoints that generate text; an engine that only embeds or scores has none of them."""
 
 
@@ -61,4 +66,36 @@ ENDPOINTS: Final = (
 PASSED_THROUGH: Final = {one.path: one for one in ENDPOINTS}
 """Those that one decode engine answers, by path."""
 KNOWN: Final = GENERATION | PASSED_THROUGH.keys()
-"""Every endpoint of engines that the router serves."""
+"""What the router serves of an engine that lists nothing."""
+OTHER: Final = Endpoint("other", "What else engines list.", again=False, generates=True)
+"""Any other POST below /v1/ that an engine lists; it may compute a prompt."""
+BELOW: Final = "/v1/"
+_OPERATORS: Final = frozenset(
+    {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/kv_cache_hints"}
+)
+"""What changes an engine for all clients (vLLM, SGLang, TensorRT-LLM)."""
+
+
+def endpoint_at(path: str) -> Endpoint:
+    """What one engine answers at `path`."""
+    return PASSED_THROUGH.get(path, OTHER)
+
+
+def _takes_json(operation: object) -> bool:
+    """Whether an operation of an OpenAPI document takes a body of JSON, or does not say."""
+    if not isinstance(operation, dict):
+        return False
+    taken = operation.get("requestBody")
+    content = taken.get("content") if isinstance(taken, dict) else None
+    return not isinstance(content, dict) or "application/json" in content
+
+
+def listed(paths: Mapping[str, object]) -> frozenset[str]:
+    """What the router serves of `paths` in an engine's OpenAPI document."""
+    others = {
+        path
+        for path, methods in paths.items()
+        if path.startswith(BELOW) and "{" not in path
+        if isinstance(methods, dict) and _takes_json(methods.get("post"))
+    }
+    return (KNOWN & paths.keys()) | (others - _OPERATORS)

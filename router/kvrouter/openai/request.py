@@ -78,7 +78,7 @@ def parse(body: bytes, kind: Kind, max_choices: int) -> Request:
         n, salt = _check_rare(body, spans, stream, max_choices)
     if kind == "chat":
         ids = None
-        size = _messages_bytes(body, spans)
+        size = _messages_bytes(body, spans) + len(_raw(body, spans, "tools") or b"")
     elif ids is not None:
         size = 0
     else:
@@ -104,10 +104,11 @@ def _check_rare(
         )
     if options is not None and not options.startswith(b"{"):
         raise bad_request("`stream_options` must be an object.", "stream_options")
-    return _samples(body, spans, max_choices), _salt(body, spans)
+    return _samples(body, spans, max_choices), salt_of(body, spans)
 
 
-def _salt(body: bytes, spans: dict[str, Span]) -> str | None:
+def salt_of(body: bytes, spans: dict[str, Span]) -> str | None:
+    """Its `cache_salt`. Raises ApiError (400)."""
     salt = _text(body, spans, "cache_salt")
     if salt is None:
         return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.errors import speaks_anthropic
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable
 
@@ -25,8 +27,10 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-def error_events(error: ApiError) -> bytes:
-    """The last two events of a stream that fails: the error, and the end mark."""
+def error_events(error: ApiError, path: str = "") -> bytes:
+    """What ends a stream of an endpoint that fails: the error, and OpenAI's end mark."""
+    if speaks_anthropic(path):
+        return b"event: error\n" + event(error.body(path))
     return event(error.body()) + DONE_EVENT
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from kvrouter.access.callers import caller_of
 from kvrouter.errors import FAILED, ApiError
 from kvrouter.http.request_id import RequestIds
-from kvrouter.openai.endpoints import PASSED_THROUGH
+from kvrouter.openai.endpoints import WITH_LEGS, endpoint_at
 from kvrouter.openai.request import UNREAD, priority
 from kvrouter.openai.sse import error_events
 from kvrouter.serving.legs.retries import Refused
@@ -128,7 +128,8 @@ class RequestHandler:
         fields = leg_fields(request_id, headers, lines)
         context = RequestContext(exchange, request_id, fields, Timing(monotonic()))
         context.tenant = self.queue_wait.tenant(exchange)
-        context.endpoint = PASSED_THROUGH.get(exchange.path)
+        if exchange.path not in WITH_LEGS:
+            context.endpoint = endpoint_at(exchange.path)
         context.route_headers, context.trace = self.route_headers, trace
         return context
 
@@ -164,9 +165,11 @@ class RequestHandler:
     def _answer_error(self, context: RequestContext, error: ApiError) -> None:
         context.outcome.reason = "error"
         context.outcome.error = context.outcome.error or error.message
-        context.exchange.respond(
-            error.status, error.body(), headers=error.headers(), fields=context.answer_fields
-        )
+        self._respond(context, error)
+
+    def _respond(self, context: RequestContext, error: ApiError) -> None:
+        body, fields = error.body(context.exchange.path), context.answer_fields
+        context.exchange.respond(error.status, body, headers=error.headers(), fields=fields)
 
     def _cancelled(self, context: RequestContext) -> None:
         """The client left, or the router stops: then end the answer with an error."""
@@ -185,11 +188,10 @@ class RequestHandler:
         if exchange.ended or exchange.closed:
             return
         if exchange.started:
-            exchange.write(error_events(error))
+            exchange.write(error_events(error, exchange.path))
             exchange.end()
         else:
-            fields, headers = context.answer_fields, error.headers()
-            exchange.respond(error.status, error.body(), headers=headers, fields=fields)
+            self._respond(context, error)
 
     def _settle(self, context: RequestContext) -> None:
         """Release what the request holds and charge its caller; the settler does the rest."""

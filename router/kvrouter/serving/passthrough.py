@@ -22,8 +22,8 @@ from kvrouter.engines.families.splice import splice
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.headers import JSON
-from kvrouter.openai.endpoints import PASSED_THROUGH
-from kvrouter.openai.request import BYTES_PER_TOKEN, Request
+from kvrouter.openai.endpoints import endpoint_at
+from kvrouter.openai.request import BYTES_PER_TOKEN, Request, salt_of
 from kvrouter.openai.response import generated_tokens, tidy_answer, tidy_events
 from kvrouter.prefix.learnt import PIECE_TOKENS
 from kvrouter.routing.plan import RouteInputs
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from kvrouter.telemetry.metrics import Metrics
 
 _TOKENS: Final = attrgetter("tokens")
+_MESSAGE: Final = 1000
+"""Characters of an engine's message that are passed on."""
 NOT_SERVED: Final = ("background", "previous_response_id")
 """Members of responses that need the engine which keeps them: another one may get the next."""
 
@@ -77,17 +79,13 @@ class Passthrough:
 
     def read(self, exchange: Exchange) -> Request:
         """See `Service`."""
-        return _read(exchange.body, PASSED_THROUGH[exchange.path])
+        return _read(exchange.body, endpoint_at(exchange.path))
 
     async def answer(self, context: RequestContext) -> None:
         """See `Service`."""
-        endpoint = PASSED_THROUGH[context.exchange.path]
-        await self.engine_wait.until(lambda: self.pool.serving(endpoint.path, context.model))
-        if endpoint.generates and self.pool.has_role(Role.PREFILL):
-            context.held.grant = self.budget.take(context.request.prompt_tokens)
-            if context.held.grant is None:
-                message = "The decode engines have no room to compute this prompt."
-                raise ApiError(429, message, retry_after_s=self.budget.retry_after_s)
+        path = context.exchange.path
+        endpoint = endpoint_at(path)
+        await self.engine_wait.until(lambda: self.pool.serving(path, context.model))
         await self._ask_engines(context, endpoint)
 
     async def _ask_engines(self, context: RequestContext, endpoint: Endpoint) -> None:
@@ -95,7 +93,7 @@ class Passthrough:
         tried: list[Engine] = []
         error = ApiError(503, "No decode engine is available.", retry_after_s=1)
         while len(tried) < MAX_ATTEMPTS:
-            answering = self.pool.serving(endpoint.path, context.model)
+            answering = self.pool.serving(context.exchange.path, context.model)
             engines = [engine for engine in answering if engine not in tried]
             if not engines:
                 break
@@ -118,9 +116,10 @@ class Passthrough:
         self, context: RequestContext, endpoint: Endpoint, engines: Sequence[Engine]
     ) -> tuple[Engine, int]:
         """The engine to ask, and how many tokens of the prompt it will compute."""
-        if not (endpoint.generates and self.inputs_builder.needs_hashes):
-            return min(in_turn(engines, self._turn), key=_TOKENS), 0
         request, headers = context.request, context.exchange.headers
+        if not (endpoint.generates and self.inputs_builder.needs_hashes):
+            computed_tokens = request.prompt_tokens if endpoint.generates else 0
+            return min(in_turn(engines, self._turn), key=_TOKENS), computed_tokens
         names, guesses, session = self.inputs_builder.learnt.look(request, headers, context.model)
         context.prompt.learnt = names
         inputs = RouteInputs(
@@ -147,23 +146,32 @@ class Passthrough:
             raise bad_request(f"The router does not support this value of `{refused}`.", refused)
         own = dict.fromkeys(table.own & request.spans.keys())
         body = splice(request.body, request.spans, own) if own else request.body
+        if endpoint.generates and self.pool.has_role(Role.PREFILL):
+            self._take_budget(context, computed_tokens)
         tokens = request.prompt_tokens
         ticket = self.pool.reserve(engine, tokens, computing_tokens=computed_tokens)
         answer: EngineResponse | None = None
         span, fields = context.begin_leg("kvrouter.forward", engine)
         try:
-            answer = await self.client.forward(engine, endpoint.path, fields, body)
+            answer = await self.client.forward(engine, context.exchange.path, fields, body)
             ticket.computed()
+            context.held.release()
             await self._pass_on(context, endpoint, engine, answer)
         finally:
             ticket.release()
+            context.held.release()
             if answer is not None:
                 answer.close()
             if span is not None:
                 span.end()
         self.pool.succeeded(engine)
-        if answer.status == 200 and context.outcome.reason != "broken":
-            self.inputs_builder.computed(engine, context.prompt)
+
+    def _take_budget(self, context: RequestContext, tokens: int) -> None:
+        """Let a decode engine compute so many tokens; ApiError 429: there is no room."""
+        context.held.grant = self.budget.take(tokens)
+        if context.held.grant is None:
+            message = "The decode engines have no room to compute this prompt."
+            raise ApiError(429, message, retry_after_s=self.budget.retry_after_s)
 
     async def _pass_on(
         self, context: RequestContext, endpoint: Endpoint, engine: Engine, answer: EngineResponse
@@ -174,8 +182,10 @@ class Passthrough:
             return
         body = await self.client.read(engine, answer)
         if answer.status >= 400 and not _is_error(body):
-            message = f"The engine answers {answer.status} to {endpoint.path}."
-            raise ApiError(answer.status, message)
+            usual = f"The engine answers {answer.status} to {context.exchange.path}."
+            raise ApiError(answer.status, _told(body) or usual)
+        if answer.status == 200:
+            self.inputs_builder.computed(engine, context.prompt)
         if endpoint.generates:
             context.outcome.generated = generated_tokens(body, 0, whole=True)
         body, fields = tidy_answer(body, None), context.answer_fields
@@ -189,6 +199,7 @@ class Passthrough:
             check_begun(answer)
         except UpstreamError as error:
             raise self.client.failed(engine, error) from None
+        self.inputs_builder.computed(engine, context.prompt)
         exchange = context.exchange
         exchange.start(200, fields=SSE_FIELDS + context.answer_fields, hold=True)
         tidy = partial(tidy_events, cached_tokens=None)
@@ -222,7 +233,8 @@ def _read(body: bytes, endpoint: Endpoint) -> Request:
             message = f"`{name}` is not supported: each engine keeps its own responses."
             raise bad_request(message, name)
     tokens = max(1, len(body) // BYTES_PER_TOKEN)
-    return Request("chat", body, spans, orjson.loads(model), False, None, None, tokens)
+    salt = salt_of(body, spans) if "cache_salt" in spans else None
+    return Request("chat", body, spans, orjson.loads(model), False, None, None, tokens, salt)
 
 
 def _is_error(body: bytes) -> bool:
@@ -231,6 +243,16 @@ def _is_error(body: bytes) -> bool:
     except ValueError:
         return False
     return isinstance(answer, dict) and isinstance(answer.get("error"), dict)
+
+
+def _told(body: bytes) -> str | None:
+    """The message of an error that is not OpenAI's, as TensorRT-LLM writes it."""
+    try:
+        answer = orjson.loads(body)
+    except ValueError:
+        return None
+    told = answer.get("error") or answer.get("message") if isinstance(answer, dict) else None
+    return told[:_MESSAGE] if isinstance(told, str) else None
 
 
 def _as_answer(failed: LegFailed) -> ApiError:

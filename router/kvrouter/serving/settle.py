@@ -19,6 +19,7 @@ from kvrouter.telemetry.metrics import FINISH_REASONS, NOT_WELL
 from kvrouter.telemetry.request_log import FLUSH_S, RequestLine
 
 if TYPE_CHECKING:
+    from kvrouter.openai.endpoints import Endpoint
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.serving.request.ttft_parts import Parts
     from kvrouter.telemetry.metrics import Metrics
@@ -71,7 +72,7 @@ class Settler:
             if context.endpoint is None:
                 self._settle(context, now_s, since_1970_s + now_s)
             else:
-                self._settle_passed_through(context, now_s, since_1970_s + now_s)
+                self._settle_passed_through(context, context.endpoint, now_s, since_1970_s + now_s)
 
     def _settle(self, context: RequestContext, now_s: float, at_s: float) -> None:
         parts = parts_of(context.timing, context.timing.first_s or now_s)
@@ -83,9 +84,11 @@ class Settler:
             end_request(context, context.trace.request, parts, now_s)
             self._tracing.take(context.trace)
 
-    def _settle_passed_through(self, context: RequestContext, now_s: float, at_s: float) -> None:
+    def _settle_passed_through(
+        self, context: RequestContext, endpoint: Endpoint, now_s: float, at_s: float
+    ) -> None:
         status = _status(context)
-        self._metrics.passed_through[context.exchange.path, str(status)] += 1
+        self._metrics.passed_through[endpoint.path, str(status)] += 1
         if self._log is not None:
             self._log.write(passed_through_line(context, status, now_s, at_s))
         if self._tracing is not None and context.trace is not None:

@@ -60,13 +60,13 @@ Open = Callable[..., Awaitable[Site]]
 async def site() -> AsyncIterator[Open]:
     """Opens one site: `prefill` and `decode` engines, and settings of the router, its `lines`.
 
-    `addresses` of engines of both kinds, where they are others than those.
+    `addresses` of engines of both kinds, where they are others than those; `kind` of the engines.
     """
     opened: list[Site] = []
     held = []
 
     async def open_site(prefill: int = 1, decode: int = 1, **settings: Any) -> Site:
-        context = engines(prefill + decode)
+        context = engines(prefill + decode, kind=settings.pop("kind", FakeEngine))
         made = await context.__aenter__()
         held.append(context)
         prepare, lines = settings.pop("prepare", None), settings.pop("lines", None)

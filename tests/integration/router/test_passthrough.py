@@ -265,6 +265,28 @@ async def test_prompts_of_responses_count_as_recomputed(
     assert (await here.post(body(), RERANK))[0] == 200
 
 
+async def test_a_prompt_that_is_computed_is_not_counted_as_recomputed_any_more(site: Open) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def page(exchange: Exchange) -> None:
+        exchange.start(200, SSE_HEADERS)
+        exchange.write(b'data: {"type": "a"}\n\n')
+        begun.set()
+        await go.wait()
+        exchange.end()
+
+    here = await site(1, 1, recompute_budget_tokens=10)
+    offer(here.decode, page, RESPONSES)
+    budget = here.app.core.budget
+    first = asyncio.create_task(here.post(body(stream=True), RESPONSES))
+    await begun.wait()
+    async with asyncio.timeout(10):
+        while budget.tokens:
+            await asyncio.sleep(0)
+    go.set()
+    assert (await first)[0] == 200
+
+
 async def test_real_endpoints_of_an_engine_are_reached(site: Open) -> None:
     here = await site()
     status, _, answer = await here.post({"model": "m", "prompt": "ab"}, "/tokenize")
@@ -333,7 +355,9 @@ async def test_an_endpoint_that_no_engine_of_the_model_serves_is_a_404_at_once(
     )
     error = json.loads(answer)["error"]
     assert (status, error["type"], error["code"]) == (404, "NotFoundError", "endpoint_not_served")
-    assert error["message"] == f"No engine of the model `{model}` serves {path}."
+    none, served = error["message"].split(" Served: ")
+    assert none == f"No engine of the model `{model}` serves {path}."
+    assert served.removesuffix(".").split(", ") == sorted(here.decode[model == "e"].endpoints or ())
     assert here.decode[0].posted == here.decode[1].posted == []
 
 
@@ -351,3 +375,87 @@ async def test_a_fleet_whose_last_engine_that_generates_is_gone_says_so(site: Op
             pass
     assert (await here.post({"model": "m", "prompt": "a"}))[0] == 503
     assert (await here.post({"model": "e", "input": "a"}, "/v1/embeddings"))[0] == 200
+
+
+CLASSIFY = "/v1/classify"
+
+
+def lists(*paths: str) -> Callable[[list[FakeEngine]], None]:
+    """Engines that list and answer these endpoints besides completions."""
+
+    def prepare(made: list[FakeEngine]) -> None:
+        for engine in made:
+            engine.endpoints = ("/v1/completions", *paths)
+        offer(made, saying(200, {"answer": 1}), *paths)
+
+    return prepare
+
+
+async def test_what_else_an_engine_lists_below_v1_passes_with_its_session(site: Open) -> None:
+    here = await site(
+        0, 4, policy="prefix", route_headers=True, prepare=lists(CLASSIFY), health_interval_s=60.0
+    )
+    engines = set()
+    for turn in range(6):
+        named = {"x-session-id": "s"}
+        status, fields, answer = await here.post(body(input=str(turn)), CLASSIFY, **named)
+        assert (status, json.loads(answer)) == (200, {"answer": 1})
+        engines.add(fields["x-kvrouter-decode"])
+    assert len(engines) == 1
+    page = (await here.get("/metrics"))[1].decode()
+    assert 'kvrouter:passed_through_total{code="200",path="other"} 6.0' in page
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/none", "/v1/load_lora_adapter", "/v1/things/{id}/cancel", "/v1/things/a/cancel"]
+)
+async def test_what_no_engine_offers_to_clients_is_a_404_that_says_what_is_served(
+    site: Open, path: str
+) -> None:
+    listed = ("/v1/load_lora_adapter", "/v1/things/{id}/cancel", CLASSIFY)
+    here = await site(0, 1, prepare=lists(*listed))
+    status, _, answer = await here.post(body(), path)
+    message = json.loads(answer)["error"]["message"]
+    assert (status, message.split(" Served: ")[1]) == (404, "/v1/classify, /v1/completions.")
+    assert here.decode[0].posted == []
+
+
+async def test_without_a_list_only_the_usual_endpoints_are_served(site: Open) -> None:
+    here = await site(0, 1)
+    offer(here.decode, saying(200, {}), CLASSIFY)
+    assert (await here.post(body(), CLASSIFY))[0] == 404
+    assert (await here.post(body(model="zz"), CLASSIFY))[0] == 404
+
+
+ANTHROPIC = ["/v1/messages", "/v1/messages/count_tokens"]
+
+
+@pytest.mark.parametrize("path", ANTHROPIC)
+@pytest.mark.parametrize(
+    ("asked", "status", "kind"),
+    [
+        (b"[]", 400, "invalid_request_error"),
+        ({"model": "zz"}, 404, "not_found_error"),
+        ({"model": "m"}, 503, "overloaded_error"),
+    ],
+)
+async def test_errors_of_messages_are_anthropics(
+    site: Open, path: str, asked: Any, status: int, kind: str
+) -> None:
+    here = await site(0, 1)
+    offer(here.decode, drop, *ANTHROPIC)
+    got, _, answer = await here.post(asked, path)
+    error = json.loads(answer)
+    assert (got, error["type"], error["error"]["type"]) == (status, "error", kind)
+    assert error["error"]["message"]
+
+
+async def test_messages_that_break_off_end_with_an_event_that_anthropics_clients_read(
+    site: Open,
+) -> None:
+    here = await site(0, 1)
+    offer(here.decode, streaming({"type": "message_start"}, dies=True), "/v1/messages")
+    _, _, answer = await here.post(body(stream=True), "/v1/messages")
+    name, data = answer.split(b"\n\n")[-2].split(b"\n")
+    assert (name, json.loads(data.removeprefix(b"data: "))["type"]) == (b"event: error", "error")
+    assert b"[DONE]" not in answer

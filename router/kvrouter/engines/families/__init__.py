@@ -55,10 +55,8 @@ class Families:
         Later families are tried first: what derives from another one is more specific.
         """
         for family in reversed(list(self._by_name.values())):
-            if family.detected_by is not None:
-                page, member = family.detected_by
-                if member in await pages.json(page):
-                    return family
+            if await family.detects(pages):
+                return family
         log.info(
             "engine %s is taken for a plain OpenAI server: no page shows another family",
             pages.engine.address,

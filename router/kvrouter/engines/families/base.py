@@ -245,6 +245,13 @@ class Family:
 
     # -- detection
 
+    async def detects(self, pages: EnginePages) -> bool:
+        """Whether the engine's pages show `auto` an engine of this family."""
+        if self.detected_by is None:
+            return False
+        page, member = self.detected_by
+        return member in await pages.json(page)
+
     async def variant(self, pages: EnginePages) -> str:
         """The family of an engine that was configured as this one; versions may differ."""
         return self.name

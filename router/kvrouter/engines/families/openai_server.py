@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from kvrouter.engines.families.base import Family, LegOrder
 from kvrouter.engines.families.pages import LegSupport
@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from kvrouter.engines.families.parameter_table import ParameterTable
 
 
+TENSORRT_LLM: Final = "tensorrt_llm"
+"""Who owns its models (tensorrt_llm/serve/openai_protocol.py, `ModelCard`). It has vLLM's /version
+and refuses members of a body that are not OpenAI's."""
+
+
 class OpenAiServer(Family):
     """Servers that offer OpenAI's API alone, which has no token ids."""
 
@@ -20,6 +25,10 @@ class OpenAiServer(Family):
     parameters: ClassVar[ParameterTable] = VLLM
     order: ClassVar[LegOrder] = LegOrder.SINGLE
     health_path: ClassVar[str] = "/v1/models"
+
+    async def detects(self, pages: EnginePages) -> bool:
+        """TensorRT-LLM at once, which looks like vLLM; others show no other family."""
+        return pages.owner == TENSORRT_LLM
 
     async def legs(self, pages: EnginePages) -> LegSupport:
         """Whole requests alone."""

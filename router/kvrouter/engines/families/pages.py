@@ -41,11 +41,21 @@ class LegSupport:
 
 
 class EnginePages:
-    """The pages of one engine, and its configured port; JSON and metrics are fetched once."""
+    """The pages of one engine, and its configured port; JSON and metrics are fetched once.
 
-    def __init__(self, engine: Engine, ask: Ask, bootstrap_port: int | None = None) -> None:
+    `owner` is who owns its models, as /v1/models says.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        ask: Ask,
+        bootstrap_port: int | None = None,
+        owner: str | None = None,
+    ) -> None:
         self.engine = engine
         self.bootstrap_port = bootstrap_port
+        self.owner = owner
         self._ask = ask
         self._json: dict[str, dict[str, Any]] = {}
         self._metrics: bytes | None = None

@@ -299,12 +299,12 @@ class Connection(asyncio.Protocol):
             exchange.keep_alive = False
             if not (exchange.started or exchange.ended or exchange.closed):
                 error = ApiError(503, "The server is stopping; try again.", retry_after_s=1)
-                exchange.respond(error.status, error.body(), headers=error.headers())
+                exchange.respond(error.status, error.body(exchange.path), headers=error.headers())
         except Exception:
             log.exception("the handler of %s %s failed", exchange.method, exchange.path)
             exchange.keep_alive = False
             if not exchange.started:
-                exchange.respond(FAILED.status, FAILED.body())
+                exchange.respond(FAILED.status, FAILED.body(exchange.path))
         finally:
             self._finish(exchange)
 

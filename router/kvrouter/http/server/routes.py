@@ -23,7 +23,8 @@ T = TypeVar("T")
 class RouteTable(Generic[T]):
     """A value for each path and method.
 
-    A path that ends in "/", but not "/" itself, stands for all paths below it.
+    A path that ends in "/", but not "/" itself, stands for all paths below it that have no nearer
+    one.
     """
 
     def __init__(self, rows: Iterable[tuple[str, str, T]]) -> None:
@@ -50,10 +51,9 @@ class RouteTable(Generic[T]):
         return found
 
     def _below(self, path: str) -> dict[str, T] | None:
-        for prefix, methods in self._paths.items():
-            if prefix.endswith("/") and prefix != "/" and path.startswith(prefix):
-                return methods
-        return None
+        prefixes = (each for each in self._paths if each.endswith("/") and each != "/")
+        longest = max(filter(path.startswith, prefixes), key=len, default="")
+        return self._paths.get(longest)
 
 
 class Routes(RouteTable["Handler"]):
@@ -98,7 +98,7 @@ def on_exchange(respond: Respond) -> Handler:
 
 
 async def _refuse(exchange: Exchange, error: ApiError) -> None:
-    exchange.respond(error.status, error.body(), headers=error.headers())
+    exchange.respond(error.status, error.body(exchange.path), headers=error.headers())
 
 
 class _MethodError(ApiError):

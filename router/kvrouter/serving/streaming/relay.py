@@ -120,7 +120,7 @@ class Relay:
 
     def fail(self, error: ApiError) -> None:
         """End the stream with an error event."""
-        self._exchange.write(error_events(error))
+        self._exchange.write(error_events(error, self._exchange.path))
         self._exchange.end()
 
     def _finish(self, *, end: bool) -> None:

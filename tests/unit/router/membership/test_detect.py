@@ -11,6 +11,7 @@ from kvrouter.engines.families.vllm import Vllm
 from kvrouter.membership.detect import EngineDetector
 
 MODELS = b'{"object":"list","data":[{"id":"m"}]}'
+TENSORRT = b'{"object":"list","data":[{"id":"m","owned_by":"tensorrt_llm"}]}'
 ANSWER = b'{"choices":[{"text":"a"}]}'
 
 
@@ -53,6 +54,7 @@ async def found(pages: Pages) -> str | None:
         ({"/server_info": b'{"disaggregation_mode":"null"}'}, "sglang"),
         ({"/version": b'{"version":"0.32.0"}', "/metrics": b"vllm:nixl_xfer 1\n"}, "nixl"),
         ({"/version": b"<html>"}, "openai"),
+        ({"/v1/models": TENSORRT, "/version": b'{"version":"1.3.0"}'}, "openai"),
     ],
 )
 async def test_a_family_is_found_by_the_page_that_it_declares(

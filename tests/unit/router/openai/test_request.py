@@ -150,3 +150,11 @@ def test_a_salt_has_a_length_that_can_be_remembered() -> None:
         )
     for salt in ("", "s" * (MAX_SALT_CHARACTERS + 1)):
         assert refusal({"prompt": "a", "cache_salt": salt}).param == "cache_salt"
+
+
+def test_tools_of_a_chat_count_as_its_prompt() -> None:
+    asked = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    tools = [{"type": "function", "function": {"name": "f", "description": "x" * 4000}}]
+    plain = parse(json.dumps(asked).encode(), "chat", 1).prompt_tokens
+    more = parse(json.dumps({**asked, "tools": tools}).encode(), "chat", 1).prompt_tokens
+    assert 1000 < more - plain < 1100

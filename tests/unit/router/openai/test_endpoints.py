@@ -1,0 +1,31 @@
+"""What the router serves of the endpoints that an engine lists."""
+
+import pytest
+
+from kvrouter.openai.endpoints import listed
+
+JSON_BODY: dict[str, object] = {"requestBody": {"content": {"application/json": {}}}}
+FORM_BODY: dict[str, object] = {"requestBody": {"content": {"multipart/form-data": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "methods", "served"),
+    [
+        ("/v1/completions", {"post": {}}, True),
+        ("/tokenize", {"post": {}}, True),
+        ("/v1/classify", {"post": JSON_BODY}, True),
+        ("/v1/classify", {"post": {}}, True),
+        ("/v1/audio/transcriptions", {"post": FORM_BODY}, False),
+        ("/v1/loads", {"get": {}}, False),
+        ("/v1/responses/{id}/cancel", {"post": {}}, False),
+        ("/v1/unload_lora_adapter", {"post": JSON_BODY}, False),
+        ("/classify", {"post": JSON_BODY}, False),
+        ("/v1/classify", {"post": {"requestBody": []}}, True),
+        ("/v1/classify", {"post": "no operation"}, False),
+        ("/v1/classify", [], False),
+    ],
+)
+def test_what_takes_json_below_v1_and_is_for_clients_is_served(
+    path: str, methods: object, served: bool
+) -> None:
+    assert listed({path: methods}) == (frozenset({path}) if served else frozenset())
