@@ -137,7 +137,8 @@ def start_router(
     port = free_port()
     command = [
         *(sys.executable, "-m", "kvrouter", "serve", "--host", "127.0.0.1", "--port", port),
-        *("--prefill", *prefill, "--decode", *decode, "--drain-delay", "0", *flags),
+        *(("--prefill", *prefill) if prefill else ()),
+        *("--decode", *decode, "--drain-delay", "0", *flags),
         *(("--store", store_url) if store_url is not None else ()),
     ]
     service = Service.start("router", command, folder)

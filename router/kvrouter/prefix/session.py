@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 MOST_BYTES: Final = 64 << 10
 """Of messages, where the user's first is looked for."""
+MOST_STANDING: Final = 128 << 10
+"""Bytes of each member that stands for all turns."""
+MOST_NAME: Final = 1024
+"""Bytes of a name."""
 STANDING: Final = ("tools", "system", "instructions")
 MESSAGES: Final = ("messages", "input")
 """Members of chats, Anthropic's messages and OpenAI's responses: for all turns, and of turns."""
@@ -35,14 +39,17 @@ def session_of(request: Request, headers: Mapping[str, str], header: str | None)
     """
     for name in (header, *SESSION_HEADERS) if header else SESSION_HEADERS:
         if value := headers.get(name):
-            return value.encode()
-    key = request.raw("prompt_cache_key") if "prompt_cache_key" in request.spans else None
-    return key or _beginning(request)
+            return value.encode()[:MOST_NAME]
+    key = request.raw("prompt_cache_key")
+    if key is not None and key[:1] == b'"' and len(key) > len(b'""'):
+        return key[:MOST_NAME]
+    return _beginning(request)
 
 
 def standing(request: Request) -> bytes:
     """What stands for all turns of a session."""
-    return b"".join(filter(None, map(request.raw, STANDING)))
+    spans = (request.spans[name] for name in STANDING if name in request.spans)
+    return b"".join(request.body[a : min(b, a + MOST_STANDING)] for a, b in spans)
 
 
 def _beginning(request: Request) -> bytes | None:

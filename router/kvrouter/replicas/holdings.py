@@ -11,6 +11,7 @@ from array import array
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kvrouter.prefix.index import block_ids
+from kvrouter.prefix.learnt import PIECES
 from kvrouter.replicas.messages import MAX_PIECE_BLOCKS, Domain, Guess
 
 if TYPE_CHECKING:
@@ -99,5 +100,7 @@ class Holdings:
 
 def domain_of(engine: Engine) -> Domain | None:
     """What gives the ids of its blocks their meaning; None while it is not in the pool."""
-    domain = engine.identity.domain if engine.identity is not None else None
-    return Domain(domain.block_tokens, domain.root[:_ROOT_BYTES]) if domain is not None else None
+    if engine.identity is None:
+        return None
+    domain = engine.identity.domain or PIECES
+    return Domain(domain.block_tokens, domain.root[:_ROOT_BYTES])

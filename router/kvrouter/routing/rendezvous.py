@@ -11,22 +11,45 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvrouter.engines.engine import Engine
+    from kvrouter.routing.plan import RouteInputs
 
 BOUND: Final = 1.25
-"""Of the mean load: an engine with more, and this request, takes none by session."""
+"""Of the mean load: an engine with more takes no session that it has nothing of."""
+LOOSE_BOUND: Final = 2.0
+"""The same for prompts of which an engine may hold something: to compute them elsewhere costs."""
 LEAST_TOKENS: Final = 2048
-"""Less than this above the bound makes no difference."""
+"""An engine with less has room, whatever the others have."""
+LEAST_PROMPTS: Final = 4
+"""The same of prompts that an engine may hold."""
 
 
-def engine_of(session: bytes, candidates: Sequence[Engine], tokens: int) -> Engine:
-    """The session's first engine that has room for a prompt of so many tokens."""
-    limit = BOUND * sum(engine.tokens for engine in candidates) / len(candidates)
-    limit += max(tokens, LEAST_TOKENS)
-    able = [engine for engine in candidates if engine.tokens <= limit]
-    return max(able, key=lambda engine: _weight(session, engine.address))
+def by_affinity(
+    inputs: RouteInputs, candidates: Sequence[Engine], price: Callable[[Engine], float]
+) -> Engine:
+    """The cheapest engine; among equals, or where nobody has any of the prompt, the session's."""
+    unknown, session = inputs.guesses.keys().isdisjoint(candidates), inputs.session
+    if session is not None:
+        candidates = in_order(session, candidates)
+        if unknown:
+            return with_room(candidates, BOUND)[0]
+    return min(with_room(candidates, LOOSE_BOUND, LEAST_PROMPTS * inputs.prompt_tokens), key=price)
+
+
+def with_room(
+    candidates: Sequence[Engine], bound: float, least: int = LEAST_TOKENS
+) -> Sequence[Engine]:
+    """Those with at most `bound` times the mean load, or `least` tokens; never none."""
+    mean = sum(engine.tokens for engine in candidates) / len(candidates)
+    limit = max(bound * mean, least)
+    return [engine for engine in candidates if engine.tokens <= limit]
+
+
+def in_order(session: bytes, candidates: Sequence[Engine]) -> Sequence[Engine]:
+    """The session's engine first, then the one that it has without that, and so on."""
+    return sorted(candidates, key=lambda engine: _weight(session, engine.address), reverse=True)
 
 
 def _weight(session: bytes, address: str) -> bytes:

@@ -8,10 +8,15 @@ from itertools import pairwise
 import aiohttp
 import pytest
 from tests.fakes.engine import FakeEngine
+from tests.fakes.tensorrt_llm import TensorRtLlmEngine
 from tests.integration.router.conftest import Json, Open, Site
-from tests.integration.router.test_passthrough import Page, offer, saying, streaming
+from tests.integration.router.test_passthrough import Page, drop, offer, saying, streaming
+
+from kvrouter.http.headers import SSE_HEADERS
+from kvrouter.http.server.exchange import Exchange
 
 SESSIONS, TURNS, ENGINES = 20, 8, 4
+AFFINITY: Json = {"policy": "prefix", "route_headers": True, "health_interval_s": 60.0}
 AT_ONCE = 2  # sessions that have a turn in flight: half of the engines are busy
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 MEMBERS = {RESPONSES: "input"}  # where the turns are, if not in `messages`
@@ -66,13 +71,15 @@ def kept(every: list[Session]) -> float:
 
 
 @pytest.mark.parametrize("named", ["", "x-session-id", "x-claude-code-session-id"])
-@pytest.mark.parametrize("family", ["openai", "sglang"])
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [(FakeEngine, "openai"), (FakeEngine, "sglang"), (TensorRtLlmEngine, "auto")],
+    ids=["openai", "sglang", "tensorrt-llm"],
+)
 async def test_turns_of_a_session_go_to_the_engine_that_has_its_prefix(
-    site: Open, family: str, named: str
+    site: Open, kind: type[FakeEngine], family: str, named: str
 ) -> None:
-    here = await site(
-        0, ENGINES, policy="prefix", kv_connector=family, route_headers=True, health_interval_s=60.0
-    )
+    here = await site(0, ENGINES, kind=kind, kv_connector=family, **AFFINITY)
     every = sessions("Be brief.", named)
     await play(here, every)
     assert kept(every) >= 0.95
@@ -84,15 +91,7 @@ async def test_turns_of_a_session_go_to_the_engine_that_has_its_prefix(
 async def test_a_named_session_keeps_its_engine_though_its_turns_share_nothing(
     site: Open, named: str
 ) -> None:
-    here = await site(
-        0,
-        ENGINES,
-        policy="prefix",
-        kv_connector="openai",
-        session_key="X-Mine",
-        route_headers=True,
-        health_interval_s=60.0,
-    )
+    here = await site(0, ENGINES, kv_connector="openai", session_key="X-Mine", **AFFINITY)
     engines: dict[str, set[str]] = {}
     for turn in range(3):
         for number in range(SESSIONS):
@@ -111,9 +110,7 @@ async def test_what_one_engine_answers_goes_to_the_engine_that_has_its_prefix(
     def prepare(made: list[FakeEngine]) -> None:
         offer(made, saying(200, {"usage": {"output_tokens": 4}}), path)
 
-    here = await site(
-        0, ENGINES, policy="prefix", route_headers=True, health_interval_s=60.0, prepare=prepare
-    )
+    here = await site(0, ENGINES, prepare=prepare, **AFFINITY)
     every = sessions("Be brief.", "")
     await play(here, every, path)
     assert kept(every) >= 0.95
@@ -125,9 +122,10 @@ async def test_what_one_engine_answers_goes_to_the_engine_that_has_its_prefix(
     [
         (saying(200, {"usage": {"output_tokens": 4}}), True),
         (saying(400, {"error": {"message": "no", "code": 400}}), False),
-        (streaming({"type": "a"}, dies=True), False),
+        (streaming({"type": "a"}, dies=True), True),
+        (drop, False),
     ],
-    ids=["computed", "refused", "broken"],
+    ids=["computed", "refused", "begun", "broken"],
 )
 async def test_only_what_an_engine_has_computed_counts_as_there(
     site: Open, page: Page, learns: bool
@@ -137,3 +135,72 @@ async def test_only_what_an_engine_has_computed_counts_as_there(
     with contextlib.suppress(aiohttp.ClientError):
         await here.post(asked, MESSAGES)
     assert (len(here.app.core.index) > 0) == learns
+
+
+CLIENTS, ANSWERS, WARM = 24, 300, 48
+
+
+class Pending:
+    """A page of chats whose first token comes at once, and whose ends come in random order."""
+
+    def __init__(self) -> None:
+        self.draw = random.Random(3)
+        self.waiting: list[asyncio.Event] = []
+        self.came = asyncio.Event()
+
+    async def page(self, exchange: Exchange) -> None:
+        answered = asyncio.Event()
+        exchange.start(200, SSE_HEADERS)
+        exchange.write(b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n')
+        self.waiting.append(answered)
+        self.came.set()
+        await answered.wait()
+        exchange.write(b"data: [DONE]\n\n")
+        exchange.end()
+
+    async def until(self, count: int) -> None:
+        while len(self.waiting) < count:
+            self.came.clear()
+            await self.came.wait()
+
+    def release(self) -> None:
+        self.waiting.pop(self.draw.randrange(len(self.waiting))).set()
+
+
+async def test_a_prefix_of_half_of_the_traffic_makes_no_hot_spot(site: Open) -> None:
+    pending, draw = Pending(), random.Random(2)
+    here = await site(
+        0,
+        ENGINES,
+        kv_connector="openai",
+        prepare=lambda made: offer(made, pending.page, CHAT),
+        **AFFINITY,
+    )
+
+    def words(count: int) -> str:
+        return " ".join(f"{draw.randrange(10**6):06}" for _ in range(count))
+
+    hot = words(1700)  # of 3,000 tokens
+
+    async def client() -> None:
+        while True:
+            system = hot if draw.random() < 0.5 else words(1700)
+            turn = [
+                {"role": "system", "content": system},
+                {"role": "user", "content": words(60)},
+            ]
+            body = {"model": "m", "messages": turn, "max_tokens": 100, "stream": True}
+            assert (await here.post(body, CHAT))[0] == 200
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        tasks = [group.create_task(client()) for _ in range(CLIENTS)]
+        ratios = []
+        for _ in range(ANSWERS):
+            await pending.until(CLIENTS)
+            tokens = [engine.tokens for engine in here.app.core.pool.all()]
+            ratios.append(max(tokens) * len(tokens) / sum(tokens))
+            pending.release()
+        for task in tasks:
+            task.cancel()
+
+    assert sum(ratios[WARM:]) / len(ratios[WARM:]) <= 1.35

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from kvrouter.routing.plan import usable_blocks
 from kvrouter.routing.policies.base import decide, in_turn, rebound
-from kvrouter.routing.rendezvous import engine_of
+from kvrouter.routing.rendezvous import by_affinity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,9 +43,8 @@ class Prefix:
         def cheapest(candidates: Sequence[Engine]) -> Engine:
             if len(candidates) == 1:
                 return candidates[0]
-            session = inputs.session
-            if session is not None and inputs.guesses.keys().isdisjoint(candidates):
-                return engine_of(session, candidates, inputs.prompt_tokens)
+            if inputs.learnt:
+                return by_affinity(inputs, in_turn(candidates, self._turn), price)
             return min(in_turn(candidates, self._turn), key=price)
 
         return decide(inputs, cheapest(inputs.decode), cheapest)
@@ -69,7 +68,7 @@ def pricing(inputs: RouteInputs) -> Callable[[Engine], float]:
     those that it would load from the store cost LOAD_COST each.
     """
     block_tokens, stored = inputs.block_tokens, inputs.store_blocks
-    load = _computing if inputs.learnt and not (inputs.prefill and inputs.split) else _TOKENS
+    load = _TOKENS if inputs.prefill and inputs.split else _computing
     held = _believed(inputs) if inputs.guesses else inputs.matches
     usable = usable_blocks(inputs.prompt_tokens, block_tokens)
     if not usable or not (held or stored):

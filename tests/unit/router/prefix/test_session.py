@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter.openai.request import Request, parse
-from kvrouter.prefix.session import SESSION_HEADERS, session_of
+from kvrouter.prefix.session import (
+    MOST_NAME,
+    MOST_STANDING,
+    SESSION_HEADERS,
+    session_of,
+    standing,
+)
 
 Message = dict[str, Any]
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -68,3 +74,20 @@ def test_other_questions_are_other_sessions(one: str, other: str) -> None:
 def test_a_completion_without_a_name_has_no_session() -> None:
     body = json.dumps({"model": "m", "prompt": "Hello"}).encode()
     assert session_of(parse(body, "completion", 1), {}, None) is None
+
+
+@pytest.mark.parametrize("key", ["", {}, 0, None])
+def test_a_key_that_is_no_name_leaves_the_beginning_as_the_sessions_name(key: Any) -> None:
+    plain = session_of(chat([said("user", "Hello")]), {}, None)
+    assert session_of(chat([said("user", "Hello")], prompt_cache_key=key), {}, None) == plain
+
+
+def test_a_long_name_is_cut() -> None:
+    long = session_of(chat([said("user", "Hello")], prompt_cache_key="k" * (1 << 20)), {}, None)
+    assert long is not None
+    assert len(long) == MOST_NAME
+
+
+def test_only_the_beginning_of_long_instructions_is_read() -> None:
+    asked = chat([said("user", "Hello")], system="s" * (1 << 20), tools=[{"name": "t"}])
+    assert len(standing(asked)) < 2 * MOST_STANDING

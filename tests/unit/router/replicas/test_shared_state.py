@@ -1,5 +1,6 @@
 """What routers agree upon and queue, without Redis: changes, peers, messages, the outbox."""
 
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.pool import EnginePool
+from kvrouter.prefix.index import PrefixIndex
 from kvrouter.replicas.changes import MAX_AHEAD_MS, Changes
+from kvrouter.replicas.holdings import Holdings
 from kvrouter.replicas.messages import (
     MAX_CHANGES,
     MAX_ENVELOPE_BYTES,
@@ -251,3 +254,25 @@ def test_what_may_not_have_arrived_is_dropped_with_all_that_waits() -> None:
     outbox.lost()
     assert (len(outbox), outbox.epoch, outbox.counts["dropped_items"]) == (0, 1, 1)
     assert outbox.room
+
+
+# -- guesses
+
+
+def test_what_was_learnt_of_engines_that_name_no_blocks_reaches_other_routers() -> None:
+    here, there = EnginePool(), EnginePool()
+    mine, yours = engine_in(here, "h:1"), engine_in(there, "h:1")
+    sent: list[Item] = []
+    names = bytes(range(64))
+    index = PrefixIndex(100)
+    counts: Counter[str] = Counter()
+
+    def queue(item: Item, router: str | None = None) -> None:
+        sent.append(item)
+
+    Holdings(here, PrefixIndex(100), None, queue, counts).send(mine, names)
+    other = Holdings(there, index, None, queue, counts)
+    for item in sent:
+        assert isinstance(item, Guess)
+        other.receive(item)
+    assert index.match(names) == {yours: 2}

@@ -10,7 +10,7 @@ from kvrouter.engines.compatibility import shares
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.routing.plan import RouteInputs, held_tokens, missing_tokens
 from kvrouter.routing.policies import POLICIES, make_policy
-from kvrouter.routing.policies.prefix import LOAD_COST, pricing
+from kvrouter.routing.policies.prefix import DECODE_COST, LOAD_COST, pricing
 
 if TYPE_CHECKING:
     from kvrouter.routing.policies.base import Policy
@@ -183,7 +183,10 @@ def test_prefix_believes_a_guess_that_goes_beyond_what_is_known() -> None:
 
 def test_prefix_leaves_a_holder_whose_queue_is_longer_than_computing() -> None:
     holder, idle = engine(1, Role.DECODE, tokens=1000), engine(2, Role.DECODE)
-    request = RouteInputs(160, [holder, idle], exact=True, block_tokens=16, matches={holder: 9})
+    prefill = [engine(3, Role.PREFILL)]
+    request = RouteInputs(
+        160, [holder, idle], prefill, exact=True, block_tokens=16, matches={holder: 9}
+    )
     assert make_policy("prefix").plan(request).decode is idle
 
 
@@ -204,9 +207,12 @@ def test_prefix_counts_blocks_in_the_store_as_cheap_but_not_free() -> None:
 
 
 def cost(request: RouteInputs, engine: Engine) -> float:
-    """The definition: tokens in flight, plus those to compute, plus LOAD_COST of those to load."""
+    """The definition: the load, plus tokens to compute, plus LOAD_COST of those to load."""
     own, reachable = held_tokens(request, engine)
-    return engine.tokens + (request.prompt_tokens - reachable) + LOAD_COST * (reachable - own)
+    load: float = engine.tokens
+    if not (request.prefill and request.split):  # it computes the prompt itself
+        load = engine.computing_tokens + DECODE_COST * engine.tokens
+    return load + (request.prompt_tokens - reachable) + LOAD_COST * (reachable - own)
 
 
 @given(request=inputs())

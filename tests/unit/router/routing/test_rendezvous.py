@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.routing.plan import RouteInputs
 from kvrouter.routing.policies import make_policy
-from kvrouter.routing.rendezvous import BOUND, LEAST_TOKENS, engine_of
+from kvrouter.routing.rendezvous import BOUND, LEAST_TOKENS, in_order, with_room
 
 SESSIONS = [f"session {number}".encode() for number in range(2000)]
 
@@ -17,7 +17,7 @@ def fleet(count: int) -> list[Engine]:
 
 
 def places(engines: list[Engine]) -> list[str]:
-    return [engine_of(session, engines, 100).address for session in SESSIONS]
+    return [in_order(session, engines)[0].address for session in SESSIONS]
 
 
 @pytest.mark.parametrize("count", [3, 4, 8])
@@ -42,22 +42,19 @@ def test_the_order_of_engines_makes_no_difference() -> None:
 
 @given(
     loads=st.lists(st.integers(0, 100_000), min_size=1, max_size=8),
-    tokens=st.integers(1, 5000),
     session=st.binary(min_size=1, max_size=20),
 )
-def test_no_engine_with_too_much_takes_a_session(
-    loads: list[int], tokens: int, session: bytes
-) -> None:
+def test_no_engine_with_too_much_takes_a_session(loads: list[int], session: bytes) -> None:
     engines = fleet(len(loads))
     for engine, load in zip(engines, loads, strict=True):
         engine.tokens = load
-    limit = BOUND * sum(loads) / len(loads) + max(tokens, LEAST_TOKENS)
-    assert engine_of(session, engines, tokens).tokens <= limit
+    limit = max(BOUND * sum(loads) / len(loads), LEAST_TOKENS)
+    assert with_room(in_order(session, engines), BOUND)[0].tokens <= limit
 
 
 def test_prefix_asks_for_the_session_only_where_no_engine_has_the_beginning() -> None:
     engines, policy = fleet(4), make_policy("prefix")
-    own = engine_of(b"s", engines, 1000)
+    own = in_order(b"s", engines)[0]
     other = next(each for each in engines if each is not own)
     inputs = RouteInputs(1000, engines, learnt=True, session=b"s", block_tokens=128)
     assert {policy.plan(inputs).decode for _ in range(5)} == {own}
@@ -72,4 +69,32 @@ def test_an_engine_with_much_of_the_prompt_keeps_it_until_it_computes_more_than_
     busy.tokens, busy.computing_tokens = 6000, 600
     assert policy.plan(inputs).decode is busy
     busy.computing_tokens = 1600
+    assert policy.plan(inputs).decode is idle
+
+
+def test_an_engine_with_far_more_than_the_mean_loses_what_only_it_has() -> None:
+    busy, *idle = fleet(4)
+    policy = make_policy("prefix")
+    inputs = RouteInputs(9000, [busy, *idle], learnt=True, block_tokens=128, guesses={busy: 70})
+    busy.tokens = 4 * 9000
+    assert policy.plan(inputs).decode is busy
+    busy.tokens = 5 * 9000
+    assert policy.plan(inputs).decode in idle
+
+
+def test_of_engines_that_hold_the_same_the_sessions_is_chosen_each_time() -> None:
+    engines, policy = fleet(4), make_policy("prefix")
+    inputs = RouteInputs(1000, engines, learnt=True, session=b"s", block_tokens=128)
+    inputs.guesses = dict.fromkeys(engines, 5)
+    assert {policy.plan(inputs).decode for _ in range(5)} == {in_order(b"s", engines)[0]}
+
+
+def test_engines_that_compute_prompts_themselves_are_priced_by_what_they_compute() -> None:
+    """An exact match counts more than answers in flight, which cost the prompt little."""
+    busy, idle = fleet(2)
+    policy = make_policy("prefix")
+    inputs = RouteInputs(2000, [busy, idle], exact=True, block_tokens=16, matches={busy: 120})
+    busy.tokens = 6000
+    assert policy.plan(inputs).decode is busy
+    busy.computing_tokens = 2000
     assert policy.plan(inputs).decode is idle
