@@ -24,8 +24,10 @@ from pathlib import Path
 from benchmarks.arguments import parser_of
 from benchmarks.eviction import BLOCK_TOKENS, Request, read_requests
 from kvrouter.engines.engine import Engine, Role
+from kvrouter.openai.request import BYTES_PER_TOKEN
 from kvrouter.prefix.in_flight import InFlightPrefixes, marks_of
 from kvrouter.prefix.index import PrefixIndex
+from kvrouter.prefix.learnt import MOST_BYTES
 from kvrouter.routing.plan import RouteInputs
 from kvrouter.routing.policies import make_policy
 
@@ -36,6 +38,8 @@ ANSWER_S = 8.0  # from the first token to the last one
 ANSWER_TOKENS = 256  # as the router counts an answer of unknown length
 INDEX_BLOCKS = 1_000_000
 LEAST = 0.95
+MOST_BLOCKS = MOST_BYTES // BYTES_PER_TOKEN // BLOCK_TOKENS
+"""Of a prompt that are compared where names are learnt."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,8 @@ class Cluster:
     def _take(self, at_s: float, names: Sequence[int]) -> None:
         """Route a request, prefill it when its engine is free, and end its answer later."""
         hashes = b"".join(name.to_bytes(32, "big") for name in names)
+        if self.router != "exact":
+            hashes = hashes[: MOST_BLOCKS * 32]
         plan = self._policy.plan(self._inputs(hashes, len(names) * BLOCK_TOKENS))
         engine, computing = plan.decode, plan.computed_tokens
         tokens, marks = len(names) * BLOCK_TOKENS + ANSWER_TOKENS, marks_of(hashes)
@@ -145,7 +151,7 @@ class Cluster:
 def measure(name: str, requests: Sequence[Request], engines: int, cache_blocks: int) -> Cell:
     """Every router on one fleet."""
     tokens = BLOCK_TOKENS * sum(len(names) for _, names in requests)
-    seconds = requests[-1][0] - requests[0][0]
+    seconds = max(1.0, requests[-1][0] - requests[0][0])
     tokens_per_s = tokens / 2 / (seconds * engines * LOAD)
     found, first_s = {}, {}
     for router in ROUTERS:
@@ -170,18 +176,18 @@ def main() -> int:
     parser.add_argument("traces", metavar="TRACE", nargs="+", type=Path)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the cells there")
     arguments = parser.parse_args()
-    cells: dict[str, list[Cell]] = {}
+    cells: dict[Path, list[Cell]] = {}
     for path in arguments.traces:
         requests = [(at_s, names) for at_s, names in read_requests(path) if names]
         for engines, blocks in FLEETS:
             cell = measure(path.name, requests, engines, blocks)
-            cells.setdefault(cell.trace, []).append(cell)
+            cells.setdefault(path, []).append(cell)
             shown = ", ".join(
                 f"{router} {share:.3f} ({cell.first_s[router]:.2f} s)"
                 for router, share in cell.found.items()
             )
             print(f"{cell.trace}: {engines} engines of {blocks:,} blocks: {shown}", flush=True)
-        print(f"{path.name}: learnt to exact {relative(cells[path.name]):.3f}")
+        print(f"{path.name}: learnt to exact {relative(cells[path]):.3f}")
     if arguments.json is not None:
         rows = [asdict(cell) for found in cells.values() for cell in found]
         arguments.json.write_text(json.dumps(rows))

@@ -83,6 +83,8 @@ class Gate:
 
     def at_head(self, exchange: Exchange) -> None:
         """Find the caller before the body arrives; answer a request without a valid key."""
+        if key := exchange.headers.pop("x-api-key", ""):  # of Anthropic's clients
+            exchange.headers.setdefault("authorization", f"Bearer {key}")
         if not len(self._ring):
             return
         if is_open(exchange.path):
@@ -90,8 +92,6 @@ class Gate:
                 self._refuse(exchange, ApiError(413, f"The body is too large for {exchange.path}."))
             return
         given = exchange.headers.pop("authorization", "")
-        if (key := exchange.headers.pop("x-api-key", "")) and not given:  # Anthropic's clients
-            given = f"Bearer {key}"
         exchange.principal = self._ring.find(given)
         if exchange.principal is None:
             self._ring.unknown += 1

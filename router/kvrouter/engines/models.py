@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from typing import TYPE_CHECKING
 
@@ -67,20 +66,23 @@ class ModelNames:
         if asked is not None and asked in known:
             return asked
         if not known:
-            raise ApiError(503, "No engine is available.", retry_after_s=1)
+            raise _no_engine()
         if asked is not None:
             raise model_not_found(asked)
         serving = [model for model, identities in known.items() if _serve(identities, path)]
         if not serving:
-            raise endpoint_not_served(path, _offered(itertools.chain(*known.values())))
+            raise endpoint_not_served(path, ())
         if len(serving) > 1:
             raise bad_request("Name the `model`: several are served.", "model")
         return serving[0]
 
     def require(self, model: str, path: str) -> None:
-        """ApiError 404, if no engine of `model` has the endpoint `path`."""
-        if not _serve(self._models().get(model, ()), path):
-            raise endpoint_not_served(path, _offered(self._models()[model]), model)
+        """ApiError 404, if no engine of `model` has the endpoint `path`; 503: there is none."""
+        identities = self._models().get(model, ())
+        if not identities and path not in KNOWN:
+            raise _no_engine()
+        if not _serve(identities, path):
+            raise endpoint_not_served(path, _offered(identities), model)
 
     def _models(self) -> dict[str, list[Identity]]:
         """The known models, each with the identities of its engines."""
@@ -102,16 +104,18 @@ class ModelNames:
             self._known = None
 
 
+def _no_engine() -> ApiError:
+    return ApiError(503, "No engine is available.", retry_after_s=1)
+
+
 def _offered(identities: Iterable[Identity]) -> list[str]:
     """The endpoints that engines list, in order."""
     return sorted({path for each in identities for path in each.endpoints or ()})
 
 
 def _serve(identities: Collection[Identity], path: str) -> bool:
-    """Whether engines serve `path`, as far as is known: what is usual, if there are none."""
-    if not identities:
-        return path in KNOWN
-    return any(identity.serves(path) for identity in identities)
+    """Whether engines serve `path`, as far as is known: True if there are none."""
+    return not identities or any(identity.serves(path) for identity in identities)
 
 
 def model_cards(engines: Iterable[Engine], created_s: int) -> dict[str, dict[str, object]]:

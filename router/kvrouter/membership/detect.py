@@ -199,7 +199,7 @@ class Card(msgspec.Struct):
     """One model of /v1/models; an adapter has its base as `parent` and its path as `root`."""
 
     id: str
-    owned_by: str | None = None
+    owned_by: object = None
     root: str | None = None
     parent: str | None = None
     max_model_len: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -67,13 +68,13 @@ PASSED_THROUGH: Final = {one.path: one for one in ENDPOINTS}
 """Those that one decode engine answers, by path."""
 KNOWN: Final = GENERATION | PASSED_THROUGH.keys()
 """What the router serves of an engine that lists nothing."""
-OTHER: Final = Endpoint("other", "What else engines list.", again=False, generates=True)
-"""Any other POST below /v1/ that an engine lists; it may compute a prompt."""
+OTHER: Final = Endpoint("other", "What else engines list.", again=False)
+"""Any other POST below /v1/ that an engine lists."""
 BELOW: Final = "/v1/"
-_OPERATORS: Final = frozenset(
-    {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/kv_cache_hints"}
+_OPERATORS: Final = re.compile(
+    r"load|lora|adapter|/models?(/|$)|admin|cache|weight|memory|/(files|batches|fine_tuning|mcp)(/|$)"
 )
-"""What changes an engine for all clients (vLLM, SGLang, TensorRT-LLM)."""
+"""In a path: it may change an engine for all clients, or keep what only that engine has."""
 
 
 def endpoint_at(path: str) -> Endpoint:
@@ -95,7 +96,8 @@ def listed(paths: Mapping[str, object]) -> frozenset[str]:
     others = {
         path
         for path, methods in paths.items()
-        if path.startswith(BELOW) and "{" not in path
+        if path.startswith(BELOW) and "{" not in path and not _OPERATORS.search(path)
         if isinstance(methods, dict) and _takes_json(methods.get("post"))
     }
-    return (KNOWN & paths.keys()) | (others - _OPERATORS)
+    known = KNOWN & paths.keys()
+    return known | others if known else known

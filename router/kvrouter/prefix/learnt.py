@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PIECE_TOKENS: Final = 128
 """Of a piece; text counts as BYTES_PER_TOKEN a token."""
-MOST_BYTES: Final = 256 << 10
+MOST_BYTES: Final = 1 << 20
 """More of a prompt is not compared: such as images, whose bytes would take the time of others."""
 GROWING: Final = ("messages", "input", "prompt")
 """Members of chats, Anthropic's messages, OpenAI's responses and completions."""

@@ -22,7 +22,7 @@ from kvrouter.engines.families.splice import splice
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.headers import JSON
-from kvrouter.openai.endpoints import endpoint_at
+from kvrouter.openai.endpoints import OTHER, endpoint_at
 from kvrouter.openai.request import BYTES_PER_TOKEN, Request, salt_of
 from kvrouter.openai.response import generated_tokens, tidy_answer, tidy_events
 from kvrouter.prefix.learnt import PIECE_TOKENS
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from kvrouter.admission.waiting import EngineWait
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
-    from kvrouter.engines.pool import EnginePool
+    from kvrouter.engines.pool import EnginePool, Ticket
     from kvrouter.http.client.pool import EngineResponse
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.endpoints import Endpoint
@@ -117,8 +117,9 @@ class Passthrough:
     ) -> tuple[Engine, int]:
         """The engine to ask, and how many tokens of the prompt it will compute."""
         request, headers = context.request, context.exchange.headers
-        if not (endpoint.generates and self.inputs_builder.needs_hashes):
-            computed_tokens = request.prompt_tokens if endpoint.generates else 0
+        computed_tokens = request.prompt_tokens if endpoint.generates else 0
+        of_a_session = endpoint.generates or endpoint is OTHER
+        if not (of_a_session and self.inputs_builder.needs_hashes):
             return min(in_turn(engines, self._turn), key=_TOKENS), computed_tokens
         names, guesses, session = self.inputs_builder.learnt.look(request, headers, context.model)
         context.prompt.learnt = names
@@ -132,7 +133,7 @@ class Passthrough:
             split=False,
         )
         plan = self.policy.plan(inputs)
-        return plan.decode, plan.computed_tokens
+        return plan.decode, min(plan.computed_tokens, computed_tokens)
 
     async def _ask(
         self, context: RequestContext, endpoint: Endpoint, engine: Engine, computed_tokens: int
@@ -153,10 +154,9 @@ class Passthrough:
         answer: EngineResponse | None = None
         span, fields = context.begin_leg("kvrouter.forward", engine)
         try:
-            answer = await self.client.forward(engine, context.exchange.path, fields, body)
-            ticket.computed()
-            context.held.release()
-            await self._pass_on(context, endpoint, engine, answer)
+            path, as_it_is = context.exchange.path, endpoint is OTHER
+            answer = await self.client.forward(engine, path, fields, body, as_it_is=as_it_is)
+            await self._pass_on(context, endpoint, ticket, answer)
         finally:
             ticket.release()
             context.held.release()
@@ -174,32 +174,40 @@ class Passthrough:
             raise ApiError(429, message, retry_after_s=self.budget.retry_after_s)
 
     async def _pass_on(
-        self, context: RequestContext, endpoint: Endpoint, engine: Engine, answer: EngineResponse
+        self, context: RequestContext, endpoint: Endpoint, ticket: Ticket, answer: EngineResponse
     ) -> None:
         content_type = answer.header(b"content-type") or JSON
         if answer.status == 200 and content_type.startswith("text/event-stream"):
-            await self._stream(context, engine, answer)
+            await self._stream(context, endpoint, ticket, answer)
             return
-        body = await self.client.read(engine, answer)
+        body = await self.client.read(ticket.engine, answer, any_kind=endpoint is OTHER)
         if answer.status >= 400 and not _is_error(body):
             usual = f"The engine answers {answer.status} to {context.exchange.path}."
             raise ApiError(answer.status, _told(body) or usual)
         if answer.status == 200:
-            self.inputs_builder.computed(engine, context.prompt)
+            self._computed(context, endpoint, ticket)
         if endpoint.generates:
             context.outcome.generated = generated_tokens(body, 0, whole=True)
         body, fields = tidy_answer(body, None), context.answer_fields
         context.exchange.respond(answer.status, body, content_type=content_type, fields=fields)
 
+    def _computed(self, context: RequestContext, endpoint: Endpoint, ticket: Ticket) -> None:
+        """The engine answers: it has computed the prompt."""
+        ticket.computed()
+        context.held.release()
+        if endpoint.generates:
+            self.inputs_builder.computed(ticket.engine, context.prompt)
+
     async def _stream(
-        self, context: RequestContext, engine: Engine, answer: EngineResponse
+        self, context: RequestContext, endpoint: Endpoint, ticket: Ticket, answer: EngineResponse
     ) -> None:
+        engine = ticket.engine
         try:
             await answer.first_piece(self.client.deadlines.first_byte_s)
             check_begun(answer)
         except UpstreamError as error:
             raise self.client.failed(engine, error) from None
-        self.inputs_builder.computed(engine, context.prompt)
+        self._computed(context, endpoint, ticket)
         exchange = context.exchange
         exchange.start(200, fields=SSE_FIELDS + context.answer_fields, hold=True)
         tidy = partial(tidy_events, cached_tokens=None)

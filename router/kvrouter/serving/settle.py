@@ -164,7 +164,7 @@ def passed_through_line(
         trace_id=context.trace.hex_id if context.trace is not None else None,
         status=status,
         outcome=outcome.reason if outcome.reason != "unknown" else None,
-        path=exchange.path,
+        path=exchange.path[:_MODEL],
         client=exchange.peer,
         model=context.model[:_MODEL] or None,
         decode=context.route.decode_engine,

@@ -55,7 +55,16 @@ async def test_an_anthropic_client_shows_its_key_in_its_own_header(site: Open, k
     offer(here.decode, saying(200, {"answer": 1}))
     for key, status in ((keys.of["research"], 200), ("no", 401)):
         assert (await here.post(chat(), "/v1/messages", **{"x-api-key": key}))[0] == status
-    assert "x-api-key" not in here.decode[0].posted_headers[0]
+    assert "authorization" not in here.decode[0].posted_headers[0]
+
+
+async def test_without_keys_of_the_router_an_anthropic_clients_key_is_the_engines(
+    site: Open,
+) -> None:
+    here = await site()
+    offer(here.decode, saying(200, {"answer": 1}))
+    assert (await here.post(chat(), "/v1/messages", **{"x-api-key": "k"}))[0] == 200
+    assert here.decode[0].posted_headers[0]["authorization"] == "Bearer k"
 
 
 def error_of(body: bytes) -> dict[str, Any]:

@@ -266,12 +266,13 @@ async def test_prompts_of_responses_count_as_recomputed(
 
 
 async def test_a_prompt_that_is_computed_is_not_counted_as_recomputed_any_more(site: Open) -> None:
-    begun, go = asyncio.Event(), asyncio.Event()
+    begun, compute, go = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def page(exchange: Exchange) -> None:
         exchange.start(200, SSE_HEADERS)
-        exchange.write(b'data: {"type": "a"}\n\n')
         begun.set()
+        await compute.wait()
+        exchange.write(b'data: {"type": "a"}\n\n')
         await go.wait()
         exchange.end()
 
@@ -280,9 +281,14 @@ async def test_a_prompt_that_is_computed_is_not_counted_as_recomputed_any_more(s
     budget = here.app.core.budget
     first = asyncio.create_task(here.post(body(stream=True), RESPONSES))
     await begun.wait()
+    for _ in range(100):  # the head arrives, which says nothing of the prompt
+        await asyncio.sleep(0)
+    assert budget.tokens > 0
+    compute.set()
     async with asyncio.timeout(10):
         while budget.tokens:
             await asyncio.sleep(0)
+    assert here.app.core.pool.all()[1].computing_tokens == 0
     go.set()
     assert (await first)[0] == 200
 
@@ -424,7 +430,27 @@ async def test_without_a_list_only_the_usual_endpoints_are_served(site: Open) ->
     here = await site(0, 1)
     offer(here.decode, saying(200, {}), CLASSIFY)
     assert (await here.post(body(), CLASSIFY))[0] == 404
-    assert (await here.post(body(model="zz"), CLASSIFY))[0] == 404
+    assert here.decode[0].posted == []
+
+
+@pytest.mark.parametrize("page", [saying(500, {}), saying(403, {}), saying(200, b"RIFF no JSON")])
+async def test_what_other_endpoints_answer_says_nothing_about_their_engine(
+    site: Open, page: Page
+) -> None:
+    here = await site(0, 1, prepare=lists(CLASSIFY))
+    offer(here.decode, page, CLASSIFY)
+    for _ in range(5):
+        assert (await here.post(body(), CLASSIFY))[0] in (500, 403, 200)
+    assert state(here, here.decode[0]) is BreakerState.CLOSED
+
+
+async def test_other_endpoints_teach_no_prefix_and_take_no_budget(site: Open) -> None:
+    here = await site(
+        1, 2, policy="prefix", recompute_budget_tokens=0, prepare=lists("/v1/messages/render")
+    )
+    asked = {"model": "m", "messages": [{"role": "user", "content": "x" * 4000}]}
+    assert (await here.post(asked, "/v1/messages/render"))[0] == 200
+    assert len(here.app.core.index) == 0
 
 
 ANTHROPIC = ["/v1/messages", "/v1/messages/count_tokens"]

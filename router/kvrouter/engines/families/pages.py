@@ -51,7 +51,7 @@ class EnginePages:
         engine: Engine,
         ask: Ask,
         bootstrap_port: int | None = None,
-        owner: str | None = None,
+        owner: object = None,
     ) -> None:
         self.engine = engine
         self.bootstrap_port = bootstrap_port

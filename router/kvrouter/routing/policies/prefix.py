@@ -87,7 +87,8 @@ def pricing(inputs: RouteInputs) -> Callable[[Engine], float]:
 
 def _computing(engine: Engine) -> float:
     """The load of an engine that computes prompts itself: most of their tokens may be cached."""
-    return engine.computing_tokens + DECODE_COST * engine.tokens
+    unknown = engine.remote_tokens  # of other routers: any of them may be to be computed
+    return engine.computing_tokens + unknown + DECODE_COST * (engine.tokens - unknown)
 
 
 def _believed(inputs: RouteInputs) -> Mapping[Engine, int]:

@@ -122,22 +122,26 @@ class EngineClient:
         bad_status = UpstreamError(Failure.STATUS, f"it answers {answer.status}")
         raise self.failed(engine, bad_status, leg)
 
-    async def read(self, engine: Engine, answer: EngineResponse) -> bytes:
-        """The body of a decode leg's answer. Raises LegFailed, also for a 200 without JSON."""
+    async def read(
+        self, engine: Engine, answer: EngineResponse, *, any_kind: bool = False
+    ) -> bytes:
+        """The body of an answer. Raises LegFailed, for a 200 without JSON too unless `any_kind`."""
         body = answer.whole(MAX_ANSWER_BYTES)
         try:
             if body is None:
                 body = await answer.read(MAX_ANSWER_BYTES, self.deadlines.idle_s)
-            if answer.status == 200 and not _is_json(body):
+            if answer.status == 200 and not (any_kind or _is_json(body)):
                 raise UpstreamError(Failure.ANSWER, f"its answer is no JSON: {body[:40]!r}")
         except UpstreamError as error:
             raise self.failed(engine, error) from None
         return body
 
     async def forward(
-        self, engine: Engine, path: str, fields: bytes, body: bytes
+        self, engine: Engine, path: str, fields: bytes, body: bytes, *, as_it_is: bool = False
     ) -> EngineResponse:
         """The engine's answer to a request that is no leg, also if the engine refuses it.
+
+        With `as_it_is` an answer of any status: it says nothing about the engine.
 
         The caller must take the answer to its end or close it, and report success to the pool.
 
@@ -149,6 +153,8 @@ class EngineClient:
             status = answer.status
             if status == 200:
                 check_plain(answer)
+            if as_it_is:
+                return answer
             ours = self.worker_keys.judged(engine.server.address, status)
             if status == 501 or (status < 500 and status != 429 and not ours):
                 return answer

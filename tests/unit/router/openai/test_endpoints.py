@@ -19,6 +19,11 @@ FORM_BODY: dict[str, object] = {"requestBody": {"content": {"multipart/form-data
         ("/v1/loads", {"get": {}}, False),
         ("/v1/responses/{id}/cancel", {"post": {}}, False),
         ("/v1/unload_lora_adapter", {"post": JSON_BODY}, False),
+        ("/v1/model/load", {"post": JSON_BODY}, False),
+        ("/v1/models", {"post": JSON_BODY}, False),
+        ("/v1/kv_cache_hints", {"post": JSON_BODY}, False),
+        ("/v1/files", {"post": JSON_BODY}, False),
+        ("/v1/moderations", {"post": JSON_BODY}, True),
         ("/classify", {"post": JSON_BODY}, False),
         ("/v1/classify", {"post": {"requestBody": []}}, True),
         ("/v1/classify", {"post": "no operation"}, False),
@@ -28,4 +33,9 @@ FORM_BODY: dict[str, object] = {"requestBody": {"content": {"multipart/form-data
 def test_what_takes_json_below_v1_and_is_for_clients_is_served(
     path: str, methods: object, served: bool
 ) -> None:
-    assert listed({path: methods}) == (frozenset({path}) if served else frozenset())
+    found = listed({"/v1/completions": {"post": {}}, path: methods})
+    assert (path in found) == served
+
+
+def test_a_server_that_lists_nothing_usual_says_nothing() -> None:
+    assert listed({"/v1/{path}": {"post": {}}, "/v1/classify": {"post": {}}}) == frozenset()
