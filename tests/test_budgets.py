@@ -4,7 +4,7 @@ Where the tree is larger than its target, today's size is the ceiling. A ceiling
 with a capability that says what it adds: KV of any torch code, layer by layer (Python 950, of which
 800 came from vLLM's first connector; words 330, of which 150 came from its page); sessions of
 engines whose block hashes are unknown (Python 285, of which 15 in the request path; words 90); what
-agents send, and TensorRT-LLM (Python 190, of which 13 in the request path; words 100).
+agents send, and TensorRT-LLM (Python 190, of which 13 in the request path; words 105).
 """
 
 from collections.abc import Callable, Iterable
@@ -99,7 +99,7 @@ BUDGETS = (
     Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_000),
     Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_028),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
-    Budget("documentation, words", lambda: words(documentation()), 20_000, 20_440),
+    Budget("documentation, words", lambda: words(documentation()), 20_000, 20_445),
     Budget("README, words", lambda: words([ROOT / "README.md"]), 700, 700),
     Budget("ARCHITECTURE, words", lambda: words([ROOT / "ARCHITECTURE.md"]), 2_500, 2_500),
 )
