@@ -137,7 +137,7 @@ async def test_only_what_an_engine_has_computed_counts_as_there(
     assert (len(here.app.core.index) > 0) == learns
 
 
-CLIENTS, ANSWERS, WARM = 24, 300, 48
+CLIENTS, ANSWERS, WARM = 48, 480, 96  # one request is a twelfth of an engine's load
 
 
 class Pending:
