@@ -3,11 +3,11 @@
     python -m benchmarks.affinity conversation.jsonl.gz agents.npz [--json FILE]
 
 Engines in simulated time, each with a cache of blocks (least recently used) and one prefill at a
-time; the router's own policy and index choose among them. Three routers see the same requests:
-"exact" hears which blocks engines store and evict; "learnt" knows only where it sent which prompt;
-"blind" takes the engine with the fewest tokens. Printed are the shares of prompt tokens that
-engines had cached, the mean time to the first token, and for each trace the shares of "learnt"
-relative to those of "exact".
+time; the router's own policy and index choose among them. Four routers see the same requests:
+"exact" hears which blocks engines store and evict; "learnt" knows only where it sent which prompt,
+and how large an engine's cache is; "unsized" does not know that either; "blind" takes the engine
+with the fewest tokens. Printed are the shares of prompt tokens that engines had cached, the mean
+time to the first token, and for each trace the shares of "learnt" relative to those of "exact".
 The engines are so fast that half of all tokens would keep them busy for LOAD of the time.
 
 TRACE: as in benchmarks.eviction.
@@ -23,15 +23,16 @@ from pathlib import Path
 
 from benchmarks.arguments import parser_of
 from benchmarks.eviction import BLOCK_TOKENS, Request, read_requests
-from kvrouter.engines.engine import Engine, Role
+from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.openai.request import BYTES_PER_TOKEN
 from kvrouter.prefix.in_flight import InFlightPrefixes, marks_of
 from kvrouter.prefix.index import PrefixIndex
 from kvrouter.prefix.learnt import MOST_BYTES
 from kvrouter.routing.plan import RouteInputs
 from kvrouter.routing.policies import make_policy
+from kvrouter_store.identity.chain import HASH_BYTES
 
-ROUTERS = ("exact", "learnt", "blind")
+ROUTERS = ("exact", "learnt", "unsized", "blind")
 FLEETS = ((4, 2_000), (4, 8_000), (8, 2_000))  # engines, and blocks that each one caches
 LOAD = 0.6
 ANSWER_S = 8.0  # from the first token to the last one
@@ -101,10 +102,10 @@ class Cluster:
 
     def _take(self, at_s: float, names: Sequence[int]) -> None:
         """Route a request, prefill it when its engine is free, and end its answer later."""
-        hashes = b"".join(name.to_bytes(32, "big") for name in names)
+        hashes = b"".join(name.to_bytes(HASH_BYTES, "big") for name in names)
         if self.router != "exact":
-            hashes = hashes[: MOST_BLOCKS * 32]
-        plan = self._policy.plan(self._inputs(hashes, len(names) * BLOCK_TOKENS))
+            hashes = hashes[: MOST_BLOCKS * HASH_BYTES]
+        plan = self._policy.plan(self._inputs(hashes, len(names)))
         engine, computing = plan.decode, plan.computed_tokens
         tokens, marks = len(names) * BLOCK_TOKENS + ANSWER_TOKENS, marks_of(hashes)
         engine.tokens += tokens
@@ -120,9 +121,11 @@ class Cluster:
 
         def computed() -> None:
             engine.computing_tokens -= computing
-            self.index.credit(engine, hashes)
             if self.router == "exact":
+                self.index.credit(engine, hashes)
                 self.index.removed(engine, evicted)
+            else:
+                self.index.guess(engine, hashes, BLOCK_TOKENS)
 
         def ended() -> None:
             engine.tokens -= tokens
@@ -131,17 +134,17 @@ class Cluster:
         heapq.heappush(self._later, (first_s, next(self._order), computed))
         heapq.heappush(self._later, (first_s + ANSWER_S, next(self._order), ended))
 
-    def _inputs(self, hashes: bytes, tokens: int) -> RouteInputs:
+    def _inputs(self, hashes: bytes, blocks: int) -> RouteInputs:
         held, coming = self.index.match(hashes), dict(self.in_flight.match(hashes))
         exact = self.router == "exact"
         if not exact:
-            for engine, blocks in held.items():
-                coming[engine] = max(blocks, coming.get(engine, 0))
+            for engine, found in held.items():
+                coming[engine] = max(found, coming.get(engine, 0))
         return RouteInputs(
-            prompt_tokens=tokens,
+            prompt_tokens=blocks * BLOCK_TOKENS,
             decode=self.engines,
             exact=exact,
-            block_tokens=BLOCK_TOKENS,
+            block_tokens=BLOCK_TOKENS * blocks * HASH_BYTES // len(hashes),
             matches=held if exact else {},
             guesses=coming,
             learnt=not exact,
@@ -155,7 +158,12 @@ def measure(name: str, requests: Sequence[Request], engines: int, cache_blocks: 
     tokens_per_s = tokens / 2 / (seconds * engines * LOAD)
     found, first_s = {}, {}
     for router in ROUTERS:
-        fleet = [Engine(f"10.0.0.{number}:8000", Role.DECODE) for number in range(engines)]
+        known = Identity(("m",), cache_tokens=cache_blocks * BLOCK_TOKENS)
+        identity = known if router == "learnt" else None
+        fleet = [
+            Engine(f"10.0.0.{number}:8000", Role.DECODE, identity=identity)
+            for number in range(engines)
+        ]
         caches = {engine: Cache(cache_blocks) for engine in fleet}
         cluster = Cluster(router, fleet, caches, tokens_per_s)
         cluster.run(requests)

@@ -99,6 +99,7 @@ class SglangEngine(PdEngine):
     async def _server_info(self, exchange: Exchange) -> None:
         mode = "null" if self.role == "both" else self.role
         info = {"disaggregation_mode": mode, "version": "0.5.23", "dp_size": self.ranks}
+        info["max_total_num_tokens"] = 200_000
         if self.role == "prefill":
             info["disaggregation_bootstrap_port"] = self.bootstrap_port
         exchange.respond(200, json.dumps(info).encode())

@@ -83,6 +83,7 @@ class Identity:
     generates: bool = True  # False: it only embeds, ranks or scores
     endpoints: frozenset[str] | None = None  # those of the router's endpoints that it has
     takes_priority: bool = False  # whether it accepted a request with a `priority`
+    cache_tokens: int | None = None  # of KV that its own cache takes, of each rank
     groups: tuple[CacheGroup, ...] = ()  # what `manifest` stands for, where it is not alone
     domain: HashDomain | None = field(init=False, compare=False, repr=False, default=None)
 

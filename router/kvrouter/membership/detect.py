@@ -101,6 +101,7 @@ class EngineDetector:
             generates=probe is not None,
             endpoints=endpoints,
             takes_priority=takes_priority,
+            cache_tokens=await family.cache_tokens(pages) if probe is not None else None,
         )
 
     async def check_health(self, engine: Engine) -> None:

@@ -7,6 +7,7 @@ from sys import byteorder
 from typing import TYPE_CHECKING, Final
 
 from kvrouter._native import PrefixTable
+from kvrouter.prefix.ageing import Ageing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -46,6 +47,7 @@ class PrefixIndex:
         self._free = list(range(MAX_ENGINES - 1, -1, -1))
         self._retired: list[int] = []
         self._sweeping: list[int] = []
+        self._ageing: dict[Engine, Ageing] = {}  # of engines whose blocks are guessed
 
     def __len__(self) -> int:
         """Blocks in the table."""
@@ -63,6 +65,7 @@ class PrefixIndex:
 
     def clear(self, engine: Engine) -> None:
         """Forget all that `engine` holds; it may store again. O(1)."""
+        self._ageing.pop(engine, None)
         number = self._numbers.pop(engine, None)
         if number is not None:
             del self._engines[number]
@@ -80,6 +83,17 @@ class PrefixIndex:
         number = self._number(engine)
         if number is not None:
             self._table.store_hashes(number, hashes)
+
+    def guess(self, engine: Engine, hashes: bytes, block_tokens: int) -> None:
+        """`engine` probably holds these blocks now, and has evicted others if its cache is full."""
+        self.credit(engine, hashes)
+        identity = engine.identity
+        if identity is None or identity.cache_tokens is None:
+            return
+        age = self._ageing.setdefault(engine, Ageing())
+        gone = age.used(block_ids(hashes), block_tokens, identity.cache_tokens)
+        if gone:
+            self.removed(engine, gone)
 
     def removed(self, engine: Engine, ids: Iterable[int]) -> None:
         """`engine` holds these blocks no longer; unknown ones are ignored."""

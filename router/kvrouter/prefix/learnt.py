@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from kvrouter.engines.engine import HashDomain
 from kvrouter.openai.request import BYTES_PER_TOKEN
 from kvrouter.prefix.session import session_of, standing
+from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +29,7 @@ PIECE_TOKENS: Final = 128
 """Of a piece; text counts as BYTES_PER_TOKEN a token."""
 MOST_BYTES: Final = 1 << 20
 """More of a prompt is not compared: such as images, whose bytes would take the time of others."""
+MOST_PIECES: Final = MOST_BYTES // (PIECE_TOKENS * BYTES_PER_TOKEN)
 GROWING: Final = ("messages", "input", "prompt")
 """Members of chats, Anthropic's messages, OpenAI's responses and completions."""
 PIECES: Final = HashDomain(PIECE_TOKENS, sha256(b"kvrouter: what clients wrote").digest())
@@ -37,6 +39,7 @@ class Learnt(NamedTuple):
     """What is known of a prompt."""
 
     names: bytes  # of its whole pieces, 32 bytes each
+    piece_tokens: int  # of the prompt, for which each of them stands
     guesses: Mapping[Engine, int]  # leading pieces that engines probably hold
     session: bytes | None
 
@@ -56,7 +59,8 @@ class LearntPrefixes:
         guesses = dict(self.index.match(names))
         for engine, pieces in self.in_flight.match(names).items():
             guesses[engine] = max(pieces, guesses.get(engine, 0))
-        return Learnt(names, guesses, session_of(request, headers, self.session_key))
+        session = session_of(request, headers, self.session_key)
+        return Learnt(names, tokens_of_pieces(names, request.prompt_tokens), guesses, session)
 
 
 def learnt_names(cache: HashCache, request: Request, model: str) -> bytes:
@@ -65,6 +69,16 @@ def learnt_names(cache: HashCache, request: Request, model: str) -> bytes:
     size = PIECE_TOKENS * BYTES_PER_TOKEN
     whole = text[: min(len(text), MOST_BYTES) // size * size]
     return cache.hashes(whole, PIECES, (model, request.kind), request.cache_salt)
+
+
+def tokens_of_pieces(names: bytes, prompt_tokens: int) -> int:
+    """Tokens for which each piece stands: of a longer prompt than is compared, a share of all.
+
+    Engines have the rest of a prompt as they have what is compared, as far as anybody can know.
+    """
+    if len(names) < MOST_PIECES * HASH_BYTES:
+        return PIECE_TOKENS
+    return max(PIECE_TOKENS, prompt_tokens // MOST_PIECES)
 
 
 def written(request: Request) -> bytes:

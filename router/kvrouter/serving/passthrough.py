@@ -25,7 +25,6 @@ from kvrouter.http.headers import JSON
 from kvrouter.openai.endpoints import OTHER, endpoint_at
 from kvrouter.openai.request import BYTES_PER_TOKEN, Request, salt_of
 from kvrouter.openai.response import generated_tokens, tidy_answer, tidy_events
-from kvrouter.prefix.learnt import PIECE_TOKENS
 from kvrouter.routing.plan import RouteInputs
 from kvrouter.routing.policies.base import in_turn
 from kvrouter.serving.legs.engine_client import check_begun
@@ -121,12 +120,12 @@ class Passthrough:
         of_a_session = endpoint.generates or endpoint is OTHER
         if not (of_a_session and self.inputs_builder.needs_hashes):
             return min(in_turn(engines, self._turn), key=_TOKENS), computed_tokens
-        names, guesses, session = self.inputs_builder.learnt.look(request, headers, context.model)
-        context.prompt.learnt = names
+        found = self.inputs_builder.learnt.look(request, headers, context.model)
+        context.prompt.learnt, piece_tokens, guesses, session = found
         inputs = RouteInputs(
             request.prompt_tokens,
             engines,
-            block_tokens=PIECE_TOKENS,
+            block_tokens=piece_tokens,
             guesses=guesses,
             learnt=True,
             session=session,

@@ -276,6 +276,10 @@ class Family:
         """Tokens of one KV block, by its pages; 0: it does not say."""
         return 0
 
+    async def cache_tokens(self, pages: EnginePages) -> int | None:
+        """Tokens whose KV the engine's own cache takes, of each rank; None: it does not say."""
+        return None
+
     async def version(self, pages: EnginePages) -> object:
         """The version of its server, as its JSON says it."""
         return None

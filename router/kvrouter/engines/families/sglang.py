@@ -161,6 +161,14 @@ class Sglang(Family):
         size = (await pages.json(INFO_PAGE)).get("dp_size")
         return tuple(range(size)) if isinstance(size, int) and 0 < size <= MAX_RANKS else ()
 
+    async def cache_tokens(self, pages: EnginePages) -> int | None:
+        """`max_total_num_tokens`; with a hierarchical cache the host holds more."""
+        info = await pages.json(INFO_PAGE)
+        tokens = info.get("max_total_num_tokens")
+        if not isinstance(tokens, int) or info.get("enable_hierarchical_cache"):
+            return None
+        return tokens if tokens > 0 else None
+
     async def version(self, pages: EnginePages) -> object:
         """From /server_info; there is no /version."""
         return (await pages.json(INFO_PAGE)).get("version")

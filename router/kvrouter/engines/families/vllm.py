@@ -34,6 +34,7 @@ GREEDY_BELOW: Final = 1e-5
 """vLLM treats lower temperatures as 0 (vllm/sampling_params.py)."""
 IDS_KEY: Final = "prompt_token_ids"
 _BLOCK_SIZE: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bblock_size="(\d+)"', re.M)
+_BLOCKS: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bnum_gpu_blocks="(\d+)"', re.M)
 _NIXL: Final = re.compile(rb"^vllm:nixl_", re.M)
 _RANKS: Final = re.compile(rb'^vllm:num_requests_running\{[^}\n]*\bengine="(\d+)"', re.M)
 
@@ -188,6 +189,12 @@ class Vllm(Family):
         """From vllm:cache_config_info."""
         found = _BLOCK_SIZE.search(await pages.metrics())
         return int(found.group(1)) if found else 0
+
+    async def cache_tokens(self, pages: EnginePages) -> int | None:
+        """From vllm:cache_config_info; where layers have several kinds of KV, at most so many."""
+        found = _BLOCKS.search(await pages.metrics())
+        blocks = int(found.group(1)) if found else 0
+        return blocks * await self.block_tokens(pages) or None
 
     async def version(self, pages: EnginePages) -> object:
         """From /version."""

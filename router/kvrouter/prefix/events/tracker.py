@@ -132,7 +132,7 @@ class CacheTracker:
         """The index was given guesses of it, which its first event replaces."""
         (self._caches.get(engine) or self._cache(engine)).guessed = True
 
-    def computed(self, engine: Engine, hashes: bytes) -> bool:
+    def computed(self, engine: Engine, hashes: bytes, block_tokens: int) -> bool:
         """`engine` has computed these blocks (32 bytes each): an event is due, or this is a guess.
 
         Returns whether the index was given them as a guess.
@@ -140,7 +140,7 @@ class CacheTracker:
         cache = self._caches.get(engine) or self._cache(engine)
         if cache.confidence.state is IndexState.FALLBACK:
             cache.guessed = True
-            self._index.credit(engine, hashes)
+            self._index.guess(engine, hashes, block_tokens)
             return True
         if cache.owed_prompts < UNSURE_PROMPTS:
             last = hashes[-HASH_BYTES:]

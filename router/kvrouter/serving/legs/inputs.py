@@ -76,8 +76,8 @@ class InputsBuilder:
                 prompt.stored = await self._stored(hashes[: usable * HASH_BYTES], decode)
         elif self.needs_hashes and (len(decode) > 1 or len(prefill) > 1):
             found = self.learnt.look(request, context.exchange.headers, context.model)
-            learnt, block_tokens = True, PIECE_TOKENS
-            prompt.learnt, guesses, session = found
+            learnt = True
+            prompt.learnt, block_tokens, guesses, session = found
         return RouteInputs(
             prompt_tokens=request.prompt_tokens,
             decode=decode,
@@ -141,10 +141,13 @@ class InputsBuilder:
         """`engine` has a prompt now: a guess, if it does not report its blocks by events itself."""
         if not self.needs_hashes or engine.identity is None:
             return  # (without an identity it left meanwhile, and what it held is gone)
+        block_tokens = prompt.domain.block_tokens if prompt.domain is not None else PIECE_TOKENS
         for chain in filter(None, (prompt.hashes, prompt.learnt)):
-            if self.tracker is None or chain is prompt.learnt:
-                self.index.credit(engine, chain)
-            elif not self.tracker.computed(engine, chain):
+            if chain is prompt.learnt:
+                self.index.guess(engine, chain, PIECE_TOKENS)
+            elif self.tracker is None:
+                self.index.guess(engine, chain, block_tokens)
+            elif not self.tracker.computed(engine, chain, block_tokens):
                 continue
             if self.publish is not None:
                 self.publish(engine, chain)

@@ -63,6 +63,23 @@ async def test_a_family_is_found_by_the_page_that_it_declares(
     assert await found(Pages(pages)) == family
 
 
+@pytest.mark.parametrize(
+    ("told", "tokens"),
+    [
+        (b'"max_total_num_tokens":4096', 4096),
+        (b'"max_total_num_tokens":4096,"enable_hierarchical_cache":true', None),
+        (b'"max_total_num_tokens":null', None),
+        (b'"max_total_num_tokens":0', None),
+    ],
+)
+async def test_sglang_tells_the_size_of_its_cache_unless_the_host_holds_more(
+    told: bytes, tokens: int | None
+) -> None:
+    pages = Pages({"/server_info": b'{"disaggregation_mode":"null",%b}' % told})
+    detector = EngineDetector(Families(FAMILIES), pages.ask, connector=AUTO)
+    assert (await detector.identify(Engine("e:1", Role.DECODE))).cache_tokens == tokens
+
+
 async def test_each_page_is_fetched_once() -> None:
     pages = Pages({"/version": b'{"version":"0.32.0"}'})
     await found(pages)

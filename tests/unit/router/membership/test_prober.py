@@ -162,6 +162,16 @@ async def test_without_our_connector_the_block_size_is_read_from_metrics(bench: 
     )
 
 
+async def test_the_size_of_its_cache_is_read_from_vllms_metrics(bench: Bench) -> None:
+    bench.fake.params = None
+    bench.fake.metrics = 'vllm:cache_config_info{block_size="64",num_gpu_blocks="500"} 1.0\n'
+    prober = bench.prober()
+    await first_probe(prober, bench.engine)
+    await prober.close()
+    assert bench.engine.identity is not None
+    assert bench.engine.identity.cache_tokens == 32_000
+
+
 async def test_an_engine_without_a_known_block_size_joins(bench: Bench) -> None:
     bench.fake.params, bench.fake.models = None, [{"id": "m"}]
     prober = bench.prober()

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from kvrouter.openai.request import Request, parse
 from kvrouter.prefix.hash_cache import HashCache
-from kvrouter.prefix.learnt import PIECE_TOKENS, learnt_names, written
+from kvrouter.prefix.learnt import (
+    MOST_BYTES,
+    PIECE_TOKENS,
+    learnt_names,
+    tokens_of_pieces,
+    written,
+)
 from kvrouter_store.identity.chain import HASH_BYTES
 
 Message = dict[str, str]
@@ -89,3 +95,12 @@ def test_less_than_a_piece_has_no_name(request_: Request) -> None:
 def test_a_prompt_of_embeddings_has_no_name() -> None:
     body = json.dumps({"model": "m", "prompt_embeds": LONG}).encode()
     assert names(parse(body, "completion", 1)) == []
+
+
+def test_pieces_of_a_prompt_that_is_not_compared_whole_stand_for_a_share_of_it() -> None:
+    request = completion("x" * (3 * MOST_BYTES))
+    pieces = len(names(request))
+    known = b"".join(names(request))
+    assert pieces * PIECE_BYTES == MOST_BYTES
+    assert tokens_of_pieces(known, request.prompt_tokens) == request.prompt_tokens // pieces
+    assert tokens_of_pieces(known[:-HASH_BYTES], request.prompt_tokens) == PIECE_TOKENS

@@ -32,13 +32,13 @@ def confidence(wire: Wire) -> Reason:
 def test_an_engine_without_events_is_guessed(wire: Wire) -> None:
     assert confidence(wire) is Reason.NO_EVENTS
     assert confidence(wire).state is IndexState.FALLBACK
-    wire.tracker.computed(wire.engine, chain_of(5))
+    wire.tracker.computed(wire.engine, chain_of(5), 16)
     assert wire.matched(chain_of(5)) == 1
     assert not wire.tracker.trusts(wire.engine)
 
 
 def test_guesses_are_forgotten_when_an_engine_begins_to_tell(wire: Wire) -> None:
-    wire.tracker.computed(wire.engine, chain_of(5))
+    wire.tracker.computed(wire.engine, chain_of(5), 16)
     wire.send(stored(IDS, TOKENS))
     assert wire.matched(chain_of(5)) == 0
     assert wire.matched() == 4
@@ -112,7 +112,7 @@ def test_without_room_for_messages_the_engine_is_learnt_again(wire: Wire) -> Non
 
 def test_an_engine_that_computes_without_events_is_no_longer_trusted(wire: Wire) -> None:
     wire.send(stored(IDS, TOKENS))
-    wire.tracker.computed(wire.engine, chain_of(5))
+    wire.tracker.computed(wire.engine, chain_of(5), 16)
     wire.wait(SILENT_S - 1)
     assert confidence(wire) is Reason.COMPLETE
     wire.wait(2)
@@ -129,12 +129,12 @@ def test_an_engine_silent_for_long_is_guessed_until_it_sends_events_again(
     wire: Wire,
 ) -> None:
     wire.send(stored(IDS, TOKENS))
-    wire.tracker.computed(wire.engine, chain_of(5))
+    wire.tracker.computed(wire.engine, chain_of(5), 16)
     for _ in range(int(DEAD_S) + 1):
         wire.wait(1)
     assert confidence(wire) is Reason.DEAD
     assert confidence(wire).state is IndexState.FALLBACK
-    wire.tracker.computed(wire.engine, chain_of(6))
+    wire.tracker.computed(wire.engine, chain_of(6), 16)
     assert wire.matched(chain_of(6)) == 1
     wire.send(stored([7], [0] * 16, parent=4711))
     wire.wait(0)
@@ -144,7 +144,7 @@ def test_an_engine_silent_for_long_is_guessed_until_it_sends_events_again(
 
 def test_blocks_with_an_event_are_not_owed(wire: Wire) -> None:
     wire.send(stored([5], [0] * 16, parent=4711))
-    wire.tracker.computed(wire.engine, chain_of(5))
+    wire.tracker.computed(wire.engine, chain_of(5), 16)
     wire.wait(SILENT_S + 1)
     assert confidence(wire) is Reason.COMPLETE
 
@@ -153,7 +153,7 @@ def test_where_not_all_is_known_one_silent_prompt_proves_nothing(wire: Wire) -> 
     wire.send(stored(IDS, TOKENS), sequence=77)
     for number in range(UNSURE_PROMPTS):
         assert confidence(wire) is Reason.LATE
-        wire.tracker.computed(wire.engine, chain_of(100 + number))
+        wire.tracker.computed(wire.engine, chain_of(100 + number), 16)
         wire.wait(SILENT_S)
     assert confidence(wire) is Reason.SILENT
 

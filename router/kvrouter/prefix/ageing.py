@@ -1,0 +1,33 @@
+"""What an engine has probably evicted, where nobody tells: what it used longest ago.
+
+vLLM and SGLang evict the least recently used prefix, the end of a chain first. So the router keeps
+the same order for what it guesses that an engine holds, up to the tokens that its cache takes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from typing import Final
+
+STEP_TOKENS: Final = 1024
+"""Of a chain one block in so many tokens stands for all: each one would take time and memory."""
+
+
+class Ageing:
+    """The blocks that stand for what one engine holds, in the order of their last use."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[int, None] = OrderedDict()
+
+    def used(self, ids: array[int], block_tokens: int, cache_tokens: int) -> array[int]:
+        """The engine used a chain of blocks; returns those that it had to evict for them.
+
+        They are the last ones of their steps: without them their chains match no further.
+        """
+        step, held = max(1, STEP_TOKENS // block_tokens), self._held
+        for last in reversed(ids[step - 1 :: step]):
+            held[last] = None
+            held.move_to_end(last)
+        excess = len(held) - cache_tokens // (step * block_tokens)
+        return array("Q", [held.popitem(last=False)[0] for _ in range(excess)])
