@@ -21,6 +21,7 @@ from kvrouter.serving.legs.orchestrator import Orchestrator
 from kvrouter.serving.legs.prefill import PrefillPhase
 from kvrouter.serving.legs.release import Releases
 from kvrouter.serving.passthrough import Passthrough
+from kvrouter.serving.rendered import RenderedLegs
 from kvrouter.serving.streaming.resume import Resumption
 from kvrouter.serving.streaming.sinks import ClientSink
 
@@ -86,6 +87,13 @@ def make_services(core: Core, group: Group | None) -> Services:
             metrics=metrics,
             policy=policy,
             inputs_builder=inputs_builder,
+            rendered=RenderedLegs(
+                pool=pool,
+                families=core.families,
+                tokens=core.tokens,
+                orchestrator=orchestrator,
+                sink=ClientSink(core.client, metrics),
+            ),
         ),
         inputs_builder=inputs_builder,
         landing_waiter=landing_waiter,

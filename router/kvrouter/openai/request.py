@@ -44,6 +44,7 @@ class Request:
     # Start and end in `body` of each prompt of a list: such a request is served by what
     # `kvrouter.serving.choices.split` makes of it, never as it is.
     prompts: list[Span] | None = None
+    path: str | None = None  # of its decode leg, if that is not the one of its kind
 
     def raw(self, key: str) -> bytes | None:
         """The JSON of a top-level member; None if it is absent or null."""

@@ -139,9 +139,8 @@ class TokenSource:
             text: the prompt, if it is plain text with the default special tokens.
         """
         key = blake2b(body, digest_size=16).digest()
-        found = self._cache.get(key)
+        found = self._cached(key)
         if found is not None:
-            self.counts["cache_hits"] += 1
             return found
         if text is not None and self._local is not None and await self._trusted(engine, model):
             found = await self._encode(self._local, text)
@@ -150,6 +149,20 @@ class TokenSource:
             found = await self._ask(engine, body)
         if found is not None:
             self._cache.put(key, found)
+        return found
+
+    async def rendered(self, engine: Engine, path: str, body: bytes) -> PromptTokens | None:
+        """Token ids of what `engine` renders at `path`; None: unknown, or media are beside them."""
+        key = blake2b(body, key=path.encode(), digest_size=16).digest()
+        found = self._cached(key) or await self._ask(engine, body, path, "token_ids")
+        if found is not None:
+            self._cache.put(key, found)
+        return found
+
+    def _cached(self, key: bytes) -> PromptTokens | None:
+        found = self._cache.get(key)
+        if found is not None:
+            self.counts["cache_hits"] += 1
         return found
 
     def close(self) -> None:
@@ -186,9 +199,11 @@ class TokenSource:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, _encode, local, text)
 
-    async def _ask(self, engine: Engine, body: bytes) -> PromptTokens | None:
+    async def _ask(
+        self, engine: Engine, body: bytes, path: str = TOKENIZE_PATH, member: str = "tokens"
+    ) -> PromptTokens | None:
         try:
-            found = _read(await self._post(engine, TOKENIZE_PATH, body))
+            found = _read(await self._post(engine, path, body), member)
         except (OSError, TimeoutError, ValueError) as error:
             self.counts["failed"] += 1
             log.debug("%s does not tokenise: %s", engine.address, error)
@@ -197,12 +212,12 @@ class TokenSource:
         return found
 
 
-def _read(answer: bytes) -> PromptTokens:
-    """The ids in an answer of /tokenize."""
-    spans, ids = scan_object(answer, "tokens")
-    if ids is None:
-        raise ValueError("not token ids")
-    start, end = spans["tokens"]
+def _read(answer: bytes, member: str) -> PromptTokens:
+    """The ids in an answer."""
+    spans, ids = scan_object(answer, member)
+    if ids is None or answer[slice(*spans.get("features", (0, 0)))] not in (b"", b"null"):
+        raise ValueError("not token ids, or media beside them")
+    start, end = spans[member]
     return PromptTokens(ids, answer[start:end])
 
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from kvrouter.routing.policies.base import Policy
     from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.legs.inputs import InputsBuilder
+    from kvrouter.serving.rendered import RenderedLegs
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics
 
@@ -74,6 +75,7 @@ class Passthrough:
     metrics: Metrics  # times streams
     policy: Policy  # chooses the engine that computes a prompt
     inputs_builder: InputsBuilder  # knows which engine may have it already
+    rendered: RenderedLegs  # takes requests that can have both legs
     _turn: int = field(default=0, init=False)
 
     def read(self, exchange: Exchange) -> Request:
@@ -85,7 +87,8 @@ class Passthrough:
         path = context.exchange.path
         endpoint = endpoint_at(path)
         await self.engine_wait.until(lambda: self.pool.serving(path, context.model))
-        await self._ask_engines(context, endpoint)
+        if not await self.rendered.run(context):
+            await self._ask_engines(context, endpoint)
 
     async def _ask_engines(self, context: RequestContext, endpoint: Endpoint) -> None:
         """Ask one engine after another, while the client has seen nothing and it is safe."""

@@ -8,6 +8,7 @@ import anthropic
 import openai
 
 SYSTEM = "You answer in one word. " * 20
+OTHER_SYSTEM = "You use few words. " * 20
 TURNS = [{"role": "user", "content": "Name a colour of the sky at noon."}]
 MODEL, TOKENS = "tiny", 12
 PARAMETERS = {"type": "object", "properties": {"place": {"type": "string"}}}
@@ -39,7 +40,7 @@ def messages(client: anthropic.Anthropic) -> dict[str, Any]:
 
 def responses(client: openai.OpenAI) -> dict[str, Any]:
     """Answers of /v1/responses, whole and streamed."""
-    asked: dict[str, Any] = {"model": MODEL, "instructions": SYSTEM, "input": TURNS}
+    asked: dict[str, Any] = {"model": MODEL, "instructions": OTHER_SYSTEM, "input": TURNS}
     drawn = {**asked, "max_output_tokens": TOKENS, "extra_body": {"temperature": 0}}
     whole = client.responses.create(**drawn)
     with client.responses.stream(**drawn) as stream:

@@ -78,7 +78,7 @@ class Vllm(Family):
 
     def hashable(self, request: Request) -> bool:
         """Prompts without media."""
-        span = request.spans.get("messages")
+        span = request.spans.get("messages") or request.spans.get("input")
         if span is None:
             return True
         return not any(request.body.find(mark, *span) >= 0 for mark in MEDIA)

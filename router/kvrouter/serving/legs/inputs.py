@@ -99,7 +99,8 @@ class InputsBuilder:
     ) -> bytes | None:
         """Token ids of the prompt, if they are known or can be found; fills `context.prompt`."""
         request, prompt, identity = context.request, context.prompt, decode[0].identity
-        known = family.parameters.tokenizable(request)  # the prompt's tokens, before a leg
+        # Whether the prompt's tokens are known before a leg, or could be.
+        known = prompt.tokens is not None or family.parameters.tokenizable(request)
         if identity is not None and identity.domain is not None:
             prompt.domain = identity.domain
             prompt.adapter = identity.adapter(context.model)

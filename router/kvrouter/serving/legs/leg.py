@@ -97,7 +97,7 @@ class Legs:
         fields: bytes,
         rendezvous: Rendezvous | None,
     ) -> Handoff:
-        request, family = context.request, self.families.of(engine)
+        request, family = context.prompt.prefilled or context.request, self.families.of(engine)
         known = rendezvous is not None or request.ids is not None
         body = family.prefill_body(
             request,
@@ -195,7 +195,7 @@ class Legs:
             deadlines = replace(deadlines, first_byte_s=deadlines.first_byte_s + pending.wait_s)
         if handoff is not None and handoff.fields is not None:
             fields = with_context(handoff.fields, fields)
-        path = PATHS[request.kind]
+        path = request.path or PATHS[request.kind]
         answer = await client.ask(engine, Role.DECODE, path, fields, body, deadlines)
         if not request.stream:
             return answer

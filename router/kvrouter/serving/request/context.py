@@ -75,6 +75,7 @@ class PromptFacts:
     adapter: tuple[str, str] | None = None  # name and path of the LoRA adapter
     hashes: bytes | None = None  # its chain of 32-byte block hashes, once they are needed
     learnt: bytes | None = None  # names of its pieces, where its block hashes are unknown
+    prefilled: Request | None = None  # what the prefill leg sends instead of the request
     stored: Mapping[str, int] | None = None  # leading blocks that the store held, by manifest
 
     @property

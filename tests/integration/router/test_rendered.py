@@ -1,0 +1,161 @@
+"""Messages and responses with both legs: the prefill leg is a completion of what engines render."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
+from tests.fakes.store import StoreProcess
+from tests.integration.router.conftest import Json, Open, metric
+from tests.integration.router.test_landing import (
+    HASHES,
+    IDS,
+    announce,
+    await_stat,
+    node,
+    store_blocks,
+)
+from tests.integration.router.test_passthrough import drop, saying, streaming
+
+from kvrouter.http.server.exchange import Exchange
+from kvrouter.openai.endpoints import COMPLETIONS, MESSAGES, RESPONSES
+from kvrouter.serving.rendered import RENDERED
+
+__all__ = ["node"]
+
+ASKED = {
+    MESSAGES: {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 9},
+    RESPONSES: {"input": [{"role": "user", "content": "Hello"}], "max_output_tokens": 9},
+}
+PATHS = pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+BLOCKS = len(IDS) // BLOCK_TOKENS
+Page = Callable[[Exchange], Awaitable[None]]
+TOO_LONG = {"type": "error", "error": {"type": "invalid_request_error", "message": "too long"}}
+
+
+def offering(page: Page, rendered: Json | None = None) -> Callable[[list[FakeEngine]], None]:
+    """Engines that list and render both; `page` answers, with token ids of `rendered`."""
+    answer = saying(200, {"token_ids": IDS, "features": None} if rendered is None else rendered)
+
+    def prepare(made: list[FakeEngine]) -> None:
+        announce(made)
+        for engine in made:
+            engine.endpoints = (COMPLETIONS, *RENDERED, *RENDERED.values())
+            engine.pages.update(dict.fromkeys(RENDERED, page))
+            engine.pages.update(dict.fromkeys(RENDERED.values(), answer))
+
+    return prepare
+
+
+def asked(path: str, **more: Any) -> Json:
+    return {"model": "m", **ASKED[path], **more}
+
+
+def posted(engine: FakeEngine, path: str) -> list[Json]:
+    return [json.loads(body) for at, body in engine.posted if at == path]
+
+
+@PATHS
+async def test_the_prompt_is_prefilled_as_a_completion_and_landed_before_its_decode_leg(
+    site: Open, node: StoreProcess, path: str
+) -> None:
+    await asyncio.to_thread(store_blocks, node, 0)
+    prepare = offering(saying(200, {"usage": {"output_tokens": 5}, "kv_transfer_params": {"x": 1}}))
+    here = await site(store=node.url, policy="prefix", landing_timeout_s=30, prepare=prepare)
+    task = asyncio.create_task(here.post(asked(path, cache_salt="salt", priority=2), path))
+    prefill = await here.prefill[0].next_began()
+    assert (prefill["prompt"], prefill["max_tokens"]) == (IDS, 1)
+    assert (prefill["cache_salt"], prefill["stream"]) == ("salt", False)
+    assert posted(here.decode[0], path) == []
+    task.cancel()  # its blocks have other names: nothing that is stored here lands for it
+    task = asyncio.create_task(here.post(asked(path), path))
+    await here.prefill[0].next_began()
+    await asyncio.to_thread(store_blocks, node, BLOCKS)
+    status, _, answer = await task
+    assert (status, json.loads(answer)) == (200, {"usage": {"output_tokens": 5}})
+    [decode] = posted(here.decode[0], path)
+    assert decode.pop("kv_transfer_params") == {"prompt_token_ids": IDS}
+    assert decode == asked(path)
+    assert await metric(here, 'kvrouter:landings_total{outcome="landed"}') == 1
+    assert await metric(here, 'kvrouter:request_success_total{finished_reason="unknown"}') == 1
+    assert await metric(here, "kvrouter:generation_tokens_total") == 5
+    await asyncio.to_thread(await_stat, node, "leases", 0)
+
+
+@PATHS
+async def test_what_the_store_holds_is_loaded_without_a_prefill_leg(
+    site: Open, node: StoreProcess, path: str
+) -> None:
+    await asyncio.to_thread(store_blocks, node, BLOCKS)
+    prepare = offering(streaming({"type": "message_stop"}))
+    here = await site(store=node.url, policy="prefix", prepare=prepare)
+    status, _, answer = await here.post(asked(path, stream=True), path)
+    assert (status, answer) == (200, b'event: x\ndata: {"type": "message_stop"}\n\n')
+    assert here.prefill[0].requests == []
+    held = len(HASHES) // 32 * BLOCK_TOKENS
+    assert await metric(here, 'kvrouter:prefix_hit_tokens_total{source="store"}') == held
+
+
+@PATHS
+@pytest.mark.parametrize(
+    ("rendered", "more"),
+    [
+        ({"token_ids": IDS, "features": {"mm_hashes": {"image": ["a"]}}}, {}),
+        ({"token_ids": None}, {}),
+        ({"error": {"message": "no"}}, {}),
+        (None, {"role": "user", "content": [{"type": "input_image", "source": {}}]}),
+    ],
+)
+async def test_one_engine_answers_where_token_ids_are_not_the_whole_prompt(
+    site: Open, path: str, rendered: Json | None, more: Json
+) -> None:
+    more = {name: [more] for name in ("messages", "input") if more and name in ASKED[path]}
+    here = await site(prepare=offering(saying(200, {"answer": 1}), rendered))
+    status, _, answer = await here.post(asked(path, **more), path)
+    assert (status, json.loads(answer)) == (200, {"answer": 1})
+    assert here.prefill[0].requests == []
+    assert posted(here.decode[0], path) == [asked(path, **more)]
+    assert await metric(here, f'kvrouter:passed_through_total{{code="200",path="{path}"}}') == 1
+
+
+@PATHS
+async def test_an_engine_that_does_not_list_the_page_is_asked_alone(site: Open, path: str) -> None:
+    def prepare(made: list[FakeEngine]) -> None:
+        offering(saying(200, {"answer": 1}))(made)
+        made[1].endpoints = (COMPLETIONS, *RENDERED)
+
+    here = await site(prepare=prepare)
+    assert (await here.post(asked(path), path))[0] == 200
+    assert here.prefill[0].requests == []
+    assert [at for at, _ in here.decode[0].posted] == [path]
+
+
+async def test_what_the_prefill_engine_refuses_is_refused_in_the_words_of_the_endpoint(
+    site: Open,
+) -> None:
+    here = await site(prepare=offering(saying(400, TOO_LONG)))
+    here.prefill[0].pages[COMPLETIONS] = saying(400, {"error": {"message": "x", "code": 400}})
+    status, _, answer = await here.post(asked(MESSAGES), MESSAGES)
+    assert (status, json.loads(answer)) == (400, TOO_LONG)
+    assert await metric(here, f'kvrouter:passed_through_total{{code="400",path="{MESSAGES}"}}') == 1
+
+
+async def test_a_stream_that_breaks_off_ends_with_anthropics_error(site: Open) -> None:
+    here = await site(prepare=offering(streaming({"type": "message_start"}, dies=True)))
+    status, _, answer = await here.post(asked(MESSAGES, stream=True), MESSAGES)
+    assert status == 200
+    assert len(here.prefill[0].requests) == 1
+    last = json.loads(answer.decode().rstrip().rsplit("data: ", 1)[1])
+    assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+
+
+async def test_a_decode_engine_that_drops_a_request_before_its_answer_is_replaced(
+    site: Open,
+) -> None:
+    here = await site(1, 2, prepare=offering(saying(200, {"answer": 1})))
+    here.decode[0].pages[MESSAGES] = drop
+    for _ in range(2):  # the turn of either engine
+        status, _, answer = await here.post(asked(MESSAGES), MESSAGES)
+        assert (status, json.loads(answer)) == (200, {"answer": 1})
