@@ -1,8 +1,8 @@
 """The accounts of the fair queue: the tokens of each tenant's turns.
 
 Start-time fair queuing (Goyal, Vin and Cheng, 1996) of tokens, as the Virtual Token Counter (Sheng
-et al., 2024): the tenant with the smallest account has the next turn. Between two tenants that both
-wait all the time, the tokens of their turns differ by two requests at most.
+et al., 2024): the tenant with the smallest account has the next turn. While two tenants both have
+requests waiting, the tokens of their turns differ by a request of each at most.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Accounts:
     def open(self, tenant: str, waiting: Collection[str]) -> None:
         """`tenant` begins to wait, beside those `waiting`: idle time has earned it nothing.
 
-        If too many absent tenants have accounts, all of them are forgotten. Others have had as many
-        turns since the first of them left, so it would hardly owe anything.
+        If too many absent tenants have accounts, all of them are forgotten: so many turns after its
+        own, a tenant owes little.
         """
         if len(self.spent) > len(waiting) + _MOST_ABSENT:
             self.spent = {each: self.spent[each] for each in waiting}

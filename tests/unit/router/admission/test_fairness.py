@@ -128,6 +128,7 @@ def test_new_tenants_that_never_stop_coming_do_not_starve_one_that_owes(clock: C
         door.leave()
         if again.turn is Turn.ADMITTED:
             break
+    # It owes 32 turns of theirs. Six tenants wait, and each turn lifts the level by an eighth.
     assert 5 < number < 32 * 8 * 6
 
 
