@@ -1,7 +1,7 @@
 """A bound of requests in flight, and a bounded queue of those that wait.
 
 A synchronous state machine over an injected clock; `QueueWait` awaits its decisions. The queue is
-fair between tenants: a free place goes to the tenant with the fewest requests in flight, and within
+fair between tenants: a free place goes to the tenant whose turns had the fewest tokens, and within
 a tenant to the lowest priority, the oldest first. If the queue is full, a tenant with fewer waiting
 requests pushes out the last request of the tenant with most.
 """
@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections import Counter
+from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.admission.accounts import Accounts
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kvrouter.admission.work import Work
 
 _ORDER: Final = attrgetter("priority", "number")
 _SMOOTHING: Final = 0.1
@@ -32,23 +36,20 @@ class Turn(StrEnum):
     WITHDRAWN = "withdrawn"
 
 
+@dataclass(slots=True, eq=False)
 class Waiting:
     """A request's place in the queue, from `Admission.join`.
 
     Its owner must `withdraw` it if it gives up.
     """
 
-    __slots__ = ("number", "priority", "since_s", "tenant", "turn", "wake")
-
-    def __init__(
-        self, tenant: str, priority: int, number: int, since_s: float, wake: Callable[[], None]
-    ) -> None:
-        self.tenant = tenant
-        self.priority = priority
-        self.number = number
-        self.since_s = since_s
-        self.wake = wake
-        self.turn = Turn.WAITING
+    tenant: str
+    priority: int
+    tokens: int
+    number: int  # in the order of arrival
+    since_s: float
+    wake: Callable[[], None]
+    turn: Turn = Turn.WAITING
 
 
 class Admission:
@@ -72,8 +73,7 @@ class Admission:
         self.requests = 0
         self.waiting = 0
         self._clock = clock
-        self._running: Counter[str] = Counter()
-        self._served: dict[str, int] = {}  # of tenants that wait: number of their last turn
+        self._accounts = Accounts()
         self._queues: dict[str, list[Waiting]] = {}
         self._number = 0
         self._mean_wait_s = 1.0
@@ -84,41 +84,47 @@ class Admission:
         self.queue_size = self.queue_size if queue_size is None else queue_size
         self._fill()
 
-    def enter(self, tenant: str) -> bool:
-        """Whether a request of `tenant` may begin at once; if so, its owner must call `leave`."""
+    def enter(self) -> bool:
+        """Whether a request may begin at once; if so, its owner must call `leave`.
+
+        Its tokens count nowhere: nobody has to wait for its sake.
+        """
         if self.requests >= self.limit:
             return False
         self.requests += 1
-        self._running[tenant] += 1
+        if self._accounts.spent:
+            self._accounts.close()
         return True
 
-    def widen(self, tenant: str, count: int) -> None:
+    def widen(self, count: int) -> None:
         """Count an admitted request as `count` additional ones, even above the limit.
 
         They must `leave` too.
         """
         self.requests += count
-        self._running[tenant] += count
 
-    def leave(self, tenant: str, count: int = 1) -> None:
+    def leave(self, count: int = 1) -> None:
         """`count` admitted requests have ended: their places go to the next."""
         self.requests -= count
-        if self._running[tenant] <= count:
-            del self._running[tenant]  # tenants that are gone must not add up
-        else:
-            self._running[tenant] -= count
         self._fill()
 
-    def join(self, tenant: str, priority: int, wake: Callable[[], None]) -> Waiting | None:
+    def correct(self, tenant: str, work: Work, generated: int) -> None:
+        """A request that had to wait has ended, with so many tokens of an answer."""
+        self._accounts.correct(tenant, generated - work.answer_tokens)
+
+    def join(
+        self, tenant: str, priority: int, work: Work, wake: Callable[[], None]
+    ) -> Waiting | None:
         """Enter the queue; None if it is full and no other request has to go.
 
         Args:
             tenant: of the request.
             priority: lower goes first, among requests of the same tenant.
+            work: of the request; call `correct` when it has ended.
             wake: called once, when `Waiting.turn` is ADMITTED or PUSHED_OUT; must not raise.
         """
         self._number += 1
-        waiting = Waiting(tenant, priority, self._number, self._clock(), wake)
+        waiting = Waiting(tenant, priority, sum(work), self._number, self._clock(), wake)
         if self.waiting >= self.queue_size:
             worst = self._worst(waiting)
             if worst is None:
@@ -126,8 +132,9 @@ class Admission:
             self._remove(worst)
             worst.turn = Turn.PUSHED_OUT
             worst.wake()
+        if tenant not in self._queues:
+            self._accounts.open(tenant, self._queues)
         insort(self._queues.setdefault(tenant, []), waiting, key=_ORDER)
-        self._served.setdefault(tenant, waiting.number)
         self.waiting += 1
         return waiting
 
@@ -151,13 +158,11 @@ class Admission:
             self._admit()
 
     def _admit(self) -> None:
-        tenant = min(self._queues, key=lambda name: (self._running[name], self._served[name]))
+        tenant = min(self._queues, key=self._accounts.spent.__getitem__)
         waiting = self._queues[tenant][0]
-        self._number += 1
-        self._served[tenant] = self._number
+        self._accounts.charge(tenant, waiting.tokens)
         self._remove(waiting)
         self.requests += 1
-        self._running[tenant] += 1
         self._mean_wait_s += _SMOOTHING * (self.waited_s(waiting) - self._mean_wait_s)
         waiting.turn = Turn.ADMITTED
         waiting.wake()
@@ -177,4 +182,4 @@ class Admission:
         queue.remove(waiting)
         self.waiting -= 1
         if not queue:
-            del self._queues[waiting.tenant], self._served[waiting.tenant]
+            del self._queues[waiting.tenant]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvrouter.admission.tenants import Tenants
+    from kvrouter.admission.work import Work
     from kvrouter.engines.engine import Engine
     from kvrouter.telemetry.metrics import Metrics
 
@@ -37,14 +38,14 @@ class QueueWait(Admission):
         self.tenant = tenants.of
         self._metrics = metrics
 
-    async def turn(self, tenant: str, priority: int) -> None:
-        """Wait until a request may begin; its owner must then call `leave(tenant)`.
+    async def turn(self, tenant: str, priority: int, work: Work) -> None:
+        """Wait until a request may begin; its owner must then call `correct` and `leave`.
 
         Raises:
             ApiError: 429: the queue is full; 503: its turn did not come in time.
         """
         turned = asyncio.Event()
-        waiting = self.join(tenant, priority, turned.set)
+        waiting = self.join(tenant, priority, work, turned.set)
         if waiting is None:
             raise self._full()
         try:
@@ -59,7 +60,7 @@ class QueueWait(Admission):
                 ) from None
         except asyncio.CancelledError:
             if waiting.turn is Turn.ADMITTED:  # at the moment when its client left
-                self.leave(tenant)
+                self.leave()
             raise
         finally:
             self.withdraw(waiting)

@@ -21,6 +21,8 @@ MAX_SALT_CHARACTERS: Final = 1024
 """Of `cache_salt`, as in vLLM: each cached chain of block hashes keeps its salt."""
 BYTES_PER_TOKEN: Final = 4
 """Bytes of text per token, for an estimate."""
+OPEN_ENDED_TOKENS: Final = 256
+"""Tokens that a request without max_tokens is taken to generate: an estimate of work."""
 _DEFAULT_COMPLETION_TOKENS: Final = 16
 _MAX_DIGITS: Final = 18
 _RARE: Final = frozenset({"stream_options", "n", "cache_salt"})

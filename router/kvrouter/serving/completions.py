@@ -71,8 +71,8 @@ class Completions:
             context.request = shares[0].request
             await self._answer_one(context)
             return
-        self.queue_wait.widen(context.tenant, len(shares) - 1)
+        self.queue_wait.widen(len(shares) - 1)
         try:
             await self.fanout.serve(context, shares)
         finally:
-            self.queue_wait.leave(context.tenant, len(shares) - 1)
+            self.queue_wait.leave(len(shares) - 1)

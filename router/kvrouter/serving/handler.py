@@ -11,6 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kvrouter.access.callers import caller_of
+from kvrouter.admission.work import work_of
 from kvrouter.errors import FAILED, ApiError
 from kvrouter.http.request_id import RequestIds
 from kvrouter.openai.endpoints import WITH_LEGS, endpoint_at
@@ -89,7 +90,7 @@ class RequestHandler:
         context = self._begin(exchange)
         if self.observer is not None:
             self.observer.enter(context)
-        admitted = self.queue_wait.enter(context.tenant)
+        admitted = self.queue_wait.enter()
         try:
             if not admitted:
                 await self._wait_for_turn(context)
@@ -116,7 +117,9 @@ class RequestHandler:
         finally:
             if admitted:
                 self.metrics.running -= 1
-                self.queue_wait.leave(context.tenant)
+                if context.turn is not None:
+                    self.queue_wait.correct(*context.turn, context.outcome.generated)
+                self.queue_wait.leave()
             self._settle(context)
 
     def _begin(self, exchange: Exchange) -> RequestContext:
@@ -127,18 +130,18 @@ class RequestHandler:
             trace, lines = self.tracing.begin(headers)
         fields = leg_fields(request_id, headers, lines)
         context = RequestContext(exchange, request_id, fields, Timing(monotonic()))
-        context.tenant = self.queue_wait.tenant(exchange)
         if exchange.path not in WITH_LEGS:
             context.endpoint = endpoint_at(exchange.path)
         context.route_headers, context.trace = self.route_headers, trace
         return context
 
     async def _wait_for_turn(self, context: RequestContext) -> None:
-        context.request = self.service.read(context.exchange)
-        rank = priority(context.request)
+        request = context.request = self.service.read(context.exchange)
+        rank = priority(request)
+        tenant, work = context.turn = self.queue_wait.tenant(context.exchange), work_of(request)
         context.queued = True
         try:
-            await self.queue_wait.turn(context.tenant, rank)
+            await self.queue_wait.turn(tenant, rank, work)
         finally:
             context.queued = False
             context.waited(context.timing.started_s, "capacity")

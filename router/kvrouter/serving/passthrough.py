@@ -244,7 +244,8 @@ def _read(body: bytes, endpoint: Endpoint) -> Request:
             raise bad_request(message, name)
     tokens = max(1, len(body) // BYTES_PER_TOKEN)
     salt = salt_of(body, spans) if "cache_salt" in spans else None
-    return Request("chat", body, spans, orjson.loads(model), False, None, None, tokens, salt)
+    most = None if endpoint.generates else 0
+    return Request("chat", body, spans, orjson.loads(model), False, most, None, tokens, salt)
 
 
 def _is_error(body: bytes) -> bool:

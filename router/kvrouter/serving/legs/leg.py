@@ -11,6 +11,7 @@ from kvrouter.engines.engine import Role
 from kvrouter.engines.families.base import BadAnswer
 from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.failure import Failure
+from kvrouter.openai.request import OPEN_ENDED_TOKENS
 from kvrouter.serving.legs.engine_client import MAX_ANSWER_BYTES, check_begun
 from kvrouter.serving.legs.retries import Refused
 from kvrouter.serving.request.forwarded_headers import with_context, with_own_id, without_rank
@@ -35,8 +36,6 @@ PATHS: Final[Mapping[Kind, str]] = {
     "chat": "/v1/chat/completions",
 }
 KINDS: Final[Mapping[str, Kind]] = {path: kind for kind, path in PATHS.items()}
-OPEN_ENDED_TOKENS: Final = 256
-"""Tokens that a request without max_tokens is taken to generate, for load alone."""
 _ERROR_BYTES: Final = 4096
 _ERROR: Final = re.compile(rb'[^{}]{0,32}data: {"error": ?{[^{}]*"code": ?5\d\d\b')
 """The beginning of a stream, perhaps in a chunk's frame: a 5xx that came too late for a status."""

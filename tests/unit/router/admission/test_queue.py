@@ -1,11 +1,12 @@
-from collections import Counter
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.unit.router.conftest import Clock
 
 from kvrouter.admission.queue import Admission, Turn, Waiting
+from kvrouter.admission.work import Work
+
+WORK = Work(100, 10)
 
 
 def woken() -> None:
@@ -13,24 +14,24 @@ def woken() -> None:
 
 
 def full(queue_size: int, clock: Clock) -> Admission:
-    """One request of "a" is under way, and no more may be."""
+    """One request is under way, and no more may be."""
     door = Admission(1, queue_size, clock)
-    assert door.enter("a")
+    assert door.enter()
     return door
 
 
-def joined(door: Admission, tenant: str, priority: int = 0) -> Waiting:
-    waiting = door.join(tenant, priority, woken)
+def joined(door: Admission, tenant: str, priority: int = 0, work: Work = WORK) -> Waiting:
+    waiting = door.join(tenant, priority, work, woken)
     assert waiting is not None
     return waiting
 
 
 def test_requests_beyond_the_limit_do_not_enter(clock: Clock) -> None:
     door = Admission(2, 0, clock)
-    assert [door.enter("a") for _ in range(3)] == [True, True, False]
-    assert door.join("a", 0, woken) is None
-    door.leave("a")
-    assert door.enter("b")
+    assert [door.enter() for _ in range(3)] == [True, True, False]
+    assert door.join("a", 0, WORK, woken) is None
+    door.leave()
+    assert door.enter()
 
 
 def test_the_lowest_priority_goes_first_and_the_oldest_of_equals(clock: Clock) -> None:
@@ -38,44 +39,35 @@ def test_the_lowest_priority_goes_first_and_the_oldest_of_equals(clock: Clock) -
     waits = [joined(door, "a", priority) for priority in (0, 5, -1, 0)]
     order = []
     for _ in waits:
-        door.leave("a")
+        door.leave()
         order += [k for k, w in enumerate(waits) if w.turn is Turn.ADMITTED and k not in order]
     assert order == [2, 0, 3, 1]
 
 
-def test_a_tenant_with_nothing_under_way_goes_before_one_that_has(clock: Clock) -> None:
-    door = Admission(2, 9, clock)
-    assert door.enter("busy")
-    assert door.enter("busy")
-    later, other = joined(door, "busy", -100), joined(door, "quiet")
-    door.leave("busy")
-    assert (later.turn, other.turn) == (Turn.WAITING, Turn.ADMITTED)
-
-
-def test_tenants_with_as_much_under_way_take_turns(clock: Clock) -> None:
+def test_tenants_take_turns_if_their_requests_are_alike(clock: Clock) -> None:
     door = full(20, clock)
-    many = [joined(door, "a") for _ in range(6)]
-    few = [joined(door, "b") for _ in range(3)]
-    held, order = "a", []
-    for _ in range(6):
-        door.leave(held)
-        (turned,) = [w for w in (*many, *few) if w.turn is Turn.ADMITTED and w not in order]
-        order.append(turned)
-        held = turned.tenant
-    assert [w.tenant for w in order] == ["a", "b"] * 3
+    waits = [joined(door, "a") for _ in range(6)] + [joined(door, "b") for _ in range(3)]
+    assert turns(door, waits, 6) == ["a", "b"] * 3
 
 
 def test_single_requests_that_keep_coming_do_not_starve_another_tenant(clock: Clock) -> None:
     door = full(20, clock)
     patient = [joined(door, "patient") for _ in range(8)]
-    held, eager = "a", joined(door, "eager")
+    eager = joined(door, "eager")
     for _ in range(8):
-        door.leave(held)
+        door.leave()
         if eager.turn is Turn.ADMITTED:
-            held, eager = "eager", joined(door, "eager")
-        else:
-            held = "patient"
+            eager = joined(door, "eager")
     assert sum(w.turn is Turn.ADMITTED for w in patient) == 4
+
+
+def turns(door: Admission, waits: list[Waiting], count: int) -> list[str]:
+    """The tenants of the next `count` turns, where one request is under way at a time."""
+    order: list[Waiting] = []
+    for _ in range(count):
+        door.leave()
+        order += [w for w in waits if w.turn is Turn.ADMITTED and w not in order]
+    return [w.tenant for w in order]
 
 
 def test_who_fills_the_queue_keeps_no_other_tenant_out(clock: Clock) -> None:
@@ -85,13 +77,13 @@ def test_who_fills_the_queue_keeps_no_other_tenant_out(clock: Clock) -> None:
     assert [w.turn for w in flood] == [Turn.WAITING] * 3 + [Turn.PUSHED_OUT]
     assert newcomer.turn is Turn.WAITING
     joined(door, "other")
-    assert door.join("other", 0, woken) is None  # two each: there is nothing to make even
+    assert door.join("other", 0, WORK, woken) is None  # two each: there is nothing to make even
 
 
 def test_a_more_urgent_request_pushes_out_a_later_one_of_its_own_tenant(clock: Clock) -> None:
     door = full(2, clock)
     waits = [joined(door, "a", 1), joined(door, "a", 2)]
-    assert door.join("a", 2, woken) is None
+    assert door.join("a", 2, WORK, woken) is None
     joined(door, "a", 1)
     assert [w.turn for w in waits] == [Turn.WAITING, Turn.PUSHED_OUT]
 
@@ -102,7 +94,7 @@ def test_the_refused_are_told_to_come_back_after_the_time_that_others_wait(clock
     for _ in range(60):
         joined(door, "a")
         clock.pass_s(7)
-        door.leave("a")
+        door.leave()
     assert door.retry_after_s == 7
 
 
@@ -110,17 +102,17 @@ def test_a_request_that_counts_for_several_lets_nobody_in_before_enough_have_end
     clock: Clock,
 ) -> None:
     door = Admission(2, 9, clock)
-    assert door.enter("a")
-    door.widen("a", 3)
-    assert not door.enter("b")
+    assert door.enter()
+    door.widen(3)
+    assert not door.enter()
     waits = [joined(door, "b") for _ in range(3)]
-    door.leave("a", 2)
+    door.leave(2)
     assert [w.turn for w in waits] == [Turn.WAITING] * 3
-    door.leave("a", 2)
+    door.leave(2)
     assert [w.turn for w in waits] == [Turn.ADMITTED, Turn.ADMITTED, Turn.WAITING]
-    door.leave("b")
-    door.leave("b")
-    door.leave("b")
+    door.leave()
+    door.leave()
+    door.leave()
     assert door.requests == 0
 
 
@@ -134,16 +126,16 @@ class Door(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.door = Admission(3, 5, self.clock)
-        self.running: list[str] = []
+        self.running = 0
         self.waits: list[Waiting] = []
 
     @rule(tenant=TENANTS, priority=st.integers(-2, 2))
     def come(self, tenant: str, priority: int) -> None:
-        if self.door.enter(tenant):
-            self.running.append(tenant)
+        if self.door.enter():
+            self.running += 1
             return
-        assert len(self.running) == 3
-        waiting = self.door.join(tenant, priority, self.wake)
+        assert self.running == 3
+        waiting = self.door.join(tenant, priority, WORK, self.wake)
         if waiting is None:
             assert len(self.waits) == 5
         else:
@@ -151,17 +143,15 @@ class Door(RuleBasedStateMachine):
             self.waits = [w for w in self.waits if w.turn is Turn.WAITING]
 
     @precondition(lambda self: self.running)
-    @rule(place=st.integers(0, 2))
-    def go(self, place: int) -> None:
-        tenant = self.running.pop(place % len(self.running))
-        before, counts = list(self.waits), Counter(self.running)
-        self.door.leave(tenant)
+    @rule()
+    def go(self) -> None:
+        before = list(self.waits)
+        self.door.leave()
         turned = [w for w in before if w.turn is Turn.ADMITTED]
         self.waits = [w for w in before if w.turn is Turn.WAITING]
         assert len(turned) == min(1, len(before))
+        self.running += len(turned) - 1
         for one in turned:
-            self.running.append(one.tenant)
-            assert counts[one.tenant] == min(counts[w.tenant] for w in before)
             own = [(w.priority, w.number) for w in before if w.tenant == one.tenant]
             assert (one.priority, one.number) == min(own)
 
@@ -178,9 +168,9 @@ class Door(RuleBasedStateMachine):
 
     @invariant()
     def it_counts_right(self) -> None:
-        assert self.door.requests == len(self.running) <= 3
+        assert self.door.requests == self.running <= 3
         assert self.door.waiting == len(self.waits) <= 5
-        assert not self.waits or len(self.running) == 3
+        assert not self.waits or self.running == 3
 
 
 TestDoor = Door.TestCase
