@@ -29,6 +29,16 @@ def test_an_engine_that_joins_takes_its_share_and_moves_no_other_session(count: 
     assert len(moved) <= 1.25 * len(SESSIONS) / (count + 1)
 
 
+@pytest.mark.parametrize("count", [3, 4, 8])
+def test_the_sessions_of_an_engine_that_leaves_are_all_that_move(count: int) -> None:
+    engines = fleet(count)
+    for gone in engines:
+        before, after = places(engines), places([each for each in engines if each is not gone])
+        moved = [old for old, new in zip(before, after, strict=True) if old != new]
+        assert set(moved) == {gone.address}
+        assert len(moved) <= 1.25 * len(SESSIONS) / count
+
+
 def test_sessions_are_spread_evenly() -> None:
     engines = fleet(4)
     found = places(engines)
