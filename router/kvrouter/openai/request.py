@@ -13,6 +13,7 @@ import orjson
 
 from kvrouter import _native
 from kvrouter.errors import bad_request
+from kvrouter.openai.media import text_bytes
 
 Kind = Literal["completion", "chat"]
 Span = tuple[int, int]
@@ -194,7 +195,7 @@ def _messages_bytes(body: bytes, spans: dict[str, Span]) -> int:
     span = spans.get("messages")
     if span is None or body[span[0]] != ord("["):
         raise bad_request("`messages` must be a list of messages.", "messages")
-    return span[1] - span[0]
+    return text_bytes(body, *span, BYTES_PER_TOKEN)
 
 
 def _prompt_bytes(

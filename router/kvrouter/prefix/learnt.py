@@ -12,6 +12,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvrouter.engines.engine import HashDomain
+from kvrouter.openai.media import with_digests
 from kvrouter.openai.request import BYTES_PER_TOKEN
 from kvrouter.prefix.session import session_of, standing
 from kvrouter_store.identity.chain import HASH_BYTES
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 PIECE_TOKENS: Final = 128
 """Of a piece; text counts as BYTES_PER_TOKEN a token."""
 MOST_BYTES: Final = 1 << 20
-"""More of a prompt is not compared: such as images, whose bytes would take the time of others."""
-MOST_PIECES: Final = MOST_BYTES // (PIECE_TOKENS * BYTES_PER_TOKEN)
+"""More of a prompt is not compared: it would take the time of others."""
 GROWING: Final = ("messages", "input", "prompt")
 """Members of chats, Anthropic's messages, OpenAI's responses and completions."""
 PIECES: Final = HashDomain(PIECE_TOKENS, sha256(b"kvrouter: what clients wrote").digest())
@@ -76,16 +76,15 @@ def tokens_of_pieces(names: bytes, prompt_tokens: int) -> int:
 
     Engines have the rest of a prompt as they have what is compared, as far as anybody can know.
     """
-    if len(names) < MOST_PIECES * HASH_BYTES:
-        return PIECE_TOKENS
-    return max(PIECE_TOKENS, prompt_tokens // MOST_PIECES)
+    pieces = len(names) // HASH_BYTES + 1  # with what is left at the end
+    return max(PIECE_TOKENS, prompt_tokens // pieces)
 
 
 def written(request: Request) -> bytes:
     """What the client wrote, such that a later turn of the same session begins with it.
 
     What stands for all turns, such as tools; then messages or text as they were sent, or token ids.
-    MOST_BYTES of it at least, if there are so many.
+    Digests stand for media. MOST_BYTES of it at least, if there are so many.
     """
     if request.ids is not None:
         return request.ids
@@ -93,4 +92,4 @@ def written(request: Request) -> bytes:
     if grows is None:
         return b""
     first, end = grows[0] + 1, grows[1] - 1  # without quotes or brackets
-    return standing(request) + request.body[first : min(end, first + MOST_BYTES)]
+    return standing(request) + with_digests(request.body, first, end, MOST_BYTES)

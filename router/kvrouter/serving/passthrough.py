@@ -23,6 +23,7 @@ from kvrouter.errors import ApiError, bad_request
 from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.headers import JSON
 from kvrouter.openai.endpoints import OTHER, endpoint_at
+from kvrouter.openai.media import text_bytes
 from kvrouter.openai.request import BYTES_PER_TOKEN, Request, salt_of
 from kvrouter.openai.response import generated_tokens, tidy_answer, tidy_events
 from kvrouter.routing.plan import RouteInputs
@@ -242,7 +243,7 @@ def _read(body: bytes, endpoint: Endpoint) -> Request:
         if endpoint.generates and WHERE_SET.holds(raw):
             message = f"`{name}` is not supported: each engine keeps its own responses."
             raise bad_request(message, name)
-    tokens = max(1, len(body) // BYTES_PER_TOKEN)
+    tokens = max(1, text_bytes(body, 0, len(body), BYTES_PER_TOKEN) // BYTES_PER_TOKEN)
     salt = salt_of(body, spans) if "cache_salt" in spans else None
     most = None if endpoint.generates else 0
     return Request("chat", body, spans, orjson.loads(model), False, most, None, tokens, salt)

@@ -102,5 +102,5 @@ def test_pieces_of_a_prompt_that_is_not_compared_whole_stand_for_a_share_of_it()
     pieces = len(names(request))
     known = b"".join(names(request))
     assert pieces * PIECE_BYTES == MOST_BYTES
-    assert tokens_of_pieces(known, request.prompt_tokens) == request.prompt_tokens // pieces
-    assert tokens_of_pieces(known[:-HASH_BYTES], request.prompt_tokens) == PIECE_TOKENS
+    assert tokens_of_pieces(known, request.prompt_tokens) == request.prompt_tokens // (pieces + 1)
+    assert tokens_of_pieces(known, pieces * PIECE_TOKENS + 100) == PIECE_TOKENS
