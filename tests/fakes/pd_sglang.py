@@ -60,6 +60,7 @@ class SglangEngine(PdEngine):
         waiting: of a decode engine: rooms in which it waits.
         fetched: prompts whose KV this engine had from others.
         bootstrap_port: of its bootstrap server; `host` is where that listens.
+        page_size: of its cache; with more than 1 it says that it publishes KV events.
     """
 
     family: ClassVar[str] = "sglang"
@@ -72,6 +73,7 @@ class SglangEngine(PdEngine):
         self.fetched = 0
         self.host = "127.0.0.1"
         self.bootstrap_port = 0
+        self.page_size = 1
         self._bootstrap: HttpServer | None = None
 
     @property
@@ -99,7 +101,9 @@ class SglangEngine(PdEngine):
     async def _server_info(self, exchange: Exchange) -> None:
         mode = "null" if self.role == "both" else self.role
         info = {"disaggregation_mode": mode, "version": "0.5.23", "dp_size": self.ranks}
-        info["max_total_num_tokens"] = 200_000
+        info |= {"max_total_num_tokens": 200_000, "page_size": self.page_size}
+        if self.page_size > 1:
+            info["kv_events_config"] = '{"publisher":"zmq","endpoint":"tcp://*:5557"}'
         if self.role == "prefill":
             info["disaggregation_bootstrap_port"] = self.bootstrap_port
         exchange.respond(200, json.dumps(info).encode())

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 ROOM_BITS: Final = 63
 INFO_PAGE: Final = "/server_info"
+LEAST_BLOCK: Final = 16
+"""Smaller pages make more names than they are worth; SGLang's default has one token."""
 
 
 def _as_given(row: Parameter) -> Parameter:
@@ -96,6 +98,10 @@ class Sglang(Family):
         """Logprobs of the prompt: the engine that decodes has not computed it."""
         echo = request.raw("echo")
         return "echo" if echo == b"true" and request.raw("logprobs") is not None else None
+
+    def hashable(self, request: Request) -> bool:
+        """Completions: /tokenize does not render the messages of a chat."""
+        return request.kind == "completion"
 
     def reports_tokens(self, request: Request) -> bool:
         """Completions; serving_chat.py refuses a streamed chat with `return_token_ids`."""
@@ -160,6 +166,12 @@ class Sglang(Family):
         """0 and up; `dp_size` is their number."""
         size = (await pages.json(INFO_PAGE)).get("dp_size")
         return tuple(range(size)) if isinstance(size, int) and 0 < size <= MAX_RANKS else ()
+
+    async def block_tokens(self, pages: EnginePages) -> int:
+        """`page_size`, if the engine publishes KV events: nothing else names its blocks."""
+        info = await pages.json(INFO_PAGE)
+        size = info.get("page_size") if info.get("kv_events_config") else None
+        return size if isinstance(size, int) and size >= LEAST_BLOCK else 0
 
     async def cache_tokens(self, pages: EnginePages) -> int | None:
         """`max_total_num_tokens`; with a hierarchical cache the host holds more."""

@@ -195,7 +195,7 @@ class BlockMapping:
                 names.naming = Naming.EXACT
                 return
             names.naming = Naming.MAPPED
-            remedy = "start it with --prefix-caching-hash-algo sha256_cbor and no PYTHONHASHSEED"
+            remedy = "vLLM does with --prefix-caching-hash-algo sha256_cbor and no PYTHONHASHSEED"
         self._index.clear(engine)
         names.dropped = names.dropped or names.used_unknown
         self._counts.warn(

@@ -1,0 +1,81 @@
+"""SGLang's KV events: pages under its own names, which the router maps by their tokens."""
+
+import asyncio
+import struct
+from array import array
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import zmq
+from tests.contract.families.conftest import Open, Site
+from tests.contract.families.test_ranks import free_ports
+from tests.fakes.pd import PATIENCE_S, PdEngine
+from tests.fakes.pd_sglang import SglangEngine
+
+from kvrouter_store.identity.chain import hash_tokens, root_hash
+
+PAGE = 16
+TEXT = " ".join(str(number) for number in range(200))
+
+
+def pages(tokens: Sequence[int]) -> list[Any]:
+    """Events of a prompt: one for each page, named by SGLang's mem_cache/utils.py `get_hash_str`.
+
+    Array-encoded, names as signed 64 bits (`hash_str_to_int64`).
+    """
+    events, parent, digest = [], None, b""
+    for at in range(0, len(tokens) // PAGE * PAGE, PAGE):
+        page = list(tokens[at : at + PAGE])
+        digest = sha256(digest + array("I", page).tobytes()).digest()
+        name = struct.unpack(">q", digest[:8])[0]
+        events.append(["BlockStored", [name], parent, page, PAGE, None, "GPU"])
+        parent = name
+    return events
+
+
+def paged(engines: list[PdEngine]) -> None:
+    for engine in engines:
+        assert isinstance(engine, SglangEngine)
+        engine.page_size = PAGE
+
+
+async def publish(here: Site, engine: PdEngine, bind: str, events: list[Any], end: bytes) -> None:
+    """As the engine's publisher does, until the index has the block `end`."""
+    target = here.app.core.pool.find(engine.address)
+    assert target is not None
+    context, sequence = zmq.Context(), 0
+    try:
+        publisher = context.socket(zmq.PUB)
+        publisher.connect(bind)
+        async with asyncio.timeout(PATIENCE_S):
+            while not here.app.core.index.match(end).get(target):  # (PUB drops early ones)
+                frames = struct.pack(">Q", sequence), msgspec.msgpack.encode([0.0, events])
+                publisher.send_multipart([f"kv@{engine.address}".encode(), *frames])
+                sequence += 1
+                await asyncio.sleep(0.01)
+    finally:
+        context.destroy(linger=0)
+
+
+async def test_a_completion_goes_to_the_engine_whose_events_say_that_it_holds_it(
+    open_site: Open,
+) -> None:
+    bind = f"tcp://127.0.0.1:{free_ports(2)}"
+    here = await open_site("sglang", 3, 1, prepare=paged, policy="prefix", kv_events_bind=bind)
+    tokens = here.decode[0]._tokenizer.encode(TEXT)
+    hashes = hash_tokens(tokens, PAGE, root=root_hash(None)).data
+    await publish(here, here.prefill[1], bind, pages(tokens), hashes[-32:])
+    for _ in range(3):
+        await here.same({"model": "m", "prompt": TEXT, "max_tokens": 2})
+    assert [len(engine.requests) for engine in here.prefill] == [0, 3, 0]
+    naming = f'kvrouter:kv_index_naming{{engine="{here.prefill[1].address}",naming="mapped"}}'
+    assert await here.metric(naming) == 1
+
+
+async def test_engines_without_events_or_with_pages_of_one_token_name_no_blocks(
+    open_site: Open,
+) -> None:
+    here = await open_site("sglang", 1, 2, policy="prefix")
+    assert here.app.core.pool.domain is None
