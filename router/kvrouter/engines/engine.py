@@ -131,6 +131,7 @@ class Engine:
     joins: int = 0  # how often it has joined the pool
     draining: bool = False  # a server that gets no new legs, because it is to leave for good
     tls: bool = False  # a server that is reached by HTTPS
+    label: str = ""  # what its operator calls it; "": nothing
     ranks: tuple[Engine, ...] = ()  # of a server with several data-parallel ranks
     rank: int | None = None  # of a rank: its number in requests
     event_rank: int = 0  # its number in KV events, which is also added to their port

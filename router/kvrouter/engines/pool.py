@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kvrouter.engines.breaker import Breaker, BreakerState
 from kvrouter.engines.engine import Engine, HashDomain, Identity, Role
 from kvrouter.http.failure import Failure
-from kvrouter.options.addresses import SECURE, bare_address
+from kvrouter.options.addresses import SECURE, bare_address, label_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -98,11 +98,13 @@ class EnginePool:
         name = bare_address(address)
         engine = self._engines.get(name)
         if engine is None:
-            engine = Engine(name, role, family, breaker=Breaker(self._clock), tls=name != address)
+            tls = SECURE in address
+            engine = Engine(name, role, family, breaker=Breaker(self._clock), tls=tls)
             self._engines[name] = engine
         elif engine.role is not role:
             engine.role = Role.BOTH
             self._ready.clear()
+        engine.label = label_of(address) or engine.label
         return engine
 
     def assign(self, address: str, role: Role) -> Engine:
@@ -111,10 +113,11 @@ class EnginePool:
         It drains no longer. Its legs go on, unless the scheme (HTTP, HTTPS) changed: that makes it
         another engine.
         """
-        known = self.find(address)
-        if known is not None and known.url != f"{'' if SECURE in address else 'http://'}{address}":
+        known, secure = self.find(address), SECURE in address
+        if known is not None and known.tls is not secure:
             self.remove(known)
         engine = self.add(address, role)
+        engine.label = label_of(address)
         for each in (engine, *engine.ranks):
             each.role = role
         engine.draining = False
