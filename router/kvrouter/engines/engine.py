@@ -125,6 +125,8 @@ class Engine:
     identity: Identity | None = None  # None while it is not in the pool
     breaker: Breaker | None = None
     requests: int = 0  # of this router, in flight
+    busy_s: float = 0.0  # a server's time with legs of this router, up to its last idle moment
+    busy_since_s: float = 0.0  # and since when it has some now, if it has
     tokens: int = 0  # reserved on it, by this router and by others
     remote_tokens: int = 0  # those of them that other routers report
     computing_tokens: int = 0  # prompt tokens that its decode legs have still to compute

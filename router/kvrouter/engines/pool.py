@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from kvrouter.engines.breaker import Breaker, BreakerState
 from kvrouter.engines.engine import Engine, HashDomain, Identity, Role
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     Callback = Callable[[Engine], None]
+    EngineChange = Literal[
+        "joined", "left", "draining", "removed", "breaker open", "breaker closed"
+    ]
 
 
 class Ticket:
@@ -71,6 +74,7 @@ class EnginePool:
         self._leave_callbacks: list[Callback] = []
         self._remove_callbacks: list[Callback] = []
         self._models_callbacks: list[Callback] = []
+        self._change_callbacks: list[Callable[[EngineChange, Engine], None]] = []
 
     def on_join(self, callback: Callback) -> None:
         """Call `callback` with each engine that joins; its identity is known."""
@@ -87,6 +91,10 @@ class EnginePool:
     def on_models_change(self, callback: Callback) -> None:
         """Call `callback` with each engine in the pool whose models changed."""
         self._models_callbacks.append(callback)
+
+    def on_change(self, callback: Callable[[EngineChange, Engine], None]) -> None:
+        """Call `callback` with what people want to know: of servers, and of breakers of ranks."""
+        self._change_callbacks.append(callback)
 
     # -- membership
 
@@ -130,6 +138,8 @@ class EnginePool:
         self._changed()
         if not engine.requests:
             self._remove(engine)
+        else:
+            self._tell("draining", engine)
         return not engine.requests
 
     def remove(self, engine: Engine) -> None:
@@ -158,6 +168,7 @@ class EnginePool:
             self._unsettled.discard(each)
         self._changed()
         _call(self._join_callbacks, engine.targets)
+        self._tell("joined", engine)
         return True
 
     def update_models(self, engine: Engine, identity: Identity) -> None:
@@ -180,6 +191,8 @@ class EnginePool:
             self._unsettled.discard(each)
         self._changed()
         _call(self._leave_callbacks, server.targets)
+        if not server.draining:  # then "removed" follows
+            self._tell("left", server)
         return True
 
     # -- lookup
@@ -276,7 +289,10 @@ class EnginePool:
         if engine in self._unsettled:
             self._unsettled.discard(engine)
             if engine.breaker is not None:
+                closes = engine.breaker.state is not BreakerState.CLOSED
                 engine.breaker.succeeded()
+                if closes:
+                    self._tell("breaker closed", engine)
 
     def failed(self, engine: Engine, reason: Failure) -> bool:
         """A leg on `engine` failed; returns whether `engine` may no longer be used.
@@ -289,13 +305,29 @@ class EnginePool:
         if engine.identity is None or engine.breaker is None:
             return False
         self._unsettled.add(engine)
-        return engine.breaker.failed()
+        opens = engine.breaker.failed()
+        if opens:
+            self._tell("breaker open", engine)
+        return opens
 
     def state(self, engine: Engine) -> BreakerState | None:
         """The state of its breaker; None while it is not in the pool."""
         if engine.identity is None or engine.breaker is None:
             return None
         return engine.breaker.state
+
+    def down(self, engine: Engine) -> bool:
+        """Whether no leg can be sent to `engine`: it is away, or its breakers are open."""
+        return all(self.state(each) in (None, BreakerState.OPEN) for each in engine.targets)
+
+    def busy_s(self, engine: Engine) -> float:
+        """Seconds in which the server `engine` had legs of this router; only grows."""
+        now_s = self._clock() - engine.busy_since_s if engine.requests else 0.0
+        return engine.busy_s + now_s
+
+    def _tell(self, change: EngineChange, engine: Engine) -> None:
+        for callback in self._change_callbacks:
+            callback(change, engine)
 
     def _changed(self) -> None:
         self._ready.clear()
@@ -308,9 +340,12 @@ class EnginePool:
         self._domain = counted.most_common(1)[0][0] if counted else None
 
     def _began(self, engine: Engine) -> None:
+        server = engine.server
+        if not server.requests:
+            server.busy_since_s = self._clock()
         engine.requests += 1
-        if engine.server is not engine:
-            engine.server.requests += 1
+        if server is not engine:
+            server.requests += 1
         if engine in self._unsettled and engine.breaker is not None:
             engine.breaker.began()
 
@@ -324,6 +359,8 @@ class EnginePool:
         engine.requests -= 1
         if server is not engine:
             server.requests -= 1
+        if not server.requests:
+            server.busy_s += self._clock() - server.busy_since_s
         if server.draining and not server.requests:
             self._remove(server)
         if engine in self._unsettled and engine.breaker is not None:
@@ -335,6 +372,7 @@ class EnginePool:
         self.leave(engine)
         del self._engines[engine.address]
         _call(self._remove_callbacks, (engine,))
+        self._tell("removed", engine)
 
 
 def _call(callbacks: Sequence[Callback], engines: Sequence[Engine]) -> None:

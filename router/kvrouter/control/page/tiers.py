@@ -36,7 +36,7 @@ class StoreWatch:
         self._client = client
         self._clock = clock
         self._stats: Mapping[str, int] = {}
-        self._growth = Growth()
+        self._growth: Growth[str] = Growth()
         self._answered_s: float | None = None
         self._problem: str | None = None
 
