@@ -53,7 +53,7 @@ def document(**more: object) -> Snapshot:
         ),
         "store": StoreCard(
             "kv://s:7400", True, 0.5, None,
-            [TierCard("memory", 1 << 30, 1 << 29, 100, 9, 1, 0)], 2, {"shm": 2}, 600, 1200,
+            [TierCard("memory", 1 << 30, 1 << 29, 100, 9, 1, 0)], 2, {"shm": 2}, 60.0, 600, 1200,
         ),
         **more,
     }  # fmt: skip

@@ -252,7 +252,8 @@ class StoreCard(msgspec.Struct):
 
     Attributes:
         connections: by transport.
-        in_bytes, out_bytes: of blocks, in the last minute.
+        span_s: the time that counts are of: the last minute, or since the first answer.
+        in_bytes, out_bytes: of blocks, in that time.
     """
 
     url: str
@@ -262,6 +263,7 @@ class StoreCard(msgspec.Struct):
     tiers: list[TierCard]
     leases: int
     connections: dict[str, int]
+    span_s: float
     in_bytes: int
     out_bytes: int
 

@@ -39,7 +39,7 @@ def screen(snapshot: Snapshot) -> list[Line]:
         _minute(snapshot),
         _engines(snapshot.engines),
         _flows(snapshot),
-        _store(snapshot.store, snapshot.minute.span_s),
+        _store(snapshot.store),
         _requests(snapshot),
     )
     lines: list[Line] = []
@@ -180,7 +180,7 @@ def _flows(snapshot: Snapshot) -> Iterator[Line]:
     yield from _table(("prefill", "decode", ">requests", ">prompt tokens"), rows)
 
 
-def _store(store: StoreCard | None, span_s: float) -> Iterator[Line]:
+def _store(store: StoreCard | None) -> Iterator[Line]:
     if store is None:
         return
     if store.connected:
@@ -202,8 +202,8 @@ def _store(store: StoreCard | None, span_s: float) -> Iterator[Line]:
     ]
     heads = ("tier", ">used", ">size", ">blocks", ">found", "note")
     yield from _table(heads, rows, ["yellow" if tier.note else "" for tier in store.tiers])
-    if store.tiers and span_s:
-        given, put = _size(store.out_bytes / span_s), _size(store.in_bytes / span_s)
+    if store.tiers and store.span_s:
+        given, put = (_size(n / store.span_s) for n in (store.out_bytes, store.in_bytes))
         yield Line(f"{put}/s put, {given}/s read, {store.leases} leases")
 
 
