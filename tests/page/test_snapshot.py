@@ -197,3 +197,11 @@ def test_an_engine_is_shown_with_its_label(router: Router) -> None:
     router.pool.add("h:2", Role.DECODE)
     cards = router.snapshots.snapshot().engines
     assert [(card.id, card.label) for card in cards] == [("h:1", "rack1-a"), ("h:2", None)]
+
+
+def test_an_engine_that_is_away_still_belongs_to_its_model(router: Router) -> None:
+    engine = router.pool.add("h:1", Role.DECODE)
+    router.pool.join(engine, Identity(("m",)))
+    router.pool.leave(engine)
+    (card,) = router.snapshots.snapshot().engines
+    assert (card.state, card.models) == ("away", ["m"])

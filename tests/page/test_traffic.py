@@ -23,6 +23,7 @@ def cards(board: Board, *models: str) -> dict[str, ModelCard]:
     for port, model in enumerate(models, 1):
         joined(pool, f"e:{port}", Role.DECODE, models=(model,))
     board.update()
+    board.count_live()
     board.models.note(1.0, pool.models())
     return {card.name: card for card in board.models.cards(pool.all())}
 

@@ -123,10 +123,10 @@ class Engine:
     role: Role
     family: str = "store"  # a name in `FAMILIES`
     identity: Identity | None = None  # None while it is not in the pool
+    models_before: tuple[str, ...] = ()  # that it served when it was last in the pool
     breaker: Breaker | None = None
     requests: int = 0  # of this router, in flight
-    busy_s: float = 0.0  # a server's time with legs of this router, up to its last idle moment
-    busy_since_s: float = 0.0  # and since when it has some now, if it has
+    busy_s: float = 0.0  # a server's time with legs of this router; with some, less their beginning
     tokens: int = 0  # reserved on it, by this router and by others
     remote_tokens: int = 0  # those of them that other routers report
     computing_tokens: int = 0  # prompt tokens that its decode legs have still to compute

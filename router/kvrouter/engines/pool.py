@@ -186,6 +186,7 @@ class EnginePool:
         server = engine.server
         if server.identity is None:
             return False
+        server.models_before = server.identity.models
         for each in (server, *server.ranks):
             each.identity = None
             self._unsettled.discard(each)
@@ -322,8 +323,7 @@ class EnginePool:
 
     def busy_s(self, engine: Engine) -> float:
         """Seconds in which the server `engine` had legs of this router; only grows."""
-        now_s = self._clock() - engine.busy_since_s if engine.requests else 0.0
-        return engine.busy_s + now_s
+        return engine.busy_s + (self._clock() if engine.requests else 0.0)
 
     def _tell(self, change: EngineChange, engine: Engine) -> None:
         for callback in self._change_callbacks:
@@ -342,7 +342,7 @@ class EnginePool:
     def _began(self, engine: Engine) -> None:
         server = engine.server
         if not server.requests:
-            server.busy_since_s = self._clock()
+            server.busy_s -= self._clock()
         engine.requests += 1
         if server is not engine:
             server.requests += 1
@@ -360,7 +360,7 @@ class EnginePool:
         if server is not engine:
             server.requests -= 1
         if not server.requests:
-            server.busy_s += self._clock() - server.busy_since_s
+            server.busy_s += self._clock()
         if server.draining and not server.requests:
             self._remove(server)
         if engine in self._unsettled and engine.breaker is not None:

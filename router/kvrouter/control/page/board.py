@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 SHOWN_REQUESTS: Final = 50
 """Listed requests, the oldest; the others are only counted."""
 
+_NOT_SENT: Final = ("queue", "plan")
+"""Phases of a request that no engine has."""
+
 Pair = tuple[str | None, str]
 """Prefill engine (None: no prefill leg) and decode engine."""
 
@@ -82,15 +85,12 @@ class Board:
     def update(self) -> None:
         """Record the answers that have begun; must be called about once per second."""
         for traffic in self.models.all():
-            traffic.clear()
+            traffic.live_tokens = 0
         for _, context in self._live.values():
-            traffic = self._traffic(context)
-            traffic.running += 1
-            units = context.shares or [context]
-            traffic.waiting += phase(units[-1]) in ("queue", "plan")
-            for unit in units:
+            for unit in context.shares or (context,):
                 if not unit.timing.first_s:
                     continue
+                traffic = self._traffic(context)
                 traffic.live_tokens += _tokens(unit)
                 if id(unit) not in self._noted:
                     self._noted.add(id(unit))
@@ -100,6 +100,16 @@ class Board:
             traffic.add_up()
             tokens += traffic.live_tokens
         self.output_tokens = max(self.output_tokens, tokens)
+
+    def count_live(self) -> None:
+        """Count the requests of each model that are in flight, and those that wait."""
+        for traffic in self.models.all():
+            traffic.running = traffic.waiting = 0
+        for _, context in self._live.values():
+            traffic = self._traffic(context)
+            traffic.running += 1
+            units = context.shares or [context]
+            traffic.waiting += phase(units[-1]) in _NOT_SENT
 
     def take_parts(self) -> tuple[int, list[float]]:
         """Answers that began since the last call, and the sum of each part of their TTFT in s."""

@@ -108,6 +108,7 @@ class EngineCard(msgspec.Struct):
         family: its kind of API.
         version: as it reports it.
         block_tokens: tokens of one KV block.
+        models: that it serves, or served before it went away.
         problem: a sentence about the result of the last probe.
     """
 

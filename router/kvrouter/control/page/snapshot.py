@@ -130,6 +130,7 @@ class Snapshots:
         """The document."""
         sources = self._sources
         self._note()
+        sources.board.count_live()
         engines = sources.pool.all()
         return Snapshot(
             schema=SCHEMA,
@@ -252,7 +253,7 @@ class Snapshots:
             family=engine.family if identity is not None else None,
             version=identity.version if identity is not None else None,
             block_tokens=identity.block_tokens if identity is not None else None,
-            models=list(identity.models) if identity is not None else [],
+            models=list(identity.models if identity is not None else engine.models_before),
             ranks=[self._rank(rank) for rank in engine.ranks],
             problem=self._sources.problem(engine),
         )

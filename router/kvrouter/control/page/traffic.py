@@ -32,17 +32,13 @@ class Totals:
 
 @dataclass(slots=True)
 class Traffic:
-    """One model: its totals, and what of it is in flight at the last `Board.update`."""
+    """One model: its totals, and what of it was in flight when `Board` looked last."""
 
     totals: Totals
     ended_tokens: int = 0  # of requests that have ended
     live_tokens: int = 0
     running: int = 0
     waiting: int = 0  # of these: not sent to an engine yet
-
-    def clear(self) -> None:
-        """Nothing is in flight."""
-        self.live_tokens = self.running = self.waiting = 0
 
     def add_up(self) -> None:
         """Count the tokens so far. An answer may have fewer tokens than it had events."""
@@ -62,10 +58,9 @@ class ModelTraffic:
 
     def of(self, model: str, asked: str | None = None) -> Traffic:
         """That of `model`; as long as it is "", that of the model which the client `asked` for."""
-        name = model or (asked if asked is not None and asked in self._models else OTHER)
-        traffic = self._models.get(name)
+        traffic = self._models.get(model or asked or OTHER)
         if traffic is None:
-            name = name if len(self._models) < MOST else OTHER
+            name = model if model and len(self._models) < MOST else OTHER
             traffic = self._models.setdefault(name, Traffic(Totals()))
         return traffic
 
