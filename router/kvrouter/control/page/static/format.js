@@ -48,8 +48,8 @@ export const span = (seconds) => {
   return `${Math.floor(s / 86400)}${THIN}d ${Math.floor((s % 86400) / 3600)}${THIN}h`;
 };
 
-/** The time that a figure is about: "last minute", "last 2 min". */
-export const lately = (seconds) => `last ${Math.round(seconds) === 60 ? "minute" : rough(seconds)}`;
+/** The time that a figure is about: "last minute", "last 2 min". A minute is one of readings, a second apart. */
+export const lately = (seconds) => `last ${Math.abs(seconds - 60) < 2.5 ? "minute" : rough(seconds)}`;
 
 /** A time in one unit. */
 export const rough = (seconds) => {
