@@ -68,7 +68,7 @@ class Tab:
     async def look(
         self, width: int, height: int, *, scheme: str = "dark", scale: float = 1
     ) -> None:
-        """A window of that size, on a system with that colour scheme."""
+        """A window of that size, on a system with that colour scheme, where nothing moves."""
         await self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -76,8 +76,9 @@ class Tab:
             deviceScaleFactor=scale,
             mobile=width < 600,
         )
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        await self.call("Emulation.setEmulatedMedia", features=[feature])
+        wishes = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
+        features = [{"name": name, "value": value} for name, value in wishes.items()]
+        await self.call("Emulation.setEmulatedMedia", features=features)
 
     async def go(self, url: str) -> None:
         """Load a page."""

@@ -69,12 +69,13 @@ async def cluster(
                 for name, port in zip(names, wanted, strict=True)
             )
         )
+        labelled = [f"{name}={each.http}" for name, each in zip(names, started, strict=True)]
         page_port = free_port()
         router = await children.start(
             "router",
             *("serve", "--port", "0", "--store", store.urls["kv"], "--kv-events-bind", events),
-            *("--prefill", *(each.http for each in started[:prefill])),
-            *("--decode", *(each.http for each in started[prefill:])),
+            *("--prefill", *labelled[:prefill]),
+            *("--decode", *labelled[prefill:]),
             *("--control-port", str(page_port), "--health-interval-s", "0.5"),
             *(
                 "--health-timeout-s",

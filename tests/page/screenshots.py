@@ -1,4 +1,4 @@
-"""Makes docs/images/status-*.png: the page under load, dark, light with a dead engine, on a phone.
+"""Makes docs/images/status-*.png: the page under load with a dead engine, in both colours.
 
 `python -m tests.page.screenshots [FOLDER]`; takes a minute and a half.
 """
@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PORTS = (8101, 8102, 8103, 8111, 8112, 8113)
 CLIENTS = 22
 HISTORY_S = 100
-DESKTOP = (1440, 900)
-PHONE = (360, 780)
+DESKTOP = (1280, 800)
+PHONE = (390, 844)
 
 
 async def pictures(chromium: str, folder: Path, work: Path) -> None:
@@ -29,14 +29,15 @@ async def pictures(chromium: str, folder: Path, work: Path) -> None:
         await tab.go(here.page)
         await tab.until("document.querySelectorAll('#request-rows tr:not(.free)').length > 3")
         await asyncio.sleep(HISTORY_S)
+        await kill(here, tab)
+        await asyncio.sleep(6)
         await tab.picture(folder / "status-dark.png")
+        await tab.look(*DESKTOP, scheme="light")
+        await asyncio.sleep(1.5)
+        await tab.picture(folder / "status-light.png")
         await tab.look(*PHONE, scheme="dark", scale=2)
         await asyncio.sleep(1.5)
         await tab.picture(folder / "status-phone.png", most=1640)
-        await tab.look(*DESKTOP, scheme="light")
-        await kill(here, tab)
-        await asyncio.sleep(6)
-        await tab.picture(folder / "status-light.png")
         if tab.complaints:
             raise SystemExit("\n".join(tab.complaints))
 

@@ -12,8 +12,14 @@ from kvrouter.openai.request import parse
 from kvrouter.serving.request.context import RequestContext, Timing
 
 
+class Exchange:
+    """What a client gets."""
+
+    status = 200
+
+
 def context(name: str = "r", *, stream: bool = True, started_s: float = 0.0) -> RequestContext:
-    made = RequestContext(cast("Any", None), name, b"", Timing(started_s))
+    made = RequestContext(cast("Any", Exchange()), name, b"", Timing(started_s))
     body = b'{"model": "m", "prompt": [1, 2, 3, 4], "stream": %s}' % (
         b"true" if stream else b"false"
     )

@@ -7,6 +7,7 @@ from tests.page.test_board import context, decoded
 from tests.page.test_window import Clock
 
 from kvrouter.control.page.board import Board
+from kvrouter.control.page.events import Events
 from kvrouter.control.page.model import Load
 from kvrouter.control.page.snapshot import SERIES, Snapshots, Sources
 from kvrouter.control.page.window import BUCKET_S, HISTORY_S
@@ -28,6 +29,7 @@ class Router:
             pool=self.pool,
             metrics=self.metrics,
             board=self.board,
+            events=Events(lambda engine: None, lambda: 1e9 + self.clock.now_s),
             condition=lambda: ("ok", []),
             index_state=lambda engine: "guessed",
             problem=lambda engine: None,
@@ -131,3 +133,75 @@ def _timeout() -> Any:
     from kvrouter.http.failure import Failure
 
     return Failure.TIMEOUT
+
+
+def test_an_engine_that_works_half_of_the_time_is_half_busy_whenever_one_looks(
+    router: Router,
+) -> None:
+    engine = router.pool.add("h:1", Role.PREFILL)
+    router.pool.join(engine, Identity(("m",)))
+    for step in range(600):
+        ticket = router.pool.reserve(engine, 1)
+        router.clock.now_s += 0.05
+        if step % 10 == 0:
+            router.snapshots.tick()
+        ticket.release()
+        router.clock.now_s += 0.05
+    for _ in range(2):
+        (card,) = router.snapshots.snapshot().engines
+        assert card.busy == pytest.approx(0.5, abs=0.01)
+        router.clock.now_s += 0.03
+
+
+def test_an_engine_that_rests_for_a_minute_is_not_busy(router: Router) -> None:
+    engine = router.pool.add("h:1", Role.PREFILL)
+    assert router.snapshots.snapshot().engines[0].busy is None
+    router.pool.join(engine, Identity(("m",)))
+    with_leg = router.pool.reserve(engine, 1)
+    router.pass_time(30)
+    assert router.snapshots.snapshot().engines[0].busy == 1
+    with_leg.release()
+    router.pass_time(61)
+    assert router.snapshots.snapshot().engines[0].busy == 0
+
+
+def test_failures_of_the_last_minute_are_told_apart(router: Router) -> None:
+    router.metrics.errors["429"] += 2
+    router.pass_time(61)
+    router.metrics.errors["429"] += 1
+    router.metrics.errors["499"] += 4
+    router.metrics.upstream_errors["decode", "timeout"] += 2
+    router.metrics.upstream_errors["prefill", "timeout"] += 1
+    minute = router.snapshots.snapshot().minute
+    assert (minute.failed, minute.errors) == (5, {"429": 1, "499": 4})
+    assert minute.upstream_errors == {"timeout": 3}
+
+
+def test_the_wait_for_a_turn_is_told_of_those_that_began_and_of_the_one_that_waits(
+    router: Router,
+) -> None:
+    router.clock.now_s = 5.0
+    one, other = context(started_s=0.0), context(started_s=2.0)
+    one.timing.waited_s = 1.5
+    for each in (one, other):
+        router.board.enter(each)
+    decoded(one, None, "d:1", 4.0)
+    other.queued = True
+    told = router.snapshots.snapshot()
+    assert (told.minute.queue_p50_s, told.minute.queue_p95_s) == (1.5, 1.5)
+    assert told.requests.waiting_s == 3.0
+
+
+def test_an_engine_is_shown_with_its_label(router: Router) -> None:
+    router.pool.add("rack1-a=h:1", Role.DECODE)
+    router.pool.add("h:2", Role.DECODE)
+    cards = router.snapshots.snapshot().engines
+    assert [(card.id, card.label) for card in cards] == [("h:1", "rack1-a"), ("h:2", None)]
+
+
+def test_an_engine_that_is_away_still_belongs_to_its_model(router: Router) -> None:
+    engine = router.pool.add("h:1", Role.DECODE)
+    router.pool.join(engine, Identity(("m",)))
+    router.pool.leave(engine)
+    (card,) = router.snapshots.snapshot().engines
+    assert (card.state, card.models) == ("away", ["m"])

@@ -65,7 +65,9 @@ def build(
     for reading in readings(core, members, server, writer):
         core.metrics.add(reading)
     return App(
-        live=LiveSettings(settings, _adjustable(core, members, services, control.ports)),
+        live=LiveSettings(
+            settings, _adjustable(core, members, services, control.ports), control.events
+        ),
         core=core,
         members=members,
         services=services,

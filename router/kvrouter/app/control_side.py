@@ -15,6 +15,7 @@ from kvrouter.control.gauges import (
     index_state,
     request_gauges,
 )
+from kvrouter.control.page.events import Events
 from kvrouter.control.page.model import Load
 from kvrouter.control.page.snapshot import Snapshots, Sources
 from kvrouter.control.page.tiers import StoreWatch
@@ -42,6 +43,7 @@ class ControlSide:
     rows: list[Row]  # endpoints of the public port
     ports: Ports
     snapshots: Snapshots | None  # None: there is no control port
+    events: Events | None  # the same
 
 
 def make_control_side(
@@ -64,24 +66,27 @@ def make_control_side(
         fleet = members.group.fleet if members.group is not None else members.fleet
         rows += Admin(core.pool, fleet, members.prober, token, core.tracker).rows()
     if board is None:
-        return ControlSide(rows=rows, ports=Ports(server, None), snapshots=None)
+        return ControlSide(rows=rows, ports=Ports(server, None), snapshots=None, events=None)
     # Imported here because it is heavy, and most routers have no control port.
     from kvrouter.control.page.server import WebServer  # noqa: PLC0415
     from kvrouter.control.page.web import control_app, page_rows  # noqa: PLC0415
 
     public, control = split(rows)
-    snapshots = Snapshots(_sources(core, members, board, status))
+    events = Events(members.prober.problem)
+    core.pool.on_change(events.engine_changed)
+    snapshots = Snapshots(_sources(core, members, board, events, status))
     page = page_rows(snapshots.document, token)
     web = WebServer(control_app(on_path((*control, *page))))
-    return ControlSide(rows=public, ports=Ports(server, web), snapshots=snapshots)
+    return ControlSide(rows=public, ports=Ports(server, web), snapshots=snapshots, events=events)
 
 
-def _sources(core: Core, members: Members, board: Board, status: Status) -> Sources:
+def _sources(core: Core, members: Members, board: Board, events: Events, status: Status) -> Sources:
     store_client, queue_wait, engine_wait = core.store_client, core.queue_wait, core.engine_wait
     return Sources(
         pool=core.pool,
         metrics=core.metrics,
         board=board,
+        events=events,
         condition=status.condition,
         index_state=lambda engine: index_state(core.tracker, engine),
         problem=members.prober.problem,

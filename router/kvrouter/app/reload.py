@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvrouter.admission.recompute_budget import RecomputeBudget
     from kvrouter.admission.waiting import EngineWait, QueueWait
     from kvrouter.app.settings import RouterSettings
+    from kvrouter.control.page.events import Events
     from kvrouter.engines.models import ModelNames
     from kvrouter.membership.discovery.flags import FlagsSource
     from kvrouter.membership.prober import Prober
@@ -71,14 +72,18 @@ class LiveSettings:
     Args:
         settings: that it was built with.
         parts: follow a change.
+        events: where changes are noted; None: nowhere.
 
     Attributes:
         now: the settings as they are now.
     """
 
-    def __init__(self, settings: RouterSettings, parts: Adjustable) -> None:
+    def __init__(
+        self, settings: RouterSettings, parts: Adjustable, events: Events | None = None
+    ) -> None:
         self.now = settings
         self._parts = parts
+        self._events = events
 
     def follow(self, after: RouterSettings, keys: AccessKeys | None = None) -> None:
         """Take over what can change in a running router; log what needs a restart.
@@ -101,12 +106,20 @@ class LiveSettings:
         ]
         for name in changed:
             if name in RELOADED:
-                log.info("--%s is now %s", name.replace("_", "-"), getattr(after, name))
+                log.info("%s is now %s", _flag(name), getattr(after, name))
                 RELOADED[name](parts, getattr(after, name))
         later = [name for name in changed if name not in RELOADED]
         if later:
-            flags = ", ".join("--" + name.replace("_", "-") for name in later)
+            flags = ", ".join(map(_flag, later))
             log.warning("%s: changed, but takes effect at the next start only", flags)
+        if self._events is not None:
+            self._events.reloaded([_flag(name) for name in changed])
+
+    def refuse(self, problem: str) -> None:
+        """New settings could not be used: the router keeps those that it has."""
+        log.error("SIGHUP: the router keeps its settings: %s", problem)
+        if self._events is not None:
+            self._events.reload_refused()
 
 
 class Reload:
@@ -143,13 +156,17 @@ class Reload:
             try:
                 settings, keys = await asyncio.to_thread(self._read)
             except (UsageError, ValueError) as error:
-                log.error("SIGHUP: the router keeps its settings: %s", error)
+                self._live.refuse(str(error))
             else:
                 self._live.follow(settings, keys)
 
     def _read(self) -> tuple[RouterSettings, AccessKeys]:
         settings = self._reread()
         return settings, AccessKeys.read(settings)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _queue_size(parts: Adjustable, value: int) -> None:

@@ -25,6 +25,7 @@ from kvrouter.canary.settings import CanarySettings
 from kvrouter.engines.engine import Role
 from kvrouter.engines.families import AUTO, Connector
 from kvrouter.http.server.limits import Limits
+from kvrouter.membership.discovery.base import both_roles
 from kvrouter.membership.discovery.settings import DiscoverySettings
 from kvrouter.options.settings import Settings
 from kvrouter.options.types import (
@@ -71,8 +72,8 @@ class RouterSettings(
 
     prefill: Addresses = Field(
         default_factory=list,
-        description="Engines for prefill legs, as URL or HOST:PORT. An engine that --decode names "
-        "too takes both legs.",
+        description="Engines for prefill legs, as URL or HOST:PORT; LABEL=URL gives an engine a "
+        "label for the status page. An engine that --decode names too takes both legs.",
         json_schema_extra={"section": "Engines"},
     )
     decode: Addresses = Field(
@@ -302,9 +303,8 @@ class RouterSettings(
     @property
     def engines(self) -> dict[str, Role]:
         """The role of each named engine, by its address."""
-        both = {a: Role.BOTH for a in self.prefill if a in self.decode}
-        one = dict.fromkeys(self.prefill, Role.PREFILL) | dict.fromkeys(self.decode, Role.DECODE)
-        return one | both
+        said = [(address, Role.PREFILL) for address in self.prefill]
+        return both_roles([*said, *((address, Role.DECODE) for address in self.decode)])
 
     @property
     def bootstrap_ports(self) -> dict[str, int]:

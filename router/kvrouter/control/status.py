@@ -115,15 +115,17 @@ class Status:
         """The same without draining."""
         if not self._asked():
             return "starting", ["not every engine has been asked yet"]
-        lacking = []
+        lacking, engines = [], self._pool.all()
         if not self._pool.engines(Role.DECODE):
-            engines = self._pool.all()
-            if not any(e.role.serves(Role.DECODE) and e.identity is not None for e in engines):
+            if all(e.draining or self._pool.down(e) for e in engines if e.role.serves(Role.DECODE)):
                 return "unavailable", ["no decode engine is available"]
             if any(e.identity is None for e in engines):  # else the fleet only embeds
                 lacking.append("no engine that generates text is available")
         if self._pool.has_role(Role.PREFILL) and not self._pool.engines(Role.PREFILL):
             lacking.append("no prefill engine is available: decode engines compute prompts")
+        down = sum(self._pool.down(e) for e in engines if not e.draining)
+        if down:
+            lacking.append(f"{down} of {len(engines)} engines {'is' if down == 1 else 'are'} down")
         if not self._store_connected():
             lacking.append("the store is not connected")
         return "degraded" if lacking else "ok", lacking

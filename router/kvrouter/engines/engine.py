@@ -124,14 +124,17 @@ class Engine:
     role: Role
     family: str = "store"  # a name in `FAMILIES`
     identity: Identity | None = None  # None while it is not in the pool
+    models_before: tuple[str, ...] = ()  # that it served when it was last in the pool
     breaker: Breaker | None = None
     requests: int = 0  # of this router, in flight
+    busy_s: float = 0.0  # a server's time with legs of this router; with some, less their beginning
     tokens: int = 0  # reserved on it, by this router and by others
     remote_tokens: int = 0  # those of them that other routers report
     computing_tokens: int = 0  # prompt tokens that its decode legs have still to compute
     joins: int = 0  # how often it has joined the pool
     draining: bool = False  # a server that gets no new legs, because it is to leave for good
     tls: bool = False  # a server that is reached by HTTPS
+    label: str = ""  # what its operator calls it; "": nothing
     ranks: tuple[Engine, ...] = ()  # of a server with several data-parallel ranks
     rank: int | None = None  # of a rank: its number in requests
     event_rank: int = 0  # its number in KV events, which is also added to their port

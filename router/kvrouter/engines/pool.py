@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from kvrouter.engines.breaker import Breaker, BreakerState
 from kvrouter.engines.engine import Engine, HashDomain, Identity, Role
 from kvrouter.http.failure import Failure
-from kvrouter.options.addresses import SECURE, bare_address
+from kvrouter.options.addresses import SECURE, bare_address, label_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     Callback = Callable[[Engine], None]
+    EngineChange = Literal[
+        "joined", "left", "draining", "removed", "breaker open", "breaker closed"
+    ]
 
 
 class Ticket:
@@ -71,6 +74,7 @@ class EnginePool:
         self._leave_callbacks: list[Callback] = []
         self._remove_callbacks: list[Callback] = []
         self._models_callbacks: list[Callback] = []
+        self._change_callbacks: list[Callable[[EngineChange, Engine], None]] = []
 
     def on_join(self, callback: Callback) -> None:
         """Call `callback` with each engine that joins; its identity is known."""
@@ -88,6 +92,10 @@ class EnginePool:
         """Call `callback` with each engine in the pool whose models changed."""
         self._models_callbacks.append(callback)
 
+    def on_change(self, callback: Callable[[EngineChange, Engine], None]) -> None:
+        """Call `callback` with what people want to know: of servers, and of breakers of ranks."""
+        self._change_callbacks.append(callback)
+
     # -- membership
 
     def add(self, address: str, role: Role, family: str = "store") -> Engine:
@@ -98,11 +106,13 @@ class EnginePool:
         name = bare_address(address)
         engine = self._engines.get(name)
         if engine is None:
-            engine = Engine(name, role, family, breaker=Breaker(self._clock), tls=name != address)
+            tls = SECURE in address
+            engine = Engine(name, role, family, breaker=Breaker(self._clock), tls=tls)
             self._engines[name] = engine
         elif engine.role is not role:
             engine.role = Role.BOTH
             self._ready.clear()
+        engine.label = label_of(address) or engine.label
         return engine
 
     def assign(self, address: str, role: Role) -> Engine:
@@ -111,10 +121,11 @@ class EnginePool:
         It drains no longer. Its legs go on, unless the scheme (HTTP, HTTPS) changed: that makes it
         another engine.
         """
-        known = self.find(address)
-        if known is not None and known.url != f"{'' if SECURE in address else 'http://'}{address}":
+        known, secure = self.find(address), SECURE in address
+        if known is not None and known.tls is not secure:
             self.remove(known)
         engine = self.add(address, role)
+        engine.label = label_of(address)
         for each in (engine, *engine.ranks):
             each.role = role
         engine.draining = False
@@ -127,6 +138,8 @@ class EnginePool:
         self._changed()
         if not engine.requests:
             self._remove(engine)
+        else:
+            self._tell("draining", engine)
         return not engine.requests
 
     def remove(self, engine: Engine) -> None:
@@ -155,6 +168,7 @@ class EnginePool:
             self._unsettled.discard(each)
         self._changed()
         _call(self._join_callbacks, engine.targets)
+        self._tell("joined", engine)
         return True
 
     def update_models(self, engine: Engine, identity: Identity) -> None:
@@ -172,11 +186,14 @@ class EnginePool:
         server = engine.server
         if server.identity is None:
             return False
+        server.models_before = server.identity.models
         for each in (server, *server.ranks):
             each.identity = None
             self._unsettled.discard(each)
         self._changed()
         _call(self._leave_callbacks, server.targets)
+        if not server.draining:  # then "removed" follows
+            self._tell("left", server)
         return True
 
     # -- lookup
@@ -273,7 +290,10 @@ class EnginePool:
         if engine in self._unsettled:
             self._unsettled.discard(engine)
             if engine.breaker is not None:
+                closes = engine.breaker.state is not BreakerState.CLOSED
                 engine.breaker.succeeded()
+                if closes:
+                    self._tell("breaker closed", engine)
 
     def failed(self, engine: Engine, reason: Failure) -> bool:
         """A leg on `engine` failed; returns whether `engine` may no longer be used.
@@ -286,13 +306,28 @@ class EnginePool:
         if engine.identity is None or engine.breaker is None:
             return False
         self._unsettled.add(engine)
-        return engine.breaker.failed()
+        opens = engine.breaker.failed()
+        if opens:
+            self._tell("breaker open", engine)
+        return opens
 
     def state(self, engine: Engine) -> BreakerState | None:
         """The state of its breaker; None while it is not in the pool."""
         if engine.identity is None or engine.breaker is None:
             return None
         return engine.breaker.state
+
+    def down(self, engine: Engine) -> bool:
+        """Whether no leg can be sent to `engine`: it is away, or its breakers are open."""
+        return all(self.state(each) in (None, BreakerState.OPEN) for each in engine.targets)
+
+    def busy_s(self, engine: Engine) -> float:
+        """Seconds in which the server `engine` had legs of this router; only grows."""
+        return engine.busy_s + (self._clock() if engine.requests else 0.0)
+
+    def _tell(self, change: EngineChange, engine: Engine) -> None:
+        for callback in self._change_callbacks:
+            callback(change, engine)
 
     def _changed(self) -> None:
         self._ready.clear()
@@ -305,9 +340,12 @@ class EnginePool:
         self._domain = counted.most_common(1)[0][0] if counted else None
 
     def _began(self, engine: Engine) -> None:
+        server = engine.server
+        if not server.requests:
+            server.busy_s -= self._clock()
         engine.requests += 1
-        if engine.server is not engine:
-            engine.server.requests += 1
+        if server is not engine:
+            server.requests += 1
         if engine in self._unsettled and engine.breaker is not None:
             engine.breaker.began()
 
@@ -321,6 +359,8 @@ class EnginePool:
         engine.requests -= 1
         if server is not engine:
             server.requests -= 1
+        if not server.requests:
+            server.busy_s += self._clock()
         if server.draining and not server.requests:
             self._remove(server)
         if engine in self._unsettled and engine.breaker is not None:
@@ -332,6 +372,7 @@ class EnginePool:
         self.leave(engine)
         del self._engines[engine.address]
         _call(self._remove_callbacks, (engine,))
+        self._tell("removed", engine)
 
 
 def _call(callbacks: Sequence[Callback], engines: Sequence[Engine]) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from kvrouter.options.addresses import bare_address
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -55,9 +57,10 @@ class Fleet:
 
         Engines in neither list stay as they are: they were added otherwise.
         """
+        kept = {bare_address(address) for address in after}
         for address in before.keys() - after.keys():
             engine = self._pool.find(address)
-            if engine is not None and not engine.draining:
+            if engine is not None and not engine.draining and engine.address not in kept:
                 self.remove(engine)
         for address, role in after.items():
             engine = self._pool.find(address)

@@ -31,6 +31,7 @@ def source(path: Path) -> FileSource:
             {"10.0.0.1:80": Role.DECODE, "[::1]:90": Role.DECODE},
         ),
         (f'{{"decode": ["{A}"]}}', {A: Role.DECODE}),
+        (f"decode: [rack1-a={A}]\n", {f"rack1-a={A}": Role.DECODE}),
     ],
 )
 def test_a_file_has_lists_of_engines(text: str, members: dict[str, Role]) -> None:

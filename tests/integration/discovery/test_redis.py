@@ -99,6 +99,8 @@ async def test_other_programs_may_write_entries(link: RedisClient) -> None:
         await put(link, A, '{"role": "prefill"}')
         await put(link, f"http://{B}", '{"role": "both", "weight": 3}')
         await heard.names({A: Role.PREFILL, B: Role.BOTH})
+        await put(link, "rack1-a=c:1", '{"role": "decode"}')
+        await heard.names({A: Role.PREFILL, B: Role.BOTH, "rack1-a=c:1": Role.DECODE})
 
 
 async def test_routers_of_another_prefix_see_others(link: RedisClient) -> None:
@@ -321,3 +323,6 @@ def test_an_engine_of_both_roles_registers_once() -> None:
     given: dict[str, Any] = {"redis": "redis://a", "prefill": [A], "decode": ["http://" + A, B]}
     settings = RegisterSettings(**given, health_timeout_s=1.0, log_level="error")
     assert settings.members == {A: Role.BOTH, B: Role.DECODE}
+    given["decode"][0] = f"rack1-a={A}"
+    settings = RegisterSettings(**given, health_timeout_s=1.0, log_level="error")
+    assert settings.members == {f"rack1-a={A}": Role.BOTH, B: Role.DECODE}

@@ -6,9 +6,11 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from tests.fakes.engine import FakeEngine
 from tests.integration.router.conftest import Open, Site, text, until
 
 from kvrouter.control.page.model import Snapshot
+from kvrouter.http.failure import Failure
 
 Headers = dict[str, str]
 
@@ -101,8 +103,49 @@ async def test_an_engine_that_dies_is_away_with_its_problem(site: Open) -> None:
     await here.decode[0].stop()
     await until(lambda: here.app.core.pool.all()[0].identity is None)
     (card, _) = (await once(here, lambda told: told.engines[0].problem is not None)).engines
-    assert (card.state, card.breaker) == ("away", None)
+    assert (card.state, card.down, card.breaker) == ("away", True, None)
     assert "Connect" in (card.problem or "")
+
+
+async def test_while_an_engine_is_down_the_router_is_degraded_and_says_since_when(
+    site: Open,
+) -> None:
+    here = await site(0, 2, control_port=0)
+    await here.decode[0].stop()
+    told = await once(here, lambda told: told.router.state == "degraded")
+    assert told.router.lacking == ["1 of 2 engines is down"]
+    event = next(event for event in told.events if event.kind == "left")
+    assert (event.engine, abs(told.time_s - event.at_s) < 20) == (here.decode[0].address, True)
+    await here.decode[0].start()
+    told = await once(here, lambda told: told.router.state == "ok")
+    assert (told.events[0].kind, told.router.lacking) == ("joined", [])
+
+
+async def test_while_every_breaker_is_open_the_router_says_that_nobody_can_serve(
+    site: Open,
+) -> None:
+    here = await site(0, 1, control_port=0)
+    pool = here.app.core.pool
+    (engine,) = pool.all()
+    for _ in range(3):
+        pool.failed(engine, Failure.TIMEOUT)
+    told = await snapshot(here)
+    assert (told.router.state, told.engines[0].breaker) == ("unavailable", "open")
+    assert (await here.get("/health"))[0] == 503
+    assert told.events[0].kind == "breaker open"
+
+
+async def test_models_are_told_apart(site: Open) -> None:
+    def two_models(engines: list[FakeEngine]) -> None:
+        engines[1].model = "other-model"
+
+    here = await site(0, 2, control_port=0, prepare=two_models)
+    await here.post(text(model="other-model"))
+    told = await once(here, lambda told: told.minute.ok == 1)
+    assert {card.name: (card.engines, card.ok, card.output_tokens) for card in told.models} == {
+        "m": (1, 0, 0),
+        "other-model": (1, 1, 4),
+    }
 
 
 async def test_prompts_and_answers_are_never_in_the_document(site: Open) -> None:

@@ -233,7 +233,7 @@ async def test_requests_are_served_while_settings_are_read_again(site: Open) -> 
 async def test_a_reading_that_fails_changes_nothing_and_the_next_one_does(
     site: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
-    here = await site()
+    here = await site(control_port=0)
     answers: list[RouterSettings | UsageError] = [
         here.app.settings.model_copy(update={"queue_size": 7}),
         UsageError("--queue-size: too small"),
@@ -252,6 +252,12 @@ async def test_a_reading_that_fails_changes_nothing_and_the_next_one_does(
     reload.begin()
     await until(lambda: here.app.core.engine_wait.size == 7)
     await reload.close()
+    assert here.app.snapshots is not None
+    events = here.app.snapshots.snapshot().events[:2]
+    assert [(event.kind, event.text) for event in events] == [
+        ("reload", "--queue-size"),
+        ("reload refused", "the router keeps its settings; its log says why"),
+    ]
 
 
 def test_every_setting_that_reloads_is_proven_here() -> None:

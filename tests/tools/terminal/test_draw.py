@@ -11,6 +11,7 @@ from kvrouter.control.page.model import (
     History,
     Load,
     Minute,
+    ModelCard,
     RequestCard,
     RequestList,
     RouterCard,
@@ -24,8 +25,9 @@ from kvrouter.tools.terminal.draw import Line, count, screen, seconds, span, tab
 
 def engine(name: str, role: str, **more: object) -> EngineCard:
     facts: dict[str, object] = {
-        "id": name, "role": role, "state": "up", "breaker": "closed", "requests": 3,
-        "tokens": 4096, "index": "exact", "family": "store", "version": "0.32.0",
+        "id": name, "label": None, "role": role, "state": "up", "down": False,
+        "breaker": "closed", "requests": 3, "tokens": 4096, "busy": 0.5, "index": "exact",
+        "family": "store", "version": "0.32.0",
         "block_tokens": 64, "models": ["m"], "ranks": [], "problem": None, **more,
     }  # fmt: skip
     return EngineCard(**facts)  # type: ignore[arg-type]
@@ -37,16 +39,21 @@ def document(**more: object) -> Snapshot:
         "time_s": 1e9,
         "router": RouterCard("0.1.0", "ok", [], ["m"], "prefix", 1e9 - 3700, 3700.0),
         "load": Load(5, 4096, 2, 0, 100),
-        "minute": Minute(60.0, 120, 0, 6000, 1500, 3000, 2400, 0.120, 0.480),
+        "minute": Minute(
+            60.0, 120, 0, 6000, 1500, 3000, 2400, 0.120, 0.480,
+            0.0, 0.010, {"429": 3}, {"timeout": 2},
+        ),
+        "models": [ModelCard("m", 2, 5, 0, 120, 0, 2400, 0.150)],
+        "events": [],
         "engines": [engine("10.0.0.1:8000", "prefill"), engine("10.0.0.2:8000", "decode")],
         "flows": [FlowCard("10.0.0.1:8000", "10.0.0.2:8000", 40, 4000)],
         "history": History(5.0, 1e9, {name: [1.0, None, 3.0] for name in SERIES}),
         "requests": RequestList(
-            1, [RequestCard(1, "req-1", "m", "stream", "p:1", "d:1", 2.5, 100, 17)]
+            1, None, [RequestCard(1, "req-1", "m", "stream", "p:1", "d:1", 2.5, 100, 17)]
         ),
         "store": StoreCard(
             "kv://s:7400", True, 0.5, None,
-            [TierCard("memory", 1 << 30, 1 << 29, 100, 9, 1, 0)], 2, {"shm": 2}, 600, 1200,
+            [TierCard("memory", 1 << 30, 1 << 29, 100, 9, 1, 0)], 2, {"shm": 2}, 60.0, 600, 1200,
         ),
         **more,
     }  # fmt: skip
@@ -61,8 +68,9 @@ def test_everything_that_matters_is_there() -> None:
     text = shown()
     for part in (
         "ok", "prefix", "up 1:01:40", "5 of 4096 requests in flight, 2 of 100 waiting", "2/s",
-        "40/s", "120 ms, 95 % 480 ms", "prefill 2.50 s", "25.0% of 6,000", "50.0% of 6,000",
-        "10.0.0.1:8000", "exact", "store 0.32.0", "512.0 MiB", "1.0 GiB", "90.0%", "req-1",
+        "40/s", "120 ms, 95 % 480 ms", "0, 3 x 429, 2 legs timeout", "0 ms, 95 % 10 ms",
+        "prefill 2.50 s", "25.0% of 6,000", "50.0% of 6,000", "10.0.0.1:8000",
+        "exact", "store 0.32.0", "512.0 MiB", "1.0 GiB", "90.0%", "req-1",
         "stream",
     ):  # fmt: skip
         assert part in text, part
@@ -88,7 +96,7 @@ def test_what_others_named_cannot_move_the_cursor() -> None:
     evil = "\x1b[2Jevil\x07\n"
     request = RequestCard(1, evil, evil, "plan", evil, None, 1.0, None, 0)
     text = shown(
-        requests=RequestList(1, [request]),
+        requests=RequestList(1, None, [request]),
         engines=[engine(evil, "decode", problem=evil)],
         flows=[FlowCard(evil, evil, 1, 1)],
         router=RouterCard("0.1.0", "degraded", [evil], [evil], "prefix", 0.0, 1.0),
@@ -104,7 +112,7 @@ def test_colours_are_there_only_where_they_are_wanted() -> None:
 
 
 def test_without_store_engines_or_requests_nothing_is_made_up() -> None:
-    text = shown(store=None, engines=[], flows=[], requests=RequestList(0, []))
+    text = shown(store=None, engines=[], flows=[], requests=RequestList(0, None, []))
     assert "no engine is named yet" in text
     assert "kv://" not in text
 
@@ -140,3 +148,9 @@ def test_columns_of_numbers_align_to_the_right() -> None:
         "longer  100",
     ]
     assert Line("abcdef", "red").shown(4, colours=True) == "\x1b[31mabcd\x1b[0m"
+
+
+def test_an_engine_with_a_label_is_shown_by_it_too() -> None:
+    assert re.search(
+        r"^rack1-a d:1 +decode", shown(engines=[engine("d:1", "decode", label="rack1-a")]), re.M
+    )

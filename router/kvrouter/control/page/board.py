@@ -11,18 +11,23 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.control.page.model import FlowCard, RequestCard, RequestList
+from kvrouter.control.page.traffic import ModelTraffic
 from kvrouter.control.page.window import MINUTE_S, Recent
 from kvrouter.openai.request import UNREAD
 from kvrouter.serving.request.ttft_parts import parts_of
-from kvrouter.telemetry.metrics import PARTS
+from kvrouter.telemetry.metrics import NOT_WELL, PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvrouter.control.page.traffic import Traffic
     from kvrouter.serving.request.context import RequestContext
 
 SHOWN_REQUESTS: Final = 50
 """Listed requests, the oldest; the others are only counted."""
+
+_NOT_SENT: Final = ("queue", "plan")
+"""Phases of a request that no engine has."""
 
 Pair = tuple[str | None, str]
 """Prefill engine (None: no prefill leg) and decode engine."""
@@ -35,7 +40,9 @@ class Board:
         clock: seconds, monotonic; the clock of the contexts.
 
     Attributes:
-        ttft: times to the first byte within the last minute, in seconds.
+        ttft: times to the first byte within the last minute, in seconds; waits: what of these
+            was the wait for a turn or an engine.
+        models: the traffic of each model.
         output_tokens: tokens, or events of streams, that clients got until the last `update`; only
             grows.
     """
@@ -50,6 +57,8 @@ class Board:
         self._begun = 0
         self._parts_s = [0.0] * len(PARTS)
         self.ttft = Recent(clock)
+        self.waits = Recent(clock)
+        self.models = ModelTraffic()
         self.output_tokens = 0
         self._ended_tokens = 0
 
@@ -61,24 +70,46 @@ class Board:
     def leave(self, context: RequestContext) -> None:
         """Remove a request that has ended."""
         self._live.pop(id(context), None)
+        traffic = self._traffic(context)
+        well = context.exchange.status == 200 and context.outcome.reason not in NOT_WELL
+        traffic.totals.ok += well
+        traffic.totals.failed += not well
         for unit in context.shares or (context,):
             if unit.timing.first_s and id(unit) not in self._noted:
-                self._note(unit)
+                self._note(unit, traffic)
             self._noted.discard(id(unit))
-            self._ended_tokens += _tokens(unit)
+            tokens = _tokens(unit)
+            traffic.ended_tokens += tokens
+            self._ended_tokens += tokens
 
     def update(self) -> None:
         """Record the answers that have begun; must be called about once per second."""
-        tokens = self._ended_tokens
+        for traffic in self.models.all():
+            traffic.live_tokens = 0
         for _, context in self._live.values():
             for unit in context.shares or (context,):
                 if not unit.timing.first_s:
                     continue
-                tokens += _tokens(unit)
+                traffic = self._traffic(context)
+                traffic.live_tokens += _tokens(unit)
                 if id(unit) not in self._noted:
                     self._noted.add(id(unit))
-                    self._note(unit)
+                    self._note(unit, traffic)
+        tokens = self._ended_tokens
+        for traffic in self.models.all():
+            traffic.add_up()
+            tokens += traffic.live_tokens
         self.output_tokens = max(self.output_tokens, tokens)
+
+    def count_live(self) -> None:
+        """Count the requests of each model that are in flight, and those that wait."""
+        for traffic in self.models.all():
+            traffic.running = traffic.waiting = 0
+        for _, context in self._live.values():
+            traffic = self._traffic(context)
+            traffic.running += 1
+            units = context.shares or [context]
+            traffic.waiting += phase(units[-1]) in _NOT_SENT
 
     def take_parts(self) -> tuple[int, list[float]]:
         """Answers that began since the last call, and the sum of each part of their TTFT in s."""
@@ -105,13 +136,22 @@ class Board:
         now_s = self._clock()
         oldest = islice(self._live.values(), SHOWN_REQUESTS)
         cards = [_card(number, context, now_s) for number, context in oldest]
-        return RequestList(len(self._live), cards)
+        waits = (now_s - c.timing.started_s for _, c in self._live.values() if c.queued)
+        return RequestList(len(self._live), next(waits, None), cards)
 
-    def _note(self, unit: RequestContext) -> None:
+    def _traffic(self, context: RequestContext) -> Traffic:
+        return self.models.of(context.model, context.request.model)
+
+    def _note(self, unit: RequestContext, traffic: Traffic) -> None:
         """Record the beginning of one prompt's answer."""
         self._begun += 1
-        self.ttft.add(unit.timing.first_s - unit.timing.started_s)
-        for place, part_s in enumerate(parts_of(unit.timing, unit.timing.first_s)):
+        ttft_s = unit.timing.first_s - unit.timing.started_s
+        traffic.totals.begun += 1
+        traffic.totals.ttft_s += ttft_s
+        self.ttft.add(ttft_s)
+        parts = parts_of(unit.timing, unit.timing.first_s)
+        self.waits.add(parts[0])
+        for place, part_s in enumerate(parts):
             self._parts_s[place] += part_s
         second = int(self._clock())
         if not self._flows or self._flows[-1][0] != second:

@@ -18,8 +18,8 @@ class RouterCard(msgspec.Struct):
     """The router itself.
 
     Attributes:
-        state: "starting", "ok", "degraded", "unavailable" (no decode engine) or "draining", as
-            in /health.
+        state: "starting", "ok", "degraded" (something is lacking, or an engine is down),
+            "unavailable" (no decode engine) or "draining", as in /health.
         lacking: sentences about what is wrong.
         policy: that chooses engines.
         started_s: Unix time.
@@ -62,6 +62,9 @@ class Minute(msgspec.Struct):
             store_tokens.
         output_tokens: tokens, or events of streams, that clients got.
         ttft_p50_s, ttft_p95_s: from arrival to the first byte; null without requests.
+        queue_p50_s, queue_p95_s: what of that was the wait for a turn or for an engine.
+        errors: failed requests by the status that clients got; "499": the client left.
+        upstream_errors: failed legs by reason, as in `kvrouter:upstream_errors`.
     """
 
     span_s: float
@@ -73,6 +76,10 @@ class Minute(msgspec.Struct):
     output_tokens: int
     ttft_p50_s: float | None
     ttft_p95_s: float | None
+    queue_p50_s: float | None
+    queue_p95_s: float | None
+    errors: dict[str, int]
+    upstream_errors: dict[str, int]
 
 
 class RankCard(msgspec.Struct):
@@ -90,23 +97,30 @@ class EngineCard(msgspec.Struct):
 
     Attributes:
         id: HOST:PORT.
+        label: what its operator calls it; null: nothing.
         role: "prefill", "decode" or "both".
         state: "up", "away" or "draining".
+        down: whether it should take legs and cannot: it is away, or its breaker is open.
         breaker: "closed", "open" or "half_open"; null while it is away.
         requests: legs of this router in flight on it; tokens: of these and of planned ones.
+        busy: share of the last minute in which it had legs of this router, 0 to 1; null: not known.
         index: how well the router knows its cache, as in `kvrouter:kv_index_state`.
         family: its kind of API.
         version: as it reports it.
         block_tokens: tokens of one KV block.
+        models: that it serves, or served before it went away.
         problem: a sentence about the result of the last probe.
     """
 
     id: str
+    label: str | None
     role: str
     state: str
+    down: bool
     breaker: str | None
     requests: int
     tokens: int
+    busy: float | None
     index: str | None
     family: str | None
     version: str | None
@@ -114,6 +128,48 @@ class EngineCard(msgspec.Struct):
     models: list[str]
     ranks: list[RankCard]
     problem: str | None
+
+
+class ModelCard(msgspec.Struct):
+    """One model; "other" are those beyond the first 50, and unknown ones.
+
+    Attributes:
+        engines: of the pool that serve it.
+        running: requests in flight; waiting: of these, not sent to an engine yet.
+        ok, failed: requests that ended.
+        output_tokens: tokens, or events of streams, that clients got.
+        ttft_mean_s: of the answers that began; null without any.
+    """
+
+    name: str
+    engines: int
+    running: int
+    waiting: int
+    ok: int
+    failed: int
+    output_tokens: int
+    ttft_mean_s: float | None
+
+
+class EventCard(msgspec.Struct):
+    """Something that happened to an engine or to the router.
+
+    Attributes:
+        key: its number.
+        at_s: Unix time.
+        kind: "joined", "left", "draining", "removed", "breaker open", "breaker closed", "reload"
+            or "reload refused".
+        engine: HOST:PORT, or HOST:PORT@RANK; null: the router.
+        label: of the engine.
+        text: why, or what.
+    """
+
+    key: int
+    at_s: float
+    kind: str
+    engine: str | None
+    label: str | None
+    text: str | None
 
 
 class FlowCard(msgspec.Struct):
@@ -164,9 +220,13 @@ class RequestCard(msgspec.Struct):
 
 
 class RequestList(msgspec.Struct):
-    """The oldest requests in flight, and the number of all."""
+    """The oldest requests in flight, and the number of all.
+
+    `waiting_s`: how long the one has waited that waits longest for its turn; null: none waits.
+    """
 
     total: int
+    waiting_s: float | None
     shown: list[RequestCard]
 
 
@@ -193,7 +253,8 @@ class StoreCard(msgspec.Struct):
 
     Attributes:
         connections: by transport.
-        in_bytes, out_bytes: of blocks, in the last minute.
+        span_s: the time that counts are of: the last minute, or since the first answer.
+        in_bytes, out_bytes: of blocks, in that time.
     """
 
     url: str
@@ -203,6 +264,7 @@ class StoreCard(msgspec.Struct):
     tiers: list[TierCard]
     leases: int
     connections: dict[str, int]
+    span_s: float
     in_bytes: int
     out_bytes: int
 
@@ -215,7 +277,9 @@ class Snapshot(msgspec.Struct):
     router: RouterCard
     load: Load
     minute: Minute
+    models: list[ModelCard]
     engines: list[EngineCard]
+    events: list[EventCard]
     flows: list[FlowCard]
     history: History
     requests: RequestList

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -28,13 +29,14 @@ from kvrouter.engines.breaker import BreakerState
 from kvrouter.telemetry.metrics import PARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from kvrouter.control.page.board import Board
+    from kvrouter.control.page.events import Events
     from kvrouter.control.page.tiers import StoreWatch
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
-    from kvrouter.telemetry.metrics import Metrics
+    from kvrouter.telemetry.metrics import Metrics, Tally
 
 TICK_S: Final = 1.0
 FRESH_S: Final = 0.25
@@ -42,6 +44,9 @@ FRESH_S: Final = 0.25
 _COUNTERS: Final = (
     "ok", "failed", "prompt_tokens", "engine_tokens", "store_tokens", "output_tokens",
 )  # fmt: skip
+_ERROR: Final = "error "
+_UPSTREAM: Final = "upstream error "
+"""What stands before the code or the reason in the names of counters of errors."""
 _GAUGES: Final = ("running", "waiting", "engines_up")
 _TIMES: Final = tuple(f"ttft_{part}_s" for part in PARTS)
 SERIES: Final = (*_COUNTERS, *_GAUGES, "missing_tokens", "begun", "ttft_mean_s", *_TIMES)
@@ -53,6 +58,7 @@ class Sources:
     """Sources of the document.
 
     Attributes:
+        events: what happened of late.
         condition: `state` and `lacking` of `RouterCard`.
         index_state: how well the router knows an engine's cache; None if it is unknown.
         problem: result of an engine's last probe.
@@ -64,6 +70,7 @@ class Sources:
     pool: EnginePool
     metrics: Metrics
     board: Board
+    events: Events
     condition: Callable[[], tuple[str, list[str]]]
     index_state: Callable[[Engine], str | None]
     problem: Callable[[Engine], str | None]
@@ -89,9 +96,9 @@ class Snapshots:
         self._wall = wall
         self._started_s, self._started_at_s = clock(), wall()
         self._ring = Ring(SERIES)
-        self._growth = Growth()
-        self._growth.note(clock(), self._totals())
-        self._bucket_totals = self._totals()
+        self._growth: Growth[str] = Growth()
+        self._busy: Growth[Engine] = Growth()
+        self._bucket_totals = self._note()
         self._bucket_end_s = clock() + BUCKET_S
         self._ring_end_s = wall()
         self._version = __version__
@@ -122,15 +129,18 @@ class Snapshots:
     def snapshot(self) -> Snapshot:
         """The document."""
         sources = self._sources
-        sources.board.update()
-        self._growth.note(self._clock(), self._totals())
+        self._note()
+        sources.board.count_live()
+        engines = sources.pool.all()
         return Snapshot(
             schema=SCHEMA,
             time_s=self._wall(),
             router=self._router(),
             load=sources.load(),
             minute=self._minute(),
-            engines=[self._engine(engine) for engine in sources.pool.all()],
+            models=sources.board.models.cards(engines),
+            engines=[self._engine(engine) for engine in engines],
+            events=sources.events.cards(),
             flows=sources.board.flows(),
             history=History(BUCKET_S, self._ring_end_s, self._ring.series()),
             requests=sources.board.requests(),
@@ -139,9 +149,7 @@ class Snapshots:
 
     def tick(self) -> None:
         """Record the history; must be called about once per second."""
-        self._sources.board.update()
-        now_s, totals = self._clock(), self._totals()
-        self._growth.note(now_s, totals)
+        now_s, totals = self._clock(), self._note()
         if now_s >= self._bucket_end_s:
             self._close_bucket(totals)
             late_s = now_s - self._bucket_end_s
@@ -173,17 +181,31 @@ class Snapshots:
         self._ring.push(bucket)
         self._ring_end_s = self._wall()
 
+    def _note(self) -> dict[str, float]:
+        """Read all counters now, and return those of the router."""
+        now_s, pool, board = self._clock(), self._sources.pool, self._sources.board
+        board.update()
+        board.models.note(now_s, pool.models())
+        self._busy.note(now_s, {engine: pool.busy_s(engine) for engine in pool.all()})
+        totals = self._totals()
+        self._growth.note(now_s, totals)
+        return totals
+
     def _totals(self) -> dict[str, float]:
         metrics, board = self._sources.metrics, self._sources.board
         metrics.settle()
-        held = metrics.hit_tokens
+        held = _by_label(metrics.hit_tokens, "source")
+        errors = _by_label(metrics.errors, "code")
+        upstream = _by_label(metrics.upstream_errors, "reason")
         return {
             "ok": sum(metrics.success.values()),
-            "failed": sum(metrics.errors.values()),
-            "prompt_tokens": metrics.prompt_tokens.get((), 0),
-            "engine_tokens": held.get("engine", 0),
-            "store_tokens": held.get("store", 0),
+            "failed": errors.total(),
+            "prompt_tokens": sum(metrics.prompt_tokens.values()),
+            "engine_tokens": held["engine"],
+            "store_tokens": held["store"],
             "output_tokens": board.output_tokens,
+            **{_ERROR + code: count for code, count in errors.items()},
+            **{_UPSTREAM + reason: count for reason, count in upstream.items()},
         }
 
     def _router(self) -> RouterCard:
@@ -199,27 +221,39 @@ class Snapshots:
         )
 
     def _minute(self) -> Minute:
-        p50_s, p95_s = self._sources.board.ttft.quantiles(0.5, 0.95)
-        counts = {name: int(self._growth.of(name)) for name in _COUNTERS}
-        span_s = round(self._growth.covered_s, 3)
-        return Minute(span_s=span_s, **counts, ttft_p50_s=p50_s, ttft_p95_s=p95_s)
+        board, grown = self._sources.board, self._growth.grown()
+        p50_s, p95_s = board.ttft.quantiles(0.5, 0.95)
+        waited_p50_s, waited_p95_s = board.waits.quantiles(0.5, 0.95)
+        return Minute(
+            span_s=round(self._growth.covered_s, 3),
+            **{name: int(grown.get(name, 0)) for name in _COUNTERS},
+            ttft_p50_s=p50_s,
+            ttft_p95_s=p95_s,
+            queue_p50_s=waited_p50_s,
+            queue_p95_s=waited_p95_s,
+            errors=_named(grown, _ERROR),
+            upstream_errors=_named(grown, _UPSTREAM),
+        )
 
     def _engine(self, engine: Engine) -> EngineCard:
-        identity, pool = engine.identity, self._sources.pool
+        identity, pool, span_s = engine.identity, self._sources.pool, self._busy.covered_s
         up = "up" if identity is not None else "away"
         states = {pool.state(target) for target in engine.targets}
         return EngineCard(
             id=engine.address,
+            label=engine.label or None,
             role=engine.role.value,
             state="draining" if engine.draining else up,
+            down=not engine.draining and pool.down(engine),
             breaker=_worst(states),
             requests=engine.requests,
             tokens=engine.tokens,
+            busy=min(1.0, self._busy.of(engine) / span_s) if span_s else None,
             index=self._sources.index_state(engine.targets[0]),
             family=engine.family if identity is not None else None,
             version=identity.version if identity is not None else None,
             block_tokens=identity.block_tokens if identity is not None else None,
-            models=list(identity.models) if identity is not None else [],
+            models=list(identity.models if identity is not None else engine.models_before),
             ranks=[self._rank(rank) for rank in engine.ranks],
             problem=self._sources.problem(engine),
         )
@@ -233,6 +267,21 @@ class Snapshots:
             tokens=rank.tokens,
             index=self._sources.index_state(rank),
         )
+
+
+def _by_label(tally: Tally, label: str) -> Counter[str]:
+    """Its counts by the values of one label."""
+    place, counts = tally.labels.index(label), Counter[str]()
+    for labels, count in tally.items():
+        counts[labels if isinstance(labels, str) else labels[place]] += count
+    return counts
+
+
+def _named(grown: Mapping[str, float], prefix: str) -> dict[str, int]:
+    """The counters whose names begin with `prefix`, without it."""
+    return {
+        name.removeprefix(prefix): int(n) for name, n in grown.items() if name.startswith(prefix)
+    }
 
 
 def _worst(states: set[BreakerState | None]) -> str | None:

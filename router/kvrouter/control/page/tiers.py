@@ -36,7 +36,7 @@ class StoreWatch:
         self._client = client
         self._clock = clock
         self._stats: Mapping[str, int] = {}
-        self._growth = Growth()
+        self._growth: Growth[str] = Growth()
         self._answered_s: float | None = None
         self._problem: str | None = None
 
@@ -69,6 +69,7 @@ class StoreWatch:
             tiers=self._tiers(),
             leases=stats.get("leases", 0),
             connections=transports,
+            span_s=round(self._growth.covered_s, 3),
             in_bytes=int(sum(grown(f"bytes_in_total.{name}") for name in transports)),
             out_bytes=int(sum(grown(f"bytes_out_total.{name}") for name in transports)),
         )

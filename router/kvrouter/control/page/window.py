@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+Name = TypeVar("Name")
+
 BUCKET_S: Final = 5.0
 HISTORY_S: Final = 900.0
 MINUTE_S: Final = 60.0
+_APART_S: Final = 1.0
 
 
-class Growth:
+class Growth(Generic[Name]):
     """Growth of counters within the last `span_s`, from readings at any times."""
 
     def __init__(self, span_s: float = MINUTE_S) -> None:
         self._span_s = span_s
-        self._readings: deque[tuple[float, Mapping[str, float]]] = deque()
+        self._readings: deque[tuple[float, Mapping[Name, float]]] = deque()
 
-    def note(self, now_s: float, totals: Mapping[str, float]) -> None:
-        """Add a reading; a counter that fell was reset, which discards earlier readings."""
+    def note(self, now_s: float, totals: Mapping[Name, float]) -> None:
+        """Add a reading, or replace the last one if both are of the same second.
+
+        A counter that fell was reset, which discards earlier readings.
+        """
         if self._readings and any(
             value < self._readings[-1][1].get(name, 0) for name, value in totals.items()
         ):
             self._readings.clear()
+        if len(self._readings) > 1 and now_s - self._readings[-2][0] < _APART_S:
+            self._readings.pop()
         self._readings.append((now_s, totals))
         while len(self._readings) > 2 and self._readings[1][0] <= now_s - self._span_s:
             self._readings.popleft()
 
-    def of(self, name: str) -> float:
+    def of(self, name: Name) -> float:
         """Growth of the counter `name`."""
         if not self._readings:
             return 0.0
         first, last = self._readings[0][1], self._readings[-1][1]
-        return last.get(name, 0.0) - first.get(name, 0.0)
+        return max(0.0, last.get(name, 0.0) - first.get(name, 0.0))
+
+    def grown(self) -> dict[Name, float]:
+        """Every counter that grew, and its growth."""
+        names = self._readings[-1][1] if self._readings else ()
+        return {name: growth for name in names if (growth := self.of(name))}
 
     @property
     def covered_s(self) -> float:

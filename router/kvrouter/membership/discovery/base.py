@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kvrouter.engines.engine import Role
+from kvrouter.options.addresses import unlabelled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +28,7 @@ class RedisAccess:
 
 
 Members = Mapping[str, Role]
-"""Every engine of one source: its role by its address, `HOST:PORT`."""
+"""Every engine of one source: its role by its address, in the form of `parse_address`."""
 
 MAX_MEMBERS: Final = 4096
 """Engines that one source may name; more are a mistake, and would only cost probes."""
@@ -62,11 +63,13 @@ class EngineSource(Protocol):
 
 
 def both_roles(named: Iterable[tuple[str, Role]]) -> dict[str, Role]:
-    """Members of (address, role); an address with different roles gets both."""
-    members: dict[str, Role] = {}
+    """Members of (address, role); an address with different roles gets both, and one label."""
+    members: dict[str, tuple[str, Role]] = {}
     for address, role in named:
-        members[address] = role if members.get(address, role) is role else Role.BOTH
-    return members
+        place = unlabelled(address)
+        form, known = members.get(place, (address, role))
+        members[place] = form if form != place else address, role if known is role else Role.BOTH
+    return dict(members.values())
 
 
 def too_many(members: Members) -> str | None:

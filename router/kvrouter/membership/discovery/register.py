@@ -39,7 +39,7 @@ class EngineRegistration:
     def __init__(
         self, link: RedisClient, keys: EntryKeys, address: str, role: Role, ttl_s: float
     ) -> None:
-        self.engine = Engine(bare_address(address), role, tls=address.startswith(SECURE))
+        self.engine = Engine(bare_address(address), role, tls=SECURE in address)
         self.registered = False
         self._address = address
         self._link = link

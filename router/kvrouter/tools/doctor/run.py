@@ -16,7 +16,7 @@ from kvrouter.engines.engine import Engine
 from kvrouter.engines.families import Families
 from kvrouter.membership.discovery.base import both_roles
 from kvrouter.membership.probe_client import ProbeClient
-from kvrouter.options.addresses import SECURE, bare_address
+from kvrouter.options.addresses import SECURE, bare_address, unlabelled
 from kvrouter.tools.doctor.base import GRAVEST_FIRST, Host, Setup, error
 from kvrouter.tools.doctor.discovery import read_sources
 from kvrouter.tools.doctor.engine_facts import learn_engine
@@ -73,8 +73,8 @@ def _learn(setup: Setup) -> None:
     named = [*settings.engines.items()]
     named += [one for each in setup.discovered for one in each.members.items()]
     for address, role in both_roles(named).items():
-        engine = Engine(bare_address(address), role, tls=address.startswith(SECURE))
-        setup.engines[address] = asyncio.create_task(learn_engine(setup, engine))
+        engine = Engine(bare_address(address), role, tls=SECURE in address)
+        setup.engines[unlabelled(address)] = asyncio.create_task(learn_engine(setup, engine))
     if settings.store is not None:
         setup.store = asyncio.create_task(learn_store(settings))
         setup.trials = asyncio.create_task(try_pairs(setup))

@@ -10,7 +10,7 @@ from pydantic import ByteSize
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kvrouter.control.page.model import EngineCard, Snapshot, StoreCard
+    from kvrouter.control.page.model import EngineCard, Minute, Snapshot, StoreCard
 
 MAX_ROWS: Final = 10
 """Rows of the tables of flows and requests."""
@@ -39,7 +39,7 @@ def screen(snapshot: Snapshot) -> list[Line]:
         _minute(snapshot),
         _engines(snapshot.engines),
         _flows(snapshot),
-        _store(snapshot.store, snapshot.minute.span_s),
+        _store(snapshot.store),
         _requests(snapshot),
     )
     lines: list[Line] = []
@@ -110,15 +110,26 @@ def _minute(snapshot: Snapshot) -> Iterator[Line]:
     span_s, prompts = minute.span_s or 1.0, minute.prompt_tokens
     rows = [
         ("answered", f"{count(minute.ok / span_s)}/s"),
-        ("failed", count(minute.failed)),
+        ("failed", ", ".join([count(minute.failed), *_kinds(minute)])),
+        ("queue wait", _quantiles(minute.queue_p50_s, minute.queue_p95_s)),
         ("tokens out", f"{count(minute.output_tokens / span_s)}/s"),
-        ("TTFT", f"median {seconds(minute.ttft_p50_s)}, 95 % {seconds(minute.ttft_p95_s)}"),
+        ("TTFT", _quantiles(minute.ttft_p50_s, minute.ttft_p95_s)),
         ("TTFT parts", _ttft_parts(snapshot.history.series)),
         ("from engines", f"{_share(minute.engine_tokens, prompts)} of {count(prompts)} tokens"),
         ("from the store", f"{_share(minute.store_tokens, prompts)} of {count(prompts)} tokens"),
     ]
     styles = ["red" if name == "failed" and minute.failed else "" for name, _ in rows]
     yield from _table(("last minute", ""), rows, styles)
+
+
+def _quantiles(p50_s: float | None, p95_s: float | None) -> str:
+    return f"median {seconds(p50_s)}, 95 % {seconds(p95_s)}"
+
+
+def _kinds(minute: Minute) -> Iterator[str]:
+    """What failed: requests by status, legs by reason."""
+    yield from (f"{n} x {status}" for status, n in minute.errors.items())
+    yield from (f"{n} legs {reason}" for reason, n in minute.upstream_errors.items())
 
 
 def _ttft_parts(series: dict[str, list[float | None]]) -> str:
@@ -147,7 +158,7 @@ def _engines(engines: Sequence[EngineCard]) -> Iterator[Line]:
         kind = " ".join(filter(None, (engine.family, engine.version)))
         rows.append(
             (
-                engine.id,
+                f"{engine.label} {engine.id}" if engine.label else engine.id,
                 engine.role,
                 state,
                 str(engine.requests),
@@ -169,7 +180,7 @@ def _flows(snapshot: Snapshot) -> Iterator[Line]:
     yield from _table(("prefill", "decode", ">requests", ">prompt tokens"), rows)
 
 
-def _store(store: StoreCard | None, span_s: float) -> Iterator[Line]:
+def _store(store: StoreCard | None) -> Iterator[Line]:
     if store is None:
         return
     if store.connected:
@@ -191,8 +202,8 @@ def _store(store: StoreCard | None, span_s: float) -> Iterator[Line]:
     ]
     heads = ("tier", ">used", ">size", ">blocks", ">found", "note")
     yield from _table(heads, rows, ["yellow" if tier.note else "" for tier in store.tiers])
-    if store.tiers and span_s:
-        given, put = _size(store.out_bytes / span_s), _size(store.in_bytes / span_s)
+    if store.tiers and store.span_s:
+        given, put = (_size(n / store.span_s) for n in (store.out_bytes, store.in_bytes))
         yield Line(f"{put}/s put, {given}/s read, {store.leases} leases")
 
 

@@ -21,6 +21,8 @@ from kvrouter_store.identity.chain import root_hash
         ("HTTP://Engine-A:9", "engine-a:9"),
         ("https://engine-a:9", "https://engine-a:9"),
         ("HTTPS://[::1]:8000/", "https://[::1]:8000"),
+        ("rack1-a=http://10.0.0.1:8000/", "rack1-a=10.0.0.1:8000"),
+        (" A.b_1=HTTPS://engine-a:9", "A.b_1=https://engine-a:9"),
     ],
 )
 def test_an_engine_is_written_as_url_or_host_and_port(written: str, address: str) -> None:
@@ -40,6 +42,12 @@ def test_an_engine_is_written_as_url_or_host_and_port(written: str, address: str
         "e:x",
         "http://e:1/v1",
         "u@e:1",
+        "http://e:1/?a=b",
+        "=e:1",
+        "a b=e:1",
+        f"{'a' * 64}=e:1",
+        "a=b=e:1",
+        "a=",
     ],
 )
 def test_what_is_no_engine_is_refused_with_a_remedy(written: str) -> None:

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -184,6 +185,7 @@ class PoolMachine(RuleBasedStateMachine):
         roles = (Role.PREFILL, Role.DECODE, Role.BOTH)
         self.all = [self.pool.add(f"e:{port}", role) for port, role in enumerate(roles, 1)]
         self.tickets: list[Ticket] = []
+        self.busy_s = [0.0] * len(self.all)
 
     @rule(which=st.integers(0, 2), manifest=st.sampled_from(["x", "y"]))
     def join(self, which: int, manifest: str) -> None:
@@ -233,7 +235,13 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0.0, 40.0))
     def wait(self, seconds: float) -> None:
+        for which, engine in enumerate(self.all):
+            self.busy_s[which] += seconds if engine.requests else 0.0
         self.clock.pass_s(seconds)
+
+    @invariant()
+    def an_engine_is_busy_while_it_has_legs(self) -> None:
+        assert [self.pool.busy_s(engine) for engine in self.all] == pytest.approx(self.busy_s)
 
     @invariant()
     def counts_are_those_of_open_tickets(self) -> None:
@@ -336,3 +344,53 @@ def test_a_role_that_is_changed_is_changed_of_every_rank(clock: Clock) -> None:
     pool.assign("a:1", Role.PREFILL)
     assert [t.role for t in pool.targets()] == [Role.PREFILL] * 3
     assert list(pool.engines(Role.DECODE)) == []
+
+
+def test_a_server_is_busy_while_any_of_its_ranks_is(clock: Clock) -> None:
+    pool = EnginePool(clock)
+    engine = pool.add("a:1", Role.DECODE)
+    pool.join(engine, Identity(("m",), ranks=(0, 1)))
+    one = pool.reserve(engine.ranks[0], 1)
+    clock.pass_s(2)
+    other = pool.reserve(engine.ranks[1], 1)
+    one.release()
+    clock.pass_s(3)
+    other.release()
+    clock.pass_s(4)
+    assert pool.busy_s(engine) == 5
+
+
+def test_an_engine_is_down_while_it_is_away_or_all_its_breakers_are_open(clock: Clock) -> None:
+    pool = EnginePool(clock)
+    engine = pool.add("a:1", Role.DECODE)
+    assert pool.down(engine)
+    pool.join(engine, Identity(("m",), ranks=(0, 1)))
+    assert not pool.down(engine)
+    for rank in engine.ranks:
+        assert not pool.down(engine)
+        for _ in range(3):
+            pool.failed(rank, Failure.TIMEOUT)
+    assert pool.down(engine)
+    clock.pass_s(1)
+    assert not pool.down(engine)
+    pool.leave(engine)
+    assert pool.down(engine)
+
+
+def test_people_are_told_what_happens_to_engines(clock: Clock) -> None:
+    pool = EnginePool(clock)
+    told: list[str] = []
+    pool.on_change(lambda change, engine: told.append(f"{engine.address} {change}"))
+    engine = joined(pool, "a:1", Role.DECODE)
+    for _ in range(4):
+        pool.failed(engine, Failure.TIMEOUT)
+    pool.succeeded(engine)
+    pool.failed(engine, Failure.TIMEOUT)
+    pool.succeeded(engine)
+    pool.leave(engine)
+    pool.join(engine, Identity(("m",)))
+    ticket = pool.reserve(engine, 1)
+    pool.drain(engine)
+    ticket.release()
+    changes = ("joined", "breaker open", "breaker closed", "left", "joined", "draining", "removed")
+    assert told == [f"a:1 {change}" for change in changes]

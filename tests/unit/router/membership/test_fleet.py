@@ -2,6 +2,7 @@ from tests.unit.router.conftest import Clock, joined
 
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.engines.pool import EnginePool
+from kvrouter.membership.discovery.base import both_roles
 from kvrouter.membership.fleet import Fleet
 
 
@@ -101,3 +102,20 @@ def test_the_domain_is_that_of_engines_that_stay(clock: Clock) -> None:
     assert pool.domain is not None
     assert pool.domain.block_tokens == 32
     ticket.release()
+
+
+def test_an_engine_that_gets_a_label_is_the_same_engine(clock: Clock) -> None:
+    pool, changes, watched = fleet(clock)
+    changes.follow({}, {"a:1": Role.DECODE})
+    engine = watched.engines[0]
+    changes.follow({"a:1": Role.DECODE}, {"rack1-a=a:1": Role.DECODE})
+    assert (pool.all(), engine.draining) == ((engine,), False)
+    assert (engine.label, engine.address, engine.url) == ("rack1-a", "a:1", "http://a:1")
+    changes.follow({"rack1-a=a:1": Role.DECODE}, {"a:1": Role.DECODE})
+    assert (pool.all(), engine.label) == ((engine,), "")
+
+
+def test_an_engine_of_two_sources_has_both_roles_and_the_label_of_either() -> None:
+    named = [("a:1", Role.PREFILL), ("rack1-a=a:1", Role.DECODE), ("a:1", Role.DECODE)]
+    assert both_roles(named) == {"rack1-a=a:1": Role.BOTH}
+    assert both_roles(reversed(named)) == {"rack1-a=a:1": Role.BOTH}

@@ -1,5 +1,5 @@
 // Charts: stacked bars over time, with a cursor, and small lines. Sizes never depend on the data.
-import { clock, NONE } from "./format.js";
+import { clock, lately, NONE, rough } from "./format.js";
 import { attr, el, say, svg } from "./dom.js";
 
 const HEIGHT = 120;
@@ -11,7 +11,8 @@ export const windowed = (values) => {
   return [...Array(size - values.length).fill(null), ...values];
 };
 
-const spoken = (seconds) => (seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`);
+/** The time that every chart of a history shows. */
+export const shownSeconds = ({ series, bucket_s: bucketSeconds }) => windowed(series.ok).length * bucketSeconds;
 
 /** The next round number. */
 const ceiling = (value) => {
@@ -24,7 +25,7 @@ const ceiling = (value) => {
  * A stack of bars per bucket.
  *
  * parts: [{key, name, paint}], the lowest first; `scale`: what a bucket's values are multiplied by;
- * `write(value)`: a value as text; `summary(values)`: text beside each name when nothing is pointed at.
+ * `write(value)`: a value as text; `at`: the element that says which time the figures are of.
  */
 export class Stack {
   constructor(box, parts, { name, write, at }) {
@@ -52,14 +53,14 @@ export class Stack {
     this.plot.addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** buckets: {key: [value or null]}; `now`: the values beside the names when nothing is pointed at. */
-  show(buckets, { bucketSeconds, endSeconds, now, nowWords }) {
+  /** buckets: {key: [value or null]}; `whole`: of all that is shown, beside the names when nothing is pointed at. */
+  show(buckets, { bucketSeconds, endSeconds, whole }) {
     this.buckets = this.parts.map((part) => windowed(buckets[part.key] ?? []));
     this.bucketSeconds = bucketSeconds;
     this.endSeconds = endSeconds;
-    this.now = now;
-    this.nowWords = nowWords;
+    this.whole = whole;
     const count = this.buckets[0].length;
+    this.seconds = count * bucketSeconds;
     const sums = Array.from({ length: count }, (_, i) => this.buckets.reduce((sum, part) => sum + (part[i] ?? 0), 0));
     const most = ceiling(Math.max(...sums, 0));
     const gap = count > 100 ? 0.12 : 0.2;
@@ -77,7 +78,7 @@ export class Stack {
     });
     attr(this.picture, "viewBox", `0 0 ${count} ${HEIGHT}`);
     say(this.top, this.write(most));
-    say(this.from, `${spoken(count * bucketSeconds)} ago`);
+    say(this.from, `${rough(this.seconds)} ago`);
     this.tell();
   }
 
@@ -108,8 +109,8 @@ export class Stack {
     if (!this.buckets) return;
     const at = this.cursor;
     this.line.setAttribute("visibility", at === null ? "hidden" : "visible");
-    let words = this.nowWords;
-    let values = this.now;
+    let words = lately(this.seconds);
+    let values = this.whole;
     if (at !== null) {
       attr(this.line, "x1", at + 0.5);
       attr(this.line, "x2", at + 0.5);

@@ -54,3 +54,15 @@ export class Keyed {
     for (const part of before.values()) part.node.remove();
   }
 }
+
+/** For `Keyed`, from [name, text]: a pair of a description list. */
+export const fact = () => {
+  const [name, value] = [el("dt"), el("dd", { class: "num" })];
+  return {
+    node: el("div", {}, name, value),
+    update: ([key, text]) => {
+      say(name, key);
+      say(value, text);
+    },
+  };
+};

@@ -48,6 +48,15 @@ export const span = (seconds) => {
   return `${Math.floor(s / 86400)}${THIN}d ${Math.floor((s % 86400) / 3600)}${THIN}h`;
 };
 
+/** The time that a figure is about: "last minute", "last 2 min". A minute is one of readings, a second apart. */
+export const lately = (seconds) => `last ${Math.abs(seconds - 60) < 2.5 ? "minute" : rough(seconds)}`;
+
+/** A time in one unit. */
+export const rough = (seconds) => {
+  if (seconds < 90) return `${Math.round(seconds)}${THIN}s`;
+  return seconds < 5400 ? `${Math.round(seconds / 60)}${THIN}min` : `${Math.round(seconds / 3600)}${THIN}h`;
+};
+
 export const bytes = (value) => {
   if (value == null) return NONE;
   const [number, unit] = scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);

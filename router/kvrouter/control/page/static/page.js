@@ -1,16 +1,20 @@
 // Asks the router once a second and shows what it says; says so when it says nothing.
 import { Stack } from "./chart.js";
 import { byId, attr, say } from "./dom.js";
+import { Engines, Names } from "./engines.js";
+import { Events } from "./events.js";
 import { Flow } from "./flow.js";
 import { clock, count, NONE, percent, plural, span, time } from "./format.js";
-import { Engines, Requests, Store } from "./tables.js";
+import { Requests, Store } from "./tables.js";
 import { Tiles } from "./tiles.js";
+import { Models, Trouble } from "./traffic.js";
 
 const EVERY_MS = 1000;
 const DEADLINE_MS = 3000;
 const LOST_AFTER = 2;
 const LIVE_SECONDS = 3;
-const STATES = { ok: "serving", degraded: "degraded", unavailable: "no decode engine", starting: "starting", draining: "draining" };
+const NAMED = 3;
+const STATES = { ok: "serving", degraded: "degraded", unavailable: "down: nobody can serve", starting: "starting", draining: "draining" };
 const PARTS = [
   { key: "queue", name: "queue", paint: "paint-queue" },
   { key: "tokenise", name: "tokenise", paint: "paint-tokenise" },
@@ -27,7 +31,10 @@ const SOURCES = [
 
 const tiles = new Tiles();
 const flow = new Flow(byId("flow"));
+const models = new Models();
+const trouble = new Trouble();
 const engines = new Engines();
+const events = new Events();
 const store = new Store();
 const requests = new Requests();
 const hits = new Stack(byId("hits"), SOURCES, { name: "Where prompt tokens came from", write: (value) => `${count(value)}/s`, at: byId("hits-at") });
@@ -38,49 +45,67 @@ let failures = 0;
 let answeredAt = 0;
 let locked = false;
 
-const lastMinute = (values, history) => values.slice(-Math.max(1, Math.round(60 / history.bucket_s)));
-
 const sum = (values) => values.reduce((total, value) => total + (value ?? 0), 0);
 
-const showHits = ({ history, minute }) => {
+const showHits = ({ history }) => {
   const { series, bucket_s: bucketSeconds } = history;
   const rates = {};
   for (const { key } of SOURCES) rates[key] = series[key].map((value) => (value === null ? null : value / bucketSeconds));
-  const missing = Math.max(0, minute.prompt_tokens - minute.engine_tokens - minute.store_tokens);
-  const shares = [minute.engine_tokens, minute.store_tokens, missing];
-  const now = shares.map((value) => (minute.prompt_tokens ? percent(value / minute.prompt_tokens) : NONE));
-  hits.show(rates, { bucketSeconds, endSeconds: history.end_s, now, nowWords: "last minute" });
+  const all = sum(SOURCES.map(({ key }) => sum(series[key])));
+  const whole = SOURCES.map(({ key }) => (all ? percent(sum(series[key]) / all) : NONE));
+  hits.show(rates, { bucketSeconds, endSeconds: history.end_s, whole });
 };
 
 const showTtft = ({ history }) => {
   const { series, bucket_s: bucketSeconds } = history;
-  const begun = lastMinute(series.begun, history);
-  const means = PARTS.map(({ key }) => {
-    const values = lastMinute(series[`ttft_${key}_s`], history);
-    const total = sum(begun);
-    return total ? time(sum(values.map((value, i) => (value ?? 0) * (begun[i] ?? 0))) / total) : NONE;
-  });
+  const begun = sum(series.begun);
   const buckets = Object.fromEntries(PARTS.map(({ key }) => [key, series[`ttft_${key}_s`]]));
-  ttft.show(buckets, { bucketSeconds, endSeconds: history.end_s, now: means, nowWords: "mean of the last minute" });
+  const whole = PARTS.map(({ key }) => (begun ? time(sum(buckets[key].map((value, i) => value * series.begun[i])) / begun) : NONE));
+  ttft.show(buckets, { bucketSeconds, endSeconds: history.end_s, whole });
 };
 
-const showHead = ({ router }) => {
-  say(byId("state"), STATES[router.state] ?? router.state);
+const stateWords = ({ router, engines }) => {
+  const down = engines.filter((engine) => engine.down).length;
+  if (router.state === "degraded" && down) return `degraded: ${plural(down, "engine")} down`;
+  return STATES[router.state] ?? router.state;
+};
+
+const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
+
+/** Which engines are down and since when, the first few. */
+const whoIsDown = ({ engines, events }, names) => {
+  const down = engines.filter((engine) => engine.down);
+  const told = down.slice(0, NAMED).map(({ id }) => {
+    const event = events.find(({ kind, engine }) => engine === id && (kind === "left" || kind === "breaker open"));
+    return event ? `${names.of(id)} since ${clock(event.at_s)}` : names.of(id);
+  });
+  return `${told.join(", ")}${down.length > NAMED ? ` and ${down.length - NAMED} more` : ""}`;
+};
+
+const showHead = (snapshot, names) => {
+  const { router } = snapshot;
+  const words = stateWords(snapshot);
+  say(byId("state"), words);
   attr(byId("state"), "class", `pill ${router.state}`);
   say(byId("about"), [router.models.join(", ") || "no model yet", `policy ${router.policy}`, `version ${router.version}`, `up ${span(router.uptime_s)}`].join(" · "));
-  say(byId("lacking"), router.lacking.join("; "));
+  say(byId("lacking"), router.lacking.map((text) => sentence(text.endsWith(" down") ? `${text}: ${whoIsDown(snapshot, names)}` : text)).join(" "));
+  attr(byId("lacking"), "class", `lacking ${router.state}`);
+  document.title = router.state === "ok" ? `${plural(snapshot.load.running, "request")} · kvrouter` : `${words} · kvrouter`;
 };
 
 const show = (snapshot) => {
-  showHead(snapshot);
+  const names = new Names(snapshot.engines);
+  showHead(snapshot, names);
   tiles.show(snapshot);
-  flow.show(snapshot);
+  flow.show(snapshot, names);
   showHits(snapshot);
   showTtft(snapshot);
-  engines.show(snapshot.engines);
-  store.show(snapshot.store, snapshot.minute);
-  requests.show(snapshot.requests);
-  document.title = `${plural(snapshot.load.running, "request")} · kvrouter`;
+  models.show(snapshot);
+  trouble.show(snapshot);
+  engines.show(snapshot, names);
+  store.show(snapshot.store);
+  events.show(snapshot.events, names);
+  requests.show(snapshot.requests, names);
 };
 
 const lose = (why) => {

@@ -1,7 +1,8 @@
 // The figures at the top: each with a word on what goes with it, and a small line.
-import { count, countParts, joined, NONE, percentParts, plural, time, timeParts } from "./format.js";
+import { count, countParts, joined, lately, NONE, percentParts, time, timeParts } from "./format.js";
 import { attr, byId, el, say } from "./dom.js";
-import { Spark } from "./chart.js";
+import { tally } from "./engines.js";
+import { shownSeconds, Spark } from "./chart.js";
 
 const per = (value, seconds) => (seconds > 0 ? value / seconds : null);
 
@@ -13,10 +14,10 @@ const FIGURES = [
   {
     name: "Requests under way",
     tone: "tone-decode",
-    read: ({ load }) => ({
-      parts: countParts(load.running),
-      sub: load.waiting + load.waiting_for_engine ? `${count(load.waiting + load.waiting_for_engine)} waiting` : "none waiting",
-    }),
+    read: ({ load }) => {
+      const waiting = load.waiting + load.waiting_for_engine;
+      return { parts: countParts(load.running), sub: waiting ? `${count(waiting)} waiting` : "none waiting" };
+    },
     line: (series) => [series.running, { least: 4 }],
   },
   {
@@ -24,7 +25,7 @@ const FIGURES = [
     tone: "tone-good",
     read: ({ minute }) => ({
       parts: countParts(per(minute.ok, minute.span_s)),
-      sub: minute.failed ? `${count(minute.failed)} failed in a minute` : "none failed",
+      sub: minute.failed ? `${count(minute.failed)} failed` : "none failed",
       bad: minute.failed > 0,
     }),
     line: (series) => [series.ok, { least: 1 }],
@@ -57,12 +58,8 @@ const FIGURES = [
     name: "Engines up",
     tone: "tone-idle",
     read: ({ engines }) => {
-      const up = engines.filter((engine) => engine.state === "up");
-      const open = up.filter((engine) => engine.breaker !== "closed").length;
-      const away = engines.filter((engine) => engine.state === "away").length;
-      const draining = engines.length - up.length - away;
-      const words = [open && `${plural(open, "breaker")} open`, away && `${away} away`, draining && `${draining} draining`].filter(Boolean).join(", ");
-      return { parts: [String(up.length), `of ${engines.length}`], sub: words || "all of them", bad: open + away > 0 };
+      const { up, down, others } = tally(engines);
+      return { parts: [String(up), `of ${engines.length}`], sub: others || "all of them", bad: down > 0 };
     },
     line: (series) => [series.engines_up, { least: 1 }],
   },
@@ -83,6 +80,7 @@ export class Tiles {
 
   show(snapshot) {
     const { series } = snapshot.history;
+    say(byId("tiles-hint"), `Rates: ${lately(snapshot.minute.span_s)}. Lines: ${lately(shownSeconds(snapshot.history))}.`);
     const held = series.prompt_tokens.map((all, i) => (all ? (series.engine_tokens[i] + series.store_tokens[i]) / all : null));
     const given = { ...series, reused: held };
     for (const { figure, value, unit, sub, spark } of this.tiles) {
