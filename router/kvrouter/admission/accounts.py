@@ -26,12 +26,14 @@ class Accounts:
 
     Attributes:
         spent: tokens by tenant. Those of absent tenants stay: who pauses owes as much as before.
+        era: rises when accounts are forgotten: what was charged before means nothing then.
     """
 
-    __slots__ = ("_level", "spent")
+    __slots__ = ("_level", "era", "spent")
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = {}
+        self.era = 0
         self._level = 0.0
 
     def open(self, tenant: str, waiting: Collection[str]) -> None:
@@ -42,6 +44,7 @@ class Accounts:
         """
         if len(self.spent) > len(waiting) + _MOST_ABSENT:
             self.spent = {each: self.spent[each] for each in waiting}
+            self.era += 1
         self.spent[tenant] = max(self._level, self.spent.get(tenant, 0.0))
 
     def charge(self, tenant: str, tokens: int) -> None:
@@ -50,12 +53,13 @@ class Accounts:
         self.spent[tenant] = spent + tokens
         self._level = max(self._level, spent + tokens * _RISE)
 
-    def correct(self, tenant: str, tokens: int) -> None:
-        """A request has used so many tokens more than were charged; negative: fewer."""
-        if tenant in self.spent:
+    def correct(self, tenant: str, tokens: int, era: int) -> None:
+        """A request has used so many tokens more than were charged in `era`; negative: fewer."""
+        if era == self.era and tenant in self.spent:
             self.spent[tenant] += tokens
 
     def close(self) -> None:
         """Nobody lacks anything: nobody owes anything."""
         self.spent.clear()
+        self.era += 1
         self._level = 0.0

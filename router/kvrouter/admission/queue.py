@@ -45,11 +45,12 @@ class Waiting:
 
     tenant: str
     priority: int
-    tokens: int
+    work: Work
     number: int  # in the order of arrival
     since_s: float
     wake: Callable[[], None]
     turn: Turn = Turn.WAITING
+    era: int = 0  # of the accounts, when its turn came
 
 
 class Admission:
@@ -108,9 +109,14 @@ class Admission:
         self.requests -= count
         self._fill()
 
-    def correct(self, tenant: str, work: Work, generated: int) -> None:
-        """A request that had to wait has ended, with so many tokens of an answer."""
-        self._accounts.correct(tenant, generated - work.answer_tokens)
+    def correct(self, waiting: Waiting, generated: int) -> None:
+        """A request that was ADMITTED has ended, with so many tokens of an answer."""
+        tokens = generated - waiting.work.answer_tokens
+        self._accounts.correct(waiting.tenant, tokens, waiting.era)
+
+    def refund(self, waiting: Waiting) -> None:
+        """A request that was ADMITTED did not begin; `leave` gives its place back."""
+        self._accounts.correct(waiting.tenant, -sum(waiting.work), waiting.era)
 
     def join(
         self, tenant: str, priority: int, work: Work, wake: Callable[[], None]
@@ -124,7 +130,7 @@ class Admission:
             wake: called once, when `Waiting.turn` is ADMITTED or PUSHED_OUT; must not raise.
         """
         self._number += 1
-        waiting = Waiting(tenant, priority, sum(work), self._number, self._clock(), wake)
+        waiting = Waiting(tenant, priority, work, self._number, self._clock(), wake)
         if self.waiting >= self.queue_size:
             worst = self._worst(waiting)
             if worst is None:
@@ -160,7 +166,8 @@ class Admission:
     def _admit(self) -> None:
         tenant = min(self._queues, key=self._accounts.spent.__getitem__)
         waiting = self._queues[tenant][0]
-        self._accounts.charge(tenant, waiting.tokens)
+        self._accounts.charge(tenant, sum(waiting.work))
+        waiting.era = self._accounts.era
         self._remove(waiting)
         self.requests += 1
         self._mean_wait_s += _SMOOTHING * (self.waited_s(waiting) - self._mean_wait_s)

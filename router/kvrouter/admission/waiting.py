@@ -9,7 +9,7 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from kvrouter.admission.queue import Admission, Turn
+from kvrouter.admission.queue import Admission, Turn, Waiting
 from kvrouter.errors import ApiError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class QueueWait(Admission):
         self.tenant = tenants.of
         self._metrics = metrics
 
-    async def turn(self, tenant: str, priority: int, work: Work) -> None:
+    async def turn(self, tenant: str, priority: int, work: Work) -> Waiting:
         """Wait until a request may begin; its owner must then call `correct` and `leave`.
 
         Raises:
@@ -60,6 +60,7 @@ class QueueWait(Admission):
                 ) from None
         except asyncio.CancelledError:
             if waiting.turn is Turn.ADMITTED:  # at the moment when its client left
+                self.refund(waiting)
                 self.leave()
             raise
         finally:
@@ -67,6 +68,7 @@ class QueueWait(Admission):
         self._metrics.queue.observe(self.waited_s(waiting))
         if waiting.turn is Turn.PUSHED_OUT:
             raise self._full()
+        return waiting
 
     def _full(self) -> ApiError:
         return ApiError(

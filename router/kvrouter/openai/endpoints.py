@@ -46,14 +46,14 @@ ENDPOINTS: Final = (
     Endpoint("/v1/embeddings", "Embeddings of texts.", members={"input": "a"}),
     Endpoint(
         RESPONSES,
-        "OpenAI's responses; an engine computes prompt and answer.",
+        "OpenAI's responses; both legs, or one engine.",
         again=False,
         generates=True,
         members={"input": "a"},
     ),
     Endpoint(
         MESSAGES,
-        "Anthropic's messages; an engine computes prompt and answer.",
+        "Anthropic's messages; both legs, or one engine.",
         again=False,
         generates=True,
         members={**_ASKED, "max_tokens": 1},

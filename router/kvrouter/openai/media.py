@@ -24,13 +24,15 @@ _DIGESTED: Final = 64 << 10
 def media(body: bytes, start: int, end: int) -> list[Span]:
     """Where JSON strings of base64 stand in this part of a body, in order."""
     found: list[Span] = []
-    at, last = start + _STEP, end - _LOOKED_AT
+    at, last, begin = start + _STEP, end - _LOOKED_AT, start
     while at < last:
         if _is_base64(body, at):
-            begun, ended = body.rfind(b'"', start, at) + 1, body.find(b'"', at, end)
+            begun, ended = body.rfind(b'"', begin, at) + 1, body.find(b'"', at, end)
+            if ended < 0:
+                break
             if 0 < begun < ended - LEAST_BYTES and _is_medium(body, begun, ended):
                 found.append((begun, ended))
-                at = ended
+            at = begin = ended  # each string is looked at once
         at += _STEP
     return found
 

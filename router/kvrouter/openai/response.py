@@ -25,9 +25,7 @@ MARKS: Final = (b'_params":', b'_host":', b'_port":', b'_room":', b'_tokens":')
 _TRANSFER: Final = re.compile(
     rb'"(?:(?:kv|ec)_transfer_params|disaggregated_params|bootstrap_(?:host|port|room))":'
 )
-_CACHED: Final = re.compile(
-    rb'"(?:prompt|input)_tokens_details":\s*\{[^{}]*"cached_tokens":\s*(\d{1,12})'
-)
+_CACHED: Final = re.compile(rb'"prompt_tokens_details":\s*\{[^{}]*"cached_tokens":\s*(\d{1,12})')
 _NUMBER: Final = re.compile(rb"\s*(\d{1,12})(?!\d)")
 _FINISH_REASON: Final = re.compile(rb'"finish_reason":\s*"([a-z_]{1,32})"')
 _PROMPT_TOKENS: Final = re.compile(rb'"prompt_tokens":\s*(\d{1,12})(?!\d)')
@@ -111,7 +109,7 @@ def answer_usage(body: bytes) -> tuple[int | None, int | None, str]:
     reason = _FINISH_REASON.match(body, at) if at >= 0 else None
     return (
         _number_after(body, b'"prompt_tokens":'),
-        _number_after(body, b'"completion_tokens":') or _number_after(body, b'"output_tokens":'),
+        _number_after(body, b'"completion_tokens":'),
         reason[1].decode("ascii") if reason else "unknown",
     )
 

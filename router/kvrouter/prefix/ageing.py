@@ -18,7 +18,8 @@ class Ageing:
     """The blocks that stand for what one engine holds, in the order of their last use."""
 
     def __init__(self) -> None:
-        self._held: OrderedDict[int, None] = OrderedDict()
+        self._held: OrderedDict[int, int] = OrderedDict()  # tokens for which each stands
+        self._tokens = 0
 
     def used(self, ids: array[int], block_tokens: int, cache_tokens: int) -> array[int]:
         """The engine used a chain of blocks; returns those that it had to evict for them.
@@ -26,8 +27,14 @@ class Ageing:
         They are the last ones of their steps: without them their chains match no further.
         """
         step, held = max(1, STEP_TOKENS // block_tokens), self._held
+        if len(ids) < step:
+            step = len(ids) or 1
         for last in reversed(ids[step - 1 :: step]):
-            held[last] = None
-            held.move_to_end(last)
-        excess = len(held) - cache_tokens // (step * block_tokens)
-        return array("Q", [held.popitem(last=False)[0] for _ in range(excess)])
+            self._tokens += step * block_tokens - held.pop(last, 0)
+            held[last] = step * block_tokens
+        gone = array("Q")
+        while self._tokens > cache_tokens:
+            last, tokens = held.popitem(last=False)
+            self._tokens -= tokens
+            gone.append(last)
+        return gone

@@ -139,8 +139,9 @@ class TokenSource:
             text: the prompt, if it is plain text with the default special tokens.
         """
         key = blake2b(body, digest_size=16).digest()
-        found = self._cached(key)
+        found = self._cache.get(key)
         if found is not None:
+            self.counts["cache_hits"] += 1
             return found
         if text is not None and self._local is not None and await self._trusted(engine, model):
             found = await self._encode(self._local, text)
@@ -152,18 +153,11 @@ class TokenSource:
         return found
 
     async def rendered(self, engine: Engine, path: str, body: bytes) -> PromptTokens | None:
-        """Token ids of what `engine` renders at `path`; None: unknown, or media are beside them."""
-        key = blake2b(body, key=path.encode(), digest_size=16).digest()
-        found = self._cached(key) or await self._ask(engine, body, path, "token_ids")
-        if found is not None:
-            self._cache.put(key, found)
-        return found
+        """Token ids of what `engine` renders at `path`; None: unknown, or media are beside them.
 
-    def _cached(self, key: bytes) -> PromptTokens | None:
-        found = self._cache.get(key)
-        if found is not None:
-            self.counts["cache_hits"] += 1
-        return found
+        Not cached: what it renders may depend on the date.
+        """
+        return await self._ask(engine, body, path, "token_ids")
 
     def close(self) -> None:
         """End the threads; texts that wait for one are given up. Idempotent."""

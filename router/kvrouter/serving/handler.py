@@ -118,7 +118,7 @@ class RequestHandler:
             if admitted:
                 self.metrics.running -= 1
                 if context.turn is not None:
-                    self.queue_wait.correct(*context.turn, context.outcome.generated)
+                    self.queue_wait.correct(context.turn, context.outcome.generated)
                 self.queue_wait.leave()
             self._settle(context)
 
@@ -138,10 +138,10 @@ class RequestHandler:
     async def _wait_for_turn(self, context: RequestContext) -> None:
         request = context.request = self.service.read(context.exchange)
         rank = priority(request)
-        tenant, work = context.turn = self.queue_wait.tenant(context.exchange), work_of(request)
+        tenant = self.queue_wait.tenant(context.exchange)
         context.queued = True
         try:
-            await self.queue_wait.turn(tenant, rank, work)
+            context.turn = await self.queue_wait.turn(tenant, rank, work_of(request))
         finally:
             context.queued = False
             context.waited(context.timing.started_s, "capacity")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from kvrouter.engines.engine import Role
+from kvrouter.engines.families.base import LegOrder
 from kvrouter.engines.families.splice import splice
 from kvrouter.openai.endpoints import MESSAGES, RESPONSES
 from kvrouter.openai.request import parse
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 RENDERED: Final = {MESSAGES: f"{MESSAGES}/render", RESPONSES: f"{RESPONSES}/render"}
 """Where engines say what the prompt of a request to a path is."""
-_OF_BOTH: Final = ("cache_salt", "priority")
-"""Members that the prefill leg needs besides model and prompt."""
+_CLIENTS_TOOLS: Final = (None, "custom", "function")
+"""Types of tools that the client calls."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -57,23 +58,37 @@ class RenderedLegs:
         if path not in RENDERED or not self.pool.engines(Role.PREFILL, model):
             return False
         decode = self.pool.engines(Role.DECODE, model)
-        if not decode or not all(_renders(engine, path) for engine in decode):
+        if not decode or not all(self._renders(engine, path) for engine in decode):
+            return False
+        if not _takes_legs(context.request):
             return False
         tokens = await self._tokens(context, decode)
         if tokens is None:
             return False
         endpoint, context.endpoint = context.endpoint, None
-        context.request = replace(context.request, path=path, stream=_streamed(context.request))
+        stream = context.request.raw("stream") == b"true"
+        context.request = replace(context.request, path=path, stream=stream)
         context.prompt.tokens = tokens
         context.prompt.prefilled = _completion(context.request, model, tokens)
         try:
             await self.orchestrator.run(context, self.sink)
-        except Refused:
-            if context.route.attempts:
+        except Refused as refused:
+            if refused.leg is not Role.PREFILL or context.exchange.started:
                 raise
             context.endpoint = endpoint  # a decode engine refuses it in this endpoint's own words
             return False
         return True
+
+    def _renders(self, engine: Engine, path: str) -> bool:
+        """Whether both legs of an engine get the same token ids.
+
+        vLLM's harmony models render responses again on the decode leg, with the date of that time.
+        What is found by its hash may then be missing, what is handed over would be wrong.
+        """
+        listed = engine.identity.endpoints if engine.identity is not None else None
+        if listed is None or not {path, RENDERED[path]} <= listed:
+            return False
+        return path != RESPONSES or self.families.of(engine).order is LegOrder.STORE
 
     async def _tokens(
         self, context: RequestContext, decode: Sequence[Engine]
@@ -92,18 +107,28 @@ class RenderedLegs:
         return found
 
 
-def _renders(engine: Engine, path: str) -> bool:
-    listed = engine.identity.endpoints if engine.identity is not None else None
-    return listed is not None and {path, RENDERED[path]} <= listed
+def _takes_legs(request: Request) -> bool:
+    """Whether both legs have the same prompt, and nothing but the answer comes of the decode leg.
 
-
-def _streamed(request: Request) -> bool:
-    return request.raw("stream") == b"true"
+    vLLM's /render does not probe what "disabled" thinking is for a model (anthropic/serving.py
+    does). Tools that the engine calls itself make several prompts of a request, and other things.
+    """
+    if request.raw("stream") not in (None, b"true", b"false"):  # vLLM takes 1 and "yes" too
+        return False
+    try:
+        thinking = orjson.loads(request.raw("thinking") or b"null")
+        tools = orjson.loads(request.raw("tools") or b"[]")
+    except ValueError:
+        return False
+    if isinstance(thinking, dict) and thinking.get("type") == "disabled":
+        return False
+    return all(isinstance(tool, dict) and tool.get("type") in _CLIENTS_TOOLS for tool in tools)
 
 
 def _completion(request: Request, model: str, tokens: PromptTokens) -> Request:
     """A completion of the same prompt, in the same hash domain."""
     members = {"model": orjson.dumps(model), "prompt": tokens.json}
-    members |= {name: raw for name in _OF_BOTH if (raw := request.raw(name)) is not None}
+    given = ("cache_salt", "priority") if request.path == RESPONSES else ("cache_salt",)
+    members |= {name: raw for name in given if (raw := request.raw(name)) is not None}
     body = b"{%b}" % b",".join(b'"%b":%b' % (name.encode(), raw) for name, raw in members.items())
     return parse(body, "completion", 1)

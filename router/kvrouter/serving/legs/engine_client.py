@@ -118,7 +118,7 @@ class EngineClient:
             if encoding(answer) is not None:
                 raise ApiError(answer.status, f"The engine answers {answer.status}.")
             content_type = answer.header(b"content-type") or "application/json"
-            raise Refused(answer.status, content, content_type)
+            raise Refused(answer.status, content, content_type, leg)
         bad_status = UpstreamError(Failure.STATUS, f"it answers {answer.status}")
         raise self.failed(engine, bad_status, leg)
 

@@ -8,7 +8,7 @@ from kvrouter.errors import ApiError
 from kvrouter.http.failure import Failure
 
 if TYPE_CHECKING:
-    from kvrouter.engines.engine import Engine
+    from kvrouter.engines.engine import Engine, Role
 
 MAX_ATTEMPTS: Final = 3
 """Engines asked at most for one leg of one request."""
@@ -35,8 +35,9 @@ class EngineFull(LegFailed):
 class Refused(Exception):
     """An engine refused the request itself (4xx): its answer is the client's answer."""
 
-    def __init__(self, status: int, body: bytes, content_type: str) -> None:
+    def __init__(self, status: int, body: bytes, content_type: str, leg: Role) -> None:
         super().__init__(f"refused with {status}")
+        self.leg = leg
         self.status = status
         self.body = body
         self.content_type = content_type

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping
 
+    from kvrouter.admission.queue import Waiting
     from kvrouter.admission.recompute_budget import Grant
-    from kvrouter.admission.work import Work
     from kvrouter.engines.engine import Engine, HashDomain
     from kvrouter.engines.families.base import Handoff
     from kvrouter.http.client.pool import EngineResponse
@@ -154,7 +154,7 @@ class RequestContext:
     request_id: str  # as in the header of both legs and of the answer
     fields: bytes  # header lines that both legs carry
     timing: Timing
-    turn: tuple[str, Work] | None = None  # tenant and work that its turn counts for, if it waited
+    turn: Waiting | None = None  # its place in the queue, if it waited for its turn
     request: Request = UNREAD
     model: str = ""  # its name, once it is known to be served
     endpoint: Endpoint | None = None  # the endpoint of a passed-through request; None: it has legs

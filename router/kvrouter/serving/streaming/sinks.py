@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from kvrouter.errors import ApiError
 from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.headers import SSE_HEADERS, encode_headers
-from kvrouter.openai.response import answer_usage, tidy_answer, tidy_events
+from kvrouter.openai.response import answer_usage, generated_tokens, tidy_answer, tidy_events
 from kvrouter.serving.streaming.relay import Relay
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def note_answer(context: RequestContext, body: bytes, metrics: Metrics) -> None:
     """Note in the context what the whole answer of a decode leg says."""
     context.answer_began(monotonic())
     prompt, completion, context.outcome.reason = answer_usage(body)
+    if context.request.path is not None:  # usage has other names there
+        completion = generated_tokens(body, 0, whole=True)
     context.outcome.generated = completion or 0
     compare_prompts(context, prompt, metrics)
 

@@ -24,10 +24,21 @@ def test_what_was_expected_too_high_or_too_low_is_put_right_once_it_is_known() -
     accounts = Accounts()
     accounts.open("a", [])
     accounts.charge("a", 300)
-    accounts.correct("a", -200)
-    accounts.correct("a", 50)
-    accounts.correct("of a time before", 50)
+    accounts.correct("a", -200, accounts.era)
+    accounts.correct("a", 50, accounts.era)
+    accounts.correct("of a time before", 50, accounts.era)
     assert accounts.spent == {"a": 150}
+
+
+def test_what_was_charged_before_accounts_were_forgotten_is_not_put_right_after_it() -> None:
+    accounts = Accounts()
+    accounts.open("a", [])
+    accounts.charge("a", 300)
+    era = accounts.era
+    accounts.close()
+    accounts.open("a", [])
+    accounts.correct("a", 1700, era)
+    assert accounts.spent == {"a": 0}
 
 
 def test_tenants_that_are_gone_do_not_add_up() -> None:

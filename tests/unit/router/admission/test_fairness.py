@@ -44,10 +44,10 @@ class Site:
         self._service = service
         self._clock = clock
         self._order = count()
-        self._running: list[tuple[float, int, str, Work, int]] = []
+        self._running: list[tuple[float, int, Waiting | None, int]] = []
         for _ in range(limit):
             assert self.door.enter()
-            self._run("first", Work(1, 0), 0)
+            self._run(None, 1, 0)
 
     def add(self, tenant: str, work: Work, generated: int) -> None:
         for _ in range(2 * self._limit):
@@ -56,21 +56,25 @@ class Site:
     def serve(self, tokens: int) -> None:
         """Until so many tokens are served."""
         while self.served.total() < tokens:
-            end_s, _, tenant, work, generated = heappop(self._running)
+            end_s, _, place, generated = heappop(self._running)
             self._clock.pass_s(end_s - self._clock())
-            self.door.correct(tenant, work, generated)
+            if place is not None:
+                self.door.correct(place, generated)
             self.door.leave()
-            if tenant != "first":
-                self.served[tenant] += work.prompt_tokens + generated
-                self._ask(tenant, work, generated)
+            if place is not None:
+                self.served[place.tenant] += place.work.prompt_tokens + generated
+                self._ask(place.tenant, place.work, generated)
 
     def _ask(self, tenant: str, work: Work, generated: int) -> None:
-        assert self.door.join(tenant, 0, work, lambda: self._run(tenant, work, generated))
+        def begin() -> None:
+            self._run(place, work.prompt_tokens + generated, generated)
 
-    def _run(self, tenant: str, work: Work, generated: int) -> None:
-        tokens = work.prompt_tokens + generated
+        place = self.door.join(tenant, 0, work, begin)
+        assert place is not None
+
+    def _run(self, place: Waiting | None, tokens: int, generated: int) -> None:
         end_s = self._clock() + self._service.base_s + self._service.per_token_s * tokens
-        heappush(self._running, (end_s, next(self._order), tenant, work, generated))
+        heappush(self._running, (end_s, next(self._order), place, generated))
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7, 64])
@@ -171,7 +175,7 @@ class Backlog(RuleBasedStateMachine):
         self.usual = dict(zip(TENANTS, usual, strict=True))
         self.door = Admission(limit, 10**6, Clock())
         self.had = dict.fromkeys(TENANTS, 0)
-        self.running: list[tuple[str, Work]] = []
+        self.running: list[Waiting | None] = []
         self.waits: dict[str, list[Waiting]] = {}
         self.since: dict[tuple[str, str], int] = {}
 
@@ -180,7 +184,7 @@ class Backlog(RuleBasedStateMachine):
     def come(self, data: st.DataObject) -> None:
         tenant = data.draw(st.sampled_from([each for each in TENANTS if each not in self.waits]))
         while self.door.enter():
-            self.running.append((tenant, Work(0, 0)))
+            self.running.append(None)
         self.waits[tenant] = []
         self.ask(tenant)
         for pair in combinations(TENANTS, 2):
@@ -197,10 +201,10 @@ class Backlog(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(place=st.integers(0, 4), generated=GENERATED, unusual=st.none() | TOKENS)
     def end(self, place: int, generated: int, unusual: int | None) -> None:
-        tenant, work = self.running.pop(place % len(self.running))
-        if work != (0, 0):
-            self.had[tenant] += generated - work.answer_tokens
-            self.door.correct(tenant, work, generated)
+        turn = self.running.pop(place % len(self.running))
+        if turn is not None:
+            self.had[turn.tenant] += generated - turn.work.answer_tokens
+            self.door.correct(turn, generated)
         self.door.leave()
         for each in self.waits:
             self.ask(each, unusual)
@@ -211,13 +215,16 @@ class Backlog(RuleBasedStateMachine):
         waits[:] = [each for each in waits if each.turn is Turn.WAITING]
         while len(waits) < 2:
             work = Work(unusual or self.usual[tenant], ANSWER)
-            joined = self.door.join(tenant, 0, work, partial(self.begin, tenant, work))
-            assert joined is not None
-            waits.append(joined)
+            joined: list[Waiting] = []
+            place = self.door.join(tenant, 0, work, partial(self.begin, joined))
+            assert place is not None
+            joined.append(place)
+            waits.append(place)
 
-    def begin(self, tenant: str, work: Work) -> None:
-        self.had[tenant] += sum(work)
-        self.running.append((tenant, work))
+    def begin(self, joined: list[Waiting]) -> None:
+        (turn,) = joined
+        self.had[turn.tenant] += sum(turn.work)
+        self.running.append(turn)
 
     def difference(self, pair: tuple[str, str]) -> int:
         return self.had[pair[0]] - self.had[pair[1]]
