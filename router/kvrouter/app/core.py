@@ -91,7 +91,7 @@ def make_core(settings: RouterSettings) -> Core:
         ),
         hash_cache=HashCache(),
         index=index,
-        tracker=CacheTracker(index, pool.find, lambda: pool.domain) if takes_events else None,
+        tracker=CacheTracker(index, pool.find, pool.domain_of) if takes_events else None,
         store_client=store_client,
         store=StoreView(store_client) if store_client is not None else None,
         queue_wait=QueueWait(

@@ -47,6 +47,7 @@ def make_services(core: Core, group: Group | None) -> Services:
     settings, pool, metrics = core.settings, core.pool, core.metrics
     policy, in_flight = make_policy(settings.policy), InFlightPrefixes()
     inputs_builder = InputsBuilder(
+        domain=pool.domain,
         families=core.families,
         tokens=core.tokens,
         hash_cache=core.hash_cache,

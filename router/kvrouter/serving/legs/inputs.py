@@ -40,6 +40,7 @@ _NO_MANIFEST: Final[Mapping[str, int]] = {}
 class InputsBuilder:
     """Gathers `RouteInputs`, and notes what engines have computed."""
 
+    domain: Callable[[str], HashDomain | None]  # in which prompts of a model are hashed
     families: Families  # say which parameters engines take
     tokens: TokenSource  # finds token ids of texts and chats
     hash_cache: HashCache
@@ -61,11 +62,14 @@ class InputsBuilder:
         Raises:
             ApiError: 400: engines of this family do not support a parameter.
         """
-        request, prompt, family = context.request, context.prompt, self.families.of(decode[0])
+        request, prompt = context.request, context.prompt
+        prompt.domain = self.domain(context.model)
+        first = _of_domain(prompt.domain, decode)
+        family = self.families.of(first)
         refused = family.parameters.refused(request)
         if refused is not None:
             raise bad_request(f"The router does not support this value of `{refused}`.", refused)
-        ids = await self._find_ids(context, family, decode)
+        ids = await self._find_ids(context, family, first.identity, decode)
         domain, matches, guesses, session = prompt.domain, _NO_ENGINE, _NO_ENGINE, None
         learnt, block_tokens = False, domain.block_tokens if domain is not None else 0
         if self.needs_hashes and prompt.hashable and domain is not None and ids is not None:
@@ -95,13 +99,16 @@ class InputsBuilder:
         )
 
     async def _find_ids(
-        self, context: RequestContext, family: Family, decode: Sequence[Engine]
+        self,
+        context: RequestContext,
+        family: Family,
+        identity: Identity | None,
+        decode: Sequence[Engine],
     ) -> bytes | None:
         """Token ids of the prompt, if they are known or can be found; fills `context.prompt`."""
-        request, prompt, identity = context.request, context.prompt, decode[0].identity
+        request, prompt = context.request, context.prompt
         known = family.parameters.tokenizable(request)  # the prompt's tokens, before a leg
-        if identity is not None and identity.domain is not None:
-            prompt.domain = identity.domain
+        if identity is not None and prompt.domain is not None:
             prompt.adapter = identity.adapter(context.model)
             prompt.hashable = family.hashable(request) and (known or request.ids is None)
         if request.ids is not None:
@@ -148,6 +155,14 @@ class InputsBuilder:
                 continue
             if self.publish is not None:
                 self.publish(engine, chain)
+
+
+def _of_domain(domain: HashDomain | None, engines: Sequence[Engine]) -> Engine:
+    """The first engine that names blocks so, or else the first."""
+    for engine in engines:
+        if engine.identity is not None and engine.identity.domain == domain:
+            return engine
+    return engines[0]
 
 
 def _is_too_long_a_chat(context: RequestContext, identity: Identity) -> bool:
