@@ -54,6 +54,7 @@ def make_control_side(
         core.metrics,
         asked=started.is_set,
         store_connected=lambda: store_client is None or store_client.connected,
+        aliases=lambda: core.models.aliases,
         draining=lambda: server.draining,
         admin=settings.admin,
         keys=lambda: core.access.asks,

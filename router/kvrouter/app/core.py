@@ -83,7 +83,7 @@ def make_core(settings: RouterSettings) -> Core:
         access=access,
         pool=pool,
         families=Families(),
-        models=ModelNames(settings.model, settings.model_retention_s),
+        models=ModelNames(settings.model, settings.model_retention_s, aliases=settings.aliases),
         timer=timer,
         client=client,
         tokens=TokenSource(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvrouter.access.setup import AccessKeys
 from kvrouter.admission.settings import networks
+from kvrouter.engines.aliases import read_aliases
 from kvrouter.options.complaints import UsageError
 
 if TYPE_CHECKING:
@@ -169,6 +170,10 @@ def _model_retention(parts: Adjustable, value: float) -> None:
     parts.models.keep_s = value
 
 
+def _model_alias(parts: Adjustable, value: list[str]) -> None:
+    parts.models.aliases = read_aliases(value)
+
+
 def _budget(parts: Adjustable, value: int) -> None:
     parts.budget.limit_tokens = value
 
@@ -207,6 +212,7 @@ RELOADED: Final[Mapping[str, Callable[[Adjustable, Any], None]]] = {
         proxies=networks(value)
     ),
     "engine_wait_s": _engine_wait,
+    "model_alias": _model_alias,
     "model_retention_s": _model_retention,
     "recompute_budget_tokens": _budget,
     "prefill_threshold": _prefill_threshold,

@@ -60,7 +60,7 @@ def make_services(core: Core, group: Group | None) -> Services:
             hash_cache=core.hash_cache,
             index=core.index,
             in_flight=in_flight,
-            session_key=settings.session_key and settings.session_key.lower(),
+            session_key=settings.session_header,
         ),
         prefill_threshold=settings.prefill_threshold,
         publish=group.holdings.send if group is not None else None,

@@ -24,6 +24,7 @@ from kvrouter.app.toy_proxy import ToyProxySettings
 from kvrouter.canary.settings import CanarySettings
 from kvrouter.engines.engine import Role
 from kvrouter.engines.families import AUTO, Connector
+from kvrouter.engines.settings import ModelSettings
 from kvrouter.http.server.limits import Limits
 from kvrouter.membership.discovery.settings import DiscoverySettings
 from kvrouter.options.settings import Settings
@@ -55,6 +56,7 @@ from kvrouter_store.node.start_checks import is_loopback
 
 class RouterSettings(
     DiscoverySettings,
+    ModelSettings,
     PortSettings,
     AccessSettings,
     AdmissionSettings,
@@ -172,7 +174,8 @@ class RouterSettings(
         default=None,
         description="Header that names the session of a request. With --policy prefix, a session "
         "without known block hashes stays with its engine while that has room. Without the header: "
-        "x-session-id, the headers of coding agents, `prompt_cache_key`, or how a chat begins.",
+        "x-session-id, the headers of coding agents, `prompt_cache_key`, or how a chat begins. "
+        "--model-alias gives each session one version of a model.",
         json_schema_extra={"metavar": "HEADER", "section": "Routing"},
     )
     prefill_threshold: int = Field(
@@ -305,6 +308,11 @@ class RouterSettings(
         both = {a: Role.BOTH for a in self.prefill if a in self.decode}
         one = dict.fromkeys(self.prefill, Role.PREFILL) | dict.fromkeys(self.decode, Role.DECODE)
         return one | both
+
+    @property
+    def session_header(self) -> str | None:
+        """`session_key` as headers are looked up."""
+        return self.session_key and self.session_key.lower()
 
     @property
     def bootstrap_ports(self) -> dict[str, int]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvrouter.engines.models import ModelNames
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.request import Request
+    from kvrouter.serving.request.versions import Versions
     from kvrouter.serving.settle import Settler
     from kvrouter.telemetry.metrics import Metrics
     from kvrouter.telemetry.tracing.trace import Tracing
@@ -74,6 +75,7 @@ class RequestHandler:
     queue_wait: QueueWait  # bounds the requests in flight; those beyond wait there
     engine_wait: EngineWait  # where requests wait for an engine
     models: ModelNames  # which models there are
+    versions: Versions  # choose the model that stands for an alias
     metrics: Metrics  # counts requests in flight and those that are cut off
     settler: Settler  # takes requests that have ended
     tracing: Tracing | None = None  # decides which requests are traced; None: none is
@@ -160,6 +162,8 @@ class RequestHandler:
             caller.tokens += request.prompt_tokens
         # After `admit`: a caller without a right to the model must not learn what serves it.
         self.models.require(context.model, path)
+        if context.model in self.models.aliases:
+            await self.versions.choose(context)
         await self.service.answer(context)
 
     def _answer_error(self, context: RequestContext, error: ApiError) -> None:

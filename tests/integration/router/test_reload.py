@@ -111,6 +111,16 @@ async def test_requests_wait_for_an_engine_as_long_as_was_said_last(site: Open) 
     assert (await task)[0] == 200
 
 
+@proves("model_alias")
+async def test_aliases_stand_for_the_models_that_were_named_last(site: Open) -> None:
+    here = await site(0, 2, prepare=two_models)
+    assert (await here.post(text(model="alias")))[0] == 404
+    for model, engine in (("m", here.decode[0]), ("other", here.decode[1])):
+        change(here, model_alias=[f"alias={model}"])
+        assert (await here.post(text(model="alias")))[0] == 200
+        assert [body["model"] for body in engine.requests] == [model]
+
+
 @proves("model_retention_s")
 async def test_models_of_engines_that_left_are_known_as_long_as_was_said_last(site: Open) -> None:
     here = await site(0, 2, prepare=two_models)

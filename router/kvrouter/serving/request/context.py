@@ -155,6 +155,7 @@ class RequestContext:
     tenant: str = ""  # whose turn it takes in the queue
     request: Request = UNREAD
     model: str = ""  # its name, once it is known to be served
+    alias: str | None = None  # by which the client asked for the model, if it is no model's name
     endpoint: Endpoint | None = None  # the endpoint of a passed-through request; None: it has legs
     prompt: PromptFacts = field(default_factory=PromptFacts)
     route: Route = field(default_factory=Route)
