@@ -97,6 +97,7 @@ def _served(
         RequestHandler(
             service=service,
             queue_wait=core.queue_wait,
+            gates=core.gates,
             engine_wait=core.engine_wait,
             models=core.models,
             versions=versions,
@@ -121,6 +122,7 @@ def _adjustable(core: Core, members: Members, services: Services, ports: Ports) 
         ports=ports,
         flags=members.flags,
         queue_wait=core.queue_wait,
+        gates=core.gates,
         engine_wait=core.engine_wait,
         models=core.models,
         budget=core.budget,

@@ -89,7 +89,7 @@ def _sources(core: Core, members: Members, board: Board, status: Status) -> Sour
         load=lambda: Load(
             running=core.metrics.running,
             limit=queue_wait.limit,
-            waiting=queue_wait.waiting,
+            waiting=queue_wait.waiting + core.gates.waiting,
             waiting_for_engine=engine_wait.waiting,
             queue_size=engine_wait.size,
         ),
@@ -108,7 +108,10 @@ def readings(
     if core.tracker is not None:
         counts["kv_event"] = core.tracker.counts
     queue_wait, engine_wait = core.queue_wait, core.engine_wait
-    waiting = {"capacity": lambda: queue_wait.waiting, "engine": lambda: engine_wait.waiting}
+    waiting = {
+        "capacity": lambda: queue_wait.waiting + core.gates.waiting,
+        "engine": lambda: engine_wait.waiting,
+    }
     yield from counters(counts)
     yield from request_gauges(waiting, core.budget)
     yield from engine_gauges(core.pool, members.compatibility)

@@ -51,6 +51,7 @@ class InputsBuilder:
     needs_hashes: bool  # whether the policy uses what engines and store hold
     learnt: LearntPrefixes  # tells what is guessed of a prompt whose block hashes are unknown
     prefill_threshold: int  # see `RouteInputs`; may change
+    model_thresholds: Mapping[str, int]  # the same of some aliases and models; may change
     publish: Callable[[Engine, bytes], None] | None  # to other routers; None: there are none
     _turn: int = field(default=0, init=False)
 
@@ -93,10 +94,17 @@ class InputsBuilder:
             learnt=learnt,
             session=session,
             store_blocks=prompt.stored or _NO_MANIFEST,
-            prefill_threshold=self.prefill_threshold,
+            prefill_threshold=self._threshold(context),
             split=family.unsplittable(request) is None,
             model=context.model,
         )
+
+    def _threshold(self, context: RequestContext) -> int:
+        """Of the alias, else of the model, else the fleet's."""
+        own = self.model_thresholds
+        if not own:
+            return self.prefill_threshold
+        return own.get(context.alias or "", own.get(context.model, self.prefill_threshold))
 
     async def _find_ids(
         self,

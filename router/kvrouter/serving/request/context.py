@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvrouter.admission.recompute_budget import Grant
+    from kvrouter.admission.waiting import QueueWait
     from kvrouter.engines.engine import Engine, HashDomain
     from kvrouter.engines.families.base import Handoff
     from kvrouter.http.client.pool import EngineResponse
@@ -155,6 +156,7 @@ class RequestContext:
     tenant: str = ""  # whose turn it takes in the queue
     request: Request = UNREAD
     model: str = ""  # its name, once it is known to be served
+    gates: tuple[QueueWait, ...] = ()  # of models with a limit, in which it has a place
     alias: str | None = None  # by which the client asked for the model, if it is no model's name
     endpoint: Endpoint | None = None  # the endpoint of a passed-through request; None: it has legs
     prompt: PromptFacts = field(default_factory=PromptFacts)
