@@ -9,7 +9,8 @@ from pydantic import BaseModel, BeforeValidator, Field, field_validator
 from kvrouter.engines.aliases import Aliases, alias_texts, read_aliases
 from kvrouter.options.types import ModelCounts, ModelTokens, by_model
 
-AliasTexts = Annotated[list[str], BeforeValidator(alias_texts)]
+_Given = list[str] | dict[str, str | dict[str, float]]
+AliasTexts = Annotated[list[str], BeforeValidator(alias_texts, json_schema_input_type=_Given)]
 
 
 class ModelSettings(BaseModel):

@@ -101,12 +101,11 @@ Texts = Annotated[list[str], BeforeValidator(split)]
 Addresses = Annotated[Texts, AfterValidator(unique_addresses), _called("URL")]
 EnginePorts = Annotated[Texts, checked_by_engine(65535, "PORT"), _called("PORT")]
 RankCounts = Annotated[Texts, checked_by_engine(4096, "COUNT"), _called("COUNT")]
-ModelCounts = Annotated[
-    list[str], BeforeValidator(_pairs), checked_by_model(1, "COUNT"), _called("NAME=COUNT")
+_ByName = Annotated[
+    list[str], BeforeValidator(_pairs, json_schema_input_type=list[str] | dict[str, int])
 ]
-ModelTokens = Annotated[
-    list[str], BeforeValidator(_pairs), checked_by_model(0, "TOKENS"), _called("NAME=TOKENS")
-]
+ModelCounts = Annotated[_ByName, checked_by_model(1, "COUNT"), _called("NAME=COUNT")]
+ModelTokens = Annotated[_ByName, checked_by_model(0, "TOKENS"), _called("NAME=TOKENS")]
 StoreUrl = Annotated[str | None, AfterValidator(_store_url), _called("URL")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Percent = Annotated[int, Field(ge=0, le=100, json_schema_extra={"metavar": "PERCENT"})]
