@@ -148,7 +148,7 @@ class Router:
         self.index = PrefixIndex(blocks)
         self.replays = Replays(engines, random)
         self.tracker = CacheTracker(
-            self.index, self.pool.find, lambda: self.pool.domain, clock=lambda: self.now
+            self.index, self.pool.find, self.pool.domain_of, clock=lambda: self.now
         )
         self.tracker.replay_with(self.replays)
         self.pool.on_leave(self.index.clear)

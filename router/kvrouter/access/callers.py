@@ -42,7 +42,8 @@ class Caller:
     Attributes:
         name: as in log, metrics and the fair queue.
         limited: whether `begin` may refuse.
-        metered: whether `admit` may refuse, and `charge` must be called with the used tokens.
+        metered: whether `check` and `admit` may refuse, and `charge` must be called with the used
+            tokens.
         requests: how many have begun; only grows.
         ended: how many of these have ended; only grows.
         tokens: used tokens of prompts and answers; only grows.
@@ -93,11 +94,14 @@ class Caller:
             message = f"This key may make {self._key.requests_per_s:g} requests per second."
             raise self._limited("requests", message, wait_s)
 
-    def admit(self, model: str, prompt_tokens: int) -> None:
-        """Check model and tokens. ApiError: 404, as for a missing model; 429: too many tokens."""
-        if self._models is not None and model not in self._models:
+    def check(self, model: str) -> None:
+        """ApiError 404, as for a missing model: it must not use `model`."""
+        if not self.allows(model):
             self.refused["model"] += 1
             raise model_not_found(model)
+
+    def admit(self, prompt_tokens: int) -> None:
+        """Check the rate of tokens. ApiError: 429."""
         if self._token_rate is not None and (wait_s := self._token_rate.take(prompt_tokens)):
             message = f"This key may use {self._key.tokens_per_min:g} tokens per minute."
             raise self._limited("tokens", message, wait_s)

@@ -38,6 +38,10 @@ class QueueWait(Admission):
         self.tenant = tenants.of
         self._metrics = metrics
 
+    def alike(self, limit: int) -> QueueWait:
+        """Another queue with these settings, for `limit` requests in flight."""
+        return QueueWait(limit, self.queue_size, self.timeout_s, self.tenants, self._metrics)
+
     async def turn(self, tenant: str, priority: int, work: Work) -> Waiting:
         """Wait until a request may begin; its owner must then call `correct` and `leave`.
 

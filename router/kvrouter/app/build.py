@@ -19,6 +19,7 @@ from kvrouter.http.server.routes import Routes, on_exchange
 from kvrouter.openai.endpoints import BELOW, PASSED_THROUGH
 from kvrouter.serving.handler import RequestHandler
 from kvrouter.serving.legs.leg import KINDS
+from kvrouter.serving.request.versions import Versions
 from kvrouter.serving.settle import Settler
 from kvrouter.telemetry.tracing.start import start_traces
 
@@ -87,12 +88,21 @@ def _served(
     board: Board | None,
 ) -> list[Route]:
     """The endpoints that engines serve; the status page shows those with legs."""
+    versions = Versions(
+        pool=core.pool,
+        models=core.models,
+        engine_wait=core.engine_wait,
+        session_key=core.settings.session_header,
+        metrics=core.metrics,
+    )
     handlers = [
         RequestHandler(
             service=service,
             queue_wait=core.queue_wait,
+            gates=core.gates,
             engine_wait=core.engine_wait,
             models=core.models,
+            versions=versions,
             metrics=core.metrics,
             settler=settler,
             tracing=tracing,
@@ -114,6 +124,7 @@ def _adjustable(core: Core, members: Members, services: Services, ports: Ports) 
         ports=ports,
         flags=members.flags,
         queue_wait=core.queue_wait,
+        gates=core.gates,
         engine_wait=core.engine_wait,
         models=core.models,
         budget=core.budget,

@@ -56,6 +56,7 @@ def make_control_side(
         core.metrics,
         asked=started.is_set,
         store_connected=lambda: store_client is None or store_client.connected,
+        aliases=lambda: core.models.aliases,
         draining=lambda: server.draining,
         admin=settings.admin,
         keys=lambda: core.access.asks,
@@ -93,7 +94,7 @@ def _sources(core: Core, members: Members, board: Board, events: Events, status:
         load=lambda: Load(
             running=core.metrics.running,
             limit=queue_wait.limit,
-            waiting=queue_wait.waiting,
+            waiting=queue_wait.waiting + core.gates.waiting,
             waiting_for_engine=engine_wait.waiting,
             queue_size=engine_wait.size,
         ),
@@ -112,7 +113,10 @@ def readings(
     if core.tracker is not None:
         counts["kv_event"] = core.tracker.counts
     queue_wait, engine_wait = core.queue_wait, core.engine_wait
-    waiting = {"capacity": lambda: queue_wait.waiting, "engine": lambda: engine_wait.waiting}
+    waiting = {
+        "capacity": lambda: queue_wait.waiting + core.gates.waiting,
+        "engine": lambda: engine_wait.waiting,
+    }
     yield from counters(counts)
     yield from request_gauges(waiting, core.budget)
     yield from engine_gauges(core.pool, members.compatibility)

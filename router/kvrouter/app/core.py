@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.access.setup import Access
+from kvrouter.admission.model_gates import ModelGates
 from kvrouter.admission.recompute_budget import RecomputeBudget
 from kvrouter.admission.tenants import Tenants
 from kvrouter.admission.waiting import EngineWait, QueueWait
@@ -52,6 +53,7 @@ class Core:
     store_client: AsyncStoreClient | None
     store: StoreView | None
     queue_wait: QueueWait
+    gates: ModelGates
     engine_wait: EngineWait
     budget: RecomputeBudget
 
@@ -75,6 +77,13 @@ def make_core(settings: RouterSettings) -> Core:
         worker_keys=access.worker_keys,
         trust=access.trust,
     )
+    queue_wait = QueueWait(
+        settings.max_concurrent_requests,
+        settings.queue_size,
+        settings.queue_timeout_s,
+        Tenants(settings.tenant_header, settings.proxy_networks),
+        metrics,
+    )
     index, takes_events = PrefixIndex(settings.index_blocks), settings.takes_kv_events
     store_client = _store_client(settings)
     return Core(
@@ -83,7 +92,7 @@ def make_core(settings: RouterSettings) -> Core:
         access=access,
         pool=pool,
         families=Families(),
-        models=ModelNames(settings.model, settings.model_retention_s),
+        models=ModelNames(settings.model, settings.model_retention_s, aliases=settings.aliases),
         timer=timer,
         client=client,
         tokens=TokenSource(
@@ -91,16 +100,11 @@ def make_core(settings: RouterSettings) -> Core:
         ),
         hash_cache=HashCache(),
         index=index,
-        tracker=CacheTracker(index, pool.find, lambda: pool.domain) if takes_events else None,
+        tracker=CacheTracker(index, pool.find, pool.domain_of) if takes_events else None,
         store_client=store_client,
         store=StoreView(store_client) if store_client is not None else None,
-        queue_wait=QueueWait(
-            settings.max_concurrent_requests,
-            settings.queue_size,
-            settings.queue_timeout_s,
-            Tenants(settings.tenant_header, settings.proxy_networks),
-            metrics,
-        ),
+        queue_wait=queue_wait,
+        gates=ModelGates(queue_wait, settings.model_limits),
         engine_wait=EngineWait(settings.engine_wait_s, settings.queue_size),
         budget=RecomputeBudget(settings.recompute_budget_tokens),
     )

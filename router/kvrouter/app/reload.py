@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvrouter.access.setup import AccessKeys
 from kvrouter.admission.settings import networks
+from kvrouter.engines.aliases import read_aliases
 from kvrouter.options.complaints import UsageError
+from kvrouter.options.types import by_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kvrouter.access.ports import Ports
     from kvrouter.access.setup import Access
+    from kvrouter.admission.model_gates import ModelGates
     from kvrouter.admission.recompute_budget import RecomputeBudget
     from kvrouter.admission.waiting import EngineWait, QueueWait
     from kvrouter.app.settings import RouterSettings
@@ -57,6 +60,7 @@ class Adjustable:
     ports: Ports
     flags: FlagsSource
     queue_wait: QueueWait
+    gates: ModelGates
     engine_wait: EngineWait
     models: ModelNames
     budget: RecomputeBudget
@@ -171,11 +175,13 @@ def _flag(name: str) -> str:
 
 def _queue_size(parts: Adjustable, value: int) -> None:
     parts.queue_wait.resize(queue_size=value)
+    parts.gates.copy_settings()
     parts.engine_wait.size = value
 
 
 def _queue_timeout(parts: Adjustable, value: float) -> None:
     parts.queue_wait.timeout_s = value
+    parts.gates.copy_settings()
 
 
 def _engine_wait(parts: Adjustable, value: float) -> None:
@@ -186,12 +192,20 @@ def _model_retention(parts: Adjustable, value: float) -> None:
     parts.models.keep_s = value
 
 
+def _model_alias(parts: Adjustable, value: list[str]) -> None:
+    parts.models.aliases = read_aliases(value)
+
+
 def _budget(parts: Adjustable, value: int) -> None:
     parts.budget.limit_tokens = value
 
 
 def _prefill_threshold(parts: Adjustable, value: int) -> None:
     parts.inputs_builder.prefill_threshold = value
+
+
+def _model_thresholds(parts: Adjustable, value: list[str]) -> None:
+    parts.inputs_builder.model_thresholds = by_model(value)
 
 
 def _landing_timeout(parts: Adjustable, value: float) -> None:
@@ -224,6 +238,9 @@ RELOADED: Final[Mapping[str, Callable[[Adjustable, Any], None]]] = {
         proxies=networks(value)
     ),
     "engine_wait_s": _engine_wait,
+    "model_alias": _model_alias,
+    "model_max_concurrent_requests": lambda parts, value: parts.gates.follow(by_model(value)),
+    "model_prefill_threshold": _model_thresholds,
     "model_retention_s": _model_retention,
     "recompute_budget_tokens": _budget,
     "prefill_threshold": _prefill_threshold,

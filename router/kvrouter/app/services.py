@@ -47,24 +47,7 @@ def make_services(core: Core, group: Group | None) -> Services:
     """Make them."""
     settings, pool, metrics = core.settings, core.pool, core.metrics
     policy, in_flight = make_policy(settings.policy), InFlightPrefixes()
-    inputs_builder = InputsBuilder(
-        families=core.families,
-        tokens=core.tokens,
-        hash_cache=core.hash_cache,
-        index=core.index,
-        in_flight=in_flight,
-        tracker=core.tracker,
-        store=core.store,
-        needs_hashes=policy.needs_hashes,
-        learnt=LearntPrefixes(
-            hash_cache=core.hash_cache,
-            index=core.index,
-            in_flight=in_flight,
-            session_key=settings.session_key and settings.session_key.lower(),
-        ),
-        prefill_threshold=settings.prefill_threshold,
-        publish=group.holdings.send if group is not None else None,
-    )
+    inputs_builder = _inputs_builder(core, policy, in_flight, group)
     landing_waiter = LandingWaiter(
         store=core.store,
         hash_cache=core.hash_cache,
@@ -99,6 +82,32 @@ def make_services(core: Core, group: Group | None) -> Services:
         landing_waiter=landing_waiter,
         releases=releases,
         canary=canary,
+    )
+
+
+def _inputs_builder(
+    core: Core, policy: Policy, in_flight: InFlightPrefixes, group: Group | None
+) -> InputsBuilder:
+    settings = core.settings
+    return InputsBuilder(
+        domain=core.pool.domain,
+        families=core.families,
+        tokens=core.tokens,
+        hash_cache=core.hash_cache,
+        index=core.index,
+        in_flight=in_flight,
+        tracker=core.tracker,
+        store=core.store,
+        needs_hashes=policy.needs_hashes,
+        learnt=LearntPrefixes(
+            hash_cache=core.hash_cache,
+            index=core.index,
+            in_flight=in_flight,
+            session_key=settings.session_header,
+        ),
+        prefill_threshold=settings.prefill_threshold,
+        model_thresholds=settings.model_thresholds,
+        publish=group.holdings.send if group is not None else None,
     )
 
 

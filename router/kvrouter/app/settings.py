@@ -24,6 +24,7 @@ from kvrouter.app.toy_proxy import ToyProxySettings
 from kvrouter.canary.settings import CanarySettings
 from kvrouter.engines.engine import Role
 from kvrouter.engines.families import AUTO, Connector
+from kvrouter.engines.settings import ModelSettings
 from kvrouter.http.server.limits import Limits
 from kvrouter.membership.discovery.base import both_roles
 from kvrouter.membership.discovery.settings import DiscoverySettings
@@ -56,6 +57,7 @@ from kvrouter_store.node.start_checks import is_loopback
 
 class RouterSettings(
     DiscoverySettings,
+    ModelSettings,
     PortSettings,
     AccessSettings,
     AdmissionSettings,
@@ -173,7 +175,8 @@ class RouterSettings(
         default=None,
         description="Header that names the session of a request. With --policy prefix, a session "
         "without known block hashes stays with its engine while that has room. Without the header: "
-        "x-session-id, the headers of coding agents, `prompt_cache_key`, or how a chat begins.",
+        "x-session-id, the headers of coding agents, `prompt_cache_key`, or how a chat begins. "
+        "--model-alias gives each session one version of a model.",
         json_schema_extra={"metavar": "HEADER", "section": "Routing"},
     )
     prefill_threshold: int = Field(
@@ -305,6 +308,11 @@ class RouterSettings(
         """The role of each named engine, by its address."""
         said = [(address, Role.PREFILL) for address in self.prefill]
         return both_roles([*said, *((address, Role.DECODE) for address in self.decode)])
+
+    @property
+    def session_header(self) -> str | None:
+        """`session_key` as headers are looked up."""
+        return self.session_key and self.session_key.lower()
 
     @property
     def bootstrap_ports(self) -> dict[str, int]:

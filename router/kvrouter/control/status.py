@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import orjson
@@ -20,6 +20,7 @@ from kvrouter.telemetry.metrics import CONTENT_TYPE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvrouter.engines.aliases import Aliases
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.server.respond import Row
     from kvrouter.telemetry.metrics import Metrics
@@ -35,6 +36,7 @@ class Status:
         asked: whether every engine has been probed once.
         store_connected: whether the store is connected; True without a store.
         draining: whether the router is about to stop.
+        aliases: other names for models.
         admin, keys, apart: for `document`.
     """
 
@@ -46,6 +48,7 @@ class Status:
         asked: Callable[[], bool],
         store_connected: Callable[[], bool],
         draining: Callable[[], bool],
+        aliases: Callable[[], Aliases],
         admin: bool = False,
         keys: Callable[[], bool] = lambda: False,
         apart: bool = False,
@@ -55,6 +58,7 @@ class Status:
         self._asked = asked
         self._store_connected = store_connected
         self._draining = draining
+        self._aliases = aliases
         self._admin = admin
         self._keys = keys
         self._apart = apart
@@ -79,7 +83,7 @@ class Status:
         ]
 
     def models(self, request: HttpRequest) -> HttpResponse:
-        """Models of the available engines."""
+        """Models of the available engines, and their aliases."""
         return as_json(200, {"object": "list", "data": list(self._cards(request).values())})
 
     def model(self, request: HttpRequest) -> HttpResponse:
@@ -90,9 +94,10 @@ class Status:
             raise model_not_found(name)
         return as_json(200, cards[name])
 
-    def _cards(self, request: HttpRequest) -> dict[str, dict[str, object]]:
-        """Available models that the caller may use."""
-        cards, caller = model_cards(self._pool.all(), self._started_s), caller_of(request)
+    def _cards(self, request: HttpRequest) -> dict[str, dict[str, Any]]:
+        """Available models that the caller may use, and their aliases."""
+        cards = model_cards(self._pool.all(), self._started_s, self._aliases())
+        caller = caller_of(request)
         if caller is None:
             return cards
         return {name: card for name, card in cards.items() if caller.allows(name)}

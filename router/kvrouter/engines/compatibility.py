@@ -52,6 +52,11 @@ def on_other_servers(engines: Sequence[Engine], failed: Iterable[Engine]) -> Seq
     return [engine for engine in engines if engine.server not in servers] or engines
 
 
+def _have_a_model_in_common(prefill: Engine, decode: Engine) -> bool:
+    mine, theirs = prefill.identity, decode.identity
+    return mine is None or theirs is None or not set(mine.models).isdisjoint(theirs.models)
+
+
 def _adapter(engine: Engine, model: str | None) -> tuple[str, str] | None:
     """Name and path of the adapter that `engine` serves as `model`; None: no adapter.
 
@@ -101,11 +106,12 @@ class CompatibilityMonitor:
                 )
 
     def incompatible(self) -> Iterator[tuple[Engine, Engine, str]]:
-        """Pairs of a prefill and a decode engine that share no KV, and the reason."""
+        """Pairs of a prefill and a decode engine of one model that share no KV, and the reason."""
         here = [e for e in self._pool.all() if e.identity is not None and e.identity.generates]
         for prefill in here:
             for decode in here:
                 able = prefill.role.serves(Role.PREFILL) and decode.role.serves(Role.DECODE)
+                able = able and _have_a_model_in_common(prefill, decode)
                 if able and prefill is not decode and not shares(prefill, decode):
                     yield prefill, decode, self._reason(prefill, decode)
 

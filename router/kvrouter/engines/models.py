@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvrouter.errors import ApiError, bad_request, endpoint_not_served, model_not_found
 from kvrouter.openai.endpoints import KNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from kvrouter.engines.aliases import Aliases
     from kvrouter.engines.engine import Engine, Identity
 
 
@@ -24,12 +25,18 @@ class ModelNames:
         only: the one model to serve; None: every model of the engines.
         keep_s: seconds; may change.
         clock: seconds, monotonic.
+        aliases: other names for models, which are always known; may change.
     """
 
     def __init__(
-        self, only: str | None, keep_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        only: str | None,
+        keep_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        aliases: Aliases | None = None,
     ) -> None:
         self.keep_s = keep_s
+        self.aliases = aliases or {}
         self._only = only
         self._clock = clock
         self._here: dict[Engine, Identity] = {}
@@ -56,14 +63,14 @@ class ModelNames:
         return bool(self._models())
 
     def resolve(self, asked: str | None, path: str) -> str:
-        """The model that a request for `path` means.
+        """The model or alias that a request for `path` means.
 
         Raises:
             ApiError: 404: it is unknown. 400: the request names none, and there are several. 503:
                 no model is known at all.
         """
         known = self._models()
-        if asked is not None and asked in known:
+        if asked is not None and (asked in known or asked in self.aliases):
             return asked
         if not known:
             raise _no_engine()
@@ -77,8 +84,11 @@ class ModelNames:
         return serving[0]
 
     def require(self, model: str, path: str) -> None:
-        """ApiError 404, if no engine of `model` has the endpoint `path`; 503: there is none."""
-        identities = self._models().get(model, ())
+        """ApiError 404, if no engine of a model or alias has the endpoint `path`; 503: none is."""
+        known, versions = self._models(), self.aliases.get(model)
+        identities: Sequence[Identity] = known.get(model, ())
+        if versions is not None:
+            identities = [identity for each in versions for identity in known.get(each, ())]
         if not identities and path not in KNOWN:
             raise _no_engine()
         if not _serve(identities, path):
@@ -118,9 +128,11 @@ def _serve(identities: Collection[Identity], path: str) -> bool:
     return not identities or any(identity.serves(path) for identity in identities)
 
 
-def model_cards(engines: Iterable[Engine], created_s: int) -> dict[str, dict[str, object]]:
-    """OpenAI's model objects by name: each model of a joined engine, once."""
-    cards: dict[str, dict[str, object]] = {}
+def model_cards(
+    engines: Iterable[Engine], created_s: int, aliases: Aliases
+) -> dict[str, dict[str, Any]]:
+    """OpenAI's model objects by name: each model of a joined engine once, and its aliases."""
+    cards: dict[str, dict[str, Any]] = {}
     for identity in (e.identity for e in engines if e.identity is not None):
         for name in identity.models:
             adapter = identity.adapter(name)
@@ -134,4 +146,18 @@ def model_cards(engines: Iterable[Engine], created_s: int) -> dict[str, dict[str
                 "max_model_len": identity.max_model_len,
             }
             cards.setdefault(name, card)
-    return cards
+    return cards | _alias_cards(cards, aliases)
+
+
+def _alias_cards(cards: dict[str, dict[str, Any]], aliases: Aliases) -> dict[str, dict[str, Any]]:
+    """The aliases of models that have a card; `root` is the one of most weight."""
+    found = {}
+    for alias, versions in aliases.items():
+        here = [model for model in versions if model in cards]
+        if here:
+            root = max(here, key=versions.__getitem__)
+            lengths = [cards[model]["max_model_len"] for model in here]
+            least = min((length for length in lengths if length is not None), default=None)
+            own = {"id": alias, "root": root, "parent": None, "max_model_len": least}
+            found[alias] = cards[root] | own
+    return found

@@ -69,7 +69,7 @@ class EnginePool:
         self._engines: dict[str, Engine] = {}
         self._ready: dict[tuple[str, str | None], tuple[Engine, ...]] = {}
         self._unsettled: set[Engine] = set()  # those that failed since they last answered well
-        self._domain: HashDomain | None = None
+        self._domains: dict[str, HashDomain | None] = {}  # by model, as far as asked for
         self._join_callbacks: list[Callback] = []
         self._leave_callbacks: list[Callback] = []
         self._remove_callbacks: list[Callback] = []
@@ -178,7 +178,7 @@ class EnginePool:
         """
         for each in (engine, *engine.ranks):
             each.identity = identity
-        self._ready.clear()
+        self._changed()
         _call(self._models_callbacks, engine.targets)
 
     def leave(self, engine: Engine) -> bool:
@@ -198,9 +198,17 @@ class EnginePool:
 
     # -- lookup
 
-    def has_role(self, role: Role) -> bool:
-        """Whether an engine for the leg `role` is configured, in the pool or not."""
-        return any(e.role.serves(role) and not e.draining for e in self._engines.values())
+    def has_role(self, role: Role, model: str | None = None) -> bool:
+        """Whether an engine for the leg `role` of `model` is configured, in the pool or not.
+
+        An engine that is not in the pool may serve any model.
+        """
+        return any(
+            e.role.serves(role)
+            and not e.draining
+            and (model is None or e.identity is None or model in e.identity.models)
+            for e in self._engines.values()
+        )
 
     def all(self) -> tuple[Engine, ...]:
         """Every configured engine, joined or not; the server of those with ranks."""
@@ -252,10 +260,24 @@ class EnginePool:
             return ready
         return tuple(e for e in ready if e.breaker is None or e.breaker.allows())
 
-    @property
-    def domain(self) -> HashDomain | None:
-        """The hash domain of most joined engines, decode engines first; None: unknown."""
-        return self._domain
+    def domain(self, model: str) -> HashDomain | None:
+        """The hash domain of most engines of `model`, decode engines first; None: unknown.
+
+        The router hashes prompts for the model in it.
+        """
+        if model not in self._domains:
+            self._domains[model] = self._vote(model)
+        return self._domains[model]
+
+    def domain_of(self, engine: Engine) -> HashDomain | None:
+        """The hash domain of a model of `engine`: one with blocks of its size, if there is one."""
+        identity = engine.identity
+        if identity is None:
+            return None
+        for domain in map(self.domain, identity.models):
+            if domain is not None and domain.block_tokens == identity.block_tokens:
+                return domain
+        return self.domain(identity.models[0])
 
     def models(self) -> tuple[str, ...]:
         """Names of all models that joined engines serve, each once, in order of joining."""
@@ -331,13 +353,18 @@ class EnginePool:
 
     def _changed(self) -> None:
         self._ready.clear()
+        self._domains.clear()
+
+    def _vote(self, model: str) -> HashDomain | None:
         votes: dict[bool, Counter[HashDomain]] = {True: Counter(), False: Counter()}
         for engine in self._engines.values():
             identity = engine.identity
-            if identity is not None and identity.domain is not None and not engine.draining:
+            if identity is None or engine.draining or model not in identity.models:
+                continue
+            if identity.domain is not None:
                 votes[engine.role.serves(Role.DECODE)][identity.domain] += 1
         counted = votes[True] or votes[False]
-        self._domain = counted.most_common(1)[0][0] if counted else None
+        return counted.most_common(1)[0][0] if counted else None
 
     def _began(self, engine: Engine) -> None:
         server = engine.server

@@ -71,8 +71,11 @@ class Completions:
             context.request = shares[0].request
             await self._answer_one(context)
             return
-        self.queue_wait.widen(len(shares) - 1)
+        queues, more = (self.queue_wait, *context.gates), len(shares) - 1
+        for queue in queues:
+            queue.widen(more)
         try:
             await self.fanout.serve(context, shares)
         finally:
-            self.queue_wait.leave(len(shares) - 1)
+            for queue in queues:
+                queue.leave(more)

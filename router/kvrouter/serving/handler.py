@@ -24,10 +24,12 @@ from kvrouter.serving.request.forwarded_headers import leg_fields
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from kvrouter.admission.model_gates import ModelGates
     from kvrouter.admission.waiting import EngineWait, QueueWait
     from kvrouter.engines.models import ModelNames
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.request import Request
+    from kvrouter.serving.request.versions import Versions
     from kvrouter.serving.settle import Settler
     from kvrouter.telemetry.metrics import Metrics
     from kvrouter.telemetry.tracing.trace import Tracing
@@ -73,8 +75,10 @@ class RequestHandler:
 
     service: Service  # reads and answers requests
     queue_wait: QueueWait  # bounds the requests in flight; those beyond wait there
+    gates: ModelGates  # bound the requests in flight of some models, before `queue_wait`
     engine_wait: EngineWait  # where requests wait for an engine
     models: ModelNames  # which models there are
+    versions: Versions  # choose the model that stands for an alias
     metrics: Metrics  # counts requests in flight and those that are cut off
     settler: Settler  # takes requests that have ended
     tracing: Tracing | None = None  # decides which requests are traced; None: none is
@@ -90,10 +94,13 @@ class RequestHandler:
         context = self._begin(exchange)
         if self.observer is not None:
             self.observer.enter(context)
-        admitted = self.queue_wait.enter()
+        admitted = False
         try:
+            if self.gates:
+                await self._pass_gates(context)
+            admitted = self.queue_wait.enter()
             if not admitted:
-                await self._wait_for_turn(context)
+                await self._wait_for_turn(context, self.queue_wait)
                 admitted = True
             self.metrics.running += 1
             await self._answer(context)
@@ -117,9 +124,9 @@ class RequestHandler:
         finally:
             if admitted:
                 self.metrics.running -= 1
-                if context.turn is not None:
-                    self.queue_wait.correct(context.turn, context.outcome.generated)
                 self.queue_wait.leave()
+            if context.gates or context.turns:
+                self._leave(context)
             self._settle(context)
 
     def _begin(self, exchange: Exchange) -> RequestContext:
@@ -135,21 +142,40 @@ class RequestHandler:
         context.route_headers, context.trace = self.route_headers, trace
         return context
 
-    async def _wait_for_turn(self, context: RequestContext) -> None:
-        request = context.request = self.service.read(context.exchange)
+    async def _pass_gates(self, context: RequestContext) -> None:
+        """Wait until the model may have one more request in flight, in no other model's place."""
+        await self._find_model(context)
+        for gate in self.gates.of(context.model, context.alias):
+            if not gate.enter():
+                await self._wait_for_turn(context, gate)
+            context.gates = (*context.gates, gate)
+
+    def _leave(self, context: RequestContext) -> None:
+        """Give back what it has in queues besides its place in the fleet's."""
+        for queue, turn in context.turns:
+            queue.correct(turn, context.outcome.generated)
+        for gate in context.gates:
+            gate.leave()
+
+    async def _wait_for_turn(self, context: RequestContext, queue: QueueWait) -> None:
+        self._read(context)
+        request, tenant, since_s = context.request, queue.tenant(context.exchange), monotonic()
         rank = priority(request)
-        tenant = self.queue_wait.tenant(context.exchange)
         context.queued = True
         try:
-            context.turn = await self.queue_wait.turn(tenant, rank, work_of(request))
+            turn = await queue.turn(tenant, rank, work_of(request))
+            context.turns = (*context.turns, (queue, turn))
         finally:
             context.queued = False
-            context.waited(context.timing.started_s, "capacity")
+            context.waited(since_s, "capacity")
 
-    async def _answer(self, context: RequestContext) -> None:
-        """Find out the model, charge the caller, and have the service answer."""
+    def _read(self, context: RequestContext) -> None:
         if context.request is UNREAD:
             context.request = self.service.read(context.exchange)
+
+    async def _find_model(self, context: RequestContext) -> None:
+        """Find out the model; its caller may use it, and something serves the endpoint for it."""
+        self._read(context)
         request, path = context.request, context.exchange.path
         if not self.models.any:
             since_s = monotonic()
@@ -157,12 +183,22 @@ class RequestHandler:
             context.waited(since_s, "engine")
         context.model = self.models.resolve(request.model, path)
         caller = caller_of(context.exchange)
+        if caller is not None and caller.metered:
+            caller.check(context.model)
+        # After `check`: a caller without a right to the model must not learn what serves it.
+        self.models.require(context.model, path)
+        if context.model in self.models.aliases:
+            await self.versions.choose(context)
+
+    async def _answer(self, context: RequestContext) -> None:
+        """Find out the model, charge the caller, and have the service answer."""
+        if not context.model:
+            await self._find_model(context)
+        caller, tokens = caller_of(context.exchange), context.request.prompt_tokens
         if caller is not None:
             if caller.metered:
-                caller.admit(context.model, request.prompt_tokens)
-            caller.tokens += request.prompt_tokens
-        # After `admit`: a caller without a right to the model must not learn what serves it.
-        self.models.require(context.model, path)
+                caller.admit(tokens)
+            caller.tokens += tokens
         await self.service.answer(context)
 
     def _answer_error(self, context: RequestContext, error: ApiError) -> None:

@@ -150,7 +150,7 @@ class Passthrough:
             raise bad_request(f"The router does not support this value of `{refused}`.", refused)
         own = dict.fromkeys(table.own & request.spans.keys())
         body = splice(request.body, request.spans, own) if own else request.body
-        if endpoint.generates and self.pool.has_role(Role.PREFILL):
+        if endpoint.generates and self.pool.has_role(Role.PREFILL, context.model):
             self._take_budget(context, computed_tokens)
         tokens = request.prompt_tokens
         ticket = self.pool.reserve(engine, tokens, computing_tokens=computed_tokens)

@@ -269,6 +269,11 @@ class Metrics(Collector):
         )
 
     def _name_counts(self) -> None:
+        self.aliases = Tally(
+            "kvrouter:alias_requests",
+            "Requests for an alias (--model-alias), by the model that they got.",
+            ["alias", "model"],
+        )
         self.upstream_errors = Tally(
             "kvrouter:upstream_errors",
             "Failed legs by reason: a refused or broken connection, a status, a time-out, an "

@@ -41,6 +41,7 @@ class RequestLine(Struct, omit_defaults=True, gc=False):
     path: str | None = None
     client: str | None = None
     model: str | None = None
+    version: str | None = None
     stream: bool | None = None
     prompt_tokens: int | None = None
     hit_engine_tokens: int | None = None

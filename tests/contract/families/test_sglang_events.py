@@ -78,4 +78,4 @@ async def test_engines_without_events_or_with_pages_of_one_token_name_no_blocks(
     open_site: Open,
 ) -> None:
     here = await open_site("sglang", 1, 2, policy="prefix")
-    assert here.app.core.pool.domain is None
+    assert here.app.core.pool.domain("m") is None

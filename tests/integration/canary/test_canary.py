@@ -161,6 +161,13 @@ async def test_a_replay_is_the_request_alone_under_a_salt_of_its_own(path: str, 
     assert one == expected
 
 
+async def test_a_replay_of_an_alias_names_its_model() -> None:
+    async with site(model_alias=["alias=m"]) as here:
+        await here.ask({**GREEDY, "model": "alias"})
+        assert await here.outcomes(1) == {"equal": 1}
+    assert here.script.replays[0]["model"] == "m"
+
+
 async def test_a_stream_is_replayed_whole() -> None:
     async with site() as here:
         options = {"include_usage": True}

@@ -46,6 +46,8 @@ NAMED = SimpleNamespace(
     context={
         "trace": SimpleNamespace(hex_id="t"),
         "outcome.reason": "stop",
+        "model": "v",
+        "alias": "m",
         "request": SimpleNamespace(model="m", stream=True, prompt_tokens=1),
         "route.hit_engine": 2,
         "route.hit_store": 3,
@@ -74,6 +76,7 @@ NAMED = SimpleNamespace(
         "path": "/p",
         "client": "h:1",
         "model": "m",
+        "version": "v",
         "stream": True,
         "prompt_tokens": 1,
         "hit_engine_tokens": 2,
@@ -298,7 +301,7 @@ async def test_every_field_of_a_line_is_documented_and_there(site: Open) -> None
     await here.post({"model": "m", "prompt": "a"}, "/tokenize")
     lines = {line["path"]: set(line) for line in await lines_of(here, written)}
     assert set(RequestLine.__struct_fields__) == documented_fields()
-    without = {"key", "trace_id", "shares", "landed_blocks", "error"}
+    without = {"key", "trace_id", "version", "shares", "landed_blocks", "error"}
     assert lines["/v1/completions"] == documented_fields() - without
     assert lines["/tokenize"] <= documented_fields()
 

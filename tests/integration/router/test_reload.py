@@ -111,6 +111,40 @@ async def test_requests_wait_for_an_engine_as_long_as_was_said_last(site: Open) 
     assert (await task)[0] == 200
 
 
+@proves("model_alias")
+async def test_aliases_stand_for_the_models_that_were_named_last(site: Open) -> None:
+    here = await site(0, 2, prepare=two_models)
+    assert (await here.post(text(model="alias")))[0] == 404
+    for model, engine in (("m", here.decode[0]), ("other", here.decode[1])):
+        change(here, model_alias=[f"alias={model}"])
+        assert (await here.post(text(model="alias")))[0] == 200
+        assert [body["model"] for body in engine.requests] == [model]
+
+
+@proves("model_max_concurrent_requests")
+async def test_a_model_has_as_many_requests_in_flight_as_was_said_last(site: Open) -> None:
+    here = await site()
+    change(here, model_max_concurrent_requests=["m=1"])
+    first = await held(here)
+    second = asyncio.create_task(here.post(text()))
+    await until(lambda: here.app.core.gates.waiting == 1)
+    change(here, model_max_concurrent_requests=["m=2"])
+    await here.prefill[0].next_began()
+    here.prefill[0].go.set()
+    assert [(await task)[0] for task in (first, second)] == [200, 200]
+
+
+@proves("model_prefill_threshold")
+async def test_a_model_skips_the_prefill_leg_from_its_threshold_said_last(site: Open) -> None:
+    here = await site(policy="prefix")
+    change(here, model_prefill_threshold=["m=10000"])
+    assert (await here.post(text()))[0] == 200
+    assert here.prefill[0].requests == []
+    change(here, model_prefill_threshold=[])
+    assert (await here.post(text()))[0] == 200
+    assert len(here.prefill[0].requests) == 1
+
+
 @proves("model_retention_s")
 async def test_models_of_engines_that_left_are_known_as_long_as_was_said_last(site: Open) -> None:
     here = await site(0, 2, prepare=two_models)

@@ -126,6 +126,12 @@ async def test_a_stream_goes_on_where_its_engine_broke_off(
     assert resumed or cuts == (59,)  # its last token may have passed before the cut
 
 
+async def test_a_stream_of_an_alias_goes_on_with_its_model(fleet: Fleet) -> None:
+    fleet.app.core.models.aliases = {"alias": {"tiny": 1}}
+    assert said(await fleet.events((10,), model="alias")) == ORACLE.text(PROMPT, TOKENS)
+    assert await fleet.counted("resumed")
+
+
 async def test_a_resumed_stream_that_the_router_cuts_off_tells_all_its_tokens(fleet: Fleet) -> None:
     task = asyncio.create_task(fleet.events((10,), max_tokens=900))
     await until(lambda: fleet.app.core.metrics.resumed["resumed"])

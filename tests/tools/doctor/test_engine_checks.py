@@ -15,6 +15,7 @@ from kvrouter.tools.doctor.engine_facts import EngineFacts, lead_s, read_cache_c
 from kvrouter.tools.doctor.engines import odd_ones
 from kvrouter.tools.doctor.registry import CHECKS
 from kvrouter.tools.doctor.settings import DoctorSettings
+from kvrouter.tools.doctor.trials import pairs_to_try
 
 PAGE = """\
 # TYPE vllm:cache_config_info gauge
@@ -60,6 +61,38 @@ async def test_a_connector_that_refuses_is_reported_with_its_reason() -> None:
     decode = engine("b:1", Role.DECODE, refusal="sliding windows have no whole blocks")
     (finding,) = await found("connector", decode)
     assert "sliding windows" in finding.finding
+
+
+async def test_an_alias_of_a_model_that_nobody_decodes_is_reported() -> None:
+    engines = engine("a:1", Role.PREFILL), engine("b:1", Role.DECODE)
+    (finding,) = await found("aliases", *engines, model_alias=["chat=m:9,n:1", "x=m"])
+    assert finding.subject == "alias chat"
+    assert "it stands for n, which no decode engine serves (they serve m)" in finding.finding
+    assert not await found("aliases", *engines, model_alias=["chat=m"])
+
+
+def test_each_engine_is_tried_with_one_of_its_own_model() -> None:
+    setup = Setup(DoctorSettings(), Host(Path("/nowhere")), Families(), ProbeClient(), 1)
+
+    def known(address: str, role: Role, model: str, block_tokens: int = 16) -> EngineFacts:
+        identity = Identity((model,), None, block_tokens, manifest=model * 64)
+        return EngineFacts(Engine(address, role, identity=identity))
+
+    def tried(*engines: EngineFacts) -> list[tuple[str, str]]:
+        pairs = pairs_to_try(setup, list(engines))
+        return [(one.engine.address, other.engine.address) for one, other in pairs]
+
+    prefill = [known("a:1", Role.PREFILL, "a"), known("b:1", Role.PREFILL, "b", 64)]
+    decode = [known("b:2", Role.DECODE, "b", 64), known("a:2", Role.DECODE, "a")]
+    expected = [("a:1", "a:2"), ("b:1", "b:2")]
+    assert tried(*prefill, *decode) == expected
+    assert tried(*prefill, *decode, known("b:3", Role.DECODE, "b", 64)) == [
+        *expected,
+        ("b:1", "b:3"),
+    ]
+    both = [known(f"c:{port}", Role.BOTH, "c") for port in (1, 2)]
+    assert tried(*both) == [("c:1", "c:2"), ("c:2", "c:1")]
+    assert tried(both[0], prefill[0]) == []
 
 
 async def test_cache_settings_from_metrics_are_compared() -> None:

@@ -107,7 +107,7 @@ class BlockMapping:
     def __init__(
         self,
         index: PrefixIndex,
-        domain: Callable[[], HashDomain | None],
+        domain: Callable[[Engine], HashDomain | None],
         max_names: int,
         counts: EventCounts,
     ) -> None:
@@ -116,9 +116,9 @@ class BlockMapping:
         self._max_names = max_names
         self._counts = counts
 
-    def is_foreign(self, names: BlockNaming) -> bool:
-        """Whether the blocks of an engine cannot be mapped to the router's present hashes."""
-        return names.naming is Naming.FOREIGN and names.domain == self._domain()
+    def is_foreign(self, engine: Engine, names: BlockNaming) -> bool:
+        """Whether the blocks of `engine` cannot be mapped to the router's present hashes."""
+        return names.naming is Naming.FOREIGN and names.domain == self._domain(engine)
 
     def empty(self, engine: Engine, names: BlockNaming) -> None:
         """Forget all blocks of `engine`."""
@@ -144,7 +144,7 @@ class BlockMapping:
         return False
 
     def _stored(self, engine: Engine, names: BlockNaming, event: BlockStored) -> None:
-        domain = self._domain()
+        domain = self._domain(engine)
         if names.domain != domain:
             self._change_domain(engine, names, domain)
         if names.naming is Naming.UNKNOWN and domain is not None and _is_plain_root(event):
@@ -175,12 +175,12 @@ class BlockMapping:
         names.unnamed = True
 
     def _change_domain(self, engine: Engine, names: BlockNaming, domain: HashDomain | None) -> None:
-        """The router hashes in another domain from now on: mapped blocks are void."""
+        """The router hashes its prompts in another domain from now on: mapped blocks are void."""
         if names.naming is not Naming.UNKNOWN:
             self._index.clear(engine)
             names.dropped = True
+            names.emptied()
         names.naming, names.domain = Naming.UNKNOWN, domain
-        names.emptied()
 
     def _learn_naming(
         self, engine: Engine, names: BlockNaming, event: BlockStored, domain: HashDomain

@@ -179,7 +179,7 @@ class Publisher:
     def _drop_guesses(self) -> None:
         """Events replace guesses, unless they cannot be mapped."""
         cache, mapping = self.cache, self._shared.mapping
-        if mapping.is_foreign(cache.names):
+        if mapping.is_foreign(cache.engine, cache.names):
             return
         mapping.empty(cache.engine, cache.names)
         cache.guessed = False

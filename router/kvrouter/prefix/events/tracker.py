@@ -44,7 +44,7 @@ class CacheTracker:
     Args:
         index: of the engines' blocks.
         find: returns the engine of an address `HOST:PORT`.
-        domain: returns the hash domain of the router's own hashes; None: unknown.
+        domain: returns the hash domain of the router's own hashes for an engine; None: unknown.
         max_names: bound of the names kept per engine whose naming is MAPPED.
         clock: seconds, monotonic.
 
@@ -59,7 +59,7 @@ class CacheTracker:
         self,
         index: PrefixIndex,
         find: Callable[[str], Engine | None],
-        domain: Callable[[], HashDomain | None],
+        domain: Callable[[Engine], HashDomain | None],
         max_names: int = 200_000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

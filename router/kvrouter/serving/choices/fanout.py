@@ -96,6 +96,7 @@ def _part(context: RequestContext, share: Share, number: int) -> RequestContext:
     timing = Timing(context.timing.started_s, context.timing.waited_s)
     part = RequestContext(context.exchange, request_id, fields, timing)
     part.request, part.model, part.trace = share.request, context.model, context.trace
+    part.alias = context.alias
     return part
 
 

@@ -53,6 +53,8 @@ class DecodeAhead:
             return None
         if plan.prefill is None or plan.prefill.manifest != identity.manifest:
             return None
+        if identity.domain != context.prompt.domain:
+            return None  # the prompt's hashes are not the names of its blocks
         hashes = self.landing_waiter.known_hashes(context)
         usable = usable_blocks(request.prompt_tokens, identity.block_tokens or 0)
         blocks = min(usable, len(hashes) // HASH_BYTES)

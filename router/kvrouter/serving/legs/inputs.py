@@ -40,6 +40,7 @@ _NO_MANIFEST: Final[Mapping[str, int]] = {}
 class InputsBuilder:
     """Gathers `RouteInputs`, and notes what engines have computed."""
 
+    domain: Callable[[str], HashDomain | None]  # in which prompts of a model are hashed
     families: Families  # say which parameters engines take
     tokens: TokenSource  # finds token ids of texts and chats
     hash_cache: HashCache
@@ -50,6 +51,7 @@ class InputsBuilder:
     needs_hashes: bool  # whether the policy uses what engines and store hold
     learnt: LearntPrefixes  # tells what is guessed of a prompt whose block hashes are unknown
     prefill_threshold: int  # see `RouteInputs`; may change
+    model_thresholds: Mapping[str, int]  # the same of some aliases and models; may change
     publish: Callable[[Engine, bytes], None] | None  # to other routers; None: there are none
     _turn: int = field(default=0, init=False)
 
@@ -61,11 +63,14 @@ class InputsBuilder:
         Raises:
             ApiError: 400: engines of this family do not support a parameter.
         """
-        request, prompt, family = context.request, context.prompt, self.families.of(decode[0])
+        request, prompt = context.request, context.prompt
+        prompt.domain = self.domain(context.model)
+        first = _of_domain(prompt.domain, decode)
+        family = self.families.of(first)
         refused = family.parameters.refused(request)
         if refused is not None:
             raise bad_request(f"The router does not support this value of `{refused}`.", refused)
-        ids = await self._find_ids(context, family, decode)
+        ids = await self._find_ids(context, family, first.identity, decode)
         domain, matches, guesses, session = prompt.domain, _NO_ENGINE, _NO_ENGINE, None
         learnt, block_tokens = False, domain.block_tokens if domain is not None else 0
         if self.needs_hashes and prompt.hashable and domain is not None and ids is not None:
@@ -89,20 +94,30 @@ class InputsBuilder:
             learnt=learnt,
             session=session,
             store_blocks=prompt.stored or _NO_MANIFEST,
-            prefill_threshold=self.prefill_threshold,
+            prefill_threshold=self._threshold(context),
             split=family.unsplittable(request) is None,
             model=context.model,
         )
 
+    def _threshold(self, context: RequestContext) -> int:
+        """Of the alias, else of the model, else the fleet's."""
+        own = self.model_thresholds
+        if not own:
+            return self.prefill_threshold
+        return own.get(context.alias or "", own.get(context.model, self.prefill_threshold))
+
     async def _find_ids(
-        self, context: RequestContext, family: Family, decode: Sequence[Engine]
+        self,
+        context: RequestContext,
+        family: Family,
+        identity: Identity | None,
+        decode: Sequence[Engine],
     ) -> bytes | None:
         """Token ids of the prompt, if they are known or can be found; fills `context.prompt`."""
-        request, prompt, identity = context.request, context.prompt, decode[0].identity
+        request, prompt = context.request, context.prompt
         # Whether the prompt's tokens are known before a leg, or could be.
         known = prompt.tokens is not None or family.parameters.tokenizable(request)
-        if identity is not None and identity.domain is not None:
-            prompt.domain = identity.domain
+        if identity is not None and prompt.domain is not None:
             prompt.adapter = identity.adapter(context.model)
             prompt.hashable = family.hashable(request) and (known or request.ids is None)
         if request.ids is not None:
@@ -152,6 +167,14 @@ class InputsBuilder:
                 continue
             if self.publish is not None:
                 self.publish(engine, chain)
+
+
+def _of_domain(domain: HashDomain | None, engines: Sequence[Engine]) -> Engine:
+    """The first engine that names blocks so, or else the first."""
+    for engine in engines:
+        if engine.identity is not None and engine.identity.domain == domain:
+            return engine
+    return engines[0]
 
 
 def _is_too_long_a_chat(context: RequestContext, identity: Identity) -> bool:

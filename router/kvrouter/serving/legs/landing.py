@@ -57,7 +57,7 @@ class LandingWaiter:
         begun_s = monotonic()
         landing = await self._awaited(context, handoff.manifest, upto)
         if landing is None:
-            landing = await self._wait(context, handoff.manifest, upto, self.timeout_s)
+            landing = await self._wait(context, handoff.manifest, hashes, upto, self.timeout_s)
         context.landed(begun_s, landing)
         self.metrics.handoff.observe(context.timing.landed_s - begun_s)
         self.metrics.landings[landing.outcome.value] += 1
@@ -87,7 +87,8 @@ class LandingWaiter:
 
         `land` then awaits the same. The caller must cancel its task; a lease stays the context's.
         """
-        wait = self._wait(context, manifest, pending.blocks, pending.wait_s)
+        hashes = context.prompt.hashes or b""
+        wait = self._wait(context, manifest, hashes, pending.blocks, pending.wait_s)
         task = asyncio.create_task(wait, name="landing")
         context.route.awaited = AwaitedLanding(manifest, pending.blocks, task)
         return context.route.awaited
@@ -98,8 +99,9 @@ class LandingWaiter:
         """Wait for the first `blocks` that the store did not hold; whether they landed."""
         held = _stored(context, manifest)
         upto = min(held + blocks, pending.blocks)
+        hashes = context.prompt.hashes or b""
         landing = await self._wait_at_store(
-            context, manifest, held, upto, pending.wait_s, lease=False
+            manifest, hashes, held, upto, pending.wait_s, lease=False
         )
         return landing.outcome is LandingOutcome.LANDED
 
@@ -120,11 +122,11 @@ class LandingWaiter:
         return None
 
     async def _wait(
-        self, context: RequestContext, manifest: str, upto: int, timeout_s: float
+        self, context: RequestContext, manifest: str, hashes: bytes, upto: int, timeout_s: float
     ) -> LandingResult:
         """Wait for the first `upto` blocks of the prompt; notes and leases them in the context."""
         held = min(_stored(context, manifest), upto)
-        landing = await self._wait_at_store(context, manifest, held, upto, timeout_s, lease=True)
+        landing = await self._wait_at_store(manifest, hashes, held, upto, timeout_s, lease=True)
         context.route.landed_blocks = landing.blocks
         if context.timing.first_s and landing.lease is not None:
             landing.lease.release()  # the prompt is in the engine already
@@ -134,8 +136,8 @@ class LandingWaiter:
 
     async def _wait_at_store(
         self,
-        context: RequestContext,
         manifest: str,
+        hashes: bytes,
         held: int,
         upto: int,
         timeout_s: float,
@@ -145,7 +147,6 @@ class LandingWaiter:
         """Wait for blocks up to `upto`, of which the store had `held`."""
         if self.store is None:
             return LandingResult(LandingOutcome.STORE_AWAY)
-        hashes = context.prompt.hashes or b""
         return await self.store.wait(manifest, hashes, upto, timeout_s, held=held, lease=lease)
 
     def _missing(self, context: RequestContext, handoff: Handoff, landed_blocks: int) -> int:
@@ -163,22 +164,37 @@ class LandingWaiter:
         return min(missing, plan.missing_tokens) if plan is not None else missing
 
     def _hashes(self, context: RequestContext, handoff: Handoff | None) -> bytes:
-        """The chain of the prompt, from what is known or from the ids that the engine answered."""
+        """The chain of the prompt as the hand-off names blocks, if its ids are known."""
         request, prompt = context.request, context.prompt
-        if prompt.hashes is not None:
-            return prompt.hashes
         if not prompt.hashable or prompt.domain is None:
             return b""
-        domain, ids = prompt.domain, request.ids
+        domain = _domain_of(handoff, prompt.domain)
+        if prompt.hashes is not None and domain is prompt.domain:
+            return prompt.hashes
+        ids = request.ids
         if ids is None and prompt.tokens is not None:
             ids = prompt.tokens.ids
-        if handoff is not None:
-            ids = ids if ids is not None else handoff.ids
-            if handoff.block_tokens:  # the engine's answer counts, not what it said when it joined
-                domain = HashDomain(handoff.block_tokens, handoff.root or domain.root)
-        if ids is not None:
-            prompt.hashes = hash_prompt(self.hash_cache, context, ids, domain)
-        return prompt.hashes or b""
+        if ids is None and handoff is not None:
+            ids = handoff.ids
+        if ids is None:
+            return b""
+        hashes = hash_prompt(self.hash_cache, context, ids, domain)
+        if prompt.hashes is None:
+            prompt.hashes, prompt.domain = hashes, domain
+        return hashes
+
+
+def _domain_of(handoff: Handoff | None, usual: HashDomain) -> HashDomain:
+    """What hashes mean at the engine that answered; `usual` itself if that is the same.
+
+    Its answer counts, not what it said when it joined. Engines of one model may differ.
+    """
+    if handoff is None or not handoff.block_tokens:
+        return usual
+    root = handoff.root or usual.root
+    if handoff.block_tokens == usual.block_tokens and root == usual.root:
+        return usual
+    return HashDomain(handoff.block_tokens, root)
 
 
 def _stored(context: RequestContext, manifest: str) -> int:

@@ -167,7 +167,7 @@ class Orchestrator:
         Raises:
             ApiError: 429: it is too much.
         """
-        if plan.why == "no prefill engine" and self.pool.has_role(Role.PREFILL):
+        if plan.why == "no prefill engine" and self.pool.has_role(Role.PREFILL, context.model):
             self.prefill_phase.recompute(context, plan.missing_tokens)
 
     async def _decode(

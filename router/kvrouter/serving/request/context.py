@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from kvrouter.admission.queue import Waiting
     from kvrouter.admission.recompute_budget import Grant
+    from kvrouter.admission.waiting import QueueWait
     from kvrouter.engines.engine import Engine, HashDomain
     from kvrouter.engines.families.base import Handoff
     from kvrouter.http.client.pool import EngineResponse
@@ -154,9 +155,11 @@ class RequestContext:
     request_id: str  # as in the header of both legs and of the answer
     fields: bytes  # header lines that both legs carry
     timing: Timing
-    turn: Waiting | None = None  # its place in the queue, if it waited for its turn
+    turns: tuple[tuple[QueueWait, Waiting], ...] = ()  # where it waited for its turn
     request: Request = UNREAD
     model: str = ""  # its name, once it is known to be served
+    gates: tuple[QueueWait, ...] = ()  # of models with a limit, in which it has a place
+    alias: str | None = None  # by which the client asked for the model, if it is no model's name
     endpoint: Endpoint | None = None  # the endpoint of a passed-through request; None: it has legs
     prompt: PromptFacts = field(default_factory=PromptFacts)
     route: Route = field(default_factory=Route)

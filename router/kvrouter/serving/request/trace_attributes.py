@@ -41,7 +41,8 @@ def end_passed_through(context: RequestContext, span: Span, status: int, now_s: 
         "url.path": context.exchange.path,
         "http.response.status_code": status,
         "gen_ai.request.id": context.request_id,
-        "gen_ai.request.model": context.model or None,
+        "gen_ai.request.model": context.alias or context.model or None,
+        "gen_ai.response.model": context.model or None,
         "kvrouter.decode_engine": context.route.decode_engine,
         "kvrouter.attempts": context.route.attempts,
     }
@@ -58,6 +59,7 @@ def _answer(context: RequestContext) -> Attributes:
         "url.path": exchange.path,
         "http.response.status_code": exchange.status or None,
         "gen_ai.request.id": context.request_id,
+        "gen_ai.response.model": context.model[:_MAX_CHARS] or None,
         "gen_ai.response.finish_reasons": (context.outcome.reason,),
         "gen_ai.usage.completion_tokens": context.outcome.generated,
         "kvrouter.outcome": context.outcome.reason,
@@ -102,7 +104,7 @@ def _request(request: Request) -> Attributes:
         "kvrouter.stream": request.stream,
     }
     if request.model is not None:
-        found["gen_ai.request.model"] = found["gen_ai.response.model"] = request.model[:_MAX_CHARS]
+        found["gen_ai.request.model"] = request.model[:_MAX_CHARS]
     if request.max_tokens is not None:
         found["gen_ai.request.max_tokens"] = request.max_tokens
     for name in _ASKED:

@@ -219,7 +219,7 @@ def _rest_of(leg: RequestContext, sent: SentTokens) -> RequestContext | None:
     if changes is None:
         return None
     rest = RequestContext(leg.exchange, leg.request_id, leg.fields, Timing(monotonic()))
-    rest.model, rest.reports_tokens, rest.trace = leg.model, True, leg.trace
+    rest.model, rest.alias, rest.reports_tokens, rest.trace = leg.model, leg.alias, True, leg.trace
     new = sent.tokens[sent.earlier : sent.shown]
     prompt = ids[:-1] + b"".join(b",%d" % token for token in new) + b"]"
     if request.kind == "completion":

@@ -101,6 +101,21 @@ def _alone(engines: list[EngineFacts], others: list[EngineFacts], leg: str) -> l
     ]
 
 
+async def aliases(setup: Setup) -> Found:
+    """A decode engine serves each model of each alias."""
+    known = await setup.known_engines()
+    decode = [each for each in known if each.engine.role.serves(Role.DECODE)]
+    served = {model for each in decode for model in each.models}
+    for alias, versions in setup.settings.aliases.items():
+        for model in sorted(versions.keys() - served):
+            yield error(
+                f"alias {alias}",
+                f"it stands for {model}, which no decode engine serves (they serve "
+                f"{', '.join(sorted(served)) or 'nothing'})",
+                "correct the name in --model-alias, or start an engine of the model",
+            )
+
+
 async def context_length(setup: Setup) -> Found:
     """Engines of one model have one max_model_len."""
     for model, group in model_groups(await setup.known_engines()):

@@ -37,6 +37,7 @@ TOPICS: Final = {
         engines.engine_reachable,
         engines.engine_introduction,
         engines.models,
+        engines.aliases,
         engines.context_length,
         engines.engine_version,
         engines.prefix_caching,

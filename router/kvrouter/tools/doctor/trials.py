@@ -9,7 +9,7 @@ import asyncio
 import re
 from array import array
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import product
 from random import SystemRandom
 from typing import TYPE_CHECKING, Final
 
@@ -89,7 +89,7 @@ async def try_pairs(setup: Setup) -> list[Trial]:
     if await setup.usable_store() is None:
         return []
     await await_links(setup)
-    pairs = list(_pairs(setup, await setup.known_engines()))
+    pairs = list(pairs_to_try(setup, await setup.known_engines()))
     if not pairs:
         return []
     async with open_client(setup.settings) as client:
@@ -98,20 +98,32 @@ async def try_pairs(setup: Setup) -> list[Trial]:
     return [trial for trial in trials if trial is not None]
 
 
-def _pairs(setup: Setup, known: list[EngineFacts]) -> Iterator[tuple[EngineFacts, EngineFacts]]:
+def pairs_to_try(
+    setup: Setup, known: list[EngineFacts]
+) -> Iterator[tuple[EngineFacts, EngineFacts]]:
     """Engines that can share KV through the store, each at least once if it has a partner."""
     able = [each for each in known if setup.families.of(each.engine).order is LegOrder.STORE]
-    prefill = [each for each in able if each.engine.role.serves(Role.PREFILL)]
-    decode = [each for each in able if each.engine.role.serves(Role.DECODE)]
-    if prefill and decode and prefill[0] is decode[0]:  # both roles: no engine with itself
-        decode = [*decode[1:], decode[0]]
-    most = max(len(prefill), len(decode)) if prefill and decode else 0
-    rows = zip(islice(cycle(prefill), most), islice(cycle(decode), most), strict=True)
-    for one, other in rows:
-        models = set(one.models) & set(other.models)
-        stores = _domain(one) is not None and other.engine.manifest is not None
-        if one is not other and models and stores and shares(one.engine, other.engine):
-            yield one, other
+    pairs = [pair for pair in product(able, able) if _can_share(*pair)]
+    prefill, decode = set[str](), set[str]()
+    for untried in (2, 1):  # engines of a pair: those that both are new come first
+        for one, other in pairs:
+            if (one.name not in prefill) + (other.name not in decode) >= untried:
+                prefill.add(one.name)
+                decode.add(other.name)
+                yield one, other
+
+
+def _can_share(prefill: EngineFacts, decode: EngineFacts) -> bool:
+    one, other = prefill.engine, decode.engine
+    return (
+        one is not other
+        and one.role.serves(Role.PREFILL)
+        and other.role.serves(Role.DECODE)
+        and not set(prefill.models).isdisjoint(decode.models)
+        and _domain(prefill) is not None
+        and other.manifest is not None
+        and shares(one, other)
+    )
 
 
 def _domain(facts: EngineFacts) -> HashDomain | None:

@@ -18,6 +18,20 @@ def test_numbers_are_given_for_all_engines_or_for_one() -> None:
     assert settings.bootstrap_ports == {"[::1]:3": 99}
 
 
+def test_numbers_are_given_by_model_in_yaml_as_a_mapping_too() -> None:
+    given = {
+        "decode": ["a:1"],
+        "model_max_concurrent_requests": {"org/m:8b": 9},
+        "model_prefill_threshold": "a=0 b=1,c=2",
+    }
+    settings = load(RouterSettings, given).settings
+    assert settings.model_limits == {"org/m:8b": 9}
+    assert settings.model_thresholds == {"a": 0, "b": 1, "c": 2}
+    for wrong in ("9", "=9", "m=0", "m=x", "m=-1"):
+        with pytest.raises(UsageError, match="give it as NAME=COUNT, with at least 1"):
+            engines(decode=["a:1"], model_max_concurrent_requests=[wrong])
+
+
 def engines(**given: Any) -> dict[str, str]:
     return {at: role.value for at, role in load(RouterSettings, given).settings.engines.items()}
 

@@ -212,6 +212,10 @@ def test_the_schema_takes_every_setting_and_nothing_else(
     ("command", "text"),
     [
         ("serve", "decode: d:1,e:2\nprefill: [a:1]\nqueue-size: 5\nadmin: true\n"),
+        (
+            "serve",
+            "decode: d:1\nmodel_alias: {c: {a: 9, b: 0.5}}\nmodel_prefill_threshold: {a: 1}\n",
+        ),
         ("store", "memory: 8GiB\nunix_socket_mode: '0660'\nquota: [a=1GiB, b=10%]\n"),
         ("sim", "model: m\ntime_to_first_token: 100ms\ninter_token_latency: 3\nrole: decode\n"),
         ("bench serve", "random_token_ids: 1,5\nrequest_rate: 2.5\n"),

@@ -152,7 +152,7 @@ def begin(caller: Caller) -> None:
 
 
 def use(caller: Caller, prompt: int, generated: int = 0) -> None:
-    caller.admit("m", prompt)
+    caller.admit(prompt)
     caller.charge(generated)
     caller.tokens += prompt + generated
 
@@ -188,7 +188,7 @@ def test_tokens_of_prompts_and_answers_count_together() -> None:
     [caller] = ring.all()
     use(caller, 90, 70)
     with pytest.raises(ApiError) as told:
-        caller.admit("m", 1)
+        caller.admit(1)
     assert told.value.retry_after_s == 61
     clock.now_s += 61
     use(caller, 1)

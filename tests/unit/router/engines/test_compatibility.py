@@ -59,6 +59,14 @@ def test_an_engine_whose_connector_refuses_shares_no_kv(
     assert caplog.text.count("sliding window") == 1
 
 
+def test_engines_of_different_models_are_not_compared(pool: EnginePool) -> None:
+    joined(pool, "p:1", Role.PREFILL, manifest="x", models=("a",))
+    joined(pool, "d:1", Role.DECODE, manifest="y", models=("b",))
+    assert refused(pool) == []
+    joined(pool, "d:2", Role.DECODE, manifest="y", models=("a", "b"))
+    assert [pair[:2] for pair in refused(pool)] == [("p:1", "d:2")]
+
+
 def test_an_engine_for_both_legs_is_not_compared_with_itself(pool: EnginePool) -> None:
     engine = pool.add("b:1", Role.BOTH)
     pool.join(engine, Identity(("m",), manifest="x", refusal="why"))

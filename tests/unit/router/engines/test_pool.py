@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -5,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.unit.router.conftest import Clock, joined
 
 from kvrouter.engines.breaker import BreakerState
-from kvrouter.engines.engine import HashDomain, Identity, Role
+from kvrouter.engines.engine import Engine, HashDomain, Identity, Role
 from kvrouter.engines.pool import EnginePool, Ticket
 from kvrouter.http.failure import Failure
 from kvrouter_store.identity.chain import root_hash
@@ -161,18 +163,59 @@ def test_a_planned_leg_is_no_trial_of_an_engine_that_failed_until_it_begins(cloc
 
 def test_the_hash_domain_is_that_of_most_engines_decode_engines_first(clock: Clock) -> None:
     pool = EnginePool(clock)
-    assert pool.domain is None
+    assert pool.domain("m") is None
     joined(pool, "a:1", Role.PREFILL, block_tokens=None)
-    assert pool.domain is None
+    assert pool.domain("m") is None
     joined(pool, "b:1", Role.PREFILL, block_tokens=64)
-    assert pool.domain == HashDomain(64, root_hash(None))
+    assert pool.domain("m") == HashDomain(64, root_hash(None))
     joined(pool, "c:1", Role.PREFILL)
     joined(pool, "d:1", Role.PREFILL)
-    assert pool.domain == HashDomain(16, root_hash(None))
+    assert pool.domain("m") == HashDomain(16, root_hash(None))
     decode = joined(pool, "e:1", Role.DECODE, block_tokens=32)
-    assert pool.domain == HashDomain(32, root_hash(None))
+    assert pool.domain("m") == HashDomain(32, root_hash(None))
     pool.leave(decode)
-    assert pool.domain == HashDomain(16, root_hash(None))
+    assert pool.domain("m") == HashDomain(16, root_hash(None))
+
+
+def test_each_model_has_a_hash_domain_of_its_own(clock: Clock) -> None:
+    pool = EnginePool(clock)
+    small = joined(pool, "a:1", Role.DECODE, models=("s",), block_tokens=16)
+    for port in (2, 3):
+        joined(pool, f"b:{port}", Role.DECODE, models=("l",), block_tokens=64)
+    both = pool.domain("s"), pool.domain("l")
+    assert both == (HashDomain(16, root_hash(None)), HashDomain(64, root_hash(None)))
+    assert pool.domain("other") is None
+    pool.update_models(small, replace(identity_of(small), models=("s", "lora")))
+    assert pool.domain("lora") == pool.domain("s")
+
+
+def test_an_engine_is_heard_in_the_domain_of_a_model_with_blocks_of_its_size(clock: Clock) -> None:
+    pool = EnginePool(clock)
+    odd = joined(pool, "a:1", Role.DECODE, models=("m", "own"), block_tokens=64)
+    seeded = joined(pool, "b:1", Role.DECODE, root=root_hash("0"))
+    silent = joined(pool, "c:1", Role.DECODE, block_tokens=None)
+    for port in (1, 2):
+        joined(pool, f"d:{port}", Role.DECODE)
+    usual = HashDomain(16, root_hash(None))
+    assert (pool.domain("m"), pool.domain("own")) == (usual, HashDomain(64, root_hash(None)))
+    assert pool.domain_of(odd) == pool.domain("own")
+    assert pool.domain_of(seeded) == pool.domain_of(silent) == usual
+    pool.leave(odd)
+    assert pool.domain_of(odd) is None
+
+
+def test_a_leg_may_have_engines_while_one_of_them_may_serve_the_model(clock: Clock) -> None:
+    pool = EnginePool(clock)
+    joined(pool, "a:1", Role.PREFILL, models=("m",))
+    assert pool.has_role(Role.PREFILL, "m")
+    assert not pool.has_role(Role.PREFILL, "other")
+    pool.add("b:1", Role.PREFILL)
+    assert pool.has_role(Role.PREFILL, "other")
+
+
+def identity_of(engine: Engine) -> Identity:
+    assert engine.identity is not None
+    return engine.identity
 
 
 class PoolMachine(RuleBasedStateMachine):

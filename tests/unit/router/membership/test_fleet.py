@@ -99,8 +99,9 @@ def test_the_domain_is_that_of_engines_that_stay(clock: Clock) -> None:
     ticket = pool.reserve(small, 1)
     joined(pool, "b:1", Role.DECODE, block_tokens=32)
     changes.remove(small)
-    assert pool.domain is not None
-    assert pool.domain.block_tokens == 32
+    domain = pool.domain("m")
+    assert domain is not None
+    assert domain.block_tokens == 32
     ticket.release()
 
 

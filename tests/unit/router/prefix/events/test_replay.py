@@ -59,7 +59,7 @@ class Router:
     def __init__(self, settings: KvEventSettings) -> None:
         self.pool = EnginePool()
         self.index = PrefixIndex(100_000)
-        self.tracker = CacheTracker(self.index, self.pool.find, lambda: self.pool.domain)
+        self.tracker = CacheTracker(self.index, self.pool.find, self.pool.domain_of)
         self.pool.on_leave(self.index.clear)
         self.pool.on_join(self.tracker.engine_joined)
         self.pool.on_leave(self.tracker.engine_left)

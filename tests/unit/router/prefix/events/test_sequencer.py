@@ -71,7 +71,7 @@ class Truth(RuleBasedStateMachine):
         self.index = PrefixIndex(1000)
         self.pool = EnginePool(self.clock)
         self.tracker = CacheTracker(
-            self.index, self.pool.find, lambda: self.pool.domain, clock=self.clock
+            self.index, self.pool.find, self.pool.domain_of, clock=self.clock
         )
         self.tracker.replay_with(self.asked)
         self.pool.on_leave(self.index.clear)

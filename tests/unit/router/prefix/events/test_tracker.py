@@ -96,7 +96,7 @@ class Wire:
 def make_wire(max_names: int = 1000, blocks: int = 10_000) -> Wire:
     clock, index = Clock(), PrefixIndex(blocks)
     pool = EnginePool(clock)
-    tracker = CacheTracker(index, pool.find, lambda: pool.domain, max_names, clock)
+    tracker = CacheTracker(index, pool.find, pool.domain_of, max_names, clock)
     pool.on_leave(index.clear)
     pool.on_join(tracker.engine_joined)
     pool.on_leave(tracker.engine_left)
@@ -245,7 +245,7 @@ def test_an_engine_that_left_is_learnt_again(wire: Wire) -> None:
 
 def test_a_new_hash_domain_of_the_fleet_makes_names_be_learnt_again(wire: Wire) -> None:
     domain: list[HashDomain] = [HashDomain(BLOCK, root_hash(None))]
-    tracker = CacheTracker(wire.index, wire.pool.find, lambda: domain[0])
+    tracker = CacheTracker(wire.index, wire.pool.find, lambda _: domain[0])
     wire.tracker = tracker
     wire.send(stored(IDS, TOKENS))
     domain[0] = HashDomain(BLOCK, root_hash("0"))
