@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from kvrouter.access.callers import caller_of
 from kvrouter.errors import ApiError
 from kvrouter.http.request_id import RequestIds
-from kvrouter.telemetry.metrics import Reading
 from kvrouter.telemetry.request_log import RequestLine
+from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from kvrouter.access.callers import Caller, KeyRing
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.http.server.listener import Handler
-    from kvrouter.telemetry.metrics import Metrics, Row
+    from kvrouter.telemetry.metrics import Metrics
     from kvrouter.telemetry.request_log import RequestLog
+    from kvrouter.telemetry.series import Row
 
 _OPEN: Final = frozenset(
     {
@@ -159,7 +160,7 @@ class Gate:
         request_id = self._ids.of(exchange.headers)
         headers = (*error.headers(), ("x-request-id", request_id))
         exchange.respond(error.status, error.body(exchange.path), headers=headers)
-        self._metrics.errors[str(error.status)] += 1
+        self._metrics.errors[str(error.status), ""] += 1
         if self._log is None:
             return
         caller = caller_of(exchange)

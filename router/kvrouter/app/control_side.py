@@ -22,7 +22,7 @@ from kvrouter.control.status import Status
 from kvrouter.http.server.routes import on_path
 from kvrouter.replicas.metrics import readings as group_readings
 from kvrouter.telemetry.caches import cache_readings
-from kvrouter.telemetry.metrics import Reading
+from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

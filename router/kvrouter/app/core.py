@@ -101,7 +101,7 @@ def make_core(settings: RouterSettings) -> Core:
             Tenants(settings.tenant_header, settings.proxy_networks),
             metrics,
         ),
-        engine_wait=EngineWait(settings.engine_wait_s, settings.queue_size),
+        engine_wait=EngineWait(settings.engine_wait_s, settings.queue_size, metrics),
         budget=RecomputeBudget(settings.recompute_budget_tokens),
     )
 

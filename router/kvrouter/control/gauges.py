@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.breaker import BreakerState
 from kvrouter.prefix.events.confidence import Reason
-from kvrouter.telemetry.metrics import Reading
+from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvrouter.engines.pool import EnginePool
     from kvrouter.prefix.events.tracker import CacheTracker
     from kvrouter.prefix.index import PrefixIndex
-    from kvrouter.telemetry.metrics import Row
+    from kvrouter.telemetry.series import Row
 
 COUNTERS: Final = {
     "tokenize": "Prompts by the source of their tokens: remembered (cache_hits), the router's own "

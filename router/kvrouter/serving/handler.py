@@ -136,9 +136,10 @@ class RequestHandler:
     async def _wait_for_turn(self, context: RequestContext) -> None:
         context.request = self.service.read(context.exchange)
         rank = priority(context.request)
+        model = self.models.meant(context.request.model, context.exchange.path)
         context.queued = True
         try:
-            await self.queue_wait.turn(context.tenant, rank)
+            await self.queue_wait.turn(context.tenant, rank, model)
         finally:
             context.queued = False
             context.waited(context.timing.started_s, "capacity")
@@ -160,7 +161,12 @@ class RequestHandler:
             caller.tokens += request.prompt_tokens
         # After `admit`: a caller without a right to the model must not learn what serves it.
         self.models.require(context.model, path)
-        await self.service.answer(context)
+        counts = self.metrics.of(context.model)
+        counts.running += 1
+        try:
+            await self.service.answer(context)
+        finally:
+            counts.running -= 1
 
     def _answer_error(self, context: RequestContext, error: ApiError) -> None:
         context.outcome.reason = "error"

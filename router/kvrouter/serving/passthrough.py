@@ -83,9 +83,9 @@ class Passthrough:
 
     async def answer(self, context: RequestContext) -> None:
         """See `Service`."""
-        path = context.exchange.path
+        path, model = context.exchange.path, context.model
         endpoint = endpoint_at(path)
-        await self.engine_wait.until(lambda: self.pool.serving(path, context.model))
+        await self.engine_wait.until(lambda: self.pool.serving(path, model), model)
         await self._ask_engines(context, endpoint)
 
     async def _ask_engines(self, context: RequestContext, endpoint: Endpoint) -> None:
@@ -211,7 +211,7 @@ class Passthrough:
         exchange = context.exchange
         exchange.start(200, fields=SSE_FIELDS + context.answer_fields, hold=True)
         tidy = partial(tidy_events, cached_tokens=None)
-        relay = Relay(exchange, answer, self.metrics.gaps.buckets, tidy)
+        relay = Relay(exchange, answer, self.metrics.of(context.model).gaps.buckets, tidy)
         try:
             await relay.run(self.client.deadlines.idle_s)
         except UpstreamError as error:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from kvrouter.telemetry.metrics import Reading
+from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from kvrouter.telemetry.metrics import Row
+    from kvrouter.telemetry.series import Row
 
 __all__ = ["BoundedCache", "CacheUse", "cache_readings"]
 

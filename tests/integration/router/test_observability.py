@@ -176,7 +176,7 @@ async def test_a_defect_is_counted_and_logged_as_an_error_and_ends_the_answer(
     assert status == (200 if stream else 500)
     assert FAILED.message.encode() in body
     assert await metric(here, "kvrouter:request_success_total") == 0
-    assert await metric(here, f'kvrouter:request_errors_total{{code="{status}"}}') == 1
+    assert await metric(here, f'kvrouter:request_errors_total{{code="{status}",') == 1
     (line,) = await lines_of(here, written)
     assert (line["status"], line["outcome"], line["error"]) == (status, "error", FAILED.message)
 
@@ -206,7 +206,7 @@ async def test_prompt_tokens_by_source_add_up_to_the_prompt_tokens(
     here = await site(store=node.url, policy="prefix", landing_timeout_s=0.1, prepare=announce)
     here.prefill[0].cached_tokens = 7
     assert (await here.post(text(prompt=IDS)))[0] == 200
-    source = 'kvrouter:prefix_hit_tokens_total{source="%s"}'
+    source = 'kvrouter:prefix_hit_tokens_total{model="m",source="%s"}'
     assert await metric(here, source % "store") == 48
     assert await metric(here, source % "none") == len(IDS) - 48
     assert await metric(here, "kvrouter:prompt_tokens_total") == len(IDS)
@@ -380,7 +380,7 @@ async def test_a_request_is_counted_and_logged_soon_after_its_end(site: Open) ->
     here = await site(lines=RequestLog(written, plain=False))
     await here.post(text())
     await until(lambda: written.getvalue().endswith(b"\n"))
-    assert here.app.core.metrics.success == {"length": 1}
+    assert here.app.core.metrics.success == {("length", "m"): 1}
     assert here.app.core.metrics.plans == {"prefill": 1}
 
 
@@ -393,7 +393,7 @@ async def test_few_requests_that_have_ended_are_kept(body_bytes: int, kept: int)
         ended.take(context, 10.5)
     assert metrics.success == {}
     ended.take(context, 10.5)
-    assert metrics.success == {"stop": kept + 1}
+    assert metrics.success == {("stop", ""): kept + 1}
 
 
 async def test_lines_tell_when_their_requests_ended(site: Open) -> None:

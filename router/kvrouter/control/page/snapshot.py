@@ -176,13 +176,13 @@ class Snapshots:
     def _totals(self) -> dict[str, float]:
         metrics, board = self._sources.metrics, self._sources.board
         metrics.settle()
-        held = metrics.hit_tokens
+        models = list(metrics.models)
         return {
             "ok": sum(metrics.success.values()),
             "failed": sum(metrics.errors.values()),
-            "prompt_tokens": metrics.prompt_tokens.get((), 0),
-            "engine_tokens": held.get("engine", 0),
-            "store_tokens": held.get("store", 0),
+            "prompt_tokens": sum(one.prompt_tokens for one in models),
+            "engine_tokens": sum(one.hit_engine for one in models),
+            "store_tokens": sum(one.hit_store for one in models),
             "output_tokens": board.output_tokens,
         }
 

@@ -88,7 +88,7 @@ class Gathering:
         if not exchange.started:
             exchange.start(200, fields=SSE_FIELDS + self._context.answer_fields, hold=True)
             exchange.throttle = self._throttle
-        gaps = self._metrics.gaps.buckets
+        gaps = self._metrics.of(part.model).gaps.buckets
         stream = part.stream = _ShareStream(self._merge, sink, part, answer, exchange, gaps=gaps)
         exchange.on_close(answer.close)  # before another piece comes
         try:

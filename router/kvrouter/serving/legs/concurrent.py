@@ -62,7 +62,7 @@ class ConcurrentLegs:
         for _ in range(MAX_ATTEMPTS):
             if failed is not None or not _can_run(plan):
                 found = await self.engine_wait.until(
-                    partial(self._ready, context.model, inputs, tried)
+                    partial(self._ready, context.model, inputs, tried), context.model
                 )
                 if found is None:
                     break

@@ -181,16 +181,13 @@ def note_plan(context: RequestContext, plan: Plan, inputs: RouteInputs, metrics:
     Sets `Route.hit_engine` and `Route.hit_store`.
     """
     engine, store = hits(inputs, plan.decode)
+    model = metrics.of(context.model)
     context.route.hit_engine, context.route.hit_store = engine, store
     metrics.overhead.observe(context.timing.planned_s - context.timing.started_s)
     metrics.plans[plan.why] += 1
-    metrics.prompt_tokens[()] += inputs.prompt_tokens
-    if engine:
-        metrics.hit_tokens["engine"] += engine
-    if store:
-        metrics.hit_tokens["store"] += store
-    if inputs.prompt_tokens > engine + store:
-        metrics.hit_tokens["none"] += inputs.prompt_tokens - engine - store
+    model.prompt_tokens += inputs.prompt_tokens
+    model.hit_engine += engine
+    model.hit_store += store
     if context.trace is not None:
         _trace_plan(context, plan, context.trace)
 

@@ -99,7 +99,7 @@ class Orchestrator:
 
     async def _wait_for_decode(self, context: RequestContext) -> Sequence[Engine]:
         since_s, model = monotonic(), context.model
-        decode = await self.engine_wait.until(lambda: self.pool.engines(Role.DECODE, model))
+        decode = await self.engine_wait.until(lambda: self.pool.engines(Role.DECODE, model), model)
         context.waited(since_s, "engine")
         if not decode:
             raise ApiError(503, "No decode engine is available.", retry_after_s=1)
@@ -267,4 +267,4 @@ class Orchestrator:
                 if failed.failure is Failure.BROKEN and failed.engine in ready
                 else ()
             )
-        return await self.engine_wait.until(look)
+        return await self.engine_wait.until(look, model)

@@ -75,7 +75,8 @@ class _ResumingSink:
         context.answer_began(monotonic())
         if not exchange.started:
             exchange.start(200, fields=SSE_FIELDS + context.answer_fields, hold=True)
-        relay = Relay(exchange, answer, self._metrics.gaps.buckets, tidy, every=True)
+        gaps = self._metrics.of(context.model).gaps.buckets
+        relay = Relay(exchange, answer, gaps, tidy, every=True)
         self._first.stream = relay
         try:
             await relay.run(self._client.deadlines.idle_s, end=False)

@@ -16,6 +16,7 @@ from kvrouter.openai.response import answer_usage, tidy_answer, tidy_events
 from kvrouter.serving.streaming.relay import Relay
 
 if TYPE_CHECKING:
+    from kvrouter._native import Buckets
     from kvrouter.engines.engine import Engine
     from kvrouter.http.client.pool import EngineResponse
     from kvrouter.serving.legs.engine_client import EngineClient
@@ -61,7 +62,11 @@ class ClientSink:
     def relay(self, context: RequestContext, answer: EngineResponse) -> Relay:
         """Make the relay that passes a stream on as the client may see it."""
         tidy = partial(tidy_events, cached_tokens=context.route.cached_tokens)
-        return Relay(context.exchange, answer, self._metrics.gaps.buckets, tidy)
+        return Relay(context.exchange, answer, self.gaps(context), tidy)
+
+    def gaps(self, context: RequestContext) -> Buckets:
+        """What counts the times between events of a stream."""
+        return self._metrics.of(context.model).gaps.buckets
 
     def whole(self, context: RequestContext, body: bytes) -> None:
         """Pass an answer on, without transfer parameters, with the prefill leg's cached tokens."""
