@@ -24,9 +24,9 @@ from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.headers import JSON
 from kvrouter.openai.endpoints import OTHER, endpoint_at
 from kvrouter.openai.request import BYTES_PER_TOKEN, Request, salt_of
-from kvrouter.openai.response import generated_tokens, tidy_answer, tidy_events
+from kvrouter.openai.response import generated_tokens, prompt_usage, tidy_answer, tidy_events
 from kvrouter.prefix.learnt import PIECE_TOKENS
-from kvrouter.routing.plan import RouteInputs
+from kvrouter.routing.plan import RouteInputs, chosen_by
 from kvrouter.routing.policies.base import in_turn
 from kvrouter.serving.legs.engine_client import check_begun
 from kvrouter.serving.legs.retries import (
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from kvrouter.http.client.pool import EngineResponse
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.endpoints import Endpoint
+    from kvrouter.openai.response import PromptUsage
     from kvrouter.routing.policies.base import Policy
     from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.legs.inputs import InputsBuilder
@@ -120,6 +121,7 @@ class Passthrough:
         computed_tokens = request.prompt_tokens if endpoint.generates else 0
         of_a_session = endpoint.generates or endpoint is OTHER
         if not (of_a_session and self.inputs_builder.needs_hashes):
+            self.metrics.chosen["load"] += 1
             return min(in_turn(engines, self._turn), key=_TOKENS), computed_tokens
         names, guesses, session = self.inputs_builder.learnt.look(request, headers, context.model)
         context.prompt.learnt = names
@@ -133,6 +135,7 @@ class Passthrough:
             split=False,
         )
         plan = self.policy.plan(inputs)
+        self.metrics.chosen[chosen_by(inputs, plan.decode)] += 1
         return plan.decode, min(plan.computed_tokens, computed_tokens)
 
     async def _ask(
@@ -188,6 +191,8 @@ class Passthrough:
             self._computed(context, endpoint, ticket)
         if endpoint.generates:
             context.outcome.generated = generated_tokens(body, 0, whole=True)
+        if answer.status == 200:
+            _note_prompt(context, endpoint, prompt_usage(body))
         body, fields = tidy_answer(body, None), context.answer_fields
         context.exchange.respond(answer.status, body, content_type=content_type, fields=fields)
 
@@ -220,6 +225,15 @@ class Passthrough:
             relay.fail(broke_off())
         finally:
             context.outcome.generated = relay.generated
+            _note_prompt(context, endpoint, relay.prompt_usage)
+
+
+def _note_prompt(context: RequestContext, endpoint: Endpoint, usage: PromptUsage) -> None:
+    """Note how the engine counted the prompt; the router's estimate if it did not."""
+    prompt_tokens, context.outcome.cached_tokens = usage
+    if prompt_tokens is None and endpoint.generates:
+        prompt_tokens = context.request.prompt_tokens
+    context.outcome.prompt_tokens = prompt_tokens
 
 
 def _read(body: bytes, endpoint: Endpoint) -> Request:

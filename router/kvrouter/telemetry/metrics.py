@@ -132,6 +132,14 @@ class Metrics(Collector):
             "Plans by reason; prefill: both legs, other reasons: one leg.",
             ["why"],
         )
+        self.chosen = Tally(
+            "kvrouter:engines_chosen",
+            "Engines chosen to answer, by what spoke for them: a beginning of the prompt that they "
+            "hold by their KV events (exact), or probably, by where requests went (learnt); the "
+            "place of the session, where no engine holds any (session); else load or turn alone "
+            "(load).",
+            ["by"],
+        )
         self.resumed = Tally(
             "kvrouter:streams_broken",
             "Streams whose engine broke off, among those that --resume-streams covers: resumed or "

@@ -1,14 +1,24 @@
 """What the router tells of each model, pool and key, through a whole router."""
 
 import asyncio
+import json
+from pathlib import Path
 
+import pytest
 from tests.fakes.engine import FakeEngine
-from tests.integration.router.conftest import Open, metric, text, until
-from tests.integration.router.test_passthrough import offer
+from tests.integration.router.conftest import Json, Open, Site, chat, metric, text, until
+from tests.integration.router.test_keys import Keys
+from tests.integration.router.test_passthrough import offer, saying
+from tests.integration.router.test_usage import USAGE
 
 from kvrouter.http.headers import SSE_HEADERS
 from kvrouter.http.server.exchange import Exchange
 from kvrouter.openai.endpoints import RESPONSES
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    return Keys(tmp_path)
 
 
 def two_models(engines: list[FakeEngine]) -> None:
@@ -73,3 +83,103 @@ async def test_the_time_in_the_queue_is_that_of_the_model(site: Open) -> None:
     for model in ("m", ""):
         row = f'kvrouter:request_queue_time_seconds_count{{model="{model}"}}'
         assert await metric(here, row) == 1
+
+
+KEY = 'key="a",model="m"'
+
+
+async def used(here: Site) -> tuple[float, float, float]:
+    """Prompt, cached and generated tokens of the key `a` and the model `m`."""
+    await until(lambda: here.app.core.metrics.running == 0)
+    prompt, cached, generated = [
+        await metric(here, f"kvrouter:key_{kind}_tokens_total{{{KEY}}}")
+        for kind in ("prompt", "cached", "generation")
+    ]
+    return prompt, cached, generated
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"stream": True, **USAGE}])
+async def test_a_key_has_used_what_engines_counted(site: Open, keys: Keys, more: Json) -> None:
+    here = await site(api_key_file=keys.write(a="", b=""))
+    here.prefill[0].cached_tokens, here.decode[0].cached_tokens = 5, 15
+    body = text(**more)
+    assert (await here.post(body, **keys.bearer("a")))[0] == 200
+    assert await used(here) == (len(body["prompt"]), 5, 4)
+    page = (await here.get("/metrics"))[1].decode()
+    assert 'key_prompt_tokens_total{key="b"' not in page
+
+
+async def test_a_key_has_used_what_a_single_engine_counted(site: Open, keys: Keys) -> None:
+    here = await site(0, 1, api_key_file=keys.write(a=""))
+    here.decode[0].cached_tokens = 3
+    for more in ({}, {"stream": True, **USAGE}):
+        assert (await here.post(text(**more), **keys.bearer("a")))[0] == 200
+    assert await used(here) == (2 * len(text()["prompt"]), 6, 8)
+
+
+@pytest.mark.parametrize("mode", ["drop_mid", "hang_mid"])
+async def test_a_key_has_used_what_was_sent_of_an_answer_that_broke_off(
+    site: Open, keys: Keys, mode: str
+) -> None:
+    here = await site(api_key_file=keys.write(a=""))
+    here.decode[0].mode = mode
+    body = text(stream=True)
+    async with here.http.post(
+        here.url("/v1/completions"), json=body, headers=keys.bearer("a")
+    ) as answer:
+        got = b""
+        while got.count(b'"text"') < 2:
+            got += await answer.content.readany()
+    assert await used(here) == (len(body["prompt"]), 0, 2)
+
+
+async def test_a_key_has_used_nothing_of_what_was_not_answered(site: Open, keys: Keys) -> None:
+    here = await site(0, 1, api_key_file=keys.write(a=""))
+    here.decode[0].mode = "500"
+    assert (await here.post(text(), **keys.bearer("a")))[0] == 503
+    assert (await here.post(text(n=0), **keys.bearer("a")))[0] == 400
+    assert "key_prompt_tokens_total{" not in (await here.get("/metrics"))[1].decode()
+
+
+async def test_each_prompt_of_a_request_counts_once_for_its_key(site: Open, keys: Keys) -> None:
+    here = await site(kv_connector="nixl", api_key_file=keys.write(a=""))
+    body = text(prompt=["Hello", "Good bye"], n=2)
+    status, _, answer = await here.post(body, **keys.bearer("a"))
+    assert status == 200
+    assert len(json.loads(answer)["choices"]) == 4
+    assert await used(here) == (len("HelloGood bye"), 0, 16)
+
+
+async def test_a_key_has_used_what_other_endpoints_say(site: Open, keys: Keys) -> None:
+    here = await site(api_key_file=keys.write(a=""))
+    offer(here.decode, saying(200, {"usage": {"prompt_tokens": 9, "total_tokens": 9}}))
+    asked = {"model": "m", "input": "a"}
+    assert (await here.post(asked, "/v1/embeddings", **keys.bearer("a")))[0] == 200
+    told = {"input_tokens": 7, "input_tokens_details": {"cached_tokens": 2}, "output_tokens": 3}
+    offer(here.decode, saying(200, {"usage": told}), RESPONSES)
+    assert (await here.post(asked, RESPONSES, **keys.bearer("a")))[0] == 200
+    offer(here.decode, saying(200, {"tokens": [1]}), "/tokenize")
+    assert (await here.post(asked, "/tokenize", **keys.bearer("a")))[0] == 200
+    assert await used(here) == (16, 2, 3)
+
+
+async def test_without_keys_nobody_has_used_anything(site: Open) -> None:
+    here = await site()
+    assert (await here.post(text()))[0] == 200
+    page = (await here.get("/metrics"))[1].decode()
+    assert "key_prompt_tokens_total{" not in page
+    assert 'kvrouter:generation_tokens_total{model="m"} 4.0' in page
+
+
+async def test_engines_are_counted_by_what_spoke_for_them(site: Open) -> None:
+    here = await site(0, 3, policy="prefix", health_interval_s=60.0)
+    session = {"x-session-id": "s"}
+    talk = "a long message " * 200
+    for by in ("session", "learnt"):
+        body = chat(messages=[{"role": "user", "content": talk}])
+        before = here.app.core.metrics.chosen[by]
+        assert (await here.post(body, "/v1/chat/completions", **session))[0] == 200
+        assert here.app.core.metrics.chosen[by] == before + 1
+    offer(here.decode, saying(200, {"answer": 1}), "/tokenize")
+    assert (await here.post({"model": "m", "prompt": "a"}, "/tokenize"))[0] == 200
+    assert dict(here.app.core.metrics.chosen) == {"session": 1, "learnt": 1, "load": 1}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter.errors import bad_request
 from kvrouter.prefix.learnt import PIECE_TOKENS
-from kvrouter.routing.plan import RouteInputs, usable_blocks
+from kvrouter.routing.plan import RouteInputs, chosen_by, usable_blocks
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -185,6 +185,7 @@ def note_plan(context: RequestContext, plan: Plan, inputs: RouteInputs, metrics:
     context.route.hit_engine, context.route.hit_store = engine, store
     metrics.overhead.observe(context.timing.planned_s - context.timing.started_s)
     metrics.plans[plan.why] += 1
+    metrics.chosen[chosen_by(inputs, plan.decode)] += 1
     model.prompt_tokens += inputs.prompt_tokens
     model.hit_engine += engine
     model.hit_store += store

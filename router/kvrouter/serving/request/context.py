@@ -142,6 +142,8 @@ class RequestOutcome:
     reason: str = "unknown"  # for metrics and the log: a finish reason, or why there is none
     error: str | None = None  # what went wrong last, in a sentence
     generated: int = 0  # tokens of the answer
+    prompt_tokens: int | None = None  # as the engine that answered counted; None: it did not say
+    cached_tokens: int = 0  # of these, not computed by that engine
 
 
 @dataclass(slots=True)

@@ -83,6 +83,7 @@ class _ResumingSink:
         except UpstreamError as error:
             raise broken(self._client, engine, error, sent) from None
         check_end(self._client, engine, sent)
+        context.outcome.prompt_tokens, context.outcome.cached_tokens = relay.prompt_usage
         context.outcome.reason = sent.finish or "unknown"
 
     def whole(self, context: RequestContext, body: bytes) -> None:
