@@ -15,6 +15,7 @@ from kvrouter.control.gauges import (
     index_state,
     request_gauges,
 )
+from kvrouter.control.load_gauges import load_gauges
 from kvrouter.control.page.model import Load
 from kvrouter.control.page.snapshot import Snapshots, Sources
 from kvrouter.control.page.tiers import StoreWatch
@@ -111,6 +112,9 @@ def readings(
     yield from counters(counts)
     yield from request_gauges(waiting, core.budget)
     yield from engine_gauges(core.pool, members.compatibility)
+    yield from load_gauges(
+        core.pool, core.metrics, lambda: queue_wait.waiting + engine_wait.waiting
+    )
     yield from index_gauges(core.pool, core.index, core.tracker)
     yield from cache_readings({"tokens": core.tokens, "block_hashes": core.hash_cache})
     yield from members.discovery.readings()

@@ -22,6 +22,7 @@ from kvrouter.replicas.group import Group
 if TYPE_CHECKING:
     from kvrouter.app.core import Core
     from kvrouter.engines.engine import Engine
+    from kvrouter.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,14 @@ def _follow_pool(core: Core, compatibility: CompatibilityMonitor) -> None:
         pool.on_leave(tracker.engine_left)
     for changed in (models.engine_joined, engine_wait.engine_joined):
         pool.on_models_change(changed)
+    for served in (pool.on_join, pool.on_models_change):
+        served(partial(_count_models, core.metrics))
+
+
+def _count_models(metrics: Metrics, engine: Engine) -> None:
+    """Have series of its models before the first request: rates need their zero."""
+    for name in engine.identity.models if engine.identity is not None else ():
+        metrics.of(name)
 
 
 def _forget(core: Core, intake: EventIntake | None, engine: Engine) -> None:

@@ -82,19 +82,6 @@ def engine_gauges(pool: EnginePool, compatibility: CompatibilityMonitor) -> Iter
         "engine",
     )
     yield _gauge(
-        "worker_requests",
-        "Legs in flight.",
-        lambda: (((each.address,), float(each.requests)) for each in pool.targets()),
-        "engine",
-    )
-    yield _gauge(
-        "worker_tokens",
-        "Tokens in flight on an engine from this and other routers; a request counts from its "
-        "plan on.",
-        lambda: (((each.address,), float(each.tokens)) for each in pool.targets()),
-        "engine",
-    )
-    yield _gauge(
         "sharing_refused",
         "Pairs of a prefill and a decode engine that cannot load each other's KV.",
         lambda: (((p.address, d.address), 1.0) for p, d, _ in compatibility.incompatible()),

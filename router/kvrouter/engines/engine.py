@@ -83,6 +83,7 @@ class Identity:
     generates: bool = True  # False: it only embeds, ranks or scores
     endpoints: frozenset[str] | None = None  # those of the router's endpoints that it has
     takes_priority: bool = False  # whether it accepted a request with a `priority`
+    kv_tokens: int | None = None  # that its KV cache holds, on all ranks together
     groups: tuple[CacheGroup, ...] = ()  # what `manifest` stands for, where it is not alone
     domain: HashDomain | None = field(init=False, compare=False, repr=False, default=None)
 
@@ -124,6 +125,7 @@ class Engine:
     family: str = "store"  # a name in `FAMILIES`
     identity: Identity | None = None  # None while it is not in the pool
     breaker: Breaker | None = None
+    legs: int = 0  # of this router, planned or in flight
     requests: int = 0  # of this router, in flight
     tokens: int = 0  # reserved on it, by this router and by others
     remote_tokens: int = 0  # those of them that other routers report
@@ -159,6 +161,12 @@ class Engine:
     def manifest(self) -> str | None:
         """Hex digest of its manifest; None: unknown."""
         return self.identity.manifest if self.identity else None
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens that its own KV cache holds; None: unknown."""
+        told = self.identity.kv_tokens if self.identity else None
+        return told // (len(self.server.ranks) or 1) if told else None
 
     @property
     def targets(self) -> tuple[Engine, ...]:

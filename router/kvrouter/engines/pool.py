@@ -254,6 +254,7 @@ class EnginePool:
 
         Not `begun`: the leg is only planned, and `Ticket.begin` counts it as in flight.
         """
+        engine.legs += 1
         engine.tokens += tokens
         engine.computing_tokens += computing_tokens
         if engine.server is not engine:
@@ -313,6 +314,7 @@ class EnginePool:
 
     def _released(self, ticket: Ticket) -> None:
         engine, server = ticket.engine, ticket.engine.server
+        engine.legs -= 1
         engine.tokens -= ticket.tokens
         if server is not engine:
             server.tokens -= ticket.tokens

@@ -183,3 +183,35 @@ async def test_engines_are_counted_by_what_spoke_for_them(site: Open) -> None:
     offer(here.decode, saying(200, {"answer": 1}), "/tokenize")
     assert (await here.post({"model": "m", "prompt": "a"}, "/tokenize"))[0] == 200
     assert dict(here.app.core.metrics.chosen) == {"session": 1, "learnt": 1, "load": 1}
+
+
+async def test_load_is_told_of_models_before_their_first_request(site: Open) -> None:
+    here = await site(0, 2, prepare=two_models)
+    for model in ("m", "other-model"):
+        row = f'kvrouter:prompt_tokens_total{{model="{model}"}} 0.0'
+        assert row in (await here.get("/metrics"))[1].decode()
+
+
+async def test_a_request_in_flight_and_one_that_waits_are_those_of_their_model(site: Open) -> None:
+    here = await site(max_concurrent_requests=1)
+    here.prefill[0].mode = "held"
+    tasks = [asyncio.create_task(here.post(text()))]
+    await here.prefill[0].next_began()
+    tasks.append(asyncio.create_task(here.post(text())))
+    await until(lambda: here.app.core.queue_wait.waiting == 1)
+    decode = here.decode[0].address
+    expected = {
+        'model_requests{model="m"}': 1,
+        'model_waiting{model="m"}': 1,
+        'pool_requests{role="prefill"}': 1,
+        'pool_waiting{role="decode"}': 2,  # that request, and the leg of the first one
+        f'worker_waiting{{engine="{decode}"}}': 1,
+    }
+    found = {row: await metric(here, f"kvrouter:{row}") for row in expected}
+    here.prefill[0].go.set()
+    assert [(await task)[0] for task in tasks] == [200, 200]
+    assert found == expected
+    await until(lambda: here.app.core.metrics.running == 0)
+    assert {row: await metric(here, f"kvrouter:{row}") for row in expected} == dict.fromkeys(
+        expected, 0
+    )

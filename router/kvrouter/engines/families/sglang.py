@@ -161,6 +161,12 @@ class Sglang(Family):
         size = (await pages.json(INFO_PAGE)).get("dp_size")
         return tuple(range(size)) if isinstance(size, int) and 0 < size <= MAX_RANKS else ()
 
+    async def kv_tokens(self, pages: EnginePages) -> int:
+        """From /server_info, which tells it of one rank (managers/scheduler.py)."""
+        told = (await pages.json(INFO_PAGE)).get("max_total_num_tokens")
+        ranks = len(await self.event_ranks(pages)) or 1
+        return told * ranks if isinstance(told, int) else 0
+
     async def version(self, pages: EnginePages) -> object:
         """From /server_info; there is no /version."""
         return (await pages.json(INFO_PAGE)).get("version")

@@ -34,6 +34,7 @@ GREEDY_BELOW: Final = 1e-5
 """vLLM treats lower temperatures as 0 (vllm/sampling_params.py)."""
 IDS_KEY: Final = "prompt_token_ids"
 _BLOCK_SIZE: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bblock_size="(\d+)"', re.M)
+_BLOCKS: Final = re.compile(rb'^vllm:cache_config_info\{[^}\n]*\bnum_gpu_blocks="(\d+)"', re.M)
 _NIXL: Final = re.compile(rb"^vllm:nixl_", re.M)
 _RANKS: Final = re.compile(rb'^vllm:num_requests_running\{[^}\n]*\bengine="(\d+)"', re.M)
 
@@ -188,6 +189,11 @@ class Vllm(Family):
         """From vllm:cache_config_info."""
         found = _BLOCK_SIZE.search(await pages.metrics())
         return int(found.group(1)) if found else 0
+
+    async def kv_tokens(self, pages: EnginePages) -> int:
+        """From vllm:cache_config_info, which each rank has."""
+        blocks = map(int, _BLOCKS.findall(await pages.metrics()))
+        return sum(blocks) * await self.block_tokens(pages)
 
     async def version(self, pages: EnginePages) -> object:
         """From /version."""
