@@ -13,7 +13,6 @@ from kvrouter.admission.waiting import EngineWait, QueueWait
 from kvrouter.engines.families import Families
 from kvrouter.engines.models import ModelNames
 from kvrouter.engines.pool import EnginePool
-from kvrouter.http.client.pool import Deadlines
 from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.hash_cache import HashCache
@@ -21,13 +20,13 @@ from kvrouter.prefix.index import PrefixIndex
 from kvrouter.prefix.store_view import StoreView
 from kvrouter.prefix.tokenize import LocalTokenizer, TokenSource
 from kvrouter.serving.legs.engine_client import EngineClient
+from kvrouter.serving.legs.retries import Retries
 from kvrouter.telemetry.metrics import Metrics
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 
 if TYPE_CHECKING:
     from kvrouter.app.settings import RouterSettings
 
-CONNECT_S: Final = 5.0
 STORE_DEADLINE_S: Final = 2.0
 """A store that does not answer within it is away, until it can be connected again."""
 _TICK_S: Final = 0.25
@@ -54,6 +53,7 @@ class Core:
     queue_wait: QueueWait
     engine_wait: EngineWait
     budget: RecomputeBudget
+    retries: Retries
 
 
 def make_core(settings: RouterSettings) -> Core:
@@ -63,14 +63,15 @@ def make_core(settings: RouterSettings) -> Core:
         TokenizerUnavailable: `--tokenizer` cannot be loaded.
         UsageError: a file of keys has changed since the settings were checked.
     """
-    metrics, access, pool = Metrics(), Access(settings), EnginePool()
+    metrics, access = Metrics(), Access(settings)
+    pool = EnginePool(breaker_limits=settings.breaker_limits)
     for address, role in settings.engines.items():
         pool.add(address, role)
     timer = DeadlineTimer(asyncio.get_running_loop(), _TICK_S)
     client = EngineClient(
         pool=pool,
         timer=timer,
-        deadlines=Deadlines(CONNECT_S, settings.request_timeout_s, settings.request_timeout_s),
+        deadlines=settings.deadlines,
         metrics=metrics,
         worker_keys=access.worker_keys,
         trust=access.trust,
@@ -103,6 +104,7 @@ def make_core(settings: RouterSettings) -> Core:
         ),
         engine_wait=EngineWait(settings.engine_wait_s, settings.queue_size, metrics),
         budget=RecomputeBudget(settings.recompute_budget_tokens),
+        retries=Retries(settings.retry_max_attempts),
     )
 
 

@@ -81,8 +81,14 @@ def _make_prober(core: Core) -> Prober:
         try_priority=settings.prefill_priority == "auto",
     )
     learn = store.learn if store is not None else None
-    interval_s = settings.health_interval_s
-    return Prober(core.pool, client, detector, interval_s=interval_s, learn=learn)
+    return Prober(
+        core.pool,
+        client,
+        detector,
+        interval_s=settings.health_interval_s,
+        failed_checks=settings.health_failure_threshold,
+        learn=learn,
+    )
 
 
 def _make_group(core: Core, fleet: Fleet, redis: RedisClient) -> Group:

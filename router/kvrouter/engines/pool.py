@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kvrouter.engines.breaker import Breaker, BreakerState
+from kvrouter.engines.breaker import Breaker, BreakerLimits, BreakerState
 from kvrouter.engines.engine import Engine, HashDomain, Identity, Role
 from kvrouter.http.failure import Failure
 from kvrouter.options.addresses import SECURE, bare_address
@@ -59,9 +59,19 @@ class Ticket:
 
 
 class EnginePool:
-    """Engines by address, with their health, breakers and load. `clock` is monotonic seconds."""
+    """Engines by address, with their health, breakers and load.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        clock: monotonic seconds.
+        breaker_limits: of all breakers; may change.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        breaker_limits: BreakerLimits | None = None,
+    ) -> None:
+        self.breaker_limits = breaker_limits or BreakerLimits()
         self._clock = clock
         self._engines: dict[str, Engine] = {}
         self._ready: dict[tuple[str, str | None], tuple[Engine, ...]] = {}
@@ -98,7 +108,7 @@ class EnginePool:
         name = bare_address(address)
         engine = self._engines.get(name)
         if engine is None:
-            engine = Engine(name, role, family, breaker=Breaker(self._clock), tls=name != address)
+            engine = Engine(name, role, family, breaker=self._breaker(), tls=name != address)
             self._engines[name] = engine
         elif engine.role is not role:
             engine.role = Role.BOTH
@@ -151,7 +161,7 @@ class EnginePool:
             each.joins += 1
             each.family = identity.family or each.family
             each.role = engine.role
-            each.breaker = Breaker(self._clock)
+            each.breaker = self._breaker()
             self._unsettled.discard(each)
         self._changed()
         _call(self._join_callbacks, engine.targets)
@@ -294,6 +304,9 @@ class EnginePool:
         if engine.identity is None or engine.breaker is None:
             return None
         return engine.breaker.state
+
+    def _breaker(self) -> Breaker:
+        return Breaker(self._clock, self.breaker_limits)
 
     def _changed(self) -> None:
         self._ready.clear()

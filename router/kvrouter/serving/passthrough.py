@@ -30,7 +30,6 @@ from kvrouter.routing.plan import RouteInputs, chosen_by
 from kvrouter.routing.policies.base import in_turn
 from kvrouter.serving.legs.engine_client import check_begun
 from kvrouter.serving.legs.retries import (
-    MAX_ATTEMPTS,
     NOT_TAKEN,
     EngineFull,
     LegFailed,
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from kvrouter.routing.policies.base import Policy
     from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.legs.inputs import InputsBuilder
+    from kvrouter.serving.legs.retries import Retries
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics
 
@@ -76,6 +76,7 @@ class Passthrough:
     metrics: Metrics  # times streams
     policy: Policy  # chooses the engine that computes a prompt
     inputs_builder: InputsBuilder  # knows which engine may have it already
+    retries: Retries
     _turn: int = field(default=0, init=False)
 
     def read(self, exchange: Exchange) -> Request:
@@ -93,7 +94,7 @@ class Passthrough:
         """Ask one engine after another, while the client has seen nothing and it is safe."""
         tried: list[Engine] = []
         error = ApiError(503, "No decode engine is available.", retry_after_s=1)
-        while len(tried) < MAX_ATTEMPTS:
+        while len(tried) < self.retries.max_attempts:
             answering = self.pool.serving(context.exchange.path, context.model)
             engines = [engine for engine in answering if engine not in tried]
             if not engines:

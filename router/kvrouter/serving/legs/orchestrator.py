@@ -19,7 +19,7 @@ from kvrouter.routing.reservations import LegReservations
 from kvrouter.serving.legs.inputs import note_plan
 from kvrouter.serving.legs.leg import computing_tokens, decode_tokens
 from kvrouter.serving.legs.release import spent
-from kvrouter.serving.legs.retries import MAX_ATTEMPTS, NOT_TAKEN, LegFailed, decode_error
+from kvrouter.serving.legs.retries import NOT_TAKEN, LegFailed, decode_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kvrouter.serving.legs.leg import Legs
     from kvrouter.serving.legs.prefill import PrefillPhase
     from kvrouter.serving.legs.release import Releases
+    from kvrouter.serving.legs.retries import Retries
     from kvrouter.serving.request.context import RequestContext, ResponseSink
     from kvrouter.telemetry.metrics import Metrics
 
@@ -63,6 +64,7 @@ class Orchestrator:
     engine_wait: EngineWait  # where requests wait for an engine
     releases: Releases  # frees what prefill engines keep for decode legs that do not come
     in_flight: InFlightPrefixes  # notes which engines will hold which blocks
+    retries: Retries
     metrics: Metrics  # counts plans
 
     async def run(self, context: RequestContext, sink: ResponseSink) -> None:
@@ -256,7 +258,7 @@ class Orchestrator:
                 and (engine.identity is None or engine.identity.can_serve_whole)
             ]
 
-        if len(tried) >= MAX_ATTEMPTS:
+        if len(tried) >= self.retries.max_attempts:
             return ()
         if others := look():
             return on_other_servers(others, (engine for engine, _ in tried))

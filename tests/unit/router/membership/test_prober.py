@@ -97,7 +97,7 @@ class Bench:
     def prober(self, timeout_s: float = 5.0, learn: Any = None, **options: Any) -> Prober:
         client = ProbeClient(timeout_s=timeout_s)
         detector = EngineDetector(Families(), client.body, **options)
-        return Prober(self.pool, client, detector, interval_s=0.01, learn=learn)
+        return Prober(self.pool, client, detector, interval_s=0.01, failed_checks=2, learn=learn)
 
 
 @pytest.fixture

@@ -1,0 +1,73 @@
+"""Settings of engines that fail: time-outs, further attempts, circuit breakers."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+from kvrouter.engines.breaker import BreakerLimits
+from kvrouter.http.client.pool import Deadlines
+
+
+class FailoverSettings(BaseModel):
+    """When an engine has failed, and what follows."""
+
+    request_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="Longest time until the first byte of an engine's answer, and, without "
+        "--stream-idle-timeout, between two of its bytes.",
+        json_schema_extra={
+            "section": "Engines that fail",
+            "flags": ["--request-timeout", "--request-timeout-secs"],
+        },
+    )
+    stream_idle_timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Longest time between two bytes of an engine's answer. By default "
+        "--request-timeout.",
+        json_schema_extra={"flags": ["--stream-idle-timeout"]},
+    )
+    connect_timeout_s: float = Field(
+        default=Deadlines().connect_s,
+        gt=0,
+        description="Longest time until an engine has accepted a connection.",
+        json_schema_extra={"flags": ["--connect-timeout"]},
+    )
+    retry_max_attempts: int = Field(
+        default=3,
+        ge=1,
+        description="Engines that the router asks at most for one leg of a request, the first one "
+        "included; 1: it asks no other engine. It never asks another one once the client has a "
+        "byte of the answer.",
+    )
+    cb_failure_threshold: int = Field(
+        default=BreakerLimits().threshold,
+        ge=1,
+        description="Circuit breaker: after so many failed legs in a row an engine gets no more "
+        "requests for a while.",
+    )
+    cb_timeout_s: float = Field(
+        default=BreakerLimits().cooldown_s,
+        gt=0,
+        description="How long an open circuit breaker keeps requests away, until it lets one pass "
+        "as a trial. The time doubles with each trial that fails, up to --cb-max-timeout.",
+        json_schema_extra={"flags": ["--cb-timeout", "--cb-timeout-duration-secs"]},
+    )
+    cb_max_timeout_s: float = Field(
+        default=BreakerLimits().max_cooldown_s,
+        gt=0,
+        description="Longest time between two trials.",
+        json_schema_extra={"flags": ["--cb-max-timeout"]},
+    )
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """Of every leg."""
+        idle_s = self.stream_idle_timeout_s or self.request_timeout_s
+        return Deadlines(self.connect_timeout_s, self.request_timeout_s, idle_s)
+
+    @property
+    def breaker_limits(self) -> BreakerLimits:
+        """Of every engine."""
+        return BreakerLimits(self.cb_failure_threshold, self.cb_timeout_s, self.cb_max_timeout_s)
