@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from kvrouter.access.gate import Gate
-from kvrouter.app.control_side import make_control_side, readings
+from kvrouter.app.control_side import bounded_caches, make_control_side, readings
 from kvrouter.app.core import make_core
 from kvrouter.app.lifecycle import App
 from kvrouter.app.members import make_members
@@ -60,7 +60,8 @@ def build(
     server = HttpServer(gate.handle, settings.limits, gate.at_head)
     control = make_control_side(core, members, server, board, started)
     routes.add((method, path, on_exchange(respond)) for method, path, respond in control.rows)
-    for reading in readings(core, members, server, writer):
+    caches = bounded_caches(core, services)
+    for reading in readings(core, members, caches, server, writer):
         core.metrics.add(reading)
     return App(
         live=LiveSettings(settings, _adjustable(core, members, services, control.ports)),
@@ -69,6 +70,7 @@ def build(
         services=services,
         ports=control.ports,
         snapshots=control.snapshots,
+        caches=caches,
         lines=lines,
         exporter=exporter,
         started=started,

@@ -21,6 +21,7 @@ from kvrouter.control.page.snapshot import Snapshots, Sources
 from kvrouter.control.page.tiers import StoreWatch
 from kvrouter.control.status import Status
 from kvrouter.http.server.routes import on_path
+from kvrouter.prefix.in_flight import InFlightMemory
 from kvrouter.replicas.metrics import readings as group_readings
 from kvrouter.telemetry.caches import cache_readings
 from kvrouter.telemetry.series import Reading
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
 
     from kvrouter.app.core import Core
     from kvrouter.app.members import Members
+    from kvrouter.app.services import Services
     from kvrouter.control.page.board import Board
     from kvrouter.http.server.listener import HttpServer
     from kvrouter.http.server.respond import Row
+    from kvrouter.telemetry.caches import BoundedCache
     from kvrouter_store.log import LogWriter
 
 
@@ -98,8 +101,22 @@ def _sources(core: Core, members: Members, board: Board, status: Status) -> Sour
     )
 
 
+def bounded_caches(core: Core, services: Services) -> dict[str, BoundedCache]:
+    """Caches of the router by name, except its index."""
+    in_flight = services.inputs_builder.in_flight
+    return {
+        "tokens": core.tokens,
+        "block_hashes": core.hash_cache,
+        "in_flight": InFlightMemory(in_flight, lambda: core.queue_wait.limit),
+    }
+
+
 def readings(
-    core: Core, members: Members, server: HttpServer, writer: LogWriter | None
+    core: Core,
+    members: Members,
+    caches: Mapping[str, BoundedCache],
+    server: HttpServer,
+    writer: LogWriter | None,
 ) -> Iterator[Reading]:
     """Metrics that are read from the parts of the router at each scrape."""
     counts: dict[str, Mapping[str, int]] = {"tokenize": core.tokens.counts}
@@ -116,7 +133,7 @@ def readings(
         core.pool, core.metrics, lambda: queue_wait.waiting + engine_wait.waiting
     )
     yield from index_gauges(core.pool, core.index, core.tracker)
-    yield from cache_readings({"tokens": core.tokens, "block_hashes": core.hash_cache})
+    yield from cache_readings(caches)
     yield from members.discovery.readings()
     yield from group_readings(members.group, core.pool)
     yield Reading(

@@ -100,7 +100,13 @@ def index_gauges(
     )
     yield _gauge(
         "kv_index_bytes",
-        "Memory of the index of the engines' caches.",
+        "Memory of these blocks: their share of kv_index_max_bytes.",
+        lambda: [((), float(index.use.bytes))],
+    )
+    yield _gauge(
+        "kv_index_max_bytes",
+        "Memory of the index with --index-blocks blocks. As blocks are spread over it, the system "
+        "gives most of it after few.",
         lambda: [((), float(index.memory_bytes))],
     )
     yield _gauge(

@@ -7,6 +7,7 @@ from sys import byteorder
 from typing import TYPE_CHECKING, Final
 
 from kvrouter._native import PrefixTable
+from kvrouter.telemetry.caches import CacheUse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -40,6 +41,7 @@ class PrefixIndex:
     """
 
     def __init__(self, max_blocks: int) -> None:
+        self._max_blocks = max_blocks
         self._table = PrefixTable(max_blocks)
         self._numbers: dict[Engine, int] = {}
         self._engines: dict[int, Engine] = {}  # by number
@@ -60,6 +62,15 @@ class PrefixIndex:
     def memory_bytes(self) -> int:
         """Memory of the full table, for any number of engines."""
         return self._table.memory_bytes
+
+    @property
+    def use(self) -> CacheUse:
+        """Its blocks, and their share of the table's memory.
+
+        They are spread over it: the kernel commits most of the table after few blocks.
+        """
+        blocks, most_bytes = len(self), self.memory_bytes
+        return CacheUse(blocks, most_bytes * blocks // self._max_blocks, most_bytes)
 
     def clear(self, engine: Engine) -> None:
         """Forget all that `engine` holds; it may store again. O(1)."""

@@ -18,6 +18,7 @@ from tests.integration.router.conftest import Json, Open, Site, chat, metric, te
 
 from kvrouter.access.callers import Caller
 from kvrouter.credentials.caller_keys import Key
+from kvrouter.engines.families.base import Handoff
 from kvrouter.errors import FAILED
 from kvrouter.serving.legs.orchestrator import Orchestrator
 from kvrouter.serving.request.context import RequestContext, Timing
@@ -49,7 +50,7 @@ NAMED = SimpleNamespace(
         "request": SimpleNamespace(model="m", stream=True, prompt_tokens=1),
         "route.hit_engine": 2,
         "route.hit_store": 3,
-        "route.handoff": SimpleNamespace(cached_tokens=4),
+        "route.handoff": Handoff(cached_tokens=4),
         "outcome.generated": 5,
         "route.plan": SimpleNamespace(why="w"),
         "route.prefill_engine": "pe",
@@ -446,3 +447,30 @@ async def test_a_scrape_tells_how_full_the_caches_are(site: Open, node: StorePro
         assert await metric(here, f'kvrouter:cache_entries{{cache="{cache}"}}') == 1
         taken = await metric(here, f'kvrouter:cache_bytes{{cache="{cache}"}}')
         assert 0 < taken < await metric(here, f'kvrouter:cache_max_bytes{{cache="{cache}"}}')
+    taken = await metric(here, "kvrouter:kv_index_bytes")
+    assert 0 < taken < await metric(here, "kvrouter:kv_index_max_bytes")
+
+
+async def test_what_is_in_flight_takes_memory_until_it_ends(site: Open) -> None:
+    here = await site(0, 2, policy="prefix", max_concurrent_requests=10)
+    for engine in here.decode:
+        engine.mode = "held"
+    task = asyncio.create_task(here.post(text(prompt="word " * 2000)))
+    await until(lambda: any(engine.requests for engine in here.decode))
+    taken = await metric(here, 'kvrouter:cache_bytes{cache="in_flight"}')
+    assert 0 < taken < await metric(here, 'kvrouter:cache_max_bytes{cache="in_flight"}')
+    for engine in here.decode:
+        engine.go.set()
+    assert (await task)[0] == 200
+    assert await metric(here, 'kvrouter:cache_bytes{cache="in_flight"}') == 0
+
+
+async def test_the_start_says_how_much_memory_is_used_at_most(
+    site: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "kvrouter.app.lifecycle"):
+        await site(index_blocks=1024, max_body_memory="256MiB")
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "kvrouter.app.lifecycle"]
+    assert line.startswith("memory at most: kv_index ")
+    assert line.endswith(", bodies 256.0MiB")
+    assert {"tokens", "block_hashes", "in_flight"} <= set(line.split())
