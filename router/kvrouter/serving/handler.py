@@ -136,10 +136,10 @@ class RequestHandler:
     async def _wait_for_turn(self, context: RequestContext) -> None:
         context.request = self.service.read(context.exchange)
         rank = priority(context.request)
-        model = self.models.meant(context.request.model, context.exchange.path)
+        context.model = self.models.meant(context.request.model, context.exchange.path)
         context.queued = True
         try:
-            await self.queue_wait.turn(context.tenant, rank, model)
+            await self.queue_wait.turn(context.tenant, rank, context.model)
         finally:
             context.queued = False
             context.waited(context.timing.started_s, "capacity")

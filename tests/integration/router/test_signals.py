@@ -215,3 +215,14 @@ async def test_a_request_in_flight_and_one_that_waits_are_those_of_their_model(s
     assert {row: await metric(here, f"kvrouter:{row}") for row in expected} == dict.fromkeys(
         expected, 0
     )
+
+
+async def test_a_request_that_found_no_room_is_an_error_of_its_model(site: Open) -> None:
+    here = await site(max_concurrent_requests=1, queue_size=0)
+    here.prefill[0].mode = "held"
+    task = asyncio.create_task(here.post(text()))
+    await here.prefill[0].next_began()
+    assert (await here.post(text()))[0] == 429
+    here.prefill[0].go.set()
+    assert (await task)[0] == 200
+    assert await metric(here, 'kvrouter:request_errors_total{code="429",model="m"}') == 1
