@@ -12,7 +12,7 @@ class FailoverSettings(BaseModel):
     """When an engine has failed, and what follows."""
 
     request_timeout_s: float = Field(
-        default=600.0,
+        default=Deadlines().first_byte_s,
         gt=0,
         description="Longest time until the first byte of an engine's answer, and, without "
         "--stream-idle-timeout, between two of its bytes.",
