@@ -158,7 +158,7 @@ def measure(name: str, requests: Sequence[Request], engines: int, cache_blocks: 
     tokens_per_s = tokens / 2 / (seconds * engines * LOAD)
     found, first_s = {}, {}
     for router in ROUTERS:
-        known = Identity(("m",), cache_tokens=cache_blocks * BLOCK_TOKENS)
+        known = Identity(("m",), kv_tokens=cache_blocks * BLOCK_TOKENS)
         identity = known if router == "learnt" else None
         fleet = [
             Engine(f"10.0.0.{number}:8000", Role.DECODE, identity=identity)

@@ -15,7 +15,7 @@ from kvrouter.openai.sse import EventBuffer
 from kvrouter.serving import settle
 from kvrouter.serving.legs import orchestrator
 from kvrouter.serving.streaming import relay
-from kvrouter.telemetry import metrics
+from kvrouter.telemetry import series
 
 
 def nothing(*_: Any) -> None:
@@ -51,7 +51,7 @@ class _UntimedRelay(relay.Relay):
 
 def silence() -> None:
     """Replace all that counts in this process."""
-    replace(metrics, "Buckets", _NoBuckets)
+    replace(series, "Buckets", _NoBuckets)
     replace(orchestrator, "note_plan", nothing)
     replace(settle.Settler, "take", nothing)
     replace(relay, "Relay", _UntimedRelay)

@@ -56,8 +56,8 @@ def test_a_silent_router_serves_and_counts_nothing(tmp_path: Path) -> None:
                 page = answer.read().decode()
             assert '"request_id"' not in router.output()
     for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
-        assert f"kvrouter:{name}_seconds_count 0.0" in page
-    assert "kvrouter:prompt_tokens_total 0.0" in page
+        assert f'kvrouter:{name}_seconds_count{{model="m"}} 0.0' in page
+    assert 'kvrouter:prompt_tokens_total{model="m"} 0.0' in page
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc)")

@@ -66,19 +66,19 @@ def test_history_is_bounded(router: Router) -> None:
 
 
 def test_a_bucket_counts_what_happened_in_it(router: Router) -> None:
-    router.metrics.success["stop"] += 3
+    router.metrics.success["stop", "m"] += 3
     router.pass_time(BUCKET_S)
-    router.metrics.success["length"] += 2
-    router.metrics.errors["503"] += 1
+    router.metrics.success["length", "m"] += 2
+    router.metrics.errors["503", "m"] += 1
     router.pass_time(2 * BUCKET_S)
     assert router.series("ok") == [3, 2, 0]
     assert router.series("failed") == [0, 1, 0]
 
 
 def test_tokens_are_told_apart_by_their_source(router: Router) -> None:
-    router.metrics.prompt_tokens[()] += 100
-    router.metrics.hit_tokens["engine"] += 30
-    router.metrics.hit_tokens["store"] += 50
+    router.metrics.of("m").prompt_tokens += 100
+    router.metrics.of("m").hit_engine += 30
+    router.metrics.of("m").hit_store += 50
     router.pass_time(BUCKET_S)
     shown = [router.series(n) for n in ("engine_tokens", "store_tokens", "missing_tokens")]
     assert shown == [[30], [50], [20]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import dataclass
 from hashlib import sha256
 from math import ceil
 from typing import TYPE_CHECKING, Final
@@ -34,6 +35,15 @@ def caller_of(asked: Exchange | HttpRequest) -> Caller | None:
     return found if isinstance(found, Caller) else None
 
 
+@dataclass(slots=True)
+class UsedTokens:
+    """Tokens that a caller has used of one model; they only grow."""
+
+    prompt: int = 0
+    cached: int = 0  # those of prompts that no engine computed
+    generation: int = 0
+
+
 class Caller:
     """One name of the file of keys, its limits and its usage.
 
@@ -48,10 +58,11 @@ class Caller:
         ended: how many of these have ended; only grows.
         tokens: used tokens of prompts and answers; only grows.
         refused: refused requests by reason; only grows.
+        used: tokens that answers have used, by the model's label.
     """
 
     __slots__ = ("_clock", "_key", "_models", "_most", "_rate", "_token_rate", "ended", "limited",
-                 "metered", "name", "refused", "requests", "tokens")  # fmt: skip
+                 "metered", "name", "refused", "requests", "tokens", "used")  # fmt: skip
 
     def __init__(self, key: Key, clock: Callable[[], float]) -> None:
         self.name = key.name
@@ -59,6 +70,7 @@ class Caller:
         self.ended = 0
         self.tokens = 0
         self.refused: Counter[str] = Counter()
+        self.used: dict[str, UsedTokens] = {}
         self._clock = clock
         self._key = key
         self._rate: Bucket | None = None
@@ -110,6 +122,17 @@ class Caller:
         """Count generated tokens."""
         if self._token_rate is not None:
             self._token_rate.charge(tokens)
+
+    def use(self, model: str, prompt: int, cached: int, generated: int) -> None:
+        """Count what a request has used of a model, by its label."""
+        if not prompt and not generated:
+            return
+        used = self.used.get(model)
+        if used is None:
+            used = self.used[model] = UsedTokens()
+        used.prompt += prompt
+        used.cached += cached
+        used.generation += generated
 
     def _bucket(self, held: Bucket | None, rate_per_s: float | None, burst: float) -> Bucket | None:
         if not rate_per_s:

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Final
 from kvrouter.access.callers import caller_of
 from kvrouter.errors import ApiError
 from kvrouter.http.request_id import RequestIds
-from kvrouter.telemetry.metrics import Reading
+from kvrouter.telemetry.by_model import MODEL
 from kvrouter.telemetry.request_log import RequestLine
+from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
-    from kvrouter.access.callers import Caller, KeyRing
+    from kvrouter.access.callers import Caller, KeyRing, UsedTokens
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.http.server.listener import Handler
-    from kvrouter.telemetry.metrics import Metrics, Row
+    from kvrouter.telemetry.metrics import Metrics
     from kvrouter.telemetry.request_log import RequestLog
+    from kvrouter.telemetry.series import Row
 
 _OPEN: Final = frozenset(
     {
@@ -146,6 +148,19 @@ class Gate:
             ["key"],
             grows=True,
         )
+        yield self._used(
+            "key_prompt_tokens", "Prompt tokens of a key's answers.", lambda used: used.prompt
+        )
+        yield self._used(
+            "key_cached_tokens",
+            "Those of them that engines did not compute, as far as engines say.",
+            lambda used: used.cached,
+        )
+        yield self._used(
+            "key_generation_tokens",
+            "Tokens that a key's clients got, also of answers that broke off.",
+            lambda used: used.generation,
+        )
         yield Reading(
             "kvrouter:key_refused",
             "Refused requests by reason: no valid key (unknown), a model that the key must not "
@@ -155,11 +170,19 @@ class Gate:
             grows=True,
         )
 
+    def _used(self, name: str, text: str, count: Callable[[UsedTokens], int]) -> Reading:
+        def rows() -> Iterator[Row]:
+            for caller in self._ring.all():
+                for model, used in caller.used.items():
+                    yield (caller.name, model), float(count(used))
+
+        return Reading(f"kvrouter:{name}", text, rows, ["key", MODEL], grows=True)
+
     def _refuse(self, exchange: Exchange, error: ApiError) -> None:
         request_id = self._ids.of(exchange.headers)
         headers = (*error.headers(), ("x-request-id", request_id))
         exchange.respond(error.status, error.body(exchange.path), headers=headers)
-        self._metrics.errors[str(error.status)] += 1
+        self._metrics.errors[str(error.status), ""] += 1
         if self._log is None:
             return
         caller = caller_of(exchange)

@@ -42,8 +42,10 @@ class QueueWait(Admission):
         """Another queue with these settings, for `limit` requests in flight."""
         return QueueWait(limit, self.queue_size, self.timeout_s, self.tenants, self._metrics)
 
-    async def turn(self, tenant: str, priority: int, work: Work) -> Waiting:
+    async def turn(self, tenant: str, priority: int, work: Work, model: str = "") -> Waiting:
         """Wait until a request may begin; its owner must then call `correct` and `leave`.
+
+        It counts as waiting for `model`; "": which one is unknown.
 
         Raises:
             ApiError: 429: the queue is full; 503: its turn did not come in time.
@@ -52,6 +54,8 @@ class QueueWait(Admission):
         waiting = self.join(tenant, priority, work, turned.set)
         if waiting is None:
             raise self._full()
+        counts = self._metrics.of(model)
+        counts.waiting += 1
         try:
             async with asyncio.timeout(self.timeout_s):
                 await turned.wait()
@@ -68,8 +72,9 @@ class QueueWait(Admission):
                 self.leave()
             raise
         finally:
+            counts.waiting -= 1
             self.withdraw(waiting)
-        self._metrics.queue.observe(self.waited_s(waiting))
+        counts.queue.observe(self.waited_s(waiting))
         if waiting.turn is Turn.PUSHED_OUT:
             raise self._full()
         return waiting
@@ -85,9 +90,10 @@ class QueueWait(Admission):
 class EngineWait:
     """Lets at most `size` requests wait for an engine, each for at most `timeout_s`."""
 
-    def __init__(self, timeout_s: float, size: int) -> None:
+    def __init__(self, timeout_s: float, size: int, metrics: Metrics) -> None:
         self.timeout_s = timeout_s
         self.size = size
+        self._metrics = metrics
         self._joined = asyncio.Event()
         self.waiting = 0
 
@@ -97,17 +103,20 @@ class EngineWait:
         joined, self._joined = self._joined, asyncio.Event()
         joined.set()
 
-    async def until(self, look: Callable[[], T]) -> T:
+    async def until(self, look: Callable[[], T], model: str = "") -> T:
         """The first true result of `look`, or its last result after `timeout_s`.
 
         Args:
             look: called at once, and whenever an engine may have become available.
+            model: for which the request waits; "": which one is unknown.
         """
         found = look()
         if found or self.waiting >= self.size:
             return found
         end_s = monotonic() + self.timeout_s
+        counts = self._metrics.of(model)
         self.waiting += 1
+        counts.waiting += 1
         try:
             while not found and (left_s := end_s - monotonic()) > 0:
                 try:
@@ -118,4 +127,5 @@ class EngineWait:
                 found = look()
         finally:
             self.waiting -= 1
+            counts.waiting -= 1
         return found

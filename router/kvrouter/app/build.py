@@ -6,14 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from kvrouter.access.gate import Gate
-from kvrouter.app.control_side import make_control_side, readings
+from kvrouter.app.control_side import bounded_caches, make_control_side, readings
 from kvrouter.app.core import make_core
 from kvrouter.app.lifecycle import App
 from kvrouter.app.members import make_members
 from kvrouter.app.reload import Adjustable, LiveSettings
 from kvrouter.app.services import make_services
 from kvrouter.control.page.board import Board
-from kvrouter.http.server.limits import Limits
 from kvrouter.http.server.listener import HttpServer
 from kvrouter.http.server.routes import Routes, on_exchange
 from kvrouter.openai.endpoints import BELOW, PASSED_THROUGH
@@ -59,11 +58,11 @@ def build(
     board = Board() if settings.control_port is not None else None
     routes = Routes(_served(core, services, Settler(core.metrics, lines, tracing), tracing, board))
     gate = Gate(core.access.ring, routes.handle, core.metrics, lines)
-    limits = Limits(body_memory_bytes=settings.max_body_memory)
-    server = HttpServer(gate.handle, limits, gate.at_head)
+    server = HttpServer(gate.handle, settings.limits, gate.at_head)
     control = make_control_side(core, members, server, board, started)
     routes.add((method, path, on_exchange(respond)) for method, path, respond in control.rows)
-    for reading in readings(core, members, server, writer):
+    caches = bounded_caches(core, services)
+    for reading in readings(core, members, caches, server, writer):
         core.metrics.add(reading)
     return App(
         live=LiveSettings(
@@ -74,6 +73,7 @@ def build(
         services=services,
         ports=control.ports,
         snapshots=control.snapshots,
+        caches=caches,
         lines=lines,
         exporter=exporter,
         started=started,
@@ -132,4 +132,7 @@ def _adjustable(core: Core, members: Members, services: Services, ports: Ports) 
         landing_waiter=services.landing_waiter,
         completions=services.completions,
         prober=members.prober,
+        pool=core.pool,
+        client=core.client,
+        retries=core.retries,
     )

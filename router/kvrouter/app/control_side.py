@@ -15,24 +15,28 @@ from kvrouter.control.gauges import (
     index_state,
     request_gauges,
 )
+from kvrouter.control.load_gauges import load_gauges
 from kvrouter.control.page.events import Events
 from kvrouter.control.page.model import Load
 from kvrouter.control.page.snapshot import Snapshots, Sources
 from kvrouter.control.page.tiers import StoreWatch
 from kvrouter.control.status import Status
 from kvrouter.http.server.routes import on_path
+from kvrouter.prefix.in_flight import InFlightMemory
 from kvrouter.replicas.metrics import readings as group_readings
 from kvrouter.telemetry.caches import cache_readings
-from kvrouter.telemetry.metrics import Reading
+from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from kvrouter.app.core import Core
     from kvrouter.app.members import Members
+    from kvrouter.app.services import Services
     from kvrouter.control.page.board import Board
     from kvrouter.http.server.listener import HttpServer
     from kvrouter.http.server.respond import Row
+    from kvrouter.telemetry.caches import BoundedCache
     from kvrouter_store.log import LogWriter
 
 
@@ -103,8 +107,22 @@ def _sources(core: Core, members: Members, board: Board, events: Events, status:
     )
 
 
+def bounded_caches(core: Core, services: Services) -> dict[str, BoundedCache]:
+    """Caches of the router by name, except its index."""
+    in_flight = services.inputs_builder.in_flight
+    return {
+        "tokens": core.tokens,
+        "block_hashes": core.hash_cache,
+        "in_flight": InFlightMemory(in_flight, lambda: core.queue_wait.limit),
+    }
+
+
 def readings(
-    core: Core, members: Members, server: HttpServer, writer: LogWriter | None
+    core: Core,
+    members: Members,
+    caches: Mapping[str, BoundedCache],
+    server: HttpServer,
+    writer: LogWriter | None,
 ) -> Iterator[Reading]:
     """Metrics that are read from the parts of the router at each scrape."""
     counts: dict[str, Mapping[str, int]] = {"tokenize": core.tokens.counts}
@@ -120,8 +138,11 @@ def readings(
     yield from counters(counts)
     yield from request_gauges(waiting, core.budget)
     yield from engine_gauges(core.pool, members.compatibility)
+    yield from load_gauges(
+        core.pool, core.metrics, lambda: queue_wait.waiting + engine_wait.waiting
+    )
     yield from index_gauges(core.pool, core.index, core.tracker)
-    yield from cache_readings({"tokens": core.tokens, "block_hashes": core.hash_cache})
+    yield from cache_readings(caches)
     yield from members.discovery.readings()
     yield from group_readings(members.group, core.pool)
     yield Reading(

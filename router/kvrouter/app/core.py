@@ -14,7 +14,6 @@ from kvrouter.admission.waiting import EngineWait, QueueWait
 from kvrouter.engines.families import Families
 from kvrouter.engines.models import ModelNames
 from kvrouter.engines.pool import EnginePool
-from kvrouter.http.client.pool import Deadlines
 from kvrouter.http.deadlines import DeadlineTimer
 from kvrouter.prefix.events.tracker import CacheTracker
 from kvrouter.prefix.hash_cache import HashCache
@@ -22,13 +21,13 @@ from kvrouter.prefix.index import PrefixIndex
 from kvrouter.prefix.store_view import StoreView
 from kvrouter.prefix.tokenize import LocalTokenizer, TokenSource
 from kvrouter.serving.legs.engine_client import EngineClient
+from kvrouter.serving.legs.retries import Retries
 from kvrouter.telemetry.metrics import Metrics
 from kvrouter_store.client.asyncio_client import AsyncStoreClient
 
 if TYPE_CHECKING:
     from kvrouter.app.settings import RouterSettings
 
-CONNECT_S: Final = 5.0
 STORE_DEADLINE_S: Final = 2.0
 """A store that does not answer within it is away, until it can be connected again."""
 _TICK_S: Final = 0.25
@@ -56,6 +55,7 @@ class Core:
     gates: ModelGates
     engine_wait: EngineWait
     budget: RecomputeBudget
+    retries: Retries
 
 
 def make_core(settings: RouterSettings) -> Core:
@@ -65,14 +65,15 @@ def make_core(settings: RouterSettings) -> Core:
         TokenizerUnavailable: `--tokenizer` cannot be loaded.
         UsageError: a file of keys has changed since the settings were checked.
     """
-    metrics, access, pool = Metrics(), Access(settings), EnginePool()
+    metrics, access = Metrics(), Access(settings)
+    pool = EnginePool(breaker_limits=settings.breaker_limits)
     for address, role in settings.engines.items():
         pool.add(address, role)
     timer = DeadlineTimer(asyncio.get_running_loop(), _TICK_S)
     client = EngineClient(
         pool=pool,
         timer=timer,
-        deadlines=Deadlines(CONNECT_S, settings.request_timeout_s, settings.request_timeout_s),
+        deadlines=settings.deadlines,
         metrics=metrics,
         worker_keys=access.worker_keys,
         trust=access.trust,
@@ -105,8 +106,9 @@ def make_core(settings: RouterSettings) -> Core:
         store=StoreView(store_client) if store_client is not None else None,
         queue_wait=queue_wait,
         gates=ModelGates(queue_wait, settings.model_limits),
-        engine_wait=EngineWait(settings.engine_wait_s, settings.queue_size),
+        engine_wait=EngineWait(settings.engine_wait_s, settings.queue_size, metrics),
         budget=RecomputeBudget(settings.recompute_budget_tokens),
+        retries=Retries(settings.retry_max_attempts),
     )
 
 

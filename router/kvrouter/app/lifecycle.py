@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.telemetry.caches import bounds
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvrouter.access.ports import Ports
     from kvrouter.app.core import Core
     from kvrouter.app.members import Members
@@ -14,6 +19,7 @@ if TYPE_CHECKING:
     from kvrouter.app.services import Services
     from kvrouter.app.settings import RouterSettings
     from kvrouter.control.page.snapshot import Snapshots
+    from kvrouter.telemetry.caches import BoundedCache
     from kvrouter.telemetry.request_log import RequestLog
     from kvrouter.telemetry.tracing.otlp import Exporter
 
@@ -22,6 +28,8 @@ STORE_WAIT_S: Final = 2.0
 TRACES_S: Final = 3.0
 """How long the end waits for a collector to take the traces that are left."""
 _SWEEP_S: Final = 0.1
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -34,6 +42,7 @@ class App:
     services: Services
     ports: Ports
     snapshots: Snapshots | None  # None: there is no control port
+    caches: Mapping[str, BoundedCache]
     lines: RequestLog | None  # None: requests are not logged
     exporter: Exporter | None  # None: nothing is traced
     started: asyncio.Event  # set once every engine has been probed
@@ -54,6 +63,8 @@ class App:
         if core.store_client is not None:
             core.store_client.start()
             await core.store_client.wait_connected(STORE_WAIT_S)
+        caches = bounds({"kv_index": core.index, **self.caches})
+        log.info("memory at most: %s, bodies %s", caches, settings.max_body_memory.human_readable())
         core.access.advise(settings.host, plain=not settings.ssl_certfile)
         port = await self.ports.listen(settings.host, settings.port, settings)
         if self.snapshots is not None:

@@ -22,6 +22,7 @@ from kvrouter.replicas.group import Group
 if TYPE_CHECKING:
     from kvrouter.app.core import Core
     from kvrouter.engines.engine import Engine
+    from kvrouter.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +81,14 @@ def _make_prober(core: Core) -> Prober:
         try_priority=settings.prefill_priority == "auto",
     )
     learn = store.learn if store is not None else None
-    interval_s = settings.health_interval_s
-    return Prober(core.pool, client, detector, interval_s=interval_s, learn=learn)
+    return Prober(
+        core.pool,
+        client,
+        detector,
+        interval_s=settings.health_interval_s,
+        failed_checks=settings.health_failure_threshold,
+        learn=learn,
+    )
 
 
 def _make_group(core: Core, fleet: Fleet, redis: RedisClient) -> Group:
@@ -101,6 +108,14 @@ def _follow_pool(core: Core, compatibility: CompatibilityMonitor) -> None:
         pool.on_leave(tracker.engine_left)
     for changed in (models.engine_joined, engine_wait.engine_joined):
         pool.on_models_change(changed)
+    for served in (pool.on_join, pool.on_models_change):
+        served(partial(_count_models, core.metrics))
+
+
+def _count_models(metrics: Metrics, engine: Engine) -> None:
+    """Have series of its models before the first request: rates need their zero."""
+    for name in engine.identity.models if engine.identity is not None else ():
+        metrics.of(name)
 
 
 def _forget(core: Core, intake: EventIntake | None, engine: Engine) -> None:

@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from kvrouter.app.settings import RouterSettings
     from kvrouter.control.page.events import Events
     from kvrouter.engines.models import ModelNames
+    from kvrouter.engines.pool import EnginePool
     from kvrouter.membership.discovery.flags import FlagsSource
     from kvrouter.membership.prober import Prober
     from kvrouter.serving.completions import Completions
+    from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.legs.inputs import InputsBuilder
     from kvrouter.serving.legs.landing import LandingWaiter
+    from kvrouter.serving.legs.retries import Retries
 
 KEYS: Final = (
     "api_key",
@@ -68,6 +71,9 @@ class Adjustable:
     landing_waiter: LandingWaiter
     completions: Completions
     prober: Prober
+    pool: EnginePool
+    client: EngineClient
+    retries: Retries
 
 
 class LiveSettings:
@@ -103,6 +109,7 @@ class LiveSettings:
         parts.access.follow(after, keys)
         parts.ports.follow(after)
         parts.flags.set(after.engines)
+        parts.client.deadlines = after.deadlines
         changed = [
             name
             for name in type(after).model_fields
@@ -224,8 +231,28 @@ def _health_timeout(parts: Adjustable, value: float) -> None:
     parts.prober.client.timeout_s = value
 
 
-def _read_at_the_end(parts: Adjustable, value: float) -> None:
-    """`LiveSettings.now` is read when the router stops."""
+def _health_failures(parts: Adjustable, value: int) -> None:
+    parts.prober.failed_checks = value
+
+
+def _retries(parts: Adjustable, value: int) -> None:
+    parts.retries.max_attempts = value
+
+
+def _breaker_threshold(parts: Adjustable, value: int) -> None:
+    parts.pool.breaker_limits.threshold = value
+
+
+def _breaker_cooldown(parts: Adjustable, value: float) -> None:
+    parts.pool.breaker_limits.cooldown_s = value
+
+
+def _breaker_max_cooldown(parts: Adjustable, value: float) -> None:
+    parts.pool.breaker_limits.max_cooldown_s = value
+
+
+def _followed(parts: Adjustable, value: float) -> None:
+    """`LiveSettings` follows it together with others, or is asked for it when the router stops."""
     del parts, value
 
 
@@ -248,7 +275,15 @@ RELOADED: Final[Mapping[str, Callable[[Adjustable, Any], None]]] = {
     "max_choices": _max_choices,
     "health_interval_s": _health_interval,
     "health_timeout_s": _health_timeout,
-    "drain_delay_s": _read_at_the_end,
-    "drain_timeout_s": _read_at_the_end,
+    "health_failure_threshold": _health_failures,
+    "request_timeout_s": _followed,
+    "stream_idle_timeout_s": _followed,
+    "connect_timeout_s": _followed,
+    "retry_max_attempts": _retries,
+    "cb_failure_threshold": _breaker_threshold,
+    "cb_timeout_s": _breaker_cooldown,
+    "cb_max_timeout_s": _breaker_max_cooldown,
+    "drain_delay_s": _followed,
+    "drain_timeout_s": _followed,
     "log_level": lambda _, value: logging.getLogger().setLevel(value.upper()),
 }

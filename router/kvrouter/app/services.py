@@ -77,6 +77,7 @@ def make_services(core: Core, group: Group | None) -> Services:
                 orchestrator=orchestrator,
                 sink=ClientSink(core.client, metrics),
             ),
+            retries=core.retries,
         ),
         inputs_builder=inputs_builder,
         landing_waiter=landing_waiter,
@@ -164,6 +165,7 @@ def _orchestrator(  # noqa: PLR0917
         legs=legs,
         landing_waiter=landing_waiter,
         budget=core.budget,
+        retries=core.retries,
     )
     return Orchestrator(
         pool=core.pool,
@@ -180,11 +182,13 @@ def _orchestrator(  # noqa: PLR0917
             legs=legs,
             releases=releases,
             engine_wait=core.engine_wait,
+            retries=core.retries,
         ),
         landing_waiter=landing_waiter,
         engine_wait=core.engine_wait,
         releases=releases,
         in_flight=in_flight,
+        retries=core.retries,
         metrics=core.metrics,
     )
 
@@ -201,7 +205,6 @@ def _ahead(
         prefill_phase=prefill_phase,
         landing_waiter=landing_waiter,
         chunk_blocks=chunk_blocks,
-        answer_s=core.settings.request_timeout_s,
         metrics=core.metrics,
     )
 

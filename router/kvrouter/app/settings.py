@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import (
-    ByteSize,
     Field,
     SecretStr,
     field_validator,
@@ -24,8 +23,9 @@ from kvrouter.app.toy_proxy import ToyProxySettings
 from kvrouter.canary.settings import CanarySettings
 from kvrouter.engines.engine import Role
 from kvrouter.engines.families import AUTO, Connector
-from kvrouter.engines.settings import ModelSettings
-from kvrouter.http.server.limits import Limits
+from kvrouter.engines.model_settings import ModelSettings
+from kvrouter.engines.settings import FailoverSettings
+from kvrouter.http.server.settings import ClientSettings
 from kvrouter.membership.discovery.base import both_roles
 from kvrouter.membership.discovery.settings import DiscoverySettings
 from kvrouter.options.settings import Settings
@@ -61,6 +61,8 @@ class RouterSettings(
     PortSettings,
     AccessSettings,
     AdmissionSettings,
+    FailoverSettings,
+    ClientSettings,
     KvEventSettings,
     RedisSettings,
     CanarySettings,
@@ -117,10 +119,21 @@ class RouterSettings(
         json_schema_extra={"flags": ["--model-retention"]},
     )
     health_interval_s: float = Field(
-        default=2.0, gt=0, description="Time between two health checks of an engine."
+        default=2.0,
+        gt=0,
+        description="Time between two health checks of an engine.",
+        json_schema_extra={"flags": ["--health-check-interval-secs"]},
     )
     health_timeout_s: float = Field(
-        default=5.0, gt=0, description="Longest time for the answer to a health check."
+        default=5.0,
+        gt=0,
+        description="Longest time for the answer to a health check.",
+        json_schema_extra={"flags": ["--health-check-timeout-secs"]},
+    )
+    health_failure_threshold: int = Field(
+        default=2,
+        ge=1,
+        description="Failed health checks in a row after which an engine gets no more requests.",
     )
     host: str = Field(
         default="127.0.0.1",
@@ -213,24 +226,12 @@ class RouterSettings(
         "works for requests whose next token depends on the tokens before it alone, and costs a "
         "few microseconds of CPU for each event of their streams.",
     )
-    request_timeout_s: float = Field(
-        default=600.0,
-        gt=0,
-        description="Longest time until the first byte of an engine's answer, and between two of "
-        "its bytes.",
-        json_schema_extra={"section": "Limits and time-outs", "flags": ["--request-timeout"]},
-    )
     max_choices: int = Field(
         default=1024,
         ge=1,
         description="Choices (prompts times n) that one request may ask for; more are answered "
         "400. Each prompt of a list counts as one request in flight.",
-    )
-    max_body_memory: ByteSize = Field(
-        default=ByteSize(Limits().body_memory_bytes),
-        gt=0,
-        description="Memory for request bodies that have not arrived completely, as 512MiB. A "
-        "request that needs more is answered 503 with Retry-After.",
+        json_schema_extra={"section": "Limits and time-outs"},
     )
     admin: bool = Field(
         default=False,

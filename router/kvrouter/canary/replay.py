@@ -22,7 +22,7 @@ from kvrouter.serving.legs.engine_client import MAX_ANSWER_BYTES
 from kvrouter.serving.legs.leg import PATHS
 from kvrouter.serving.legs.retries import LegFailed
 from kvrouter.serving.request.forwarded_headers import with_own_id
-from kvrouter.telemetry.metrics import Tally
+from kvrouter.telemetry.series import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -56,7 +56,7 @@ class SampledSink(ClientSink):
         def tidy(events: bytes) -> bytes:
             return tidy_events(sent.rewrite(events), cached)
 
-        return Relay(context.exchange, answer, self._metrics.gaps.buckets, tidy, every=True)
+        return Relay(context.exchange, answer, self.gaps(context), tidy, every=True)
 
 
 class Canary:

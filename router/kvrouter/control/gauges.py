@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.breaker import BreakerState
 from kvrouter.prefix.events.confidence import Reason
-from kvrouter.telemetry.metrics import Reading
+from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvrouter.engines.pool import EnginePool
     from kvrouter.prefix.events.tracker import CacheTracker
     from kvrouter.prefix.index import PrefixIndex
-    from kvrouter.telemetry.metrics import Row
+    from kvrouter.telemetry.series import Row
 
 COUNTERS: Final = {
     "tokenize": "Prompts by the source of their tokens: remembered (cache_hits), the router's own "
@@ -82,19 +82,6 @@ def engine_gauges(pool: EnginePool, compatibility: CompatibilityMonitor) -> Iter
         "engine",
     )
     yield _gauge(
-        "worker_requests",
-        "Legs in flight.",
-        lambda: (((each.address,), float(each.requests)) for each in pool.targets()),
-        "engine",
-    )
-    yield _gauge(
-        "worker_tokens",
-        "Tokens in flight on an engine from this and other routers; a request counts from its "
-        "plan on.",
-        lambda: (((each.address,), float(each.tokens)) for each in pool.targets()),
-        "engine",
-    )
-    yield _gauge(
         "sharing_refused",
         "Pairs of a prefill and a decode engine that cannot load each other's KV.",
         lambda: (((p.address, d.address), 1.0) for p, d, _ in compatibility.incompatible()),
@@ -113,7 +100,13 @@ def index_gauges(
     )
     yield _gauge(
         "kv_index_bytes",
-        "Memory of the index of the engines' caches.",
+        "Memory of these blocks: their share of kv_index_max_bytes.",
+        lambda: [((), float(index.use.bytes))],
+    )
+    yield _gauge(
+        "kv_index_max_bytes",
+        "Memory of the index with --index-blocks blocks. As blocks are spread over it, the system "
+        "gives most of it after few.",
         lambda: [((), float(index.memory_bytes))],
     )
     yield _gauge(

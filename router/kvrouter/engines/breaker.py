@@ -19,16 +19,23 @@ class BreakerState(StrEnum):
 
 
 @dataclass(slots=True)
-class Breaker:
+class BreakerLimits:
     """`threshold` failures in a row open it for `cooldown_s`; then one trial at a time passes.
 
-    The pause doubles each time the trial request fails, up to `max_cooldown_s`.
+    The pause doubles each time the trial request fails, up to `max_cooldown_s`. They may change.
     """
 
-    clock: Callable[[], float]
     threshold: int = 3
     cooldown_s: float = 1.0
     max_cooldown_s: float = 30.0
+
+
+@dataclass(slots=True)
+class Breaker:
+    """The breaker of one engine, within limits that it shares with others."""
+
+    clock: Callable[[], float]
+    limits: BreakerLimits
     _failures: int = 0
     _opened: int = 0
     _retry_at: float = 0.0
@@ -66,9 +73,10 @@ class Breaker:
         self._failures += 1
         if self._opened and not self._trial:
             return False  # the request was sent before the breaker opened
-        if not self._opened and self._failures < self.threshold:
+        if not self._opened and self._failures < self.limits.threshold:
             return False
-        wait_s = min(self.cooldown_s * 2.0**self._opened, self.max_cooldown_s)
+        limits = self.limits
+        wait_s = min(limits.cooldown_s * 2.0**self._opened, limits.max_cooldown_s)
         self._retry_at = self.clock() + wait_s
         self._opened += 1
         self._trial = False

@@ -83,7 +83,7 @@ class Identity:
     generates: bool = True  # False: it only embeds, ranks or scores
     endpoints: frozenset[str] | None = None  # those of the router's endpoints that it has
     takes_priority: bool = False  # whether it accepted a request with a `priority`
-    cache_tokens: int | None = None  # of KV that its own cache takes, of each rank
+    kv_tokens: int | None = None  # that its KV cache holds, on all ranks together
     groups: tuple[CacheGroup, ...] = ()  # what `manifest` stands for, where it is not alone
     domain: HashDomain | None = field(init=False, compare=False, repr=False, default=None)
 
@@ -126,6 +126,7 @@ class Engine:
     identity: Identity | None = None  # None while it is not in the pool
     models_before: tuple[str, ...] = ()  # that it served when it was last in the pool
     breaker: Breaker | None = None
+    legs: int = 0  # of this router, planned or in flight
     requests: int = 0  # of this router, in flight
     busy_s: float = 0.0  # a server's time with legs of this router; with some, less their beginning
     tokens: int = 0  # reserved on it, by this router and by others
@@ -163,6 +164,12 @@ class Engine:
     def manifest(self) -> str | None:
         """Hex digest of its manifest; None: unknown."""
         return self.identity.manifest if self.identity else None
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens that its own KV cache holds; None: unknown."""
+        told = self.identity.kv_tokens if self.identity else None
+        return told // (len(self.server.ranks) or 1) if told else None
 
     @property
     def targets(self) -> tuple[Engine, ...]:

@@ -83,6 +83,13 @@ class ModelNames:
             raise bad_request("Name the `model`: several are served.", "model")
         return serving[0]
 
+    def meant(self, asked: str | None, path: str) -> str:
+        """The same as far as is known by now, for counts; else ""."""
+        try:
+            return self.resolve(asked, path)
+        except ApiError:
+            return ""
+
     def require(self, model: str, path: str) -> None:
         """ApiError 404, if no engine of a model or alias has the endpoint `path`; 503: none is."""
         known, versions = self._models(), self.aliases.get(model)

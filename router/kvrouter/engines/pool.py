@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
-from kvrouter.engines.breaker import Breaker, BreakerState
+from kvrouter.engines.breaker import Breaker, BreakerLimits, BreakerState
 from kvrouter.engines.engine import Engine, HashDomain, Identity, Role
 from kvrouter.http.failure import Failure
 from kvrouter.options.addresses import SECURE, bare_address, label_of
@@ -62,9 +62,19 @@ class Ticket:
 
 
 class EnginePool:
-    """Engines by address, with their health, breakers and load. `clock` is monotonic seconds."""
+    """Engines by address, with their health, breakers and load.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        clock: monotonic seconds.
+        breaker_limits: of all breakers; may change.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        breaker_limits: BreakerLimits | None = None,
+    ) -> None:
+        self.breaker_limits = breaker_limits or BreakerLimits()
         self._clock = clock
         self._engines: dict[str, Engine] = {}
         self._ready: dict[tuple[str, str | None], tuple[Engine, ...]] = {}
@@ -107,7 +117,7 @@ class EnginePool:
         engine = self._engines.get(name)
         if engine is None:
             tls = SECURE in address
-            engine = Engine(name, role, family, breaker=Breaker(self._clock), tls=tls)
+            engine = Engine(name, role, family, breaker=self._breaker(), tls=tls)
             self._engines[name] = engine
         elif engine.role is not role:
             engine.role = Role.BOTH
@@ -164,7 +174,7 @@ class EnginePool:
             each.joins += 1
             each.family = identity.family or each.family
             each.role = engine.role
-            each.breaker = Breaker(self._clock)
+            each.breaker = self._breaker()
             self._unsettled.discard(each)
         self._changed()
         _call(self._join_callbacks, engine.targets)
@@ -293,6 +303,7 @@ class EnginePool:
 
         Not `begun`: the leg is only planned, and `Ticket.begin` counts it as in flight.
         """
+        engine.legs += 1
         engine.tokens += tokens
         engine.computing_tokens += computing_tokens
         if engine.server is not engine:
@@ -351,6 +362,9 @@ class EnginePool:
         for callback in self._change_callbacks:
             callback(change, engine)
 
+    def _breaker(self) -> Breaker:
+        return Breaker(self._clock, self.breaker_limits)
+
     def _changed(self) -> None:
         self._ready.clear()
         self._domains.clear()
@@ -378,6 +392,7 @@ class EnginePool:
 
     def _released(self, ticket: Ticket) -> None:
         engine, server = ticket.engine, ticket.engine.server
+        engine.legs -= 1
         engine.tokens -= ticket.tokens
         if server is not engine:
             server.tokens -= ticket.tokens

@@ -1,58 +1,73 @@
-"""Settings of models: other names for them, and limits of their own."""
+"""Settings of engines that fail: time-outs, further attempts, circuit breakers."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pydantic import BaseModel, Field
 
-from pydantic import BaseModel, BeforeValidator, Field, field_validator
-
-from kvrouter.engines.aliases import Aliases, alias_texts, read_aliases
-from kvrouter.options.types import ModelCounts, ModelTokens, by_model
-
-_Given = list[str] | dict[str, str | dict[str, float]]
-AliasTexts = Annotated[list[str], BeforeValidator(alias_texts, json_schema_input_type=_Given)]
+from kvrouter.engines.breaker import BreakerLimits
+from kvrouter.http.client.pool import Deadlines
 
 
-class ModelSettings(BaseModel):
-    """What clients call the models, and what holds for some of them alone."""
+class FailoverSettings(BaseModel):
+    """When an engine has failed, and what follows."""
 
-    model_alias: AliasTexts = Field(
-        default_factory=list,
-        description="Other names for models: NAME=MODEL, or NAME=MODEL:WEIGHT,MODEL:WEIGHT for "
-        "several versions that share its sessions, as chat=llama-a:90,llama-b:10. All requests of "
-        "a session get one version (--session-key). In YAML also a mapping, of aliases to models "
-        "or to mappings of models to weights.",
-        json_schema_extra={"section": "Models", "metavar": "NAME=MODEL"},
+    request_timeout_s: float = Field(
+        default=Deadlines().first_byte_s,
+        gt=0,
+        description="Longest time until the first byte of an engine's answer, and, without "
+        "--stream-idle-timeout, between two of its bytes.",
+        json_schema_extra={
+            "section": "Engines that fail",
+            "flags": ["--request-timeout", "--request-timeout-secs"],
+        },
     )
-    model_max_concurrent_requests: ModelCounts = Field(
-        default_factory=list,
-        description="Requests in flight at a time for a model or an alias, besides "
-        "--max-concurrent-requests. Further requests wait in a queue of their own, as long as "
-        "--queue-size, and keep no other model waiting. Requests for an alias count for its model "
-        "too.",
+    stream_idle_timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Longest time between two bytes of an engine's answer. By default "
+        "--request-timeout.",
+        json_schema_extra={"flags": ["--stream-idle-timeout"]},
     )
-    model_prefill_threshold: ModelTokens = Field(
-        default_factory=list,
-        description="--prefill-threshold of an alias or a model, in this order.",
+    connect_timeout_s: float = Field(
+        default=Deadlines().connect_s,
+        gt=0,
+        description="Longest time until an engine has accepted a connection.",
+        json_schema_extra={"flags": ["--connect-timeout"]},
     )
-
-    @field_validator("model_alias")
-    @classmethod
-    def _clear_aliases(cls, value: list[str]) -> list[str]:
-        read_aliases(value)
-        return value
+    retry_max_attempts: int = Field(
+        default=3,
+        ge=1,
+        description="Engines that the router asks at most for one leg of a request, the first one "
+        "included; 1: it asks no other engine. It never asks another one once the client has a "
+        "byte of the answer.",
+    )
+    cb_failure_threshold: int = Field(
+        default=BreakerLimits().threshold,
+        ge=1,
+        description="Circuit breaker: after so many failed legs in a row an engine gets no more "
+        "requests for a while.",
+    )
+    cb_timeout_s: float = Field(
+        default=BreakerLimits().cooldown_s,
+        gt=0,
+        description="How long an open circuit breaker keeps requests away, until it lets one pass "
+        "as a trial. The time doubles with each trial that fails, up to --cb-max-timeout.",
+        json_schema_extra={"flags": ["--cb-timeout", "--cb-timeout-duration-secs"]},
+    )
+    cb_max_timeout_s: float = Field(
+        default=BreakerLimits().max_cooldown_s,
+        gt=0,
+        description="Longest time between two trials.",
+        json_schema_extra={"flags": ["--cb-max-timeout"]},
+    )
 
     @property
-    def model_limits(self) -> dict[str, int]:
-        """`model_max_concurrent_requests` by name."""
-        return by_model(self.model_max_concurrent_requests)
+    def deadlines(self) -> Deadlines:
+        """Of every leg."""
+        idle_s = self.stream_idle_timeout_s or self.request_timeout_s
+        return Deadlines(self.connect_timeout_s, self.request_timeout_s, idle_s)
 
     @property
-    def model_thresholds(self) -> dict[str, int]:
-        """`model_prefill_threshold` by name."""
-        return by_model(self.model_prefill_threshold)
-
-    @property
-    def aliases(self) -> Aliases:
-        """`model_alias`, read."""
-        return read_aliases(self.model_alias)
+    def breaker_limits(self) -> BreakerLimits:
+        """Of every engine."""
+        return BreakerLimits(self.cb_failure_threshold, self.cb_timeout_s, self.cb_max_timeout_s)

@@ -77,12 +77,13 @@ class EngineDetector:
         if generates and await family.generates(pages):
             probe = await self._probe(engine, family, served.models[0])
         handoff, takes_priority = probe or (Handoff(), False)
-        legs, block_tokens = LegSupport(can_split=False), 0
+        legs, block_tokens, kv_tokens = LegSupport(can_split=False), 0, 0
         if probe is not None:
             if self._connector == AUTO:
                 family = self._families.named(await family.by_probe(handoff, pages))
             legs = await family.legs(pages)
             block_tokens = handoff.block_tokens or await family.block_tokens(pages)
+            kv_tokens = await family.kv_tokens(pages)
         version = await family.version(pages)
         return replace(
             served,
@@ -101,7 +102,7 @@ class EngineDetector:
             generates=probe is not None,
             endpoints=endpoints,
             takes_priority=takes_priority,
-            cache_tokens=await family.cache_tokens(pages) if probe is not None else None,
+            kv_tokens=kv_tokens or None,
         )
 
     async def check_health(self, engine: Engine) -> None:

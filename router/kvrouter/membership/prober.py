@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kvrouter.engines.families.pages import ProbeFailed
 
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from kvrouter.engines.pool import EnginePool
     from kvrouter.membership.detect import EngineDetector
     from kvrouter.membership.probe_client import ProbeClient
-
-FAILED_CHECKS: Final = 2
-"""Failed health checks in a row after which an engine leaves the pool."""
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +29,7 @@ class Prober:
         client: of `detector`; the prober closes it.
         detector: identifies engines and checks their health.
         interval_s: between two health checks of one engine; may change.
+        failed_checks: in a row, after which an engine leaves the pool; may change.
         learn: is awaited with the manifest and the cache groups of an engine before it joins.
     """
 
@@ -41,11 +39,13 @@ class Prober:
         client: ProbeClient,
         detector: EngineDetector,
         *,
-        interval_s: float = 2.0,
+        interval_s: float,
+        failed_checks: int,
         learn: Callable[[str, tuple[CacheGroup, ...]], Awaitable[None]] | None = None,
     ) -> None:
         self.client = client
         self.interval_s = interval_s
+        self.failed_checks = failed_checks
         self._pool = pool
         self._detector = detector
         self._learn = learn
@@ -138,7 +138,7 @@ class Prober:
                 continue
             failures += 1
             self._problems[engine] = problem
-            if (engine.identity is None or failures >= FAILED_CHECKS) and (
+            if (engine.identity is None or failures >= self.failed_checks) and (
                 self._pool.leave(engine) or problem != logged
             ):
                 log.warning("engine %s is not available: %s", engine.address, problem)

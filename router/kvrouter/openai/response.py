@@ -9,6 +9,8 @@ import orjson
 
 from kvrouter.openai.sse import map_data
 
+PromptUsage = tuple[int | None, int]
+"""Tokens of a prompt, and cached ones of them, by an engine's usage; None: there is none."""
 TRANSFERS: Final = frozenset(
     {
         "kv_transfer_params",
@@ -28,7 +30,8 @@ _TRANSFER: Final = re.compile(
 _CACHED: Final = re.compile(rb'"prompt_tokens_details":\s*\{[^{}]*"cached_tokens":\s*(\d{1,12})')
 _NUMBER: Final = re.compile(rb"\s*(\d{1,12})(?!\d)")
 _FINISH_REASON: Final = re.compile(rb'"finish_reason":\s*"([a-z_]{1,32})"')
-_PROMPT_TOKENS: Final = re.compile(rb'"prompt_tokens":\s*(\d{1,12})(?!\d)')
+_PROMPT_TOKENS: Final = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d{1,12})(?!\d)')
+_CACHED_TOKENS: Final = re.compile(rb'"cached_tokens":\s*(\d{1,12})(?!\d)')
 _GENERATED: Final = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,12})(?!\d)')
 
 
@@ -99,7 +102,7 @@ def _without_last(body: bytes, at: int) -> bytes | None:
     return None if last.keys() - TRANSFERS else body[: at - 1] + b"}"
 
 
-def answer_usage(body: bytes) -> tuple[int | None, int | None, str]:
+def answer_usage(body: bytes) -> tuple[PromptUsage, int | None, str]:
     """Prompt tokens, completion tokens and finish reason of a whole answer.
 
     Found by the last places of their keys, without decoding the answer: text cannot fake them,
@@ -108,7 +111,7 @@ def answer_usage(body: bytes) -> tuple[int | None, int | None, str]:
     at = body.rfind(b'"finish_reason":')
     reason = _FINISH_REASON.match(body, at) if at >= 0 else None
     return (
-        _number_after(body, b'"prompt_tokens":'),
+        (_number_after(body, b'"prompt_tokens":'), _number_after(body, b'"cached_tokens":') or 0),
         _number_after(body, b'"completion_tokens":'),
         reason[1].decode("ascii") if reason else "unknown",
     )
@@ -120,10 +123,10 @@ def finish_reason(tail: bytes) -> str:
     return found[-1].decode("ascii") if found else "unknown"
 
 
-def prompt_tokens(tail: bytes) -> int | None:
-    """Tokens of the prompt by the last usage in the end of a stream; None if there is none."""
-    found = _PROMPT_TOKENS.findall(tail)
-    return int(found[-1]) if found else None
+def prompt_usage(tail: bytes) -> PromptUsage:
+    """What the last usage in an answer or in the end of a stream says of the prompt."""
+    found, cached = _PROMPT_TOKENS.findall(tail), _CACHED_TOKENS.findall(tail)
+    return int(found[-1]) if found else None, int(cached[-1]) if cached else 0
 
 
 def generated_tokens(tail: bytes, events: int, *, whole: bool) -> int:

@@ -7,18 +7,24 @@ bounded by the legs in flight.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.telemetry.caches import CacheUse
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvrouter.engines.engine import Engine
 
 
 LEAST_BLOCKS: Final = 4
 """Prompts with fewer blocks in common may go anywhere."""
+MOST_MARKS: Final = 20
+"""Of one prompt: more tokens than the largest body has, in blocks of 16."""
+MARK_BYTES: Final = 192
+"""What a marked block takes: its hash, its engines, its place."""
 
 
 class InFlightPrefixes:
@@ -59,6 +65,20 @@ class InFlightPrefixes:
             blocks *= 2
             engines = self._engines.get(_block(hashes, blocks))
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightMemory:
+    """Memory of the chains of prompts in flight, as that of a cache; `most` is their bound."""
+
+    prefixes: InFlightPrefixes
+    most: Callable[[], int]
+
+    @property
+    def use(self) -> CacheUse:
+        """Marked blocks, and their memory."""
+        marks, most_bytes = len(self.prefixes), self.most() * MOST_MARKS * MARK_BYTES
+        return CacheUse(marks, marks * MARK_BYTES, most_bytes)
 
 
 def marks_of(hashes: bytes) -> Sequence[bytes]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter._native import PrefixTable
 from kvrouter.prefix.ageing import Ageing
+from kvrouter.telemetry.caches import CacheUse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -41,6 +42,7 @@ class PrefixIndex:
     """
 
     def __init__(self, max_blocks: int) -> None:
+        self._max_blocks = max_blocks
         self._table = PrefixTable(max_blocks)
         self._numbers: dict[Engine, int] = {}
         self._engines: dict[int, Engine] = {}  # by number
@@ -62,6 +64,15 @@ class PrefixIndex:
     def memory_bytes(self) -> int:
         """Memory of the full table, for any number of engines."""
         return self._table.memory_bytes
+
+    @property
+    def use(self) -> CacheUse:
+        """Its blocks, and their share of the table's memory.
+
+        They are spread over it: the kernel commits most of the table after few blocks.
+        """
+        blocks, most_bytes = len(self), self.memory_bytes
+        return CacheUse(blocks, most_bytes * blocks // self._max_blocks, most_bytes)
 
     def clear(self, engine: Engine) -> None:
         """Forget all that `engine` holds; it may store again. O(1)."""
@@ -87,11 +98,11 @@ class PrefixIndex:
     def guess(self, engine: Engine, hashes: bytes, block_tokens: int) -> None:
         """`engine` probably holds these blocks now, and has evicted others if its cache is full."""
         self.credit(engine, hashes)
-        identity = engine.identity
-        if identity is None or identity.cache_tokens is None:
+        cache_tokens = engine.kv_tokens
+        if cache_tokens is None:
             return
         age = self._ageing.setdefault(engine, Ageing())
-        gone = age.used(block_ids(hashes), block_tokens, identity.cache_tokens)
+        gone = age.used(block_ids(hashes), block_tokens, cache_tokens)
         if gone:
             self.removed(engine, gone)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvrouter.telemetry.metrics import Reading
+from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvrouter.engines.pool import EnginePool
     from kvrouter.replicas.group import Group
-    from kvrouter.telemetry.metrics import Row
+    from kvrouter.telemetry.series import Row
 
 
 def readings(group: Group | None, pool: EnginePool) -> Iterator[Reading]:

@@ -50,6 +50,20 @@ class Plan:
     computed_tokens: int = 0  # those that the engine which computes the prompt will compute
 
 
+def chosen_by(inputs: RouteInputs, engine: Engine) -> str:
+    """What speaks for a decode engine that a policy chose, for a metric's label.
+
+    "exact", "learnt": it holds a beginning of the prompt, by its events or by a guess. "session":
+    nobody does, and the session has its place. "load": nothing else.
+    """
+    if engine in inputs.matches:
+        return "exact"
+    if engine in inputs.guesses:
+        return "learnt"
+    placed = inputs.session is not None and len(inputs.decode) > 1
+    return "session" if placed and inputs.guesses.keys().isdisjoint(inputs.decode) else "load"
+
+
 def loaders(decode: Sequence[Engine], family: str, manifest: str | None) -> Sequence[Engine]:
     """Engines that can load what was saved for `manifest`."""
     return [e for e in decode if e.manifest == manifest and e.family == family]

@@ -161,9 +161,11 @@ class RequestHandler:
         self._read(context)
         request, tenant, since_s = context.request, queue.tenant(context.exchange), monotonic()
         rank = priority(request)
+        if not context.resolved:
+            context.model = self.models.meant(request.model, context.exchange.path)
         context.queued = True
         try:
-            turn = await queue.turn(tenant, rank, work_of(request))
+            turn = await queue.turn(tenant, rank, work_of(request), context.model)
             context.turns = (*context.turns, (queue, turn))
         finally:
             context.queued = False
@@ -181,7 +183,7 @@ class RequestHandler:
             since_s = monotonic()
             await self.engine_wait.until(lambda: self.models.any)
             context.waited(since_s, "engine")
-        context.model = self.models.resolve(request.model, path)
+        context.model, context.resolved = self.models.resolve(request.model, path), True
         caller = caller_of(context.exchange)
         if caller is not None and caller.metered:
             caller.check(context.model)
@@ -192,14 +194,19 @@ class RequestHandler:
 
     async def _answer(self, context: RequestContext) -> None:
         """Find out the model, charge the caller, and have the service answer."""
-        if not context.model:
+        if not context.resolved:
             await self._find_model(context)
         caller, tokens = caller_of(context.exchange), context.request.prompt_tokens
         if caller is not None:
             if caller.metered:
                 caller.admit(tokens)
             caller.tokens += tokens
-        await self.service.answer(context)
+        counts = self.metrics.of(context.model)
+        counts.running += 1
+        try:
+            await self.service.answer(context)
+        finally:
+            counts.running -= 1
 
     def _answer_error(self, context: RequestContext, error: ApiError) -> None:
         context.outcome.reason = "error"

@@ -25,12 +25,11 @@ from kvrouter.http.headers import JSON
 from kvrouter.openai.endpoints import OTHER, endpoint_at
 from kvrouter.openai.media import text_bytes
 from kvrouter.openai.request import BYTES_PER_TOKEN, Request, salt_of
-from kvrouter.openai.response import generated_tokens, tidy_answer, tidy_events
-from kvrouter.routing.plan import RouteInputs
+from kvrouter.openai.response import generated_tokens, prompt_usage, tidy_answer, tidy_events
+from kvrouter.routing.plan import RouteInputs, chosen_by
 from kvrouter.routing.policies.base import in_turn
 from kvrouter.serving.legs.engine_client import check_begun
 from kvrouter.serving.legs.retries import (
-    MAX_ATTEMPTS,
     NOT_TAKEN,
     EngineFull,
     LegFailed,
@@ -50,9 +49,11 @@ if TYPE_CHECKING:
     from kvrouter.http.client.pool import EngineResponse
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.endpoints import Endpoint
+    from kvrouter.openai.response import PromptUsage
     from kvrouter.routing.policies.base import Policy
     from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.legs.inputs import InputsBuilder
+    from kvrouter.serving.legs.retries import Retries
     from kvrouter.serving.rendered import RenderedLegs
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics
@@ -77,6 +78,7 @@ class Passthrough:
     policy: Policy  # chooses the engine that computes a prompt
     inputs_builder: InputsBuilder  # knows which engine may have it already
     rendered: RenderedLegs  # takes requests that can have both legs
+    retries: Retries
     _turn: int = field(default=0, init=False)
 
     def read(self, exchange: Exchange) -> Request:
@@ -85,9 +87,9 @@ class Passthrough:
 
     async def answer(self, context: RequestContext) -> None:
         """See `Service`."""
-        path = context.exchange.path
+        path, model = context.exchange.path, context.model
         endpoint = endpoint_at(path)
-        await self.engine_wait.until(lambda: self.pool.serving(path, context.model))
+        await self.engine_wait.until(lambda: self.pool.serving(path, model), model)
         if not await self.rendered.run(context):
             await self._ask_engines(context, endpoint)
 
@@ -95,7 +97,7 @@ class Passthrough:
         """Ask one engine after another, while the client has seen nothing and it is safe."""
         tried: list[Engine] = []
         error = ApiError(503, "No decode engine is available.", retry_after_s=1)
-        while len(tried) < MAX_ATTEMPTS:
+        while len(tried) < self.retries.max_attempts:
             answering = self.pool.serving(context.exchange.path, context.model)
             engines = [engine for engine in answering if engine not in tried]
             if not engines:
@@ -123,6 +125,7 @@ class Passthrough:
         computed_tokens = request.prompt_tokens if endpoint.generates else 0
         of_a_session = endpoint.generates or endpoint is OTHER
         if not (of_a_session and self.inputs_builder.needs_hashes):
+            self.metrics.chosen["load"] += 1
             return min(in_turn(engines, self._turn), key=_TOKENS), computed_tokens
         found = self.inputs_builder.learnt.look(request, headers, context.model)
         context.prompt.learnt, piece_tokens, guesses, session = found
@@ -136,6 +139,7 @@ class Passthrough:
             split=False,
         )
         plan = self.policy.plan(inputs)
+        self.metrics.chosen[chosen_by(inputs, plan.decode)] += 1
         return plan.decode, min(plan.computed_tokens, computed_tokens)
 
     async def _ask(
@@ -191,6 +195,8 @@ class Passthrough:
             self._computed(context, endpoint, ticket)
         if endpoint.generates:
             context.outcome.generated = generated_tokens(body, 0, whole=True)
+        if answer.status == 200:
+            _note_prompt(context, endpoint, prompt_usage(body))
         body, fields = tidy_answer(body, None), context.answer_fields
         context.exchange.respond(answer.status, body, content_type=content_type, fields=fields)
 
@@ -214,7 +220,7 @@ class Passthrough:
         exchange = context.exchange
         exchange.start(200, fields=SSE_FIELDS + context.answer_fields, hold=True)
         tidy = partial(tidy_events, cached_tokens=None)
-        relay = Relay(exchange, answer, self.metrics.gaps.buckets, tidy)
+        relay = Relay(exchange, answer, self.metrics.of(context.model).gaps.buckets, tidy)
         try:
             await relay.run(self.client.deadlines.idle_s)
         except UpstreamError as error:
@@ -223,6 +229,15 @@ class Passthrough:
             relay.fail(broke_off())
         finally:
             context.outcome.generated = relay.generated
+            _note_prompt(context, endpoint, relay.prompt_usage)
+
+
+def _note_prompt(context: RequestContext, endpoint: Endpoint, usage: PromptUsage) -> None:
+    """Note how the engine counted the prompt; the router's estimate if it did not."""
+    prompt_tokens, context.outcome.cached_tokens = usage
+    if prompt_tokens is None and endpoint.generates:
+        prompt_tokens = context.request.prompt_tokens
+    context.outcome.prompt_tokens = prompt_tokens
 
 
 def _read(body: bytes, endpoint: Endpoint) -> Request:

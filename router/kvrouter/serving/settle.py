@@ -15,6 +15,7 @@ from kvrouter.access.callers import caller_of
 from kvrouter.openai.request import UNREAD
 from kvrouter.serving.request.trace_attributes import end_passed_through, end_request
 from kvrouter.serving.request.ttft_parts import ms, parts_of
+from kvrouter.serving.request.usage import usage_of
 from kvrouter.telemetry.metrics import FINISH_REASONS, NOT_WELL
 from kvrouter.telemetry.request_log import FLUSH_S, RequestLine
 
@@ -88,7 +89,9 @@ class Settler:
         self, context: RequestContext, endpoint: Endpoint, now_s: float, at_s: float
     ) -> None:
         status = _status(context)
-        self._metrics.passed_through[endpoint.path, str(status)] += 1
+        model = self._metrics.of(context.model).label
+        self._metrics.passed_through[endpoint.path, str(status), model] += 1
+        _charge(context, model)
         if self._log is not None:
             self._log.write(passed_through_line(context, status, now_s, at_s))
         if self._tracing is not None and context.trace is not None:
@@ -97,14 +100,23 @@ class Settler:
 
     def _count(self, context: RequestContext, status: int, parts: Parts, now_s: float) -> None:
         metrics, timing, outcome = self._metrics, context.timing, context.outcome
-        metrics.generation_tokens[()] += outcome.generated  # also of those that broke off
-        if status != 200 or outcome.reason in NOT_WELL:
-            metrics.errors[str(status)] += 1
+        model, reason = metrics.of(context.model), outcome.reason
+        model.generation_tokens += outcome.generated  # also of those that broke off
+        _charge(context, model.label)
+        if status != 200 or reason in NOT_WELL:
+            metrics.errors[str(status), model.label] += 1
             return
-        metrics.success[outcome.reason if outcome.reason in FINISH_REASONS else "other"] += 1
-        metrics.e2e.observe(now_s - timing.started_s)
-        metrics.ttft.observe((timing.first_s or now_s) - timing.started_s)
+        metrics.success[reason if reason in FINISH_REASONS else "other", model.label] += 1
+        model.e2e.observe(now_s - timing.started_s)
+        model.ttft.observe((timing.first_s or now_s) - timing.started_s)
         metrics.ttft_parts.observe(parts)
+
+
+def _charge(context: RequestContext, model: str) -> None:
+    """Count what the request has used for its caller, if callers have keys."""
+    caller = caller_of(context.exchange)
+    if caller is not None:
+        caller.use(model, *usage_of(context))
 
 
 def _status(context: RequestContext) -> int:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from kvrouter.telemetry.metrics import Reading
+from pydantic import ByteSize
+
+from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from kvrouter.telemetry.metrics import Row
+    from kvrouter.telemetry.series import Row
 
-__all__ = ["BoundedCache", "CacheUse", "cache_readings"]
+__all__ = ["BoundedCache", "CacheUse", "bounds", "cache_readings"]
 
 _TEXTS: Final = {
     "entries": "Entries of a cache: prompts with their token ids (tokens) or block hashes "
-    "(block_hashes).",
+    "(block_hashes), marked blocks of prompts in flight (in_flight).",
     "bytes": "Memory of the entries of a cache.",
-    "max_bytes": "Limit of the memory of a cache; the oldest entries make room.",
+    "max_bytes": "Limit of the memory of a cache: the oldest entries make room; of in_flight, by "
+    "--max-concurrent-requests.",
 }
 
 
@@ -42,6 +45,12 @@ def cache_readings(caches: Mapping[str, BoundedCache]) -> Iterator[Reading]:
     """A gauge for each field of CacheUse, with a row for each cache."""
     for field, text in _TEXTS.items():
         yield Reading(f"kvrouter:cache_{field}", text, partial(_rows, field, caches), ["cache"])
+
+
+def bounds(caches: Mapping[str, BoundedCache]) -> str:
+    """The limits of caches, on one line for people."""
+    sizes = {name: ByteSize(cache.use.max_bytes) for name, cache in caches.items()}
+    return ", ".join(f"{name} {size.human_readable()}" for name, size in sizes.items())
 
 
 def _rows(field: str, caches: Mapping[str, BoundedCache]) -> Iterator[Row]:

@@ -1,162 +1,31 @@
-"""Counters and histograms of the router, for Prometheus.
-
-A counter of prometheus_client takes a lock and a label lookup for each event. One event loop needs
-neither, so values are plain numbers here and become metric families at each scrape.
-"""
+"""All counters and histograms of the router, for Prometheus."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from itertools import accumulate
 from platform import python_version
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
 from prometheus_client.registry import Collector
 
 from kvrouter import __version__
-from kvrouter._native import Buckets
+from kvrouter.telemetry.by_model import MODEL, ByModel
+from kvrouter.telemetry.series import (
+    OVERHEAD_BUCKETS,
+    REQUEST_BUCKETS,
+    TTFT_BUCKETS,
+    Histogram,
+    Histograms,
+    Reading,
+    Tally,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
+
+    from prometheus_client.core import Metric
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-
-# Buckets of vLLM (vllm/v1/metrics/loggers.py), so that panels made for it fit.
-TTFT_BUCKETS: Final = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0,
-    2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
-)  # fmt: skip
-GAP_BUCKETS: Final = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0,
-    2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-)  # fmt: skip
-REQUEST_BUCKETS: Final = (
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0,
-    60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
-)  # fmt: skip
-OVERHEAD_BUCKETS: Final = (
-    0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0,
-)  # fmt: skip
-
-
-class Histogram:
-    """A histogram without labels, observed from one thread.
-
-    Attributes:
-        buckets: the counts; native code adds to them for the events of streams.
-        observe: counts a value; the native method itself.
-    """
-
-    __slots__ = ("_bounds", "buckets", "help", "name", "observe")
-
-    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
-        self.name = name
-        self.help = text
-        self.buckets = Buckets(bounds)
-        self.observe: Callable[[float], None] = self.buckets.observe
-        self._bounds = (*map(str, bounds), "+Inf")
-
-    @property
-    def count(self) -> int:
-        """Number of values."""
-        return sum(self.buckets.counts)
-
-    def rows(self) -> list[tuple[str, float]]:
-        """Cumulative counts, for Prometheus."""
-        return list(zip(self._bounds, map(float, accumulate(self.buckets.counts)), strict=True))
-
-    def family(self) -> Metric:
-        """As Prometheus has it."""
-        return HistogramMetricFamily(
-            self.name, self.help, buckets=self.rows(), sum_value=self.buckets.sum
-        )
-
-
-class Histograms:
-    """Histograms of one name, one for each value of a label."""
-
-    def __init__(
-        self, name: str, text: str, bounds: Sequence[float], label: str, values: Sequence[str]
-    ) -> None:
-        self.name = name
-        self.help = text
-        self._label = label
-        self._each = {value: Histogram(name, text, bounds) for value in values}
-        self._observers = tuple(one.observe for one in self._each.values())
-
-    def observe(self, values: Sequence[float]) -> None:
-        """Count one value for each value of the label, in their order."""
-        for observe, value in zip(self._observers, values, strict=True):
-            observe(value)
-
-    def family(self) -> Metric:
-        """As Prometheus has it."""
-        family = HistogramMetricFamily(self.name, self.help, labels=[self._label])
-        for value, one in self._each.items():
-            family.add_metric([value], one.rows(), one.buckets.sum)
-        return family
-
-
-class Tally(defaultdict[tuple[str, ...] | str, int]):
-    """A counter by the values of its labels, which must be bounded.
-
-    `tally["stop"] += 1` with one label, `tally["decode", "full"] += 1` with several,
-    `tally[()] += 1` without labels. No `collections.Counter`: its stores are slower.
-    """
-
-    def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
-        super().__init__(int)
-        self.name = name
-        self.help = text
-        self.labels = tuple(labels)
-
-    def family(self) -> Metric:
-        """As Prometheus has it."""
-        family = CounterMetricFamily(self.name, self.help, labels=self.labels)
-        if not self.labels:
-            family.add_metric((), self[()])
-        for labels, count in self.items():
-            if labels != ():
-                family.add_metric((labels,) if isinstance(labels, str) else labels, count)
-        return family
-
-
-Row = tuple[tuple[str, ...], float]
-
-
-class Reading:
-    """A gauge, or with `grows` a counter, whose rows `read` returns at each scrape."""
-
-    def __init__(
-        self,
-        name: str,
-        text: str,
-        read: Callable[[], Iterable[Row]],
-        labels: Sequence[str] = (),
-        *,
-        grows: bool = False,
-    ) -> None:
-        self.name = name
-        self.help = text
-        self.labels = tuple(labels)
-        self._read = read
-        self._grows = grows
-
-    def family(self) -> Metric:
-        """As Prometheus has it."""
-        family: CounterMetricFamily | GaugeMetricFamily
-        kind = CounterMetricFamily if self._grows else GaugeMetricFamily
-        family = kind(self.name, self.help, labels=self.labels)
-        for labels, value in self._read():
-            family.add_metric(labels, value)
-        return family
 
 
 class Metrics(Collector):
@@ -164,17 +33,20 @@ class Metrics(Collector):
 
     Attributes:
         running: requests in flight.
+        models: what is counted by model.
+        of: what is counted of a model; `ByModel.of`.
         settle: counts requests that have ended since the last call; called before a scrape.
     """
 
     def __init__(self) -> None:
         self.running = 0
         self.settle: Callable[[], None] = lambda: None
+        self.models = ByModel()
+        self.of = self.models.of
         self._name_times()
         self._name_ends()
         self._name_counts()
         self._name_handovers()
-        self._name_tokens()
         build = __version__, python_version()
         self._more: list[Reading | Tally] = [
             Reading(
@@ -194,11 +66,6 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def _name_times(self) -> None:
-        self.ttft = Histogram(
-            "kvrouter:time_to_first_token_seconds",
-            "From the request's arrival to the first byte of its answer.",
-            TTFT_BUCKETS,
-        )
         self.ttft_parts = Histograms(
             "kvrouter:time_to_first_token_part_seconds",
             "Parts of the time to the first token, which add up to it: queue (wait for its turn or "
@@ -207,16 +74,6 @@ class Metrics(Collector):
             TTFT_BUCKETS,
             "part",
             PARTS,
-        )
-        self.gaps = Histogram(
-            "kvrouter:inter_token_latency_seconds",
-            "Time between two events of a stream.",
-            GAP_BUCKETS,
-        )
-        self.e2e = Histogram(
-            "kvrouter:e2e_request_latency_seconds",
-            "From the request's arrival to the end of its answer.",
-            REQUEST_BUCKETS,
         )
         self.prefill = Histogram(
             "kvrouter:request_prefill_time_seconds",
@@ -233,11 +90,6 @@ class Metrics(Collector):
             "From the prefill leg's answer to the landing of its KV.",
             TTFT_BUCKETS,
         )
-        self.queue = Histogram(
-            "kvrouter:request_queue_time_seconds",
-            "Time in the queue of requests that could not begin at once.",
-            REQUEST_BUCKETS,
-        )
         self.overhead = Histogram(
             "kvrouter:coordinator_overhead_seconds",
             "From the request's arrival to its first leg.",
@@ -249,12 +101,12 @@ class Metrics(Collector):
             "kvrouter:request_success",
             "Successful requests, by the reason for which generation ended; other: a reason that "
             "neither OpenAI nor vLLM have, unknown: the engine gave none.",
-            ["finished_reason"],
+            ["finished_reason", MODEL],
         )
         self.errors = Tally(
             "kvrouter:request_errors",
             "Failed requests, by the status that clients got; 499: the client left.",
-            ["code"],
+            ["code", MODEL],
         )
         self.cut_off = Tally(
             "kvrouter:requests_cut_off",
@@ -265,7 +117,7 @@ class Metrics(Collector):
         self.passed_through = Tally(
             "kvrouter:passed_through",
             "Requests to endpoints that one engine answers, by the status that clients got.",
-            ["path", "code"],
+            ["path", "code", MODEL],
         )
 
     def _name_counts(self) -> None:
@@ -284,6 +136,14 @@ class Metrics(Collector):
             "kvrouter:plans",
             "Plans by reason; prefill: both legs, other reasons: one leg.",
             ["why"],
+        )
+        self.chosen = Tally(
+            "kvrouter:engines_chosen",
+            "Engines chosen to answer, by what spoke for them: a beginning of the prompt that they "
+            "hold by their KV events (exact), or probably, by where requests went (learnt); the "
+            "place of the session, where no engine holds any (session); else load or turn alone "
+            "(load).",
+            ["by"],
         )
         self.resumed = Tally(
             "kvrouter:streams_broken",
@@ -317,24 +177,6 @@ class Metrics(Collector):
             "KV that no decode leg fetched: released at once, or stranded until its lease ends.",
             ["outcome"],
         )
-
-    def _name_tokens(self) -> None:
-        self.prompt_tokens = Tally("kvrouter:prompt_tokens", "Prompt tokens of plans.")
-        self.generation_tokens = Tally(
-            "kvrouter:generation_tokens",
-            "Tokens that clients got, also of answers that broke off; events of streams without "
-            "usage.",
-        )
-        self.hit_tokens = Tally(
-            "kvrouter:prefix_hit_tokens",
-            "Prompt tokens by the place of their KV at the plan: in the decode engine (engine), "
-            "otherwise in the store (store), unknown (none). They add up to the prompt tokens.",
-            ["source"],
-        )
-        self.cached_tokens = Tally(
-            "kvrouter:prefill_cached_tokens",
-            "Prompt tokens that prefill engines did not compute, according to their answers.",
-        )
         self.usage_mismatch = Tally(
             "kvrouter:usage_mismatch", "Answers whose legs counted different prompt tokens."
         )
@@ -346,7 +188,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics, for the registry of prometheus_client."""
         self.settle()
-        for metric in (*vars(self).values(), *self._more):
+        for metric in (*self.models.series, *vars(self).values(), *self._more):
             if isinstance(metric, Histogram | Histograms | Tally | Reading):
                 yield metric.family()
 

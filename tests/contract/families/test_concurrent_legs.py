@@ -40,6 +40,15 @@ async def test_no_two_attempts_meet_in_one_room(open_site: Open) -> None:
     assert len(rooms) == len(set(rooms)) > 8
 
 
+@pytest.mark.parametrize("attempts", [1, 2])
+async def test_as_many_pairs_are_asked_as_the_settings_say(open_site: Open, attempts: int) -> None:
+    here = await open_site("sglang", 3, 3, retry_max_attempts=attempts)
+    for engine in here.decode:
+        engine.mode = "500"
+    assert (await here.post(ids(300)))[0] == 503
+    assert sum(len(engine.requests) for engine in here.decode) == attempts
+
+
 def test_rooms_do_not_repeat_and_fit_in_63_bits() -> None:
     rooms = Rooms()
     taken = [rooms.take() for _ in range(10_000)]

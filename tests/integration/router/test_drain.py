@@ -169,7 +169,7 @@ async def test_a_stream_that_is_cut_off_ends_with_an_error_and_its_tokens_are_lo
     assert line["generated"] == 2 * shares
     assert "stopping" in line["error"]
     assert here.app.core.metrics.cut_off["stream"] == 1
-    assert here.app.core.metrics.errors["200"] == 1
+    assert here.app.core.metrics.errors["200", "m"] == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -191,7 +191,7 @@ async def test_a_request_without_an_answer_yet_is_told_to_try_again(
     assert [line["outcome"] for line in written.lines()] == ["cut_off", "cut_off"]
     assert [line["status"] for line in written.lines()] == [503, 503]
     assert here.app.core.metrics.cut_off["none"] == 2
-    assert here.app.core.metrics.errors["503"] == 2
+    assert here.app.core.metrics.errors["503", "m"] == 2
 
 
 async def test_a_request_that_waits_for_an_engine_is_told_to_try_again(site: Open) -> None:
@@ -223,7 +223,7 @@ async def test_a_stream_of_another_endpoint_is_cut_off_after_a_whole_event(site:
     assert_cut_off(last)
     [line] = written.lines()
     assert (line["status"], line["outcome"]) == (200, "cut_off")
-    assert here.app.core.metrics.passed_through[RESPONSES, "200"] == 1
+    assert here.app.core.metrics.passed_through[RESPONSES, "200", "m"] == 1
 
 
 async def test_a_request_of_another_endpoint_is_told_to_try_again(site: Open) -> None:
@@ -245,7 +245,7 @@ async def test_a_request_of_another_endpoint_is_told_to_try_again(site: Open) ->
     assert_cut_off(json.loads(answer))
     [line] = written.lines()
     assert (line["status"], line["outcome"]) == (503, "cut_off")
-    assert here.app.core.metrics.passed_through[RESPONSES, "503"] == 1
+    assert here.app.core.metrics.passed_through[RESPONSES, "503", "m"] == 1
 
 
 async def test_a_client_that_leaves_while_the_router_drains_was_not_cut_off(site: Open) -> None:

@@ -122,7 +122,7 @@ async def test_what_the_store_holds_already_takes_no_prefill_leg(
     assert (await here.post(text(prompt=IDS)))[0] == 200
     assert here.prefill[0].requests == []
     _, body = await here.get("/metrics")
-    assert b'kvrouter:prefix_hit_tokens_total{source="store"} 48.0' in body
+    assert b'kvrouter:prefix_hit_tokens_total{model="m",source="store"} 48.0' in body
 
 
 async def test_what_does_not_land_is_recomputed_within_the_budget(

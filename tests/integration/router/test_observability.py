@@ -18,6 +18,7 @@ from tests.integration.router.conftest import Json, Open, Site, chat, metric, te
 
 from kvrouter.access.callers import Caller
 from kvrouter.credentials.caller_keys import Key
+from kvrouter.engines.families.base import Handoff
 from kvrouter.errors import FAILED
 from kvrouter.serving.legs.orchestrator import Orchestrator
 from kvrouter.serving.request.context import RequestContext, Timing
@@ -51,7 +52,7 @@ NAMED = SimpleNamespace(
         "request": SimpleNamespace(model="m", stream=True, prompt_tokens=1),
         "route.hit_engine": 2,
         "route.hit_store": 3,
-        "route.handoff": SimpleNamespace(cached_tokens=4),
+        "route.handoff": Handoff(cached_tokens=4),
         "outcome.generated": 5,
         "route.plan": SimpleNamespace(why="w"),
         "route.prefill_engine": "pe",
@@ -179,7 +180,7 @@ async def test_a_defect_is_counted_and_logged_as_an_error_and_ends_the_answer(
     assert status == (200 if stream else 500)
     assert FAILED.message.encode() in body
     assert await metric(here, "kvrouter:request_success_total") == 0
-    assert await metric(here, f'kvrouter:request_errors_total{{code="{status}"}}') == 1
+    assert await metric(here, f'kvrouter:request_errors_total{{code="{status}",') == 1
     (line,) = await lines_of(here, written)
     assert (line["status"], line["outcome"], line["error"]) == (status, "error", FAILED.message)
 
@@ -209,7 +210,7 @@ async def test_prompt_tokens_by_source_add_up_to_the_prompt_tokens(
     here = await site(store=node.url, policy="prefix", landing_timeout_s=0.1, prepare=announce)
     here.prefill[0].cached_tokens = 7
     assert (await here.post(text(prompt=IDS)))[0] == 200
-    source = 'kvrouter:prefix_hit_tokens_total{source="%s"}'
+    source = 'kvrouter:prefix_hit_tokens_total{model="m",source="%s"}'
     assert await metric(here, source % "store") == 48
     assert await metric(here, source % "none") == len(IDS) - 48
     assert await metric(here, "kvrouter:prompt_tokens_total") == len(IDS)
@@ -383,7 +384,7 @@ async def test_a_request_is_counted_and_logged_soon_after_its_end(site: Open) ->
     here = await site(lines=RequestLog(written, plain=False))
     await here.post(text())
     await until(lambda: written.getvalue().endswith(b"\n"))
-    assert here.app.core.metrics.success == {"length": 1}
+    assert here.app.core.metrics.success == {("length", "m"): 1}
     assert here.app.core.metrics.plans == {"prefill": 1}
 
 
@@ -396,7 +397,7 @@ async def test_few_requests_that_have_ended_are_kept(body_bytes: int, kept: int)
         ended.take(context, 10.5)
     assert metrics.success == {}
     ended.take(context, 10.5)
-    assert metrics.success == {"stop": kept + 1}
+    assert metrics.success == {("stop", ""): kept + 1}
 
 
 async def test_lines_tell_when_their_requests_ended(site: Open) -> None:
@@ -449,3 +450,30 @@ async def test_a_scrape_tells_how_full_the_caches_are(site: Open, node: StorePro
         assert await metric(here, f'kvrouter:cache_entries{{cache="{cache}"}}') == 1
         taken = await metric(here, f'kvrouter:cache_bytes{{cache="{cache}"}}')
         assert 0 < taken < await metric(here, f'kvrouter:cache_max_bytes{{cache="{cache}"}}')
+    taken = await metric(here, "kvrouter:kv_index_bytes")
+    assert 0 < taken < await metric(here, "kvrouter:kv_index_max_bytes")
+
+
+async def test_what_is_in_flight_takes_memory_until_it_ends(site: Open) -> None:
+    here = await site(0, 2, policy="prefix", max_concurrent_requests=10)
+    for engine in here.decode:
+        engine.mode = "held"
+    task = asyncio.create_task(here.post(text(prompt="word " * 2000)))
+    await until(lambda: any(engine.requests for engine in here.decode))
+    taken = await metric(here, 'kvrouter:cache_bytes{cache="in_flight"}')
+    assert 0 < taken < await metric(here, 'kvrouter:cache_max_bytes{cache="in_flight"}')
+    for engine in here.decode:
+        engine.go.set()
+    assert (await task)[0] == 200
+    assert await metric(here, 'kvrouter:cache_bytes{cache="in_flight"}') == 0
+
+
+async def test_the_start_says_how_much_memory_is_used_at_most(
+    site: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "kvrouter.app.lifecycle"):
+        await site(index_blocks=1024, max_body_memory="256MiB")
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "kvrouter.app.lifecycle"]
+    assert line.startswith("memory at most: kv_index ")
+    assert line.endswith(", bodies 256.0MiB")
+    assert {"tokens", "block_hashes", "in_flight"} <= set(line.split())

@@ -80,7 +80,7 @@ async def test_a_decode_engine_answers_what_it_was_asked(site: Open, path: str) 
     assert here.decode[0].posted == [(path, sent)]
     assert here.prefill[0].posted == []
     page = (await here.get("/metrics"))[1].decode()
-    assert f'kvrouter:passed_through_total{{code="200",path="{path}"}} 1.0' in page
+    assert f'kvrouter:passed_through_total{{code="200",model="m",path="{path}"}} 1.0' in page
 
 
 async def test_what_is_the_routers_own_passes_neither_way(site: Open) -> None:
@@ -409,7 +409,7 @@ async def test_what_else_an_engine_lists_below_v1_passes_with_its_session(site: 
         engines.add(fields["x-kvrouter-decode"])
     assert len(engines) == 1
     page = (await here.get("/metrics"))[1].decode()
-    assert 'kvrouter:passed_through_total{code="200",path="other"} 6.0' in page
+    assert 'kvrouter:passed_through_total{code="200",model="m",path="other"} 6.0' in page
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,13 +11,16 @@ import pytest
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
 from tests.fakes.store import StoreProcess
 from tests.integration.router.ahead import MANIFEST
-from tests.integration.router.conftest import Open, Site, text, until
+from tests.integration.router.conftest import Json, Open, Site, text, until
+from tests.integration.router.test_failures import answering
+from tests.integration.router.test_passthrough import offer, saying
 from tests.unit.router.admission.test_tenants import request
 
 from kvrouter.app.process import leave
 from kvrouter.app.reload import RELOADED, Reload
 from kvrouter.app.settings import RouterSettings
-from kvrouter.engines.engine import Role
+from kvrouter.engines.breaker import BreakerState
+from kvrouter.engines.engine import Identity, Role
 from kvrouter.options.complaints import UsageError
 from kvrouter_store.node.signals import Signals
 
@@ -196,6 +200,104 @@ async def test_engines_are_asked_at_the_pace_said_last(site: Open) -> None:
     assert here.app.members.prober.interval_s == 0.01
 
 
+@proves("health_failure_threshold")
+async def test_an_engine_leaves_after_as_many_failed_checks_as_were_said_last(site: Open) -> None:
+    here = await site(0, 1, health_interval_s=0.01, health_failure_threshold=10**6)
+    (engine,) = here.app.core.pool.engines(Role.DECODE)
+    prober, fake = here.app.members.prober, here.decode[0]
+    fake.key = "another"  # its pages answer 401 from now on
+    asked = len(fake.asked)
+    await until(lambda: prober.problem(engine) is not None and len(fake.asked) > asked + 5)
+    assert engine.identity is not None
+    change(here, health_failure_threshold=1)
+    await until(lambda: engine.identity is None)
+
+
+@proves("retry_max_attempts")
+async def test_as_many_engines_are_asked_as_was_said_last(site: Open) -> None:
+    here = await site(0, 4, health_interval_s=60.0, cb_failure_threshold=100)
+    for engine in here.decode:
+        engine.mode = "500"
+    for attempts in (1, 2, 4):
+        before = sum(len(engine.requests) for engine in here.decode)
+        change(here, retry_max_attempts=attempts)
+        assert (await here.post(text()))[0] == 503
+        assert sum(len(engine.requests) for engine in here.decode) == before + attempts
+
+
+@pytest.mark.parametrize(("attempts", "status"), [(1, 429), (2, 200)])
+async def test_a_prefill_leg_is_tried_on_as_many_engines_as_was_said(
+    site: Open, attempts: int, status: int
+) -> None:
+    settings = {"recompute_budget_tokens": 0, "retry_max_attempts": attempts}
+    here = await site(2, 1, policy="round_robin", health_interval_s=60.0, **settings)
+    full = answering(b"{}", "application/json", 429)
+    here.prefill[0].pages["/v1/completions"] = here.prefill[1].pages["/v1/completions"] = full
+    for engine in here.prefill[1:]:
+        del engine.pages["/v1/completions"]
+    found = {(await here.post(text()))[0] for _ in range(2)}
+    assert found == {200, status}
+
+
+@pytest.mark.parametrize(("attempts", "asked"), [(1, 1), (3, 3)])
+async def test_other_endpoints_are_tried_on_as_many_engines_as_was_said(
+    site: Open, attempts: int, asked: int
+) -> None:
+    here = await site(0, 4, retry_max_attempts=attempts, health_interval_s=60.0)
+    offer(here.decode, saying(500, {}))
+    assert (await here.post({"model": "m", "input": "a"}, "/v1/embeddings"))[0] == 503
+    assert sum(len(engine.posted) for engine in here.decode) == asked
+
+
+@proves("cb_failure_threshold", "cb_timeout_s", "cb_max_timeout_s")
+async def test_breakers_open_after_and_for_as_long_as_was_said_last(site: Open) -> None:
+    here = await site(0, 1, retry_max_attempts=1, health_interval_s=60.0, cb_failure_threshold=100)
+    (engine,) = here.app.core.pool.engines(Role.DECODE)
+    here.decode[0].mode = "500"
+    for _ in range(5):
+        await here.post(text())
+    assert here.app.core.pool.state(engine) is BreakerState.CLOSED
+    change(here, cb_failure_threshold=2, cb_timeout_s=600.0, cb_max_timeout_s=0.01)
+    await here.post(text())
+    await until(lambda: here.app.core.pool.state(engine) is BreakerState.HALF_OPEN)
+    change(here, cb_max_timeout_s=600.0)
+    await here.post(text())
+    assert here.app.core.pool.state(engine) is BreakerState.OPEN
+
+
+@proves("request_timeout_s")
+async def test_engines_have_as_long_to_begin_as_was_said_last(site: Open) -> None:
+    here = await site(0, 1, retry_max_attempts=1)
+    here.decode[0].mode = "hang"
+    change(here, request_timeout_s=0.02)
+    assert (await here.post(text()))[0] == 504
+
+
+@proves("stream_idle_timeout_s")
+@pytest.mark.parametrize("settings", [{"stream_idle_timeout_s": 0.02}, {"request_timeout_s": 0.02}])
+async def test_engines_may_pause_as_long_as_was_said_last(site: Open, settings: Json) -> None:
+    here = await site(0, 1)
+    here.decode[0].mode = "hang_mid"
+    change(here, **settings)
+    status, _, body = await here.post(text(stream=True))
+    assert (status, b"broke off" in body) == (200, True)
+
+
+@proves("connect_timeout_s")
+async def test_engines_may_take_as_long_to_accept_as_was_said_last(site: Open) -> None:
+    here = await site(0, 1, retry_max_attempts=1)
+    change(here, connect_timeout_s=0.02)
+    pool = here.app.core.pool
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, socket.socket() as first:
+        first.connect(deaf.getsockname())  # nobody accepts it: there is no room for another
+        engine = pool.add(f"127.0.0.1:{deaf.getsockname()[1]}", Role.DECODE)
+        pool.join(engine, Identity(("deaf",)))
+        async with asyncio.timeout(3):
+            assert (await here.post(text(model="deaf")))[0] == 503
+        pool.remove(engine)
+    assert here.app.core.metrics.upstream_errors == {("decode", "connect"): 1}
+
+
 @proves("log_level")
 async def test_as_much_is_logged_as_was_said_last(site: Open) -> None:
     here, root = await site(), logging.getLogger()
@@ -225,10 +327,10 @@ async def test_what_takes_effect_at_the_next_start_only_is_named(
     site: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     here = await site()
-    change(here, policy="least_tokens", request_timeout_s=5.0, queue_size=7)
+    change(here, policy="least_tokens", session_key="x-chat", queue_size=7)
     (line,) = [r.getMessage() for r in caplog.records if "next start" in r.getMessage()]
     assert "--policy" in line
-    assert "--request-timeout-s" in line
+    assert "--session-key" in line
     assert "--queue-size" not in line
 
 

@@ -14,7 +14,7 @@ import kvrouter
 
 ROUTER = Path(kvrouter.__file__).parent  # where it is installed: also wheels run these tests
 COUNTED = ("openai/", "serving/", "routing/", "http/client/")
-AFTERWARDS = {"serving/settle.py"}
+AFTERWARDS = {"serving/settle.py", "serving/request/usage.py"}
 COUNTED_FILES = ("http/server/exchange.py", "http/headers.py")
 
 

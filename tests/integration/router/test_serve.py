@@ -186,10 +186,10 @@ async def test_metrics_tell_what_happened(site: Open) -> None:
     lines = body.decode().splitlines()
     assert status == 200
     for line in (
-        'kvrouter:request_success_total{finished_reason="length"} 2.0',
-        'kvrouter:request_errors_total{code="400"} 1.0',
-        "kvrouter:generation_tokens_total 8.0",
-        "kvrouter:time_to_first_token_seconds_count 2.0",
+        'kvrouter:request_success_total{finished_reason="length",model="m"} 2.0',
+        'kvrouter:request_errors_total{code="400",model=""} 1.0',
+        'kvrouter:generation_tokens_total{model="m"} 8.0',
+        'kvrouter:time_to_first_token_seconds_count{model="m"} 2.0',
         'kvrouter:plans_total{why="prefill"} 2.0',
         "kvrouter:num_requests_running 0.0",
         f'kvrouter:worker_up{{engine="{here.decode[0].address}",role="decode"}} 1.0',

@@ -120,7 +120,7 @@ async def test_a_stream_that_the_router_cuts_off_has_used_what_came(
         await here.app.close()
         answer.close()
     (caller,) = here.app.core.access.ring.all()
-    assert here.app.core.metrics.generation_tokens[()] == 2 * shares
+    assert here.app.core.metrics.of("m").generation_tokens == 2 * shares
     assert caller.tokens > 2 * shares
 
 

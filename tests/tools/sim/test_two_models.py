@@ -43,13 +43,13 @@ class Fleet:
 
     async def ask(self, model: str, prompt: list[int] = PROMPT) -> tuple[int, int]:
         """Tokens of the prompt that the decode engine had, and that the store had beyond these."""
-        found = self.app.core.metrics.hit_tokens
-        before = found["engine"], found["store"]
+        counts = self.app.core.metrics.of(model)
+        before = counts.hit_engine, counts.hit_store
         body = {"model": model, "prompt": prompt, "max_tokens": 2}
         async with self.http.post(f"{self.url}/v1/completions", json=body) as answer:
             assert answer.status == 200, await answer.text()
             assert (await answer.json())["model"] == model
-        return int(found["engine"] - before[0]), int(found["store"] - before[1])
+        return counts.hit_engine - before[0], counts.hit_store - before[1]
 
     def decode(self, model: str) -> Engine:
         return self.app.core.pool.engines(Role.DECODE, model)[0]

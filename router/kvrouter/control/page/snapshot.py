@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from kvrouter.control.page.tiers import StoreWatch
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
-    from kvrouter.telemetry.metrics import Metrics, Tally
+    from kvrouter.telemetry.metrics import Metrics
+    from kvrouter.telemetry.series import Tally
 
 TICK_S: Final = 1.0
 FRESH_S: Final = 0.25
@@ -194,15 +195,15 @@ class Snapshots:
     def _totals(self) -> dict[str, float]:
         metrics, board = self._sources.metrics, self._sources.board
         metrics.settle()
-        held = _by_label(metrics.hit_tokens, "source")
         errors = _by_label(metrics.errors, "code")
         upstream = _by_label(metrics.upstream_errors, "reason")
+        models = list(metrics.models)
         return {
             "ok": sum(metrics.success.values()),
             "failed": errors.total(),
-            "prompt_tokens": sum(metrics.prompt_tokens.values()),
-            "engine_tokens": held["engine"],
-            "store_tokens": held["store"],
+            "prompt_tokens": sum(one.prompt_tokens for one in models),
+            "engine_tokens": sum(one.hit_engine for one in models),
+            "store_tokens": sum(one.hit_store for one in models),
             "output_tokens": board.output_tokens,
             **{_ERROR + code: count for code, count in errors.items()},
             **{_UPSTREAM + reason: count for reason, count in upstream.items()},

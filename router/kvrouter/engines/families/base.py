@@ -276,9 +276,9 @@ class Family:
         """Tokens of one KV block, by its pages; 0: it does not say."""
         return 0
 
-    async def cache_tokens(self, pages: EnginePages) -> int | None:
-        """Tokens whose KV the engine's own cache takes, of each rank; None: it does not say."""
-        return None
+    async def kv_tokens(self, pages: EnginePages) -> int:
+        """Tokens that the KV caches of all ranks hold, by its pages; 0: it does not say."""
+        return 0
 
     async def version(self, pages: EnginePages) -> object:
         """The version of its server, as its JSON says it."""

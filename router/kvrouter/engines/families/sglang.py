@@ -173,13 +173,16 @@ class Sglang(Family):
         size = info.get("page_size") if info.get("kv_events_config") else None
         return size if isinstance(size, int) and size >= LEAST_BLOCK else 0
 
-    async def cache_tokens(self, pages: EnginePages) -> int | None:
-        """`max_total_num_tokens`; with a hierarchical cache the host holds more."""
+    async def kv_tokens(self, pages: EnginePages) -> int:
+        """From /server_info, which tells it of one rank (managers/scheduler.py).
+
+        0 with a hierarchical cache: the host holds more, and does not tell how much.
+        """
         info = await pages.json(INFO_PAGE)
-        tokens = info.get("max_total_num_tokens")
-        if not isinstance(tokens, int) or info.get("enable_hierarchical_cache"):
-            return None
-        return tokens if tokens > 0 else None
+        told, ranks = info.get("max_total_num_tokens"), len(await self.event_ranks(pages)) or 1
+        if not isinstance(told, int) or info.get("enable_hierarchical_cache"):
+            return 0
+        return told * ranks
 
     async def version(self, pages: EnginePages) -> object:
         """From /server_info; there is no /version."""

@@ -190,11 +190,10 @@ class Vllm(Family):
         found = _BLOCK_SIZE.search(await pages.metrics())
         return int(found.group(1)) if found else 0
 
-    async def cache_tokens(self, pages: EnginePages) -> int | None:
-        """From vllm:cache_config_info; where layers have several kinds of KV, at most so many."""
-        found = _BLOCKS.search(await pages.metrics())
-        blocks = int(found.group(1)) if found else 0
-        return blocks * await self.block_tokens(pages) or None
+    async def kv_tokens(self, pages: EnginePages) -> int:
+        """From vllm:cache_config_info, which each rank has."""
+        blocks = map(int, _BLOCKS.findall(await pages.metrics()))
+        return sum(blocks) * await self.block_tokens(pages)
 
     async def version(self, pages: EnginePages) -> object:
         """From /version."""

@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.membership.discovery.merge import MergedSources
-from kvrouter.telemetry.metrics import Reading
+from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -22,6 +22,7 @@ from kvrouter.serving.choices.split import split
 from kvrouter.serving.legs.retries import Refused
 from kvrouter.serving.request.context import RequestContext, Route, Timing
 from kvrouter.serving.request.forwarded_headers import with_id
+from kvrouter.serving.request.usage import usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -79,7 +80,7 @@ class Fanout:
             context.exchange.write(_as_events(error))
             context.exchange.end()
         finally:
-            _sum_up(context, parts)
+            _sum_up(context, parts, shares)
 
     def _run(self, part: RequestContext, sink: ShareSink) -> Coroutine[None, None, None]:
         """Take a share through its legs."""
@@ -117,7 +118,7 @@ async def _all(runs: Iterable[Coroutine[None, None, None]]) -> None:
         task = None
 
 
-def _sum_up(context: RequestContext, parts: list[RequestContext]) -> None:
+def _sum_up(context: RequestContext, parts: list[RequestContext], shares: list[Share]) -> None:
     """The shares have ended: release what they hold, and join their routes, times and outcomes."""
     for part in parts:
         part.held.release()
@@ -130,6 +131,11 @@ def _sum_up(context: RequestContext, parts: list[RequestContext]) -> None:
         context.timing = replace(first, started_s=context.timing.started_s)
     outcome = context.outcome
     outcome.generated = sum(each.generated for each in outcomes)
+    used = [
+        usage_of(part) for part, share in zip(parts, shares, strict=True) if share.counts_prompt
+    ]
+    outcome.prompt_tokens = sum(each.prompt for each in used)
+    outcome.cached_tokens = sum(each.cached for each in used)
     outcome.error = outcome.error or _joined(each.error for each in outcomes)
     if outcome.reason == "unknown":
         outcome.reason = outcomes[-1].reason

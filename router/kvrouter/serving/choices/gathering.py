@@ -10,7 +10,7 @@ from kvrouter._native import StreamFeed
 from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.failure import Failure
 from kvrouter.openai import sse
-from kvrouter.openai.response import finish_reason, generated_tokens, prompt_tokens
+from kvrouter.openai.response import finish_reason, generated_tokens, prompt_usage
 from kvrouter.serving.choices.merge import (
     BadShare,
     ShareError,
@@ -25,7 +25,7 @@ from kvrouter.serving.streaming.resume import (
     leave_if_failed,
     sent_tokens,
 )
-from kvrouter.serving.streaming.sinks import SSE_FIELDS, broke_off, compare_prompts, note_answer
+from kvrouter.serving.streaming.sinks import SSE_FIELDS, broke_off, note_answer, note_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +88,7 @@ class Gathering:
         if not exchange.started:
             exchange.start(200, fields=SSE_FIELDS + self._context.answer_fields, hold=True)
             exchange.throttle = self._throttle
-        gaps = self._metrics.gaps.buckets
+        gaps = self._metrics.of(part.model).gaps.buckets
         stream = part.stream = _ShareStream(self._merge, sink, part, answer, exchange, gaps=gaps)
         exchange.on_close(answer.close)  # before another piece comes
         try:
@@ -110,7 +110,7 @@ class Gathering:
             check_end(self._client, engine, sent)
         part.outcome.reason = finish_reason(stream.tail)
         if "stream_options" in sink.share.request.spans:
-            compare_prompts(part, prompt_tokens(stream.tail), self._metrics)
+            note_prompt(part, prompt_usage(stream.tail), self._metrics)
 
     def finish(self) -> None:
         """End the client's answer: all shares have ended well.

@@ -16,7 +16,7 @@ from kvrouter.engines.engine import Role
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.http.failure import Failure
 from kvrouter.serving.legs.release import pinned
-from kvrouter.serving.legs.retries import MAX_ATTEMPTS, NOT_TAKEN, LegFailed, Refused, decode_error
+from kvrouter.serving.legs.retries import NOT_TAKEN, LegFailed, Refused, decode_error
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvrouter.routing.policies.base import Policy
     from kvrouter.serving.legs.leg import Legs
     from kvrouter.serving.legs.release import Releases
+    from kvrouter.serving.legs.retries import Retries
     from kvrouter.serving.request.context import RequestContext, ResponseSink
 
 
@@ -43,6 +44,7 @@ class ConcurrentLegs:
     legs: Legs
     releases: Releases  # frees what a prefill engine keeps for a decode engine that was not reached
     engine_wait: EngineWait  # where requests wait for engines
+    retries: Retries
 
     async def run(
         self, context: RequestContext, sink: ResponseSink, plan: Plan, inputs: RouteInputs
@@ -59,10 +61,10 @@ class ConcurrentLegs:
         """
         failed, tried = None, Tried()
         self._check(context, plan, inputs)
-        for _ in range(MAX_ATTEMPTS):
+        for _ in range(self.retries.max_attempts):
             if failed is not None or not _can_run(plan):
                 found = await self.engine_wait.until(
-                    partial(self._ready, context.model, inputs, tried)
+                    partial(self._ready, context.model, inputs, tried), context.model
                 )
                 if found is None:
                     break

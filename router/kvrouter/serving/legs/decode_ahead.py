@@ -32,12 +32,11 @@ if TYPE_CHECKING:
 class DecodeAhead:
     """Sends decode legs ahead of their landing, if engine and store allow it."""
 
-    client: EngineClient  # reports an engine that was too slow
+    client: EngineClient  # knows how long an engine may take, and reports one that took longer
     legs: Legs
     prefill_phase: PrefillPhase
     landing_waiter: LandingWaiter
     chunk_blocks: int  # blocks that must have landed before the leg goes; 0 sends it at once
-    answer_s: float  # for the prefill leg, and for the decode leg after the landing
     metrics: Metrics  # counts how such legs ended
 
     def announce(self, context: RequestContext, plan: Plan) -> PendingKv | None:
@@ -58,7 +57,7 @@ class DecodeAhead:
         hashes = self.landing_waiter.known_hashes(context)
         usable = usable_blocks(request.prompt_tokens, identity.block_tokens or 0)
         blocks = min(usable, len(hashes) // HASH_BYTES)
-        wait_s = self.answer_s + self.landing_waiter.timeout_s
+        wait_s = self.client.deadlines.first_byte_s + self.landing_waiter.timeout_s
         return PendingKv(blocks, wait_s) if blocks else None
 
     async def run(
@@ -124,11 +123,12 @@ class DecodeAhead:
             return_when=asyncio.FIRST_COMPLETED,
         )
         if not decode.done() and landing.landed and not context.timing.first_s:
-            await asyncio.wait({decode}, timeout=self.answer_s)
+            answer_s = self.client.deadlines.first_byte_s
+            await asyncio.wait({decode}, timeout=answer_s)
             if not decode.done() and not context.timing.first_s:
                 await _cancel(decode)
                 self.metrics.ahead["failed"] += 1
-                message = f"no answer within {self.answer_s:g} s of the landing"
+                message = f"no answer within {answer_s:g} s of the landing"
                 raise self.client.failed(plan.decode, UpstreamError(Failure.TIMEOUT, message))
         if not decode.done() and context.timing.first_s:
             await asyncio.wait({decode})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter.errors import bad_request
 from kvrouter.prefix.learnt import PIECE_TOKENS
-from kvrouter.routing.plan import RouteInputs, usable_blocks
+from kvrouter.routing.plan import RouteInputs, chosen_by, usable_blocks
 from kvrouter_store.identity.chain import HASH_BYTES
 
 if TYPE_CHECKING:
@@ -208,16 +208,14 @@ def note_plan(context: RequestContext, plan: Plan, inputs: RouteInputs, metrics:
     Sets `Route.hit_engine` and `Route.hit_store`.
     """
     engine, store = hits(inputs, plan.decode)
+    model = metrics.of(context.model)
     context.route.hit_engine, context.route.hit_store = engine, store
     metrics.overhead.observe(context.timing.planned_s - context.timing.started_s)
     metrics.plans[plan.why] += 1
-    metrics.prompt_tokens[()] += inputs.prompt_tokens
-    if engine:
-        metrics.hit_tokens["engine"] += engine
-    if store:
-        metrics.hit_tokens["store"] += store
-    if inputs.prompt_tokens > engine + store:
-        metrics.hit_tokens["none"] += inputs.prompt_tokens - engine - store
+    metrics.chosen[chosen_by(inputs, plan.decode)] += 1
+    model.prompt_tokens += inputs.prompt_tokens
+    model.hit_engine += engine
+    model.hit_store += store
     if context.trace is not None:
         _trace_plan(context, plan, context.trace)
 

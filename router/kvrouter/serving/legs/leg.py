@@ -84,7 +84,7 @@ class Legs:
         context.route.handoff = handoff
         self.metrics.prefill.observe(context.timing.prefilled_s - begun_s)
         if handoff.cached_tokens:
-            self.metrics.cached_tokens[()] += handoff.cached_tokens
+            self.metrics.of(context.model).cached_tokens += handoff.cached_tokens
         self.inputs_builder.computed(engine, context.prompt)
         return handoff
 

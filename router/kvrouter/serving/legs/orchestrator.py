@@ -19,7 +19,7 @@ from kvrouter.routing.reservations import LegReservations
 from kvrouter.serving.legs.inputs import note_plan
 from kvrouter.serving.legs.leg import computing_tokens, decode_tokens
 from kvrouter.serving.legs.release import spent
-from kvrouter.serving.legs.retries import MAX_ATTEMPTS, NOT_TAKEN, LegFailed, decode_error
+from kvrouter.serving.legs.retries import NOT_TAKEN, LegFailed, decode_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kvrouter.serving.legs.leg import Legs
     from kvrouter.serving.legs.prefill import PrefillPhase
     from kvrouter.serving.legs.release import Releases
+    from kvrouter.serving.legs.retries import Retries
     from kvrouter.serving.request.context import RequestContext, ResponseSink
     from kvrouter.telemetry.metrics import Metrics
 
@@ -63,6 +64,7 @@ class Orchestrator:
     engine_wait: EngineWait  # where requests wait for an engine
     releases: Releases  # frees what prefill engines keep for decode legs that do not come
     in_flight: InFlightPrefixes  # notes which engines will hold which blocks
+    retries: Retries
     metrics: Metrics  # counts plans
 
     async def run(self, context: RequestContext, sink: ResponseSink) -> None:
@@ -99,7 +101,7 @@ class Orchestrator:
 
     async def _wait_for_decode(self, context: RequestContext) -> Sequence[Engine]:
         since_s, model = monotonic(), context.model
-        decode = await self.engine_wait.until(lambda: self.pool.engines(Role.DECODE, model))
+        decode = await self.engine_wait.until(lambda: self.pool.engines(Role.DECODE, model), model)
         context.waited(since_s, "engine")
         if not decode:
             raise ApiError(503, "No decode engine is available.", retry_after_s=1)
@@ -256,7 +258,7 @@ class Orchestrator:
                 and (engine.identity is None or engine.identity.can_serve_whole)
             ]
 
-        if len(tried) >= MAX_ATTEMPTS:
+        if len(tried) >= self.retries.max_attempts:
             return ()
         if others := look():
             return on_other_servers(others, (engine for engine, _ in tried))
@@ -267,4 +269,4 @@ class Orchestrator:
                 if failed.failure is Failure.BROKEN and failed.engine in ready
                 else ()
             )
-        return await self.engine_wait.until(look)
+        return await self.engine_wait.until(look, model)

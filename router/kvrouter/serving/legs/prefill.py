@@ -9,7 +9,7 @@ from kvrouter.engines.compatibility import on_other_servers
 from kvrouter.errors import ApiError
 from kvrouter.http.failure import Failure
 from kvrouter.serving.legs.release import pinned
-from kvrouter.serving.legs.retries import MAX_ATTEMPTS, EngineFull, LegFailed
+from kvrouter.serving.legs.retries import EngineFull, LegFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvrouter.routing.policies.base import Policy
     from kvrouter.serving.legs.landing import LandingWaiter
     from kvrouter.serving.legs.leg import Legs
+    from kvrouter.serving.legs.retries import Retries
     from kvrouter.serving.request.context import RequestContext
 
 
@@ -33,6 +34,7 @@ class PrefillPhase:
     legs: Legs
     landing_waiter: LandingWaiter
     budget: RecomputeBudget  # bounds what decode engines may compute for want of KV
+    retries: Retries
 
     async def run(self, context: RequestContext, inputs: RouteInputs, plan: Plan) -> None:
         """Prefill the prompt as `plan` says, which names a prefill engine, and await its landing.
@@ -92,7 +94,7 @@ class PrefillPhase:
 
     def _others(self, inputs: RouteInputs, tried: list[Engine]) -> Sequence[Engine]:
         """Engines for another try; none if there were enough."""
-        if len(tried) >= MAX_ATTEMPTS:
+        if len(tried) >= self.retries.max_attempts:
             return ()
         left = [e for e in inputs.prefill if e not in tried and e.identity is not None]
         return on_other_servers(left, tried)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.errors import ApiError
@@ -10,10 +11,15 @@ from kvrouter.http.failure import Failure
 if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine, Role
 
-MAX_ATTEMPTS: Final = 3
-"""Engines asked at most for one leg of one request."""
 NOT_TAKEN: Final = frozenset({Failure.REFUSED, Failure.CONNECT})
 """Failures of an engine that has not seen the request."""
+
+
+@dataclass(slots=True)
+class Retries:
+    """How often engines are asked."""
+
+    max_attempts: int  # engines asked at most for one leg of one request; may change
 
 
 class LegFailed(Exception):

@@ -145,6 +145,8 @@ class RequestOutcome:
     reason: str = "unknown"  # for metrics and the log: a finish reason, or why there is none
     error: str | None = None  # what went wrong last, in a sentence
     generated: int = 0  # tokens of the answer
+    prompt_tokens: int | None = None  # as the engine that answered counted; None: it did not say
+    cached_tokens: int = 0  # of these, not computed by that engine
 
 
 @dataclass(slots=True)
@@ -157,7 +159,8 @@ class RequestContext:
     timing: Timing
     turns: tuple[tuple[QueueWait, Waiting], ...] = ()  # where it waited for its turn
     request: Request = UNREAD
-    model: str = ""  # its name, once it is known to be served
+    model: str = ""  # its name, once it is known to be served, or that it probably means
+    resolved: bool = False  # whether it is known to be served
     gates: tuple[QueueWait, ...] = ()  # of models with a limit, in which it has a place
     alias: str | None = None  # by which the client asked for the model, if it is no model's name
     endpoint: Endpoint | None = None  # the endpoint of a passed-through request; None: it has legs

@@ -12,7 +12,13 @@ from kvrouter.errors import ApiError
 from kvrouter.http.client.response import EngineResponse
 from kvrouter.http.headers import unchunk
 from kvrouter.http.server.exchange import Exchange
-from kvrouter.openai.response import MARKS, finish_reason, generated_tokens, prompt_tokens
+from kvrouter.openai.response import (
+    MARKS,
+    PromptUsage,
+    finish_reason,
+    generated_tokens,
+    prompt_usage,
+)
 from kvrouter.openai.sse import MAX_EVENT_BYTES, EventBuffer, error_events, is_done
 
 Tidy = Callable[[bytes], bytes]
@@ -70,9 +76,9 @@ class Relay:
         return finish_reason(self._feed.tail)
 
     @property
-    def prompt_tokens(self) -> int | None:
-        """Tokens of the prompt by the last usage; None if the last events have none."""
-        return prompt_tokens(self._feed.tail)
+    def prompt_usage(self) -> PromptUsage:
+        """What the last usage says of the prompt."""
+        return prompt_usage(self._feed.tail)
 
     @property
     def paused(self) -> bool:

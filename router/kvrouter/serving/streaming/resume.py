@@ -75,13 +75,15 @@ class _ResumingSink:
         context.answer_began(monotonic())
         if not exchange.started:
             exchange.start(200, fields=SSE_FIELDS + context.answer_fields, hold=True)
-        relay = Relay(exchange, answer, self._metrics.gaps.buckets, tidy, every=True)
+        gaps = self._metrics.of(context.model).gaps.buckets
+        relay = Relay(exchange, answer, gaps, tidy, every=True)
         self._first.stream = relay
         try:
             await relay.run(self._client.deadlines.idle_s, end=False)
         except UpstreamError as error:
             raise broken(self._client, engine, error, sent) from None
         check_end(self._client, engine, sent)
+        context.outcome.prompt_tokens, context.outcome.cached_tokens = relay.prompt_usage
         context.outcome.reason = sent.finish or "unknown"
 
     def whole(self, context: RequestContext, body: bytes) -> None:

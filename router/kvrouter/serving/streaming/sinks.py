@@ -16,8 +16,10 @@ from kvrouter.openai.response import answer_usage, generated_tokens, tidy_answer
 from kvrouter.serving.streaming.relay import Relay
 
 if TYPE_CHECKING:
+    from kvrouter._native import Buckets
     from kvrouter.engines.engine import Engine
     from kvrouter.http.client.pool import EngineResponse
+    from kvrouter.openai.response import PromptUsage
     from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics
@@ -47,7 +49,7 @@ class ClientSink:
             await relay.run(self._client.deadlines.idle_s)
             outcome.reason = relay.finish_reason
             if "stream_options" in context.request.spans:
-                compare_prompts(context, relay.prompt_tokens, self._metrics)
+                note_prompt(context, relay.prompt_usage, self._metrics)
         except UpstreamError as error:
             outcome.error = str(self._client.failed(engine, error))
             if relay.finish_if_done():
@@ -61,7 +63,11 @@ class ClientSink:
     def relay(self, context: RequestContext, answer: EngineResponse) -> Relay:
         """Make the relay that passes a stream on as the client may see it."""
         tidy = partial(tidy_events, cached_tokens=context.route.cached_tokens)
-        return Relay(context.exchange, answer, self._metrics.gaps.buckets, tidy)
+        return Relay(context.exchange, answer, self.gaps(context), tidy)
+
+    def gaps(self, context: RequestContext) -> Buckets:
+        """What counts the times between events of a stream."""
+        return self._metrics.of(context.model).gaps.buckets
 
     def whole(self, context: RequestContext, body: bytes) -> None:
         """Pass an answer on, without transfer parameters, with the prefill leg's cached tokens."""
@@ -82,11 +88,13 @@ def note_answer(context: RequestContext, body: bytes, metrics: Metrics) -> None:
     if context.request.path is not None:  # usage has other names there
         completion = generated_tokens(body, 0, whole=True)
     context.outcome.generated = completion or 0
-    compare_prompts(context, prompt, metrics)
+    note_prompt(context, prompt, metrics)
 
 
-def compare_prompts(context: RequestContext, prompt_tokens: int | None, metrics: Metrics) -> None:
-    """Count a prompt that the two engines tokenised in different ways."""
+def note_prompt(context: RequestContext, usage: PromptUsage, metrics: Metrics) -> None:
+    """Note how an engine counted the prompt; count one that the prefill engine counted else."""
+    prompt_tokens, context.outcome.cached_tokens = usage
+    context.outcome.prompt_tokens = prompt_tokens
     prefilled = context.route.handoff.prompt_tokens if context.route.handoff is not None else None
     if prefilled is not None and prompt_tokens is not None and prompt_tokens != prefilled:
         metrics.usage_mismatch[()] += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.telemetry.metrics import Reading
+from kvrouter.telemetry.series import Reading
 from kvrouter.telemetry.tracing.trace import Tracing
 
 if TYPE_CHECKING:

@@ -30,6 +30,9 @@ All metrics of the router, of a store node and of a simulated engine, as Prometh
 `/metrics`. A histogram has `_bucket`, `_sum` and `_count`. If vLLM has a metric of the same
 meaning, the name after the colon and the buckets are those of vLLM, so that its dashboards fit. The
 series of an engine end when the engine leaves. Start with [observability](observability.md).
+
+The label `model` is a model that engines serve or served. It is empty while the model is unknown,
+as for a request without a valid key, and `other` from the 101st model on.
 """
 EVERYTHING: Final[dict[str, Any]] = {
     "decode": ["127.0.0.1:1"],

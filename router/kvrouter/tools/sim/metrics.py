@@ -7,7 +7,7 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from kvrouter.telemetry.metrics import GAP_BUCKETS, REQUEST_BUCKETS, TTFT_BUCKETS
+from kvrouter.telemetry.series import GAP_BUCKETS, REQUEST_BUCKETS, TTFT_BUCKETS
 from kvrouter_store.connection.address import Kind
 
 _LABELS = ("model_name", "engine")

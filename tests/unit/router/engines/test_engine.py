@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.router.conftest import Clock
 
-from kvrouter.engines.breaker import Breaker, BreakerState
+from kvrouter.engines.breaker import Breaker, BreakerLimits, BreakerState
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.options.addresses import parse_address
 from kvrouter_store.identity.chain import root_hash
@@ -83,14 +83,14 @@ def test_an_adapter_is_known_by_the_name_under_which_it_is_asked_for() -> None:
 
 
 def test_failures_in_a_row_open_the_breaker(clock: Clock) -> None:
-    breaker = Breaker(clock, threshold=3)
+    breaker = Breaker(clock, BreakerLimits(threshold=3))
     assert [breaker.failed() for _ in range(3)] == [False, False, True]
     assert breaker.state is BreakerState.OPEN
     assert not breaker.allows()
 
 
 def test_a_success_between_failures_restarts_the_count(clock: Clock) -> None:
-    breaker = Breaker(clock, threshold=2)
+    breaker = Breaker(clock, BreakerLimits(threshold=2))
     breaker.failed()
     breaker.succeeded()
     assert not breaker.failed()
@@ -98,7 +98,7 @@ def test_a_success_between_failures_restarts_the_count(clock: Clock) -> None:
 
 
 def test_after_its_cooldown_a_breaker_lets_one_trial_pass(clock: Clock) -> None:
-    breaker = Breaker(clock, threshold=1, cooldown_s=1.0)
+    breaker = Breaker(clock, BreakerLimits(threshold=1, cooldown_s=1.0))
     breaker.failed()
     clock.pass_s(1.0)
     assert breaker.allows()
@@ -107,7 +107,7 @@ def test_after_its_cooldown_a_breaker_lets_one_trial_pass(clock: Clock) -> None:
 
 
 def test_a_trial_that_succeeds_closes_the_breaker(clock: Clock) -> None:
-    breaker = Breaker(clock, threshold=1, cooldown_s=1.0)
+    breaker = Breaker(clock, BreakerLimits(threshold=1, cooldown_s=1.0))
     breaker.failed()
     clock.pass_s(1.0)
     breaker.began()
@@ -116,7 +116,7 @@ def test_a_trial_that_succeeds_closes_the_breaker(clock: Clock) -> None:
 
 
 def test_a_trial_that_fails_doubles_the_cooldown_up_to_its_bound(clock: Clock) -> None:
-    breaker = Breaker(clock, threshold=1, cooldown_s=1.0, max_cooldown_s=3.0)
+    breaker = Breaker(clock, BreakerLimits(threshold=1, cooldown_s=1.0, max_cooldown_s=3.0))
     breaker.failed()
     for wait_s in (1.0, 2.0, 3.0, 3.0):
         clock.pass_s(wait_s - 0.001)
@@ -128,7 +128,7 @@ def test_a_trial_that_fails_doubles_the_cooldown_up_to_its_bound(clock: Clock) -
 
 
 def test_requests_sent_before_it_opened_do_not_lengthen_the_cooldown(clock: Clock) -> None:
-    breaker = Breaker(clock, threshold=1, cooldown_s=1.0)
+    breaker = Breaker(clock, BreakerLimits(threshold=1, cooldown_s=1.0))
     breaker.failed()
     clock.pass_s(0.9)
     breaker.failed()
@@ -137,7 +137,7 @@ def test_requests_sent_before_it_opened_do_not_lengthen_the_cooldown(clock: Cloc
 
 
 def test_a_trial_whose_client_left_makes_room_for_another(clock: Clock) -> None:
-    breaker = Breaker(clock, threshold=1, cooldown_s=1.0)
+    breaker = Breaker(clock, BreakerLimits(threshold=1, cooldown_s=1.0))
     breaker.failed()
     clock.pass_s(1.0)
     breaker.began()
@@ -150,7 +150,7 @@ def test_whatever_happens_a_breaker_allows_again_within_its_longest_cooldown(
     events: list[str],
 ) -> None:
     clock = Clock()
-    breaker = Breaker(clock, threshold=2, cooldown_s=1.0, max_cooldown_s=8.0)
+    breaker = Breaker(clock, BreakerLimits(threshold=2, cooldown_s=1.0, max_cooldown_s=8.0))
     for event in events:
         match event:
             case "fail":

@@ -291,6 +291,7 @@ class PoolMachine(RuleBasedStateMachine):
         for engine in self.all:
             mine = [ticket for ticket in self.tickets if ticket.engine is engine]
             assert engine.tokens == sum(ticket.tokens for ticket in mine)
+            assert engine.legs == len(mine)
             assert engine.requests == sum(ticket.begun for ticket in mine)
             assert engine.computing_tokens == sum(ticket.computing_tokens for ticket in mine)
 

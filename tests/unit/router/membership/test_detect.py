@@ -8,6 +8,7 @@ from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families import AUTO, FAMILIES, Families
 from kvrouter.engines.families.pages import EnginePages, ProbeFailed
 from kvrouter.engines.families.vllm import Vllm
+from kvrouter.engines.pool import EnginePool
 from kvrouter.membership.detect import EngineDetector
 
 MODELS = b'{"object":"list","data":[{"id":"m"}]}'
@@ -63,21 +64,40 @@ async def test_a_family_is_found_by_the_page_that_it_declares(
     assert await found(Pages(pages)) == family
 
 
+SGLANG = b'{"disaggregation_mode":"null","max_total_num_tokens":500,"dp_size":2%b}'
+HOST = b',"enable_hierarchical_cache":true'
+CACHE = b'vllm:cache_config_info{block_size="16",engine="%d",num_gpu_blocks="%b"} 1.0\n'
+RUNNING = b'vllm:num_requests_running{engine="%d"} 0\n'
+VLLM = {"/version": b'{"version":"0.32.0"}'}
+
+
 @pytest.mark.parametrize(
-    ("told", "tokens"),
+    ("pages", "kv_tokens"),
     [
-        (b'"max_total_num_tokens":4096', 4096),
-        (b'"max_total_num_tokens":4096,"enable_hierarchical_cache":true', None),
-        (b'"max_total_num_tokens":null', None),
-        (b'"max_total_num_tokens":0', None),
+        ({**VLLM, "/metrics": CACHE % (0, b"100")}, 1600),
+        ({**VLLM, "/metrics": CACHE % (0, b"100") + CACHE % (1, b"100")}, 3200),
+        ({**VLLM, "/metrics": CACHE % (0, b"None")}, None),
+        (VLLM, None),
+        ({"/server_info": SGLANG % b""}, 1000),
+        ({"/server_info": SGLANG % HOST}, None),
+        ({"/server_info": b'{"disaggregation_mode":"null"}'}, None),
+        ({"/v1/models": TENSORRT, "/version": b'{"version":"1.3.0"}'}, None),
     ],
 )
-async def test_sglang_tells_the_size_of_its_cache_unless_the_host_holds_more(
-    told: bytes, tokens: int | None
+async def test_what_the_kv_caches_of_all_ranks_hold_is_read_where_engines_tell_it(
+    pages: dict[str, bytes], kv_tokens: int | None
 ) -> None:
-    pages = Pages({"/server_info": b'{"disaggregation_mode":"null",%b}' % told})
-    detector = EngineDetector(Families(FAMILIES), pages.ask, connector=AUTO)
-    assert (await detector.identify(Engine("e:1", Role.DECODE))).cache_tokens == tokens
+    detector = EngineDetector(Families(), Pages(pages).ask, connector=AUTO)
+    assert (await detector.identify(Engine("e:1", Role.DECODE))).kv_tokens == kv_tokens
+
+
+async def test_each_rank_has_its_share_of_what_the_caches_hold() -> None:
+    page = b"".join(CACHE % (rank, b"100") + RUNNING % rank for rank in (0, 1))
+    detector = EngineDetector(Families(), Pages({**VLLM, "/metrics": page}).ask, connector=AUTO)
+    pool = EnginePool()
+    engine = pool.add("e:1", Role.DECODE)
+    pool.join(engine, await detector.identify(engine))
+    assert [target.kv_tokens for target in pool.targets()] == [1600, 1600]
 
 
 async def test_each_page_is_fetched_once() -> None:

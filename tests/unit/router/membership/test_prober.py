@@ -97,7 +97,7 @@ class Bench:
     def prober(self, timeout_s: float = 5.0, learn: Any = None, **options: Any) -> Prober:
         client = ProbeClient(timeout_s=timeout_s)
         detector = EngineDetector(Families(), client.body, **options)
-        return Prober(self.pool, client, detector, interval_s=0.01, learn=learn)
+        return Prober(self.pool, client, detector, interval_s=0.01, failed_checks=2, learn=learn)
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ async def test_the_size_of_its_cache_is_read_from_vllms_metrics(bench: Bench) ->
     await first_probe(prober, bench.engine)
     await prober.close()
     assert bench.engine.identity is not None
-    assert bench.engine.identity.cache_tokens == 32_000
+    assert bench.engine.identity.kv_tokens == 32_000
 
 
 async def test_an_engine_without_a_known_block_size_joins(bench: Bench) -> None:

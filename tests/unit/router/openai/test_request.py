@@ -71,11 +71,11 @@ def test_an_answer_that_is_no_object_is_passed_on() -> None:
 
 @pytest.mark.parametrize("write", [compact, lambda value: json.dumps(value, indent=1).encode()])
 def test_usage_is_found_without_reading_the_answer(write: Any) -> None:
-    assert answer_usage(write(ANSWER)) == (5, 2, "stop")
+    assert answer_usage(write(ANSWER)) == ((5, 0), 2, "stop")
 
 
 def test_an_answer_without_usage_tells_none() -> None:
-    assert answer_usage(b'{"choices": []}') == (None, None, "unknown")
+    assert answer_usage(b'{"choices": []}') == ((None, 0), None, "unknown")
 
 
 @given(

@@ -59,7 +59,7 @@ def test_what_fits_into_the_cache_with_all_that_came_after_it_is_kept(
 
 def test_small_blocks_age_in_steps_and_the_chain_matches_up_to_the_step_that_is_gone() -> None:
     index, engine = PrefixIndex(1000), Engine("e:1", Role.DECODE)
-    engine.identity = Identity(("m",), cache_tokens=4 * STEP_TOKENS)
+    engine.identity = Identity(("m",), kv_tokens=4 * STEP_TOKENS)
     first, second = range(1, 3 * STEP + 1), range(1001, 1001 + 2 * STEP)
     index.guess(engine, chain(*first), PIECE)
     assert index.match(chain(*first)) == {engine: 3 * STEP}
@@ -79,7 +79,7 @@ def test_nothing_ages_where_the_size_of_the_cache_is_unknown() -> None:
 
 def test_an_engine_that_left_begins_again_with_an_empty_cache() -> None:
     index, engine = PrefixIndex(1000), Engine("e:1", Role.DECODE)
-    engine.identity = Identity(("m",), cache_tokens=STEP_TOKENS)
+    engine.identity = Identity(("m",), kv_tokens=STEP_TOKENS)
     index.guess(engine, chain(*range(1, STEP + 1)), PIECE)
     index.clear(engine)
     index.guess(engine, chain(*range(101, 101 + STEP)), PIECE)

@@ -1,11 +1,22 @@
 """Which engines will hold which blocks, by the legs in flight."""
 
+import tracemalloc
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvrouter.engines.engine import Engine, Role
-from kvrouter.prefix.in_flight import LEAST_BLOCKS, InFlightPrefixes, marks_of
+from kvrouter.http.server.limits import Limits
+from kvrouter.prefix.in_flight import (
+    LEAST_BLOCKS,
+    MARK_BYTES,
+    MOST_MARKS,
+    InFlightMemory,
+    InFlightPrefixes,
+    marks_of,
+)
 from kvrouter_store.identity.chain import hash_tokens, root_hash
 
 ENGINES = [Engine(f"e:{port}", Role.PREFILL) for port in (1, 2, 3)]
@@ -28,6 +39,27 @@ def test_a_prompt_in_flight_is_expected_until_it_ends() -> None:
     expected.remove(ENGINES[0], marks_of(chain(0, 40)))
     assert expected.match(chain(0, 60)) == {}
     assert len(expected) == 0
+
+
+def test_marked_blocks_take_the_memory_that_is_told() -> None:
+    expected = InFlightPrefixes()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(5000):
+            expected.add(ENGINES[0], [number.to_bytes(32)])
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    memory = InFlightMemory(expected, lambda: 5000).use
+    assert memory.entries == 5000
+    assert taken == pytest.approx(memory.bytes, rel=0.15)
+    assert memory.max_bytes == 5000 * MOST_MARKS * MARK_BYTES
+
+
+def test_the_longest_body_has_no_more_marks_than_the_bound_counts() -> None:
+    blocks = Limits().body_bytes // len("1,") // 16
+    assert len(marks_of(bytes(32 * blocks))) <= MOST_MARKS
 
 
 def test_the_longest_prompt_of_an_engine_counts() -> None:

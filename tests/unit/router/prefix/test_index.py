@@ -142,3 +142,12 @@ def test_a_partial_item_is_refused() -> None:
             call()
     with pytest.raises(ValueError, match="numbered"):
         table.store(127, b"")
+
+
+def test_the_blocks_of_a_full_index_take_all_of_its_memory() -> None:
+    index = PrefixIndex(1000)
+    assert index.use == (0, 0, index.memory_bytes)
+    index.stored(ENGINES[0], range(1, 501))
+    assert index.use == (500, index.memory_bytes // 2, index.memory_bytes)
+    index.stored(ENGINES[0], range(501, 5001))
+    assert index.use == (1000, index.memory_bytes, index.memory_bytes)

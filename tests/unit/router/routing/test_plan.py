@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 
 from kvrouter.engines.compatibility import on_other_servers, partners
 from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.routing.plan import (
     RouteInputs,
+    chosen_by,
     computed_tokens,
     held_tokens,
     loaders,
@@ -113,3 +116,18 @@ def test_only_engines_that_need_what_landed_can_stand_in_for_the_decode_engine()
     decode = [same, other, unknown, stranger]
     assert loaders(decode, "store", "d") == [same]
     assert loaders(decode, "store", None) == [unknown]
+
+
+def test_an_engine_is_chosen_by_what_it_surely_holds_before_what_it_may_hold() -> None:
+    sure, likely, idle = engine(1), engine(2), engine(3)
+    inputs = RouteInputs(100, [sure, likely, idle], matches={sure: 1}, guesses={likely: 9, sure: 9})
+    assert [chosen_by(inputs, each) for each in inputs.decode] == ["exact", "learnt", "load"]
+
+
+def test_a_session_has_its_place_only_while_no_engine_holds_any_of_it() -> None:
+    one, other, gone = engine(1), engine(2), engine(3)
+    inputs = RouteInputs(100, [one, other], learnt=True, session=b"s", guesses={gone: 3})
+    assert chosen_by(inputs, one) == "session"
+    assert chosen_by(replace(inputs, guesses={other: 3}), one) == "load"
+    assert chosen_by(replace(inputs, decode=[one]), one) == "load"
+    assert chosen_by(replace(inputs, session=None), one) == "load"

@@ -11,6 +11,8 @@ from kvrouter.serving.legs.inputs import hits, note_plan
 from kvrouter.serving.request.context import RequestContext, Timing
 from kvrouter.telemetry.metrics import Metrics
 
+HITS = "kvrouter:prefix_hit_tokens_total{"
+
 
 def engine(manifest: str | None = "m") -> Engine:
     identity = Identity(("model",), block_tokens=16, manifest=manifest)
@@ -19,7 +21,7 @@ def engine(manifest: str | None = "m") -> Engine:
 
 def planned(took_s: float) -> RequestContext:
     made = RequestContext(cast("Any", None), "id", b"", Timing(10.0))
-    made.timing.planned_s = 10.0 + took_s
+    made.timing.planned_s, made.model = 10.0 + took_s, "m"
     return made
 
 
@@ -33,8 +35,11 @@ def test_a_plan_is_counted_by_its_reason_and_its_tokens_by_where_they_are() -> N
     assert (one.route.hit_engine, one.route.hit_store) == (32, 16)
     assert (other.route.hit_engine, other.route.hit_store) == (0, 48)
     assert metrics.plans == {"prefill": 1, "little missing": 1}
-    assert metrics.prompt_tokens == {(): 148}
-    assert metrics.hit_tokens == {"engine": 32, "store": 64, "none": 52}
+    counted = metrics.of("m")
+    assert (counted.prompt_tokens, counted.hit_engine, counted.hit_store) == (148, 32, 64)
+    assert (
+        'kvrouter:prefix_hit_tokens_total{model="m",source="none"} 52.0' in metrics.page().decode()
+    )
     assert (metrics.overhead.count, metrics.overhead.buckets.sum) == (2, 2.0)
 
 
@@ -53,4 +58,6 @@ def test_hits_and_misses_of_a_prompt_add_up_to_it(prompt: int, own: int, stored:
         prompt, [], block_tokens=16, matches={decode: own}, store_blocks={"m": stored}
     )
     note_plan(planned(0.0), Plan(None, decode, 0, "prefill"), inputs, metrics)
-    assert sum(metrics.hit_tokens.values()) == prompt
+    rows = [row for row in metrics.page().decode().splitlines() if row.startswith(HITS)]
+    counts = [float(row.rpartition(" ")[2]) for row in rows]
+    assert (sum(counts), min(counts) >= 0) == (prompt, True)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from kvrouter.serving.request.context import Timing
 from kvrouter.serving.request.ttft_parts import parts_of
-from kvrouter.telemetry.metrics import PARTS, TTFT_BUCKETS, Histogram, Metrics
+from kvrouter.telemetry.metrics import PARTS, Metrics
+from kvrouter.telemetry.series import TTFT_BUCKETS, Histogram
 from kvrouter.tools.docs.metrics import metrics_page, router_rows, simulator_rows, store_rows
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -1,0 +1,55 @@
+"""Settings of connections from clients: how long a slow client may take."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ByteSize, Field
+
+from kvrouter.http.server.limits import Limits
+
+
+class ClientSettings(BaseModel):
+    """Bounds of what clients may hold of the router."""
+
+    max_body_memory: ByteSize = Field(
+        default=ByteSize(Limits().body_memory_bytes),
+        gt=0,
+        description="Memory for request bodies that have not arrived completely, as 512MiB. A "
+        "request that needs more is answered 503 with Retry-After.",
+        json_schema_extra={"section": "Clients"},
+    )
+    keep_alive_timeout_s: float = Field(
+        default=Limits().idle_timeout_s,
+        gt=0,
+        description="How long a connection may be idle between two requests. Give more than the "
+        "load balancer in front keeps its connections.",
+        json_schema_extra={"flags": ["--keep-alive-timeout", "--timeout-keep-alive"]},
+    )
+    client_header_timeout_s: float = Field(
+        default=Limits().head_timeout_s,
+        gt=0,
+        description="Longest time for the head of a request.",
+        json_schema_extra={"flags": ["--client-header-timeout"]},
+    )
+    client_body_timeout_s: float = Field(
+        default=Limits().body_timeout_s,
+        gt=0,
+        description="Longest time for the body of a request.",
+        json_schema_extra={"flags": ["--client-body-timeout"]},
+    )
+    send_timeout_s: float = Field(
+        default=Limits().write_timeout_s,
+        gt=0,
+        description="Longest time in which a client reads nothing of its answer.",
+        json_schema_extra={"flags": ["--send-timeout"]},
+    )
+
+    @property
+    def limits(self) -> Limits:
+        """Of the public port."""
+        return Limits(
+            body_memory_bytes=self.max_body_memory,
+            idle_timeout_s=self.keep_alive_timeout_s,
+            head_timeout_s=self.client_header_timeout_s,
+            body_timeout_s=self.client_body_timeout_s,
+            write_timeout_s=self.send_timeout_s,
+        )
