@@ -4,7 +4,11 @@ Where the tree is larger than its target, today's size is the ceiling. A ceiling
 with a capability that says what it adds: KV of any torch code, layer by layer (Python 950, of which
 800 came from vLLM's first connector; words 330, of which 150 came from its page); sessions of
 engines whose block hashes are unknown (Python 285, of which 15 in the request path; words 90); what
-agents send, and TensorRT-LLM (Python 190, of which 13 in the request path; words 105).
+agents send, and TensorRT-LLM (Python 190, of which 13 in the request path; words 105); several
+models (Python 600, of which 75 in the request path; words 450), signals by model and key, and
+settings for failures (Python 760, of which 41; words 190), what the status page tells (Python 450;
+words 215), fairness by tokens (Python 100; words 130), both legs of what agents send, ageing,
+images, SGLang's events (Python 350, of which 20; words 95).
 """
 
 from collections.abc import Callable, Iterable
@@ -94,12 +98,12 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 42_175),
+    Budget("product Python, lines", lambda: lines(product_python()), 37_000, 44_440),
     Budget("examples, lines", lambda: lines(examples()), 700, 920),
     Budget("product C++, lines", lambda: lines(product_cpp()), 18_000, 18_000),
-    Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_028),
+    Budget("request path, lines", lambda: lines(request_path()), 4_000, 4_170),
     Budget("request path, files", lambda: len(request_path()), 30, 30),
-    Budget("documentation, words", lambda: words(documentation()), 20_000, 20_445),
+    Budget("documentation, words", lambda: words(documentation()), 20_000, 21_530),
     Budget("README, words", lambda: words([ROOT / "README.md"]), 700, 700),
     Budget("ARCHITECTURE, words", lambda: words([ROOT / "ARCHITECTURE.md"]), 2_500, 2_500),
 )
