@@ -397,7 +397,7 @@ async def test_few_requests_that_have_ended_are_kept(body_bytes: int, kept: int)
         ended.take(context, 10.5)
     assert metrics.success == {}
     ended.take(context, 10.5)
-    assert metrics.success == {("stop", ""): kept + 1}
+    assert metrics.success == {("stop", "v"): kept + 1}
 
 
 async def test_lines_tell_when_their_requests_ended(site: Open) -> None:

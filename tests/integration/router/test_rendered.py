@@ -79,7 +79,10 @@ async def test_the_prompt_is_prefilled_as_a_completion_and_landed_before_its_dec
     assert decode.pop("kv_transfer_params") == {"prompt_token_ids": IDS}
     assert decode == asked(path)
     assert await metric(here, 'kvrouter:landings_total{outcome="landed"}') == 1
-    assert await metric(here, 'kvrouter:request_success_total{finished_reason="unknown"}') == 1
+    assert (
+        await metric(here, 'kvrouter:request_success_total{finished_reason="unknown",model="m"}')
+        == 1
+    )
     assert await metric(here, "kvrouter:generation_tokens_total") == 5
     await asyncio.to_thread(await_stat, node, "leases", 0)
 
@@ -95,7 +98,7 @@ async def test_what_the_store_holds_is_loaded_without_a_prefill_leg(
     assert (status, answer) == (200, b'event: x\ndata: {"type": "message_stop"}\n\n')
     assert here.prefill[0].requests == []
     held = len(HASHES) // 32 * BLOCK_TOKENS
-    assert await metric(here, 'kvrouter:prefix_hit_tokens_total{source="store"}') == held
+    assert await metric(here, 'kvrouter:prefix_hit_tokens_total{model="m",source="store"}') == held
 
 
 @PATHS
@@ -117,7 +120,10 @@ async def test_one_engine_answers_where_token_ids_are_not_the_whole_prompt(
     assert (status, json.loads(answer)) == (200, {"answer": 1})
     assert here.prefill[0].requests == []
     assert posted(here.decode[0], path) == [asked(path, **more)]
-    assert await metric(here, f'kvrouter:passed_through_total{{code="200",path="{path}"}}') == 1
+    assert (
+        await metric(here, f'kvrouter:passed_through_total{{code="200",model="m",path="{path}"}}')
+        == 1
+    )
 
 
 @PATHS
@@ -139,7 +145,12 @@ async def test_what_the_prefill_engine_refuses_is_refused_in_the_words_of_the_en
     here.prefill[0].pages[COMPLETIONS] = saying(400, {"error": {"message": "x", "code": 400}})
     status, _, answer = await here.post(asked(MESSAGES), MESSAGES)
     assert (status, json.loads(answer)) == (400, TOO_LONG)
-    assert await metric(here, f'kvrouter:passed_through_total{{code="400",path="{MESSAGES}"}}') == 1
+    assert (
+        await metric(
+            here, f'kvrouter:passed_through_total{{code="400",model="m",path="{MESSAGES}"}}'
+        )
+        == 1
+    )
 
 
 async def test_a_stream_that_breaks_off_ends_with_anthropics_error(site: Open) -> None:
