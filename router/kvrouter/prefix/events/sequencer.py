@@ -117,7 +117,7 @@ class Sequencer:
         if number == self.next and self._held.any_before(message.batch.ts):
             self._restarted(message, replayed=True)
         elif number == self.next:
-            self.gap = True  # until the replay ends: a later message may remove these blocks
+            self._opened()  # until the replay ends: a later message may remove these blocks
             self._advance(message)
             self._release()
         elif self.next is None:
@@ -127,7 +127,7 @@ class Sequencer:
         elif first:  # the publisher no longer has what is missing
             self._lose(message)
         else:
-            self.gap = True  # an answer was dropped
+            self._opened()  # an answer was dropped
             self._held.add(message)
 
     def replay_ended(self) -> None:
@@ -239,6 +239,12 @@ class Sequencer:
             self._closed()
             self.output.changed()
 
+    def _opened(self) -> None:
+        """Messages are missing or to be expected: nothing is trusted from here on."""
+        if not self.gap:
+            self.gap = True
+            self.output.changed()
+
     def _closed(self) -> None:
         """Nothing is missing between the known messages."""
         self.gap, self._give_up_at, self._retry_at, self._tries = False, None, None, 0
@@ -306,10 +312,9 @@ class Sequencer:
         assert self.next is not None
         self._held.add(message)
         if not self.gap:
-            self.gap = True
             self.output.count("gaps", self.next, message.sequence - 1)
+            self._opened()
             self._pursue()
-            self.output.changed()
 
     def _pursue(self) -> None:
         """Get what is missing, by a replay or by waiting for a moment."""

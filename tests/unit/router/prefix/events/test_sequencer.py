@@ -189,6 +189,23 @@ class Truth(RuleBasedStateMachine):
                     self.heard = max(self.heard, (life, number))
                 self.tracker.replayed(self.engine, 0, number, self.lives[life].messages[number])
 
+    @rule(
+        blocks=st.sets(st.sampled_from(BLOCKS), min_size=1, max_size=3),
+        count=st.integers(1, 5),
+        dropped=st.booleans(),
+    )
+    def is_asked_what_was_lost(self, blocks: set[int], count: int, dropped: bool) -> None:
+        """All was well; then nothing arrives until the router asks, and gets the first answers."""
+        self.heal()
+        self.stores(blocks)
+        self.removes(blocks)
+        self.stores(set(BLOCKS) - blocks)
+        self.loses(count=len(self.wire))
+        self.waits(CHECK_S)
+        if self.asked.start is not None:
+            self.replay_begins()
+            self.replay_goes_on(count, dropped)
+
     @precondition(lambda self: self.asked.answering)
     @rule()
     def replay_breaks(self) -> None:
@@ -231,6 +248,12 @@ class Truth(RuleBasedStateMachine):
     def listens(self) -> bool:
         stream = self.tracker.stream(self.engine, 0)
         return stream is not None and stream.asking
+
+    @invariant()
+    def doubt_is_known_at_once(self) -> None:
+        stream = self.tracker.stream(self.engine, 0)
+        if stream is not None and not stream.reason.trusted:
+            assert not self.tracker.trusts(self.engine), stream.reason
 
     @invariant()
     def what_is_trusted_is_true(self) -> None:
@@ -304,6 +327,48 @@ def test_a_publisher_that_answers_again_is_soon_asked_for_its_earlier_messages()
         truth.what_is_trusted_is_true()
     assert truth.tracker.confidence(truth.engine) is Reason.COMPLETE
     assert truth.claims() == {1, 2}
+
+
+def test_an_engine_is_not_trusted_from_the_first_new_answer_to_a_replay_until_its_end() -> None:
+    truth = Truth()
+    truth.begin(replays=True, kept=1000)
+    truth.stores({1})
+    truth.replay_begins()
+    truth.replay_goes_on(count=2, dropped=False)
+    truth.waits(1.0)
+    truth.stores({2})
+    truth.removes({1})
+    truth.stores({3})
+    truth.waits(CHECK_S)  # it has been quiet: the publisher is asked what is new
+    truth.replay_begins()
+    truth.replay_goes_on(count=1, dropped=False)  # what is known already
+    assert truth.tracker.confidence(truth.engine) is Reason.COMPLETE
+    truth.replay_goes_on(count=1, dropped=False)
+    assert truth.claims() == {1, 2}
+    assert truth.tracker.confidence(truth.engine) is Reason.GAP
+    truth.heal()
+    assert truth.tracker.confidence(truth.engine) is Reason.COMPLETE
+    assert truth.claims() == {2, 3}
+
+
+def test_an_engine_is_not_trusted_while_a_replay_has_a_hole() -> None:
+    truth = Truth()
+    truth.begin(replays=True, kept=5)
+    truth.replay_begins()
+    truth.replay_goes_on(count=1, dropped=False)
+    truth.waits(1.0)
+    truth.stores({1})
+    truth.removes({1})
+    truth.stores({2})
+    truth.stores({3})
+    truth.waits(CHECK_S)
+    truth.replay_begins()
+    truth.replay_goes_on(count=3, dropped=True)
+    assert truth.claims() == {1}  # the answer that removes it was dropped
+    assert not truth.tracker.trusts(truth.engine)
+    truth.heal()
+    assert truth.tracker.confidence(truth.engine) is Reason.COMPLETE
+    assert truth.claims() == {2, 3}
 
 
 def test_a_message_of_a_new_publisher_is_not_taken_for_one_that_the_old_one_lost() -> None:
