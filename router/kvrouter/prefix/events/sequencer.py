@@ -167,7 +167,7 @@ class Sequencer:
         else:
             self._tries, self._quiet_since = 0, now
             self.output.count("unanswered", self._start, self._start)
-            if self.next is not None and not (self.gap or self._whole):
+            if self.next is not None and self.next > self._held.highest and not self._whole:
                 self.unverified, self._seen = True, self.next
             self._give_up()
             self._whole_at = now + 10 * CHECK_S

@@ -371,6 +371,27 @@ def test_an_engine_is_not_trusted_while_a_replay_has_a_hole() -> None:
     assert truth.claims() == {2, 3}
 
 
+def test_an_engine_whose_replay_breaks_off_is_not_trusted_until_its_next_message() -> None:
+    truth = Truth()
+    truth.begin(replays=True, kept=1000)
+    truth.stores({1})
+    truth.removes({1})
+    truth.loses(count=2)
+    truth.replay_begins()
+    truth.replay_goes_on(count=1, dropped=False)
+    truth.replay_breaks()
+    for _ in range(TRIES):
+        truth.is_not_answered()
+        truth.waits(5.0)
+    assert truth.claims() == {1}
+    assert truth.tracker.confidence(truth.engine) is Reason.CUT
+    truth.removes({1})
+    truth.arrive(count=1, twice=False)
+    truth.heal()
+    assert truth.tracker.confidence(truth.engine) is Reason.COMPLETE
+    assert not truth.claims()
+
+
 def test_a_message_of_a_new_publisher_is_not_taken_for_one_that_the_old_one_lost() -> None:
     truth = Truth()
     truth.begin(replays=True, kept=0)
