@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.access.callers import caller_of
+from kvrouter.access.callers import UsedTokens, caller_of
 from kvrouter.errors import ApiError
 from kvrouter.http.request_id import RequestIds
 from kvrouter.telemetry.by_model import MODEL
@@ -19,7 +19,7 @@ from kvrouter.telemetry.series import Reading
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from kvrouter.access.callers import Caller, KeyRing, UsedTokens
+    from kvrouter.access.callers import Caller, KeyRing
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.http.server.listener import Handler
     from kvrouter.telemetry.metrics import Metrics
@@ -172,8 +172,10 @@ class Gate:
 
     def _used(self, name: str, text: str, count: Callable[[UsedTokens], int]) -> Reading:
         def rows() -> Iterator[Row]:
-            for caller in self._ring.all():
-                for model, used in caller.used.items():
+            labels = [one.label for one in self._metrics.models if one.label]
+            for caller in self._ring.all():  # what may be used begins with 0: rates need that
+                zeros = {label: UsedTokens() for label in labels if caller.allows(label)}
+                for model, used in {**zeros, **caller.used}.items():
                     yield (caller.name, model), float(count(used))
 
         return Reading(f"kvrouter:{name}", text, rows, ["key", MODEL], grows=True)

@@ -37,8 +37,11 @@ class ModelGates:
         return sum(gate.waiting for gate in self._gates.values())
 
     def of(self, model: str, alias: str | None) -> list[QueueWait]:
-        """Those that a request passes, one after the other."""
-        names = (model,) if alias in (None, model) else (model, alias)
+        """Those that a request passes: while it waits for its model, it has a place of the alias.
+
+        The other way round it would keep a place from requests for the model itself.
+        """
+        names = (model,) if alias in (None, model) else (alias, model)
         return [self._gates[name] for name in names if name in self._gates]
 
     def follow(self, limits: Mapping[str, int]) -> None:

@@ -28,7 +28,7 @@ from kvrouter.telemetry.caches import cache_readings
 from kvrouter.telemetry.series import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from kvrouter.app.core import Core
     from kvrouter.app.members import Members
@@ -131,7 +131,7 @@ def readings(
     if core.tracker is not None:
         counts["kv_event"] = core.tracker.counts
     queue_wait, engine_wait = core.queue_wait, core.engine_wait
-    waiting = {
+    waiting: dict[str, Callable[[], int]] = {
         "capacity": lambda: queue_wait.waiting + core.gates.waiting,
         "engine": lambda: engine_wait.waiting,
     }
@@ -139,7 +139,7 @@ def readings(
     yield from request_gauges(waiting, core.budget)
     yield from engine_gauges(core.pool, members.compatibility)
     yield from load_gauges(
-        core.pool, core.metrics, lambda: queue_wait.waiting + engine_wait.waiting
+        core.pool, core.metrics, lambda: sum(count() for count in waiting.values())
     )
     yield from index_gauges(core.pool, core.index, core.tracker)
     yield from cache_readings(caches)

@@ -218,6 +218,5 @@ def _canary(core: Core, orchestrator: Orchestrator, resumption: Resumption | Non
         metrics=core.metrics,
         orchestrator=orchestrator,
         resumption=resumption,
-        queue_wait=core.queue_wait,
-        engine_wait=core.engine_wait,
+        waiting=lambda: core.queue_wait.waiting + core.gates.waiting + core.engine_wait.waiting,
     )

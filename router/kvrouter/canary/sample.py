@@ -19,7 +19,8 @@ from kvrouter.serving.streaming.resume import sent_tokens
 from kvrouter.serving.streaming.sinks import ClientSink
 
 if TYPE_CHECKING:
-    from kvrouter.admission.waiting import EngineWait, QueueWait
+    from collections.abc import Callable
+
     from kvrouter.canary.settings import CanarySettings
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
@@ -67,7 +68,7 @@ class Canary:
         pool, families, client, metrics: the router's.
         orchestrator: takes a prompt through its legs.
         resumption: serves streams that outlive their engine; None without it.
-        queue_wait, engine_wait: replays begin only while neither has waiting requests.
+        waiting: how many requests wait; replays begin only while none does.
     """
 
     def __init__(
@@ -80,8 +81,7 @@ class Canary:
         metrics: Metrics,
         orchestrator: Orchestrator,
         resumption: Resumption | None,
-        queue_wait: QueueWait,
-        engine_wait: EngineWait,
+        waiting: Callable[[], int],
     ) -> None:
         self._rate = settings.canary_sample_rate
         self._max_tokens = settings.canary_max_tokens
@@ -95,7 +95,7 @@ class Canary:
             pool,
             families,
             client,
-            waiting=lambda: queue_wait.waiting + engine_wait.waiting,
+            waiting=waiting,
             below_requests=settings.canary_below_requests,
             near_tie=settings.canary_near_tie,
         )

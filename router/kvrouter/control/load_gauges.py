@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.engines.breaker import BreakerState
 from kvrouter.engines.engine import Role
 from kvrouter.telemetry.by_model import MODEL
 from kvrouter.telemetry.series import Reading
@@ -104,8 +105,9 @@ def _gauges(  # noqa: PLR0917
 
 
 def _ready(pool: EnginePool) -> list[Engine]:
-    """What takes legs: engines that leave add no capacity."""
-    return [e for e in pool.targets() if e.identity is not None and not e.server.draining]
+    """What takes legs: engines that leave, or whose breaker is open, add no capacity."""
+    away = (None, BreakerState.OPEN)
+    return [e for e in pool.targets() if pool.state(e) not in away and not e.server.draining]
 
 
 def _pools(pool: EnginePool, waiting: Callable[[], int]) -> Iterator[tuple[str, Load]]:

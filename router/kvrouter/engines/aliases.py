@@ -51,8 +51,12 @@ def read_aliases(texts: Iterable[str]) -> Aliases:
 
 
 def _models_text(models: Any) -> str:
+    if isinstance(models, list) and all(isinstance(model, str) for model in models):
+        return ",".join(models)
+    if isinstance(models, str):
+        return models
     if not isinstance(models, Mapping):
-        return str(models)
+        raise ValueError(f"{models!r} is no model; give a name, or a mapping of names to weights")
     for model, weight in models.items():
         if not _WEIGHT.fullmatch(str(weight)):
             raise ValueError(f"{model!r}: {weight!r} is no weight; give a number, as 90 or 0.5")

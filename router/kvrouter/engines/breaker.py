@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +16,10 @@ class BreakerState(StrEnum):
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"
+
+
+_MOST_DOUBLED: Final = 60
+"""More would be no number."""
 
 
 @dataclass(slots=True)
@@ -76,8 +80,9 @@ class Breaker:
         if not self._opened and self._failures < self.limits.threshold:
             return False
         limits = self.limits
-        wait_s = min(limits.cooldown_s * 2.0**self._opened, limits.max_cooldown_s)
-        self._retry_at = self.clock() + wait_s
+        doubled_s = limits.cooldown_s * 2.0 ** min(self._opened, _MOST_DOUBLED)
+        longest_s = max(limits.max_cooldown_s, limits.cooldown_s)
+        self._retry_at = self.clock() + min(doubled_s, longest_s)
         self._opened += 1
         self._trial = False
         return True

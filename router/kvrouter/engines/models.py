@@ -84,11 +84,13 @@ class ModelNames:
         return serving[0]
 
     def meant(self, asked: str | None, path: str) -> str:
-        """The same as far as is known by now, for counts; else ""."""
+        """The model as far as is known by now, for counts; else "": such as of an alias."""
         try:
-            return self.resolve(asked, path)
+            name = self.resolve(asked, path)
         except ApiError:
             return ""
+        versions = self.aliases.get(name, (name,))
+        return next(iter(versions)) if len(versions) == 1 else ""
 
     def require(self, model: str, path: str) -> None:
         """ApiError 404, if no engine of a model or alias has the endpoint `path`; 503: none is."""

@@ -211,14 +211,14 @@ class EnginePool:
     def has_role(self, role: Role, model: str | None = None) -> bool:
         """Whether an engine for the leg `role` of `model` is configured, in the pool or not.
 
-        An engine that is not in the pool may serve any model.
+        An engine that is away serves what it did; one that never was here may serve any model.
         """
-        return any(
-            e.role.serves(role)
-            and not e.draining
-            and (model is None or e.identity is None or model in e.identity.models)
-            for e in self._engines.values()
-        )
+        for engine in self._engines.values():
+            if engine.role.serves(role) and not engine.draining:
+                models = engine.identity.models if engine.identity else engine.models_before
+                if model is None or not models or model in models:
+                    return True
+        return False
 
     def all(self) -> tuple[Engine, ...]:
         """Every configured engine, joined or not; the server of those with ranks."""

@@ -57,7 +57,7 @@ class FailoverSettings(BaseModel):
     cb_max_timeout_s: float = Field(
         default=BreakerLimits().max_cooldown_s,
         gt=0,
-        description="Longest time between two trials.",
+        description="Longest time between two trials; at least --cb-timeout.",
         json_schema_extra={"flags": ["--cb-max-timeout"]},
     )
 

@@ -13,9 +13,14 @@ if TYPE_CHECKING:
 
 def renamed(request: Request, model: str) -> Request:
     """The same request, whose body names `model` instead; `Request.model` stays as asked for."""
-    start, end = request.spans["model"]
     name, view = orjson.dumps(model), memoryview(request.body)
-    longer = len(name) - (end - start)
+    given = request.spans.get("model")
+    if given is None:  # it stands for the only model there was
+        start = end = request.body.index(b"{") + 1
+        before, after = b'"model":', b"," if request.spans else b""
+    else:
+        (start, end), before, after = given, b"", b""
+    longer = len(before) + len(name) + len(after) - (end - start)
 
     def moved(span: Span) -> Span:
         if span[0] < start:
@@ -23,11 +28,11 @@ def renamed(request: Request, model: str) -> Request:
         return span[0] + longer, span[1] + longer
 
     spans = {key: moved(span) for key, span in request.spans.items()}
-    spans["model"] = start, end + longer
+    spans["model"] = start + len(before), start + len(before) + len(name)
     prompts = request.prompts
     return replace(
         request,
-        body=b"".join((view[:start], name, view[end:])),
+        body=b"".join((view[:start], before, name, after, view[end:])),
         spans=spans,
         prompts=[moved(span) for span in prompts] if prompts is not None else None,
     )

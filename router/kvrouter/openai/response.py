@@ -123,6 +123,11 @@ def finish_reason(tail: bytes) -> str:
     return found[-1].decode("ascii") if found else "unknown"
 
 
+def last_usage(body: bytes) -> bytes:
+    """The end of an answer from its usage on: before it may stand what the model wrote as JSON."""
+    return body[max(0, body.rfind(b'"usage":')) :]
+
+
 def prompt_usage(tail: bytes) -> PromptUsage:
     """What the last usage in an answer or in the end of a stream says of the prompt."""
     found, cached = _PROMPT_TOKENS.findall(tail), _CACHED_TOKENS.findall(tail)

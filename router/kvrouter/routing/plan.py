@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvrouter.routing.rendezvous import in_order
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -60,8 +62,10 @@ def chosen_by(inputs: RouteInputs, engine: Engine) -> str:
         return "exact"
     if engine in inputs.guesses:
         return "learnt"
-    placed = inputs.session is not None and len(inputs.decode) > 1
-    return "session" if placed and inputs.guesses.keys().isdisjoint(inputs.decode) else "load"
+    if inputs.session is None or len(inputs.decode) == 1:
+        return "load"
+    unknown = inputs.guesses.keys().isdisjoint(inputs.decode)
+    return "session" if unknown and in_order(inputs.session, inputs.decode)[0] is engine else "load"
 
 
 def loaders(decode: Sequence[Engine], family: str, manifest: str | None) -> Sequence[Engine]:

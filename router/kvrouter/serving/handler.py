@@ -126,7 +126,7 @@ class RequestHandler:
                 self.metrics.running -= 1
                 self.queue_wait.leave()
             if context.gates or context.turns:
-                self._leave(context)
+                self._leave(context, begun=admitted)
             self._settle(context)
 
     def _begin(self, exchange: Exchange) -> RequestContext:
@@ -150,10 +150,13 @@ class RequestHandler:
                 await self._wait_for_turn(context, gate)
             context.gates = (*context.gates, gate)
 
-    def _leave(self, context: RequestContext) -> None:
+    def _leave(self, context: RequestContext, *, begun: bool) -> None:
         """Give back what it has in queues besides its place in the fleet's."""
         for queue, turn in context.turns:
-            queue.correct(turn, context.outcome.generated)
+            if begun:
+                queue.correct(turn, context.outcome.generated)
+            else:
+                queue.refund(turn)
         for gate in context.gates:
             gate.leave()
 
@@ -183,14 +186,16 @@ class RequestHandler:
             since_s = monotonic()
             await self.engine_wait.until(lambda: self.models.any)
             context.waited(since_s, "engine")
-        context.model, context.resolved = self.models.resolve(request.model, path), True
+        name = self.models.resolve(request.model, path)
+        context.model = self.models.meant(name, path) if name in self.models.aliases else name
         caller = caller_of(context.exchange)
         if caller is not None and caller.metered:
-            caller.check(context.model)
+            caller.check(name)
         # After `check`: a caller without a right to the model must not learn what serves it.
-        self.models.require(context.model, path)
-        if context.model in self.models.aliases:
-            await self.versions.choose(context)
+        self.models.require(name, path)
+        if name in self.models.aliases:
+            await self.versions.choose(context, name)
+        context.resolved = True
 
     async def _answer(self, context: RequestContext) -> None:
         """Find out the model, charge the caller, and have the service answer."""

@@ -25,7 +25,13 @@ from kvrouter.http.headers import JSON
 from kvrouter.openai.endpoints import OTHER, endpoint_at
 from kvrouter.openai.media import text_bytes
 from kvrouter.openai.request import BYTES_PER_TOKEN, Request, salt_of
-from kvrouter.openai.response import generated_tokens, prompt_usage, tidy_answer, tidy_events
+from kvrouter.openai.response import (
+    generated_tokens,
+    last_usage,
+    prompt_usage,
+    tidy_answer,
+    tidy_events,
+)
 from kvrouter.routing.plan import RouteInputs, chosen_by
 from kvrouter.routing.policies.base import in_turn
 from kvrouter.serving.legs.engine_client import check_begun
@@ -125,7 +131,7 @@ class Passthrough:
         computed_tokens = request.prompt_tokens if endpoint.generates else 0
         of_a_session = endpoint.generates or endpoint is OTHER
         if not (of_a_session and self.inputs_builder.needs_hashes):
-            self.metrics.chosen["load"] += 1
+            self._count_choice(context, "load")
             return min(in_turn(engines, self._turn), key=_TOKENS), computed_tokens
         found = self.inputs_builder.learnt.look(request, headers, context.model)
         context.prompt.learnt, piece_tokens, guesses, session = found
@@ -139,8 +145,13 @@ class Passthrough:
             split=False,
         )
         plan = self.policy.plan(inputs)
-        self.metrics.chosen[chosen_by(inputs, plan.decode)] += 1
+        self._count_choice(context, chosen_by(inputs, plan.decode))
         return plan.decode, min(plan.computed_tokens, computed_tokens)
+
+    def _count_choice(self, context: RequestContext, by: str) -> None:
+        """Once for a request: not after a failed attempt, nor after a plan of both legs."""
+        if not context.route.attempts and context.route.plan is None:
+            self.metrics.chosen[by] += 1
 
     async def _ask(
         self, context: RequestContext, endpoint: Endpoint, engine: Engine, computed_tokens: int
@@ -193,10 +204,11 @@ class Passthrough:
             raise ApiError(answer.status, _told(body) or usual)
         if answer.status == 200:
             self._computed(context, endpoint, ticket)
+        usage = last_usage(body)
         if endpoint.generates:
-            context.outcome.generated = generated_tokens(body, 0, whole=True)
+            context.outcome.generated = generated_tokens(usage, 0, whole=True)
         if answer.status == 200:
-            _note_prompt(context, endpoint, prompt_usage(body))
+            _note_prompt(context, endpoint, prompt_usage(usage))
         body, fields = tidy_answer(body, None), context.answer_fields
         context.exchange.respond(answer.status, body, content_type=content_type, fields=fields)
 

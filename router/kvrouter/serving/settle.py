@@ -89,9 +89,10 @@ class Settler:
         self, context: RequestContext, endpoint: Endpoint, now_s: float, at_s: float
     ) -> None:
         status = _status(context)
-        model = self._metrics.of(context.model).label
-        self._metrics.passed_through[endpoint.path, str(status), model] += 1
-        _charge(context, model)
+        model = self._metrics.of(context.model)
+        model.generation_tokens += context.outcome.generated
+        self._metrics.passed_through[endpoint.path, str(status), model.label] += 1
+        _charge(context, model.label)
         if self._log is not None:
             self._log.write(passed_through_line(context, status, now_s, at_s))
         if self._tracing is not None and context.trace is not None:

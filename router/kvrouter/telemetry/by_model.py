@@ -78,7 +78,7 @@ class ByModel:
         )
         self.queue = Histograms(
             "kvrouter:request_queue_time_seconds",
-            "Time in the queue of requests that could not begin at once.",
+            "Time in a queue, of requests that could not begin at once; each queue counts.",
             REQUEST_BUCKETS,
             MODEL,
         )

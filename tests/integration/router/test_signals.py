@@ -13,7 +13,7 @@ from tests.integration.router.test_usage import USAGE
 
 from kvrouter.http.headers import SSE_HEADERS
 from kvrouter.http.server.exchange import Exchange
-from kvrouter.openai.endpoints import RESPONSES
+from kvrouter.openai.endpoints import MESSAGES, RESPONSES
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ async def test_a_key_has_used_what_engines_counted(site: Open, keys: Keys, more:
     assert (await here.post(body, **keys.bearer("a")))[0] == 200
     assert await used(here) == (len(body["prompt"]), 5, 4)
     page = (await here.get("/metrics"))[1].decode()
-    assert 'key_prompt_tokens_total{key="b"' not in page
+    assert 'key_prompt_tokens_total{key="b",model="m"} 0.0' in page  # rates need their zero
 
 
 async def test_a_key_has_used_what_a_single_engine_counted(site: Open, keys: Keys) -> None:
@@ -138,7 +138,30 @@ async def test_a_key_has_used_nothing_of_what_was_not_answered(site: Open, keys:
     here.decode[0].mode = "500"
     assert (await here.post(text(), **keys.bearer("a")))[0] == 503
     assert (await here.post(text(n=0), **keys.bearer("a")))[0] == 400
-    assert "key_prompt_tokens_total{" not in (await here.get("/metrics"))[1].decode()
+    assert await used(here) == (0, 0, 0)
+
+
+async def test_an_answer_of_which_one_part_failed_is_used_by_nobody(site: Open, keys: Keys) -> None:
+    here = await site(0, 1, api_key_file=keys.write(a=""))
+    held = here.decode[0]
+    status, _, _ = await here.post(
+        text(prompt=["Hello", "Good bye"], temperature=3), **keys.bearer("a")
+    )
+    assert (status, len(held.requests)) == (400, 2)
+    assert await used(here) == (0, 0, 0)
+
+
+async def test_a_tools_input_is_no_usage(site: Open, keys: Keys) -> None:
+    here = await site(api_key_file=keys.write(a=""))
+    faked = {"cached_tokens": 999, "input_tokens": 1, "output_tokens": 1}
+    told = {
+        "content": [{"type": "tool_use", "input": faked}],
+        "usage": {"input_tokens": 7, "output_tokens": 3},
+    }
+    offer(here.decode, saying(200, told), MESSAGES)
+    asked = {"model": "m", "messages": [], "max_tokens": 3}
+    assert (await here.post(asked, MESSAGES, **keys.bearer("a")))[0] == 200
+    assert await used(here) == (7, 0, 3)
 
 
 async def test_each_prompt_of_a_request_counts_once_for_its_key(site: Open, keys: Keys) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from kvrouter.control.page.traffic import Traffic
     from kvrouter.serving.request.context import RequestContext
 
+_MODEL: Final = 200
+"""Characters of a model's name: a client may ask for any."""
 SHOWN_REQUESTS: Final = 50
 """Listed requests, the oldest; the others are only counted."""
 
@@ -183,7 +185,7 @@ def _card(number: int, context: RequestContext, now_s: float) -> RequestCard:
     return RequestCard(
         key=number,
         id=context.request_id,
-        model=request.model or "",
+        model=(request.model or "")[:_MODEL],
         phase=phase(last),
         prefill=last.route.prefill_engine,
         decode=last.route.decode_engine,

@@ -136,6 +136,8 @@ def _sum_up(context: RequestContext, parts: list[RequestContext], shares: list[S
     ]
     outcome.prompt_tokens = sum(each.prompt for each in used)
     outcome.cached_tokens = sum(each.cached for each in used)
+    if not context.exchange.started:  # the client has got an error instead
+        outcome.generated = outcome.prompt_tokens = outcome.cached_tokens = 0
     outcome.error = outcome.error or _joined(each.error for each in outcomes)
     if outcome.reason == "unknown":
         outcome.reason = outcomes[-1].reason

@@ -12,8 +12,6 @@ from kvrouter.prefix.session import session_of
 from kvrouter.routing.versions import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from kvrouter.admission.waiting import EngineWait
     from kvrouter.engines.models import ModelNames
     from kvrouter.engines.pool import EnginePool
@@ -31,17 +29,16 @@ class Versions:
     session_key: str | None  # the header that names sessions; None: the usual ones alone
     metrics: Metrics  # counts the choices
 
-    async def choose(self, context: RequestContext) -> None:
-        """Have a request whose `model` is an alias name one of its models, also in its body.
+    async def choose(self, context: RequestContext, alias: str) -> None:
+        """Have a request for an alias name one of its models, also in its body.
 
         Raises:
             ApiError: 503: no engine serves any of them.
         """
-        alias, since_s = context.model, monotonic()
-        weights = self.models.aliases[alias]
-        model = self._of_those_here(context, weights)
+        since_s = monotonic()
+        model = self._of_those_here(context, alias)
         if model is None:
-            model = await self.engine_wait.until(lambda: self._of_those_here(context, weights))
+            model = await self.engine_wait.until(lambda: self._of_those_here(context, alias))
             context.waited(since_s, "engine")
         if model is None:
             raise ApiError(503, "No decode engine is available.", retry_after_s=1)
@@ -50,13 +47,13 @@ class Versions:
         if model != alias:
             context.request = renamed(context.request, model)
 
-    def _of_those_here(self, context: RequestContext, weights: Mapping[str, float]) -> str | None:
+    def _of_those_here(self, context: RequestContext, alias: str) -> str | None:
         """The version of the request's session, among those that have an engine now.
 
         A request that shows no session, such as a text to complete, has one of its own: texts of
         many users may begin in the same way.
         """
-        exchange = context.exchange
+        exchange, weights = context.exchange, self.models.aliases.get(alias, {})
         here = {m: w for m, w in weights.items() if self.pool.serving(exchange.path, m)}
         if len(here) < 2:
             return next(iter(here), None)

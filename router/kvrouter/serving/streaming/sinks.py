@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Final
 from kvrouter.errors import ApiError
 from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.headers import SSE_HEADERS, encode_headers
-from kvrouter.openai.response import answer_usage, generated_tokens, tidy_answer, tidy_events
+from kvrouter.openai.response import (
+    answer_usage,
+    generated_tokens,
+    last_usage,
+    prompt_usage,
+    tidy_answer,
+    tidy_events,
+)
 from kvrouter.serving.streaming.relay import Relay
 
 if TYPE_CHECKING:
@@ -48,7 +55,7 @@ class ClientSink:
         try:
             await relay.run(self._client.deadlines.idle_s)
             outcome.reason = relay.finish_reason
-            if "stream_options" in context.request.spans:
+            if "stream_options" in context.request.spans or context.request.path is not None:
                 note_prompt(context, relay.prompt_usage, self._metrics)
         except UpstreamError as error:
             outcome.error = str(self._client.failed(engine, error))
@@ -84,9 +91,11 @@ def broke_off() -> ApiError:
 def note_answer(context: RequestContext, body: bytes, metrics: Metrics) -> None:
     """Note in the context what the whole answer of a decode leg says."""
     context.answer_began(monotonic())
-    prompt, completion, context.outcome.reason = answer_usage(body)
-    if context.request.path is not None:  # usage has other names there
-        completion = generated_tokens(body, 0, whole=True)
+    if context.request.path is None:
+        prompt, completion, context.outcome.reason = answer_usage(body)
+    else:  # usage has other names there
+        usage = last_usage(body)
+        prompt, completion = prompt_usage(usage), generated_tokens(usage, 0, whole=True)
     context.outcome.generated = completion or 0
     note_prompt(context, prompt, metrics)
 

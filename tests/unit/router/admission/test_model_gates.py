@@ -19,9 +19,9 @@ def join(gate: QueueWait) -> Waiting:
     return waiting
 
 
-def test_a_request_passes_the_gate_of_its_model_and_then_that_of_its_alias() -> None:
+def test_a_request_passes_the_gate_of_its_alias_and_then_that_of_its_model() -> None:
     _, gates = make_gates(a=1, chat=2)
-    assert [gate.limit for gate in gates.of("a", "chat")] == [1, 2]
+    assert [gate.limit for gate in gates.of("a", "chat")] == [2, 1]
     assert [gate.limit for gate in gates.of("a", "a")] == [1]
     assert [gate.limit for gate in gates.of("b", "chat")] == [2]
     assert gates.of("b", None) == []

@@ -57,6 +57,10 @@ def test_yaml_has_mappings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     capsys.readouterr()
 
 
+def test_a_list_of_yaml_has_equal_shares() -> None:
+    assert aliases({"chat": ["a", "b"]}) == aliases(["chat=a,b"])
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
@@ -74,6 +78,8 @@ def test_yaml_has_mappings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         ("x=a y=x", "'y' stands for 'x', an alias too; name its models"),
         ("x=a x=b", "the alias 'x' occurs twice; give all its models at once"),
         ({"chat": {"a": True}}, "'a': True is no weight"),
+        ({"chat": None}, "None is no model; give a name, or a mapping of names to weights"),
+        ({"chat": ["a", 1]}, "['a', 1] is no model"),
         ({"chat": {"a": -1}}, "'a': -1 is no weight; give a number, as 90 or 0.5"),
     ],
 )

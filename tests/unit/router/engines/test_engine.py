@@ -127,6 +127,19 @@ def test_a_trial_that_fails_doubles_the_cooldown_up_to_its_bound(clock: Clock) -
         assert breaker.failed()
 
 
+def test_a_cooldown_beyond_its_bound_is_kept_and_stays_however_often_trials_fail(
+    clock: Clock,
+) -> None:
+    breaker = Breaker(clock, BreakerLimits(threshold=1, cooldown_s=5.0, max_cooldown_s=3.0))
+    for _ in range(1100):
+        breaker.began()
+        assert breaker.failed()
+        clock.pass_s(4.999)
+        assert not breaker.allows()
+        clock.pass_s(0.001)
+        assert breaker.allows()
+
+
 def test_requests_sent_before_it_opened_do_not_lengthen_the_cooldown(clock: Clock) -> None:
     breaker = Breaker(clock, BreakerLimits(threshold=1, cooldown_s=1.0))
     breaker.failed()

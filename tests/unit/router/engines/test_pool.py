@@ -209,7 +209,10 @@ def test_a_leg_may_have_engines_while_one_of_them_may_serve_the_model(clock: Clo
     joined(pool, "a:1", Role.PREFILL, models=("m",))
     assert pool.has_role(Role.PREFILL, "m")
     assert not pool.has_role(Role.PREFILL, "other")
-    pool.add("b:1", Role.PREFILL)
+    away = joined(pool, "b:1", Role.PREFILL, models=("third",))
+    pool.leave(away)
+    assert [pool.has_role(Role.PREFILL, each) for each in ("third", "other")] == [True, False]
+    pool.add("c:1", Role.PREFILL)
     assert pool.has_role(Role.PREFILL, "other")
 
 

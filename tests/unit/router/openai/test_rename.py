@@ -28,3 +28,12 @@ def test_a_renamed_request_is_that_which_names_the_other_model(
     assert (found.spans, found.prompts) == (expected.spans, expected.prompts)
     assert (found.model, expected.model) == (asked, model)
     assert found.prompt_tokens == expected.prompt_tokens
+
+
+@given(NAMES, st.sampled_from([0, orjson.OPT_INDENT_2]))
+def test_a_request_without_a_model_gets_one(model: str, form: int) -> None:
+    members = {"prompt": ["a", "b"], "max_tokens": 3}
+    found = renamed(parse(orjson.dumps(members, option=form), "completion", 9), model)
+    expected = parse(found.body, "completion", 9)
+    assert orjson.loads(found.body) == {"model": model, **members}
+    assert (found.spans, found.prompts) == (expected.spans, expected.prompts)

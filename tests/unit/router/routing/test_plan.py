@@ -14,6 +14,7 @@ from kvrouter.routing.plan import (
     usable_blocks,
 )
 from kvrouter.routing.policies.least_tokens import LeastTokens
+from kvrouter.routing.rendezvous import in_order
 
 
 def engine(port: int, manifest: str | None = None) -> Engine:
@@ -125,9 +126,10 @@ def test_an_engine_is_chosen_by_what_it_surely_holds_before_what_it_may_hold() -
 
 
 def test_a_session_has_its_place_only_while_no_engine_holds_any_of_it() -> None:
-    one, other, gone = engine(1), engine(2), engine(3)
+    gone = engine(3)
+    one, other = in_order(b"s", [engine(1), engine(2)])
     inputs = RouteInputs(100, [one, other], learnt=True, session=b"s", guesses={gone: 3})
-    assert chosen_by(inputs, one) == "session"
+    assert (chosen_by(inputs, one), chosen_by(inputs, other)) == ("session", "load")
     assert chosen_by(replace(inputs, guesses={other: 3}), one) == "load"
     assert chosen_by(replace(inputs, decode=[one]), one) == "load"
     assert chosen_by(replace(inputs, session=None), one) == "load"
