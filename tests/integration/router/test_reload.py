@@ -19,7 +19,7 @@ from tests.unit.router.admission.test_tenants import request
 from kvrouter.app.process import leave
 from kvrouter.app.reload import RELOADED, Reload
 from kvrouter.app.settings import RouterSettings
-from kvrouter.engines.breaker import BreakerState
+from kvrouter.engines.breaker import BreakerLimits, BreakerState
 from kvrouter.engines.engine import Identity, Role
 from kvrouter.options.complaints import UsageError
 from kvrouter_store.node.signals import Signals
@@ -257,12 +257,13 @@ async def test_breakers_open_after_and_for_as_long_as_was_said_last(site: Open) 
     for _ in range(5):
         await here.post(text())
     assert here.app.core.pool.state(engine) is BreakerState.CLOSED
-    change(here, cb_failure_threshold=2, cb_timeout_s=600.0, cb_max_timeout_s=0.01)
+    change(here, cb_failure_threshold=2, cb_timeout_s=0.01, cb_max_timeout_s=0.01)
     await here.post(text())
     await until(lambda: here.app.core.pool.state(engine) is BreakerState.HALF_OPEN)
-    change(here, cb_max_timeout_s=600.0)
+    change(here, cb_timeout_s=300.0, cb_max_timeout_s=600.0)
     await here.post(text())
     assert here.app.core.pool.state(engine) is BreakerState.OPEN
+    assert here.app.core.pool.breaker_limits == BreakerLimits(2, 300.0, 600.0)
 
 
 @proves("request_timeout_s")
