@@ -12,6 +12,8 @@ from typing import Final
 
 STEP_TOKENS: Final = 1024
 """Of a chain one block in so many tokens stands for all: each one would take time and memory."""
+MOST_HELD: Final = 1 << 17
+"""Blocks that stand for an engine: 134 million tokens, about 14 MiB."""
 
 
 class Ageing:
@@ -33,7 +35,7 @@ class Ageing:
             self._tokens += step * block_tokens - held.pop(last, 0)
             held[last] = step * block_tokens
         gone = array("Q")
-        while self._tokens > cache_tokens:
+        while self._tokens > cache_tokens or len(held) > MOST_HELD:
             last, tokens = held.popitem(last=False)
             self._tokens -= tokens
             gone.append(last)

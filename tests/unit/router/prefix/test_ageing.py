@@ -6,10 +6,12 @@ import struct
 from array import array
 from collections import OrderedDict
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.prefix import ageing
 from kvrouter.prefix.ageing import STEP_TOKENS, Ageing
 from kvrouter.prefix.index import PrefixIndex
 
@@ -32,23 +34,23 @@ def chain(*ids: int) -> bytes:
 def test_large_blocks_age_as_in_a_cache_that_evicts_the_least_recently_used(
     used: list[array[int]], room: int
 ) -> None:
-    ageing, cache = Ageing(), OrderedDict[int, None]()
+    held, cache = Ageing(), OrderedDict[int, None]()
     for ids in used:
         for each in reversed(ids):
             cache[each] = None
             cache.move_to_end(each)
         gone = [cache.popitem(last=False)[0] for _ in range(max(0, len(cache) - room))]
-        assert list(ageing.used(ids, STEP_TOKENS, room * STEP_TOKENS)) == gone
+        assert list(held.used(ids, STEP_TOKENS, room * STEP_TOKENS)) == gone
 
 
 @given(used=chains, room=st.integers(1, 8))
 def test_what_fits_into_the_cache_with_all_that_came_after_it_is_kept(
     used: list[array[int]], room: int
 ) -> None:
-    ageing, gone = Ageing(), set[int]()
+    held, gone = Ageing(), set[int]()
     for ids in used:
         gone -= set(ids)
-        gone |= set(ageing.used(ids, STEP_TOKENS, room * STEP_TOKENS))
+        gone |= set(held.used(ids, STEP_TOKENS, room * STEP_TOKENS))
     since: set[int] = set()
     for ids in reversed(used):
         since |= set(ids)
@@ -68,6 +70,15 @@ def test_small_blocks_age_in_steps_and_the_chain_matches_up_to_the_step_that_is_
     assert index.match(chain(*first)) == {engine: 3 * STEP - 1}
     index.guess(engine, chain(*first), PIECE)
     assert index.match(chain(*first)) == {engine: 3 * STEP}
+
+
+def test_an_engine_that_tells_of_a_boundless_cache_takes_bounded_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ageing, "MOST_HELD", 3)
+    held = Ageing()
+    gone = [held.used(array("Q", [each]), STEP_TOKENS, 1 << 60) for each in range(5)]
+    assert [list(each) for each in gone] == [[], [], [], [0], [1]]
 
 
 def test_nothing_ages_where_the_size_of_the_cache_is_unknown() -> None:
