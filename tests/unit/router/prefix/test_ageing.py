@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from array import array
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +14,9 @@ from kvrouter.engines.engine import Engine, Identity, Role
 from kvrouter.prefix import ageing
 from kvrouter.prefix.ageing import STEP_TOKENS, Ageing
 from kvrouter.prefix.index import PrefixIndex
+
+if TYPE_CHECKING:
+    import pytest
 
 PIECE = 128
 STEP = STEP_TOKENS // PIECE
