@@ -122,7 +122,9 @@ def _takes_legs(request: Request) -> bool:
         return False
     if isinstance(thinking, dict) and thinking.get("type") == "disabled":
         return False
-    return all(isinstance(tool, dict) and tool.get("type") in _CLIENTS_TOOLS for tool in tools)
+    return isinstance(tools, list) and all(
+        isinstance(tool, dict) and tool.get("type") in _CLIENTS_TOOLS for tool in tools
+    )
 
 
 def _completion(request: Request, model: str, tokens: PromptTokens) -> Request:

@@ -170,3 +170,30 @@ async def test_a_decode_engine_that_drops_a_request_before_its_answer_is_replace
     for _ in range(2):  # the turn of either engine
         status, _, answer = await here.post(asked(MESSAGES), MESSAGES)
         assert (status, json.loads(answer)) == (200, {"answer": 1})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"stream": 1},
+        {"thinking": {"type": "disabled"}},
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        {"tools": 5},
+        {"tools": [None]},
+    ],
+)
+async def test_one_engine_answers_what_legs_could_answer_in_another_way(
+    site: Open, more: Json
+) -> None:
+    here = await site(prepare=offering(saying(200, {"answer": 1})))
+    status, _, answer = await here.post(asked(MESSAGES, **more), MESSAGES)
+    assert (status, json.loads(answer)) == (200, {"answer": 1})
+    assert [at for at, _ in here.decode[0].posted] == [MESSAGES]
+    assert here.prefill[0].requests == []
+
+
+async def test_responses_of_engines_that_hand_kv_over_are_answered_by_one(site: Open) -> None:
+    here = await site(kv_connector="nixl", prepare=offering(saying(200, {"answer": 1})))
+    for path, legs in ((RESPONSES, 0), (MESSAGES, 1)):
+        assert (await here.post(asked(path), path))[0] == 200
+        assert len(here.prefill[0].requests) == legs
