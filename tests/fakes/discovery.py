@@ -13,7 +13,7 @@ from tests.fakes.redis import MISSING, RedisServer, redis_server
 
 from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery import make_source
-from kvrouter.membership.discovery.base import EngineSource, Listener, RedisAccess
+from kvrouter.membership.discovery.base import EngineSource, Listener, SourceContext
 from kvrouter.membership.discovery.file import FileSource
 from kvrouter.membership.discovery.flags import FlagsSource
 from kvrouter.membership.discovery.redis import EntryKeys
@@ -178,7 +178,7 @@ class _ClosingSource:
     async def follow(self, listener: Listener) -> None:
         link = RedisClient(self._url)
         try:
-            await make_source("redis", RedisAccess(link)).follow(listener)
+            await make_source("redis", SourceContext(link)).follow(listener)
         finally:
             await link.close()
 
