@@ -27,6 +27,7 @@ class Watch:
     namespace: str
     selector: str
     queue: "asyncio.Queue[Json | None]" = field(default_factory=asyncio.Queue)
+    dead: bool = False  # the client gets nothing more, not even its end
 
 
 class KubernetesServer:
@@ -36,7 +37,8 @@ class KubernetesServer:
         mood: "fails" answers 500, "refuses" 403, "hangs" nothing; watches in flight go on.
         token: that it wants, as Bearer; None: nothing.
         bookmarks: whether watches begin and end with one.
-        forgets: whether the next watch is told 410: as a "status", or as an "event".
+        forgets: what is told 410 next: a watch by its "status" or by an "event", or a page of a
+            "list" that is not the first.
         oldest: versions before it are answered 410.
         asked: path and query of every request.
         watches: those in flight.
@@ -47,7 +49,7 @@ class KubernetesServer:
         self.mood: Mood = "answers"
         self.token: str | None = None
         self.bookmarks = True
-        self.forgets: Literal["", "status", "event"] = ""
+        self.forgets: Literal["", "status", "event", "list"] = ""
         self.oldest = 0
         self.asked: list[tuple[str, dict[str, str]]] = []
         self.watches: set[Watch] = set()
@@ -96,6 +98,11 @@ class KubernetesServer:
         """End every watch in flight, as a server does after `timeoutSeconds`."""
         for watch in self.watches:
             watch.queue.put_nowait(None)
+
+    def cut_off(self) -> None:
+        """Let every watch in flight get nothing more, without a word."""
+        for watch in self.watches:
+            watch.dead, watch.queue = True, asyncio.Queue()
 
     def bookmark(self) -> None:
         """Send every watch a bookmark."""
@@ -157,8 +164,8 @@ class KubernetesServer:
         return self._list(request, query)
 
     async def _one(self, request: web.Request) -> web.StreamResponse:
-        key = tuple(request.match_info[part] for part in ("kind", "namespace", "name"))
-        found = self._objects.get(key)  # type: ignore[call-overload]
+        info = request.match_info
+        found = self._objects.get((info["kind"], info["namespace"], info["name"]))
         return web.json_response(found) if found else _status(404, "NotFound", "not found")
 
     async def _fault(self, request: web.Request) -> web.Response | None:
@@ -178,7 +185,8 @@ class KubernetesServer:
         token, start = query.get("continue", ""), 0
         if token:
             snapshot, _, place = token.partition("_")
-            if snapshot not in self._snapshots:
+            if snapshot not in self._snapshots or self.forgets == "list":
+                self.forgets = ""
                 message = "The provided continue parameter is too old"
                 return _status(410, "Expired", message)
             items, version, start = self._snapshots[snapshot], snapshot, int(place)
@@ -218,7 +226,8 @@ class KubernetesServer:
                 while (event := await watch.queue.get()) is not None:
                     await _send(answer, event)
         except TimeoutError:
-            pass
+            if watch.dead:
+                await asyncio.Event().wait()
         finally:
             self.watches.discard(watch)
         if self.bookmarks and query.get("allowWatchBookmarks") in ("1", "true"):

@@ -81,7 +81,7 @@ class Mirror(Generic[T]):
         Raises:
             Unreadable: see there; or there are more engines than a source may name.
         """
-        page = _decoded(self._pages, body)
+        page: Page[T] = _decoded(self._pages, body)
         for each in page.items or ():
             self._see(self._listed, each)
         if sum(len(found) or 1 for found in self._listed.values()) > MAX_MEMBERS:
