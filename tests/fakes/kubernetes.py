@@ -12,11 +12,20 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from aiohttp import web
+from tests.fakes.certificates import Authority
 
 Json = dict[str, Any]
 Mood = Literal["answers", "fails", "hangs", "refuses"]
 KINDS = {"pods": ("v1", "Pod"), "endpointslices": ("discovery.k8s.io/v1", "EndpointSlice")}
 MOST_EVENTS = 1000
+
+
+def server_tls(authority: Authority) -> ssl.SSLContext:
+    """What a server shows that `authority` has signed for loopback."""
+    signed = authority.sign("127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(signed.cert_file, signed.key_file)
+    return context
 
 
 @dataclass(eq=False)

@@ -11,7 +11,6 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from kvrouter.access.admin_token import AdminToken
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.http.server.respond import HttpRequest, HttpResponse, as_json
@@ -20,6 +19,7 @@ from kvrouter.prefix.events.confidence import Reason
 from kvrouter_store.connection.cross_origin import cross_origin_refusal
 
 if TYPE_CHECKING:
+    from kvrouter.access.admin_token import AdminToken
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.server.respond import Respond, Row
     from kvrouter.membership.fleet import Fleet

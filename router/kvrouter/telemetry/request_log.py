@@ -131,9 +131,10 @@ def _plain(lines: Sequence[RequestLine]) -> bytes:
 
 
 def set_up(level: str, form: str = "auto") -> tuple[RequestLog | None, LogWriter]:
-    """Configure `logging` to stderr in that form; returns the log of requests and the writer of both logs.
+    """Configure `logging` to stderr, see `log_to_stderr`.
 
-    There is no log of requests if `level` is above info.
+    Returns:
+        the log of requests, None if `level` is above info; and the writer of both logs.
     """
     writer, plain = log_to_stderr(level, form)
     wanted = logging.getLogger().isEnabledFor(logging.INFO)

@@ -1,7 +1,6 @@
 """Kubernetes: watches that end, expire and hang, pages, credentials, and what is told of faults."""
 
 import json
-import ssl
 from collections import ChainMap
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 import pytest_asyncio
 from tests.fakes.certificates import Authority
 from tests.fakes.discovery import QUICK, kubernetes_server
-from tests.fakes.kubernetes import KubernetesServer
+from tests.fakes.kubernetes import KubernetesServer, server_tls
 from tests.fakes.pods import endpoint, endpoint_slice, pod, write_kubeconfig
 from tests.integration.discovery.conftest import Heard, followed
 
@@ -230,16 +229,9 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def tls(authority: Authority) -> ssl.SSLContext:
-    signed = authority.sign("127.0.0.1")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(signed.cert_file, signed.key_file)
-    return context
-
-
 @pytest_asyncio.fixture
 async def secure(authority: Authority) -> AsyncIterator[KubernetesServer]:
-    started = KubernetesServer(tls(authority))
+    started = KubernetesServer(server_tls(authority))
     started.token = TOKEN
     await started.start()
     yield started

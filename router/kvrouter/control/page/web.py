@@ -16,13 +16,13 @@ from quart import Quart
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import HTTPException
 
-from kvrouter.access.admin_token import AdminToken
 from kvrouter.errors import ApiError
 from kvrouter.http.server.respond import HttpRequest, HttpResponse, answer, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from kvrouter.access.admin_token import AdminToken
     from kvrouter.http.server.respond import Respond, Row
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
