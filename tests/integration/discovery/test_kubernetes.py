@@ -14,10 +14,11 @@ from tests.fakes.pods import endpoint, endpoint_slice, pod, write_kubeconfig
 from tests.integration.discovery.conftest import Heard, followed
 
 from kvrouter.engines.engine import Role
+from kvrouter.membership.discovery import kubernetes as source
 from kvrouter.membership.discovery.base import SourceContext
-from kvrouter.membership.discovery.kubernetes import kubeconfig, source
-from kvrouter.membership.discovery.kubernetes.environment import find_server
-from kvrouter.membership.discovery.kubernetes.source import KubernetesSource
+from kvrouter.membership.discovery.kubernetes import KubernetesSource
+from kvrouter.membership.kubernetes import kubeconfig
+from kvrouter.membership.kubernetes.environment import find_server
 
 PODS, SERVICE = "k8s://test?selector=app=engine", "k8s://test?service=engines"
 TOKEN = "a-token-of-the-service-account"
@@ -64,6 +65,15 @@ async def test_a_pod_that_loses_its_label_leaves(server: KubernetesServer) -> No
         await heard.until(lambda: names(heard) == {"vllm-0"})
         server.put("pods", "vllm-0", **pod() | {"metadata": {"labels": {"app": "old"}}})
         await heard.until(lambda: names(heard) == set())
+
+
+async def test_pods_at_one_address_are_one_engine_for_both_legs(
+    server: KubernetesServer,
+) -> None:
+    server.put("pods", "vllm-0", **pod(role="decode"))
+    server.put("pods", "vllm-1", **pod(role="prefill"))
+    async with followed(following()) as heard:
+        await heard.until(lambda: list(heard.engines.values()) == [Role.BOTH])
 
 
 async def test_endpoints_of_a_service_are_followed(server: KubernetesServer) -> None:

@@ -15,7 +15,7 @@ from tests.integration.router.test_membership import Traffic, decoding, neighbou
 
 from kvrouter.membership import discovery
 from kvrouter.membership.discovery import SOURCES
-from kvrouter.membership.discovery.kubernetes.source import KubernetesSource
+from kvrouter.membership.discovery.kubernetes import KubernetesSource
 
 EVENTS = 1000
 SEED = 20250101

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from kvrouter.membership.discovery.base import SourceContext
 from kvrouter.membership.discovery.dns import DnsSource
 from kvrouter.membership.discovery.file import FileSource
-from kvrouter.membership.discovery.kubernetes.source import KubernetesSource
+from kvrouter.membership.discovery.kubernetes import KubernetesSource
 from kvrouter.membership.discovery.redis import RedisSource
 
 if TYPE_CHECKING:

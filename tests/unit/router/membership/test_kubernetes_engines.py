@@ -7,9 +7,9 @@ import pytest
 from tests.fakes.pods import endpoint, endpoint_slice, pod
 
 from kvrouter.engines.engine import Role
-from kvrouter.membership.discovery.kubernetes.engines import Odd, members_of, of_pod, of_slice
-from kvrouter.membership.discovery.kubernetes.objects import EndpointSlice, Pod
-from kvrouter.membership.discovery.kubernetes.options import read_url
+from kvrouter.membership.kubernetes.engines import Odd, of_pod, of_slice, one_of_each
+from kvrouter.membership.kubernetes.objects import EndpointSlice, Pod
+from kvrouter.membership.kubernetes.options import read_url
 
 PODS, SERVICE = "k8s://test?selector=app=engine", "k8s://test?service=engines"
 
@@ -21,14 +21,16 @@ def named(found: Any, name: str = "engine-0") -> Any:
 def in_pods(*pods: Any, url: str = PODS) -> tuple[dict[str, Role], dict[str, int]]:
     wanted = read_url(url)
     read = [msgspec.convert(named(each, f"engine-{n}"), Pod) for n, each in enumerate(pods)]
-    members, ports = members_of(found for each in read for found in of_pod(each, wanted))
-    return dict(members), ports
+    found = one_of_each(found for each in read for found in of_pod(each, wanted))
+    ports = {each.address: each.bootstrap_port for each in found if each.bootstrap_port}
+    return {each.address: each.role for each in found}, ports
 
 
 def in_slices(*slices: Any, url: str = SERVICE) -> dict[str, Role]:
     wanted = read_url(url)
     read = [msgspec.convert(named(each), EndpointSlice) for each in slices]
-    return dict(members_of(found for each in read for found in of_slice(each, wanted))[0])
+    found = one_of_each(found for each in read for found in of_slice(each, wanted))
+    return {each.address: each.role for each in found}
 
 
 def test_a_ready_pod_is_an_engine_with_the_pods_name_as_label() -> None:
@@ -79,13 +81,13 @@ def test_ipv6_addresses_are_written_in_brackets() -> None:
 
 def test_an_annotation_tells_the_bootstrap_port() -> None:
     _, ports = in_pods(pod("10.0.0.1", annotations={"kvrouter/bootstrap-port": "8997"}), pod())
-    assert ports == {"10.0.0.1:8000": 8997}
+    assert ports == {"engine-0=10.0.0.1:8000": 8997}
 
 
 def test_the_end_of_a_long_name_is_the_label() -> None:
     found = msgspec.convert(named(pod(), "a" * 80 + "-x7f2"), Pod)
-    members, _ = members_of(of_pod(found, read_url(PODS)))
-    assert list(members) == ["a" * 58 + "-x7f2=10.0.0.1:8000"]
+    (engine,) = of_pod(found, read_url(PODS))
+    assert [engine.address] == ["a" * 58 + "-x7f2=10.0.0.1:8000"]
 
 
 @pytest.mark.parametrize(

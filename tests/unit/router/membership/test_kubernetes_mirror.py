@@ -9,20 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.pods import pod
 
-from kvrouter.engines.engine import Role
-from kvrouter.membership.discovery.base import MAX_MEMBERS
-from kvrouter.membership.discovery.kubernetes.engines import of_pod
-from kvrouter.membership.discovery.kubernetes.mirror import (
+from kvrouter.membership.kubernetes.engines import of_pod
+from kvrouter.membership.kubernetes.mirror import (
     MAX_LINE_BYTES,
     Expired,
     Mirror,
     Unreadable,
 )
-from kvrouter.membership.discovery.kubernetes.objects import Pod
-from kvrouter.membership.discovery.kubernetes.options import read_url
+from kvrouter.membership.kubernetes.objects import Pod
+from kvrouter.membership.kubernetes.options import read_url
 
 Json = dict[str, Any]
 WANTED = read_url("k8s://test?selector=app=engine")
+MOST = 500
 NAMES = ("a", "b", "c", "d")
 CHANGES = st.lists(
     st.tuples(st.sampled_from(NAMES), st.sampled_from(["ready", "waits", "leaves", "odd", "gone"])),
@@ -31,7 +30,7 @@ CHANGES = st.lists(
 
 
 def mirror() -> Mirror[Pod]:
-    return Mirror(Pod, lambda each: of_pod(each, WANTED))
+    return Mirror(Pod, lambda each: of_pod(each, WANTED), MOST)
 
 
 def shown(name: str, state: str = "ready", version: int = 1) -> Json:
@@ -63,7 +62,7 @@ def listed(*items: Json) -> Mirror[Pod]:
 
 
 def names(of: Mirror[Pod]) -> set[str]:
-    return {address.partition("=")[0] for address in of.members()[0]}
+    return {each.owner for each in of.engines()}
 
 
 @given(before=CHANGES, after=CHANGES, cuts=st.lists(st.integers(1, 400), max_size=40))
@@ -82,9 +81,9 @@ def test_it_names_exactly_the_ready_pods_however_events_are_cut(
         there[name] = state
         events += line("MODIFIED" if known else "ADDED", shown(name, state, version))
     for size in [*cuts, len(events)]:
-        was = seen.members()
+        was = seen.engines()
         changed = seen.feed(events[:size])
-        assert changed or seen.members() == was
+        assert changed or seen.engines() == was
         events = events[size:]
     assert names(seen) == {name for name, state in there.items() if state == "ready"}
     assert seen.odd.keys() == {name for name, state in there.items() if state == "odd"}
@@ -165,12 +164,6 @@ def test_a_line_without_end_is_refused() -> None:
 def test_a_list_without_end_is_refused() -> None:
     seen = mirror()
     seen.begin_list()
-    many = [shown(f"p-{n}") | {"status": shown("a")["status"]} for n in range(MAX_MEMBERS + 1)]
+    many = [shown(f"p-{n}") | {"status": shown("a")["status"]} for n in range(MOST + 1)]
     with pytest.raises(Unreadable, match="select fewer"):
         seen.page(page(*many, more="next"))
-
-
-def test_pods_at_one_address_are_one_engine_for_both_legs() -> None:
-    one, two = shown("a"), shown("b")
-    two["status"], two["metadata"]["labels"] = one["status"], {"kvrouter/role": "prefill"}
-    assert list(listed(one, two).members()[0].values()) == [Role.BOTH]

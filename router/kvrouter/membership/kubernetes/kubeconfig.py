@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kvrouter.credentials.tls import client_context
-from kvrouter.membership.discovery.kubernetes.api import ApiFailed, ApiServer
+from kvrouter.membership.kubernetes.api import ApiFailed, ApiServer
 
 if TYPE_CHECKING:
     import ssl

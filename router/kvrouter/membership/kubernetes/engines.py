@@ -7,20 +7,17 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.engine import Role
-from kvrouter.membership.discovery.base import both_roles
-from kvrouter.options.addresses import bare_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from kvrouter.membership.discovery.base import Members
-    from kvrouter.membership.discovery.kubernetes.objects import (
+    from kvrouter.membership.kubernetes.objects import (
         EndpointSlice,
         Metadata,
         NamedPort,
         Pod,
     )
-    from kvrouter.membership.discovery.kubernetes.options import Wanted
+    from kvrouter.membership.kubernetes.options import Wanted
 
 ROLE_LABEL: Final = "kvrouter/role"
 BOOTSTRAP_ANNOTATION: Final = "kvrouter/bootstrap-port"
@@ -73,18 +70,14 @@ def of_slice(slice_: EndpointSlice, wanted: Wanted) -> tuple[Found, ...]:
     )
 
 
-def members_of(found: Iterable[Found]) -> tuple[Members, dict[str, int]]:
-    """All engines as a source names them, and their bootstrap ports by `HOST:PORT`.
-
-    A Pod with addresses of both kinds, in two slices of one Service, counts by its IPv4 address.
-    """
+def one_of_each(found: Iterable[Found]) -> list[Found]:
+    """One for each owner: of a Pod with addresses of both kinds, in two slices, that of IPv4."""
     chosen: dict[str, Found] = {}
     for each in found:
         known = chosen.setdefault(each.owner, each)
         if _preference(each) < _preference(known):
             chosen[each.owner] = each
-    ports = {bare_address(f.address): f.bootstrap_port for f in chosen.values() if f.bootstrap_port}
-    return both_roles((f.address, f.role) for f in chosen.values()), ports
+    return list(chosen.values())
 
 
 def _preference(found: Found) -> tuple[bool, str]:

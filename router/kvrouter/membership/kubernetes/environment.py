@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.credentials.tls import client_context
-from kvrouter.membership.discovery.kubernetes.api import ApiFailed, ApiServer
-from kvrouter.membership.discovery.kubernetes.kubeconfig import read_kubeconfig
+from kvrouter.membership.kubernetes.api import ApiFailed, ApiServer
+from kvrouter.membership.kubernetes.kubeconfig import read_kubeconfig
 from kvrouter_store.system_errors import reason_of
 
 if TYPE_CHECKING:

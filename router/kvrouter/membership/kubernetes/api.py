@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
-from kvrouter.membership.discovery.kubernetes.mirror import GONE, Expired, read_status
+from kvrouter.membership.kubernetes.mirror import GONE, Expired, read_status
 from kvrouter_store.system_errors import reason_of
 
 if TYPE_CHECKING:

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from kvrouter.membership.discovery.base import MAX_MEMBERS
-from kvrouter.membership.discovery.kubernetes.engines import Odd, members_of
-from kvrouter.membership.discovery.kubernetes.objects import Bookmark, Event, Page, Status
+from kvrouter.membership.kubernetes.engines import Odd, one_of_each
+from kvrouter.membership.kubernetes.objects import Bookmark, Event, Page, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvrouter.membership.discovery.base import Members
-    from kvrouter.membership.discovery.kubernetes.engines import Found
-    from kvrouter.membership.discovery.kubernetes.objects import Metadata
+    from kvrouter.membership.kubernetes.engines import Found
+    from kvrouter.membership.kubernetes.objects import Metadata
 
 
 class _Object(Protocol):
@@ -48,6 +46,7 @@ class Mirror(Generic[T]):
     Args:
         kind: the type of its objects.
         name_engines: the engines that one names; raises Odd.
+        most: engines in a list; more are refused.
 
     Attributes:
         version: from which to watch; "": a list is needed first.
@@ -55,20 +54,23 @@ class Mirror(Generic[T]):
         read: events since it was made.
     """
 
-    def __init__(self, kind: type[T], name_engines: Callable[[T], tuple[Found, ...]]) -> None:
+    def __init__(
+        self, kind: type[T], name_engines: Callable[[T], tuple[Found, ...]], most: int
+    ) -> None:
         self.version = ""
         self.odd: dict[str, str] = {}
         self.read = 0
         self._name_engines = name_engines
+        self._most = most
         self._objects = msgspec.json.Decoder(kind)
         self._pages: msgspec.json.Decoder[Page[T]] = msgspec.json.Decoder(Page[kind])  # type: ignore[valid-type]
         self._found: dict[str, tuple[Found, ...]] = {}
         self._listed: dict[str, tuple[Found, ...]] = {}
         self._rest = b""  # of the watch: the beginning of a line
 
-    def members(self) -> tuple[Members, dict[str, int]]:
-        """All engines, and bootstrap ports by `HOST:PORT`."""
-        return members_of(each for found in self._found.values() for each in found)
+    def engines(self) -> list[Found]:
+        """All engines, each once."""
+        return one_of_each(each for found in self._found.values() for each in found)
 
     def begin_list(self) -> None:
         """A list begins. What was known stays until it has ended."""
@@ -79,13 +81,13 @@ class Mirror(Generic[T]):
         """Take a page of a list; returns the token of the next, "" if it was the last.
 
         Raises:
-            Unreadable: see there; or there are more engines than a source may name.
+            Unreadable: see there; or there are more engines than `most`.
         """
         page: Page[T] = _decoded(self._pages, body)
         for each in page.items or ():
             self._see(self._listed, each)
-        if sum(len(found) or 1 for found in self._listed.values()) > MAX_MEMBERS:
-            raise Unreadable(f"more than {MAX_MEMBERS} engines; select fewer")
+        if sum(len(found) or 1 for found in self._listed.values()) > self._most:
+            raise Unreadable(f"more than {self._most} engines; select fewer")
         if not page.metadata.more:
             self._found, self._listed = self._listed, {}
             self.odd = {name: odd for name, odd in self.odd.items() if name in self._found}
@@ -97,7 +99,7 @@ class Mirror(Generic[T]):
         self._rest = b""
 
     def feed(self, chunk: bytes) -> bool:
-        """Take bytes of the watch, cut anywhere; returns whether they may have changed `members`.
+        """Take bytes of the watch, cut anywhere; returns whether they may have changed `engines`.
 
         Raises:
             Expired: see there.

@@ -8,19 +8,21 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.membership.discovery.kubernetes.api import ApiFailed, Session
-from kvrouter.membership.discovery.kubernetes.engines import of_pod, of_slice
-from kvrouter.membership.discovery.kubernetes.environment import find_server
-from kvrouter.membership.discovery.kubernetes.mirror import Expired, Mirror, Unreadable
-from kvrouter.membership.discovery.kubernetes.objects import EndpointSlice, Pod
-from kvrouter.membership.discovery.kubernetes.options import read_url
+from kvrouter.membership.discovery.base import MAX_MEMBERS, both_roles
+from kvrouter.membership.kubernetes.api import ApiFailed, Session
+from kvrouter.membership.kubernetes.engines import of_pod, of_slice
+from kvrouter.membership.kubernetes.environment import find_server
+from kvrouter.membership.kubernetes.mirror import Expired, Mirror, Unreadable
+from kvrouter.membership.kubernetes.objects import EndpointSlice, Pod
+from kvrouter.membership.kubernetes.options import read_url
+from kvrouter.options.addresses import bare_address
 from kvrouter_store.connection.reconnect import BackOff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from kvrouter.membership.discovery.base import Listener, SourceContext
-    from kvrouter.membership.discovery.kubernetes.api import ApiServer
+    from kvrouter.membership.kubernetes.api import ApiServer
 
 PAGE: Final = 250
 """Objects in one page of a list; each has some 10 KB."""
@@ -134,10 +136,11 @@ class KubernetesSource:
             query["continue"] = more
 
     def _report(self, mirror: Mirror[Pod] | Mirror[EndpointSlice], listener: Listener) -> None:
-        members, ports = mirror.members()
+        found = mirror.engines()
+        ports = {bare_address(f.address): f.bootstrap_port for f in found if f.bootstrap_port}
         self._bootstrap_ports.clear()
         self._bootstrap_ports.update(ports)
-        listener.named(members)
+        listener.named(both_roles((each.address, each.role) for each in found))
         for name, sentence in mirror.odd.items():
             if self._told.get(name) != sentence:
                 log.warning("discovery %s: %s is left out: %s", self.name, name, sentence)
@@ -146,5 +149,5 @@ class KubernetesSource:
     def _mirror(self) -> Mirror[Pod] | Mirror[EndpointSlice]:
         wanted = self._wanted
         if wanted.slices:
-            return Mirror(EndpointSlice, lambda each: of_slice(each, wanted))
-        return Mirror(Pod, lambda each: of_pod(each, wanted))
+            return Mirror(EndpointSlice, lambda each: of_slice(each, wanted), MAX_MEMBERS)
+        return Mirror(Pod, lambda each: of_pod(each, wanted), MAX_MEMBERS)
