@@ -256,7 +256,9 @@ class KubernetesServer:
     def _tell(self, type_: str, seen: Json) -> None:
         self._version += 1
         seen["metadata"]["resourceVersion"] = str(self._version)
-        self._events = [*self._events[1 - MOST_EVENTS :], (self._version, type_, seen)]
+        self._events.append((self._version, type_, seen))
+        if len(self._events) > MOST_EVENTS:
+            self.oldest = max(self.oldest, self._events.pop(0)[0])
         for watch in self.watches:
             self._offer(watch, type_, seen)
 

@@ -351,9 +351,9 @@ async def test_a_program_of_the_kubeconfig_makes_tokens(
 @pytest.mark.parametrize(
     ("url", "content", "complaint"),
     [
-        (PODS + "&context=gpu", None, "gpu"),
-        (PODS, "[]", "no such context, or no valid kubeconfig"),
-        (PODS, "", "no such context, or no valid kubeconfig"),
+        (PODS + "&context=gpu", None, "Expected object with name gpu"),
+        (PODS, "{}", "Expected key current-context"),
+        (PODS, "[]", "cannot be used"),
     ],
 )
 async def test_a_wrong_kubeconfig_is_told(
@@ -363,6 +363,14 @@ async def test_a_wrong_kubeconfig_is_told(
         (tmp_path / "kubeconfig").write_text(content)
     async with followed(following(url)) as heard:
         assert complaint in await heard.complains()
+
+
+async def test_without_a_cluster_and_a_kubeconfig_the_remedy_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    async with followed(following()) as heard:
+        assert "give KUBECONFIG, or run the router in a Pod" in await heard.complains()
 
 
 async def test_without_its_package_a_kubeconfig_is_refused_with_the_remedy(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvrouter.credentials.tls import client_context
@@ -25,6 +26,8 @@ async def read_kubeconfig(files: str, context: str | None) -> ApiServer:
 
     ApiFailed: the package is missing, or they cannot be used.
     """
+    if not any(Path(each).is_file() for each in files.split(":")):
+        raise ApiFailed(f"no kubeconfig {files}; give KUBECONFIG, or run the router in a Pod")
     try:
         library = await asyncio.to_thread(import_module, "kubernetes_asyncio")
     except ImportError:
@@ -37,9 +40,10 @@ async def read_kubeconfig(files: str, context: str | None) -> ApiServer:
             loader = await library.config.load_kube_config(files, context, found)
     except TimeoutError:
         raise ApiFailed(f"kubeconfig {files}: not read within {READ_TIMEOUT_S:g} s") from None
-    except Exception as error:  # the library raises of any kind, AssertionError too
-        reason = str(error) or "no such context, or no valid kubeconfig"
-        raise ApiFailed(f"kubeconfig {files}: {reason}") from None
+    except library.config.ConfigException as error:
+        raise ApiFailed(f"kubeconfig {files}: {error}") from None
+    except Exception as error:  # the library raises of any kind for a file that is no kubeconfig
+        raise ApiFailed(f"kubeconfig {files} cannot be used: {error!r}") from None
     token = found.api_key.get("BearerToken")
     return ApiServer(
         url=found.host.rstrip("/"),
