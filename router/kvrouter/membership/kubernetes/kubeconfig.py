@@ -26,7 +26,7 @@ async def read_kubeconfig(files: str, context: str | None) -> ApiServer:
 
     ApiFailed: the package is missing, or they cannot be used.
     """
-    if not any(Path(each).is_file() for each in files.split(":")):
+    if not _exists(files):
         raise ApiFailed(f"no kubeconfig {files}; give KUBECONFIG, or run the router in a Pod")
     try:
         library = await asyncio.to_thread(import_module, "kubernetes_asyncio")
@@ -53,6 +53,10 @@ async def read_kubeconfig(files: str, context: str | None) -> ApiServer:
         tls_name=found.tls_server_name,
         proxy=found.proxy,
     )
+
+
+def _exists(files: str) -> bool:
+    return any(Path(each).is_file() for each in files.split(":"))
 
 
 def _tls(found: Any) -> ssl.SSLContext | bool:
