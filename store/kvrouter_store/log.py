@@ -125,13 +125,17 @@ class _WriterHandler(logging.Handler):
         super().close()
 
 
-def log_to_stderr(level: str) -> tuple[LogWriter, bool]:
+def log_to_stderr(level: str, form: str = "auto") -> tuple[LogWriter, bool]:
     """Configure `logging` for this process, from the level named `level` on.
 
+    Args:
+        level: the name of the lowest.
+        form: text, json, or auto: text on a terminal, else JSON.
+
     Returns:
-        what writes to stderr, and whether stderr is a terminal and lines are plain.
+        what writes to stderr, and whether lines are text.
     """
-    plain = sys.stderr.isatty()
+    plain = sys.stderr.isatty() if form == "auto" else form == "text"
     writer = LogWriter(sys.stderr.fileno())
     handler = _WriterHandler(writer)
     handler.setFormatter(

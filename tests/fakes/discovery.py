@@ -9,20 +9,24 @@ from typing import Protocol
 
 import pytest
 from tests.fakes.dns_server import DnsServer
+from tests.fakes.kubernetes import KubernetesServer
+from tests.fakes.pods import pod, write_kubeconfig
 from tests.fakes.redis import MISSING, RedisServer, redis_server
 
 from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery import make_source
-from kvrouter.membership.discovery.base import EngineSource, Listener, RedisAccess
+from kvrouter.membership.discovery.base import EngineSource, Listener, SourceContext
 from kvrouter.membership.discovery.file import FileSource
 from kvrouter.membership.discovery.flags import FlagsSource
+from kvrouter.membership.discovery.kubernetes import KubernetesSource, Times
 from kvrouter.membership.discovery.redis import EntryKeys
 from kvrouter.membership.discovery.register import EngineRegistration
 from kvrouter.redis.client import RedisClient
 
 LOOK_S = 0.02
 TTL_S = 30.0
-KINDS = ("flags", "file", "dns", "srv", "redis")
+KINDS = ("flags", "file", "dns", "srv", "redis", "k8s")
+QUICK = Times(answer_s=1.0, watch_s=2.0, grace_s=1.0, first_pause_s=0.02, longest_pause_s=0.1)
 
 
 class Backend(Protocol):
@@ -167,6 +171,48 @@ class RedisBackend:
         await self.name(self._wanted)
 
 
+class KubernetesBackend:
+    """Pods of an API server that a kubeconfig names, as KUBECONFIG does for a whole process."""
+
+    roles = (Role.PREFILL, Role.DECODE)
+    setting = "k8s://test?selector=app=engine"
+    more: dict[str, str] = {}  # noqa: RUF012
+
+    def __init__(self, server: KubernetesServer) -> None:
+        self.server = server
+
+    def source(self) -> EngineSource:
+        return KubernetesSource(self.setting, SourceContext(), times=QUICK)
+
+    async def name(self, members: Mapping[str, Role]) -> None:
+        wanted = {f"engine-{a.replace(':', '-')}": (a, role) for a, role in members.items()}
+        for gone in set(self.server.names("pods")) - wanted.keys():
+            self.server.delete("pods", gone)
+        for name, (address, role) in wanted.items():
+            host, _, port = address.rpartition(":")
+            self.server.put("pods", name, **pod(host, int(port), role=role.value))
+
+    async def fail(self) -> None:
+        self.server.mood = "fails"
+        self.server.end_watches()
+
+    async def mend(self) -> None:
+        self.server.mood = "answers"
+
+
+@asynccontextmanager
+async def kubernetes_server(folder: Path) -> AsyncIterator[KubernetesServer]:
+    """An API server that this process finds as kubectl does, by KUBECONFIG."""
+    server = KubernetesServer()
+    await server.start()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("KUBECONFIG", str(write_kubeconfig(folder, server.url)))
+        try:
+            yield server
+        finally:
+            await server.stop()
+
+
 class _ClosingSource:
     """A source whose link ends with it, as the router's ends with the router."""
 
@@ -178,7 +224,7 @@ class _ClosingSource:
     async def follow(self, listener: Listener) -> None:
         link = RedisClient(self._url)
         try:
-            await make_source("redis", RedisAccess(link)).follow(listener)
+            await make_source("redis", SourceContext(link)).follow(listener)
         finally:
             await link.close()
 
@@ -213,6 +259,10 @@ async def backend_of(kind: str, folder: Path, port: int = 8000) -> AsyncIterator
             pytest.skip(MISSING)
         with RedisServer(folder) as redis:
             yield RedisBackend(redis)
+        return
+    if kind == "k8s":
+        async with kubernetes_server(folder) as cluster:
+            yield KubernetesBackend(cluster)
         return
     async with dns_server() as server:
         made = DnsBackend(server, kind, port)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvrouter.errors import ApiError
@@ -12,8 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def ask_for_token(headers: Mapping[str, str], token: str) -> None:
-    """Check the token of a request, in constant time; "" needs none. ApiError: 401."""
-    given = bearer_token(headers.get("authorization", "")).encode("latin-1", "replace")
-    if token and not hmac.compare_digest(given, token.encode()):
-        raise ApiError(401, "This needs the admin token, as Authorization: Bearer TOKEN.")
+@dataclass(slots=True)
+class AdminToken:
+    """The token as it is now; "" requires none."""
+
+    value: str = ""
+
+    def ask(self, headers: Mapping[str, str]) -> None:
+        """Check the token of a request, in constant time. ApiError: 401."""
+        given = bearer_token(headers.get("authorization", "")).encode("latin-1", "replace")
+        if self.value and not hmac.compare_digest(given, self.value.encode()):
+            raise ApiError(401, "This needs the admin token, as Authorization: Bearer TOKEN.")

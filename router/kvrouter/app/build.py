@@ -121,6 +121,7 @@ def _served(
 def _adjustable(core: Core, members: Members, services: Services, ports: Ports) -> Adjustable:
     return Adjustable(
         access=core.access,
+        admin_token=core.admin_token,
         ports=ports,
         flags=members.flags,
         queue_wait=core.queue_wait,

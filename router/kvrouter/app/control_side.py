@@ -66,7 +66,7 @@ def make_control_side(
         keys=lambda: core.access.asks,
         apart=board is not None,
     )
-    rows, token = status.rows(), settings.admin_token.get_secret_value()
+    rows, token = status.rows(), core.admin_token
     if settings.admin:
         fleet = members.group.fleet if members.group is not None else members.fleet
         rows += Admin(core.pool, fleet, members.prober, token, core.tracker).rows()

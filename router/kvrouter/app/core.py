@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kvrouter.access.admin_token import AdminToken
 from kvrouter.access.setup import Access
 from kvrouter.admission.model_gates import ModelGates
 from kvrouter.admission.recompute_budget import RecomputeBudget
@@ -40,6 +41,7 @@ class Core:
     settings: RouterSettings
     metrics: Metrics
     access: Access
+    admin_token: AdminToken
     pool: EnginePool
     families: Families
     models: ModelNames
@@ -91,6 +93,7 @@ def make_core(settings: RouterSettings) -> Core:
         settings=settings,
         metrics=metrics,
         access=access,
+        admin_token=AdminToken(settings.admin_token.get_secret_value()),
         pool=pool,
         families=Families(),
         models=ModelNames(settings.model, settings.model_retention_s, aliases=settings.aliases),

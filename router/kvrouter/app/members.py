@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvrouter.engines.compatibility import CompatibilityMonitor, digests_differ
 from kvrouter.membership.detect import EngineDetector
 from kvrouter.membership.discovery import make_source
-from kvrouter.membership.discovery.base import RedisAccess
+from kvrouter.membership.discovery.base import SourceContext
 from kvrouter.membership.discovery.flags import FlagsSource
 from kvrouter.membership.discovery.follow import Discovery
 from kvrouter.membership.fleet import Fleet
@@ -46,12 +47,12 @@ def make_members(core: Core) -> Members:
         OSError: `--kv-events-bind` cannot be bound.
     """
     settings, pool, store = core.settings, core.pool, core.store
-    prober = _make_prober(core)
-    fleet, flags = Fleet(pool, prober), FlagsSource(settings.engines)
     url, prefix = settings.redis.get_secret_value(), settings.redis_prefix
     redis = RedisClient(url) if url else None
-    access = RedisAccess(redis, prefix)
-    sources = (make_source(text, access) for text in settings.discovery)
+    context = SourceContext(redis, prefix, ChainMap(settings.bootstrap_ports))
+    sources = [make_source(text, context) for text in settings.discovery]
+    prober = _make_prober(core, context)
+    fleet, flags = Fleet(pool, prober), FlagsSource(settings.engines)
     compatibility = CompatibilityMonitor(pool, store.difference if store else digests_differ)
     _follow_pool(core, compatibility)
     intake = EventIntake(settings, core.tracker, pool) if core.tracker is not None else None
@@ -68,7 +69,7 @@ def make_members(core: Core) -> Members:
     )
 
 
-def _make_prober(core: Core) -> Prober:
+def _make_prober(core: Core, context: SourceContext) -> Prober:
     settings, store = core.settings, core.store
     client = ProbeClient(core.access.worker_keys, core.access.trust, settings.health_timeout_s)
     detector = EngineDetector(
@@ -76,7 +77,7 @@ def _make_prober(core: Core) -> Prober:
         client.body,
         connector=settings.kv_connector,
         model=settings.model,
-        bootstrap_ports=settings.bootstrap_ports,
+        bootstrap_ports=context.bootstrap_ports,
         rank_counts=settings.rank_counts,
         try_priority=settings.prefill_priority == "auto",
     )

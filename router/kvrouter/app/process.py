@@ -39,7 +39,7 @@ def run(settings: RouterSettings, reread: Callable[[], RouterSettings]) -> int:
     Raises:
         OSError: an address cannot be bound.
     """
-    lines, writer = request_log.set_up(settings.log_level)
+    lines, writer = request_log.set_up(settings.log_level, settings.log_format)
     try:
         uvloop.run(_main(settings, reread, lines, writer))
     except TokenizerUnavailable as error:

@@ -16,6 +16,9 @@ from kvrouter.options.types import by_model
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from pydantic import SecretStr
+
+    from kvrouter.access.admin_token import AdminToken
     from kvrouter.access.ports import Ports
     from kvrouter.access.setup import Access
     from kvrouter.admission.model_gates import ModelGates
@@ -60,6 +63,7 @@ class Adjustable:
     """The parts of a router that a change of its settings reaches."""
 
     access: Access
+    admin_token: AdminToken
     ports: Ports
     flags: FlagsSource
     queue_wait: QueueWait
@@ -251,7 +255,11 @@ def _breaker_max_cooldown(parts: Adjustable, value: float) -> None:
     parts.pool.breaker_limits.max_cooldown_s = value
 
 
-def _followed(parts: Adjustable, value: float) -> None:
+def _admin_token(parts: Adjustable, value: SecretStr) -> None:
+    parts.admin_token.value = value.get_secret_value()
+
+
+def _followed(parts: Adjustable, value: object) -> None:
     """`LiveSettings` follows it together with others, or is asked for it when the router stops."""
     del parts, value
 
@@ -285,5 +293,7 @@ RELOADED: Final[Mapping[str, Callable[[Adjustable, Any], None]]] = {
     "cb_max_timeout_s": _breaker_max_cooldown,
     "drain_delay_s": _followed,
     "drain_timeout_s": _followed,
+    "admin_token": _admin_token,
+    "admin_token_file": _followed,
     "log_level": lambda _, value: logging.getLogger().setLevel(value.upper()),
 }

@@ -28,12 +28,14 @@ from kvrouter.engines.settings import FailoverSettings
 from kvrouter.http.server.settings import ClientSettings
 from kvrouter.membership.discovery.base import both_roles
 from kvrouter.membership.discovery.settings import DiscoverySettings
+from kvrouter.options.secret_file import secret_of
 from kvrouter.options.settings import Settings
 from kvrouter.options.types import (
     Addresses,
     EnginePorts,
     Port,
     RankCounts,
+    StoreTokenFile,
     StoreUrl,
     by_engine,
     unique_addresses,
@@ -46,6 +48,7 @@ from kvrouter.routing.policies.prefix import Prefix
 from kvrouter.telemetry.settings import ObservabilitySettings
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.connection.tls import ClientTls, native_context
+from kvrouter_store.connection.tokens import check_token
 from kvrouter_store.node.settings import (  # noqa: TC001 (pydantic reads them)
     StoreCaFile,
     StoreCertFile,
@@ -153,6 +156,7 @@ class RouterSettings(
         description="Token of the store, if it needs one. Give it in the environment: other users "
         "can see flags.",
     )
+    store_token_file: StoreTokenFile = ""
     store_ca_file: StoreCaFile = ""
     store_cert_file: StoreCertFile = ""
     store_key_file: StoreKeyFile = ""
@@ -244,6 +248,11 @@ class RouterSettings(
         description="Token that /workers and the status page require, as Authorization: Bearer. "
         "Give it in the environment: other users can see flags.",
     )
+    admin_token_file: str = Field(
+        default="",
+        description="File that holds this token, in place of --admin-token. The router reads it "
+        "again on SIGHUP.",
+    )
     drain_delay_s: float = Field(
         default=5.0,
         ge=0,
@@ -267,6 +276,13 @@ class RouterSettings(
         if value is not None:
             tokenizer_file(value)
         return value
+
+    @model_validator(mode="after")
+    def _secrets_of_files(self) -> RouterSettings:
+        self.admin_token = secret_of(self.admin_token, self.admin_token_file, "--admin-token")
+        given, path = self.store_token, self.store_token_file
+        self.store_token = secret_of(given, path, "--store-token", check_token)
+        return self
 
     @model_validator(mode="after")
     def _store_certificates(self) -> RouterSettings:

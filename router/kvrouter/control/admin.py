@@ -11,7 +11,6 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from kvrouter.access.admin_token import ask_for_token
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.errors import ApiError, bad_request
 from kvrouter.http.server.respond import HttpRequest, HttpResponse, as_json
@@ -20,6 +19,7 @@ from kvrouter.prefix.events.confidence import Reason
 from kvrouter_store.connection.cross_origin import cross_origin_refusal
 
 if TYPE_CHECKING:
+    from kvrouter.access.admin_token import AdminToken
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.server.respond import Respond, Row
     from kvrouter.membership.fleet import Fleet
@@ -40,14 +40,14 @@ class _Worker(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Admin:
-    """Answers GET, POST and DELETE of /workers; requires `token` unless it is ""."""
+    """Answers GET, POST and DELETE of /workers; requires `token`."""
 
     def __init__(
         self,
         pool: EnginePool,
         fleet: Fleet | SharedFleet,
         prober: Prober,
-        token: str,
+        token: AdminToken,
         tracker: CacheTracker | None = None,
     ) -> None:
         self._pool = pool
@@ -69,7 +69,7 @@ class Admin:
     def _admitted(self, call: Respond, request: HttpRequest) -> HttpResponse:
         if why := cross_origin_refusal(request.method, request.headers):
             raise ApiError(403, f"{why[0].upper()}{why[1:]}.")
-        ask_for_token(request.headers, self._token)
+        self._token.ask(request.headers)
         kind = request.headers.get("content-type", "").partition(";")[0].strip()
         if request.method == "POST" and kind != "application/json":
             # A web page could post any other type to a port of this host without a preflight.

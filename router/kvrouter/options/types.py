@@ -106,6 +106,10 @@ _ByName = Annotated[
 ]
 ModelCounts = Annotated[_ByName, checked_by_model(1, "COUNT"), _called("NAME=COUNT")]
 ModelTokens = Annotated[_ByName, checked_by_model(0, "TOKENS"), _called("NAME=TOKENS")]
+StoreTokenFile = Annotated[
+    str,
+    Field(description="File that holds the token of the store, in place of --store-token."),
+]
 StoreUrl = Annotated[str | None, AfterValidator(_store_url), _called("URL")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Percent = Annotated[int, Field(ge=0, le=100, json_schema_extra={"metavar": "PERCENT"})]

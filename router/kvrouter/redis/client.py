@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from kvrouter_store.system_errors import reason_of
 
@@ -204,6 +204,14 @@ def shown(url: str) -> str:
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if parts.hostname and ":" in parts.hostname else parts.hostname
     return f"{parts.scheme}://{host}:{parts.port or 6379}{parts.path}"
+
+
+def with_password(url: str, password: str) -> str:
+    """The URL with that password in place of its own."""
+    parts = urlsplit(url)
+    user, _, place = parts.netloc.rpartition("@")
+    named = f"{user.partition(':')[0]}:{quote(password, safe='')}@{place}"
+    return parts._replace(netloc=named).geturl()
 
 
 def checked(url: str) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, SecretStr, field_validator
+from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
-from kvrouter.redis.client import checked
+from kvrouter.options.secret_file import secret_of
+from kvrouter.redis.client import checked, with_password
 
 
 class RedisSettings(BaseModel):
@@ -19,6 +21,10 @@ class RedisSettings(BaseModel):
         "(?ssl_ca_certs=FILE names the CA). Give a URL with a password in the environment: other "
         "users can see flags.",
         json_schema_extra={"section": "Several routers", "metavar": "URL"},
+    )
+    redis_password_file: str = Field(
+        default="",
+        description="File that holds the password of --redis, whose URL then has none.",
     )
     redis_prefix: str = Field(
         default="kvrouter",
@@ -33,6 +39,16 @@ class RedisSettings(BaseModel):
         if value.get_secret_value():
             checked(value.get_secret_value())
         return value
+
+    @model_validator(mode="after")
+    def _redis_password(self) -> RedisSettings:
+        if self.redis_password_file:
+            url, path = self.redis.get_secret_value(), self.redis_password_file
+            if not url or urlsplit(url).password:
+                raise ValueError("--redis-password-file needs a --redis URL without a password")
+            password = secret_of(SecretStr(""), path, "--redis-password").get_secret_value()
+            self.redis = SecretStr(with_password(url, password))
+        return self
 
     @field_validator("redis_prefix")
     @classmethod

@@ -130,11 +130,12 @@ def _plain(lines: Sequence[RequestLine]) -> bytes:
     return "".join(f"{line}\n" for line in text).encode("utf-8", "replace")
 
 
-def set_up(level: str) -> tuple[RequestLog | None, LogWriter]:
-    """Configure `logging` to stderr; returns the log of requests and the writer of both logs.
+def set_up(level: str, form: str = "auto") -> tuple[RequestLog | None, LogWriter]:
+    """Configure `logging` to stderr, see `log_to_stderr`.
 
-    There is no log of requests if `level` is above info.
+    Returns:
+        the log of requests, None if `level` is above info; and the writer of both logs.
     """
-    writer, plain = log_to_stderr(level)
+    writer, plain = log_to_stderr(level, form)
     wanted = logging.getLogger().isEnabledFor(logging.INFO)
     return RequestLog(writer, plain=plain) if wanted else None, writer

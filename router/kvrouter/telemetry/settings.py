@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, field_validator
 
 from kvrouter.options.types import LogLevel  # noqa: TC001 (pydantic reads it)
+from kvrouter_store.node.settings import LogFormat  # noqa: TC001 (pydantic reads it)
 
 _OTLP: Final = "opentelemetry.exporter.otlp.proto.http"
 _TRACES: Final = "/v1/traces"
@@ -22,6 +23,7 @@ class ObservabilitySettings(BaseModel):
         description="Lowest severity that the router logs.",
         json_schema_extra={"section": "Logs and traces"},
     )
+    log_format: LogFormat = "auto"
     access_log: bool = Field(
         default=True,
         description="Log one line per request with its outcome, at --log-level info or debug.",

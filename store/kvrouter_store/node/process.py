@@ -48,7 +48,7 @@ def run(settings: StoreSettings, opens: Opens = open_device) -> int:
 
     opens: opens the devices for RDMA.
     """
-    log_to_stderr(settings.log_level)
+    log_to_stderr(settings.log_level, settings.log_format)
     try:
         asyncio.run(_serve(settings, opens))
     except StartRefused as error:

@@ -73,6 +73,10 @@ StoreCaFile = Annotated[
 StoreCertFile = Annotated[
     str, Field(description="PEM file of the certificate to show to the store, if it needs one.")
 ]
+LogFormat = Annotated[
+    Literal["auto", "text", "json"],
+    Field(description="How log lines are written. auto: text on a terminal, else JSON."),
+]
 RDMA = RdmaOptions()
 RdmaDevName = Annotated[
     str,
@@ -271,6 +275,7 @@ class StoreSettings(BaseSettings):
         description="Lowest severity that the node logs.",
         json_schema_extra={"section": "Logs and shutdown"},
     )
+    log_format: LogFormat = "auto"
     drain_timeout: float = Field(
         default=5.0,
         ge=0,

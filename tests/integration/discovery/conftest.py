@@ -11,6 +11,7 @@ from tests.fakes.discovery import KINDS, Backend, backend_of
 
 from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery.base import EngineSource, Members
+from kvrouter.options.addresses import unlabelled
 
 PATIENCE_S = 20.0
 
@@ -32,6 +33,11 @@ class Heard:
         self.problem = problem
         self._said()
 
+    @property
+    def engines(self) -> Members:
+        """The members without their labels."""
+        return {unlabelled(address): role for address, role in (self.members or {}).items()}
+
     def _said(self) -> None:
         self.words += 1
         self._word.set()
@@ -43,7 +49,13 @@ class Heard:
                 await self._word.wait()
 
     async def names(self, members: Mapping[str, Role]) -> None:
-        await self.until(lambda: self.members == members and self.problem is None)
+        await self.until(
+            lambda: (
+                self.members is not None
+                and members in (self.members, self.engines)
+                and self.problem is None
+            )
+        )
 
     async def complains(self) -> str:
         await self.until(lambda: self.problem is not None)

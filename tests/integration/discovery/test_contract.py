@@ -67,7 +67,7 @@ async def test_a_failed_reading_is_reported_and_its_engines_stay(backend: Backen
         words = heard.words
         await heard.until(lambda: heard.words > words + 2)
         assert heard.problem
-        assert heard.members == members
+        assert heard.engines == members
         await backend.mend()
         await heard.names(members)
 

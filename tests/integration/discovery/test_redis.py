@@ -18,7 +18,7 @@ from tests.integration.discovery.conftest import PATIENCE_S, Heard, followed
 from kvrouter.credentials.tls import server_context
 from kvrouter.engines.engine import Role
 from kvrouter.membership.discovery import make_source
-from kvrouter.membership.discovery.base import RedisAccess
+from kvrouter.membership.discovery.base import SourceContext
 from kvrouter.membership.discovery.redis import EngineEntry, EntryGrace
 from kvrouter.redis.client import RedisClient, RedisFailed
 from kvrouter.tools.demo.children import Child, Children
@@ -95,7 +95,7 @@ async def put(link: RedisClient, address: str, value: str, prefix: str = "kvrout
 
 
 async def test_other_programs_may_write_entries(link: RedisClient) -> None:
-    async with followed(make_source("redis", RedisAccess(link))) as heard:
+    async with followed(make_source("redis", SourceContext(link))) as heard:
         await put(link, A, '{"role": "prefill"}')
         await put(link, f"http://{B}", '{"role": "both", "weight": 3}')
         await heard.names({A: Role.PREFILL, B: Role.BOTH})
@@ -106,7 +106,7 @@ async def test_other_programs_may_write_entries(link: RedisClient) -> None:
 async def test_routers_of_another_prefix_see_others(link: RedisClient) -> None:
     await put(link, A, '{"role": "decode"}')
     await put(link, B, '{"role": "decode"}', "other")
-    async with followed(make_source("redis", RedisAccess(link, "other"))) as heard:
+    async with followed(make_source("redis", SourceContext(link, "other"))) as heard:
         await heard.names({B: Role.DECODE})
 
 
@@ -116,7 +116,7 @@ async def test_an_entry_that_cannot_be_read_is_left_out_and_logged_once(
     await put(link, A, '{"role": "decode"}')
     for name, value in ((B, "not JSON"), ("c:1", '{"role": "regular"}'), ("no port", "{}")):
         await put(link, name, value)
-    async with followed(make_source("redis", RedisAccess(link))) as heard:
+    async with followed(make_source("redis", SourceContext(link))) as heard:
         await heard.names({A: Role.DECODE})
         await put(link, "d:1", '{"role": "decode"}')
         await heard.names({A: Role.DECODE, "d:1": Role.DECODE})
@@ -128,7 +128,7 @@ async def test_an_entry_that_cannot_be_read_is_left_out_and_logged_once(
 async def test_addresses_whose_entry_has_gone_are_taken_out_of_the_set(link: RedisClient) -> None:
     await link.call("SADD", "kvrouter:engines", A)
     await put(link, B, '{"role": "decode"}')
-    async with followed(make_source("redis", RedisAccess(link))) as heard:
+    async with followed(make_source("redis", SourceContext(link))) as heard:
         await heard.names({B: Role.DECODE})
         await members(link, B)
 
@@ -141,7 +141,7 @@ async def members(link: RedisClient, *addresses: str) -> None:
 
 
 async def test_an_entry_that_is_not_renewed_goes_after_its_time(link: RedisClient) -> None:
-    async with followed(make_source("redis", RedisAccess(link))) as heard:
+    async with followed(make_source("redis", SourceContext(link))) as heard:
         await put(link, A, '{"role": "decode", "ttl_s": 0.5}')
         await heard.names({A: Role.DECODE})
         await link.call("DEL", f"kvrouter:engine:{A}")
@@ -150,7 +150,7 @@ async def test_an_entry_that_is_not_renewed_goes_after_its_time(link: RedisClien
 
 async def test_an_unreachable_redis_is_reported_in_the_same_words(tmp_path: Path) -> None:
     link = RedisClient("redis://127.0.0.1:1/0")
-    async with followed(make_source("redis", RedisAccess(link))) as heard:
+    async with followed(make_source("redis", SourceContext(link))) as heard:
         said = {await heard.complains()}
         words = heard.words
         await heard.until(lambda: heard.words > words + 3)
@@ -207,7 +207,7 @@ async def test_register_keeps_an_engine_and_says_goodbye(
 
 
 async def says_goodbye(link: RedisClient, engine: FakeEngine, child: Child) -> None:
-    async with followed(make_source("redis", RedisAccess(link))) as heard:
+    async with followed(make_source("redis", SourceContext(link))) as heard:
         await heard.names({engine.address: Role.DECODE})
         ttl_ms = await link.call("PTTL", f"kvrouter:engine:{engine.address}")
         assert 0 < ttl_ms <= 2000
@@ -246,7 +246,7 @@ async def test_register_puts_an_engine_in_again_when_redis_has_lost_all(
 
 
 async def survives(redis: RedisServer, link: RedisClient, engine: FakeEngine) -> None:
-    async with followed(make_source("redis", RedisAccess(link))) as heard:
+    async with followed(make_source("redis", SourceContext(link))) as heard:
         await heard.names({engine.address: Role.DECODE})
         said: list[object] = []
         note(heard, said)
@@ -282,7 +282,7 @@ async def test_register_trusts_engines_behind_https_by_their_ca(
     try:
         # The plain address, which the fixture gives too, never answers: it is behind TLS.
         await sidecar(engine).start("--decode", url, "--engine-ca-file", authority.ca_file)
-        async with followed(make_source("redis", RedisAccess(link))) as heard:
+        async with followed(make_source("redis", SourceContext(link))) as heard:
             await heard.names({url: Role.DECODE})
     finally:
         await engine.stop()
@@ -293,7 +293,7 @@ async def test_register_that_is_killed_leaves_its_entry_to_expire(
 ) -> None:
     async with engines(1) as (engine,):
         child = await sidecar(engine).start()
-        async with followed(make_source("redis", RedisAccess(link))) as heard:
+        async with followed(make_source("redis", SourceContext(link))) as heard:
             await heard.names({engine.address: Role.DECODE})
             os.kill(child.pid, signal.SIGKILL)
             await heard.names({})

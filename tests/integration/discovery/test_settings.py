@@ -43,7 +43,7 @@ def test_sources_are_given_by_flag_environment_and_file(
     [
         (
             "etcd://a:1",
-            "no discovery by etcd://: give a file's path, `redis`, or one of dns://, srv://",
+            "no discovery by etcd://: give a file's path, `redis`, or one of dns://, srv://, k8s://",
         ),
         ("", "give a file's path, or a URL"),
         ("file://host/engines.yaml", "give a file as its path, or as file:///PATH"),

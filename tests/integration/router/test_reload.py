@@ -5,13 +5,14 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from tests.fakes.engine import BLOCK_TOKENS, FakeEngine
 from tests.fakes.store import StoreProcess
 from tests.integration.router.ahead import MANIFEST
-from tests.integration.router.conftest import Json, Open, Site, text, until
+from tests.integration.router.conftest import DEFAULTS, Json, Open, Site, text, until
 from tests.integration.router.test_failures import answering
 from tests.integration.router.test_passthrough import offer, saying
 from tests.unit.router.admission.test_tenants import request
@@ -100,6 +101,33 @@ async def test_tenants_are_told_apart_by_the_header_named_last(site: Open) -> No
     assert here.app.core.queue_wait.tenant(asked) == "t"
     change(here, trusted_proxies=[])
     assert here.app.core.queue_wait.tenant(asked) == "127.0.0.1"
+
+
+@proves("admin_token", "admin_token_file")
+async def test_the_admin_token_is_the_one_that_was_read_last(site: Open, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("one\n")
+    here = await site(admin=True, admin_token_file=str(file), control_port=0)
+
+    control = here.app.ports.control
+    assert control is not None
+    urls = [f"http://127.0.0.1:{control.port}{path}" for path in ("/workers", "/status.json")]
+
+    async def statuses() -> list[int]:
+        found = []
+        for url in urls:
+            for token in ("one", "two"):
+                headers = {"authorization": f"Bearer {token}"}
+                async with here.http.get(url, headers=headers) as answer:
+                    found.append(answer.status)
+        return found
+
+    assert await statuses() == [200, 401, 200, 401]
+    file.write_text("two\n")
+    named = {"prefill": [here.prefill[0].address], "decode": [here.decode[0].address]}
+    again = {**named, **DEFAULTS, "admin": True, "admin_token_file": str(file), "port": 0}
+    here.app.live.follow(RouterSettings(**again, control_port=0))
+    assert await statuses() == [401, 200, 401, 200]
 
 
 @proves("engine_wait_s")

@@ -16,13 +16,13 @@ from quart import Quart
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import HTTPException
 
-from kvrouter.access.admin_token import ask_for_token
 from kvrouter.errors import ApiError
 from kvrouter.http.server.respond import HttpRequest, HttpResponse, answer, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from kvrouter.access.admin_token import AdminToken
     from kvrouter.http.server.respond import Respond, Row
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -84,8 +84,8 @@ def _sent(response: HttpResponse) -> quart.Response:
     return quart.Response(body, status, headers, content_type=kind)
 
 
-def page_rows(document: Callable[[], bytes], token: str) -> Iterator[Row]:
-    """Endpoints of the status page; /status.json requires `token` unless it is ""."""
+def page_rows(document: Callable[[], bytes], token: AdminToken) -> Iterator[Row]:
+    """Endpoints of the status page; /status.json requires `token`."""
     yield "GET", "/status.json", partial(_status, document, token)
     for each in (files("kvrouter.control.page") / "static").iterdir():
         kind = TYPES.get(each.name.rpartition(".")[2])
@@ -99,8 +99,8 @@ def page_rows(document: Callable[[], bytes], token: str) -> Iterator[Row]:
             yield "GET", "/", respond
 
 
-def _status(document: Callable[[], bytes], token: str, request: HttpRequest) -> HttpResponse:
-    ask_for_token(request.headers, token)
+def _status(document: Callable[[], bytes], token: AdminToken, request: HttpRequest) -> HttpResponse:
+    token.ask(request.headers)
     return HttpResponse(200, document(), headers=(("cache-control", "no-store"),))
 
 

@@ -6,8 +6,9 @@ nothing of other sources or of the pool.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kvrouter.engines.engine import Role
@@ -20,11 +21,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class RedisAccess:
-    """The Redis of `--redis` (None: none), which the router owns, and the prefix of its keys."""
+class SourceContext:
+    """What a source uses of its router.
+
+    Attributes:
+        link: the Redis of `--redis`, which the router owns; None: none.
+        prefix: of its keys there.
+        bootstrap_ports: by `HOST:PORT`, under "" that of all others; earlier maps win, and a source
+            that knows such ports appends a map.
+    """
 
     link: RedisClient | None = None
     prefix: str = "kvrouter"
+    bootstrap_ports: ChainMap[str, int] = field(default_factory=ChainMap)
 
 
 Members = Mapping[str, Role]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from kvrouter.engines.engine import Role
-from kvrouter.membership.discovery.base import MAX_MEMBERS, RedisAccess
+from kvrouter.membership.discovery.base import MAX_MEMBERS, SourceContext
 from kvrouter.options.addresses import parse_address
 from kvrouter.redis.client import RedisFailed
 
@@ -96,13 +96,13 @@ class RedisSource:
     """
 
     def __init__(
-        self, text: str, redis: RedisAccess, *, clock: Callable[[], float] = time.monotonic
+        self, text: str, context: SourceContext, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         if text != "redis":
             raise ValueError("give --discovery redis for the Redis of --redis URL")
         self.name = "redis"
-        self._link = redis.link
-        self._keys = EntryKeys(redis.prefix)
+        self._link = context.link
+        self._keys = EntryKeys(context.prefix)
         self._clock = clock
         self._odd: set[tuple[str, bytes]] = set()
 

@@ -9,6 +9,7 @@ import asyncio
 import os
 import resource
 import time
+from collections import ChainMap
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -146,6 +147,7 @@ class Setup:
         settings: of the router that is to serve these engines.
         probe: asks engines.
         deadline_s: seconds that an engine may take for one request of the doctor.
+        bootstrap_ports: by the engine's address; under "" that of all others.
         discovered: the first members that each discovery source named.
         engines: facts of each engine, by its address.
         store: facts of the store; None if `settings` names none.
@@ -158,6 +160,7 @@ class Setup:
     families: Families
     probe: ProbeClient
     deadline_s: float
+    bootstrap_ports: ChainMap[str, int] = field(default_factory=ChainMap)
     discovered: list[FirstMembers] = field(default_factory=list)
     engines: dict[str, Future[EngineFacts]] = field(default_factory=dict)
     store: Future[StoreFacts] | None = None

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.membership.discovery import make_source
-from kvrouter.membership.discovery.base import RedisAccess
+from kvrouter.membership.discovery.base import SourceContext
 from kvrouter.redis.client import RedisClient
 from kvrouter.tools.doctor.base import Setup, error, warning
 
 if TYPE_CHECKING:
+    from collections import ChainMap
+
     from kvrouter.app.settings import RouterSettings
     from kvrouter.engines.engine import Role
     from kvrouter.membership.discovery.base import Members
@@ -43,20 +45,25 @@ class FirstMembers:
         self.came.set()
 
 
-async def read_sources(settings: RouterSettings) -> list[FirstMembers]:
-    """The first members of every source of --discovery; never raises for what a source does."""
+async def read_sources(
+    settings: RouterSettings, bootstrap_ports: ChainMap[str, int]
+) -> list[FirstMembers]:
+    """The first members of every source of --discovery; never raises for what a source does.
+
+    Ports that a source knows are added to `bootstrap_ports`.
+    """
     url = settings.redis.get_secret_value()
     client = RedisClient(url) if url else None
-    access = RedisAccess(client, settings.redis_prefix)
+    context = SourceContext(client, settings.redis_prefix, bootstrap_ports)
     try:
-        return await asyncio.gather(*(_read(text, access) for text in settings.discovery))
+        return await asyncio.gather(*(_read(text, context) for text in settings.discovery))
     finally:
         if client is not None:
             await client.close()
 
 
-async def _read(text: str, access: RedisAccess) -> FirstMembers:
-    source = make_source(text, access)
+async def _read(text: str, context: SourceContext) -> FirstMembers:
+    source = make_source(text, context)
     first = FirstMembers(source.name)
     following = asyncio.create_task(source.follow(first))
     came = asyncio.create_task(first.came.wait())

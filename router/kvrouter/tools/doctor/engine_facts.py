@@ -109,7 +109,7 @@ async def _identify(setup: Setup, facts: EngineFacts) -> None:
         ask,
         connector=settings.kv_connector,
         model=settings.model,
-        bootstrap_ports=settings.bootstrap_ports,
+        bootstrap_ports=setup.bootstrap_ports,
         rank_counts=settings.rank_counts,
     )
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections import ChainMap
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -54,8 +55,9 @@ async def examine(
     begun_s = monotonic()
     keys, trust = WorkerKeys(settings.engine_keys()), Trust(settings.engine_ca_file)
     async with ProbeClient(keys, trust) as probe:
-        setup = Setup(settings, host, Families(), probe, deadline_s)
-        setup.discovered = await read_sources(settings)
+        ports = ChainMap(settings.bootstrap_ports)
+        setup = Setup(settings, host, Families(), probe, deadline_s, ports)
+        setup.discovered = await read_sources(settings, setup.bootstrap_ports)
         try:
             _learn(setup)
             found = await asyncio.gather(*(_run(check, setup) for check in checks))

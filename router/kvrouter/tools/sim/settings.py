@@ -20,12 +20,14 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 from pydantic_settings import SettingsConfigDict
 
+from kvrouter.options.secret_file import secret_of
 from kvrouter.options.settings import Settings
-from kvrouter.options.types import LogLevel, Percent, Port, StoreUrl, Texts
+from kvrouter.options.types import LogLevel, Percent, Port, StoreTokenFile, StoreUrl, Texts
 from kvrouter.tools.sim.failures import FAILURES
 from kvrouter_store.client.dialer import TransportName
 from kvrouter_store.connection.address import parse_url
 from kvrouter_store.connection.tls import ClientTls, native_context
+from kvrouter_store.connection.tokens import check_token
 from kvrouter_store.node.settings import (
     RDMA,
     RdmaDevName,
@@ -190,6 +192,7 @@ class SimSettings(Settings):
         description="Token of the store, if it needs one. Give it in the environment: other users "
         "can see flags.",
     )
+    store_token_file: StoreTokenFile = ""
     store_ca_file: StoreCaFile = ""
     store_cert_file: StoreCertFile = ""
     store_key_file: StoreKeyFile = ""
@@ -343,6 +346,8 @@ class SimSettings(Settings):
 
     @model_validator(mode="after")
     def _files_that_can_be_used(self) -> "SimSettings":
+        given, path = self.store_token, self.store_token_file
+        self.store_token = secret_of(given, path, "--store-token", check_token)
         if self.store is not None:
             native_context(parse_url(self.store), self.store_tls)
         _ = self.rdma_options

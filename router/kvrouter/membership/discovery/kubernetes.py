@@ -1,0 +1,153 @@
+"""Follows a collection of Kubernetes: lists it, watches it, and lists it again after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kvrouter.membership.discovery.base import MAX_MEMBERS, both_roles
+from kvrouter.membership.kubernetes.api import ApiFailed, Session
+from kvrouter.membership.kubernetes.engines import of_pod, of_slice
+from kvrouter.membership.kubernetes.environment import find_server
+from kvrouter.membership.kubernetes.mirror import Expired, Mirror, Unreadable
+from kvrouter.membership.kubernetes.objects import EndpointSlice, Pod
+from kvrouter.membership.kubernetes.options import read_url
+from kvrouter.options.addresses import bare_address
+from kvrouter_store.connection.reconnect import BackOff
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from kvrouter.membership.discovery.base import Listener, SourceContext
+    from kvrouter.membership.kubernetes.api import ApiServer
+
+PAGE: Final = 250
+"""Objects in one page of a list; each has some 10 KB."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds: of one answer, of a watch until the server ends it, and until it counts as dead.
+
+    A watch that only the client still believes in is noticed after `watch_s` and `grace_s`; pauses
+    double from the first to the longest, and each is shortened at random by up to a half.
+    """
+
+    answer_s: float = 10.0
+    watch_s: float = 60.0
+    grace_s: float = 5.0
+    first_pause_s: float = 0.5
+    longest_pause_s: float = 8.0
+
+
+class KubernetesSource:
+    """Names the engines of Pods, or of a Service; see `options` and `engines`.
+
+    A server that fails, hangs or refuses changes nothing. ValueError: the URL is wrong.
+
+    Args:
+        text: the URL.
+        context: takes the bootstrap ports that annotations tell.
+        find: the server and fresh credentials, for each watch anew; raises ApiFailed.
+        times: deadlines and pauses.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        context: SourceContext,
+        *,
+        find: Callable[[str | None], Awaitable[ApiServer]] = find_server,
+        times: Times = Times(),
+    ) -> None:
+        self._wanted = read_url(text)
+        self.name = self._wanted.name
+        self._find = find
+        self._times = times
+        self._bootstrap_ports: dict[str, int] = {}
+        context.bootstrap_ports.maps.append(self._bootstrap_ports)
+        self._told: dict[str, str] = {}  # of odd objects, as they were logged
+
+    async def follow(self, listener: Listener) -> None:
+        """See `EngineSource`. Reports events at once, and lost ones when the watch ends."""
+        times, mirror = self._times, self._mirror()
+        pause = BackOff(times.first_pause_s, times.longest_pause_s)
+        loop = asyncio.get_running_loop()
+        while True:
+            read, begun, ended = mirror.read, loop.time(), False
+            try:
+                await self._list_and_watch(mirror, listener)
+                ended = True
+            except Expired:
+                mirror.version = ""
+            except (ApiFailed, Unreadable) as error:
+                mirror.version = ""
+                listener.failed(str(error))
+            if mirror.read > read or loop.time() - begun > times.longest_pause_s:
+                pause.succeeded()
+                if ended:
+                    continue
+            pause.failed(loop.time())
+            await asyncio.sleep(pause.remaining_s(loop.time()) * random.uniform(0.5, 1.0))
+
+    async def _list_and_watch(
+        self, mirror: Mirror[Pod] | Mirror[EndpointSlice], listener: Listener
+    ) -> None:
+        """List if that is due, then watch until the server ends it.
+
+        Raises:
+            Expired, ApiFailed, Unreadable: see there.
+        """
+        times, wanted = self._times, self._wanted
+        async with Session(await self._find(wanted.context), times.answer_s) as session:
+            group = "/apis/discovery.k8s.io/v1" if wanted.slices else "/api/v1"
+            kind = "endpointslices" if wanted.slices else "pods"
+            namespace = wanted.namespace or session.server.namespace
+            path = f"{group}/namespaces/{namespace}/{kind}"
+            if not mirror.version:
+                await self._list(session, path, mirror)
+                self._report(mirror, listener)
+            watch_s = int(times.watch_s * random.uniform(0.75, 1.25)) or 1
+            query = {
+                "labelSelector": wanted.selector,
+                "watch": "1",
+                "allowWatchBookmarks": "true",
+                "resourceVersion": mirror.version,
+                "timeoutSeconds": str(watch_s),
+            }
+            mirror.begin_watch()
+            async with session.watch(path, query, watch_s + times.grace_s) as chunks:
+                self._report(mirror, listener)
+                async for chunk in chunks:
+                    if mirror.feed(chunk):
+                        self._report(mirror, listener)
+
+    async def _list(
+        self, session: Session, path: str, mirror: Mirror[Pod] | Mirror[EndpointSlice]
+    ) -> None:
+        query = {"labelSelector": self._wanted.selector, "limit": str(PAGE)}
+        mirror.begin_list()
+        while more := mirror.page(await session.page(path, query)):
+            query["continue"] = more
+
+    def _report(self, mirror: Mirror[Pod] | Mirror[EndpointSlice], listener: Listener) -> None:
+        found = mirror.engines()
+        ports = {bare_address(f.address): f.bootstrap_port for f in found if f.bootstrap_port}
+        self._bootstrap_ports.clear()
+        self._bootstrap_ports.update(ports)
+        listener.named(both_roles((each.address, each.role) for each in found))
+        for name, sentence in mirror.odd.items():
+            if self._told.get(name) != sentence:
+                log.warning("discovery %s: %s is left out: %s", self.name, name, sentence)
+        self._told = dict(mirror.odd)
+
+    def _mirror(self) -> Mirror[Pod] | Mirror[EndpointSlice]:
+        wanted = self._wanted
+        if wanted.slices:
+            return Mirror(EndpointSlice, lambda each: of_slice(each, wanted), MAX_MEMBERS)
+        return Mirror(Pod, lambda each: of_pod(each, wanted), MAX_MEMBERS)

@@ -1,0 +1,168 @@
+"""What the API server has shown of a collection: a synchronous state machine over its bytes.
+
+A list replaces everything, when its last page is there. The events of a watch change one object
+each, and say from where the next watch goes on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from kvrouter.membership.kubernetes.engines import Odd, one_of_each
+from kvrouter.membership.kubernetes.objects import Bookmark, Event, Page, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvrouter.membership.kubernetes.engines import Found
+    from kvrouter.membership.kubernetes.objects import Metadata
+
+
+class _Object(Protocol):
+    @property
+    def metadata(self) -> Metadata: ...
+
+
+T = TypeVar("T", bound=_Object)
+
+GONE: Final = 410
+MAX_LINE_BYTES: Final = 4 << 20
+"""Of one event; no object is larger than etcd's 1.5 MiB."""
+
+
+class Expired(Exception):
+    """The server no longer knows the version from which to go on: list again."""
+
+
+class Unreadable(Exception):
+    """What came is no answer of such a server, or says that it failed; a sentence."""
+
+
+class Mirror(Generic[T]):
+    """The engines of a collection, as its last list and the events since then name them.
+
+    Args:
+        kind: the type of its objects.
+        name_engines: the engines that one names; raises Odd.
+        most: engines in a list; more are refused.
+
+    Attributes:
+        version: from which to watch; "": a list is needed first.
+        odd: what to correct in objects that are left out, by their names.
+        read: events since it was made.
+    """
+
+    def __init__(
+        self, kind: type[T], name_engines: Callable[[T], tuple[Found, ...]], most: int
+    ) -> None:
+        self.version = ""
+        self.odd: dict[str, str] = {}
+        self.read = 0
+        self._name_engines = name_engines
+        self._most = most
+        self._objects = msgspec.json.Decoder(kind)
+        self._pages: msgspec.json.Decoder[Page[T]] = msgspec.json.Decoder(Page[kind])  # type: ignore[valid-type]
+        self._found: dict[str, tuple[Found, ...]] = {}
+        self._listed: dict[str, tuple[Found, ...]] = {}
+        self._rest = b""  # of the watch: the beginning of a line
+
+    def engines(self) -> list[Found]:
+        """All engines, each once."""
+        return one_of_each(each for found in self._found.values() for each in found)
+
+    def begin_list(self) -> None:
+        """A list begins. What was known stays until it has ended."""
+        self.version = ""
+        self._listed = {}
+
+    def page(self, body: bytes) -> str:
+        """Take a page of a list; returns the token of the next, "" if it was the last.
+
+        Raises:
+            Unreadable: see there; or there are more engines than `most`.
+        """
+        page: Page[T] = _decoded(self._pages, body)
+        for each in page.items or ():
+            self._see(self._listed, each)
+        if sum(len(found) or 1 for found in self._listed.values()) > self._most:
+            raise Unreadable(f"more than {self._most} engines; select fewer")
+        if not page.metadata.more:
+            self._found, self._listed = self._listed, {}
+            self.odd = {name: odd for name, odd in self.odd.items() if name in self._found}
+            self.version = page.metadata.resource_version
+        return page.metadata.more
+
+    def begin_watch(self) -> None:
+        """A watch from `version` begins."""
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> bool:
+        """Take bytes of the watch, cut anywhere; returns whether they may have changed `engines`.
+
+        Raises:
+            Expired: see there.
+            Unreadable: see there.
+        """
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise Unreadable(f"an event of more than {MAX_LINE_BYTES} bytes")
+        changes = [self._take(line) for line in lines if line.strip()]
+        return any(changes)
+
+    def _take(self, line: bytes) -> bool:
+        event = _decoded(_EVENTS, line)
+        if event.type == "ERROR":
+            status = _decoded(_STATUSES, event.object)
+            self.version = ""
+            if status.code == GONE:
+                raise Expired
+            raise Unreadable(status.message or f"the watch failed with {status.code}")
+        self.read += 1
+        if event.type == "BOOKMARK":
+            self.version = _decoded(_BOOKMARKS, event.object).metadata.resource_version
+            return False
+        seen = _decoded(self._objects, event.object)
+        self.version = seen.metadata.resource_version
+        before = self._found.get(seen.metadata.name, ())
+        if event.type == "DELETED":
+            self._found.pop(seen.metadata.name, None)
+            self.odd.pop(seen.metadata.name, None)
+        else:
+            self._see(self._found, seen)
+        return self._found.get(seen.metadata.name, ()) != before
+
+    def _see(self, into: dict[str, tuple[Found, ...]], seen: T) -> None:
+        """Keep what it names. Names without engines stay only where the object is odd."""
+        name = seen.metadata.name
+        try:
+            found = self._name_engines(seen)
+        except Odd as odd:
+            into[name], self.odd[name] = (), str(odd)
+            return
+        self.odd.pop(name, None)
+        if found:
+            into[name] = found
+        else:
+            into.pop(name, None)
+
+
+def read_status(body: bytes) -> str:
+    """The message of the body of an answer that is no 200; "" if it has none."""
+    try:
+        return _STATUSES.decode(body).message
+    except (ValueError, RecursionError):
+        return ""
+
+
+_EVENTS: Final = msgspec.json.Decoder(Event)
+_BOOKMARKS: Final = msgspec.json.Decoder(Bookmark)
+_STATUSES: Final = msgspec.json.Decoder(Status)
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], text: bytes | msgspec.Raw) -> Any:
+    try:
+        return decoder.decode(text)
+    except (ValueError, RecursionError) as error:  # msgspec raises more than its own
+        raise Unreadable(f"not what Kubernetes answers: {error}") from None

@@ -1,0 +1,384 @@
+"""Kubernetes: watches that end, expire and hang, pages, credentials, and what is told of faults."""
+
+import json
+from collections import ChainMap
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tests.fakes.certificates import Authority
+from tests.fakes.discovery import QUICK, kubernetes_server
+from tests.fakes.kubernetes import KubernetesServer, server_tls
+from tests.fakes.pods import endpoint, endpoint_slice, pod, write_kubeconfig
+from tests.integration.discovery.conftest import Heard, followed
+
+from kvrouter.engines.engine import Role
+from kvrouter.membership.discovery import kubernetes as source
+from kvrouter.membership.discovery.base import SourceContext
+from kvrouter.membership.discovery.kubernetes import KubernetesSource
+from kvrouter.membership.kubernetes import kubeconfig
+from kvrouter.membership.kubernetes.environment import find_server
+
+PODS, SERVICE = "k8s://test?selector=app=engine", "k8s://test?service=engines"
+TOKEN = "a-token-of-the-service-account"
+
+
+@pytest_asyncio.fixture
+async def server(tmp_path: Path) -> AsyncIterator[KubernetesServer]:
+    async with kubernetes_server(tmp_path) as started:
+        yield started
+
+
+def following(url: str = PODS, context: SourceContext | None = None) -> KubernetesSource:
+    return KubernetesSource(url, context or SourceContext(), times=QUICK)
+
+
+def names(heard: Heard) -> set[str]:
+    return {address.partition("=")[0] for address in heard.members or ()}
+
+
+async def test_an_engine_has_its_pods_name_as_label(server: KubernetesServer) -> None:
+    server.put("pods", "vllm-0", **pod("10.0.0.1", role="prefill"))
+    server.put("pods", "other", **pod("10.0.0.9") | {"metadata": {"labels": {"app": "web"}}})
+    async with followed(following()) as heard:
+        await heard.names({"vllm-0=10.0.0.1:8000": Role.PREFILL})
+
+
+async def test_a_pod_that_terminates_or_is_not_ready_leaves_at_once(
+    server: KubernetesServer,
+) -> None:
+    for n in range(3):
+        server.put("pods", f"vllm-{n}", **pod(f"10.0.0.{n}"))
+    async with followed(following()) as heard:
+        await heard.until(lambda: len(names(heard)) == 3)
+        server.put("pods", "vllm-0", **pod("10.0.0.0", leaving=True))
+        server.put("pods", "vllm-1", **pod("10.0.0.1", ready=False))
+        await heard.until(lambda: names(heard) == {"vllm-2"})
+        server.delete("pods", "vllm-2")
+        await heard.until(lambda: names(heard) == set())
+
+
+async def test_a_pod_that_loses_its_label_leaves(server: KubernetesServer) -> None:
+    server.put("pods", "vllm-0", **pod())
+    async with followed(following()) as heard:
+        await heard.until(lambda: names(heard) == {"vllm-0"})
+        server.put("pods", "vllm-0", **pod() | {"metadata": {"labels": {"app": "old"}}})
+        await heard.until(lambda: names(heard) == set())
+
+
+async def test_pods_at_one_address_are_one_engine_for_both_legs(
+    server: KubernetesServer,
+) -> None:
+    server.put("pods", "vllm-0", **pod(role="decode"))
+    server.put("pods", "vllm-1", **pod(role="prefill"))
+    async with followed(following()) as heard:
+        await heard.until(lambda: list(heard.engines.values()) == [Role.BOTH])
+
+
+async def test_endpoints_of_a_service_are_followed(server: KubernetesServer) -> None:
+    server.put("endpointslices", "engines-a", **endpoint_slice(endpoint("10.0.0.1", "vllm-0")))
+    async with followed(following(SERVICE + "&role=prefill")) as heard:
+        await heard.names({"vllm-0=10.0.0.1:8000": Role.PREFILL})
+        more = endpoint_slice(endpoint("10.0.0.2", "vllm-1"), endpoint("10.0.0.1", "vllm-0"))
+        server.put("endpointslices", "engines-b", **more)
+        await heard.until(lambda: names(heard) == {"vllm-0", "vllm-1"})
+        server.delete("endpointslices", "engines-a")
+        gone = endpoint_slice(endpoint("10.0.0.1", "vllm-0", ready=False, terminating=True))
+        server.put("endpointslices", "engines-b", **gone)
+        await heard.until(lambda: names(heard) == set())
+
+
+async def test_a_list_comes_in_pages(
+    server: KubernetesServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "PAGE", 10)
+    for n in range(95):
+        server.put("pods", f"vllm-{n}", **pod(f"10.0.1.{n}"))
+    async with followed(following()) as heard:
+        await heard.until(lambda: len(names(heard)) == 95)
+    lists = [query for _, query in server.asked if "watch" not in query]
+    assert [query.get("limit") for query in lists] == ["10"] * 10
+
+
+async def test_a_watch_goes_on_where_the_last_one_ended(server: KubernetesServer) -> None:
+    async with followed(following()) as heard:
+        for n in range(5):
+            await server.until_watched()
+            server.put("pods", f"vllm-{n}", **pod(f"10.0.0.{n}"))
+            await heard.until(lambda n=n: f"vllm-{n}" in names(heard))  # type: ignore[misc]
+            server.end_watches()
+            await server.until_asked()
+    lists = [query for _, query in server.asked if "watch" not in query]
+    assert len(lists) == 1
+    assert heard.problem is None
+
+
+async def test_a_bookmark_keeps_a_quiet_watch_young(server: KubernetesServer) -> None:
+    async with followed(following()) as heard:
+        await server.until_watched()
+        for n in range(3):  # of other objects: this watch sees no event
+            server.put("endpointslices", f"s-{n}", **endpoint_slice())
+        server.bookmark()
+        server.end_watches()
+        await server.until_asked()
+        assert server.asked[-1][1]["resourceVersion"] == "103"
+        await heard.names({})
+
+
+@pytest.mark.parametrize("told", ["status", "event"])
+async def test_a_version_that_is_gone_is_listed_again_and_is_no_failure(
+    server: KubernetesServer, told: str
+) -> None:
+    server.put("pods", "vllm-0", **pod("10.0.0.0"))
+    async with followed(following()) as heard:
+        await heard.until(lambda: names(heard) == {"vllm-0"})
+        await server.until_watched()
+        server.forgets = told  # type: ignore[assignment]
+        server.end_watches()
+        # What happens while nobody watches is in the list.
+        server.delete("pods", "vllm-0")
+        server.put("pods", "vllm-1", **pod("10.0.0.1"))
+        await heard.until(lambda: names(heard) == {"vllm-1"})
+    assert heard.problem is None
+
+
+async def test_a_list_whose_next_page_is_gone_begins_again(
+    server: KubernetesServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "PAGE", 1)
+    for n in range(2):
+        server.put("pods", f"vllm-{n}", **pod(f"10.0.0.{n}"))
+    server.forgets = "list"
+    async with followed(following()) as heard:
+        await heard.until(lambda: names(heard) == {"vllm-0", "vllm-1"})
+
+
+async def test_a_server_that_hangs_is_told_and_changes_nothing(server: KubernetesServer) -> None:
+    server.put("pods", "vllm-0", **pod())
+    quick = source.Times(answer_s=0.2, watch_s=1, grace_s=0.2, first_pause_s=0.02)
+    made = KubernetesSource(PODS, SourceContext(), times=quick)
+    async with followed(made) as heard:
+        await heard.until(lambda: names(heard) == {"vllm-0"})
+        server.mood = "hangs"
+        server.end_watches()
+        assert "does not answer in time" in await heard.complains()
+        assert names(heard) == {"vllm-0"}
+        server.mood = "answers"
+        await heard.until(lambda: heard.problem is None)
+
+
+async def test_a_watch_that_is_dead_is_noticed(server: KubernetesServer) -> None:
+    quick = source.Times(answer_s=2, watch_s=1, grace_s=0.1, first_pause_s=0.02)
+    async with followed(KubernetesSource(PODS, SourceContext(), times=quick)) as heard:
+        await server.until_watched()
+        server.cut_off()
+        server.put("pods", "vllm-0", **pod())
+        assert "does not answer in time" in await heard.complains()
+        await heard.until(lambda: names(heard) == {"vllm-0"})
+
+
+async def test_a_server_that_is_away_comes_back_with_news(server: KubernetesServer) -> None:
+    server.put("pods", "vllm-0", **pod("10.0.0.0"))
+    async with followed(following()) as heard:
+        await heard.until(lambda: names(heard) == {"vllm-0"})
+        await server.stop()
+        assert "cannot be reached" in await heard.complains()
+        server.put("pods", "vllm-1", **pod("10.0.0.1"))
+        await server.start()
+        await heard.until(lambda: names(heard) == {"vllm-0", "vllm-1"})
+
+
+async def test_what_the_account_may_not_do_is_told_with_the_remedy(
+    server: KubernetesServer,
+) -> None:
+    server.mood = "refuses"
+    async with followed(following()) as heard:
+        told = await heard.complains()
+    assert "answers 403: pods is forbidden" in told
+    assert "let it get, list and watch them" in told
+
+
+async def test_odd_pods_are_left_out_and_logged_once(
+    server: KubernetesServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.put("pods", "odd", **pod("10.0.0.9", role="draft"))
+    async with followed(following()) as heard:
+        for n in range(3):
+            await server.until_watched()
+            server.put("pods", f"vllm-{n}", **pod(f"10.0.0.{n}"))
+        await heard.until(lambda: len(names(heard)) == 3)
+    told = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert told == [
+        f"discovery {PODS}: odd is left out: label kvrouter/role=draft: write prefill, decode or "
+        "both"
+    ]
+
+
+async def test_bootstrap_ports_of_flags_win_over_those_of_annotations(
+    server: KubernetesServer,
+) -> None:
+    for n in range(2):
+        annotations = {"kvrouter/bootstrap-port": f"899{n}"}
+        server.put("pods", f"vllm-{n}", **pod(f"10.0.0.{n}", annotations=annotations))
+    context = SourceContext(bootstrap_ports=ChainMap({"": 8000, "10.0.0.0:8000": 7000}))
+    async with followed(following(context=context)) as heard:
+        await heard.until(lambda: len(names(heard)) == 2)
+        ports = context.bootstrap_ports
+        assert [ports["10.0.0.0:8000"], ports["10.0.0.1:8000"], ports[""]] == [7000, 8991, 8000]
+        server.delete("pods", "vllm-1")
+        await heard.until(lambda: len(names(heard)) == 1)
+        assert "10.0.0.1:8000" not in ports
+
+
+# -- credentials
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest_asyncio.fixture
+async def secure(authority: Authority) -> AsyncIterator[KubernetesServer]:
+    started = KubernetesServer(server_tls(authority))
+    started.token = TOKEN
+    await started.start()
+    yield started
+    await started.stop()
+
+
+def mounted(folder: Path, authority: Authority) -> Path:
+    """A service account as Kubernetes mounts it."""
+    account = folder / "serviceaccount"
+    account.mkdir()
+    (account / "token").write_text(TOKEN + "\n")
+    (account / "namespace").write_text("test")
+    (account / "ca.crt").write_bytes(Path(authority.ca_file).read_bytes())
+    return account
+
+
+def in_pod(server: KubernetesServer, account: Path, url: str) -> KubernetesSource:
+    environment = {
+        "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+        "KUBERNETES_SERVICE_PORT": str(server.port),
+    }
+    find = lambda context: find_server(context, environment, account)  # noqa: E731
+    return KubernetesSource(url, SourceContext(), find=find, times=QUICK)
+
+
+async def test_in_a_pod_its_service_account_and_namespace_are_used(
+    secure: KubernetesServer, authority: Authority, tmp_path: Path
+) -> None:
+    secure.put("pods", "vllm-0", **pod())
+    account = mounted(tmp_path, authority)
+    async with followed(in_pod(secure, account, "k8s://?selector=app=engine")) as heard:
+        await heard.until(lambda: names(heard) == {"vllm-0"})
+
+
+async def test_a_token_that_is_replaced_is_read_again(
+    secure: KubernetesServer, authority: Authority, tmp_path: Path
+) -> None:
+    account = mounted(tmp_path, authority)
+    async with followed(in_pod(secure, account, PODS)) as heard:
+        await heard.names({})
+        secure.token = TOKEN + "-2"
+        secure.end_watches()
+        assert "answers 401: Unauthorized: its credentials are not accepted" in (
+            await heard.complains()
+        )
+        (account / "token").write_text(TOKEN + "-2\n")
+        secure.put("pods", "vllm-0", **pod())
+        await heard.until(lambda: names(heard) == {"vllm-0"} and heard.problem is None)
+
+
+async def test_a_server_of_another_ca_is_not_shown_the_token(
+    secure: KubernetesServer, authority: Authority, tmp_path: Path
+) -> None:
+    account = mounted(tmp_path, authority)
+    (tmp_path / "other").mkdir()
+    other = Authority(tmp_path / "other")
+    (account / "ca.crt").write_bytes(Path(other.ca_file).read_bytes())
+    async with followed(in_pod(secure, account, PODS)) as heard:
+        assert "certificate verify failed" in await heard.complains()
+    assert secure.asked == []
+
+
+async def test_a_pod_without_an_account_is_told_what_to_do(
+    secure: KubernetesServer, tmp_path: Path
+) -> None:
+    async with followed(in_pod(secure, tmp_path, PODS)) as heard:
+        assert "give the router's Pod a serviceAccountName" in await heard.complains()
+
+
+async def test_a_kubeconfig_names_server_ca_token_file_and_namespace(
+    secure: KubernetesServer,
+    authority: Authority,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("of-last-week")
+    user = {"tokenFile": str(token)}
+    path = write_kubeconfig(tmp_path, secure.url, user=user, ca=authority.ca_file)
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    secure.put("pods", "vllm-0", **pod())
+    async with followed(following("k8s://?selector=app=engine&context=fake")) as heard:
+        await heard.complains()
+        token.write_text(TOKEN)
+        await heard.until(lambda: names(heard) == {"vllm-0"})
+
+
+async def test_a_program_of_the_kubeconfig_makes_tokens(
+    secure: KubernetesServer,
+    authority: Authority,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    version = "client.authentication.k8s.io/v1"
+    said = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": TOKEN}}
+    program = tmp_path / "credentials"
+    program.write_text(f"#!/bin/sh\necho '{json.dumps(said)}'\n")
+    program.chmod(0o755)
+    user = {"exec": {"apiVersion": version, "command": str(program), "args": []}}
+    path = write_kubeconfig(tmp_path, secure.url, user=user, ca=authority.ca_file)
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    secure.put("pods", "vllm-0", **pod())
+    async with followed(following()) as heard:
+        await heard.until(lambda: names(heard) == {"vllm-0"})
+
+
+@pytest.mark.parametrize(
+    ("url", "content", "complaint"),
+    [
+        (PODS + "&context=gpu", None, "Expected object with name gpu"),
+        (PODS, "{}", "Expected key current-context"),
+        (PODS, "[]", "cannot be used"),
+    ],
+)
+async def test_a_wrong_kubeconfig_is_told(
+    server: KubernetesServer, tmp_path: Path, url: str, content: str | None, complaint: str
+) -> None:
+    if content is not None:
+        (tmp_path / "kubeconfig").write_text(content)
+    async with followed(following(url)) as heard:
+        assert complaint in await heard.complains()
+
+
+async def test_without_a_cluster_and_a_kubeconfig_the_remedy_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    async with followed(following()) as heard:
+        assert "give KUBECONFIG, or run the router in a Pod" in await heard.complains()
+
+
+async def test_without_its_package_a_kubeconfig_is_refused_with_the_remedy(
+    server: KubernetesServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> object:
+        raise ImportError(name)
+
+    monkeypatch.setattr(kubeconfig, "import_module", missing)
+    async with followed(following()) as heard:
+        assert "pip install 'kvrouter[k8s]'" in await heard.complains()
