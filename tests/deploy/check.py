@@ -16,14 +16,16 @@ from tempfile import TemporaryDirectory
 from tests.deploy.checks import (
     agreements,
     api,
+    compose,
     network,
     pod_security,
     probes,
     references,
     scaling,
 )
-from tests.deploy.checks.manifests import DEPLOY, Overlay, overlays, unused_components
-from tests.deploy.checks.programs import PROGRAMS, Absent
+from tests.deploy.checks.manifests import Overlay, overlays, unused_components
+from tests.deploy.checks.programs import PROGRAMS
+from tests.deploy.checks.running import Absent
 from tests.kubernetes.kubectl import NoKubectl
 
 OF_OVERLAY = (api, pod_security, references, network, agreements)
@@ -38,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (NoKubectl, RuntimeError) as error:
         print(f"deploy-check: {error}")
         return 1
-    found = [*of_overlays(every), *asyncio.run(_probes(every))]
+    found = list(of_overlays(every))
+    asked = probes.of_envoy().union(*map(probes.of_overlay, every))
     told = [f"{len(every)} overlays", f"{sum(len(each.objects) for each in every)} objects"]
     for name, program in PROGRAMS.items():
         if name in without:
@@ -51,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         found += checked.complaints
         told.append(f"{name} {checked.files}")
+        if name == "compose" and not checked.complaints:
+            asked |= set(compose.probed())
+    found += asyncio.run(_ask(asked))
     print(*sorted(found), sep="\n", end="\n" if found else "")
     verdict = f"{len(found)} complaints" if found else "all hold"
     print(f"deploy-check: {', '.join(told)}: {verdict}")
@@ -66,12 +72,9 @@ def of_overlays(every: Sequence[Overlay]) -> Iterator[str]:
             yield from check.complaints(overlay)
 
 
-async def _probes(every: Sequence[Overlay]) -> list[str]:
-    asked = {each for overlay in every for each in probes.of_overlay(overlay)}
-    for path in DEPLOY.glob("docker-compose*.yml"):
-        asked |= probes.of_compose(path)
+async def _ask(asked: set[probes.Asked]) -> list[str]:
     with TemporaryDirectory() as folder:
-        return await probes.complaints(asked | probes.of_envoy(), Path(folder))
+        return await probes.complaints(asked, Path(folder))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.deploy import check
-from tests.deploy.checks import probes, programs
+from tests.deploy.checks import probes, programs, running
 from tests.deploy.checks.manifests import KUBERNETES, Json, Overlay, overlays, rendered
 from tests.kubernetes.kubectl import NoKubectl, kubectl
 
@@ -21,11 +21,7 @@ def _kubectl() -> None:
 
 
 def named(overlay: Overlay, kind: str, name: str) -> Json:
-    (found,) = (
-        each
-        for each in overlay.of(kind)
-        if each["metadata"]["name"].startswith(name)
-    )
+    (found,) = (each for each in overlay.of(kind) if each["metadata"]["name"].startswith(name))
     return found
 
 
@@ -181,10 +177,10 @@ async def test_a_probe_of_a_path_that_is_not_there_is_found(tmp_path: Path) -> N
 def test_a_program_that_is_missing_fails_the_check(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def missing(_: object) -> programs.Checked:
-        raise programs.Absent("there is no envoy")
+    def missing(_: object) -> running.Checked:
+        raise running.Absent("there is no envoy")
 
-    held = {name: _holds for name in programs.PROGRAMS}
+    held = dict.fromkeys(programs.PROGRAMS, _holds)
     monkeypatch.setattr(check, "PROGRAMS", {**held, "envoy": missing})
     assert check.main([]) == 1
     assert "there is no envoy; --without envoy leaves it out" in capsys.readouterr().out
@@ -192,8 +188,8 @@ def test_a_program_that_is_missing_fails_the_check(
     assert capsys.readouterr().out.endswith("envoy NOT CHECKED, compose 1, systemd 1: all hold\n")
 
 
-def _holds(_: object) -> programs.Checked:
-    return programs.Checked(1, [])
+def _holds(_: object) -> running.Checked:
+    return running.Checked(1, [])
 
 
 def test_a_file_for_which_promtool_has_no_check_is_told(

@@ -1,4 +1,4 @@
-"""Two routers behind a real NGINX or Envoy, and their store, are restarted in turn, under traffic."""
+"""Routers behind a real NGINX or Envoy, and their store, are restarted in turn under traffic."""
 
 import asyncio
 import json
@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Any
 

@@ -13,7 +13,7 @@ from unittest.mock import patch
 from tests.deploy.checks.manifests import Container, Overlay
 from tests.deploy.checks.references import SECRETS
 
-from kvrouter.cli.main import COMMANDS, find_command, imported
+from kvrouter.cli.main import find_command, imported
 from kvrouter.cli.run_command import load_settings
 from kvrouter.options.complaints import UsageError
 from kvrouter.options.option import options
@@ -21,7 +21,7 @@ from kvrouter_store.node.settings import StoreSettings
 from kvrouter_store.node.start_checks import StartRefused, check_disk, quotas_of, tokens_of
 
 SAMPLE_OF_SECRETS = {
-    "api-keys.yaml": f"callers: [{{name: sample, sha256: {'0' * 64}}}]\n",
+    "api-keys.yaml": f"sample: sha256:{'0' * 64}\n",
     "tokens": f"default:{'0' * 32}\n",
 }
 """Secrets with a form of their own; any other is a token."""
@@ -108,10 +108,5 @@ def _mounted(overlay: Overlay, container: Container, volume: str, folder: Path) 
 def _real(text: str, variables: Mapping[str, str], places: Mapping[str, Path]) -> str:
     """The text with its variables and with the test's folders in place of the container's."""
     text = re.sub(r"\$\((\w+)\)", lambda found: variables.get(found[1], "x"), text)
-    for mounted, place in places.items():
-        text = re.sub(rf"(?<![\w/]){re.escape(mounted)}(?=/|$)", str(place), text)
-    return text
-
-
-def names() -> set[str]:
-    return {command.name for command in COMMANDS}
+    folders = "|".join(map(re.escape, places)) or "(?!)"
+    return re.sub(rf"(?<![\w/])({folders})(?=/|$)", lambda found: str(places[found[1]]), text)

@@ -46,11 +46,12 @@ class Container:
 
 @dataclass(frozen=True)
 class Pod:
-    """What a workload says of its pods."""
+    """What a workload says of its pods; `claims` are the volumes that it makes for each."""
 
     where: str
     labels: dict[str, str]
     spec: Json
+    claims: frozenset[str]
 
     def containers(self, *, init: bool = False) -> Iterator[Container]:
         kinds = ("initContainers", "containers") if init else ("containers",)
@@ -79,8 +80,9 @@ class Overlay:
     def pods(self) -> Iterator[Pod]:
         for each in self.of(*RUN_PODS):
             template = each["spec"]["template"]
-            labels = template["metadata"]["labels"]
-            yield Pod(self.title(each), labels, template["spec"])
+            made = each["spec"].get("volumeClaimTemplates", [])
+            claims = frozenset(claim["metadata"]["name"] for claim in made)
+            yield Pod(self.title(each), template["metadata"]["labels"], template["spec"], claims)
 
     def containers(self) -> Iterator[Container]:
         for pod in self.pods():

@@ -1,4 +1,4 @@
-"""Whether the NetworkPolicies let through what the fleet needs, and nothing that they should stop."""
+"""Whether the NetworkPolicies let through what the fleet needs, and nothing else inside it."""
 
 from collections.abc import Iterator
 from typing import Literal

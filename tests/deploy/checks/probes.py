@@ -1,6 +1,5 @@
 """The paths that probes ask, asked of running processes."""
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -28,19 +27,6 @@ def of_overlay(overlay: Overlay) -> set[Asked]:
         for kind in ("startupProbe", "livenessProbe", "readinessProbe")
         if "httpGet" in (probe := container.spec.get(kind, {}))
     }
-
-
-def of_compose(path: Path) -> set[Asked]:
-    """The health checks of Compose services that run kvrouter."""
-    found = set()
-    for name, service in yaml.safe_load(path.read_text())["services"].items():
-        command = service["command"]
-        command = command.split() if isinstance(command, str) else command
-        test = " ".join(service.get("healthcheck", {}).get("test", []))
-        for asked in re.findall(r"http://127\.0\.0\.1:\d+(/\w+)", test):
-            if command[0] in START:
-                found.add((f"{path.name}: {name}", command[0], asked))
-    return found
 
 
 def of_envoy() -> set[Asked]:

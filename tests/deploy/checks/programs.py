@@ -1,20 +1,17 @@
 """Files that other programs read, given to those programs."""
 
-import json
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from configparser import RawConfigParser
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import yaml
+from tests.deploy.checks import compose
 from tests.deploy.checks.agreements import drain_s, late
 from tests.deploy.checks.commands import Refused, loaded
 from tests.deploy.checks.manifests import DEPLOY, ROOT, Json, Overlay
+from tests.deploy.checks.running import Absent, Checked, found, ran
 from tests.fakes.envoy import MISSING as NO_ENVOY
 from tests.fakes.envoy import envoy_program
 from tests.fakes.nginx import MISSING as NO_NGINX
@@ -22,37 +19,6 @@ from tests.fakes.nginx import configured, nginx_program
 
 EXPOSURE = 25
 """The worst score that `systemd-analyze security` may give a unit, in tenths."""
-
-
-@dataclass(frozen=True)
-class Checked:
-    """How many files a program has read, and what it says against them."""
-
-    files: int
-    complaints: list[str]
-
-
-class Absent(Exception):
-    """The program is not here; a sentence with the remedy."""
-
-
-def ran(program: str, *arguments: str | Path, env: dict[str, str] | None = None) -> list[str]:
-    """The end of what a program says where it fails; nothing where it succeeds."""
-    environment = {**os.environ, **(env or {})}
-    done = subprocess.run(
-        [program, *arguments], capture_output=True, text=True, check=False, env=environment
-    )
-    if done.returncode == 0:
-        return []
-    return [f"{Path(program).name} {arguments[0]}: {(done.stdout + done.stderr).strip()[-800:]}"]
-
-
-def found(name: str, remedy: str) -> str:
-    """Where the program is; Absent."""
-    path = shutil.which(name)
-    if path is None:
-        raise Absent(f"there is no {name} ({remedy})")
-    return path
 
 
 def promtool(overlays: Sequence[Overlay]) -> Checked:
@@ -105,39 +71,6 @@ def envoy(_: Sequence[Overlay]) -> Checked:
     return Checked(1, ran(program, "--mode", "validate", "-c", DEPLOY / "envoy.yaml"))
 
 
-def compose(_: Sequence[Overlay]) -> Checked:
-    """Every Compose file with all of its profiles, and the command lines in it."""
-    program = found("docker-compose", "Compose v2; .ci/stages/deploy.sh brings it")
-    files = sorted(DEPLOY.glob("docker-compose*.yml"))
-    said = []
-    for path in files:
-        arguments = ("--profile", "*", "-f", str(path), "config", "--format", "json")
-        done = subprocess.run(
-            [program, *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "MODEL": "m"},
-        )
-        if done.returncode or done.stderr:
-            said.append(f"{path.name}: {done.stderr.strip()}")
-            continue
-        for name, service in json.loads(done.stdout)["services"].items():
-            if service["image"].startswith("kvrouter:"):
-                said += [f"{path.name}: {name}: {each}" for each in _composed(service)]
-    return Checked(len(files), said)
-
-
-def _composed(service: Json) -> Iterator[str]:
-    try:
-        command = loaded(service["command"], service.get("environment") or {})
-    except Refused as error:
-        yield str(error)
-        return
-    given_s = float(service["stop_grace_period"].removesuffix("s"))
-    yield from late(given_s, drain_s(command))
-
-
 def systemd(_: Sequence[Overlay]) -> Checked:
     """Units as systemd reads them, their command lines, and the time to stop."""
     program = found("systemd-analyze", "apt-get install systemd")
@@ -179,6 +112,6 @@ PROGRAMS: dict[str, Callable[[Sequence[Overlay]], Checked]] = {
     "promtool": promtool,
     "nginx": nginx,
     "envoy": envoy,
-    "compose": compose,
+    "compose": compose.check,
     "systemd": systemd,
 }

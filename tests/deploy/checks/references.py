@@ -1,4 +1,4 @@
-"""Names, selectors and ports that objects give each other: a wrong one fails only in the cluster."""
+"""Names, selectors and ports that objects give each other: only a cluster tells a wrong one."""
 
 import re
 from collections.abc import Iterator
@@ -46,31 +46,27 @@ def _of_pod(overlay: Overlay, pod: Pod) -> Iterator[str]:
 
 
 def _of_container(overlay: Overlay, pod: Pod, container: Container) -> Iterator[str]:
-    volumes = {each["name"] for each in pod.spec.get("volumes", [])}
-    if pod.where.split("/")[0].endswith("StatefulSet"):
-        (owner,) = (each for each in overlay.of("StatefulSet") if overlay.title(each) == pod.where)
-        volumes |= {
-            each["metadata"]["name"] for each in owner["spec"].get("volumeClaimTemplates", [])
-        }
+    volumes = {each["name"] for each in pod.spec.get("volumes", [])} | pod.claims
     for mount in container.spec.get("volumeMounts", []):
         if mount["name"] not in volumes:
             yield f"{container.where}: no volume {mount['name']}"
     for source in container.spec.get("envFrom", []):
         if source["configMapRef"]["name"] not in overlay.names("ConfigMap"):
             yield f"{container.where}: no ConfigMap {source['configMapRef']['name']}"
-    for each in container.env.values():
-        secret = each.get("valueFrom", {}).get("secretKeyRef")
-        if (
-            secret
-            and not secret.get("optional")
-            and secret["key"] not in SECRETS.get(secret["name"], {})
-        ):
-            yield f"{container.where}: {each['name']}: nobody makes {secret['name']}.{secret['key']}"
+    yield from _secrets(container)
     yield from _variables(overlay, container)
     for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
         port = container.spec.get(kind, {}).get("httpGet", {}).get("port")
         if port is not None and port not in {*container.ports, *container.ports.values()}:
             yield f"{container.where}: {kind}: no port {port}"
+
+
+def _secrets(container: Container) -> Iterator[str]:
+    """Keys of Secrets in the environment that nobody makes."""
+    for name, each in container.env.items():
+        secret = each.get("valueFrom", {}).get("secretKeyRef", {"optional": True})
+        if not secret.get("optional") and secret["key"] not in SECRETS.get(secret["name"], ()):
+            yield f"{container.where}: {name}: nobody makes {secret['name']}.{secret['key']}"
 
 
 def _variables(overlay: Overlay, container: Container) -> Iterator[str]:
