@@ -17,7 +17,7 @@ def complaints(overlay: Overlay) -> Iterator[str]:
     for pod in overlay.pods():
         yield from _of_pod(overlay, pod)
         for container in pod.containers(init=True):
-            yield from _of_container(overlay, pod, container)
+            yield from _of_container(pod, container)
     for service in overlay.of("Service"):
         yield from _of_service(overlay, service)
     yield from _budgets(overlay)
@@ -45,16 +45,13 @@ def _of_pod(overlay: Overlay, pod: Pod) -> Iterator[str]:
             yield f"{pod.where}: volume {volume['name']}: nobody makes the Secret {secret}"
 
 
-def _of_container(overlay: Overlay, pod: Pod, container: Container) -> Iterator[str]:
+def _of_container(pod: Pod, container: Container) -> Iterator[str]:
     volumes = {each["name"] for each in pod.spec.get("volumes", [])} | pod.claims
     for mount in container.spec.get("volumeMounts", []):
         if mount["name"] not in volumes:
             yield f"{container.where}: no volume {mount['name']}"
-    for source in container.spec.get("envFrom", []):
-        if source["configMapRef"]["name"] not in overlay.names("ConfigMap"):
-            yield f"{container.where}: no ConfigMap {source['configMapRef']['name']}"
     yield from _secrets(container)
-    yield from _variables(overlay, container)
+    yield from _variables(container)
     for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
         port = container.spec.get(kind, {}).get("httpGet", {}).get("port")
         if port is not None and port not in {*container.ports, *container.ports.values()}:
@@ -69,13 +66,9 @@ def _secrets(container: Container) -> Iterator[str]:
             yield f"{container.where}: {name}: nobody makes {secret['name']}.{secret['key']}"
 
 
-def _variables(overlay: Overlay, container: Container) -> Iterator[str]:
+def _variables(container: Container) -> Iterator[str]:
     """$(NAME) of what is not there, or, in the environment, not there yet."""
     known: set[str] = set()
-    for source in container.spec.get("envFrom", []):
-        for each in overlay.of("ConfigMap"):
-            if each["metadata"]["name"] == source["configMapRef"]["name"]:
-                known |= each["data"].keys()
     for each in container.env.values():
         for name in _named(each.get("value", "")):
             if name not in known:
