@@ -17,24 +17,29 @@ SCHEMAS = Path(__file__).resolve().parents[1] / "schemas"
 
 def complaints(overlay: Overlay) -> Iterator[str]:
     for item in overlay.objects:
-        for problem in _problems(item):
+        for problem in _problems(json.dumps(item)):
             yield f"{overlay.title(item)}: {problem}"
 
 
-def _problems(item: Json) -> Iterator[str]:
+@cache
+def _problems(text: str) -> list[str]:
+    """What is wrong with an object; most are in several overlays."""
+    item = json.loads(text)
     custom = _custom().get((item["apiVersion"], item["kind"]))
     if custom is not None:
-        for error in jsonschema.Draft202012Validator(custom).iter_errors(item):
-            yield f"{error.json_path}: {error.message}"
-        return
-    for version in VERSIONS:
-        try:
-            kubernetes_validate.validate(item, version, strict=True)
-        except kubernetes_validate.ValidationError as error:
-            place = ".".join(map(str, error.path))
-            yield f"Kubernetes {version}: {place}: {error.message}"
-        except kubernetes_validate.SchemaNotFoundError as error:
-            yield f"Kubernetes {version}: {error.message}; is it a custom resource?"
+        errors = jsonschema.Draft202012Validator(custom).iter_errors(item)
+        return [f"{error.json_path}: {error.message}" for error in errors]
+    return [said for version in VERSIONS if (said := _refused(item, version))]
+
+
+def _refused(item: Json, version: str) -> str:
+    try:
+        kubernetes_validate.validate(item, version, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return f"Kubernetes {version}: {'.'.join(map(str, error.path))}: {error.message}"
+    except kubernetes_validate.SchemaNotFoundError as error:
+        return f"Kubernetes {version}: {error.message}; is it a custom resource?"
+    return ""
 
 
 @cache
