@@ -1,5 +1,6 @@
 """The check of deploy/ finds what it looks for: each mistake is made in a rendered overlay."""
 
+import shutil
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -202,3 +203,22 @@ def test_a_file_for_which_promtool_has_no_check_is_told(
     monkeypatch.setattr(programs, "found", lambda *_: "true")
     said = programs.promtool([]).complaints
     assert said == ["prometheus/notes.txt: promtool has no check for it"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+@pytest.mark.parametrize(
+    ("wrong", "right", "said"),
+    [
+        ("ProtectHoem=yes", "ProtectHome=yes", "Unknown key 'ProtectHoem'"),
+        ("TimeoutStopSec=10", "TimeoutStopSec=40", "killed after 10 s, but may need 30 s"),
+        ("kvrouter serf", "kvrouter serve", "kvrouter has no command"),
+    ],
+)
+def test_a_mistake_in_a_unit_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wrong: str, right: str, said: str
+) -> None:
+    shutil.copytree(programs.DEPLOY / "systemd", tmp_path / "systemd")
+    unit = tmp_path / "systemd" / "kvrouter.service"
+    unit.write_text(unit.read_text().replace(right, wrong))
+    monkeypatch.setattr(programs, "DEPLOY", tmp_path)
+    assert [each for each in programs.systemd([]).complaints if said in each]

@@ -1,8 +1,8 @@
 """Files that other programs read, given to those programs."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from configparser import RawConfigParser
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -81,7 +81,7 @@ def systemd(_: Sequence[Overlay]) -> Checked:
             path = Path(name) / unit.name
             # systemd looks for the program, which is not installed there.
             path.write_text(unit.read_text().replace("/opt/kvrouter/bin/kvrouter", sys.executable))
-            said += ran(program, "verify", "--man=no", path)
+            said += ran(program, "verify", "--man=no", path, silent=True)
             offline = ("security", "--offline=true", "--no-pager", f"--threshold={EXPOSURE}")
             said += ran(program, *offline, path)
             said += [f"{unit.name}: {each}" for each in _service(unit, Path(name))]
@@ -89,11 +89,8 @@ def systemd(_: Sequence[Overlay]) -> Checked:
 
 
 def _service(unit: Path, folder: Path) -> Iterator[str]:
-    parser = RawConfigParser(strict=False)
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read(unit)
-    service = parser["Service"]
-    arguments = service["ExecStart"].split()[1:]
+    said = dict(re.findall(r"^(ExecStart|TimeoutStopSec)=(.+)$", unit.read_text(), re.MULTILINE))
+    arguments = said["ExecStart"].split()[1:]
     config = Path(arguments[-1])
     text = (DEPLOY / "systemd" / config.name).read_text()
     tokens = folder / "tokens"
@@ -105,7 +102,7 @@ def _service(unit: Path, folder: Path) -> Iterator[str]:
     except Refused as error:
         yield str(error)
         return
-    yield from late(float(service["TimeoutStopSec"]), drain_s(command))
+    yield from late(float(said["TimeoutStopSec"]), drain_s(command))
 
 
 PROGRAMS: dict[str, Callable[[Sequence[Overlay]], Checked]] = {

@@ -26,10 +26,10 @@ def found(name: str, remedy: str) -> str:
     return path
 
 
-def ran(program: str, *arguments: str | Path) -> list[str]:
-    """The end of what a program says where it fails; nothing where it succeeds."""
+def ran(program: str, *arguments: str | Path, silent: bool = False) -> list[str]:
+    """The end of what a program says where it fails, or says where it should be `silent`."""
     done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return []
     said = (done.stdout + done.stderr).strip()
+    if done.returncode == 0 and not (silent and said):
+        return []
     return [f"{Path(program).name} {arguments[0]}: {said[-800:]}"]
