@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock vllm-env gpu-check docker rdma drill page soak walks
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock vllm-env gpu-check docker rdma drill page soak walks deploy-check
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
 
@@ -42,6 +42,9 @@ bench: ## the quick benchmarks; figures in build/
 	$(PYTHON) -m benchmarks.wire --quick --json build/wire.json
 	$(PYTHON) -m benchmarks.overhead --quick --json build/overhead.json || [ $$? = 1 ]
 	$(PYTHON) -m benchmarks.kv_events --quick --json build/kv_events.json
+
+deploy-check: ## manifests, units and proxies of deploy/, as far as that goes without a cluster
+	$(PYTHON) -m tests.deploy.check
 
 page: ## the status page in a headless browser
 	$(PYTHON) -m pytest -m page tests/page

