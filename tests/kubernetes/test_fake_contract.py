@@ -104,6 +104,7 @@ async def test_a_watch_tells_what_comes_changes_and_goes(
         server.put("pods", "vllm-1", **pod(ready=False))
         assert await lines.next() == "MODIFIED vllm-1"
         server.bookmark()
+        assert await lines.next() == "BOOKMARK"
         server.put("pods", "vllm-1", **pod() | {"metadata": {"labels": {"app": "old"}}})
         assert await lines.next() == "DELETED vllm-1"
         server.delete("pods", "vllm-0")
