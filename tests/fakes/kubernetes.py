@@ -136,6 +136,9 @@ class KubernetesServer:
             await self._changed.wait_for(lambda: len(self.asked) >= wanted)
 
     async def start(self) -> None:
+        """Serve. Idempotent."""
+        if self._runner is not None:
+            return
         app = web.Application()
         app.router.add_get("/api/v1/namespaces/{namespace}/{kind}", self._collection)
         app.router.add_get(

@@ -41,7 +41,8 @@ class Kubectl:
 
     @asynccontextmanager
     async def watching(self, *arguments: str) -> AsyncIterator["Lines"]:
-        process = await self.begin("get", *arguments, "--watch", "--output-watch-events", "-o=name")
+        shown = '-o=jsonpath={.type} {.object.metadata.name}{"\\n"}'
+        process = await self.begin("get", *arguments, "--watch", "--output-watch-events", shown)
         try:
             yield Lines(process)
         finally:
@@ -96,17 +97,18 @@ async def test_a_watch_tells_what_comes_changes_and_goes(
 ) -> None:
     server.put("pods", "vllm-0", **pod())
     async with run.watching("pods", "-l", "app=engine") as lines:
-        assert await lines.next() == "ADDED pod/vllm-0"
+        assert await lines.next() == "ADDED vllm-0"
         await server.until_watched()
         server.put("pods", "vllm-1", **pod())
-        assert await lines.next() == "ADDED pod/vllm-1"
+        assert await lines.next() == "ADDED vllm-1"
         server.put("pods", "vllm-1", **pod(ready=False))
-        assert await lines.next() == "MODIFIED pod/vllm-1"
+        assert await lines.next() == "MODIFIED vllm-1"
         server.bookmark()
+        assert await lines.next() == "BOOKMARK"
         server.put("pods", "vllm-1", **pod() | {"metadata": {"labels": {"app": "old"}}})
-        assert await lines.next() == "DELETED pod/vllm-1"
+        assert await lines.next() == "DELETED vllm-1"
         server.delete("pods", "vllm-0")
-        assert await lines.next() == "DELETED pod/vllm-0"
+        assert await lines.next() == "DELETED vllm-0"
 
 
 async def test_slices_of_a_service_are_listed_and_watched(
@@ -116,7 +118,7 @@ async def test_slices_of_a_service_are_listed_and_watched(
     async with run.watching("endpointslices", "-l", selector) as lines:
         await server.until_watched()
         server.put("endpointslices", "engines-a", **endpoint_slice(endpoint("10.0.0.1", "a")))
-        assert await lines.next() == "ADDED endpointslice.discovery.k8s.io/engines-a"
+        assert await lines.next() == "ADDED engines-a"
     code, out, _ = await run("get", "endpointslices", "-o", "json")
     assert (code, len(json.loads(out)["items"])) == (0, 1)
 
@@ -130,7 +132,7 @@ async def test_its_errors_are_told_as_those_of_a_server(
     server.mood, server.token = "answers", "another"
     code, _, err = await run("get", "pods")
     assert (code, "must be logged in to the server" in err) == (1, True)
-    server.token, server.forgets = TOKEN, "event"
+    server.token, server.forgets = TOKEN, "status"
     server.put("pods", "vllm-0", **pod())
     code, _, err = await run("get", "pods", "--watch-only")
-    assert "too old" in err
+    assert (code, "too old resource version" in err) == (1, True)

@@ -41,7 +41,8 @@ class EngineDetector:
         ask: sends requests; a POST may wait its turn among the engine's other requests.
         connector: the family of all engines, or "auto".
         model: the one model to serve; None: every model of the engines.
-        bootstrap_ports: by the engine's address; under "" that of all others.
+        bootstrap_ports: by the engine's address; under "" that of all others. Discovery may add
+            some later.
         rank_counts: numbers of data-parallel ranks, likewise; they override what engines report.
         try_priority: whether to find out which prefill engines take a `priority`.
     """
@@ -61,7 +62,7 @@ class EngineDetector:
         self._ask = ask
         self._connector = connector
         self._model = model
-        self._ports = bootstrap_ports or {}
+        self._ports = {} if bootstrap_ports is None else bootstrap_ports
         self._counts = rank_counts or {}
         self._try_priority = try_priority
 

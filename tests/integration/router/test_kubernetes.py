@@ -9,6 +9,8 @@ import pytest
 from tests.fakes.discovery import QUICK, KubernetesBackend, kubernetes_server
 from tests.fakes.engine import FakeEngine
 from tests.fakes.kubernetes import KubernetesServer
+from tests.fakes.pd import Network
+from tests.fakes.pd_sglang import SglangEngine
 from tests.fakes.pods import pod
 from tests.integration.router.conftest import Open, Site, until
 from tests.integration.router.test_membership import Traffic, decoding, neighbours
@@ -143,6 +145,32 @@ async def test_a_pod_that_terminates_gets_nothing_new_and_ends_what_it_has(
             await until(lambda: here.app.core.pool.find(leaving.address) is None)
             server.delete("pods", "vllm-0")
         assert traffic.failed == []
+
+
+async def test_a_prefill_engine_is_found_at_the_port_that_its_pods_annotation_tells(
+    site: Open, tmp_path: Path
+) -> None:
+    network = Network()
+    engines = {role: SglangEngine(network, role) for role in ("prefill", "decode")}
+    async with kubernetes_server(tmp_path) as server:
+        for role, engine in engines.items():
+            await engine.start()
+            host, _, port = engine.address.rpartition(":")
+            annotations = {"kvrouter/bootstrap-port": "9"}
+            made = pod(host, int(port), role=role, annotations=annotations)
+            server.put("pods", f"sglang-{role}", **made)
+        try:
+            here = await site(0, 0, discovery=[KubernetesBackend.setting])
+            find = here.app.core.pool.find
+            await until(lambda: getattr(find(engines["prefill"].address), "identity", None))
+            found = find(engines["prefill"].address)
+            assert found is not None
+            assert found.identity is not None
+            assert found.identity.bootstrap is not None
+            assert found.identity.bootstrap.port == 9
+        finally:
+            for engine in engines.values():
+                await engine.stop()
 
 
 async def test_several_routers_follow_the_same_pods(site: Open, tmp_path: Path) -> None:

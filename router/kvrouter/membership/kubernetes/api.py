@@ -111,6 +111,8 @@ class Session:
         except aiohttp.ClientConnectorError as error:
             reason = reason_of(error.os_error)
             raise ApiFailed(f"{self.server.url} cannot be reached: {reason}") from None
+        except aiohttp.ClientPayloadError:
+            raise ApiFailed(f"{self.server.url}: its answer broke off") from None
         except (aiohttp.ClientError, ValueError) as error:
             reason = str(error) or type(error).__name__
             raise ApiFailed(f"{self.server.url}: {reason[:_SHOWN]}") from None

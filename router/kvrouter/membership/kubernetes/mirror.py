@@ -99,7 +99,7 @@ class Mirror(Generic[T]):
         self._rest = b""
 
     def feed(self, chunk: bytes) -> bool:
-        """Take bytes of the watch, cut anywhere; returns whether they may have changed `engines`.
+        """Take bytes of the watch, cut anywhere; returns whether `engines` or `odd` may differ.
 
         Raises:
             Expired: see there.
@@ -125,13 +125,14 @@ class Mirror(Generic[T]):
             return False
         seen = _decoded(self._objects, event.object)
         self.version = seen.metadata.resource_version
-        before = self._found.get(seen.metadata.name, ())
+        name = seen.metadata.name
+        before = self._found.get(name, ()), self.odd.get(name)
         if event.type == "DELETED":
-            self._found.pop(seen.metadata.name, None)
-            self.odd.pop(seen.metadata.name, None)
+            self._found.pop(name, None)
+            self.odd.pop(name, None)
         else:
             self._see(self._found, seen)
-        return self._found.get(seen.metadata.name, ()) != before
+        return (self._found.get(name, ()), self.odd.get(name)) != before
 
     def _see(self, into: dict[str, tuple[Found, ...]], seen: T) -> None:
         """Keep what it names. Names without engines stay only where the object is odd."""

@@ -347,7 +347,8 @@ class SimSettings(Settings):
     @model_validator(mode="after")
     def _files_that_can_be_used(self) -> "SimSettings":
         given, path = self.store_token, self.store_token_file
-        self.store_token = secret_of(given, path, "--store-token", check_token)
+        token = secret_of(given, path, "--store-token", check_token)
+        object.__setattr__(self, "store_token", token)  # frozen
         if self.store is not None:
             native_context(parse_url(self.store), self.store_tls)
         _ = self.rdma_options
