@@ -1,8 +1,9 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock vllm-env gpu-check docker rdma drill page soak walks
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock vllm-env gpu-check docker rdma drill page soak walks monitoring
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
+RULE = deploy/kubernetes/components/monitoring/rules.yaml
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -66,6 +67,13 @@ lock: ## renew deploy/requirements.lock, what the image installs
 	uv pip compile --quiet --upgrade --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 	  --extra dns --extra otel --extra tokenizers --no-emit-package kvrouter-store --custom-compile-command 'make lock' \
 	  --output-file deploy/requirements.lock pyproject.toml
+
+monitoring: ## write Grafana's dashboard, and the rules of Prometheus as its Kubernetes operator takes them
+	@mkdir -p build
+	$(PYTHON) -m deploy.grafana.dashboard > build/kvrouter.json
+	{ sed '/^spec:/q' $(RULE); sed -n '/^groups:/,$$s/^./  &/p' deploy/prometheus/rules.yml; } > build/rules.yaml
+	mv build/kvrouter.json deploy/grafana/dashboards/
+	mv build/rules.yaml $(RULE)
 
 vllm-env: ## the environment of the real engines that tests/vllm need; prints its python
 	@tests/vllm/make_env.sh
