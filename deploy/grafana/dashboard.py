@@ -1,7 +1,6 @@
-"""Writes the dashboard: `python -m deploy.grafana.dashboard > deploy/grafana/dashboards/kvrouter.json`.
+"""Prints the dashboard; `make monitoring` writes it to `dashboards/kvrouter.json`.
 
-What it shows stands here, row by row; how panels look, in `panels.py`. The file is a fact about
-this program: `tests/deploy/test_monitoring.py` holds the one to the other.
+What it shows stands here, row by row; how panels look, in `panels.py`.
 """
 
 import json
@@ -118,7 +117,7 @@ FLEET: Final[Row] = (
             "Pool saturation",
             "percentunit",
             (Query(f"max by (role) (kvrouter:pool_saturation{{{HERE}}})", "{{role}}"),),
-            "Tokens in flight over the tokens that KV caches hold. Above 1 requests wait in engines.",
+            "Tokens in flight over what KV caches hold. Above 1, requests wait in engines.",
             warn=0.8,
             bad=0.9,
         ),
@@ -130,7 +129,11 @@ FLEET: Final[Row] = (
         Chart(
             "Engines up",
             "none",
-            (Query(f"min by (engine, role) (kvrouter:worker_up{{{HERE}}})", "{{engine}} {{role}}"),),
+            (
+                Query(
+                    f"min by (engine, role) (kvrouter:worker_up{{{HERE}}})", "{{engine}} {{role}}"
+                ),
+            ),
             "0 if one of the routers does not reach the engine.",
             top=1,
         ),
@@ -168,9 +171,7 @@ FLEET: Final[Row] = (
         Chart(
             "Memory of routers",
             "bytes",
-            gauge(
-                "process_resident_memory_bytes", "instance", where=f'job="kvrouter", {HERE}'
-            ),
+            gauge("process_resident_memory_bytes", "instance", where=f'job="kvrouter", {HERE}'),
         ),
     ),
 )
@@ -192,7 +193,9 @@ MODELS: Final[Row] = (
                 Query(
                     "sum by (part) (rate(kvrouter:time_to_first_token_part_seconds_sum"
                     f"{{{HERE}}}[$__rate_interval])) / ignoring (part) group_left "
-                    + rate("kvrouter:time_to_first_token_part_seconds_count", f'{HERE}, part="plan"'),
+                    + rate(
+                        "kvrouter:time_to_first_token_part_seconds_count", f'{HERE}, part="plan"'
+                    ),
                     "{{part}}",
                 ),
             ),
@@ -291,11 +294,7 @@ TENANTS: Final[Row] = (
         Chart(
             "Refused requests by key",
             "reqps",
-            (
-                Query(
-                    rate("kvrouter:key_refused_total", by="key, reason"), "{{key}}: {{reason}}"
-                ),
-            ),
+            (Query(rate("kvrouter:key_refused_total", by="key, reason"), "{{key}}: {{reason}}"),),
         ),
         Chart(
             "Requests of keys in flight",
@@ -460,7 +459,8 @@ TRANSFERS: Final[Row] = (
             "percentunit",
             (
                 Query(
-                    f"kvrouter:recompute_tokens{{{HERE}}} / kvrouter:recompute_max_tokens{{{HERE}}}",
+                    f"kvrouter:recompute_tokens{{{HERE}}}"
+                    f" / kvrouter:recompute_max_tokens{{{HERE}}}",
                     "{{instance}}",
                 ),
             ),
@@ -490,7 +490,11 @@ TRANSFERS: Final[Row] = (
             by("kvrouter:engines_chosen_total", "by"),
             stacked=True,
         ),
-        Chart("Streams whose engine broke off", "reqps", by("kvrouter:streams_broken_total", "outcome")),
+        Chart(
+            "Streams whose engine broke off",
+            "reqps",
+            by("kvrouter:streams_broken_total", "outcome"),
+        ),
         Chart(
             "Pairs that share no KV",
             "none",

@@ -1,4 +1,4 @@
-"""How panels look: units, legends, thresholds. Built by Grafana's own SDK, for Grafana 10.4 and later."""
+"""How panels look: units, legends, thresholds. Grafana's own SDK builds them, for 10.4 and later."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,7 +8,6 @@ from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models.dashboard import (
     DataSourceRef,
     FieldColorModeId,
-    Panel,
     Threshold,
     ThresholdsMode,
 )
@@ -139,6 +138,3 @@ def _thresholds(
         if value is not None or colour == colours[0]
     ]
     return dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
-
-
-__all__ = ["SOURCE", "Chart", "Figure", "Panel", "Query"]
