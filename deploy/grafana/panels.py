@@ -1,4 +1,4 @@
-"""How panels look: units, legends, thresholds. Grafana's own SDK builds them, for 10.4 and later."""
+"""How panels look: units, legends, thresholds. Grafana's own SDK builds them."""
 
 from dataclasses import dataclass
 from typing import Final
