@@ -19,17 +19,17 @@ MODEL, LONELY, ALIAS = "demo-8b", "lonely-8b", "chat"
 BLOCK = 64
 KEYS = {"research": "", "batch": ", requests_per_s: 0.5, request_burst: 1"}
 DOCUMENTS = 48
+FAILING = ("--failure-injection-rate", "60", "--failure-types", "server_error")
 
 
 @dataclass
 class Fleet:
-    """Its processes, and the engine that dies."""
+    """Its processes."""
 
     children: Children
     router: Child
     store: Child
     engines: list[Child]
-    mortal: Child
 
     @property
     def targets(self) -> dict[str, list[str]]:
@@ -46,8 +46,8 @@ class Fleet:
 async def fleet(folder: Path, redis: str) -> AsyncIterator[Fleet]:
     """Start it on loopback: a router with keys, an alias, a file of engines and Redis; ends it.
 
-    The store has a tenant, a quota and a disk, and too little memory for the documents. The engine
-    of `LONELY` fails every request, and has other weights.
+    The store has a tenant, a quota and a disk, and too little memory for the documents. One decode
+    engine has other weights than the rest; that of `LONELY` fails most requests.
     """
     _write_files(folder)
     async with Children(folder) as children:
@@ -59,23 +59,25 @@ async def fleet(folder: Path, redis: str) -> AsyncIterator[Fleet]:
             *("--disk", str(folder / "disk"), "--disk-size", "128MiB"),
         )
         events = f"tcp://127.0.0.1:{free_port()}"
-        prefill, decode, mortal, lonely = await asyncio.gather(
+        engines = await asyncio.gather(
             _sim(children, store, events, "prefill", MODEL),
-            _sim(children, store, events, "decode", MODEL),
-            _sim(children, store, events, "mortal", MODEL),
-            _sim(children, store, events, "lonely", LONELY, "--failure-injection-rate", "100"),
+            _sim(children, store, events, "decode-0", MODEL),
+            _sim(children, store, events, "decode-1", MODEL),
+            _sim(children, store, events, "decode-2", MODEL, "--weights-revision", "other"),
+            _sim(children, store, events, "lonely", LONELY, *FAILING),
         )
-        (folder / "engines.yaml").write_text(f"decode: [{lonely.http}]\n")
+        prefill, *decode, lonely = [engine.http for engine in engines]
+        (folder / "engines.yaml").write_text(f"decode: [{lonely}]\n")
         router = await children.start(
             "router",
             *("serve", "--port", "0", "--store", store.urls["kv"], "--store-token", TOKEN),
-            *("--prefill", prefill.http, "--decode", decode.http, mortal.http),
+            *("--prefill", prefill, "--decode", *decode, "--kv-events-bind", events),
             *("--discovery", str(folder / "engines.yaml"), "--redis", redis),
             *("--api-key-file", str(folder / "keys.yaml"), "--model-alias", f"{ALIAS}={MODEL}"),
-            *("--kv-events-bind", events, "--max-concurrent-requests", "6", "--resume-streams"),
-            *("--canary-sample-rate", "1", "--log-level", "warning"),
+            *("--max-concurrent-requests", "6", "--engine-wait", "1", "--resume-streams"),
+            *("--canary-sample-rate", "1", "--route-headers", "--log-level", "warning"),
         )
-        yield Fleet(children, router, store, [prefill, decode, mortal, lonely], mortal)
+        yield Fleet(children, router, store, engines)
 
 
 def _write_files(folder: Path) -> None:
@@ -96,7 +98,7 @@ async def _sim(
     role = "prefill" if name == "prefill" else "decode"
     return await children.start(
         name,
-        *("sim", "--role", role, "--port", "0", "--model", model, "--weights-revision", model),
+        *("sim", "--role", role, "--port", "0", "--model", model),
         *("--store", store.urls["kv"], "--store-token", TOKEN, "--kv-events-endpoint", events),
         *("--kv-cache-size", "64", "--prefill-time-per-token", "20us"),
         *("--inter-token-latency", "10ms", *more),
@@ -143,15 +145,16 @@ async def _ask(http: aiohttp.ClientSession, path: str, body: dict[str, Any], key
 
 
 async def break_a_stream(here: Fleet) -> None:
-    """Kill the mortal engine while it writes an answer. Another one continues it."""
-    body = {"model": MODEL, "prompt": [7] * BLOCK, "max_tokens": 256, "stream": True}
-    async with aiohttp.ClientSession() as http:
-        ask = http.post(
-            f"{here.router.http}/v1/completions",
-            json={**body, "temperature": 0},
-            headers={"authorization": "Bearer research"},
-        )
-        async with ask as answer:
-            await answer.content.readany()
-            await here.children.kill(here.mortal)
-            await answer.read()
+    """Kill an engine while it writes an answer. Another one continues it."""
+    body = {"model": MODEL, "prompt": [7] * BLOCK, "max_tokens": 256, "temperature": 0}
+    headers = {"authorization": "Bearer research"}
+    url = f"{here.router.http}/v1/completions"
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(url, json={**body, "stream": True}, headers=headers) as answer,
+    ):
+        await answer.content.readany()
+        writes = answer.headers["x-kvrouter-decode"]
+        (engine,) = [each for each in here.engines if each.http.endswith(writes)]
+        await here.children.kill(engine)
+        assert b"[DONE]" in await answer.read()
