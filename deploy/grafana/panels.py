@@ -1,6 +1,9 @@
 """How panels look: units, legends, thresholds. Grafana's own SDK builds them."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from string import ascii_uppercase
 from typing import Final
 
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
@@ -18,32 +21,25 @@ HEIGHT: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
-    """One expression, and the legend of its series."""
-
-    expr: str
-    legend: str
-
-
-@dataclass(frozen=True, slots=True)
 class Chart:
     """Series over time.
 
-    unit: Grafana's name of it. text: what the title does not say. stacked: whether they add up.
-    warn, bad: from where values are yellow and red, with a line in the chart.
+    unit: Grafana's name of it. series: expressions by their legends. text: what the title does not
+    say. stacked: whether they add up. warn, bad: from where values are yellow and red, with a line
+    in the chart. top: of the axis.
     """
 
     title: str
     unit: str
-    queries: tuple[Query, ...]
+    series: Mapping[str, str]
     text: str = ""
     stacked: bool = False
     warn: float | None = None
     bad: float | None = None
     top: float | None = None
 
-    def build(self, number: int) -> timeseries.Panel:
-        """The panel; `number` is its id."""
+    def build(self, number: int, tokens: Mapping[str, str]) -> timeseries.Panel:
+        """The panel; `number` is its id, `tokens` what stands for words of its expressions."""
         limits = [each for each in (self.warn, self.bad) if each is not None]
         panel = (
             timeseries.Panel()
@@ -69,8 +65,8 @@ class Chart:
         if limits:
             line = common_models.GraphThresholdsStyleMode.DASHED
             panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(line))
-        for query, letter in zip(self.queries, "ABCDEFGH", strict=False):
-            panel.with_target(_target(query, letter))
+        for letter, (legend, expr) in zip(ascii_uppercase, self.series.items(), strict=False):
+            panel.with_target(_target(letter, _written(expr, tokens), legend))
         return panel
 
 
@@ -80,13 +76,13 @@ class Figure:
 
     title: str
     unit: str
-    query: Query
+    expr: str
     warn: float
     bad: float
     falls: bool = False
 
-    def build(self, number: int) -> stat.Panel:
-        """The panel; `number` is its id."""
+    def build(self, number: int, tokens: Mapping[str, str]) -> stat.Panel:
+        """The panel; as for a chart."""
         colours = (self.bad, self.warn) if self.falls else (self.warn, self.bad)
         return (
             stat.Panel()
@@ -99,7 +95,7 @@ class Figure:
             .thresholds(_thresholds(*colours, falls=self.falls))
             .color_scheme(dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS))
             .graph_mode(common_models.BigValueGraphMode.AREA)
-            .with_target(_target(self.query, "A"))
+            .with_target(_target("A", _written(self.expr, tokens), ""))
         )
 
 
@@ -117,13 +113,17 @@ _TOOLTIP: Final = (
 )
 
 
-def _target(query: Query, letter: str) -> prometheus.Dataquery:
+def _written(expr: str, tokens: Mapping[str, str]) -> str:
+    return re.sub(rf"\b({'|'.join(tokens)})\b", lambda found: tokens[found[1]], expr)
+
+
+def _target(letter: str, expr: str, legend: str) -> prometheus.Dataquery:
     return (
         prometheus.Dataquery()
         .ref_id(letter)
         .datasource(SOURCE)
-        .expr(query.expr)
-        .legend_format(query.legend)
+        .expr(expr)
+        .legend_format(legend)
         .range()
     )
 

@@ -77,7 +77,7 @@ async def fleet(folder: Path, redis: str) -> AsyncIterator[Fleet]:
             *("--max-concurrent-requests", "6", "--engine-wait", "1", "--resume-streams"),
             *("--canary-sample-rate", "1", "--route-headers", "--log-level", "warning"),
         )
-        yield Fleet(children, router, store, engines)
+        yield Fleet(children, router, store, [*engines])
 
 
 def _write_files(folder: Path) -> None:

@@ -38,7 +38,7 @@ async def scraped(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pro
             async with traffic(here.router.http):
                 await break_a_stream(here)
                 yield found
-            assert set(here.children.unexpected_deaths()) == set()
+            assert here.children.unexpected_deaths() == []
 
 
 def panels() -> dict[str, str]:
