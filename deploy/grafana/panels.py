@@ -40,7 +40,6 @@ class Chart:
 
     def build(self, number: int, tokens: Mapping[str, str]) -> timeseries.Panel:
         """The panel; `number` is its id, `tokens` what stands for words of its expressions."""
-        limits = [each for each in (self.warn, self.bad) if each is not None]
         panel = (
             timeseries.Panel()
             .id(number)
@@ -56,13 +55,14 @@ class Chart:
             .fill_opacity(30 if self.stacked else 8)
             .show_points(common_models.VisibilityMode.NEVER)
             .thresholds(_thresholds(self.warn, self.bad))
+            .color_scheme(dashboard.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC))
         )
         if self.top is not None:
             panel.max(self.top)
         if self.stacked:
             normal = common_models.StackingMode.NORMAL
             panel.stacking(common.StackingConfig().mode(normal).group("A"))
-        if limits:
+        if self.warn is not None:
             line = common_models.GraphThresholdsStyleMode.DASHED
             panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(line))
         for letter, (legend, expr) in zip(ascii_uppercase, self.series.items(), strict=False):

@@ -119,6 +119,8 @@ def test_a_metric_that_is_misspelt_is_found() -> None:
 def test_an_alert_says_how_grave_it_is_and_leads_to_its_runbook(alert: dict[str, Any]) -> None:
     assert alert["labels"] in ({"severity": "critical"}, {"severity": "warning"})
     assert alert["annotations"].keys() == {"summary", "runbook_url", "dashboard_url"}
+    nobody = alert["alert"] == "KvrouterAbsent"
+    assert nobody or "$labels." in alert["annotations"]["summary"], "it does not say who"
     path, _, anchor = alert["annotations"]["runbook_url"].partition("#")
     assert ROOT / path == RUNBOOKS
     assert anchor == alert["alert"].lower()
