@@ -1,9 +1,8 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock vllm-env gpu-check docker rdma drill page soak walks monitoring
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock vllm-env gpu-check docker rdma drill page soak walks
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
-RULE = deploy/kubernetes/components/monitoring/rules.yaml
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -68,6 +67,8 @@ lock: ## renew deploy/requirements.lock, what the image installs
 	  --extra dns --extra otel --extra tokenizers --no-emit-package kvrouter-store --custom-compile-command 'make lock' \
 	  --output-file deploy/requirements.lock pyproject.toml
 
+RULE = deploy/kubernetes/components/monitoring/rules.yaml
+.PHONY: monitoring
 monitoring: ## write Grafana's dashboard, and the rules of Prometheus as its Kubernetes operator takes them
 	@mkdir -p build
 	$(PYTHON) -m deploy.grafana.dashboard > build/kvrouter.json
