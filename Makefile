@@ -70,6 +70,15 @@ lock: ## renew deploy/requirements.lock, what the image installs
 	  --extra dns --extra otel --extra tokenizers --no-emit-package kvrouter-store --custom-compile-command 'make lock' \
 	  --output-file deploy/requirements.lock pyproject.toml
 
+RULE = deploy/kubernetes/components/monitoring/rules.yaml
+.PHONY: monitoring
+monitoring: ## write Grafana's dashboard, and the rules of Prometheus as its Kubernetes operator takes them
+	@mkdir -p build
+	$(PYTHON) -m deploy.grafana.dashboard > build/kvrouter.json
+	{ sed '/^spec:/q' $(RULE); sed -n '/^groups:/,$$s/^./  &/p' deploy/prometheus/rules.yml; } > build/rules.yaml
+	mv build/kvrouter.json deploy/grafana/dashboards/
+	mv build/rules.yaml $(RULE)
+
 vllm-env: ## the environment of the real engines that tests/vllm need; prints its python
 	@tests/vllm/make_env.sh
 

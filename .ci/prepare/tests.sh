@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# redis-server and nginx from Debian, where they are missing and root asks: several routers share what they know over a
-# real Redis, and are restarted behind a real NGINX. RUNLEVEL: the servers that come with them are not started.
+# redis-server, nginx and prometheus from Debian, where they are missing and root asks: several routers share what they know
+# over a real Redis, are restarted behind a real NGINX, and scraped by a real Prometheus. RUNLEVEL: the servers that come
+# with them are not started.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 PATH=$PATH:/usr/sbin
 wanted=()
-for program in redis-server nginx; do # Debian names the packages so, too
+for program in redis-server nginx prometheus; do # Debian names the packages so, too
   command -v "$program" > /dev/null || wanted+=("$program")
 done
 [ "${#wanted[@]}" -gt 0 ] || exit 0

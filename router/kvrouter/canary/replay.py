@@ -118,6 +118,8 @@ class CanaryReplays:
             "alarm), failed, or skipped.",
             ["outcome"],
         )
+        # The first one that diverges must be an increase, for the alarm.
+        self.outcomes.update({outcome.value: 0 for outcome in CanaryOutcome})
 
     def offer(self, sample: Sample) -> None:
         """Queue `sample`; it is skipped if too many wait."""

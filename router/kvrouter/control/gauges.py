@@ -58,6 +58,11 @@ def request_gauges(
         "Prompt tokens that decode engines compute because their KV is missing.",
         lambda: [((), float(budget.tokens))],
     )
+    yield _gauge(
+        "recompute_max_tokens",
+        "Limit of these tokens: --recompute-budget-tokens.",
+        lambda: [((), float(budget.limit_tokens))],
+    )
 
 
 def engine_gauges(pool: EnginePool, compatibility: CompatibilityMonitor) -> Iterator[Reading]:

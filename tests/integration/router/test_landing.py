@@ -77,6 +77,7 @@ async def test_decode_waits_for_the_landing_and_the_lease_is_given_back(
     _, body = await here.get("/metrics")
     assert b'kvrouter:landings_total{outcome="landed"} 1.0' in body
     assert b"kvrouter:recompute_tokens 0.0" in body
+    assert b"kvrouter:recompute_max_tokens 131072.0" in body
     await asyncio.to_thread(await_stat, node, "leases", 0)
 
 

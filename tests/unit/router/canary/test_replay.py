@@ -9,6 +9,7 @@ import pytest_asyncio
 from tests.unit.router.conftest import Clock, joined
 
 from kvrouter.canary.replay import MAX_SAMPLES, PATIENCE_S, CanaryReplays, Sample
+from kvrouter.canary.verdict import CanaryOutcome
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.pool import EnginePool
 from kvrouter.openai.request import parse
@@ -78,7 +79,12 @@ async def ended(replays: CanaryReplays, count: int) -> dict[Any, int]:
         while sum(replays.outcomes.values()) < count:
             await asyncio.sleep(0)
     await replays.close()
-    return dict(replays.outcomes)
+    return {outcome: count for outcome, count in replays.outcomes.items() if count}
+
+
+async def test_every_outcome_is_counted_from_zero(here: Replaying) -> None:
+    outcomes = here.replays().outcomes
+    assert dict(outcomes) == dict.fromkeys(CanaryOutcome, 0)
 
 
 async def test_a_replay_waits_until_its_engine_is_idle(here: Replaying) -> None:
