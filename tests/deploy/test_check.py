@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.deploy import check
 from tests.deploy.checks import probes, programs, running
-from tests.deploy.checks.manifests import KUBERNETES, Json, Overlay, overlays, rendered
+from tests.deploy.checks.manifests import DEPLOY, KUBERNETES, Json, Overlay, overlays, rendered
 from tests.kubernetes.kubectl import NoKubectl, kubectl
 
 
@@ -217,7 +217,7 @@ def test_a_file_for_which_promtool_has_no_check_is_told(
 def test_a_mistake_in_a_unit_is_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wrong: str, right: str, said: str
 ) -> None:
-    shutil.copytree(programs.DEPLOY / "systemd", tmp_path / "systemd")
+    shutil.copytree(DEPLOY / "systemd", tmp_path / "systemd")
     unit = tmp_path / "systemd" / "kvrouter.service"
     unit.write_text(unit.read_text().replace(right, wrong))
     monkeypatch.setattr(programs, "DEPLOY", tmp_path)

@@ -20,10 +20,10 @@ from kvrouter.tools.demo.children import Child, Children
 from kvrouter.tools.demo.cluster import free_port
 
 DRAIN = ("--drain-delay", "0.5", "--drain-timeout", "2")
-TOKEN_S = 0.02
-SHORT_TOKENS = 10
-LONG_TOKENS = 250
-"""5 s: longer than the drain."""
+TOKEN_S = 0.05
+SHORT_TOKENS = 4
+LONG_TOKENS = 70
+"""3.5 s: longer than the drain."""
 BLOCK_TOKENS = 16
 PROMPT_WORDS = 64
 """Some blocks, of other tokens for each request."""
