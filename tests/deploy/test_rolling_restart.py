@@ -22,12 +22,12 @@ from kvrouter.tools.demo.cluster import free_port
 DRAIN = ("--drain-delay", "0.5", "--drain-timeout", "2")
 TOKEN_S = 0.05
 SHORT_TOKENS = 4
-LONG_TOKENS = 70
-"""3.5 s: longer than the drain."""
+LONG_TOKENS = 100
+"""5 s: longer than the drain."""
 BLOCK_TOKENS = 16
 PROMPT_WORDS = 64
 """Some blocks, of other tokens for each request."""
-WORKERS = 3
+WORKERS = 6
 """Clients of each kind that ask one request after the other."""
 Json = dict[str, Any]
 
