@@ -27,7 +27,7 @@ LONG_TOKENS = 100
 BLOCK_TOKENS = 16
 PROMPT_WORDS = 64
 """Some blocks, of other tokens for each request."""
-WORKERS = 6
+WORKERS = 4
 """Clients of each kind that ask one request after the other."""
 Json = dict[str, Any]
 
