@@ -20,9 +20,9 @@ from kvrouter.tools.demo.children import Child, Children
 from kvrouter.tools.demo.cluster import free_port
 
 DRAIN = ("--drain-delay", "0.5", "--drain-timeout", "2")
-TOKEN_S = 0.05
-SHORT_TOKENS = 4
-LONG_TOKENS = 100
+TOKEN_S = 0.1
+SHORT_TOKENS = 3
+LONG_TOKENS = 50
 """5 s: longer than the drain."""
 BLOCK_TOKENS = 16
 PROMPT_WORDS = 64
@@ -170,6 +170,7 @@ async def at_once(_: Path) -> None:
     """NGINX asks a router that is back with the next request."""
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("proxy", "seen"),
     [
