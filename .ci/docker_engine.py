@@ -1,7 +1,5 @@
 """docker_engine.py COMMAND...: run it with a Docker engine, a private one where none answers.
 
-docker_engine.py --compose: unpack Compose alone, which needs no engine, and print its folder.
-
 Needs Debian and root only for the private one. It installs the Debian packages mmdebstrap, runc and
 iptables where they are missing, and unpacks (does not install) Debian's docker.io, docker-cli,
 docker-compose, docker-buildx and containerd into a cache. No registry is asked: the base images of
@@ -85,28 +83,14 @@ def install_tools() -> None:
         quietly(["apt-get", "install", "-y", "--no-install-recommends", *missing])
 
 
-def cache_folder() -> Path:
-    """Where packages and images stay for later runs."""
-    default = Path.home() / ".cache/kvrouter-ci"
-    cache = Path(os.environ.get("KVROUTER_CI_CACHE", default)) / "docker"
-    cache.mkdir(parents=True, exist_ok=True)
-    return cache
-
-
-def compose() -> Path:
-    """The folder of the program docker-compose."""
-    root = unpacked(cache_folder(), "compose", ["docker-compose"])
-    return root / "usr/libexec/docker/cli-plugins"
-
-
-def unpacked(cache: Path, name: str, packages: Sequence[str]) -> Path:
-    """A folder with these packages of Debian unpacked; fetched once."""
-    root = cache / f"{name}-{ENGINE_SUITE}"
+def unpacked_engine(cache: Path) -> Path:
+    """A folder with the engine's packages unpacked; fetched once."""
+    root = cache / f"engine-{ENGINE_SUITE}"
     if root.exists():
         return root
-    say(f"fetching Debian's {', '.join(packages)} from {ENGINE_SUITE}")
-    with tempfile.TemporaryDirectory(dir=cache) as made:
-        work = Path(made)
+    say(f"fetching Debian's {', '.join(ENGINE_PACKAGES)} from {ENGINE_SUITE}")
+    with tempfile.TemporaryDirectory(dir=cache) as name:
+        work = Path(name)
         for folder in ("lists/partial", "archives/partial", "debs", "root"):
             (work / folder).mkdir(parents=True)
         keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -123,7 +107,7 @@ def unpacked(cache: Path, name: str, packages: Sequence[str]) -> Path:
         }
         options = [f"-o{key}={value}" for key, value in settings.items()]
         quietly(["apt-get", *options, "update"])
-        quietly(["apt-get", *options, "download", *packages], cwd=work / "debs")
+        quietly(["apt-get", *options, "download", *ENGINE_PACKAGES], cwd=work / "debs")
         for package in (work / "debs").glob("*.deb"):
             quietly(["dpkg-deb", "--extract", package, work / "root"])
         (work / "root").rename(root)
@@ -285,9 +269,11 @@ def with_private_engine(command: Sequence[str]) -> int:
     """Make an engine, run the command, take everything down again."""
     if os.geteuid() != 0:
         raise NoEngine("no Docker engine answers, and a private one needs root")
-    cache = cache_folder()
+    default = Path.home() / ".cache/kvrouter-ci"
+    cache = Path(os.environ.get("KVROUTER_CI_CACHE", default)) / "docker"
+    cache.mkdir(parents=True, exist_ok=True)
     install_tools()
-    root = unpacked(cache, "engine", ENGINE_PACKAGES)
+    root = unpacked_engine(cache)
     images = {suite: base_image(cache, suite) for suite in BASE_IMAGES}
     with (
         tempfile.TemporaryDirectory(prefix="kvr-docker-", ignore_cleanup_errors=True) as work,
@@ -311,12 +297,9 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    if answers():
+        return run_command(arguments, dict(os.environ))
     try:
-        if list(arguments) == ["--compose"]:
-            print(compose())
-            return 0
-        if answers():
-            return run_command(arguments, dict(os.environ))
         return with_private_engine(arguments)
     except NoEngine as error:
         say(str(error))

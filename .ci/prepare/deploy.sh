@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
-# What deploy/ is checked with. Debian's packages are unpacked and not installed: no service of theirs starts.
+# What deploy/ is checked with, in $CACHE/deploy. Debian's packages are unpacked and not installed: no service starts.
 . "$(dirname "$0")/../lib.sh"
-export KVROUTER_CI_CACHE=$CACHE
-python3 .ci/docker_engine.py --compose
+PATH=$PATH:/usr/sbin
+mkdir -p "$CACHE/docker" "$CACHE/deploy/usr/bin"
+exec 8> "$CACHE/deploy.lock"
+flock 8
+compose() { # where Compose lies among the unpacked packages of the private Docker engine
+  PYTHONPATH=.ci python3 -c 'import sys, pathlib, docker_engine as engine
+print(engine.unpacked_engine(pathlib.Path(sys.argv[1])) / "usr/libexec/docker/cli-plugins/docker-compose")' "$CACHE/docker"
+}
 unpack() { # PROGRAM PACKAGE: where the program is missing
   command -v "$1" > /dev/null || compgen -G "$CACHE/deploy/usr/*bin/$1" > /dev/null && return
   local folder
   folder=$(mktemp -d)
-  (cd "$folder" && apt-get download "$2" && mkdir -p "$CACHE/deploy" && dpkg-deb --extract ./*.deb "$CACHE/deploy")
+  (cd "$folder" && apt-get download "$2" && dpkg-deb --extract ./*.deb "$CACHE/deploy")
   rm -r "$folder"
 }
-exec 8> "$CACHE/deploy.lock"
-flock 8
 [ "$(id -u)" != 0 ] || apt-get update
-PATH=$PATH:/usr/sbin
 unpack promtool prometheus
 unpack nginx nginx
+command -v docker-compose > /dev/null || ln -sf "$(compose)" "$CACHE/deploy/usr/bin/"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from tests.deploy import check
-from tests.deploy.checks import probes, programs, running
-from tests.deploy.checks.manifests import KUBERNETES, Json, Overlay, overlays, rendered
+from tests.deploy.checks import compose, probes, programs, running
+from tests.deploy.checks.manifests import DEPLOY, KUBERNETES, Json, Overlay, overlays, rendered
 from tests.kubernetes.kubectl import NoKubectl, kubectl
 
 
@@ -181,6 +181,8 @@ def test_a_program_that_is_missing_fails_the_check(
     def missing(_: object) -> running.Checked:
         raise running.Absent("there is no envoy")
 
+    monkeypatch.setattr(check, "overlays", list)
+    monkeypatch.setattr(compose, "probed", lambda: ())
     held = dict.fromkeys(programs.PROGRAMS, _holds)
     monkeypatch.setattr(check, "PROGRAMS", {**held, "envoy": missing})
     assert check.main([]) == 1
@@ -217,8 +219,28 @@ def test_a_file_for_which_promtool_has_no_check_is_told(
 def test_a_mistake_in_a_unit_is_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wrong: str, right: str, said: str
 ) -> None:
-    shutil.copytree(programs.DEPLOY / "systemd", tmp_path / "systemd")
+    shutil.copytree(DEPLOY / "systemd", tmp_path / "systemd")
     unit = tmp_path / "systemd" / "kvrouter.service"
     unit.write_text(unit.read_text().replace(right, wrong))
     monkeypatch.setattr(programs, "DEPLOY", tmp_path)
     assert [each for each in programs.systemd([]).complaints if said in each]
+
+
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="there is no Compose v2")
+@pytest.mark.parametrize(
+    ("service", "said"),
+    [
+        ("{image: kvrouter:local, comand: serve}", "comand"),
+        ("{image: kvrouter:local, command: serve --prot 8000}", "--prot"),
+        (
+            "{image: kvrouter:1, command: serve --decode a:1, stop_grace_period: 9s}",
+            "after 9 s",
+        ),
+    ],
+)
+def test_a_mistake_in_a_compose_file_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, service: str, said: str
+) -> None:
+    (tmp_path / "docker-compose.yml").write_text(f"name: x\nservices: {{router: {service}}}\n")
+    monkeypatch.setattr(compose, "DEPLOY", tmp_path)
+    assert [each for each in compose.check([]).complaints if said in each]

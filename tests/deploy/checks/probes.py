@@ -7,7 +7,7 @@ import aiohttp
 import yaml
 from tests.deploy.checks.manifests import DEPLOY, Overlay
 
-from kvrouter.tools.demo.children import Children
+from kvrouter.tools.demo.children import ChildFailed, Children
 
 START = {
     "serve": ("serve", "--port", "0", "--admin"),
@@ -40,7 +40,10 @@ async def complaints(asked: Iterable[Asked], folder: Path) -> list[str]:
     """Paths that the process does not have: it answers them with another status than 200 or 503."""
     found = []
     async with Children(folder) as children, aiohttp.ClientSession() as http:
-        urls = {name: (await children.start(name, *args)).http for name, args in START.items()}
+        try:
+            urls = {name: (await children.start(name, *args)).http for name, args in START.items()}
+        except ChildFailed as failed:
+            return [str(failed)]
         for where, command, path in sorted(asked):
             async with http.get(f"{urls[command]}{path}") as answer:
                 if answer.status not in (200, 503):
