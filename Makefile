@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock vllm-env gpu-check docker rdma drill page soak walks
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock vllm-env gpu-check docker rdma drill page soak walks docs
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
 
@@ -42,6 +42,9 @@ bench: ## the quick benchmarks; figures in build/
 	$(PYTHON) -m benchmarks.wire --quick --json build/wire.json
 	$(PYTHON) -m benchmarks.overhead --quick --json build/overhead.json || [ $$? = 1 ]
 	$(PYTHON) -m benchmarks.kv_events --quick --json build/kv_events.json
+
+docs: ## the pages as a site in build/site; needs docs/site/requirements.txt
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 page: ## the status page in a headless browser
 	$(PYTHON) -m pytest -m page tests/page
