@@ -1,11 +1,17 @@
 #!/usr/bin/env python3
-"""What the pages ask of curl, for images that have none: -s, -f, -H, and -d with a text or @FILE."""
+"""What the pages ask of curl, for images without it: -s, -f, -H, -d with a text or @FILE."""
 
 import argparse
 import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+
+def body_of(text: str | None) -> bytes | None:
+    if text is None or not text.startswith("@"):
+        return text.encode() if text else None
+    return Path(text[1:]).read_bytes()
 
 
 def main() -> int:
@@ -16,9 +22,8 @@ def main() -> int:
     parser.add_argument("-H", action="append", default=[])
     parser.add_argument("-d")
     given = parser.parse_args()
-    body = given.d and (Path(given.d[1:]).read_text() if given.d.startswith("@") else given.d)
     headers = dict(each.split(": ", 1) for each in given.H)
-    request = urllib.request.Request(given.url, body and body.encode(), headers)
+    request = urllib.request.Request(given.url, body_of(given.d), headers)
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
             sys.stdout.write(answer.read().decode())
