@@ -58,10 +58,13 @@ def origin(src_uri: str) -> str:
 def index() -> Iterator[tuple[str, list[Entry]]]:
     """Sections of the index, with their pages in order."""
     for title, body in SECTION.findall((ROOT / INDEX).read_text()):
-        yield title, [
-            Entry(name, place(target(link, INDEX)), re.sub(r"\s+", " ", plain(summary)))
-            for name, link, summary in ENTRY.findall(body)
-        ]
+        yield (
+            title,
+            [
+                Entry(name, place(target(link, INDEX)), re.sub(r"\s+", " ", plain(summary)))
+                for name, link, summary in ENTRY.findall(body)
+            ],
+        )
 
 
 def plain(text: str) -> str:

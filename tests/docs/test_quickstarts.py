@@ -88,7 +88,9 @@ def test_the_quickstart_of_vllm_has_the_commands_that_the_readmes_test_runs() ->
 def test_the_quickstart_of_nixl_configures_engines_as_their_test_does() -> None:
     text = (DOCS / "quickstart-nixl.md").read_text()
     configured = [json.loads(each) for each in re.findall(r"'(\{\"kv_connector.*\})'", text)]
-    assert configured == [{**TRANSFER, "kv_role": f"kv_{role}"} for role in ("producer", "consumer")]
+    assert configured == [
+        {**TRANSFER, "kv_role": f"kv_{role}"} for role in ("producer", "consumer")
+    ]
     variables = set(re.findall(r"\b((?:UCX|VLLM_NIXL)_\w+)=", text))
     tested = (ROOT / "tests/vllm/test_nixl.py").read_text()
     assert variables == {each for each in variables if f'"{each}"' in tested}

@@ -58,6 +58,7 @@ def test_llms_txt_leads_to_every_page_as_markdown_with_a_summary() -> None:
 def test_a_page_of_the_repository_is_part_of_the_site() -> None:
     page = (SITE / "repository/ARCHITECTURE.html").read_text()
     assert 'href="../install.html#which-files-belong-to-which-distribution"' in page
-    assert Path(SITE / "repository/deploy/nginx.conf").read_text() == (
-        ROOT / "deploy/nginx.conf"
-    ).read_text()
+    assert (
+        Path(SITE / "repository/deploy/nginx.conf").read_text()
+        == (ROOT / "deploy/nginx.conf").read_text()
+    )
