@@ -1,6 +1,6 @@
 # `make` lists the targets. Everything runs in the active virtual environment.
 .DEFAULT_GOAL := help
-.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock vllm-env gpu-check docker rdma drill page soak walks deploy-check
+.PHONY: help dev lint fmt types test csrc-test csrc-tsan fuzz bench headline connectors stubs lock vllm-env gpu-check docker rdma drill page soak walks deploy-check docs
 PYTHON ?= python
 FUZZ_SECONDS ?= 60
 
@@ -45,6 +45,9 @@ bench: ## the quick benchmarks; figures in build/
 
 deploy-check: ## manifests, units and proxies of deploy/, as far as that goes without a cluster
 	$(PYTHON) -m tests.deploy.check
+
+docs: ## the pages as a site in build/site; needs docs/site/requirements.txt
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 page: ## the status page in a headless browser
 	$(PYTHON) -m pytest -m page tests/page

@@ -10,8 +10,8 @@ import venv
 from hashlib import sha256
 from pathlib import Path
 
+from tests.docs.pages import DOCS, commands
 from tests.packaging.containers import IMAGES, no_engine, run_in
-from tests.packaging.install_page import commands
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("pyproject.toml", "CMakeLists.txt", "csrc", "examples", "router", "store", "wheels")
@@ -43,7 +43,7 @@ def _build_in(image: str, folder: Path) -> None:
         python -m venv v
         . v/bin/activate
         cd /src
-        {"; ".join(commands("build container"))} /wheels
+        {"; ".join(commands(DOCS / "install.md", "build container"))} /wheels
     """
     run_in(image, script, mounts={ROOT: "/src:ro", folder: "/wheels"})
 

@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.docs.pages import DOCS, commands
 from tests.packaging.containers import IMAGES, no_engine, run_in
-from tests.packaging.install_page import commands
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(400)]
 COMPILERS = "cc c++ gcc g++ clang zig"
+CURL = Path(__file__).with_name("curl.py")
+PIP = {"PIP_FIND_LINKS": "/wheels", "PIP_ONLY_BINARY": "kvrouter,kvrouter-store"}
 
 
 @pytest.fixture
@@ -29,16 +31,26 @@ def test_the_pages_commands_install_a_router_that_answers_right(
         done
         python -m venv v
         . v/bin/activate
-        {"; ".join(commands("bare container"))}
+        {"; ".join(commands(DOCS / "install.md", "bare container"))}
         pip check
         kvrouter --version
         pip uninstall --yes kvrouter
         python -c 'import kvrouter_store.client.blocking'
     """
-    environment = {"PIP_FIND_LINKS": "/wheels", "PIP_ONLY_BINARY": "kvrouter,kvrouter-store"}
-    said = run_in(image, script, mounts=wheels, environment=environment)
+    said = run_in(image, script, mounts=wheels, environment=PIP)
     assert re.search(r"\b(\d+) of \1 answers complete and right", said), said
     assert "No broken requirements found" in said
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_the_quickstarts_second_prompt_comes_from_the_store(
+    image: str, wheels: dict[Path, str]
+) -> None:
+    lines = "\n".join(commands(DOCS / "quickstart.md", "bare container"))
+    script = f"python -m venv v\n. v/bin/activate\nPATH=/tools:$PATH\n{lines}\n"
+    mounts = {**wheels, CURL: "/tools/curl:ro"}
+    said = run_in(image, script, mounts=mounts, environment=PIP)
+    assert re.findall(r'"cached_tokens":(\d+)', said) == ["0", "512"], said
 
 
 @pytest.mark.parametrize("image", IMAGES)

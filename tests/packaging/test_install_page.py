@@ -1,13 +1,15 @@
 """Every command in docs/install.md is run by a test, or says why not."""
 
 import pytest
-from tests.packaging.install_page import PAGE, blocks
+from tests.docs.pages import DOCS, ROOT, blocks
 
-ROOT = PAGE.parents[1]
 TESTED_IN = {"bare container", "build container"}  # tests/packaging
 
 
-@pytest.mark.parametrize(("words", "commands"), blocks(), ids=lambda value: str(value)[:40])
+BLOCKS = list(blocks(DOCS / "install.md"))
+
+
+@pytest.mark.parametrize(("words", "commands"), BLOCKS, ids=lambda value: str(value)[:40])
 def test_a_block_names_its_test_or_what_it_needs(words: str, commands: list[str]) -> None:
     assert commands
     if words not in TESTED_IN:

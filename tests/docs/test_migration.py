@@ -1,0 +1,51 @@
+"""The tables of docs/migration.md: our side has flags of `kvrouter serve`, or says why not."""
+
+import re
+
+import pytest
+from tests.docs.pages import DOCS, rows
+
+from kvrouter.app.settings import RouterSettings
+from kvrouter.options.option import options
+
+FLAG = re.compile(r"`(--[a-z-]+)`")
+SERVE = {flag for option in options(RouterSettings) for flag in option.flags} | {"--config"}
+TABLE = [row for row in rows(DOCS / "migration.md") if "`" in row[0]]
+
+
+def ours(row: list[str]) -> str:
+    """The cell about kvrouter: the one before the note."""
+    return row[-2]
+
+
+def test_the_three_tables_are_there() -> None:
+    assert len(TABLE) > 50
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row[0][:50])
+def test_a_flag_leads_to_ours_or_says_why_there_is_none(row: list[str]) -> None:
+    flags = FLAG.findall(ours(row))
+    assert set(flags) <= SERVE
+    assert flags or (ours(row) == "none" and row[-1])
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--queue-size",
+        "--queue-timeout-secs",
+        "--max-concurrent-requests",
+        "--request-timeout-secs",
+        "--cb-failure-threshold",
+        "--cb-timeout-duration-secs",
+        "--health-failure-threshold",
+        "--health-check-timeout-secs",
+        "--health-check-interval-secs",
+        "--intra-node-data-parallel-size",
+        "--log-level",
+        "--prefiller-host",
+        "--decoder-port",
+    ],
+)
+def test_a_flag_without_a_row_is_taken_as_it_is(flag: str) -> None:
+    assert flag in SERVE
