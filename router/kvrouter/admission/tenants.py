@@ -32,13 +32,10 @@ class Tenants:
     def __init__(self, header: str, proxies: Sequence[Network] = ()) -> None:
         self.follow(header, proxies)
 
-    def follow(self, header: str | None = None, proxies: Sequence[Network] | None = None) -> None:
-        """Change the header or the proxies."""
-        if header is not None:
-            self._header = header
-        if proxies is not None:
-            self._proxies = tuple(proxies)
-            self._trusts = lru_cache(_REMEMBERED)(self._is_trusted)
+    def follow(self, header: str, proxies: Sequence[Network]) -> None:
+        """Change the header and the proxies."""
+        self._header, self._proxies = header, tuple(proxies)
+        self._trusts = lru_cache(_REMEMBERED)(self._is_trusted)
 
     def of(self, exchange: Exchange) -> str:
         """The name of the request's key; without keys the address of its client.
