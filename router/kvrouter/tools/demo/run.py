@@ -70,7 +70,7 @@ class Demo:
         """Start the cluster, send cold and then warm requests, and check the answers."""
         settings, engines, progress = self._settings, self._engines, self._progress
         progress.step(engines.opening())
-        cluster = await engines.start(self._children, self._session, folder)
+        cluster = await engines.start(self._children, folder)
         self._work.url = cluster.router.http
         await self._ready()
         urls = f"router {cluster.router.http}   page {cluster.router.urls['page']}"
