@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.access.setup import AccessKeys
@@ -73,34 +74,21 @@ RELOADED: Final = frozenset(
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class LiveSettings:
     """The settings of a router that runs.
 
-    Args:
-        settings: that it was built with.
-        core, members, services, ports: follow a change.
-        events: where changes are noted; None: nowhere.
-
     Attributes:
+        core, members, services, ports: follow a change.
         now: the settings as they are now.
     """
 
-    def __init__(
-        self,
-        settings: RouterSettings,
-        *,
-        core: Core,
-        members: Members,
-        services: Services,
-        ports: Ports,
-        events: Events | None,
-    ) -> None:
-        self.now = settings
-        self._core = core
-        self._members = members
-        self._services = services
-        self._ports = ports
-        self._events = events
+    now: RouterSettings  # that it was built with
+    core: Core
+    members: Members
+    services: Services
+    ports: Ports
+    events: Events | None  # where changes are noted; None: nowhere
 
     def follow(self, after: RouterSettings, keys: AccessKeys | None = None) -> None:
         """Take over what can change in a running router; log what needs a restart.
@@ -113,9 +101,9 @@ class LiveSettings:
             keys: of `after`; None: they are read now.
         """
         before, self.now = self.now, after
-        self._core.access.follow(after, keys)
-        self._ports.follow(after)
-        self._members.flags.set(after.engines)
+        self.core.access.follow(after, keys)
+        self.ports.follow(after)
+        self.members.flags.set(after.engines)
         self._follow_limits(after)
         if after.log_level != before.log_level:
             logging.getLogger().setLevel(after.log_level.upper())
@@ -131,12 +119,12 @@ class LiveSettings:
         if later:
             flags = ", ".join(map(_flag, later))
             log.warning("%s: changed, but takes effect at the next start only", flags)
-        if self._events is not None:
-            self._events.reloaded([_flag(name) for name in changed])
+        if self.events is not None:
+            self.events.reloaded([_flag(name) for name in changed])
 
     def _follow_limits(self, after: RouterSettings) -> None:
         """Give the parts what RELOADED names; what is as it was changes nothing."""
-        core, services, prober = self._core, self._services, self._members.prober
+        core, services, prober = self.core, self.services, self.members.prober
         breakers = core.pool.breaker_limits
         core.client.deadlines = after.deadlines
         core.queue_wait.resize(after.max_concurrent_requests, after.queue_size)
@@ -159,8 +147,8 @@ class LiveSettings:
     def refuse(self, problem: str) -> None:
         """New settings could not be used: the router keeps those that it has."""
         log.error("SIGHUP: the router keeps its settings: %s", problem)
-        if self._events is not None:
-            self._events.reload_refused()
+        if self.events is not None:
+            self.events.reload_refused()
 
 
 class Reload:
