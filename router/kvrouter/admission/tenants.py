@@ -7,14 +7,13 @@ sends it.
 from __future__ import annotations
 
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.access.callers import caller_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from ipaddress import IPv4Network
 
     from kvrouter.http.server.exchange import Exchange
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from kvrouter.access.gate import Gate
 from kvrouter.app.control_side import bounded_caches, make_control_side, readings
-from kvrouter.app.core import make_core
+from kvrouter.app.core import Core, make_core
 from kvrouter.app.lifecycle import App
 from kvrouter.app.members import make_members
 from kvrouter.app.reload import LiveSettings
-from kvrouter.app.services import make_services
+from kvrouter.app.services import Services, make_services
 from kvrouter.control.page.board import Board
 from kvrouter.http.server.listener import HttpServer
 from kvrouter.http.server.routes import Routes, on_exchange
@@ -23,8 +23,6 @@ from kvrouter.serving.settle import Settler
 from kvrouter.telemetry.tracing.start import start_traces
 
 if TYPE_CHECKING:
-    from kvrouter.app.core import Core
-    from kvrouter.app.services import Services
     from kvrouter.app.settings import RouterSettings
     from kvrouter.http.server.routes import Route
     from kvrouter.telemetry.request_log import RequestLog

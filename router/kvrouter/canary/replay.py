@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from kvrouter.canary.verdict import CanaryOutcome, Difference, first_difference, margin, tokens_of
-from kvrouter.engines.engine import Role
+from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.splice import splice
 from kvrouter.http.client.pool import UpstreamError
-from kvrouter.openai.request import parse
-from kvrouter.serving.legs.engine_client import MAX_ANSWER_BYTES
+from kvrouter.openai.request import Request, parse
+from kvrouter.serving.legs.engine_client import MAX_ANSWER_BYTES, EngineClient
 from kvrouter.serving.legs.leg import PATHS
 from kvrouter.serving.legs.retries import LegFailed
 from kvrouter.serving.request.forwarded_headers import with_own_id
@@ -27,11 +27,8 @@ from kvrouter.telemetry.series import Tally
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
-    from kvrouter.openai.request import Request
-    from kvrouter.serving.legs.engine_client import EngineClient
 
 MAX_SAMPLES: Final = 32
 """Samples that may wait; further ones are skipped."""

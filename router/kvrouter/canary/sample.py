@@ -11,18 +11,17 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.canary.replay import CanaryReplays, Sample
-from kvrouter.engines.engine import Role
+from kvrouter.engines.engine import Engine, Role
 from kvrouter.openai.response import tidy_events
 from kvrouter.serving.streaming.relay import Relay
 from kvrouter.serving.streaming.resumable import comparable
-from kvrouter.serving.streaming.resume import sent_tokens
+from kvrouter.serving.streaming.resume import Resumption, sent_tokens
 from kvrouter.serving.streaming.sinks import ClientSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvrouter.canary.settings import CanarySettings
-    from kvrouter.engines.engine import Engine
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.client.pool import EngineResponse
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.legs.orchestrator import Orchestrator
     from kvrouter.serving.request.context import RequestContext
-    from kvrouter.serving.streaming.resume import Resumption
     from kvrouter.telemetry.metrics import Metrics
 
 ENDED_WELL = frozenset({"stop", "length"})

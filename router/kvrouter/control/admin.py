@@ -114,7 +114,6 @@ class Admin:
     def _card(self, engine: Engine) -> dict[str, Any]:
         identity = engine.identity
         up = identity is not None and not engine.draining
-        state = self.pool.state(engine)
         passing = any(t.breaker is None or t.breaker.allows() for t in engine.targets)
         return {
             "id": engine.address,
@@ -122,7 +121,7 @@ class Admin:
             "worker_type": _TYPES[engine.role],
             "status": "draining" if engine.draining else "up" if up else "away",
             "is_healthy": up and passing,
-            "circuit": state.value if state is not None else None,
+            "circuit": self.pool.state(engine),
             "load": engine.requests,
             "tokens": engine.tokens - engine.remote_tokens,
             "index": self._index(engine) if not engine.ranks else None,
@@ -132,11 +131,9 @@ class Admin:
         }
 
     def _rank(self, rank: Engine) -> dict[str, Any]:
-        state = self.pool.state(rank)
-        circuit = state.value if state is not None else None
         return {
             "id": rank.address,
-            "circuit": circuit,
+            "circuit": self.pool.state(rank),
             "load": rank.requests,
             "tokens": rank.tokens - rank.remote_tokens,
             "index": self._index(rank),

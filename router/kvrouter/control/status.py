@@ -16,7 +16,7 @@ from kvrouter.engines.engine import Role
 from kvrouter.engines.models import model_cards
 from kvrouter.errors import model_not_found
 from kvrouter.http.server.respond import HttpRequest, HttpResponse, as_json
-from kvrouter.telemetry.metrics import CONTENT_TYPE
+from kvrouter.telemetry.metrics import CONTENT_TYPE, Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from kvrouter.engines.aliases import Aliases
     from kvrouter.engines.pool import EnginePool
     from kvrouter.http.server.respond import Row
-    from kvrouter.telemetry.metrics import Metrics
 
 _NOT_READY: Final = frozenset({"starting", "unavailable", "draining"})
 """States that /health answers with 503."""

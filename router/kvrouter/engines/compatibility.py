@@ -6,12 +6,11 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvrouter.engines.engine import Role
+from kvrouter.engines.engine import Engine, Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
 
 log = logging.getLogger(__name__)

@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kvrouter.engines.engine import Identity, Role
-from kvrouter.engines.families import AUTO
-from kvrouter.engines.families.base import BadAnswer, Handoff
+from kvrouter.engines.engine import Engine, Identity, Role
+from kvrouter.engines.families import AUTO, Families
+from kvrouter.engines.families.base import BadAnswer, Family, Handoff
 from kvrouter.engines.families.pages import MAX_RANKS, EnginePages, LegSupport, ProbeFailed
 from kvrouter.openai.endpoints import COMPLETIONS, GENERATION, listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvrouter.engines.engine import Engine
-    from kvrouter.engines.families import Families
-    from kvrouter.engines.families.base import Family
     from kvrouter.engines.families.pages import Ask
 
 MODELS_PATH: Final = "/v1/models"

@@ -11,17 +11,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvrouter.engines.engine import Role
+from kvrouter.engines.engine import Engine, Role
 from kvrouter.options.addresses import bare_address
-from kvrouter.replicas.messages import MAX_CHANGES, Change
+from kvrouter.replicas.messages import MAX_CHANGES, Action, Change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
     from kvrouter.membership.fleet import Fleet
-    from kvrouter.replicas.messages import Action
 
 MAX_AHEAD_MS: Final = 3_600_000
 """A stamp further ahead of this router's clock is ignored: no change could win against it."""

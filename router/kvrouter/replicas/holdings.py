@@ -11,9 +11,9 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kvrouter.prefix.index import block_ids
+from kvrouter.prefix.index import PrefixIndex, block_ids
 from kvrouter.prefix.learnt import PIECES
-from kvrouter.replicas.messages import MAX_PIECE_BLOCKS, Domain, Guess
+from kvrouter.replicas.messages import MAX_PIECE_BLOCKS, Domain, Guess, Item
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
     from kvrouter.prefix.events.tracker import CacheTracker
-    from kvrouter.prefix.index import PrefixIndex
-    from kvrouter.replicas.messages import Item
 
 _ROOT_BYTES: Final = 8
 _ID_BYTES: Final = 8

@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Final
 from kvrouter.access.callers import caller_of
 from kvrouter.openai.request import UNREAD
 from kvrouter.serving.request.trace_attributes import end_passed_through, end_request
-from kvrouter.serving.request.ttft_parts import ms, parts_of
+from kvrouter.serving.request.ttft_parts import Parts, ms, parts_of
 from kvrouter.serving.request.usage import usage_of
-from kvrouter.telemetry.metrics import FINISH_REASONS, NOT_WELL
-from kvrouter.telemetry.request_log import FLUSH_S, RequestLine
+from kvrouter.telemetry.metrics import FINISH_REASONS, NOT_WELL, Metrics
+from kvrouter.telemetry.request_log import FLUSH_S, RequestLine, RequestLog
 
 if TYPE_CHECKING:
     from kvrouter.openai.endpoints import Endpoint
     from kvrouter.serving.request.context import RequestContext
-    from kvrouter.serving.request.ttft_parts import Parts
-    from kvrouter.telemetry.metrics import Metrics
-    from kvrouter.telemetry.request_log import RequestLog
     from kvrouter.telemetry.tracing.trace import Tracing
 
 _TOGETHER: Final = 16

@@ -26,7 +26,7 @@ from kvrouter.control.page.model import (
 )
 from kvrouter.control.page.window import BUCKET_S, Growth, Ring
 from kvrouter.engines.breaker import BreakerState
-from kvrouter.telemetry.metrics import PARTS
+from kvrouter.telemetry.metrics import PARTS, Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from kvrouter.control.page.tiers import StoreWatch
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
-    from kvrouter.telemetry.metrics import Metrics
     from kvrouter.telemetry.series import Tally
 
 TICK_S: Final = 1.0
@@ -257,10 +256,9 @@ class Snapshots:
         )
 
     def _rank(self, rank: Engine) -> RankCard:
-        state = self.sources.pool.state(rank)
         return RankCard(
             id=rank.address,
-            breaker=state.value if state is not None else None,
+            breaker=self.sources.pool.state(rank),
             requests=rank.requests,
             tokens=rank.tokens,
             index=self.sources.index_state(rank),

@@ -12,7 +12,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from kvrouter.prefix.events.replay import Replayer
 from kvrouter.prefix.events.sockets import Inbox, endpoint_of, subscriber
-from kvrouter.prefix.events.tracker import TOPIC_PREFIX
+from kvrouter.prefix.events.tracker import TOPIC_PREFIX, CacheTracker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from kvrouter.engines.engine import Engine
     from kvrouter.engines.pool import EnginePool
     from kvrouter.prefix.events.settings import KvEventSettings
-    from kvrouter.prefix.events.tracker import CacheTracker
 
 log = logging.getLogger(__name__)
 

@@ -15,19 +15,18 @@ from kvrouter.prefix.events.messages import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
+    Event,
     decode_tokens,
     low_id,
     low_ids,
 )
-from kvrouter.prefix.index import block_ids
+from kvrouter.prefix.index import PrefixIndex, block_ids
 from kvrouter_store.identity.chain import HASH_BYTES, hash_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvrouter.engines.engine import Engine, HashDomain
-    from kvrouter.prefix.events.messages import Event
-    from kvrouter.prefix.index import PrefixIndex
 
 DEVICE_MEDIA: Final = (None, "GPU")
 """Media of an engine's own cache; vLLM says "GPU" on its CPU build too."""

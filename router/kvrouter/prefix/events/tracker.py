@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from kvrouter.prefix.events.confidence import IndexState, Reason
 from kvrouter.prefix.events.mapping import BlockMapping, BlockNaming, EventCounts, Naming
 from kvrouter.prefix.events.messages import BadMessage, decode_batch, decode_sequence
-from kvrouter.prefix.events.publisher import EngineCache, Publisher, Shared
+from kvrouter.prefix.events.publisher import EngineCache, Publisher, ReplayRequests, Shared
 from kvrouter.prefix.events.reorder import Budget, Message
 from kvrouter_store.identity.chain import HASH_BYTES
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvrouter.engines.engine import Engine, HashDomain
-    from kvrouter.prefix.events.publisher import ReplayRequests
     from kvrouter.prefix.events.sequencer import Sequencer
     from kvrouter.prefix.index import PrefixIndex
 

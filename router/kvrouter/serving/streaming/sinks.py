@@ -13,6 +13,7 @@ from kvrouter.errors import ApiError
 from kvrouter.http.client.pool import UpstreamError
 from kvrouter.http.headers import SSE_HEADERS, encode_headers
 from kvrouter.openai.response import (
+    PromptUsage,
     answer_usage,
     generated_tokens,
     last_usage,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from kvrouter._native import Buckets
     from kvrouter.engines.engine import Engine
     from kvrouter.http.client.pool import EngineResponse
-    from kvrouter.openai.response import PromptUsage
     from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics

@@ -10,11 +10,10 @@ from pydantic import ByteSize
 from kvrouter.tools.doctor.base import Setup, error, remark, warning
 from kvrouter.tools.doctor.trials import TRIAL_BLOCKS
 from kvrouter_store.connection.address import parse_url
-from kvrouter_store.errors import StoreRefused, Unauthorized, Untrusted
+from kvrouter_store.errors import KVStoreError, StoreRefused, Unauthorized, Untrusted
 
 if TYPE_CHECKING:
     from kvrouter.tools.doctor.base import Found
-    from kvrouter_store.errors import KVStoreError
 
 SIGNS_OF_FAULTS: Final = (
     (
