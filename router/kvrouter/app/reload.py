@@ -151,19 +151,20 @@ class LiveSettings:
             self.events.reload_refused()
 
 
+@dataclass(eq=False)
 class Reload:
     """Reads the settings again on SIGHUP, in a thread, and has the router follow them.
 
     Signals that come while they are read make one more reading after it.
 
-    Args:
-        live: follows the new settings.
+    Attributes:
         reread: loads the settings; raises UsageError if they cannot be used.
     """
 
-    def __init__(self, live: LiveSettings, reread: Callable[[], RouterSettings]) -> None:
-        self._live = live
-        self._reread = reread
+    live: LiveSettings  # follows the new settings
+    reread: Callable[[], RouterSettings]
+
+    def __post_init__(self) -> None:
         self._wanted = False
         self._task: asyncio.Task[None] | None = None
 
@@ -185,12 +186,12 @@ class Reload:
             try:
                 settings, keys = await asyncio.to_thread(self._read)
             except (UsageError, ValueError) as error:
-                self._live.refuse(str(error))
+                self.live.refuse(str(error))
             else:
-                self._live.follow(settings, keys)
+                self.live.follow(settings, keys)
 
     def _read(self) -> tuple[RouterSettings, AccessKeys]:
-        settings = self._reread()
+        settings = self.reread()
         return settings, AccessKeys.read(settings)
 
 

@@ -261,6 +261,6 @@ async def test_a_collector_that_does_not_take_traces_is_not_noticed(
         await taker.stop()
     exporter = here.app.exporter
     assert exporter is not None
-    await until(lambda: dict(exporter.counts())["dropped"] >= 12)
+    await until(lambda: dict(exporter.counts())[("dropped",)] >= 12)
     assert await metric(here, 'kvrouter:trace_spans_total{outcome="dropped"}') >= 12
     assert await metric(here, 'kvrouter:trace_spans_total{outcome="exported"}') == 0

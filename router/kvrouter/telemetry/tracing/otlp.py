@@ -62,10 +62,10 @@ class Exporter:
         for span in spans_of(trace, self._resource, self._scope):
             self._processor.on_end(span)
 
-    def counts(self) -> Iterator[tuple[str, int]]:
+    def counts(self) -> Iterator[tuple[tuple[str, ...], float]]:
         """Rows of a metric: spans by outcome."""
-        yield "exported", self._counted.exported
-        yield "dropped", self._overflowed + self._counted.refused
+        yield ("exported",), float(self._counted.exported)
+        yield ("dropped",), float(self._overflowed + self._counted.refused)
 
     def close(self, timeout_s: float) -> None:
         """Send the waiting spans; blocks for at most `timeout_s`. Idempotent."""

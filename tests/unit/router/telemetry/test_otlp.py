@@ -95,7 +95,7 @@ def new_trace() -> Trace:
 
 
 def counts(exporter: Exporter) -> dict[str, float]:
-    return dict(exporter.counts())
+    return {labels[0]: value for labels, value in exporter.counts()}
 
 
 def test_traces_are_sent_in_batches_and_all_of_them_at_the_end() -> None:
