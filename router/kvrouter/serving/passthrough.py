@@ -20,7 +20,7 @@ from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.parameter_table import WHERE_SET
 from kvrouter.engines.families.splice import splice
 from kvrouter.errors import ApiError, bad_request
-from kvrouter.http.client.pool import UpstreamError
+from kvrouter.http.client.pool import EngineResponse, UpstreamError
 from kvrouter.http.headers import JSON
 from kvrouter.openai.endpoints import OTHER, Endpoint, endpoint_at
 from kvrouter.openai.media import text_bytes
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from kvrouter.admission.waiting import EngineWait
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool, Ticket
-    from kvrouter.http.client.pool import EngineResponse
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.serving.legs.inputs import InputsBuilder
     from kvrouter.serving.rendered import RenderedLegs

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvrouter._native import StreamFeed
-from kvrouter.http.client.pool import UpstreamError
+from kvrouter.http.client.pool import EngineResponse, UpstreamError
 from kvrouter.http.failure import Failure
 from kvrouter.openai import sse
 from kvrouter.openai.response import finish_reason, generated_tokens, prompt_usage
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from kvrouter._native import Buckets
     from kvrouter.engines.engine import Engine
-    from kvrouter.http.client.pool import EngineResponse
     from kvrouter.http.server.exchange import Exchange
     from kvrouter.openai.token_events import SentTokens
     from kvrouter.serving.choices.merge import Piece

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.base import BadAnswer, Handoff, PendingKv, Rendezvous
-from kvrouter.http.client.pool import UpstreamError
+from kvrouter.http.client.pool import EngineResponse, UpstreamError
 from kvrouter.http.failure import Failure
 from kvrouter.openai.request import OPEN_ENDED_TOKENS, Kind, Request
 from kvrouter.serving.legs.engine_client import MAX_ANSWER_BYTES, EngineClient, check_begun
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
-    from kvrouter.http.client.pool import EngineResponse
     from kvrouter.routing.prefill_priority import PrefillPriorities
     from kvrouter.serving.legs.inputs import InputsBuilder
     from kvrouter.serving.request.context import RequestContext, ResponseSink

@@ -16,7 +16,7 @@ import orjson
 from kvrouter.engines.engine import Engine, Role
 from kvrouter.engines.families.splice import splice
 from kvrouter.errors import ApiError
-from kvrouter.http.client.pool import UpstreamError
+from kvrouter.http.client.pool import EngineResponse, UpstreamError
 from kvrouter.http.failure import Failure
 from kvrouter.openai import sse
 from kvrouter.openai.request import Request, parse
@@ -32,7 +32,6 @@ from kvrouter.serving.streaming.sinks import SSE_FIELDS, broke_off
 if TYPE_CHECKING:
     from kvrouter.engines.families import Families
     from kvrouter.engines.pool import EnginePool
-    from kvrouter.http.client.pool import EngineResponse
     from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.legs.orchestrator import Orchestrator
     from kvrouter.telemetry.metrics import Metrics

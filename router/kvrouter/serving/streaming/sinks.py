@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from kvrouter.errors import ApiError
-from kvrouter.http.client.pool import UpstreamError
+from kvrouter.http.client.pool import EngineResponse, UpstreamError
 from kvrouter.http.headers import SSE_HEADERS, encode_headers
 from kvrouter.openai.response import (
     PromptUsage,
@@ -26,7 +26,6 @@ from kvrouter.serving.streaming.relay import Relay
 if TYPE_CHECKING:
     from kvrouter._native import Buckets
     from kvrouter.engines.engine import Engine
-    from kvrouter.http.client.pool import EngineResponse
     from kvrouter.serving.legs.engine_client import EngineClient
     from kvrouter.serving.request.context import RequestContext
     from kvrouter.telemetry.metrics import Metrics

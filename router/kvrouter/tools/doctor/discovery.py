@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Final
 from kvrouter.membership.discovery import make_source
 from kvrouter.membership.discovery.base import Members, RedisAccess
 from kvrouter.redis.client import RedisClient
-from kvrouter.tools.doctor.base import Setup, error, warning
+from kvrouter.tools.doctor.base import Found, Setup, error, warning
 
 if TYPE_CHECKING:
     from kvrouter.app.settings import RouterSettings
     from kvrouter.engines.engine import Role
-    from kvrouter.tools.doctor.base import Found
 
 FIRST_MEMBERS_S: Final = 10.0
 
