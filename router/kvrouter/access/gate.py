@@ -58,7 +58,7 @@ def _is_large(headers: dict[str, str]) -> bool:
     return length > _OPEN_BODY_BYTES or "transfer-encoding" in headers
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Gate:
     """Passes requests with a valid key to `handler`; without any keys, all requests.
 

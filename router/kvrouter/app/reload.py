@@ -83,7 +83,7 @@ class LiveSettings:
         now: the settings as they are now.
     """
 
-    now: RouterSettings  # that it was built with
+    now: RouterSettings
     core: Core
     members: Members
     services: Services

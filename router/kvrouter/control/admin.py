@@ -40,7 +40,7 @@ class _Worker(msgspec.Struct, forbid_unknown_fields=True):
     worker_type: Literal["prefill", "decode", "regular"] = "regular"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Admin:
     """Answers GET, POST and DELETE of /workers; requires `token` unless it is ""."""
 

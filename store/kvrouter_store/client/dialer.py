@@ -32,7 +32,7 @@ class ChosenTransport:
     address: Address
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Dialer:
     """Opens channels to one node. Safe in threads.
 

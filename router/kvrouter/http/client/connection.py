@@ -17,7 +17,7 @@ _CHUNKED = (b"transfer-encoding", b"chunked")
 _BODILESS = frozenset({204, 304})
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class ClientConnection(asyncio.Protocol):
     """The router's side of one TCP connection to an engine.
 

@@ -22,7 +22,7 @@ _FULL = RequestRefusal(503, "The memory for request bodies is full; try again.",
 log = logging.getLogger("kvrouter.http")
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class Connection(asyncio.Protocol):
     """The server's side of one TCP connection.
 

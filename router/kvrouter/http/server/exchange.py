@@ -44,7 +44,7 @@ class ServerChannel(Protocol):
         """Whether the write buffer is above its bound."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class Exchange:
     """A parsed request, and `respond`, or `start`/`write`/`end`, to answer it.
 

@@ -58,7 +58,7 @@ class _StopError(Exception):
     """Raised through llhttp to stop it."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class Reader:
     """Finds the requests in what one client sends.
 
